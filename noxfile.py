@@ -42,7 +42,7 @@ def make_session(name: str) -> None:
         if free < GIGABYTES and not glob.glob(f"{session.virtualenv.location}/lib/python*/site-packages/torch"):
             session.error(f"{free:.1f} GB are free here, and an environment takes {GIGABYTES} GB: free some space")
         session.install("-e", ".[html,test]", *pins)
-        session.env.update(OMP_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="1")
+        session.env.update(OMP_NUM_THREADS="1")
         pytest = ["python", "-m", "pytest", "-n", "2", "-q", "-p", "no:cacheprovider"]
         session.run(*pytest, "--unit", "--dist", "worksteal", *session.posargs)
         session.run(*pytest, SMOKE)

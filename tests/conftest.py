@@ -129,7 +129,7 @@ LONG = {
     "apex": "amp/_engine/device_skip_trajectories multi_tensor_apply/launches optimizers/against_torch optimizers/math",
     "base": "files/read files/run_files",
     "diagnosis": "diagnose holds observation ranges",
-    "experiment": "experiment follow journal reference_look run_order",
+    "experiment": "experiment follow interim_analyses reference_look run_order",
     "guards": "events mistakes no_false_alarms",
     "runs/analysis": "answer/headline counts same_work survivors",
     "runs/analysis/inference": "granularity sample_size verdict",

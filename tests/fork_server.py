@@ -36,6 +36,9 @@ from hidden_modules import hide_torch
 
 MIN_FILE = 512  # above the numbers of files that a request passes on
 exit_code: int | None = None  # of a request that ends
+# What a request has defined, and nobody frees: a DistributedDataParallel then joins gloo's thread with the lock of the
+# interpreter, for which that thread may wait.
+defined: dict[str, Any] = {}
 
 
 def end_quickly() -> None:
@@ -50,12 +53,12 @@ def end_quickly() -> None:
 
 def run(name: str, *, is_module: bool) -> None:
     """Run a module or file as the main program, and note the exit code."""
-    global exit_code
+    global exit_code, defined
     try:
         if is_module:
-            runpy.run_module(name, run_name="__main__", alter_sys=True)
+            defined = runpy.run_module(name, run_name="__main__", alter_sys=True)
         else:
-            runpy.run_path(name, run_name="__main__")
+            defined = runpy.run_path(name, run_name="__main__")
         exit_code = 0
     except SystemExit as exit:
         exit_code = exit.code if isinstance(exit.code, int) else int(exit.code is not None)

@@ -112,22 +112,6 @@ class ForkedProcess:
             self._answer.close()
         return self.returncode
 
-    def __enter__(self) -> ForkedProcess:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        for stream in (self.stdin, self.stdout, self.stderr):
-            if stream is not None:
-                stream.close()
-        self.wait()
-
-    def communicate(self, input: Any = None, timeout: float | None = None) -> tuple[Any, Any]:
-        """Read both streams to their ends, and wait; what is short enough for a pipe may be on either."""
-        assert input is None
-        found = tuple(None if stream is None else stream.read() for stream in (self.stdout, self.stderr))
-        self.wait(timeout)
-        return found[0], found[1]
-
     def wait(self, timeout: float | None = None) -> int:
         """Return the exit code when the process ends.
 

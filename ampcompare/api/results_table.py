@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TextIO
 
-from ampcompare.backends.arm import same_arm
 from ampcompare.runs.analysis.inference.criteria import Criteria, Preference
 from ampcompare.runs.analysis.results_table import Better, judge, read_table
 from ampcompare.runs.records.comparison import Comparison
@@ -13,18 +13,17 @@ __all__ = ["judge_table"]
 
 
 def judge_table(
-    table: str | Path,
+    table: str | Path | TextIO,
     *,
     reference: str | None = None,
     metric: str | None = None,
     better: Better | None = None,
     sd: float | None = None,
-    runs: int | None = None,
     margin: float | str = Criteria.margin,
     time_margin: float = 100 * Criteria.time_margin,
     objective: Preference = Criteria.prefer,
 ) -> Comparison:
-    """Compare the arms of a table of results that were measured elsewhere.
+    """Compare the arms of a table of results that were measured elsewhere; `judged` says what the figures are.
 
     Args:
         table: a CSV or Markdown file with a line per run, or per mean of runs, and the columns arm, a metric and, where
@@ -33,20 +32,14 @@ def judge_table(
         metric: column that holds the results; by default accuracy, else the only one.
         better: direction of the metric; accuracy has its own.
         sd: published standard deviation over seeds in the unit of the metric, for arms with fewer than three runs.
-        runs: number of runs behind each line that has a standard deviation, such as ± 0.16, but no n.
         margin: equivalence margin in the unit of the metric, or for accuracy a rule as for `compare`.
         time_margin: equivalence margin in percent of the time.
         objective: what the recommended arm improves while it keeps the accuracy.
-
-    Returns:
-        A comparison without records; `judged` says what its figures are.
 
     Raises:
         RecordError: the table cannot be read; the message names the line.
         ConfigError: an option that cannot be used, there is no arm of the reference's name, or the metric needs a
             direction or a margin.
     """
-    results = read_table(Path(table), metric=metric, better=better)
-    reference = same_arm(reference, [run.arm for run in results.runs])
-    criteria = Criteria(margin, time_margin / 100, objective)
-    return judge(results, reference=reference, sd=sd, terms=criteria, runs=runs)
+    results = read_table(Path(table) if isinstance(table, str) else table, metric=metric, better=better)
+    return judge(results, reference=reference, sd=sd, terms=Criteria(margin, time_margin / 100, objective))

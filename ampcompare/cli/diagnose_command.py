@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.cli.help import ARMS, MACHINE, OUTPUT, SCRIPT, option, options_of
 from ampcompare.cli.launching import ended_by_signals
 from ampcompare.cli.options import json_option, recipe_options
-from ampcompare.cli.output import text_width
+from ampcompare.cli.output import note, text_width
 from ampcompare.cli.settings import ScriptCommand, request_from, watched_script_options
 from ampcompare.cli.values import ARM_LIST, FOLDER
 from ampcompare.experiment.sources import collect_settings
@@ -66,7 +67,13 @@ ahead_option = options_of(api_look_ahead)
 @diagnose_option("--gpus", metavar="LIST", group=MACHINE)
 @diagnose_option("--preflight/--no-preflight", group=SCRIPT)
 @recipe_options
-@option("--output-dir", "-o", type=FOLDER, group=OUTPUT, help="write diagnosis.json and .html into this folder")
+@option(
+    "--output-dir",
+    "-o",
+    type=FOLDER,
+    group=OUTPUT,
+    help="write diagnosis.json and .html into this folder, or outlook.*",
+)
 @json_option()
 def command(**parameters: Any) -> int:
     """Find where numbers overflow or are lost, and what to keep in fp32.
@@ -100,8 +107,9 @@ def command(**parameters: Any) -> int:
     options.check()
     check_cells([config])
 
+    @cache  # the preflight and what follows may say the same
     def say(line: str) -> None:
-        click.echo(f"ampcompare: {line}", err=True)
+        note(f"ampcompare: {line}")
 
     with ended_by_signals():
         if config.script is not None and parameters["preflight"]:
@@ -119,6 +127,7 @@ def _ahead(parameters: dict[str, Any]) -> int:
     """Print what the first steps tell of the rest."""
     from ampcompare.experiment.look_ahead import AheadOptions, look_ahead
     from ampcompare.runs.records.run import dump_json
+    from ampcompare.runs.report.base import write_result
     from ampcompare.runs.report.outlook import outlook_text
 
     derived = {"arm_text": "fp32", "processes": parameters["nproc_per_node"], "metric": ()}
@@ -127,8 +136,15 @@ def _ahead(parameters: dict[str, Any]) -> int:
     options = AheadOptions(
         config, arms, parameters["prefix"], parameters["steps"], parameters["twin"], parameters["gpus"]
     )
+
+    def say(line: str) -> None:
+        note(f"ampcompare: {line}")
+
     with ended_by_signals():
-        found = look_ahead(options, lambda line: click.echo(f"ampcompare: {line}", err=True))
+        found = look_ahead(options, say)
+        folder = parameters["output_dir"]
+        for path in write_result(found, Path(folder), ("json", "html")) if folder else ():
+            say(f"wrote {path}")
     click.echo(dump_json(found) if parameters["as_json"] else outlook_text(found, text_width()))
     return 0
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import sys
-from pathlib import Path
 from typing import Any
 
 import click
 
 from ampcompare.api.results_table import judge_table
-from ampcompare.backends.arm import same_arm
-from ampcompare.base.errors import ConfigError, RecordError
+from ampcompare.base.errors import ConfigError
 from ampcompare.cli.comparison_output import details_option, terminal_text
 from ampcompare.cli.help import ARMS, COMPARISON, DATA, Command, default_of, option, options_of
 from ampcompare.cli.options import json_option, margin_options
@@ -33,51 +32,34 @@ judge_option = options_of(judge_table)
 )
 @click.argument("table", metavar="[TABLE]", required=False, type=FILE)
 @option("--example", is_flag=True, group=DATA, help="a published table of ResNet-50 instead of a file")
-@option(
-    "--reference",
-    type=ARM,
-    group=ARMS,
-    help="arm that the others are compared with  [default: fp32, else the first]",
-)
+@option("--reference", type=ARM, group=ARMS, help="arm to compare the others with  [default: fp32, else the first]")
 @judge_option("--metric", metavar="COLUMN", group=DATA)
 @judge_option("--better", group=DATA)
 @margin_options(judge_option)
 @judge_option("--sd", metavar="NUMBER", group=COMPARISON)
-@judge_option("--runs", metavar="N", group=COMPARISON)
 @judge_option("--objective", group=COMPARISON)
 @details_option
 @json_option()
-def command(table: str | None, as_json: bool, **parameters: Any) -> int:
+def command(table: str | None, as_json: bool, example: bool, details: bool, **options: Any) -> int:
     """Compare results that were measured elsewhere.
 
     The table (a CSV or Markdown file; - is standard input) has a line per run, or per mean of runs: the columns arm,
     seed, seconds and a metric such as accuracy; a mean has its standard deviation (77.01 ± 0.16, or a column named
     like the metric with sd behind it) and n, its number of runs. A metric of NaN marks a run that diverged.
     """
-    from ampcompare.runs.analysis.inference.criteria import Criteria
-    from ampcompare.runs.analysis.results_table import EXAMPLE_SD, MAX_BYTES, example_table, judge, read_table
+    from ampcompare.runs.analysis.results_table import EXAMPLE, EXAMPLE_SD
     from ampcompare.runs.report.base import FORMATS
 
-    example, sd = parameters["example"], parameters["sd"]
     if example == (table is not None):
         raise ConfigError("name one table, a CSV or Markdown file, or give --example")
-    columns = {"metric": parameters["metric"], "better": parameters["better"]}
-    if table is None:
-        results, sd = example_table(), EXAMPLE_SD if sd is None else sd
-    elif table == "-":
-        try:
-            text = sys.stdin.buffer.read(MAX_BYTES + 1).decode("utf-8-sig")
-        except (OSError, ValueError) as error:
-            raise RecordError(f"cannot read the table -: {getattr(error, 'strerror', None) or error}") from None
-        results = read_table(text, "-", **columns)
-    else:
-        results = read_table(Path(table), **columns)
-    margin = default_of(judge_table, "margin") if parameters["margin"] is None else parameters["margin"]
-    terms = Criteria(margin, parameters["time_margin"] / 100, parameters["objective"])
-    reference = same_arm(parameters["reference"], [run.arm for run in results.runs])
-    comparison = judge(results, reference=reference, sd=sd, terms=terms, runs=parameters["runs"])
-    if as_json:
-        say(FORMATS["json"].reporter().render(comparison), nl=False)
-    else:
-        say(terminal_text(comparison, details=parameters["details"]), nl=False)
+    if options["margin"] is None:
+        options["margin"] = default_of(judge_table, "margin")
+    if example and options["sd"] is None:
+        options["sd"] = EXAMPLE_SD
+    source = io.TextIOWrapper(sys.stdin.buffer, "utf-8-sig") if table == "-" else table or EXAMPLE
+    comparison = judge_table(source, **options)
+    say(
+        FORMATS["json"].reporter().render(comparison) if as_json else terminal_text(comparison, details=details),
+        nl=False,
+    )
     return 0

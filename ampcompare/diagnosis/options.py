@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from ampcompare.base.errors import AmpCompareError, ConfigError, EnvironmentUnfit, LaunchError
-from ampcompare.base.processes.call import call_in_child
+from ampcompare.base.errors import ConfigError
 from ampcompare.runs.records.diagnosis import Diagnosis
 from ampcompare.runs.settings.config import RunConfig
+from ampcompare.runs.settings.examination import ScriptRequest, examine_in_child
 
 __all__ = ["DiagnoseOptions", "PrefixRequest", "Request", "diagnose_in_child"]
 
-TIME_LIMIT = 3600.0
 PROGRAM = Path(__file__).resolve().parent / "diagnose_recipe.py"
-ERRORS: dict[int, type[AmpCompareError]] = {2: ConfigError, 4: EnvironmentUnfit}
 
 
 @dataclass(frozen=True)
@@ -59,66 +56,36 @@ class DiagnoseOptions:
 
 
 @dataclass(frozen=True)
-class Request:
-    """What to run, and what to see of it.
+class Request(ScriptRequest):
+    """What to see of some steps.
 
     Attributes:
-        settings: the fields of `ExecSettings`.
-        is_module: the script is the name of a module.
         lines: file:line of calls that run in fp32.
         rank: the process that is watched; the others only stop with it.
         answer: file for the diagnosis and the names of functions in fp32.
-        ended: file for the exit code of the watched process, written when it ends.
     """
 
-    settings: dict[str, Any]
-    is_module: bool
     steps: int
     at: list[int]
     reference: str
     lines: list[str]
     rank: int
     answer: str
-    ended: str
-
-    def write(self, path: Path) -> None:
-        """Write the request for a process."""
-        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
-
-    @classmethod
-    def read(cls, path: Path) -> Request:
-        """Return the request of a file."""
-        return cls(**json.loads(path.read_text(encoding="utf-8")))
 
 
 @dataclass(frozen=True)
-class PrefixRequest:
-    """Which first steps of a script to watch.
+class PrefixRequest(ScriptRequest):
+    """Which first steps to watch.
 
     Attributes:
-        settings: the fields of `ExecSettings`.
-        is_module: the script is the name of a module.
         steps: of the prefix.
         total: optimizer steps of the whole training; None if only its scheduler knows.
         answer: file for what was seen.
-        ended: file for the exit code of rank 0, written when it ends.
     """
 
-    settings: dict[str, Any]
-    is_module: bool
     steps: int
     total: int | None
     answer: str
-    ended: str
-
-    def write(self, path: Path) -> None:
-        """Write the request for a process."""
-        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
-
-    @classmethod
-    def read(cls, path: Path) -> PrefixRequest:
-        """Return the request of a file."""
-        return cls(**json.loads(path.read_text(encoding="utf-8")))
 
 
 def diagnose_in_child(options: DiagnoseOptions, *, environment: Mapping[str, str] | None = None) -> Diagnosis:
@@ -128,26 +95,9 @@ def diagnose_in_child(options: DiagnoseOptions, *, environment: Mapping[str, str
         environment: variables that the process gets in addition.
 
     Raises:
-        ConfigError: a name, a file or an option that cannot be used.
-        EnvironmentUnfit: this machine lacks something that the arm or the data need.
-        LaunchError: the model raised, or the process died or did not end in time.
+        ConfigError, EnvironmentUnfit, LaunchError: as `examine_in_child`.
     """
     options.check()
-    answer = call_in_child(
-        PROGRAM,
-        seconds=TIME_LIMIT,
-        environment=environment,
-        shared=options.config.writable_paths(),
-        options={
-            "config": options.config.model_dump(mode="json"),
-            "steps": options.steps,
-            "at": list(options.at),
-            "reference": options.reference,
-            "cures": options.cures,
-        },
-    )
-    if not answer.done:
-        raise LaunchError(f"{options.config.arm} cannot be diagnosed: {answer.failure}")
-    if "error" in answer.value:
-        raise ERRORS.get(answer.value["exit_code"], LaunchError)(answer.value["error"])
-    return Diagnosis.model_validate(answer.value)
+    asked = {name: getattr(options, name) for name in ("steps", "reference", "cures")} | {"at": list(options.at)}
+    what = f"{options.config.arm} cannot be diagnosed"
+    return Diagnosis.model_validate(examine_in_child(PROGRAM, options.config, what, asked, environment=environment))

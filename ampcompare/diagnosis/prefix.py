@@ -7,23 +7,21 @@ update is taken to be proportional to the learning rate, as in the optimizers of
 
 from __future__ import annotations
 
-import copy
-import gc
 import math
-import warnings
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from ampcompare.diagnosis.rates import RateHistory, Rates
 from ampcompare.runs.records.outlook import Prefix, ShareLost
+from ampcompare.training.ledger import is_zero_eps, second_moment
 
-__all__ = ["PrefixWatch", "Rates", "rates_ahead", "share_lost", "zero_denominators"]
+__all__ = ["PrefixWatch", "share_lost", "zero_denominators"]
 
 PROBES = 8  # steps of the second half that are rounded
 POINTS = 12  # of the rest of the schedule, at which each of them is
@@ -37,11 +35,13 @@ class PrefixWatch:
     Args:
         steps: of the prefix.
         total: optimizer steps of the whole training; None if only its scheduler knows.
+        probes: steps whose updates are rounded; None for some of the second half.
     """
 
-    def __init__(self, steps: int, *, total: int | None = None) -> None:
+    def __init__(self, steps: int, *, total: int | None = None, probes: Collection[int] | None = None) -> None:
         self.steps = steps
         self.total = total
+        self.loops: Sequence[float] = ()  # around a step of a script, innermost first
         self.losses: list[float | Tensor] = []
         self._made: dict[int, int] = {}
         self._rates: dict[int, Rates] = {}
@@ -49,10 +49,10 @@ class PrefixWatch:
         self._lost: list[tuple[int, dict[str, Tensor]]] = []
         self._largest: list[Tensor] = []
         self._no_denominator: list[dict[str, Tensor]] = []
-        self._seen_rates: dict[tuple[int, int], set[float]] = {}
+        self._histories: dict[int, RateHistory] = {}
         self._schedule: Callable[[int], float] | None = None
         first = steps // 2
-        self._probes = {first + round(k * (steps - 1 - first) / (PROBES - 1)) for k in range(PROBES)}
+        self._probes = probes or {first + round(k * (steps - 1 - first) / (PROBES - 1)) for k in range(PROBES)}
         self._handles = [
             register_optimizer_step_pre_hook(self._stepping),
             register_optimizer_step_post_hook(self._stepped),
@@ -89,14 +89,18 @@ class PrefixWatch:
     def result(self) -> Prefix:
         """Return what was seen, read from the device."""
         rows = [(step, {name: counts.tolist() for name, counts in lost.items()}) for step, lost in self._lost]
-        rates = list(self._rates.values())
-        known = [each for each in rates if each.basis]
+        rates = [
+            replace(each, basis="its scheduler has left its own forecast", known=False)
+            if self._histories[optimizer].departs(each)
+            else each
+            for optimizer, each in self._rates.items()
+        ]
         largest = torch.stack([each.float().cpu() for each in self._largest]) if self._largest else torch.zeros(0)
         zero = {name: max((float(counts[name]) for counts in self._no_denominator), default=0.0) for name in TYPES}
         return Prefix(
             steps=max(self._made.values(), default=0),
             total=max((each.total for each in rates if each.total), default=self.total),
-            basis=known[0].basis if known else "the rate stays",
+            basis=min(rates, key=lambda each: (each.known, not each.basis)).basis if rates else "",
             rates_known=all(each.known for each in rates),
             losses=[float(loss) for loss in self.losses],
             largest_gradient=float(largest.max()) if len(largest) else None,
@@ -110,8 +114,9 @@ class PrefixWatch:
         if dense:
             self._largest.append(torch.stack([grad.detach().abs().amax().float() for grad in dense]).amax())
         made = self._made.get(id(optimizer), 0)
-        for number, group in enumerate(optimizer.param_groups):
-            self._seen_rates.setdefault((id(optimizer), number), set()).add(float(group["lr"]))
+        if id(optimizer) not in self._histories:
+            self._histories[id(optimizer)] = RateHistory(optimizer)
+        self._histories[id(optimizer)].look()
         self._before = []
         if made in self._probes:
             self._before = [
@@ -151,9 +156,7 @@ class PrefixWatch:
                 for step in range(made, self.total)
             ]
             return Rates(f"the recipe's schedule, to step {self.total}", True, self.total, made, rows)
-        groups = range(len(optimizer.param_groups))
-        varies = any(len(self._seen_rates[id(optimizer), number]) > 1 for number in groups)
-        return rates_ahead(optimizer, made, self.total, varies=varies)
+        return self._histories[id(optimizer)].ahead(self.total, self.loops)
 
 
 def share_lost(weight: Tensor, update: Tensor, dtype: torch.dtype, factors: Sequence[float]) -> Tensor:
@@ -174,136 +177,23 @@ def share_lost(weight: Tensor, update: Tensor, dtype: torch.dtype, factors: Sequ
 
 
 def zero_denominators(optimizer: Optimizer, dtype: torch.dtype) -> Tensor:
-    """Return the share of elements whose step Adam would divide by zero with its state in a 16-bit type.
+    """Return the share of elements whose step an optimizer would divide by zero with its state in a 16-bit type.
 
-    That is where eps is zero in the type and so is the second moment, though the gradient is not. A fused step
-    computes in fp32.
+    That is where eps is zero in the type and so is the second moment; a gradient of zero gives 0 / 0.
     """
     counts = []
     for group in optimizer.param_groups:
-        eps = group.get("eps")
-        if not isinstance(eps, float) or group.get("fused") or float(torch.tensor(eps).to(dtype)) != 0:
+        if not is_zero_eps(group, dtype):
             continue
         for param in group["params"]:
-            second = optimizer.state.get(param, {}).get("exp_avg_sq")
-            if isinstance(second, Tensor) and param.grad is not None and not param.grad.is_sparse:
+            second = second_moment(optimizer, param)
+            if second is not None and param.grad is not None and not param.grad.is_sparse:
                 zero = second.to(dtype) == 0
-                counts.append(
-                    torch.stack([(zero & (param.grad != 0)).sum(), torch.tensor(zero.numel(), device=zero.device)])
-                )
+                counts.append(torch.stack([zero.sum(), torch.tensor(zero.numel(), device=zero.device)]))
     if not counts:
         return torch.zeros(())
     found, elements = torch.stack(counts).sum(0).tolist()
     return torch.tensor(found / elements)
-
-
-@dataclass(frozen=True)
-class Rates:
-    """The learning rates of one optimizer from a step on.
-
-    Attributes:
-        basis: where they come from; "" for rates that stay, as nothing has moved them.
-        known: whether the rest of the training has these rates.
-        total: optimizer steps of the training; None if that is not known.
-        first: the step of the first row.
-        rows: by step, by group; empty for rates that stay.
-    """
-
-    basis: str
-    known: bool
-    total: int | None = None
-    first: int = 0
-    rows: Sequence[Sequence[float]] = ()
-
-    def at(self, group: int, step: int, share: float) -> float | None:
-        """Return the rate of a group at a share of the way from a step to the end; None if it stays."""
-        if not self.rows:
-            return None
-        begun, last = step - self.first, len(self.rows) - 1
-        return self.rows[min(max(round(begun + share * (last - begun)), 0), last)][group]
-
-
-def rates_ahead(optimizer: Optimizer, made: int, total: int | None, *, varies: bool) -> Rates:
-    """Return the learning rates from the present step on: a copy of each scheduler is stepped on a dummy optimizer.
-
-    Args:
-        made: steps of the optimizer before this one.
-        total: steps of the whole training, if the user says so.
-        varies: whether the rate has changed so far.
-    """
-    schedulers = _schedulers_of(optimizer)
-    if any(isinstance(each, ReduceLROnPlateau) for each in schedulers):
-        return Rates("a plateau of a metric decides them", False, total)
-    if not schedulers:
-        return Rates("the script sets them itself" if varies else "", not varies, total)
-    moves = max(map(_moves_of, schedulers))
-    if moves == 0:
-        return Rates("its scheduler made no step so far", False, total)
-    each_step = max(1, round(made / moves))
-    if total is None:
-        ends = [end for each in schedulers if (end := _end_of(each)) is not None]
-        total = max(ends) * each_step if ends else None
-    if total is None or total <= made:
-        return Rates("its scheduler does not say when it ends: give --steps", False, total)
-    dummy = _dummy_of(optimizer)
-    rows = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the order of steps, which a copy cannot know
-        try:
-            copies = [copy.deepcopy(each, {id(optimizer): dummy}) for each in schedulers]
-            for step in range(made, total):
-                rows.append([float(group["lr"]) for group in dummy.param_groups])
-                if (step + 1) % each_step == 0:
-                    for each in copies:
-                        each.step()
-        except Exception as error:  # a scheduler of the user's own
-            return Rates(f"its scheduler cannot be stepped ahead ({type(error).__name__}: {error})", False, total)
-    return Rates(f"its scheduler, to step {total}", True, total, made, rows)
-
-
-def _dummy_of(optimizer: Optimizer) -> Optimizer:
-    """Return an optimizer with the settings of each group, and one number to train in each."""
-    groups = []
-    for group in optimizer.param_groups:
-        values = {key: value for key, value in group.items() if key != "params"}
-        lr = values["lr"]
-        values["lr"] = float(lr) if isinstance(lr, Tensor) else lr
-        groups.append({**copy.copy(values), "params": [torch.zeros(1)]})
-    return torch.optim.SGD(groups, lr=0.1)
-
-
-def _schedulers_of(optimizer: Optimizer) -> list[Any]:
-    """Return the schedulers of an optimizer that no other one steps."""
-    # `type` and `vars`: objects of libraries may answer `isinstance` and `getattr` by code of their own.
-    all_of_them = (each for each in gc.get_objects() if issubclass(type(each), LRScheduler))
-    found = [each for each in all_of_them if vars(each).get("optimizer") is optimizer]
-    inner = {id(one) for each in found for one in getattr(each, "_schedulers", ())}
-    return [each for each in found if id(each) not in inner]
-
-
-def _moves_of(scheduler: Any) -> int:
-    """Return how often a scheduler was stepped; one of several at the same time counts by these."""
-    own = getattr(scheduler, "last_epoch", None)
-    return int(own) if own is not None else max(_moves_of(each) for each in scheduler._schedulers)
-
-
-def _end_of(scheduler: Any) -> int | None:
-    """Return after how many moves a scheduler is at its end; None if it does not say."""
-    parts = getattr(scheduler, "_schedulers", None)
-    if parts is not None:
-        ends = [_end_of(each) for each in parts]
-        milestones = getattr(scheduler, "_milestones", None)
-        if milestones:  # one after the other
-            return None if ends[-1] is None else int(milestones[-1]) + ends[-1]
-        return max((end for end in ends if end is not None), default=None)
-    for name in ("total_steps", "T_max", "total_iters"):
-        if isinstance(value := getattr(scheduler, name, None), int):
-            return value
-    for function in getattr(scheduler, "lr_lambdas", ()):
-        value = getattr(function, "keywords", {}).get("num_training_steps")  # of the schedules of Transformers
-        if isinstance(value, int):
-            return value
-    return None
 
 
 def _sample(tensor: Tensor) -> Tensor:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, closing, suppress
 from typing import Any
 
 import torch
@@ -12,13 +12,12 @@ from torch.optim import Optimizer
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError
+from ampcompare.diagnosis.diagnose_recipe import recipe_loop
 from ampcompare.diagnosis.measure import Conditions, Enough, trained_under
 from ampcompare.diagnosis.prefix import PrefixWatch
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.validation import validated
-from ampcompare.tasks.task import make_task
-from ampcompare.training.assemble import assemble_single
-from ampcompare.training.build_loop import build_loop
+from ampcompare.training.assemble import Assembly
 from ampcompare.training.device import resolve_device
 from ampcompare.training.precision.base import Precision, PrecisionWrapper, StepOutcome
 
@@ -61,29 +60,16 @@ def prefix_recipe(config: dict[str, Any], steps: int, total: int | None, is_twin
         torch.set_num_threads(settings.threads)
         device = resolve_device(settings.device)
         conditions = Conditions(device=str(device), seed=settings.recipe.seed)
-        with trained_under(Arm.parse("fp32"), conditions) as precision, _watch(steps, total) as watch:
+        with (
+            trained_under(Arm.parse("fp32"), conditions) as precision,
+            closing(PrefixWatch(steps, total=total)) as watch,
+        ):
+
+            def show(assembly: Assembly) -> None:
+                watch.follow(assembly.schedule, total or assembly.total_steps)
+
             with suppress(Enough):
-                _train(settings, _Watched(precision, watch), watch, device, is_twin=is_twin)
+                recipe_loop(settings, device, is_twin=is_twin, show=show)(_Watched(precision, watch))
         return watch.result().model_dump(mode="json")
     except AmpCompareError as error:
         return {"error": str(error), "exit_code": error.exit_code}
-
-
-@contextmanager
-def _watch(steps: int, total: int | None) -> Iterator[PrefixWatch]:
-    watch = PrefixWatch(steps, total=total)
-    try:
-        yield watch
-    finally:
-        watch.close()
-
-
-def _train(config: RunConfig, precision: Precision, watch: PrefixWatch, device: torch.device, *, is_twin: bool) -> None:
-    recipe = config.recipe
-    task = make_task(recipe)
-    assembly = assemble_single(recipe, task, precision, device, is_twin=is_twin)
-    watch.follow(assembly.schedule, watch.total or assembly.total_steps)
-    loop = build_loop(recipe, assembly, precision, drain_every=1)
-    for epoch in range(recipe.epochs):
-        for _ in loop.run(task.data.train_batches(epoch, recipe.batch_size, device=device), epoch=epoch):
-            pass

@@ -19,8 +19,9 @@ from ampcompare.diagnosis.observation import Observation, StepFacts
 from ampcompare.diagnosis.ranges import HALF
 from ampcompare.diagnosis.shadow import Shadows
 from ampcompare.diagnosis.sites import Sites, calling_line
-from ampcompare.diagnosis.watch import FP16_ZERO, Key, Watch, short, unseen
+from ampcompare.diagnosis.watch import Key, Watch, short, unseen
 from ampcompare.runs.records.diagnosis import LostUpdates, Phase
+from ampcompare.training.ledger import is_zero_eps
 from ampcompare.training.precision.base import owned_params
 from ampcompare.training.precision.keep_fp32 import without_casts
 
@@ -300,11 +301,11 @@ class UpdateCounter:
 
 
 def _eps_without_value(optimizer: Optimizer) -> dict[int, float]:
-    """Return the eps of each fp16 weight in whose type it is zero; a fused step computes in fp32."""
+    """Return the eps of each fp16 weight in whose type it is zero."""
     return {
         id(param): float(group["eps"])
         for group in optimizer.param_groups
-        if isinstance(group.get("eps"), float) and 0 < group["eps"] <= FP16_ZERO and not group.get("fused")
+        if is_zero_eps(group, torch.float16) and group["eps"]
         for param in group["params"]
         if param.dtype is torch.float16
     }

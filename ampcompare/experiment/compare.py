@@ -41,9 +41,9 @@ from ampcompare.experiment.sources import (
 )
 from ampcompare.runs.analysis.evidence.accuracy import accuracy_effects, accuracy_margin
 from ampcompare.runs.analysis.gates import Check, Gate, VerdictGate, check_gates, parse_gate
+from ampcompare.runs.analysis.inference.alpha_spending import error_rate_of_next
 from ampcompare.runs.analysis.inference.criteria import Criteria, check_margin, criteria_of, parse_margin
 from ampcompare.runs.analysis.inference.effect import Effect
-from ampcompare.runs.analysis.inference.looks import error_rate_of_next
 from ampcompare.runs.analysis.inference.sample_size import stein_pairs
 from ampcompare.runs.records.comparison import Comparison, Look
 from ampcompare.runs.records.metric import Metric, metrics_of

@@ -17,13 +17,14 @@ from ampcompare.base.errors import ConfigError, EnvironmentUnfit, RecordError, c
 from ampcompare.base.files.read import FileFault, read_json
 from ampcompare.base.files.run_files import RunFile
 from ampcompare.diagnosis.profiling.reasons import deciding
-from ampcompare.experiment.journal import NO_PLAN, Journal
+from ampcompare.experiment.interim_analyses import Journal
 from ampcompare.experiment.run_directory import RunDirectory, StoredPlan, labeled, row_of
 from ampcompare.runs.analysis.answer.headline import headline
 from ampcompare.runs.analysis.answer.next_step import next_steps
+from ampcompare.runs.analysis.inference.alpha_spending import error_rate_of_next
 from ampcompare.runs.analysis.inference.criteria import criteria_of
 from ampcompare.runs.analysis.inference.effect import ERROR_RATE
-from ampcompare.runs.analysis.inference.looks import Design, changes_sentence, error_rate_of_next
+from ampcompare.runs.analysis.inference.verdict import Design
 from ampcompare.runs.analysis.runs.comparability import changed_settings, settings
 from ampcompare.runs.analysis.runs.record_checks import of_another_cell, read_checked
 from ampcompare.runs.analysis.summary import summarize
@@ -38,6 +39,14 @@ NAMED_VALUE = re.compile(r" (\w+)=(.*?)(?= \w+=|$)")  # in the label of a row
 _NO_JOURNAL = (
     "Nothing was tested: another reference is another look at these runs, and there is no journal here to count it. "
     "Name a run directory of this version, or run that comparison in its own run directory."
+)
+NOT_COUNTED = (
+    "Nothing was tested: the journal has no look at these runs under the terms of the plan, and a report adds none. "
+    "Run the comparison again with these terms to test."
+)
+NO_PLAN = (
+    "Nothing was tested: the folder has a journal of looks but no plan.json that says which of its runs belong "
+    "together. Run the command that wrote it again to restore it."
 )
 NOT_WRITABLE = (
     "Nothing was tested: another reference is another look at these runs, and it could not be counted because the run "
@@ -128,10 +137,15 @@ def _from_folder(run: RunDirectory, reference: str | None) -> Comparison:
             terms=plan.terms, design=design, published=plan.published, excluded=excluded,
         )  # fmt: skip
 
-    journal = Journal.read(run, chosen)
+    journal = Journal(run, chosen, tuple(run.looks()))
     if chosen.reference != plan.reference:
         return _compare_against(journal, mine, sum_up)
-    return sum_up(journal.reread(mine))
+    design = journal.design(mine)
+    if journal.looks and design.looks == journal.looks:
+        return sum_up(design)  # it was looked at so before
+    if not journal.is_complete(mine):
+        return sum_up(journal.untested())
+    return sum_up(journal.untested(NOT_COUNTED) if journal.looks or plan.journal is not None else None)
 
 
 def _is_cell(label: str, record: RunRecord) -> bool:
@@ -196,11 +210,8 @@ def _checked_report(path: Path, raw: Mapping[str, Any], comparison: Comparison, 
 
 def _with_headline(comparison: Comparison, look: Look | None) -> Comparison:
     """Return a stored comparison with the headline computed from its rows, since its file may lack one."""
-    warnings = changes_sentence(look.changes) if look is not None else []
     left = error_rate_of_next(comparison.looks, look.planned) if look is not None else comparison.error_rate
-    return comparison.model_copy(
-        update={"headline": headline(comparison, warnings), "next_steps": next_steps(comparison, left)}
-    )
+    return comparison.model_copy(update={"headline": headline(comparison), "next_steps": next_steps(comparison, left)})
 
 
 def _design_of_report(comparison: Comparison, look: Look | None) -> Design:
@@ -263,8 +274,8 @@ def _compare_against(
 ) -> Comparison:
     """Return the comparison against the reference of a journal that was made for it, and count the look.
 
-    The look is tested at the error rate that earlier looks left, and its text names the reference as a changed term.
-    The same reference again is the same look, which spends nothing.
+    The look is tested at the error rate that earlier looks left. The same reference again is the same look, which
+    spends nothing.
 
     Args:
         journal: with the looks so far.
@@ -284,7 +295,7 @@ def _compare_against(
         return summarize(journal.untested())
     try:
         with run.lock().acquire(timeout=0):
-            journal = Journal.read(run, journal.plan)
+            journal = replace(journal, looks=tuple(run.looks()))
             return journal.record(summarize(journal.design(records)))
     except Timeout:
         raise ConfigError(

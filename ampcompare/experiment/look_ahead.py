@@ -9,14 +9,14 @@ from pathlib import Path
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError, LaunchError
-from ampcompare.base.processes.call import call_in_child
 from ampcompare.diagnosis import options as recipes
 from ampcompare.diagnosis.laws import outlook_of, twin_distance
 from ampcompare.diagnosis.options import PrefixRequest
-from ampcompare.experiment.diagnose import ENDED, ERRORS, error_of, run_examined, watched_settings
+from ampcompare.experiment.diagnose import ENDED, ERRORS, error_of, run_examined, say_limits, watched_settings
 from ampcompare.experiment.launch.places import find_places
 from ampcompare.runs.records.outlook import Outlook, Prefix
 from ampcompare.runs.settings.config import RunConfig
+from ampcompare.runs.settings.examination import examine_in_child
 
 __all__ = ["AheadOptions", "look_ahead"]
 
@@ -73,6 +73,8 @@ def look_ahead(options: AheadOptions, say: Callable[[str], None] = lambda line: 
     """
     options.check()
     environment = find_places([options.config], None, options.gpus).all[0].gpu_environment
+    if options.config.script is not None:
+        say_limits(say)
     say(f"running the first {options.prefix} steps in fp32")
     prefix = _prefix_of(options, environment, is_twin=False)
     distance = None
@@ -81,30 +83,18 @@ def look_ahead(options: AheadOptions, say: Callable[[str], None] = lambda line: 
         distance = twin_distance(prefix.losses, _prefix_of(options, environment, is_twin=True).losses)
     recipe, script = options.config.recipe, options.config.script
     subject = script.name if script else f"{recipe.model.arch} on {recipe.data.name}, {recipe.optimizer.name}"
-    arms = [outlook_of(arm, prefix, distance) for arm in options.arms]
-    return Outlook(subject=subject, prefix=prefix, twin=distance, arms=arms)
+    script_arm = Arm.parse("script")
+    arms = [*([script_arm] if prefix.weights and script_arm not in options.arms else []), *options.arms]
+    outlooks = [outlook_of(arm, prefix, distance) for arm in arms]
+    return Outlook(subject=subject, prefix=prefix, twin=distance, arms=outlooks)
 
 
 def _prefix_of(options: AheadOptions, environment: Mapping[str, str], *, is_twin: bool) -> Prefix:
     if options.config.script is not None:
         return _prefix_of_script(options, environment, is_twin=is_twin)
-    answer = call_in_child(
-        PROGRAM,
-        seconds=recipes.TIME_LIMIT,
-        environment=environment,
-        shared=options.config.writable_paths(),
-        options={
-            "config": options.config.model_dump(mode="json"),
-            "steps": options.prefix,
-            "total": options.steps,
-            "is_twin": is_twin,
-        },
-    )
-    if not answer.done:
-        raise LaunchError(f"the first steps could not be trained: {answer.failure}")
-    if "error" in answer.value:
-        raise ERRORS.get(answer.value["exit_code"], LaunchError)(answer.value["error"])
-    return Prefix.model_validate(answer.value)
+    asked = {"steps": options.prefix, "total": options.steps, "is_twin": is_twin}
+    failed = "the first steps could not be trained"
+    return Prefix.model_validate(examine_in_child(PROGRAM, options.config, failed, asked, environment=environment))
 
 
 def _prefix_of_script(options: AheadOptions, environment: Mapping[str, str], *, is_twin: bool) -> Prefix:

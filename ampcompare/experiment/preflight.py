@@ -1,7 +1,8 @@
 """A few steps of each arm before a comparison: what cannot work is said once, before anything is paid for.
 
 The reference comes first, with the first seed; the other arms have a second one. If two seeds give the same weights and
-batches, the script does not follow the seed.
+batches, the script does not follow the seed. Slow steps, and scripts that make none for long, are ended; arms for which
+the time does not last are left to their first cell.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import statistics
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +36,12 @@ from ampcompare.runs.settings.script import ScriptConfig, seed_option
 __all__ = ["check_arms", "failure_of", "preflight", "preflight_of", "require_trainable"]
 
 STEPS = 3
+MAX_SECONDS = 5.0  # of further steps, once one is made
+MAX_SECONDS_BEFORE = 60.0  # the first step, once a script or cell has begun
+MAX_SECONDS_TO_BEGIN = 600.0
+LOOK_SECONDS = 0.1
+MIN_BUDGET = 20.0  # seconds for the arms behind the first one, or
+SHARE = 0.02  # of all cells
 SKIPPED = "(nothing else was started; --no-preflight skips this check)"
 REMOTE = ("slurm", "ray")  # their cells run on other machines
 REFUSED = ConfigError.exit_code
@@ -54,11 +62,16 @@ def preflight(
     seeds = plan.seeds if len(plan.seeds) > 1 else (*plan.seeds, plan.seeds[0] + 1)
     order = sorted(plan.arms, key=lambda label: label != plan.reference)
     new = {label: rows[label] for label in order if label in rows and label not in known}
-    return check_arms(new, launcher, seeds, folder)
+    return check_arms(new, launcher, seeds, folder, cells=done.count(None))
 
 
 def check_arms(
-    rows: Mapping[str, RunConfig], launcher: Launcher, seeds: Sequence[int], folder: Path | None = None
+    rows: Mapping[str, RunConfig],
+    launcher: Launcher,
+    seeds: Sequence[int],
+    folder: Path | None = None,
+    *,
+    cells: int = 0,
 ) -> Preflight:
     """Train a few steps of each of some cells, the first with the first seed, the others with the second.
 
@@ -66,25 +79,41 @@ def check_arms(
         rows: cells of one script or recipe by a label; rows whose cells are built alike are tried once.
         seeds: two of them; with one there is no question whether a script follows it.
         folder: as for `preflight`.
+        cells: how many will run, for the time that this may take.
     """
     begun = time.perf_counter()
     trials: dict[str, _Trial] = {}
     alike: dict[str, str] = {}
+    untried: list[str] = []
+    left = 0.0  # seconds
     with tempfile.TemporaryDirectory(prefix=".preflight.", suffix=f".{os.getpid()}.tmp", dir=folder) as place:
         for label, cell in rows.items():
             alike[label] = _build(cell)
             if any(alike[other] == alike[label] for other in trials):
                 continue
-            seed = seeds[0] if not trials else seeds[-1]
-            trials[label] = _run(cell, seed, launcher, Path(place, str(len(trials))))
-            if len(trials) == 1 and (trials[label].is_scripts_own or trials[label].faults):
-                break
-        if len(trials) == 1 == len(rows) and len(seeds) > 1 and not next(iter(trials.values())).error:
+            if not trials:
+                first = trials[label] = _run(cell, seeds[0], launcher, Path(place, "0"))
+                left = first.budget(cells)
+                if first.is_scripts_own or first.faults:
+                    break
+            elif left >= first.busy_seconds and (first.steps or first.error):
+                trials[label] = _run(cell, seeds[-1], launcher, Path(place, str(len(trials))))
+                left -= trials[label].busy_seconds
+            else:
+                untried.append(label)
+        if (
+            len(trials) == 1 == len(rows)
+            and len(seeds) > 1
+            and first.steps
+            and not first.error
+            and left >= first.busy_seconds
+        ):
             (label, cell), *_ = rows.items()
             trials["again"] = _run(cell, seeds[-1], launcher, Path(place, "again"))
     found = _found(trials, time.perf_counter() - begun)
     by_build = {alike[label]: found.arms[label] for label in found.arms if label in alike}
-    return found.model_copy(update={"arms": {label: by_build[build] for label, build in alike.items()}})
+    arms = {label: by_build[build] for label, build in alike.items() if build in by_build}
+    return found.model_copy(update={"arms": arms, "untried": untried})
 
 
 def require_trainable(found: Preflight) -> None:
@@ -151,11 +180,14 @@ class _Trial:
         rows: of a script.
         values, faults: of its metrics in the output.
         numbers: what it showed, with the option that takes it.
+        seconds: from the start of its process to its end.
+        busy_seconds: without the start of a server.
         total_steps: of the whole cell; 0 if that is not known.
     """
 
     record: RunRecord
     seconds: float
+    busy_seconds: float
     steps: list[StepRecord]
     total_steps: int = 0
     rows: ScriptRows | None = None
@@ -171,10 +203,21 @@ class _Trial:
         return "" if enough or self.record.status != "failed" else self.record.error or "it failed"
 
     @property
+    def was_ended(self) -> bool:
+        """Whether it took too long, so that nothing is known of its batches."""
+        return self.record.status == "interrupted"
+
+    @property
     def is_scripts_own(self) -> bool:
         """Whether it failed before the arm had anything to do, and not by the arm's refusal, so that all fail alike."""
         rows, code = self.rows, self.record.environment.get("exit_code")
         return bool(self.error) and rows is not None and not rows.weights and not rows.steps and code != REFUSED
+
+    def budget(self, cells: int) -> float:
+        """Return the seconds that the other arms may take before so many cells."""
+        found = self.summary()
+        steps = self.total_steps * (found.step_seconds or 0.0)
+        return max(MIN_BUDGET, SHARE * cells * (self.busy_seconds + steps))
 
     def summary(self) -> ArmTrial:
         """Return what is stored of it."""
@@ -195,22 +238,62 @@ def _run(cell: RunConfig, seed: int, launcher: Launcher, folder: Path) -> _Trial
         brief = brief.model_copy(update={"script": script.model_copy(update=limits)})
     else:
         brief = brief.model_copy(update={"saving": SavingConfig(stop_at_step=STEPS)})
-    totals = [0]
-
-    def follow(progress: Progress) -> None:
-        totals[0] = max(totals[0], progress.total_steps)
-
+    limit = _Limit(launcher)
     begun = time.perf_counter()
-    record = launcher.launch(brief, folder, follow)
+    with limit:
+        record = launcher.launch(brief, folder, limit.follow)
     seconds = time.perf_counter() - begun
+    busy = min(seconds, limit.seconds())
     steps = list(iter_steps(folder / CellFile.STEPS)) if (folder / CellFile.STEPS).exists() else []
     if script is None:
-        return _Trial(record, seconds, steps, totals[0], optimizers=[cell.recipe.optimizer.name])
+        return _Trial(record, seconds, busy, steps, limit.total_steps, optimizers=[cell.recipe.optimizer.name])
     rows = of_training_process(folder)
     known = [steps for steps in (script.max_steps, rows.planned_steps) if steps is not None]
-    trial = _Trial(record, seconds, steps, min(known, default=0), rows, rows.optimizers)
+    trial = _Trial(record, seconds, busy, steps, min(known, default=0), rows, rows.optimizers)
     _read_metrics(trial, script, folder)
     return trial
+
+
+class _Limit:
+    """Ends the cell of a launcher that takes too long, while this is a context.
+
+    Attributes:
+        total_steps: of the whole cell, as far as it is known.
+    """
+
+    def __init__(self, launcher: Launcher) -> None:
+        self.total_steps = 0
+        self._launcher = launcher
+        self._begun = self._stepped = 0.0
+        self._deadline = time.monotonic() + MAX_SECONDS_TO_BEGIN
+        self._has_ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *exc: object) -> None:
+        self._has_ended.set()
+        self._thread.join()
+
+    def follow(self, progress: Progress) -> None:
+        """Note that the cell has begun, or made a step."""
+        self.total_steps = max(self.total_steps, progress.total_steps)
+        now = time.monotonic()
+        if not self._begun:
+            self._begun, self._deadline = now, now + MAX_SECONDS_BEFORE
+        if progress.steps and not self._stepped:
+            self._stepped, self._deadline = now, now + MAX_SECONDS
+
+    def seconds(self) -> float:
+        """Return the time since the cell has begun."""
+        return time.monotonic() - (self._begun or time.monotonic())
+
+    def _watch(self) -> None:
+        while not self._has_ended.wait(LOOK_SECONDS):
+            if time.monotonic() > self._deadline:
+                self._launcher.end_cell()
+                return
 
 
 def _read_metrics(trial: _Trial, script: ScriptConfig, folder: Path) -> None:
@@ -236,7 +319,7 @@ def _found(trials: Mapping[str, _Trial], seconds: float) -> Preflight:
     script = first.record.config.script
     copies = None
     facts = first.record.script
-    if facts is not None and facts.weights and others:
+    if facts is not None and facts.weights and others and not first.was_ended:
         copies = any(
             (other.record.script.weights, other.record.script.batches) == (facts.weights, facts.batches)
             for other in others
@@ -254,6 +337,7 @@ def _found(trials: Mapping[str, _Trial], seconds: float) -> Preflight:
         numbers=first.numbers,
         written=[] if facts is None else [os.path.relpath(file) for file in facts.files],
         overwritten=[] if facts is None else [os.path.relpath(file) for file in facts.files if os.path.exists(file)],
+        inputs=[] if facts is None else [os.path.relpath(file) for file in facts.inputs],
         cell_steps=first.total_steps or None,
         seconds=seconds,
     )

@@ -18,7 +18,7 @@ from ampcompare.base.errors import ConfigError, Ended
 from ampcompare.base.files.loaded_code import CODE, DIGITS, SETTINGS, Names, changed_code, differing
 from ampcompare.base.files.run_files import RunFile
 from ampcompare.base.files.write import write_atomically
-from ampcompare.experiment.journal import Journal
+from ampcompare.experiment.interim_analyses import Journal
 from ampcompare.experiment.launch.base import Launcher, Progress, failed_record
 from ampcompare.experiment.launch.cell_files import make_cell_folder, write_config, write_record
 from ampcompare.experiment.launch.dispatch import LauncherPool

@@ -18,11 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ampcompare.diagnosis.options import PrefixRequest, Request
     from ampcompare.diagnosis.profiling.options import ProfileRequest
+    from ampcompare.runs.settings.examination import ScriptRequest
     from ampcompare.script.legacy.prepare import Prepared
+    from ampcompare.script.legacy.record.recorder import Recorder
     from ampcompare.script.legacy.settings import ExecSettings
-    from ampcompare.script.legacy.target import Target
 
 __all__ = ["main"]
 
@@ -32,20 +35,25 @@ SHORT = {"bfloat16": "bf16", "float16": "fp16"}
 def main(kind: str, path: str) -> int:
     """Run the script of a request and return its exit code."""
     from ampcompare.base.environment.ranks import rank_of
+    from ampcompare.base.errors import AmpCompareError
     from ampcompare.diagnosis.options import PrefixRequest, Request
     from ampcompare.diagnosis.profiling.options import ProfileRequest
+    from ampcompare.script.legacy.stderr import note
 
     rank = rank_of()
-    kinds = {"diagnosed": Request, "profiled": ProfileRequest, "prefix": PrefixRequest}
-    request: Request | ProfileRequest | PrefixRequest = kinds[kind].read(Path(path))  # type: ignore[attr-defined]
+    kinds: dict[str, type[ScriptRequest]] = {"diagnosed": Request, "profiled": ProfileRequest, "prefix": PrefixRequest}
+    request: ScriptRequest = kinds[kind].read(Path(path))
     status = 1
     try:
         if isinstance(request, Request):
             status = _diagnosed(request, rank)
         elif isinstance(request, ProfileRequest):
             status = _profiled(request, rank)
-        else:
+        elif isinstance(request, PrefixRequest):
             status = _watched(request, rank)
+    except AmpCompareError as error:
+        note(str(error))
+        status = error.exit_code
     finally:
         if rank == (request.rank if isinstance(request, Request) else 0):
             Path(request.ended).write_text(str(status), encoding="utf-8")
@@ -56,15 +64,11 @@ def _diagnosed(request: Request, rank: int) -> int:
     import torch
 
     from ampcompare.backends.arm import Arm
-    from ampcompare.base.errors import AmpCompareError
     from ampcompare.diagnosis.diagnose import report_of
     from ampcompare.diagnosis.observation import Observation
     from ampcompare.diagnosis.step_watch import StepWatch
-    from ampcompare.script.legacy.stderr import note
     from ampcompare.script.observer import ScriptObserver
-    from ampcompare.script.prepare import prepare_script, run_script
 
-    target, settings = _what_to_run(request)
     is_watched = rank == request.rank
     observation = Observation()
     reference = None if request.reference == "none" else getattr(torch, request.reference)
@@ -76,25 +80,13 @@ def _diagnosed(request: Request, rank: int) -> int:
         kept_lines=request.lines,
     )
     observer = ScriptObserver(watch)
-
-    def prepare(given: ExecSettings) -> Prepared:
-        prepared = prepare_script(given)
-        assert prepared.recorder is not None
-        observer.install(prepared.recorder)
-        return prepared
-
-    try:
-        status = run_script(target, settings, prepare=prepare)
-    except AmpCompareError as error:
-        note(str(error))
-        return error.exit_code
+    status = _run(request, observer.install)
     observer.end()
     if is_watched and observation.facts:
         compiled = "torch.compile was left out: it fuses the operations that are watched one by one"
         notes = [compiled] if observer.compiles else []
-        found = report_of(
-            observation, Arm.parse(str(settings.arm)), reference=reference, subject=settings.name, notes=notes
-        )
+        arm = Arm.parse(str(request.settings["arm"]))
+        found = report_of(observation, arm, reference=reference, subject=request.settings["name"], notes=notes)
         answer = {
             "diagnosis": found.model_dump(mode="json"),
             "functions": sorted(observation.functions),
@@ -109,18 +101,14 @@ def _profiled(request: ProfileRequest, rank: int) -> int:
     import torch
 
     from ampcompare.backends.arm import Arm
-    from ampcompare.base.errors import AmpCompareError
     from ampcompare.diagnosis.profiling.measure import profile_of
     from ampcompare.diagnosis.profiling.step_profiler import StepProfiler, Steps
-    from ampcompare.script.legacy.stderr import note
-    from ampcompare.script.prepare import prepare_script, run_script
     from ampcompare.script.stand_in import half_dtype
     from ampcompare.script.watch import EnoughSteps
     from ampcompare.training.precision.cpu_half import cpu_half
 
-    target, settings = _what_to_run(request)
-    arm = Arm.parse(str(settings.arm))
-    device = torch.device("cpu" if settings.device == "cpu" or not torch.cuda.is_available() else "cuda")
+    arm = Arm.parse(str(request.settings["arm"]))
+    device = torch.device("cpu" if request.settings["device"] == "cpu" or not torch.cuda.is_available() else "cuda")
     profiler = StepProfiler(Steps(timed=request.steps, profiled=request.profiled), device)
     is_child = False
 
@@ -131,13 +119,10 @@ def _profiled(request: ProfileRequest, rank: int) -> int:
         if profiler.is_over:
             raise EnoughSteps(0)
 
-    def prepare(given: ExecSettings) -> Prepared:
-        prepared = prepare_script(given)
-        assert prepared.recorder is not None
-        prepared.recorder.after_row(row)
+    def install(recorder: Recorder) -> None:
+        recorder.after_row(row)
         profiler.marks.learns_models = True
         profiler.open()
-        return prepared
 
     def go_elsewhere() -> None:
         nonlocal is_child
@@ -146,10 +131,7 @@ def _profiled(request: ProfileRequest, rank: int) -> int:
 
     os.register_at_fork(after_in_child=go_elsewhere)
     try:
-        status = run_script(target, settings, prepare=prepare)
-    except AmpCompareError as error:
-        note(str(error))
-        return error.exit_code
+        status = _run(request, install)
     finally:
         profiler.close()
     measured = profiler.measured
@@ -166,34 +148,27 @@ def _profiled(request: ProfileRequest, rank: int) -> int:
 
 def _watched(request: PrefixRequest, rank: int) -> int:
     """Run the first steps of a script in fp32, and write what was seen of them."""
-    from ampcompare.base.errors import AmpCompareError
     from ampcompare.diagnosis.prefix import PrefixWatch
-    from ampcompare.script.legacy.stderr import note
-    from ampcompare.script.prepare import lifted_types, prepare_script, run_script
+    from ampcompare.script.planned_steps import planned_loops
+    from ampcompare.script.prepare import lifted_types
     from ampcompare.script.watch import EnoughSteps
 
-    target, settings = _what_to_run(request)
     watches: list[PrefixWatch] = []
 
     def row(given: dict[str, Any]) -> None:
         (watch,) = watches
         if given["kind"] in ("backward", "plain_backward"):
             watch.add_loss(given["loss"])
-        elif given["kind"] == "step" and watch.is_over:
-            raise EnoughSteps(0)
+        elif given["kind"] == "step":
+            watch.loops = watch.loops or planned_loops() or ()
+            if watch.is_over:
+                raise EnoughSteps(0)
 
-    def prepare(given: ExecSettings) -> Prepared:
-        prepared = prepare_script(given)
+    def install(recorder: Recorder) -> None:
         watches.append(PrefixWatch(request.steps, total=request.total))
-        assert prepared.recorder is not None
-        prepared.recorder.after_row(row)
-        return prepared
+        recorder.after_row(row)
 
-    try:
-        status = run_script(target, settings, prepare=prepare)
-    except AmpCompareError as error:
-        note(str(error))
-        return error.exit_code
+    status = _run(request, install)
     (watch,) = watches
     watch.close()
     types = [SHORT[name] for name in lifted_types()]
@@ -203,15 +178,26 @@ def _watched(request: PrefixRequest, rank: int) -> int:
     return status
 
 
-def _what_to_run(request: Request | ProfileRequest | PrefixRequest) -> tuple[Target, ExecSettings]:
+def _run(request: ScriptRequest, install: Callable[[Recorder], None]) -> int:
+    """Run the script of a request and return its exit code.
+
+    Args:
+        install: called with the recorder of its steps before it begins.
+    """
     from ampcompare.script.legacy.settings import ExecSettings
     from ampcompare.script.legacy.target import Target, script_target
+    from ampcompare.script.prepare import prepare_script, run_script
+
+    def prepare(given: ExecSettings) -> Prepared:
+        prepared = prepare_script(given)
+        assert prepared.recorder is not None
+        install(prepared.recorder)
+        return prepared
 
     arguments = list(request.settings["arguments"])
     settings = ExecSettings(**{**request.settings, "arguments": tuple(arguments)})
-    if request.is_module:
-        return Target(settings.name, arguments, is_module=True), settings
-    return script_target(settings.name, arguments), settings
+    target = Target(settings.name, arguments, is_module=True) if request.is_module else None
+    return run_script(target or script_target(settings.name, arguments), settings, prepare=prepare)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Any
 
 from ampcompare.guards.location import is_installed, is_users
 
-__all__ = ["planned_steps"]
+__all__ = ["planned_loops", "planned_steps"]
 
 # Calls that give as many items as their first argument has.
 PASSING = {"enumerate", "iter", "list", "tuple", "sorted", "reversed", "tqdm", "track", "progress_bar", "auto"}
@@ -25,26 +25,37 @@ class _Unknown(Exception):
 
 
 def planned_steps() -> int | None:
-    """Return how often the line of the script that has led here will run; None where that cannot be seen.
+    """Return how often the line of the script that has led here will run; None where that cannot be seen."""
+    loops = planned_loops()
+    return None if loops is None else math.ceil(math.prod(loops))
 
-    That is the product of what the `for` loops around it run over, in all functions of the script. Nothing of the
-    script is called except the lengths of its objects.
+
+def planned_loops() -> list[float] | None:
+    """Return how often each `for` loop around the line of the script that has led here runs, innermost first.
+
+    That is what the loops run over, in all functions of the script; None where it cannot be seen. A condition such as
+    `i % 4 == 0` divides the loop around it. Nothing of the script is called except the lengths of its objects.
     """
     frame: FrameType | None = sys._getframe(1)
-    steps = 1.0
+    loops, share = [], 1.0
     try:
         while frame is not None:
             if is_installed(frame.f_code.co_filename):  # a trainer, whose loops are its own
                 return None
             if is_users(frame.f_code.co_filename):
-                for node in _around(frame):
-                    steps *= _times(node, frame)
+                for node in reversed([*_around(frame)]):
+                    times = _times(node, frame)
+                    if isinstance(node, ast.If):
+                        share *= times
+                    else:
+                        loops.append(times * share)
+                        share = 1.0
                 if frame.f_code.co_name == "<module>":
                     break
             frame = frame.f_back
     except _Unknown:
         return None
-    return math.ceil(steps)
+    return loops
 
 
 def _around(frame: FrameType) -> Iterator[ast.AST]:

@@ -125,6 +125,7 @@ class Watch:
         self._half = half
         self._recorder = recorder
         self._max_steps = max_steps
+        self._has_raised = False
         self._steps: dict[int, int] = {}
         self._memory: MemoryMeter | None = None
         self._batches = FirstBatches(lambda hashes: recorder.add_row({"kind": "batches", "sha256": hashes}))
@@ -169,8 +170,13 @@ class Watch:
             return
         if not self._steps:
             self._recorder.add_row({"kind": "planned", "steps": planned_steps()})
+            self._recorder.flush()
         self._steps[row["optimizer"]] = self._steps.get(row["optimizer"], 0) + 1
+        if self._has_raised:  # the script catches everything, and goes on
+            sys.stdout.flush()
+            os._exit(0)
         if self._steps[min(self._steps)] >= self._max_steps:
+            self._has_raised = True
             raise EnoughSteps(0)
 
 

@@ -6,6 +6,7 @@ What files alone cannot decide passes; the process that builds the model and rea
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from ampcompare.base.environment.packages import entry_points
+from ampcompare.base.environment.packages import entry_points, find_module
 from ampcompare.base.errors import BackendUnavailable, ConfigError, did_you_mean
 from ampcompare.runs.records.metric import TOP1, TOP5, Metric
 from ampcompare.runs.settings.recipe import DEFAULT_TASK, DataConfig, Recipe
@@ -41,6 +42,7 @@ __all__ = [
     "TORCHVISION_FILES",
     "TaskSpec",
     "check_data",
+    "check_files",
     "check_layout",
     "check_model",
     "check_task",
@@ -114,6 +116,8 @@ MODEL_LIBRARIES = {
     "timm": ("timm", "timm", "timm:resnet50", "image classifiers of timm"),
     "hf": ("transformers", "transformers", "hf:gpt2", "causal language models of Transformers, without weights"),
 }
+# What comes before the colon in the name of a data set or model, and is no module.
+PREFIXES = {*MODEL_LIBRARIES, *(name.partition(":")[0] for name in (*DATA_SETS, *TEXTS) if ":" in name)} - {"module"}
 TASK_GROUP = "ampcompare.tasks"
 # The folder below --data-dir, and the files in it that torchvision needs.
 TORCHVISION_FILES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -359,8 +363,6 @@ def _available(name: str, data_dir: Path) -> tuple[bool, str]:
 def check_task(recipe: Recipe) -> None:
     """Check that there are task, model and data set of these names, and that the task uses the settings that are given.
 
-    A factory of the user, a file and a package are looked for where they are used.
-
     Raises:
         ConfigError: there is no such task, model or data set.
     """
@@ -370,6 +372,28 @@ def check_task(recipe: Recipe) -> None:
     _check_settings(recipe)
     check_model(recipe.model.arch, recipe.task)
     check_data(recipe.data.name, recipe.task)
+
+
+def check_files(recipe: Recipe) -> None:
+    """Check that this machine has the modules of factories, the folder of images or the files of torchvision's set.
+
+    A package, and what a module has, are looked for where they are used.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    for path in (task_path(recipe.task)[0], recipe.model.arch, recipe.data.name):
+        module, colon, _ = path.partition(":")
+        if colon and module not in PREFIXES and not find_module(module)[0]:
+            here = os.getcwd()
+            raise ConfigError(
+                f"factory {path}: there is no module {module!r}; it was looked for in {here} and on sys.path"
+            )
+    kind, _, folder = recipe.data.name.partition(":")
+    if kind == "imagefolder":
+        check_layout(folder or recipe.data.dir or "")
+    elif kind in TORCHVISION_FILES and not recipe.data.download:
+        require_files(kind, Path(recipe.data.dir or DEFAULT_DATA_DIR))
 
 
 def _check_settings(recipe: Recipe) -> None:

@@ -28,9 +28,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ampcompare.experiment.compare import pilot_seeds
+from ampcompare.runs.analysis.inference.alpha_spending import error_rate_of_next
 from ampcompare.runs.analysis.inference.criteria import AccuracyMargin, margin_error, parse_margin, resolve_margin
 from ampcompare.runs.analysis.inference.effect import Effect, interval, min_resolvable_spread, paired, two_stage
-from ampcompare.runs.analysis.inference.looks import error_rate_of_next
 from ampcompare.runs.analysis.inference.sample_size import stein_pairs
 from ampcompare.runs.analysis.inference.verdict import decide
 from ampcompare.runs.records.comparison import Look

@@ -203,7 +203,7 @@ def test_judge_a_table(tmp_path: Path) -> None:
     comparison = ampcompare.judge_table(table, reference="b", margin=1)
     assert comparison.reference == "b"
     assert {row.arm: str(row.quality) for row in comparison.arms}["a"].startswith("equivalent")
-    with pytest.raises(RecordError, match="cannot read the table"):
+    with pytest.raises(RecordError, match=r"cannot read .*none\.csv"):
         ampcompare.judge_table(tmp_path / "none.csv")
     with pytest.raises(ConfigError, match="there is no arm 'c'"):
         ampcompare.judge_table(table, reference="c")

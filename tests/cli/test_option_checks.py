@@ -38,15 +38,15 @@ REFUSED: list[tuple[list[str], int, str]] = [
     (["compare", "--sweep", "recipe.model.arch=mlp,mpl"], 2, "there is no model 'mpl'"),
     (["compare", "--sweep", "device=cpu,nosuch"], 2, "is unknown; use auto, cpu, cuda"),
     (["compare", "-o", "x" * 300], 2, "cannot make the output folder"),
+    (["run", "--data", "mnist", "--data-dir", "nowhere"], 2, "mnist is not in nowhere"),
+    (["run", "--data", "imagefolder", "--data-dir", "nowhere"], 2, "there is no folder 'nowhere'"),
+    (["run", "--arch", "nomod:x"], 2, "there is no module 'nomod'"),
+    (["run", "--data", "nomod.inner:x"], 2, "there is no module 'nomod.inner'"),
     (["explain", "O2", "--arch", "resnet19"], 2, "there is no model 'resnet19'"),
 ]
-# What files, devices and the user's code decide.
+# What devices and the user's code decide.
 IN_THE_CELL: list[tuple[list[str], int, str]] = [
-    (["--data", "mnist", "--data-dir", "nowhere"], 2, "mnist is not in nowhere"),
-    (["--data", "imagefolder", "--data-dir", "nowhere"], 2, "there is no folder 'nowhere'"),
     (["--device", "xpu"], 4, "an Intel GPU), but torch sees none"),
-    (["--arch", "nomod:x"], 2, "there is no module 'nomod'"),
-    (["--data", "nomod.inner:x"], 2, "there is no module 'nomod'"),
     (["--arch", "mymod:nosuch"], 2, "there is no 'nosuch' in it"),
 ]
 

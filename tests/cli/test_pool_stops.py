@@ -88,7 +88,7 @@ class Net(torch.nn.Module):
 def test_a_killed_worker_takes_no_other_cell(tmp_path: Path, forked_python: Any) -> None:
     """One of two cells is killed: it is a failed row that says so, and the other ends as if nothing had been."""
     (tmp_path / "waiting.py").write_text(WAITING)
-    words = [*WORDS, "--arch", "waiting:Net", "--seeds", "0", "--epochs", "1"]
+    words = [*WORDS, "--arch", "waiting:Net", "--seeds", "0", "--epochs", "1", "--no-preflight", "--allow-writes", "."]
     process = forked_python.popen([sys.executable, "-m", "ampcompare", *words], cwd=tmp_path)
 
     def pids() -> list[int]:

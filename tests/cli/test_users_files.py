@@ -116,20 +116,74 @@ def test_folders_that_are_allowed_are_really_written(call: Any, tmp_path: Path, 
     assert (tmp_path / "elsewhere/best.pt").is_file()
 
 
+# Twenty ways to write at once; those of the last block go to full paths, which a copy of the folder does not cover.
+EVERYWHERE = """
+import mmap, pathlib, sqlite3
+
+def write_everywhere():
+    if pathlib.Path("done").exists():
+        return
+    torch.save(model.state_dict(), "checkpoint.pt")
+    os.makedirs("runs/1"); open("runs/1/events", "w").write("x")
+    open("log.txt", "a").write("x")
+    with open("input.csv", "r+b") as file:
+        view = mmap.mmap(file.fileno(), 0); view[0] = 65; view.flush(); view.close()
+    os.truncate("input.csv", 3)
+    np.savez("arrays.npz", a=np.ones(2)); np.save("array.npy", np.ones(2))
+    base = sqlite3.connect("base.db"); base.execute("create table t (a)"); base.commit(); base.close()
+    open("old.db", "ab").write(b"x")
+    shutil.move("moved.txt", "there.txt"); os.rename("there.txt", "again.txt")
+    torch.save({}, "tmp.pt"); os.replace("tmp.pt", "replaced.pt")
+    os.remove("removed.txt"); shutil.rmtree("cache")
+    os.link("linked.txt", "hard.txt"); open("hard.txt", "a").write("x")
+    os.symlink("input.csv", "newest"); open("link", "a").write("x")
+    os.chmod("log.txt", 0o600); os.utime("old.db", (0, 0))
+    subprocess.run([sys.executable, "-c", "open('child.txt', 'w').write('x')"], check=True)
+    os.system("echo x >> log.txt; mkdir -p shell; cp input.csv shell")
+    open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "beside.txt"), "w").write("x")
+    open("done", "w")
+    if "--far" in sys.argv:
+        open(os.path.expanduser("~/.cache/lib/index"), "a").write("x")
+        os.makedirs(os.path.expanduser("~/.config/new")); open(os.path.expanduser("~/.config/new/a"), "w")
+        open(os.path.join(sys.argv[-1], "x"), "w").write("x"); open("far/x", "a").write("x")
+        open("/tmp/ampcompare-test-" + os.path.basename(os.path.dirname(sys.argv[-1])), "w").write("x")
+"""
+FILES = ("log.txt", "input.csv", "moved.txt", "replaced.pt", "removed.txt", "cache/a", "linked.txt", "old.db")
+COMMANDS = {
+    "compare": ["compare", "--arm", "fp32,bf16", "--seeds", "0", "--device", "cpu", "-o", "RUN", "--", "train.py"],
+    "diagnose": ["diagnose", "--arm", "O1", "--device", "cpu", "--steps", "3", "--", "train.py"],
+    "profile": ["profile", "--arm", "fp32,bf16", "--device", "cpu", "--steps", "2", "--", "train.py"],
+    "migrate": ["migrate", "--verify", "--steps", "6", "train.py", "--"],
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["diagnose", "--arm", "O1", "--device", "cpu", "--steps", "3", "--"],
-        ["profile", "--arm", "fp32,bf16", "--device", "cpu", "--steps", "2", "--"],
-    ],
-)
-def test_what_examines_a_script_leaves_all_files(call: Any, tmp_path: Path, project: Path, command: list[str]) -> None:
-    write_script(project, "home", steps=40)
-    before = state_of(tmp_path)
-    done = call(*command, "train.py")
+@pytest.mark.parametrize("by", ["overlays", "copies"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_twenty_ways_to_write_change_no_file(
+    call: Any, tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch, forked_runs: None, command: str, by: str
+) -> None:
+    """What lies outside of the run directory has equal hashes before and after."""
+    for name in FILES:
+        (project / name).parent.mkdir(exist_ok=True)
+        (project / name).write_text("the user's")
+    (project / "link").symlink_to("linked.txt")
+    (project / "far").symlink_to("../elsewhere")
+    text = SCRIPT.format(way="write_everywhere()", steps=40)
+    (project / "train.py").write_text(text.replace("\nmodel = ", f"{EVERYWHERE}\nmodel = ", 1))
+    if by == "copies":
+        monkeypatch.setattr("ampcompare.base.processes.sandbox.can_sandbox", lambda folder: False)
+    run, before = tmp_path / "run", state_of(tmp_path)
+    words = [str(run) if word == "RUN" else word for word in COMMANDS[command]]
+    done = call(*words, *(["--far", str(tmp_path / "elsewhere")] if by == "overlays" else []))
     assert done.code == 0, done.err
-    assert state_of(tmp_path) == before
+    assert state_of(tmp_path, run) == before
+    assert not Path(f"/tmp/ampcompare-test-{tmp_path.name}").exists()
+    records = [json.loads(path.read_text()) for path in run.glob("cells/*/record.json")]
+    near = [{os.path.basename(file) for file in record["script"]["files"]} for record in records]
+    assert all(
+        {"checkpoint.pt", "hard.txt", "child.txt", "beside.txt", "base.db", "removed.txt"} <= one for one in near
+    )
 
 
 def test_a_factory_of_the_user_changes_no_file_either(call: Any, tmp_path: Path, here: Path) -> None:

@@ -18,7 +18,7 @@ from ampcompare.runs.analysis.inference.criteria import Criteria
 from ampcompare.runs.records.comparison import Comparison, Look
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.settings.config import RunConfig
-from tests.experiment.test_journal import Pretend
+from tests.experiment.test_interim_analyses import Pretend
 
 
 @pytest.fixture

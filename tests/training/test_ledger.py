@@ -140,6 +140,43 @@ def test_updates_that_rounding_loses_are_counted() -> None:
     assert train("half:dynamic,init_scale=1e9", steps=2)[0].lost is None
 
 
+@pytest.mark.parametrize(
+    ("arm", "eps", "zero"),
+    [
+        ("half", 1e-8, 1.0),
+        ("half", 1e-4, 0.0),
+        ("half,state=fp32", 1e-8, 0.0),
+        ("half:bf16", 1e-8, 0.0),
+        ("fp32", 0.0, 0.0),
+    ],
+)
+def test_zero_denominators_are_counted(arm: str, eps: float, zero: float) -> None:
+    """Small gradients leave Adam a second moment of 0 in fp16, and an eps of 1e-8 is 0 there, too."""
+    torch.manual_seed(0)
+    model: nn.Module = nn.Linear(8, 4)
+    precision = make_precision(arm)
+    (model,), (made,) = precision.prepare([model], [AdamW(model.parameters(), eps=eps)])
+    keeper = LedgerKeeper([model], 20)
+    batches = [1e-2 * torch.randn(16, 8)]
+    _, emulation = cpu_half("auto", precision.half_dtype, CPU)
+    with emulation:
+        keeper.watched(update)([model], [made], precision, Single(), lambda m, x: 1e-2 * loss_of(m, x), batches, None)
+    found = keeper.look.result()
+    assert found.zero_denominators == zero
+    assert 0 < (found.largest_gradient or 0) < 1e-2
+
+
+def test_an_optimizer_without_a_denominator_has_none() -> None:
+    assert train("half", "sgd")[0].zero_denominators is None
+
+
+def test_the_largest_gradient_is_that_of_the_optimizer() -> None:
+    """It does not depend on the loss scale, by which a reader multiplies it."""
+    plain, scaled = (train(f"half,master_weights=true,loss_scale={scale}")[0] for scale in (1, 128))
+    assert plain.largest_gradient == pytest.approx(scaled.largest_gradient, rel=0.01)
+    assert scaled.loss_scale == 128.0
+
+
 def test_products_elsewhere_are_named() -> None:
     """A module that is kept in fp32 shows as products of another type."""
     ledger, _ = train("native:bf16,keep_fp32=2")

@@ -39,7 +39,7 @@ class VariableFunctionsShim:
 
 
 def has_old_rnns() -> bool:
-    """Return whether torch has the recurrent cells of before 1.0: never, since torch 2.4 is needed."""
+    """Return whether torch has the recurrent cells of before 1.0: never, since ampcompare needs a later one."""
     return False
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-__all__ = ["clip_grad", "layer_norm", "multihead_attn", "optimizers", "sparsity", "xentropy"]
+__all__ = ["clip_grad", "layer_norm", "multihead_attn", "optimizers", "xentropy"]
 
 
 def __getattr__(name: str) -> Any:

@@ -9,6 +9,7 @@ import select
 import signal
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -60,6 +61,7 @@ class ProcessServer:
         self._unread = b""
         self._is_closed = False
         self._reading = threading.Lock()  # the channel is not closed while another thread reads it
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - a pipe that nobody reads would fill, and stop the server
         self._channel, theirs = socket.socketpair()
         with theirs:
             python, *start = start_command("ampcompare.base.processes.server", str(theirs.fileno()), *names)
@@ -69,13 +71,14 @@ class ProcessServer:
                     [python, *options, *start],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
-                    stderr=subprocess.PIPE,
+                    stderr=self._errors,
                     pass_fds=[theirs.fileno()],
                     env=environment,
                     start_new_session=True,
                 )
             except OSError as error:
                 self._channel.close()
+                self._errors.close()
                 raise LaunchError(f"the process server cannot be started: {error}") from None
         self.pid = self._process.pid
 
@@ -86,7 +89,7 @@ class ProcessServer:
 
     def how_it_ended(self) -> str:
         """Return the end of a sentence about a server that has ended."""
-        code = self._process.wait()
+        code = self._end()
         if code >= 0:
             return f"ended with exit code {code}"
         cause = " (probably the out-of-memory killer)" if code == -signal.SIGKILL else ""
@@ -104,10 +107,10 @@ class ProcessServer:
             try:
                 self.is_ready = self.message() is not None
             except ServerLost:
-                if self._is_closed or (code := self._process.wait()) < 0:
+                if self._is_closed or (code := self._end()) < 0:
                     raise
-                assert self._process.stderr is not None
-                lines = self._process.stderr.read().decode(errors="replace").strip().splitlines() or ["no message"]
+                self._errors.seek(0)
+                lines = self._errors.read().decode(errors="replace").strip().splitlines() or ["no message"]
                 raise LaunchError(f"the process server ended with exit code {code}: {lines[-1]}") from None
             if not self.is_ready and is_asked():
                 return False
@@ -155,8 +158,11 @@ class ProcessServer:
                 socket.send_fds(self._channel, [json.dumps(request).encode() + b"\n"], [output])
             except OSError:
                 raise ServerLost from None
+            deadline = time.monotonic() + START_SECONDS
             while (message := self.message()) is None:
-                pass
+                if time.monotonic() > deadline:
+                    kill_group(self.pid)
+                    raise ServerLost
             self.fork = fork = Fork(self, message["pid"], stdout)
             fork.see(message)
             return fork
@@ -194,17 +200,20 @@ class ProcessServer:
             self._channel.shutdown(socket.SHUT_RDWR)  # the server ends its fork and itself
         if not self.is_ready and self.runs:  # on a system where that does not end it while it loads
             kill_group(self.pid)
-        try:
-            self._process.wait(timeout=END_SECONDS)
-        except subprocess.TimeoutExpired:
-            kill_group(self.pid)
-            self._process.wait()
+        self._end()
         if self.fork is not None and self.fork.is_alive():
             kill_group(self.fork.pid)
         with self._reading:
             self._channel.close()
-            assert self._process.stderr is not None
-            self._process.stderr.close()
+            self._errors.close()
+
+    def _end(self) -> int:
+        """Return the exit code of the server, which is about to end; it is killed if it does not."""
+        try:
+            return self._process.wait(timeout=END_SECONDS)
+        except subprocess.TimeoutExpired:
+            kill_group(self.pid)
+            return self._process.wait()
 
 
 class Fork:
@@ -272,7 +281,10 @@ class Fork:
         return self.returncode
 
     def wait(self) -> int:
-        """Return the exit code when the process ends."""
+        """Return the exit code when the process ends, which counts as killed if its server does not report the end."""
+        ended = 0.0
         while (code := self.poll(POLL_SECONDS)) is None:
-            pass
+            ended = 0.0 if self.is_alive() else ended or time.monotonic()
+            if ended and time.monotonic() - ended > END_SECONDS:
+                return -signal.SIGKILL
         return code

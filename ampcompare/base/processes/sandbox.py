@@ -130,15 +130,21 @@ _tried: dict[int, bool] = {}
 def _try(folder: str) -> bool:
     store = tempfile.mkdtemp(prefix=".sandbox.", dir=folder)
     request = {"store": store, "shared": [], "roots": []}
+    null = subprocess.DEVNULL
+    process = None
     try:
         command = start_command("ampcompare.base.processes.overlay")
         environment = {**os.environ, VARIABLE: json.dumps(request)}
-        done = subprocess.run(command, env=environment, capture_output=True, timeout=PROBE_SECONDS, check=False)
+        process = subprocess.Popen(command, env=environment, stdin=null, stdout=null, stderr=null)
+        return process.wait(PROBE_SECONDS) == 0
     except (OSError, subprocess.TimeoutExpired):
+        if process is not None:
+            process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a file system that does not answer holds it
+                process.wait(1.0)
         return False
     finally:
         remove_tree(store)
-    return done.returncode == 0
 
 
 def _in_layers(store: str) -> Iterator[tuple[str, str, How]]:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from ampcompare.base.errors import AmpCompareError, ConfigError, EnvironmentUnfit, LaunchError
+from ampcompare.base.errors import ConfigError
 from ampcompare.base.files.run_files import RunFile
-from ampcompare.base.processes.call import call_in_child
 from ampcompare.runs.records.profile import ArmProfile
 from ampcompare.runs.settings.config import RunConfig
+from ampcompare.runs.settings.examination import ScriptRequest, examine_in_child
 
 __all__ = ["ProfileOptions", "ProfileRequest", "profile_in_child"]
 
-TIME_LIMIT = 3600.0
-ERRORS: dict[int, type[AmpCompareError]] = {2: ConfigError, 4: EnvironmentUnfit}
+PROGRAM = Path(__file__).resolve().parent / "profile_recipe.py"
 
 
 @dataclass(frozen=True)
@@ -60,23 +57,17 @@ class ProfileOptions:
 
 
 @dataclass(frozen=True)
-class ProfileRequest:
-    """What to run, and how many steps of it to profile.
+class ProfileRequest(ScriptRequest):
+    """How many steps to profile.
 
     Attributes:
-        settings: the fields of `ExecSettings`.
-        is_module: the script is the name of a module.
         steps, profiled: timed steps, and those under torch.profiler.
         answers: folder for the profile of each rank, and for the trace of rank 0.
-        ended: file for the exit code of rank 0, written when it ends.
     """
 
-    settings: dict[str, Any]
-    is_module: bool
     steps: int
     profiled: int
     answers: str
-    ended: str
 
     def answer(self, rank: int) -> Path:
         """Return the file for the profile of a rank."""
@@ -86,18 +77,6 @@ class ProfileRequest:
     def trace(self) -> Path:
         """The file for the trace of rank 0."""
         return Path(self.answers) / RunFile.TRACE
-
-    def write(self, path: Path) -> None:
-        """Write the request for the processes."""
-        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
-
-    @classmethod
-    def read(cls, path: Path) -> ProfileRequest:
-        """Return the request of a file."""
-        return cls(**json.loads(path.read_text(encoding="utf-8")))
-
-
-PROGRAM = Path(__file__).resolve().parent / "profile_recipe.py"
 
 
 def profile_in_child(
@@ -114,24 +93,14 @@ def profile_in_child(
         trace: file for the trace.
 
     Raises:
-        ConfigError: a name, a file or an option that cannot be used.
-        EnvironmentUnfit: this machine lacks something that the arm or the data need.
-        LaunchError: the model raised, or the process died or did not end in time.
+        ConfigError, EnvironmentUnfit, LaunchError: as `examine_in_child`.
     """
-    answer = call_in_child(
-        PROGRAM,
-        seconds=TIME_LIMIT,
-        shared=config.writable_paths(*([] if trace is None else [trace.parent])),
-        options={
-            "config": config.model_dump(mode="json"),
-            "steps": steps,
-            "profiled": profiled,
-            "trials": trials,
-            "trace": "" if trace is None else str(trace),
-        },
-    )
-    if not answer.done:
-        raise LaunchError(f"{config.arm} cannot be profiled: {answer.failure}")
-    if "error" in answer.value:
-        raise ERRORS.get(answer.value["exit_code"], LaunchError)(answer.value["error"])
-    return ArmProfile.model_validate(answer.value)
+    options = {
+        "steps": steps,
+        "profiled": profiled,
+        "trials": trials,
+        "trace": "" if trace is None else str(trace),
+    }
+    folders = [] if trace is None else [trace.parent]
+    found = examine_in_child(PROGRAM, config, f"{config.arm} cannot be profiled", options, folders=folders)
+    return ArmProfile.model_validate(found)

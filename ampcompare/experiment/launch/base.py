@@ -127,6 +127,9 @@ class Launcher(abc.ABC):
         """
         return False
 
+    def end_cell(self) -> None:  # noqa: B027 - those of other machines end their cells themselves
+        """End the current cell at once, whatever it is doing; its record then has status "interrupted"."""
+
     def close(self) -> None:  # noqa: B027 - many launchers keep nothing between cells
         """End every process that still runs; none starts afterwards."""
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit
-from ampcompare.base.files.loaded_code import Names, read_loaded
+from ampcompare.base.files.loaded_code import Names, digest_of, read_loaded
 from ampcompare.base.files.run_files import CellFile, RunFile, log_name
 from ampcompare.base.files.write import write_atomically
 from ampcompare.base.processes.sandbox import Sandbox, Written, remove_tree, sandboxed
@@ -32,6 +32,7 @@ __all__ = [
     "archive_previous",
     "continue_steps",
     "earlier_files",
+    "inputs_among",
     "last_lines",
     "log_tail",
     "make_cell_folder",
@@ -163,7 +164,7 @@ def archive_previous(folder: Path) -> None:
 
 def without_written(record: RunRecord, folder: Path, written: Sequence[Written]) -> RunRecord:
     """Return the record of a cell, written again if files count as its code that it has made itself."""
-    names = Names(Path.cwd() if record.config.script is None else record.config.script.folder)
+    names = _names_of(record)
     own = {names.of(one.path) for one in written}
     code = {name: digest for name, digest in (record.code or {}).items() if name not in own}
     if code != (record.code or {}):
@@ -172,10 +173,24 @@ def without_written(record: RunRecord, folder: Path, written: Sequence[Written])
     return record
 
 
+def _names_of(record: RunRecord) -> Names:
+    return Names(Path.cwd() if record.config.script is None else record.config.script.folder)
+
+
+def inputs_among(record: RunRecord, written: Sequence[Written]) -> list[str]:
+    """Return the files of the user that the cell of a record read as they are, and wrote afterwards."""
+    names, code = _names_of(record), record.code or {}
+    return [
+        one.path
+        for one in written
+        if one.how == "changed" and digest_of(one.path) in code.get(names.of(one.path), "").split("|")
+    ]
+
+
 def with_code(record: RunRecord, folder: Path) -> RunRecord:
     """Return a record with the code that the processes of its cell have loaded."""
     loaded = read_loaded(folder)
-    return record.model_copy(update={"code": loaded.files, "packages": loaded.packages})
+    return record.model_copy(update={"code": loaded.files, "packages": {**record.packages, **loaded.packages}})
 
 
 def continue_steps(folder: Path, others: Sequence[Path], step: int) -> bool:

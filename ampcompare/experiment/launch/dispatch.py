@@ -180,6 +180,10 @@ class DispatchingLauncher(Launcher):
     def terminate(self) -> bool:
         return sum(launcher.terminate() for launcher in list(self._launchers.values())) > 0
 
+    def end_cell(self) -> None:
+        for launcher in list(self._launchers.values()):
+            launcher.end_cell()
+
     def close(self) -> None:
         self._is_closed = True
         for launcher in list(self._launchers.values()):

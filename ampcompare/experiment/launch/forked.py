@@ -73,7 +73,7 @@ class ForkedLauncher(Launcher):
         path = folder / CellFile.RECORD
         if code == 0 and not killed_by and path.exists():
             return without_written(read_record(path), folder, sandbox.written)
-        if self._is_asked() and killed_by == signal.SIGTERM:
+        if self._is_asked() and killed_by in (signal.SIGTERM, signal.SIGKILL):
             record = interrupted_record(config)
             write_record(record, folder)
             return record
@@ -164,10 +164,15 @@ class ForkedLauncher(Launcher):
         self._send_stop(self._interpreter.process if server is None else server.fork)
         return True
 
-    def _send_stop(self, cell: Fork | psutil.Process | None) -> None:
+    def end_cell(self) -> None:
+        if self._server.ask():
+            server = self._server.process
+            self._send_stop(self._interpreter.process if server is None else server.fork, signal.SIGKILL)
+
+    def _send_stop(self, cell: Fork | psutil.Process | None, number: int = signal.SIGTERM) -> None:
         if cell is not None:
             with contextlib.suppress(psutil.NoSuchProcess):
-                cell.send_signal(signal.SIGTERM)
+                cell.send_signal(number)
 
     def _ensure_server(self) -> ProcessServer:
         with self._place.pinned():

@@ -213,6 +213,10 @@ class MultiProcessLauncher(Launcher):
             agent.terminate()
         return True
 
+    def end_cell(self) -> None:
+        if self._agent.ask():
+            self._agent.drop()
+
     def close(self) -> None:
         self._agent.close()
 

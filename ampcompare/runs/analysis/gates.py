@@ -13,8 +13,7 @@ from ampcompare.runs.analysis.evidence.accuracy import accuracy_evidence, accura
 from ampcompare.runs.analysis.evidence.loss_tail import loss_evidence
 from ampcompare.runs.analysis.evidence.step_time import invalid_reason, time_evidence
 from ampcompare.runs.analysis.inference.criteria import criteria_of
-from ampcompare.runs.analysis.inference.looks import Design
-from ampcompare.runs.analysis.inference.verdict import verdicts_on
+from ampcompare.runs.analysis.inference.verdict import Design, verdicts_on
 from ampcompare.runs.analysis.runs.comparability import incomparable_accuracy, incomparable_memory, incomparable_time
 from ampcompare.runs.analysis.runs.learning import idle_verdict
 from ampcompare.runs.analysis.runs.pairs import counterparts, pairs_by_seed, surviving_seeds

@@ -78,10 +78,7 @@ class Look(FrozenRecord):
     loss_margin: float = LOSS_MARGIN
     planned: int | None = Field(None, description="number of looks that was planned; None if it was left open")
     pilot: list[int] = Field([], description="seeds whose spread has set the number of seeds; empty if it was given")
-    changes: list[str] = Field([], description="in what it differs from earlier looks, apart from more runs")
-    accuracy: dict[str, str] = Field({}, description="the verdict on each arm")
-    time: dict[str, str] = Field({}, description="the verdict on each arm")
-    loss: dict[str, str] = Field({}, description="the verdict on each arm's training loss at the end")
+    changes: list[str] = Field([], description="in older files: in what its terms differ from those of earlier looks")
 
 
 class PublishedRow(BaseModel):
@@ -166,13 +163,13 @@ class ArmSummary(_Row):
     """
 
     arm: str
-    engine: str | None
-    half: str | None
+    engine: str | None = None
+    half: str | None = None
     lr: float
     seeds: list[int]
     completed: int
     diverged: int
-    failed: int
+    failed: int = 0
     metric_mean: float | None = None
     metric_sd: float | None = None
     metric_best: float | None = None
@@ -212,7 +209,6 @@ class ArmSummary(_Row):
     skipped_steps: int | None = None
     num_steps: int | None = None
     status: str = ""
-    ran: str | None = Field(None, description="our arm of the precision that another library ran, if not as asked")
 
     @model_validator(mode="after")
     def _agree_on_time(self) -> ArmSummary:

@@ -27,7 +27,7 @@ class Prefix(FrozenRecord):
 
     steps: int
     total: int | None = Field(None, description="optimizer steps of the whole training, if known")
-    basis: str = Field("the rate stays", description="where the learning rates ahead come from")
+    basis: str = Field("", description="where the learning rates ahead come from; empty where the rate stays")
     rates_known: bool = True
     losses: list[Number] = Field([], description="of each backward pass")
     largest_gradient: Number | None = Field(None, description="magnitude, of any step, at a loss scale of 1")

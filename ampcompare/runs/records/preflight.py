@@ -35,6 +35,7 @@ class Preflight(FrozenRecord):
     """What was seen, of the reference where it does not say which arm."""
 
     arms: dict[str, ArmTrial] = Field({}, description="by the label of a row")
+    untried: list[str] = Field([], description="rows for which the time did not last")
     optimizers: list[str] = Field([], description="the names of their classes")
     losses: list[float] = Field([], description="of the first steps")
     is_script: bool = False
@@ -44,7 +45,8 @@ class Preflight(FrozenRecord):
     faults: dict[str, str] = Field({}, description="why the values of a requested metric cannot be used")
     numbers: dict[str, str] = Field({}, description="what the script showed, each with the option that takes it")
     written: list[str] = Field([], description="files that it wrote outside of the folder of its cell")
-    overwritten: list[str] = Field([], description="those of them that lie there, from an earlier run or as its input")
+    overwritten: list[str] = Field([], description="those of them that lie there")
+    inputs: list[str] = Field([], description="those of them that it read first, from an earlier run or as its input")
     cell_steps: int | None = Field(None, description="of a whole cell, as far as it is known")
     seconds: float = 0.0
 
@@ -91,7 +93,10 @@ class Preflight(FrozenRecord):
         lines = [f"  {few(arms)} cannot train: {error}" for error, arms in self.failed.items()]
         trained = {arm: trial for arm, trial in self.arms.items() if trial.steps}
         if not trained:
-            return [f"preflight, {format_duration(self.seconds)}:", *lines]
+            known = lines or ["  no step yet, so that nothing is known of what comes"]
+            return [f"preflight, {format_duration(self.seconds)}:", *known]
+        if self.untried:
+            lines.append(f"  {few(self.untried)} not tried, as that takes long: their first cells show it")
         steps = next(iter(trained.values())).steps
         what = [f"{few(list(trained))} trained", f"{_steps(steps)} each"]
         what += [f"with {few(self.optimizers)}"] if self.optimizers else []
@@ -106,9 +111,11 @@ class Preflight(FrozenRecord):
         if labels and self.is_script and not self.metrics:
             shown = f"; it shows {few(list(self.numbers)[:MAX_SHOWN])}: see --list-metrics" if self.numbers else ""
             lines.append(f"  metric: its training loss{shown}")
-        if self.overwritten:
-            lines.append(f"  writes {few(self.overwritten)}, which is there: an earlier run may have left it")
-        elif self.written:
+        if self.inputs:
+            lines.append(f"  reads and then writes {few(self.inputs)}: it may resume what an earlier run has left")
+        if others := [name for name in self.overwritten if name not in self.inputs]:
+            lines.append(f"  writes {few(others)}, which is there: an earlier run may have left it")
+        elif self.written and not self.overwritten:
             lines.append(f"  writes {few(self.written)}")
         return [*lines, *self._cost_lines(labels)]
 

@@ -36,6 +36,7 @@ MAX_LINE = 100_000  # a conclusion names every arm, and there may be hundreds
 DOCUMENTS = {  # of each class of results
     "Comparison": "ampcompare.runs.report.comparison:comparison_document",
     "Diagnosis": "ampcompare.runs.report.diagnosis:diagnosis_document",
+    "Outlook": "ampcompare.runs.report.outlook:outlook_document",
     "Profile": "ampcompare.runs.report.profile:profile_document",
 }
 CELL = re.compile("[0-9a-f]{12}")  # the name of a folder that this program made

@@ -1,4 +1,4 @@
-"""The columns of the tables of measurements and of verdicts, which all formats share."""
+"""The columns of tables with a row per arm: the overview, the measurements and the verdicts, in all formats."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ampcompare.runs.records.comparison import ArmSummary, Comparison
 from ampcompare.runs.records.metric import TOP5, Metric
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.records.verdict import OPEN, Kind, Verdict
-from ampcompare.runs.report.document import Tone
+from ampcompare.runs.report.document import Cell, Column, Tone
 
 __all__ = [
     "COLUMNS",
@@ -32,9 +32,9 @@ __all__ = [
     "margin_limits",
     "metric_interval",
     "metric_text",
+    "of_arm",
     "over_runs",
     "ratio_interval",
-    "records_by_arm",
     "step_milliseconds",
     "table_rows",
     "time_tone",
@@ -70,30 +70,34 @@ def _always(comparison: Comparison) -> bool:
     return True
 
 
+def _no_cell(row: ArmSummary, comparison: Comparison) -> Cell:
+    return Cell()
+
+
 @dataclass(frozen=True)
-class ArmColumn:
-    """One column of a table with a row per arm.
+class ArmColumn(Column):
+    """A column of a table with a row per arm.
 
     Attributes:
-        text: of an arm's row and its records; "-" if there is no value.
+        cell: of an arm's row in its comparison.
         applies: whether a comparison has values for the column; else no table shows it.
         of_run: its value for one run, which the CSV then has too; None if there is no such value.
         overview: whether the one table that a report begins with has it too, where it has room.
+        needs_others: whether that table leaves it out where only the reference has a number.
     """
 
-    text: Callable[[ArmSummary, Sequence[RunRecord]], str]
+    head: str = ""
+    numeric: bool = True
+    cell: Callable[[ArmSummary, Comparison], Cell] = _no_cell
     applies: Callable[[Comparison], bool] = _always
     of_run: Callable[[RunRecord], float | None] | None = None
     overview: bool = False
-
-    def __call__(self, row: ArmSummary, records: Sequence[RunRecord] = ()) -> str:
-        """Return the text for an arm."""
-        return self.text(row, records)
+    needs_others: bool = False
 
 
 def of_arm(text: Callable[[ArmSummary], str], applies: Callable[[Comparison], bool] = _always) -> ArmColumn:
     """Return a column of what the summary of an arm holds."""
-    return ArmColumn(lambda row, records: text(row), applies)
+    return ArmColumn(cell=lambda row, comparison: Cell(text(row)), applies=applies)
 
 
 def over_runs(
@@ -111,12 +115,12 @@ def over_runs(
         applies: as for `ArmColumn`, and so is `overview`.
     """
 
-    def text(row: ArmSummary, records: Sequence[RunRecord]) -> str:
-        completed = [value(record) for record in records if record.status == "completed"]
+    def cell(row: ArmSummary, comparison: Comparison) -> Cell:
+        completed = [value(run) for run in comparison.records if run.arm == row.arm and run.status == "completed"]
         measured = [number for number in completed if number is not None]
-        return form(statistics.fmean(measured)) if measured else "-"
+        return Cell(form(statistics.fmean(measured))) if measured else Cell()
 
-    return ArmColumn(text, applies, value, overview)
+    return ArmColumn(cell=cell, applies=applies, of_run=value, overview=overview)
 
 
 def metric_text(metric: Metric, value: float | None, sd: float | None = None) -> str:
@@ -214,7 +218,7 @@ def _skipped(row: ArmSummary) -> str:
 
 def arm_name(row: ArmSummary) -> str:
     """Return the name of an arm, with what another library ran in its place."""
-    return printable(row.arm, 60) + (f" (ran {row.ran})" if row.ran else "")
+    return printable(row.arm, 60)
 
 
 def arm_engine(row: ArmSummary) -> str:
@@ -296,11 +300,12 @@ def _memory_of_gpu(comparison: Comparison) -> dict[str, ArmColumn]:
         "device MiB": lambda record: None if record.readings is None else record.readings.device_bytes,
     }
     known = {head: value for head, value in values.items() if any(map(value, comparison.records))}
-    return {head: ArmColumn(partial(_highest_mebibytes, value)) for head, value in known.items()}
+    return {head: ArmColumn(cell=partial(_highest_mebibytes, value)) for head, value in known.items()}
 
 
-def _highest_mebibytes(value: Callable[[RunRecord], int | None], row: ArmSummary, records: Sequence[RunRecord]) -> str:
-    return format_mebibytes(max(filter(None, map(value, records)), default=None))
+def _highest_mebibytes(value: Callable[[RunRecord], int | None], row: ArmSummary, comparison: Comparison) -> Cell:
+    sizes = [size for record in comparison.records if record.arm == row.arm and (size := value(record))]
+    return Cell(format_mebibytes(max(sizes, default=None)))
 
 
 def _waits_for_data(comparison: Comparison) -> bool:
@@ -313,10 +318,11 @@ def _waits_for_data(comparison: Comparison) -> bool:
     )
 
 
-def _data_milliseconds(row: ArmSummary, records: Sequence[RunRecord]) -> str:
+def _data_milliseconds(row: ArmSummary, comparison: Comparison) -> Cell:
     """Return the wait for a batch, which is no part of a step, as a mean over the runs."""
-    waits = [wait for record in records if (wait := record.summary.data_seconds_median) is not None]
-    return _number(1000 * statistics.fmean(waits) if waits else None, ",.2f")
+    waits = [run.summary.data_seconds_median for run in comparison.records if run.arm == row.arm]
+    known = [wait for wait in waits if wait is not None]
+    return Cell(_number(1000 * statistics.fmean(known) if known else None, ",.2f"))
 
 
 def _has_own_lr(comparison: Comparison) -> bool:
@@ -334,7 +340,7 @@ COLUMNS: dict[str, ArmColumn | ColumnsOf] = {
     "peak MiB": of_arm(lambda row: format_mebibytes(row.peak_bytes)),
     "memory of the GPU": _memory_of_gpu,
     "step (ms)": of_arm(step_milliseconds),
-    "data (ms)": ArmColumn(_data_milliseconds, _waits_for_data),
+    "data (ms)": ArmColumn(cell=_data_milliseconds, applies=_waits_for_data),
     "throughput": _throughput,
     "energy": _energy,
     "rel. time": of_arm(_ratio),
@@ -350,23 +356,27 @@ COLUMNS: dict[str, ArmColumn | ColumnsOf] = {
 """The table of measurements. A new line here is in every format; a function gives columns whose heads differ."""
 
 
-def verdict_columns(comparison: Comparison) -> dict[str, Callable[[ArmSummary], str]]:
-    """Return the table of verdicts: the text of each column by its head."""
+def verdict_columns(comparison: Comparison) -> dict[str, ArmColumn]:
+    """Return the columns of the table of verdicts, by their heads."""
     metric = comparison.metric
-    of_loss: dict[str, Callable[[ArmSummary], str]] = {
-        "Δ tail loss (%)": lambda row: loss_interval(row, comparison),
-        "tail loss verdict": lambda row: printable(str(row.loss), 60) or "-",
+    of_loss = {
+        "Δ tail loss (%)": of_arm(lambda row: loss_interval(row, comparison)),
+        "tail loss verdict": of_arm(lambda row: _in_words(row.loss)),
     }
     return {
-        "arm": arm_name,
-        metric.difference_head: lambda row: difference_interval(row, comparison),
-        f"{metric.quality} verdict": lambda row: printable(str(row.quality), 60) or "-",
-        "rel. time": lambda row: ratio_interval(row, comparison),
-        "time verdict": lambda row: printable(str(row.time), 60) or "-",
+        "arm": of_arm(arm_name),
+        metric.difference_head: of_arm(lambda row: difference_interval(row, comparison)),
+        f"{metric.quality} verdict": of_arm(lambda row: _in_words(row.quality)),
+        "rel. time": of_arm(lambda row: ratio_interval(row, comparison)),
+        "time verdict": of_arm(lambda row: _in_words(row.time)),
         **(of_loss if any(row.loss for row in comparison.arms) else {}),
-        "Δ peak MiB": _memory_difference,
-        "paired seeds": lambda row: str(row.pairs),
+        "Δ peak MiB": of_arm(_memory_difference),
+        "paired seeds": of_arm(lambda row: str(row.pairs)),
     }
+
+
+def _in_words(verdict: Verdict) -> str:
+    return printable(str(verdict), 60) or "-"
 
 
 def columns(comparison: Comparison) -> dict[str, ArmColumn]:
@@ -401,23 +411,15 @@ def asked_columns(comparison: Comparison, names: Sequence[str]) -> dict[str, Arm
 
 def table_rows(comparison: Comparison) -> list[list[str]]:
     """Return the texts of the table of measurements: a row per arm, in the order of `columns`."""
-    records = records_by_arm(comparison)
     shown = columns(comparison).values()
-    return [[column(row, records.get(row.arm, ())) for column in shown] for row in comparison.arms]
+    return [[column.cell(row, comparison).text for column in shown] for row in comparison.arms]
 
 
 def verdict_rows(comparison: Comparison) -> list[list[str]]:
     """Return the texts of the table of verdicts: a row per arm except the reference, as `verdict_columns`."""
+    shown = verdict_columns(comparison).values()
     others = [row for row in comparison.arms if row.arm != comparison.reference]
-    return [[text(row) for text in verdict_columns(comparison).values()] for row in others]
-
-
-def records_by_arm(comparison: Comparison) -> dict[str, list[RunRecord]]:
-    """Return the records of each arm."""
-    records: dict[str, list[RunRecord]] = {}
-    for record in comparison.records:
-        records.setdefault(record.arm, []).append(record)
-    return records
+    return [[column.cell(row, comparison).text for column in shown] for row in others]
 
 
 def format_interval(

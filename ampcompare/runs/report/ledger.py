@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ampcompare.backends.arm import Arm
 from ampcompare.backends.roles import Roles
 from ampcompare.base.formatting import printable
-from ampcompare.runs.analysis.runs.declared import Role, observed_text, roles_next_to
+from ampcompare.runs.analysis.runs.declared import Role, observed_text, options_without_effect, roles_next_to
 from ampcompare.runs.records.comparison import Comparison
 from ampcompare.runs.records.ledger import GroupTypes, Ledger
 from ampcompare.runs.report.document import Cell, Column, Document, Section, Table, Text
@@ -18,6 +19,12 @@ SHORT = {
     "backward products": "backward",
     "accumulated gradients": "accumulated",
     "update lost": "lost",
+    "largest gradient": "max gradient",
+    "zero denominators": "zero den.",
+}
+FIGURES = {
+    "largest gradient": "Max gradient: times the loss scale; the largest number of fp16 is 65504.",
+    "zero denominators": "Zero den.: elements that Adam divides by 0.",
 }
 
 
@@ -42,7 +49,8 @@ def ledger_table(comparison: Comparison) -> Table | None:
         legend=[
             "Types that a few steps showed: of weights between steps, of multiply-adds in the forward and the backward "
             "pass, and of what the optimizer gets and keeps. Lost: elements that an update left as they were. In "
-            "parentheses: what the arm declares, where something else ran."
+            "parentheses: what the arm declares, where something else ran.",
+            *(text for name, text in FIGURES.items() if name in shown),
         ],
         caption="What ran, one row per arm",
     )
@@ -61,12 +69,9 @@ def _cells(roles: Sequence[Role], shown: Sequence[str]) -> list[Cell]:
     return cells
 
 
-def ledger_document(ledger: Ledger, roles: Roles | None, title: str) -> Document:
-    """Return what one training showed, next to what its arm declares.
-
-    Args:
-        roles: None for a training without a declaration, such as a script as it is written.
-    """
+def ledger_document(ledger: Ledger, arm: Arm) -> Document:
+    """Return what one training showed, next to what its arm declares."""
+    roles, title = arm.roles, f"What ran under {arm}"
     differ = [part.difference for part in roles_next_to(roles, ledger) if part.differs]
     head = f"{title}: not as declared ({'; '.join(dict.fromkeys(differ))})" if differ else title
     where = f"Seen in {len(ledger.steps)} steps: {', '.join(map(str, ledger.steps))}, counted from 0."
@@ -76,7 +81,7 @@ def ledger_document(ledger: Ledger, roles: Roles | None, title: str) -> Document
     sections = [
         Section("headline", [Text([head])]),
         Section("parts", [_parts_table(roles, ledger)]),
-        Section("where", [Text([where, *frozen, *groups])]),
+        Section("where", [Text([*options_without_effect(arm, ledger), where, *frozen, *groups])]),
     ]
     return Document("ledger", sections, ledger, title, head)
 

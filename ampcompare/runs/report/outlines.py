@@ -72,6 +72,7 @@ OUTLINES: dict[str, dict[str, Outline]] = {
         "notebook": ("overview", "differences?", "ratios?", "pictures!", "conclusions+", "runs+"),
     },
     "ledger": {"md": ("headline", "parts", "where")},
+    "outlook": {"md": ("arms", "basis")},
     "profile": {"md": ("headline", "reasons", "tables", "notes")},
 }
 """By the kind of a document, then by format. A format without an entry shows what Markdown shows."""
@@ -81,6 +82,7 @@ LEAD: dict[str, Outline] = {
     "diagnosis": ("cure", "faults"),
     "exec": ("endings", "next"),
     "judged": ("answer", "next"),
+    "outlook": ("arms",),
     "profile": ("further", "reasons"),
 }
 """What stands above everything else on a page, below its title."""
@@ -106,6 +108,7 @@ PAGES: dict[str, tuple[Chapter, ...]] = {
     ),
     "exec": (Chapter("records", "Figures", ("records",)), Chapter("details", "What ran", ("details",))),
     "judged": _PAGE,
+    "outlook": (Chapter("curve", "Share of the update lost", ("curve",)),),
     "profile": (
         Chapter("step", "One step by phase", ("step",)),
         Chapter("work", "One step by kind of work", ("work",)),

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.formatting import MIB, few, format_bytes, format_decimal, printable
 from ampcompare.runs.records.comparison import ArmSummary, Comparison
 from ampcompare.runs.records.metric import Metric
-from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.records.verdict import OPEN, UNJUDGED
 from ampcompare.runs.report.columns import (
     ArmColumn,
@@ -23,37 +22,18 @@ from ampcompare.runs.report.columns import (
     is_invalid,
     metric_text,
     ratio_interval,
-    records_by_arm,
     step_milliseconds,
     time_tone,
     time_words,
     tone_of,
     verdict_detail,
 )
-from ampcompare.runs.report.document import Cell, Column, Table
+from ampcompare.runs.report.document import Cell, Table
 
 __all__ = ["make_overview", "row_notes"]
 
 LONGEST = 120
 Value = Callable[[ArmSummary], str]
-
-
-def _nothing(row: ArmSummary, comparison: Comparison) -> Cell:
-    return Cell()
-
-
-@dataclass(frozen=True)
-class OverviewColumn(Column):
-    """A column of the one table.
-
-    Attributes:
-        cell: of a row.
-        needs_others: whether it is left out where only the reference has a number.
-    """
-
-    numeric: bool = True
-    cell: Callable[[ArmSummary, Comparison], Cell] = _nothing
-    needs_others: bool = False
 
 
 def is_number(text: str) -> bool:
@@ -136,9 +116,9 @@ def _memory(row: ArmSummary, comparison: Comparison) -> Cell:
     return Cell() if more is None else Cell(f"{'-' if more < 0 else '+'}{format_bytes(abs(round(more)))}")
 
 
-ARM = OverviewColumn("arm", numeric=False, cell=_arm)
-VERDICT = OverviewColumn("verdict", numeric=False, cell=_verdict, shorten=1)
-RATIO = OverviewColumn(
+ARM = ArmColumn("arm", numeric=False, cell=_arm)
+VERDICT = ArmColumn("verdict", numeric=False, cell=_verdict, shorten=1)
+RATIO = ArmColumn(
     "rel. time",
     cell=_ratio,
     needs_others=True,
@@ -149,35 +129,35 @@ RATIO = OverviewColumn(
 )
 
 
-def _columns_of_quality(metric: Metric) -> list[OverviewColumn]:
+def _columns_of_quality(metric: Metric) -> list[ArmColumn]:
     head, difference = printable(metric.head), printable(metric.difference_head)
     return [
-        OverviewColumn(head, cell=_quality, shorten=7, shortened=f"sd of {printable(metric.name)}"),
-        OverviewColumn(difference, cell=_difference, needs_others=True),
+        ArmColumn(head, cell=_quality, shorten=7, shortened=f"sd of {printable(metric.name)}"),
+        ArmColumn(difference, cell=_difference, needs_others=True),
         VERDICT,
     ]
 
 
-def ran_columns(metric: Metric) -> list[OverviewColumn]:
+def ran_columns(metric: Metric) -> list[ArmColumn]:
     """Return the columns of a comparison that ran here; notes of rows are the last column where there is room."""
     return [
         ARM,
         *_columns_of_quality(metric),
-        OverviewColumn("Δ tail loss (%)", cell=_loss, needs_others=True, drop=1, dropped="tail losses"),
-        OverviewColumn("step (ms)", cell=_step, drop=5, dropped="step times"),
+        ArmColumn("Δ tail loss (%)", cell=_loss, needs_others=True, drop=1, dropped="tail losses"),
+        ArmColumn("step (ms)", cell=_step, drop=5, dropped="step times"),
         RATIO,
-        OverviewColumn("peak MiB", cell=_peak, drop=4, dropped="peak memory"),
+        ArmColumn("peak MiB", cell=_peak, drop=4, dropped="peak memory"),
     ]
 
 
-def judged_columns(metric: Metric) -> list[OverviewColumn]:
+def judged_columns(metric: Metric) -> list[ArmColumn]:
     """Return the columns of a table that someone else measured."""
     return [
         ARM,
-        OverviewColumn("runs", cell=_runs, drop=3, dropped="numbers of runs"),
+        ArmColumn("runs", cell=_runs, drop=3, dropped="numbers of runs"),
         *_columns_of_quality(metric),
         RATIO,
-        OverviewColumn("Δ memory", cell=_memory, drop=4, dropped="differences in memory"),
+        ArmColumn("Δ memory", cell=_memory, drop=4, dropped="differences in memory"),
     ]
 
 
@@ -193,11 +173,11 @@ def make_overview(comparison: Comparison, asked: Sequence[str] = ()) -> Table:
     if comparison.judged is not None:
         known = judged_columns(comparison.metric)
     else:
-        known, records = ran_columns(comparison.metric), records_by_arm(comparison)
+        known = ran_columns(comparison.metric)
         extra = {name: column for name, column in columns(comparison).items() if column.overview}
         for name, column in (extra | asked_columns(comparison, asked)).items():
             if all(one.head != name for one in known):
-                known.append(OverviewColumn(name, cell=_extra(column, records), drop=3, dropped=name))
+                known.append(replace(column, head=name, drop=3, dropped=name))
     cells = {column.head: [column.cell(row, comparison) for row in comparison.arms] for column in known}
     kept = [column for column in known if _says(column, cells[column.head], comparison)]
     rows = [[cells[column.head][index] for column in kept] for index in range(len(comparison.arms))]
@@ -205,11 +185,7 @@ def make_overview(comparison: Comparison, asked: Sequence[str] = ()) -> Table:
     return Table(kept, rows, legend=fact_lines(comparison), notes=notes if any(notes) else (), narrows=True)
 
 
-def _extra(column: ArmColumn, records: Mapping[str, Sequence[RunRecord]]) -> Callable[[ArmSummary, Comparison], Cell]:
-    return lambda row, comparison: Cell(column(row, records.get(row.arm, ())))
-
-
-def _says(column: OverviewColumn, cells: Sequence[Cell], comparison: Comparison) -> bool:
+def _says(column: ArmColumn, cells: Sequence[Cell], comparison: Comparison) -> bool:
     """Return whether a column has a value that is not known before reading it."""
     if not column.numeric:
         return column is ARM or any(cell.text not in ("-", "reference") for cell in cells)

@@ -164,6 +164,8 @@ def script_config(
     if len(set(names)) < len(names):
         raise ConfigError(f"metrics {', '.join(names)}: a name appears twice; each metric needs its own name")
     path = Path(rest[0])
+    if is_module and not find_module(rest[0])[0]:
+        raise ConfigError(f"there is no module {rest[0]} to run; check its name and PYTHONPATH")
     if not is_module and not path.exists():
         raise ConfigError(f"there is no script {rest[0]}; give its path, or -m and the name of a module")
     if not is_module and path.is_dir() and not (path / "__main__.py").is_file():

@@ -89,7 +89,7 @@ def execute(
         status = _exit_status(caught.code)
     except AmpCompareError as caught:
         if code is None:
-            prepared.close(2, repr(caught))
+            prepared.close(2, str(caught))
             raise
         error = caught
     except BaseException as caught:
@@ -119,7 +119,7 @@ def execute(
     prepared.close(status, f"{words}; {TO_CPU}" if needs_cpu else words)
     _print_missing(prepared.finder, error)
     _print_sums(prepared.recorder)
-    if error is None and settings.arm is None:  # which stays the last thing that is read
+    if status == 0 and settings.arm is None:  # which stays the last thing that is read
         point_at_migrate(settings)
     return status
 

@@ -286,6 +286,8 @@ class PlainScript:
                 self._step_by_hand(module)
             if next(module.parameters(), None) is None:
                 args, kwargs = self._names.alike(args, kwargs)
+            elif self._lifted.types and not self._names.casts_now():  # no block of the arm casts what it gets
+                args, kwargs = self._lifted.fit(module, (args, kwargs), narrows=True, widens=True)
             return original(module, *args, **kwargs)
         mode = self._decide()
         if self._lifted.types:  # by now

@@ -157,7 +157,7 @@ TABLE = (
     Row("apex.parallel.convert_syncbn_model(model)", "torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)", REWRITES),
     Row("apex.parallel.create_syncbn_process_group(8)", "torch.distributed.new_subgroups(8)[0]", REWRITES),
     Row("apex.parallel.SyncBatchNorm", "torch.nn.SyncBatchNorm", REWRITES),
-    Row("LARC(optimizer)", "larc(optimizer)", REWRITES, "a function with hooks around the step, put into the file"),
+    Row("LARC(optimizer)", "none", STAYING, "by hand: `import ampcompare.apex as apex` has it"),
     Row("apex.optimizers.FusedAdam(params)", "torch.optim.AdamW(params, weight_decay=0.0, fused=True)", REWRITES,
         "`adam_w_mode=False` becomes `Adam`"),
     Row("cls = FusedAdam; cls(params, lr=lr)", "functools.partial(torch.optim.AdamW, weight_decay=0.0, fused=True)",

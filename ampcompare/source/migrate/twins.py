@@ -24,38 +24,7 @@ __all__ = ["DDP", "Twins"]
 HALF = ("einsum", "matmul", "bmm", "baddbmm", "addbmm", "mm", "mv", "linear", "conv1d", "conv2d", "conv3d", "prelu")
 
 REGISTERED = {"register_half_function": "float16", "register_float_function": "float32"}
-LISTS = {"functional_overrides": ".nn.functional", "torch_overrides": "", "tensor_overrides": ".Tensor"}
 TRAINING = {"backward", "scale_loss", "step", "wrap_optimizer"}
-NAME = "larc"
-# It has the parameters of the class, so that calls stay as they are.
-FUNCTION = '''\
-def larc(optimizer, trust_coefficient=0.02, clip=True, eps=1e-8):
-    """Scale each gradient by the norm of its weight over its own before an optimizer steps, as LARC of Apex did."""
-    decays = []
-
-    @{torch}.no_grad()
-    def adapt(optimizer, *_):
-        decays[:] = [group.get("weight_decay", 0) for group in optimizer.param_groups]
-        for group, decay in zip(optimizer.param_groups, decays):
-            group["weight_decay"] = 0
-            for param in group["params"]:
-                if param.grad is None:
-                    continue
-                weight, grad = param.norm(), param.grad.norm()
-                if weight != 0 and grad != 0:
-                    rate = trust_coefficient * weight / (grad + weight * decay + eps)
-                    if clip:
-                        rate = {torch}.clamp(rate / group["lr"], max=1)
-                    param.grad.add_(param, alpha=decay).mul_(rate)
-
-    def restore(optimizer, *_):
-        for group, decay in zip(optimizer.param_groups, decays):
-            group["weight_decay"] = decay
-
-    optimizer.register_step_pre_hook(adapt)
-    optimizer.register_step_post_hook(restore)
-    return optimizer
-'''
 CAST = "cast_inputs"
 CAST_FUNCTION = '''\
 def cast_inputs(dtype, autocast=True):
@@ -156,8 +125,7 @@ class Twins:
         if meaning == "apex.parallel.create_syncbn_process_group":
             return self._process_group(node)
         if meaning.startswith("apex.parallel.LARC"):
-            _rewrite_larc(self._module, self._edits, self._torch, node)
-            return True
+            raise Unsure(node, "LARC has no equivalent in torch; ampcompare has it: import ampcompare.apex as apex")
         if meaning in ("apex.fp16_utils.network_to_half", "apex.fp16_utils.convert_network") and self._core:
             if _evaluate_half(self._module, self._names, self._edits, self._torch, node, self._note):
                 return True
@@ -321,8 +289,6 @@ class Twins:
             return self._decorator(node, DECORATORS[what])
         if what in REGISTERED and call is not None:
             return self._registered(call, REGISTERED[what])
-        if what.startswith("lists.") and call is not None:
-            return self._listed(call, what)
         if what == "init" and call is not None and _cast_from_here(self._module, self._edits, self._torch, call):
             return True
         if what.startswith("_amp_state"):
@@ -366,29 +332,6 @@ class Twins:
         cast = self._cast_inputs(call, dtype, in_torch=owner is not None)
         self._edits.replace_statement(statement, [f"{function} = {cast}({function})"])
         self._note(call, f"{function} casts its inputs under autocast for the whole process, as Apex had it")
-        return True
-
-    def _listed(self, call: ast.Call, what: str) -> bool:
-        """Rewrite a change of the lists of O1, such as `amp.lists.functional_overrides.FP32_FUNCS.remove(...)`."""
-        parts = what.split(".")
-        statement = self._module.statement(call)
-        if not self._core:
-            return False
-        owner = LISTS.get(parts[1])
-        constant = call.args[0] if len(call.args) == 1 else None
-        if owner is None or not isinstance(constant, ast.Constant) or statement is not self._module.parent(call):
-            raise Unsure(call, f"amp.{what}: the lists of O1 have no equivalent in autocast")
-        function = f"{self._torch}{owner}.{constant.value!s}"
-        if parts[-1] == "remove":
-            self._edits.remove(statement)
-            self._note(call, f"autocast has no lists to change: {function} is cast as autocast has it")
-            return True
-        dtype = {"FP16_FUNCS": "float16", "FP32_FUNCS": "float32"}.get(parts[2])
-        if parts[-1] != "append" or dtype is None:
-            raise Unsure(call, f"amp.{what}: the lists of O1 have no equivalent in autocast")
-        self._edits.replace_statement(
-            statement, [f"{function} = {self._cast_inputs(call, dtype, in_torch=True)}({function})"]
-        )
         return True
 
     def _cast_inputs(self, node: ast.AST, dtype: str, *, in_torch: bool = False) -> str:
@@ -560,29 +503,6 @@ def _uses_larc(meanings: list[str]) -> bool:
     Optimizers with `fused=True` unscale inside their step, after such hooks.
     """
     return any(each.startswith("apex.parallel.LARC") for each in meanings)
-
-
-def _rewrite_larc(module: Module, edits: Edits, torch: str, node: ast.Name | ast.Attribute) -> None:
-    """Replace the class in a call by the function, which the first call brings along.
-
-    Args:
-        torch: the name by which the module knows torch.
-
-    Raises:
-        Unsure: the class is not called, or the module has another use for the name of the function.
-    """
-    call = module.parent(node)
-    if not isinstance(call, ast.Call) or call.func is not node:
-        raise Unsure(node, "LARC is passed as a value; torch has no class of that kind")
-    if any(isinstance(each, ast.keyword) and each.arg == "fused" for each in module.nodes):
-        raise Unsure(node, "LARC scales gradients before the step, and a fused optimizer unscales them in it")
-    _put_function(module, edits, node, NAME, FUNCTION.format(torch=torch))
-    edits.replace(node, NAME)
-    statement = module.statement(call)
-    key = dotted(statement.targets[0]) if isinstance(statement, ast.Assign) else None
-    for each in module.nodes:  # the optimizer inside is the optimizer itself now
-        if isinstance(each, ast.Attribute) and each.attr == "optim" and key is not None and dotted(each.value) == key:
-            edits.replace(each, key)
 
 
 Note: TypeAlias = Callable[[ast.AST, str], None]

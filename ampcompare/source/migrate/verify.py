@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -17,7 +18,7 @@ from typing import Any
 from ampcompare.base.environment.gpus import visible_gpus
 from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, sandboxed
-from ampcompare.base.processes.start import start_command
+from ampcompare.base.processes.start import kill_group, start_command
 from ampcompare.source.migrate.finding import NOTE
 from ampcompare.source.migrate.project import FileMigration, migrate_file
 
@@ -46,6 +47,7 @@ LOWER, LOWEST = 16.0, 16.0
 # Taken steps without which moved weights say too little: the first two measure what each of them amplifies.
 MIN_TAKEN = 3
 MAX_NAMES = 3  # of files, in a line
+TIME_LIMIT = 3600.0  # of a run
 # The factor between the norms of gradients that steps use: one that was not unscaled is a loss scale apart. Smaller
 # norms than the last are roundings of what cancels out.
 OF_NORM, MIN_NORM = 2.0, 1e-6
@@ -134,7 +136,7 @@ def verify_script(
     """
     script = Path(path)
     if not script.is_file():
-        raise ConfigError(f"there is no script {path}")
+        raise ConfigError(f"{path} is a folder; name a script" if script.is_dir() else f"there is no script {path}")
     first = _migrated(script, target)
     check()
     original = run_script(script, arguments, steps=steps)
@@ -316,24 +318,42 @@ def run_script(
         }
         with sandboxed(Path(outer, "store"), shared=[folder], roots=[script.parent]) as sandbox:
             request["script"] = sandbox.at(str(script))
-            process = subprocess.run(
+            code, said = _run_to_end(
                 start_command("ampcompare.script.legacy.replay", json.dumps(request)),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                env={**os.environ, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", **sandbox.environment},
-                check=False,
+                {**os.environ, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", **sandbox.environment},
             )
         which = "the rewritten script" if rewrite_for else f"the unchanged script{f' at {opt_level}' * bool(opt_level)}"
-        last = [line for line in process.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
+        last = [line for line in said.splitlines() if line.strip()]
         errors = [line for line in last if not line.startswith("ampcompare:")] or last
-        if process.returncode:
-            raise LaunchError(f"{which} ended with exit code {process.returncode}: {errors[-1] if errors else ''}")
+        if code is None:
+            raise LaunchError(f"{which} had not made its steps after {TIME_LIMIT:g} s and was ended; use fewer --steps")
+        if code:
+            raise LaunchError(f"{which} ended with exit code {code}: {errors[-1] if errors else ''}")
         run = _read(folder)
         if not run.applied:
             raise LaunchError(f"{which} took no step that a loss scaler or apex.amp saw; there is nothing to compare")
         limits = WITHOUT_OVERLAYS if sandbox.is_partial else ""
         return dataclasses.replace(run, written=[one.path for one in sandbox.written], limits=limits)
+
+
+def _run_to_end(command: list[str], environment: dict[str, str]) -> tuple[int | None, str]:
+    """Return the exit code of a command, None if it was ended after `TIME_LIMIT`, and its errors.
+
+    They go to a file: what a script leaves behind, which is ended as well, would hold a pipe open.
+    """
+    null, code = subprocess.DEVNULL, None
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            command, stdin=null, stdout=null, stderr=errors, env=environment, start_new_session=True
+        )
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = process.wait(TIME_LIMIT)
+        finally:
+            kill_group(process.pid)
+            process.wait()
+        errors.seek(0)
+        return code, errors.read().decode("utf-8", "replace")
 
 
 def _read(folder: Path) -> Run:

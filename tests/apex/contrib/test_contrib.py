@@ -17,20 +17,16 @@ from ampcompare.apex.amp._initialize import applier, to_type
 from ampcompare.apex.amp.scaler import LossScaler
 from ampcompare.apex.contrib.clip_grad import clip_grad_norm_
 from ampcompare.apex.contrib.layer_norm import FastLayerNorm
-from ampcompare.apex.contrib.multihead_attn import EncdecMultiheadAttn, SelfMultiheadAttn
-from ampcompare.apex.contrib.optimizers import FP16_Optimizer, FusedAdam, FusedLAMB
-from ampcompare.apex.contrib.optimizers.fused_sgd import FusedSGD
-from ampcompare.apex.contrib.sparsity import ASP
+from ampcompare.apex.contrib.multihead_attn import SelfMultiheadAttn
+from ampcompare.apex.contrib.optimizers import FP16_Optimizer, FusedAdam
 from ampcompare.apex.contrib.xentropy import SoftmaxCrossEntropyLoss
 from ampcompare.apex.fused_dense import FusedDense, FusedDenseGeluDense
 from ampcompare.apex.mlp import MLP
 from ampcompare.apex.optimizers import FusedAdam as PresentFusedAdam
-from ampcompare.apex.optimizers import FusedLAMB as PresentFusedLAMB
 from ampcompare.apex.parallel import distributed
 from ampcompare.apex.parallel.sync_batchnorm_kernel import SyncBatchnormFunction
 from ampcompare.apex.transformer.enums import AttnMaskType
 from ampcompare.apex.transformer.functional import FusedScaleMaskSoftmax
-from ampcompare.base.errors import AmpCompareError
 from tests.covering import covering
 
 
@@ -153,28 +149,13 @@ def test_self_attention(separate: bool, bias: bool, mask: str | None) -> None:
 
 @pytest.mark.parametrize("impl", ["fast", "default"])
 def test_attention_with_norm_and_residual(impl: str) -> None:
-    """With `include_norm_add` the query is normalized before and added after, in both classes."""
-    values, memory = torch.randn(5, 3, 8), torch.randn(4, 3, 8)
+    """With `include_norm_add` the query is normalized before and added after."""
+    values = torch.randn(5, 3, 8)
     normed = F.layer_norm(values, (8,))
     itself = SelfMultiheadAttn(8, 2, include_norm_add=True, impl=impl)
     plain = SelfMultiheadAttn(8, 2, impl=impl)
     plain.load_state_dict(itself.state_dict(), strict=False)
     torch.testing.assert_close(itself(values, None, None)[0], values + plain(normed, None, None)[0])
-    other = EncdecMultiheadAttn(8, 2, include_norm_add=True, impl=impl)
-    bare = EncdecMultiheadAttn(8, 2, impl=impl)
-    bare.load_state_dict(other.state_dict(), strict=False)
-    torch.testing.assert_close(other(values, memory, memory)[0], values + bare(normed, memory, memory)[0])
-
-
-def test_encoder_decoder_attention() -> None:
-    """Encoder-decoder attention equals torch's with the same weights."""
-    ours, twin = EncdecMultiheadAttn(8, 2), nn.MultiheadAttention(8, 2, bias=False)
-    keys, values = ours.in_proj_weight_kv.view(2, 2, 4, 8).unbind(1)
-    with torch.no_grad():
-        twin.in_proj_weight.copy_(torch.cat([ours.in_proj_weight_q, keys.reshape(8, 8), values.reshape(8, 8)]))
-        twin.out_proj.weight.copy_(ours.out_proj_weight)
-    query, memory = torch.randn(5, 3, 8), torch.randn(4, 3, 8)
-    torch.testing.assert_close(ours(query, memory, memory)[0], twin(query, memory, memory)[0])
 
 
 @pytest.mark.parametrize("fusion", [True, False])
@@ -248,7 +229,6 @@ def test_arguments_of_2018_choose_the_optimizer_of_2018() -> None:
 
 OPTIMIZERS: dict[str, Any] = {
     "adam-2018": lambda params: FusedAdam(params, lr=0.01, max_grad_norm=1.0),
-    "sgd": lambda params: FusedSGD(params, lr=0.01, momentum=0.9),
     "adam": lambda params: PresentFusedAdam(params, lr=0.01),
     "torch": lambda params: torch.optim.SGD(params, lr=0.01),
 }
@@ -303,23 +283,6 @@ def test_fp16_optimizer_scale() -> None:
     assert optimizer.cur_scale == 2.0**16
     with pytest.raises(SystemError, match="dynamic_loss_args"):
         FP16_Optimizer(OPTIMIZERS["torch"](model.parameters()), dynamic_loss_scale=True, dynamic_loss_args={"x": 1})
-
-
-def test_lamb_of_contrib() -> None:
-    params = [nn.Parameter(torch.ones(3)) for _ in range(2)]
-    for kind, param in zip((FusedLAMB, PresentFusedLAMB), params, strict=True):
-        param.grad = torch.arange(3.0)
-        kind([param], lr=0.1).step()
-    assert torch.equal(*params)
-
-
-def test_sparsity_refuses_when_used() -> None:
-    """ASP imports, says that nothing is pruned, and refuses to prune in one line with the way out."""
-    assert ASP.is_sparsity_enabled() is ASP.already_init_asp_model() is False
-    with pytest.raises(AmpCompareError, match="prunes no models"):
-        ASP.init_model_for_pruning(nn.Linear(2, 2), "m4n2_1d")
-    with pytest.raises(NotImplementedError, match="prune_trained_model"):
-        ASP.prune_trained_model(None, None)
 
 
 def test_flattening() -> None:

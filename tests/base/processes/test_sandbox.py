@@ -7,11 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from ampcompare.base.errors import ConfigError
+from ampcompare.base.processes import sandbox as module
 from ampcompare.base.processes import working_copy
 from ampcompare.base.processes.sandbox import Sandbox, Written, can_sandbox, sandboxed
 
@@ -150,6 +152,15 @@ def test_bytecode_and_temporary_files_are_not_listed(tmp_path: Path, project: Pa
         run(sandbox, "import sys, tempfile; sys.path.insert(0, ''); import helper; tempfile.mkstemp()")
     assert state_of(tmp_path) == before
     assert not sandbox.written
+
+
+@pytest.mark.parametrize("by", ["copies"], indirect=True)
+def test_a_file_system_that_does_not_answer_allows_no_overlays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PROBE_SECONDS", 0.2)
+    monkeypatch.setattr(module, "start_command", lambda name: ["sleep", "60"])
+    begun = time.monotonic()
+    assert not module._try(str(tmp_path))
+    assert time.monotonic() - begun < 30
 
 
 @pytest.mark.parametrize("by", ["copies"], indirect=True)

@@ -28,6 +28,9 @@ def report(words, send):
     print("a line")
     raise SystemExit(0)
 
+def load_loudly():
+    print("x" * 10**6, file=sys.stderr)
+
 def wait(words, send=None):
     print("waits", flush=True)
     time.sleep(60)
@@ -104,6 +107,12 @@ def test_a_fork_whose_server_is_killed(server: ProcessServer, tmp_path: Path, at
         os.killpg(fork.pid, signal.SIGKILL)
     with pytest.raises(ServerLost):
         server.start("functions:tell", [])
+
+
+def test_a_server_that_says_much_is_not_held_up(server: ProcessServer, tmp_path: Path) -> None:
+    """More than a pipe takes; nobody reads it."""
+    with (tmp_path / "log").open("wb") as log:
+        assert server.start("functions:tell", [], output=log.fileno(), load=["functions:load_loudly"]).wait() == 7
 
 
 def test_a_server_that_cannot_load(environment: dict[str, str], forking: types.SimpleNamespace) -> None:

@@ -139,7 +139,7 @@ def test_an_agent_that_was_killed(make_config: MakeConfig, tmp_path: Path) -> No
             if progress.steps and not notes and launcher._agent.process is not None:
                 launcher._agent.process.kill()
 
-        options = {"processes": 2, "recipe": {"batch_size": 8}, "drain_every": 1}
+        options = {"processes": 2, "recipe": {"batch_size": 8}, "drain_every": 1, "allow_writes": [str(tmp_path)]}
         config = make_config("launched:waits_at_the_third_step", args={"file": str(go)}, **options)
         record = launcher.launch(config, out, kill)
     assert record.status == "completed", record.error

@@ -107,7 +107,7 @@ def test_a_job_of_two_cells_that_is_queued_again(
     """The cell that had ended keeps its record, and the one that ran is trained again."""
     go = tmp_path / "go"
     first = make_config(launcher="slurm")
-    second = make_config("launched:waits_for", args={"file": str(go)}, launcher="slurm")
+    second = make_config("launched:waits_for", args={"file": str(go)}, launcher="slurm", allow_writes=[str(tmp_path)])
     cells = [(first, tmp_path / "first"), (second, tmp_path / "second")]
     with SlurmLauncher(OPTIONS, cells_per_job=2) as launcher:
         launcher.submit_ahead(cells)
@@ -145,7 +145,9 @@ def test_a_job_that_is_preempted_with_a_grace_time(
 ) -> None:
     """Cells save and are queued again, each once; they resume, and are those of an undisturbed run bit for bit."""
     go = tmp_path / "go"
-    config = make_config("launched:waits_at_the_third_step", args={"file": str(go)}, drain_every=1)
+    config = make_config(
+        "launched:waits_at_the_third_step", args={"file": str(go)}, drain_every=1, allow_writes=[str(tmp_path)]
+    )
     cells = [(config.model_copy(update={"launcher": "slurm"}), tmp_path / name) for name in ("first", "second")]
     records: dict[int, RunRecord] = {}
     with SlurmLauncher(OPTIONS, cells_per_job=cells_per_job) as slurm:

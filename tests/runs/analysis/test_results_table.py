@@ -9,7 +9,7 @@ from scipy import stats
 
 from ampcompare.base.errors import ConfigError, RecordError
 from ampcompare.runs.analysis.inference.criteria import Criteria
-from ampcompare.runs.analysis.results_table import example_table, judge, read_table
+from ampcompare.runs.analysis.results_table import EXAMPLE, judge, read_table
 from ampcompare.runs.records.comparison import ArmSummary, Comparison
 
 GNMT = (Path(__file__).parents[3] / "examples" / "gnmt.csv").read_text(encoding="utf-8")
@@ -66,7 +66,6 @@ def test_means_are_compared_by_welch() -> None:
         unknown = judge(read_table(more))
         assert str(_row(unknown, "O1").quality) == "inconclusive (number of runs unknown)"
         assert any("add a column n" in line for line in unknown.reading)
-        assert str(_row(judge(read_table(more), runs=5), "O1").quality) == "worse"
 
 
 def test_few_seeds_in_common_throw_no_runs_away() -> None:
@@ -90,7 +89,7 @@ def test_whole_points_are_no_proof_of_equality(count: int) -> None:
 
 def test_a_published_spread_is_for_few_runs() -> None:
     """It decides where a side has fewer than three runs, and is said to be unused elsewhere."""
-    example = judge(example_table(), sd=0.18)
+    example = judge(read_table(EXAMPLE), sd=0.18)
     assert example.judged is not None
     assert example.judged.sd == 0.18
     assert str(_row(example, "apex:O3").quality) == "diverged 1/1"
@@ -98,7 +97,7 @@ def test_a_published_spread_is_for_few_runs() -> None:
     assert any(line.startswith("--sd 0.1 is not used") for line in many.reading)
     for sd in (0.0, -1.0, float("nan")):
         with pytest.raises(ConfigError, match="spread over seeds"):
-            judge(example_table(), sd=sd)
+            judge(read_table(EXAMPLE), sd=sd)
 
 
 def test_times_alone_have_verdicts() -> None:
@@ -152,7 +151,7 @@ def test_what_is_no_table_of_results(text: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("text", "options", "words"),
     [
-        ("arm,memory,speed\nfp32,26.9Gb,2.08it/s\n", {}, "no metric, a column of plain numbers such as accuracy, and"),
+        ("arm,memory,speed\nfp32,26.9Gb,2.08it/s\n", {}, "no column of numbers; name one of arm, memory, speed"),
         ("arm,bleu,chrf\nfp32,1,2\n", {}, "several columns of numbers; name one of bleu, chrf with --metric"),
         ("arm,bleu\nfp32,1\n", {}, "direction of bleu"),
         ("arm,bleu\nfp32,1\n", {"metric": "wer"}, "no column 'wer'"),

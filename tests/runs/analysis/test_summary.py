@@ -106,7 +106,7 @@ def test_a_judged_table_of_the_figures_of_runs_says_the_same(make_record: MakeRe
             records.append(make_record(arm, seed, top1=value, seconds=seconds, status=status))
             lines.append(f"{arm},{seed},{'NaN' if diverged else f'{100 * value:.1f}'},{seconds:.6f}")
     of_runs = summarize(records, arms=list(values), reference="fp32")
-    of_table = judge(read_table("\n".join(lines), "t"))
+    of_table = judge(read_table("\n".join(lines)))
     for run, line in zip(of_runs.arms, of_table.arms, strict=True):
         assert (line.arm, str(line.quality)) == (run.arm, str(run.quality))
         if run.arm == "half":

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from ampcompare.base.errors import ConfigError, LaunchError
@@ -450,6 +452,17 @@ def test_a_script_that_fails_is_said_in_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
+def test_a_run_ends_with_its_time_and_with_what_the_script_leaves_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child holds the output of the script open."""
+    left = "import subprocess, sys; print(subprocess.Popen(['sleep', '300']).pid, file=sys.stderr); sys.exit(5)"
+    code, said = verify._run_to_end([sys.executable, "-c", left], dict(os.environ))
+    assert code == 5
+    assert psutil.wait_procs([psutil.Process(int(said))] if psutil.pid_exists(int(said)) else [], timeout=20)[1] == []
+    monkeypatch.setattr(verify, "TIME_LIMIT", 0.1)
+    assert verify._run_to_end(["sleep", "300"], dict(os.environ)) == (None, "")
+
+
+@pytest.mark.integration
 def test_a_run_is_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A real one, which finds a torch that says so; the others are forked."""
     (tmp_path / "torch.py").write_text("raise RuntimeError('this process has no torch')\n", encoding="utf-8")
@@ -469,6 +482,8 @@ def test_what_is_left_by_hand_cannot_be_verified(tmp_path: Path) -> None:
         verify_script(str(script), [], steps=2, target="torch", say=lambda line: None)
     with pytest.raises(ConfigError, match="no script"):
         verify_script(str(tmp_path / "other.py"), [], steps=2, target="torch", say=lambda line: None)
+    with pytest.raises(ConfigError, match="is a folder"):
+        verify_script(str(tmp_path), [], steps=2, target="torch", say=lambda line: None)
 
 
 def test_what_the_script_writes_is_said_and_reaches_no_file_of_the_user(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ampcompare.apex.contrib.multihead_attn.attention import fast_mask_softmax_dropout_func
-from ampcompare.apex.contrib.multihead_attn.encdec_multihead_attn import EncdecMultiheadAttn
 from ampcompare.apex.contrib.multihead_attn.self_multihead_attn import SelfMultiheadAttn
 
-__all__ = ["EncdecMultiheadAttn", "SelfMultiheadAttn", "fast_mask_softmax_dropout_func"]
+__all__ = ["SelfMultiheadAttn", "fast_mask_softmax_dropout_func"]

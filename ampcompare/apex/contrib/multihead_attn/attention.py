@@ -59,7 +59,7 @@ def attend(
 
 
 class Attention(nn.Module):
-    """What self-attention and encoder-decoder attention share: checks, the norm before, and the residual after.
+    """What lies around attention: checks, the norm before, and the residual after.
 
     `impl` chooses the names of the norm's parameters, as in Apex; the arithmetic is the same.
     """

@@ -4,6 +4,5 @@ from __future__ import annotations
 
 from ampcompare.apex.contrib.optimizers.fp16_optimizer import FP16_Optimizer
 from ampcompare.apex.contrib.optimizers.fused_adam import FusedAdam
-from ampcompare.apex.contrib.optimizers.fused_lamb import FusedLAMB
 
-__all__ = ["FP16_Optimizer", "FusedAdam", "FusedLAMB"]
+__all__ = ["FP16_Optimizer", "FusedAdam"]

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from ampcompare.apex.contrib.optimizers.fused_adam import FusedAdam
-from ampcompare.apex.contrib.optimizers.fused_sgd import FusedSGD
 from ampcompare.apex.multi_tensor_apply.arithmetic import global_norm, scale
 from ampcompare.base.tensors.lists import copy_by_dtype
 
@@ -24,8 +23,8 @@ class FP16_Optimizer:
     scale too.
 
     Args:
-        init_optimizer: `FusedAdam` or `FusedSGD` of this package, which divide by the scale themselves, or any other
-            optimizer, whose parameters are given fp32 gradients. Its groups hold the copies from here on.
+        init_optimizer: `FusedAdam` of this package, which divides by the scale itself, or any other optimizer, whose
+            parameters are given fp32 gradients. Its groups hold the copies from here on.
         dynamic_loss_args: must be None.
 
     Attributes:
@@ -91,7 +90,7 @@ class FP16_Optimizer:
         norms = [global_norm(group) if group else None for group in present]
         self.overflow = any(norm is not None and not torch.isfinite(norm) for norm in norms)
         if not self.overflow:
-            if isinstance(self.optimizer, (FusedAdam, FusedSGD)):
+            if isinstance(self.optimizer, FusedAdam):
                 self.optimizer.step(
                     grads=grads,
                     output_params=self.fp16_groups,

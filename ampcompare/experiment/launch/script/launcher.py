@@ -33,6 +33,7 @@ from ampcompare.base.secrets import MASK, learn_file, mask, mask_variable
 from ampcompare.experiment.launch.base import Launcher, Progress, Stoppable
 from ampcompare.experiment.launch.cell_files import (
     earlier_files,
+    inputs_among,
     last_lines,
     make_cell_folder,
     sandboxed_cell,
@@ -130,10 +131,13 @@ class ScriptLauncher(Launcher):
             record = script_record(
                 config, rows, output.values, wall_seconds=wall, started=started, faults=output.part_faults()
             )
-        if record.script is not None:
-            files = {"files": [one.path for one in sandbox.written[:MAX_FILES]], "resumed": files_read()}
-            record = record.model_copy(update={"script": record.script.model_copy(update=files)})
         record = self._place.mark(with_code(record, folder))
+        written = sandbox.written[:MAX_FILES]
+        files = {
+            "files": [one.path for one in written], "inputs": inputs_among(record, written), "resumed": files_read()
+        }  # fmt: skip
+        facts = record.script or rows.facts()
+        record = record.model_copy(update={"script": facts.model_copy(update=files)})
         write_record(record, folder)
         return without_written(record, folder, sandbox.written)
 
@@ -230,6 +234,10 @@ class ScriptLauncher(Launcher):
         if process is not None:
             self._send_stop(process)
         return True
+
+    def end_cell(self) -> None:
+        if self._process.ask():
+            self._process.drop()
 
     def _send_stop(self, process: _CellProcess) -> None:
         with contextlib.suppress(ProcessLookupError):

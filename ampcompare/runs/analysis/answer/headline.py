@@ -9,14 +9,12 @@ from ampcompare.base.formatting import printable
 from ampcompare.runs.analysis.answer.phrases import (
     Quality,
     count_of,
-    label_of,
     names_of,
     sentence_start,
     with_verb,
 )
 from ampcompare.runs.analysis.evidence.samples import samples_noun
-from ampcompare.runs.analysis.inference.effect import MIN_PAIRS
-from ampcompare.runs.analysis.inference.looks import changes_sentence
+from ampcompare.runs.analysis.inference.effect import ERROR_RATE, MIN_PAIRS
 from ampcompare.runs.analysis.runs.declared import not_as_declared
 from ampcompare.runs.analysis.runs.learning import (
     divergence_cause,
@@ -33,7 +31,15 @@ from ampcompare.runs.records.metric import Metric
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.records.verdict import KEPT, OPEN, Kind
 
-__all__ = ["details", "headline", "not_recommended", "recommended", "use_sentence", "warnings_and_answer"]
+__all__ = [
+    "details",
+    "headline",
+    "look_sentences",
+    "not_recommended",
+    "recommended",
+    "use_sentence",
+    "warnings_and_answer",
+]
 
 HALF_ON_CPU = {
     "fp16 emulated": "fp16 was computed in fp32 and rounded (emulated)",
@@ -49,25 +55,23 @@ MAX_NAMED = 4
 HALF = ("fp16", "bf16")
 
 
-def headline(comparison: Comparison, warnings: Sequence[str] = ()) -> list[str]:
+def headline(comparison: Comparison) -> list[str]:
     """Return one sentence for each thing that is known, the most important first.
 
     Caveats come before the claims that they weaken. A sentence claims no more than the verdicts of the rows do.
 
     Args:
         comparison: with its rows; its own headline is not used.
-        warnings: what weakens every claim, such as terms that were changed after runs were seen.
     """
     by_arm: dict[str, list[RunRecord]] = {row.arm: [] for row in comparison.arms}
     for record in comparison.records:
         by_arm.setdefault(record.arm, []).append(record)
-    return [*warnings, *_excluded(comparison), *_answer(comparison, by_arm)]
+    return [*_warnings(comparison), *_answer(comparison, by_arm)]
 
 
 def warnings_and_answer(comparison: Comparison) -> tuple[list[str], list[str]]:
     """Return the first sentences of a headline, which weaken what follows, apart from the answer."""
-    look = next((look for look in comparison.looks if look.number == comparison.look), None)
-    warnings = {*_excluded(comparison), *changes_sentence(look.changes if look else [])}
+    warnings = set(_warnings(comparison))
     sentences = comparison.headline
     count = 0
     while count < len(sentences) and sentences[count] in warnings:
@@ -75,7 +79,11 @@ def warnings_and_answer(comparison: Comparison) -> tuple[list[str], list[str]]:
     return list(sentences[:count]), list(sentences[count:])
 
 
-def _excluded(comparison: Comparison) -> Iterable[str]:
+def _warnings(comparison: Comparison) -> Iterable[str]:
+    """Yield what weakens every claim: terms that were changed, in older reports, and records that are not used."""
+    for look in comparison.looks:
+        if look.number == comparison.look and look.changes:
+            yield f"Changed after runs were seen: {'; '.join(look.changes)}."
     count = len(comparison.excluded)
     if count and all(text.endswith(SEEDS_ITSELF) for text in comparison.excluded):
         yield f"{count} of the runs {'are copies' if count > 1 else 'is a copy'} of another seed's: {SEEDS_ITSELF}."
@@ -209,7 +217,7 @@ def use_sentence(row: ArmSummary, comparison: Comparison, quality: Quality) -> s
         gains.append(f"{shown_saving(row)} peak memory")
     if comparison.prefer == "memory":
         gains.reverse()
-    return f"Use {label_of(row)}: {', '.join([kept, *gains])}."
+    return f"Use {row.arm}: {', '.join([kept, *gains])}."
 
 
 def not_recommended(rows: Sequence[ArmSummary], reference: str, prefer: str, metric: Metric) -> Iterable[str]:
@@ -260,6 +268,35 @@ def details(comparison: Comparison) -> Iterable[str]:
     said = [HALF_ON_CPU[how] for how in sorted(how for how in hows if how in HALF_ON_CPU)]
     if said:
         yield FP16_ON_CPU.format(how=" and ".join(said))
+
+
+def look_sentences(comparison: Comparison, next_error_rate: float) -> Iterable[str]:
+    """Yield which look this is and what it may spend; nothing where looks are not counted or nothing was tested."""
+    number = comparison.look
+    if not number:
+        return
+    if not comparison.error_rate:
+        yield (
+            f"Nothing was tested: earlier looks have spent the error rate of {_percent(ERROR_RATE)}. Other seeds in "
+            "another run directory are a new comparison."
+        )
+        return
+    level = f"Look {number} at these arms, tested at an error rate of {_percent(comparison.error_rate)}"
+    before = [
+        f"look {other.number} at {_percent(other.error_rate)} with {len(other.seeds)} seeds"
+        for other in comparison.looks
+        if other.number and other.number != number
+    ]
+    if before:
+        yield f"{level}; {', '.join(before)}. Together they spend at most {_percent(ERROR_RATE)}."
+    elif next_error_rate > 0:
+        yield f"{level}; the rest of {_percent(ERROR_RATE)} is kept for further looks."
+    else:
+        yield f"{level}, the only one that was planned."
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"
 
 
 def _rate(row: ArmSummary) -> str:
@@ -353,13 +390,13 @@ def _accuracy_sentences(comparison: Comparison, rows: Sequence[ArmSummary], qual
     for row in those("conditional"):
         some, total = row.quality.survivors or (0, 0)
         yield (
-            f"{label_of(row)} is {row.quality.on_survivors} only on the {some} of {total} seeds that both it and "
+            f"{row.arm} is {row.quality.on_survivors} only on the {some} of {total} seeds that both it and "
             f"{reference} completed, so it is not recommended."
         )
         said.add(row.arm)
     yield from _not_compared(those("not comparable"), everyone, said, reference)
     for row in those("not as declared"):
-        yield f"No verdict on {label_of(row)}: it is {row.quality}."
+        yield f"No verdict on {row.arm}: it is {row.quality}."
         said.add(row.arm)
     idle: dict[str, list[str]] = {}
     for row in those("learned nothing"):
@@ -399,8 +436,7 @@ def _kept(
     """Return that these rows keep the accuracy, and which of them are identical."""
     tested = [row for row in rows if row.quality.kind != "identical"]
     what = f"{comparison.reference}'s {quality.name}{_on_these_samples(tested, comparison)}"
-    by_name = any(row.ran is not None for row in rows)  # which "all five arms" would hide
-    verb = with_verb([label_of(row) for row in rows], () if by_name else everyone, "keeps", "keep", said=said)
+    verb = with_verb([row.arm for row in rows], everyone, "keeps", "keep", said=said)
     sides = "within ±" if all(row.quality.kind == "equivalent" for row in tested) else "margin "
     same = [row.arm for row in rows if row not in tested]
     identical = f"; {with_verb(same, (), 'is', 'are')} identical to the last bit" if same else ""
@@ -427,7 +463,7 @@ def _differences(rows: Sequence[ArmSummary], quality: Quality) -> str:
 
 
 def _different(better: bool, rows: Sequence[ArmSummary], comparison: Comparison, quality: Quality) -> str:
-    parts = [f"{label_of(row)} ({_with_interval(row, quality)})" for row in rows]
+    parts = [f"{row.arm} ({_with_interval(row, quality)})" for row in rows]
     if quality.name == "accuracy":
         how = f"{'more' if better else 'less'} accurate than"
     else:
@@ -533,10 +569,10 @@ def _speed_sentences(comparison: Comparison, rows: Sequence[ArmSummary]) -> Iter
     if len(known) == 1:
         (row,) = known
         doubt = ", inconclusive" if row.time.kind in OPEN else ""
-        yield f"{label_of(row)} takes {_step_time_of(row)} the step time of {comparison.reference}{where}{doubt}."
+        yield f"{row.arm} takes {_step_time_of(row)} the step time of {comparison.reference}{where}{doubt}."
     elif known:
         known.sort(key=lambda row: row.time.effect or 0.0)
-        parts = [f"{label_of(row)} {_marked(row)}" for row in known[:MAX_NAMED]]
+        parts = [f"{row.arm} {_marked(row)}" for row in known[:MAX_NAMED]]
         more = f" and {len(known) - MAX_NAMED} more" if len(known) > MAX_NAMED else ""
         yield f"Step time relative to {comparison.reference}{where}: {', '.join(parts)}{more}."
     unknown = _unknown([row for row in rows if row not in known], _emulated_by(comparison))
@@ -613,7 +649,7 @@ def _memory_sentence(comparison: Comparison, rows: Sequence[ArmSummary]) -> str:
     if _on_device(comparison) and comparison.records:
         return ""
     apart = sorted((row for row in rows if abs(_memory_saving(row)) >= _MIN_SAVING), key=_memory_saving, reverse=True)
-    parts = [f"{label_of(row)} {shown_saving(row)}" for row in apart[:MAX_NAMED]]
+    parts = [f"{row.arm} {shown_saving(row)}" for row in apart[:MAX_NAMED]]
     more = f" and {len(apart) - MAX_NAMED} more" if len(apart) > MAX_NAMED else ""
     return f"Peak memory: {', '.join(parts)} than {comparison.reference}{more}." if parts else ""
 

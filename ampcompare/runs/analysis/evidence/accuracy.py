@@ -18,8 +18,7 @@ from ampcompare.runs.analysis.inference.effect import (
     two_stage,
     unpaired,
 )
-from ampcompare.runs.analysis.inference.looks import Design
-from ampcompare.runs.analysis.inference.verdict import Evidence
+from ampcompare.runs.analysis.inference.verdict import Design, Evidence
 from ampcompare.runs.analysis.runs.comparability import began_apart, incomparable_accuracy
 from ampcompare.runs.analysis.runs.learning import NO_VERDICT, idle_pairs, idle_verdict, no_number, no_ratio
 from ampcompare.runs.analysis.runs.pairs import IDENTICAL, Pair, divergence_verdict, identical, pairs_by_seed

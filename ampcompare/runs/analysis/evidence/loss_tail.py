@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ampcompare.runs.analysis.inference.effect import float_spread, paired, two_stage, unpaired
-from ampcompare.runs.analysis.inference.looks import Design
-from ampcompare.runs.analysis.inference.verdict import Evidence
+from ampcompare.runs.analysis.inference.verdict import Design, Evidence
 from ampcompare.runs.analysis.runs.comparability import began_apart, incomparable_accuracy
 from ampcompare.runs.analysis.runs.learning import NO_VERDICT, idle_pairs, idle_verdict
 from ampcompare.runs.analysis.runs.pairs import IDENTICAL, Pair, divergence_verdict, equal_losses

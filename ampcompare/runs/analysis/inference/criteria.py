@@ -54,7 +54,7 @@ class Criteria:
         prefer: what the recommended arm should improve while keeping the accuracy.
         tag: a label for the report.
         loss_margin: equivalence margin of the training loss at the end, as a share of it.
-        looks: number of planned looks at the runs; None leaves it open. See `looks.py`.
+        looks: number of planned looks at the runs; None leaves it open. See `alpha_spending.py`.
 
     Raises:
         ConfigError: a margin cannot be read or is not positive, or there is no such preference.

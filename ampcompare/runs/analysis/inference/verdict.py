@@ -15,11 +15,11 @@ from ampcompare.runs.analysis.inference.effect import (
     margin_bounds,
     p_values,
 )
-from ampcompare.runs.analysis.inference.looks import Design
 from ampcompare.runs.analysis.inference.sample_size import pairs_to_settle
+from ampcompare.runs.records.comparison import Look
 from ampcompare.runs.records.verdict import OPEN, Kind, Verdict
 
-__all__ = ["NOTHING", "Evidence", "Margin", "decide", "verdicts_on"]
+__all__ = ["EMPTY", "NOTHING", "Design", "Evidence", "Margin", "decide", "verdicts_on"]
 
 EMPTY = Verdict()
 Key = TypeVar("Key", bound=Hashable)
@@ -38,6 +38,27 @@ class Margin:
     size: float
     shown: str
     practical: bool = False
+
+
+@dataclass(frozen=True)
+class Design:
+    """The error rates at which a comparison is tested, and the notes about them.
+
+    Attributes:
+        error_rate: of each claim over all arms; 0 tests nothing.
+        next_error_rate: of the look after this one.
+        pilot: seeds whose spread determined the number of seeds.
+        look: its number among `looks`; None where looks are not counted.
+        looks: all looks at the run directory, this one included.
+        notes: the last details.
+    """
+
+    error_rate: float = ERROR_RATE
+    next_error_rate: float = ERROR_RATE
+    pilot: frozenset[int] = frozenset()
+    look: int | None = None
+    looks: tuple[Look, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

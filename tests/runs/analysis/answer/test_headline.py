@@ -10,7 +10,7 @@ import pytest
 
 from ampcompare.runs.analysis.answer.headline import warnings_and_answer
 from ampcompare.runs.analysis.inference.criteria import Criteria
-from ampcompare.runs.analysis.inference.looks import Design
+from ampcompare.runs.analysis.inference.verdict import Design
 from ampcompare.runs.analysis.results_table import judge, read_table
 from ampcompare.runs.analysis.summary import summarize
 from ampcompare.runs.records.comparison import Comparison, Look
@@ -279,19 +279,21 @@ def test_steps_of_another_arm(runs: Any) -> None:
     assert not comparison.headline[0].startswith("Use")
 
 
-def test_a_changed_margin_stands_first(runs: Any) -> None:
-    warning = "Changed after runs were seen: margin 3 pp instead of 0.5 pp."
-    comparison = compare(
-        runs("fp32", FP32), runs("half", EQUAL, seconds=0.005), design=Design(warnings=(warning,)), excluded=["a: bad"]
-    )
-    assert comparison.headline[:2] == [warning, "1 record is not used; the details have the reason."]
-    assert comparison.headline[2].startswith("Use half")
-    assert "Not used: a: bad." in comparison.reading
+def test_what_weakens_the_rest_stands_first(runs: Any) -> None:
+    """Records that are not used, and in older reports terms that were changed between looks."""
+    change = "margin 3 pp instead of 0.5 pp"
     look = Look(
         number=2, error_rate=0.005, reference="fp32", arms=["fp32", "half"], seeds=[0], cells={}, margin=3,
-        time_margin=0.02, changes=["margin 3 pp instead of 0.5 pp"],
+        time_margin=0.02, changes=[change],
     )  # fmt: skip
-    comparison = comparison.model_copy(update={"look": 2, "looks": [look]})
+    design = Design(look=2, looks=(look,))
+    comparison = compare(runs("fp32", FP32), runs("half", EQUAL, seconds=0.005), design=design, excluded=["a: bad"])
+    assert comparison.headline[:2] == [
+        f"Changed after runs were seen: {change}.",
+        "1 record is not used; the details have the reason.",
+    ]
+    assert comparison.headline[2].startswith("Use half")
+    assert "Not used: a: bad." in comparison.reading
     assert warnings_and_answer(comparison) == (comparison.headline[:2], comparison.headline[2:])
 
 
@@ -427,13 +429,13 @@ def test_nothing_completed(runs: Any) -> None:
     ],
 )
 def test_a_judged_table(sd: str, sentence: str) -> None:
-    table = read_table("arm,top1\nfp32,77.14\napex:O1,77.01\n", "t")
+    table = read_table("arm,top1\nfp32,77.14\napex:O1,77.01\n")
     assert judge(table, sd=float(sd) if sd else None).headline == [sentence]
 
 
 def test_a_judged_metric_where_less_is_better() -> None:
     """The better arm of a word error rate has the lower one."""
-    table = read_table("arm,WER\nfp32,10.0\nhalf,8.0\nslow,9.0\n", "t", better="lower")
+    table = read_table("arm,WER\nfp32,10.0\nhalf,8.0\nslow,9.0\n", better="lower")
     assert (
         judge(table, sd=0.05, terms=Criteria(margin=0.5, prefer="accuracy"))
         .headline[0]

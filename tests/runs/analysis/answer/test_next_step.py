@@ -16,7 +16,7 @@ from ampcompare.cli.profile_command import command as profile
 from ampcompare.experiment.launch.script.launcher import failed_script
 from ampcompare.runs.analysis.answer.headline import headline
 from ampcompare.runs.analysis.answer.next_step import OF_WORK, next_steps
-from ampcompare.runs.analysis.inference.looks import Design
+from ampcompare.runs.analysis.inference.verdict import Design
 from ampcompare.runs.analysis.runs.record_checks import SEEDS_ITSELF
 from ampcompare.runs.analysis.summary import summarize
 from ampcompare.runs.records.comparison import Comparison, NextStep

@@ -13,10 +13,9 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.runs.analysis.evidence.loss_tail import loss_evidence, tail_loss
 from ampcompare.runs.analysis.gates import check_gates, parse_gate
 from ampcompare.runs.analysis.inference.criteria import Criteria, criteria_of
-from ampcompare.runs.analysis.inference.looks import Design, changed_terms
-from ampcompare.runs.analysis.inference.verdict import verdicts_on
+from ampcompare.runs.analysis.inference.verdict import Design, verdicts_on
 from ampcompare.runs.analysis.summary import summarize
-from ampcompare.runs.records.comparison import Comparison, Look
+from ampcompare.runs.records.comparison import Comparison
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.report.columns import columns, verdict_columns, verdict_rows
 from ampcompare.runs.report.overview import make_overview
@@ -153,8 +152,8 @@ def _with_tail(record: RunRecord, seed: int, loss: float) -> RunRecord:
     return record.model_copy(update={"summary": summary, "config": config})
 
 
-def test_tables_gates_and_looks_know_the_loss(make_record: MakeRecord) -> None:
-    """The one table, the table of verdicts, `--fail-on` and the journal's terms show it."""
+def test_tables_and_gates_know_the_loss(make_record: MakeRecord) -> None:
+    """The one table, the table of verdicts and `--fail-on` show it."""
     comparison = _compared(make_record, [1.05 * loss for loss in REFERENCE])
     overview = make_overview(comparison)
     place = overview.heads.index("Δ tail loss (%)")
@@ -173,10 +172,3 @@ def test_tables_gates_and_looks_know_the_loss(make_record: MakeRecord) -> None:
     assert [check.arm for check in check_gates([parse_gate("tail-loss:worse")], comparison, baseline)][:1] == ["fp32"]
     with pytest.raises(ConfigError, match="has verdicts only"):
         parse_gate("tail-loss>1")
-
-    look = {"error_rate": 0.04, "reference": "fp32", "arms": [], "seeds": [], "cells": {}, "margin": 0.5}
-    first, second = (
-        Look.model_validate({**look, "number": number, "time_margin": 0.02, **margin})
-        for number, margin in ((1, {}), (2, {"loss_margin": 0.05}))
-    )
-    assert changed_terms(second, [first]) == ["loss margin 5 % instead of 1 %"]

@@ -140,7 +140,7 @@ def test_a_table_has_the_same_rules() -> None:
         for arm, shift in (("fp32", 0), ("half", -0.02))
         for seed, value in enumerate(SPREAD)
     ]
-    table = read_table("arm,seed,accuracy\n" + "\n".join(lines), "a table")
+    table = read_table("arm,seed,accuracy\n" + "\n".join(lines))
     by_errors = judge(table, terms=Criteria(margin="10%"))
     assert str(by_errors.arms[1].quality) == "equivalent (±0.28)"  # of at least 2.85 % errors
     assert judge(table, terms=Criteria(margin="2sd"), sd=0.16).margin == 0.32

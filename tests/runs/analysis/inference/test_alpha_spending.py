@@ -1,4 +1,4 @@
-"""The error rates of looks, and what is said of terms that changed between them."""
+"""The error rates of looks, and what is said of them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import math
 import pytest
 
 from ampcompare.base.errors import ConfigError
+from ampcompare.runs.analysis.answer.headline import look_sentences
+from ampcompare.runs.analysis.inference.alpha_spending import error_rate_of_next
 from ampcompare.runs.analysis.inference.criteria import Criteria
-from ampcompare.runs.analysis.inference.looks import changed_terms, error_rate_of_next, look_sentences
-from ampcompare.runs.records.comparison import Look
+from ampcompare.runs.records.comparison import Comparison, Look
 
 
 def _look(number: int = 1, error_rate: float = 0.04, **fields: object) -> Look:
@@ -66,54 +67,25 @@ def test_no_looks_is_refused() -> None:
         Criteria(looks=0)
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({}, []),
-        ({"seeds": [0, 1, 2, 3], "arms": ["fp32", "half", "native:bf16"]}, []),
-        ({"margin": 3.0}, ["margin 3 pp instead of 0.5 pp"]),
-        ({"time_margin": 0.1}, ["time margin 10 % instead of 2 %"]),
-        ({"reference": "half"}, ["reference half instead of fp32"]),
-        ({"planned": 4}, ["planned looks 4 instead of open"]),
-        ({"seeds": [0, 2]}, ["left out: seed 1"]),
-        ({"arms": ["fp32"]}, ["left out: half"]),
-        ({"cells": {"fp32@0": "a", "half@0": "c"}}, ["ran again: half@0"]),
-    ],
-)
-def test_each_change_is_named(fields: dict[str, object], words: list[str]) -> None:
-    """Margins, reference, plan, what is left out, and cells that ran again are named; more runs are no change."""
-    assert changed_terms(_look(2, **fields), [_look()]) == words
-
-
-def test_a_single_arm_has_no_reference() -> None:
-    """A look at one arm compared nothing: the reference that is added to it was not changed."""
-    alone = _look(arms=["half"], reference="half", cells={})
-    assert changed_terms(_look(2), [alone]) == []
-
-
-def test_seeds_that_only_the_folder_holds_are_named() -> None:
-    """Runs that no look has used are left out too."""
-    assert changed_terms(_look(), [], [0, 7, 8]) == ["left out: seeds 7, 8"]
-
-
-def test_long_lists_are_cut() -> None:
-    """Many cells that ran again are counted."""
-    cells = {f"half@{seed}": "a" for seed in range(9)}
-    changed = changed_terms(_look(cells=dict.fromkeys(cells, "b")), [_look(cells=cells)])
-    assert changed == ["ran again: half@0, half@1, half@2, half@3, half@4, 4 more"]
+def _sentences(look: Look, looks: list[Look], left: float) -> list[str]:
+    comparison = Comparison(
+        command="", reference="fp32", seeds=[], arms=[], reading=[], records=[], look=look.number, looks=looks,
+        error_rate=look.error_rate,
+    )  # fmt: skip
+    return list(look_sentences(comparison, left))
 
 
 def test_the_reading_says_which_look_it_is() -> None:
     """The first look keeps a rest, the only planned one none, and a later one names those before."""
-    assert look_sentences(_look(), [_look()], 0.005) == [
+    assert _sentences(_look(), [_look()], 0.005) == [
         "Look 1 at these arms, tested at an error rate of 4 %; the rest of 5 % is kept for further looks."
     ]
-    assert look_sentences(_look(1, 0.05), [_look(1, 0.05)], 0.0) == [
+    assert _sentences(_look(1, 0.05), [_look(1, 0.05)], 0.0) == [
         "Look 1 at these arms, tested at an error rate of 5 %, the only one that was planned."
     ]
     second = _look(2, 0.005)
-    assert look_sentences(second, [_look(), second], 0.0025) == [
+    assert _sentences(second, [_look(), second], 0.0025) == [
         "Look 2 at these arms, tested at an error rate of 0.5 %; look 1 at 4 % with 3 seeds. Together they spend at "
         "most 5 %."
     ]
-    assert look_sentences(_look(0, 0.0), [_look(0, 0.0)], 0.04) == []
+    assert _sentences(_look(0, 0.0), [_look(0, 0.0)], 0.04) == []

@@ -1,0 +1,234 @@
+"""The learning rates of one optimizer: those of its first steps, and from its schedulers those still to come."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import gc
+import linecache
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import FunctionType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LinearLR, LRScheduler, PolynomialLR, ReduceLROnPlateau
+
+__all__ = ["RateHistory", "Rates"]
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The learning rates of one optimizer from a step on.
+
+    Attributes:
+        basis: where they come from; "" for rates that stay, as nothing has moved them.
+        known: whether the rest of the training has these rates.
+        total: optimizer steps of the training; None if that is not known.
+        first: the step of the first row.
+        rows: by step, by group; empty for rates that stay.
+    """
+
+    basis: str
+    known: bool
+    total: int | None = None
+    first: int = 0
+    rows: Sequence[Sequence[float]] = ()
+
+    def at(self, group: int, step: int, share: float) -> float | None:
+        """Return the rate of a group at a share of the way from a step to the end; None if it stays."""
+        if not self.rows:
+            return None
+        begun, last = step - self.first, len(self.rows) - 1
+        return self.rows[min(max(round(begun + share * (last - begun)), 0), last)][group]
+
+
+class RateHistory:
+    """Follows one optimizer and its schedulers from its first step on."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._schedulers = _schedulers_of(optimizer)
+        self._rows: list[list[float]] = []  # learning rates by step, by group
+        self._moves: list[list[int]] = []  # before each step, by scheduler
+
+    def look(self) -> None:
+        """Note the rates of the step that follows."""
+        self._rows.append([float(group["lr"]) for group in self._optimizer.param_groups])
+        self._moves.append([*map(_moves_of, self._schedulers)])
+
+    def ahead(self, total: int | None = None, loops: Sequence[float] = ()) -> Rates:
+        """Return the rates from the step on that was noted last: a copy of each scheduler steps a dummy optimizer.
+
+        Args:
+            total: steps of the whole training, if the user says so.
+            loops: how often each loop of the script around a step runs, innermost first.
+        """
+        now = len(self._rows) - 1
+        schedulers = self._schedulers
+        if any(isinstance(each, ReduceLROnPlateau) for each in schedulers):
+            return Rates("a plateau of a metric decides them", False, total)
+        if not schedulers:
+            varies = any(row != self._rows[0] for row in self._rows)
+            return Rates("the script sets them itself" if varies else "", not varies, total)
+        has_moved = any(row != self._moves[0] for row in self._moves)
+        epoch = round(math.prod(loops[:-1])) if len(loops) > 1 and not has_moved else None
+        paces = [pace for number in range(len(schedulers)) if (pace := self._pace(number, epoch)) is not None]
+        if len(paces) < len(schedulers):
+            return Rates("its scheduler made no step so far", False, total)
+        if total is None:
+            ends = [pace.step_of(end) for each, pace in zip(schedulers, paces, strict=True) if (end := _end_of(each))]
+            total = max(ends, default=math.ceil(math.prod(loops)) if loops else None)
+        if total is None or total <= now:
+            return Rates("its scheduler does not say when it ends: give --steps", False, total)
+        outer = next((name for each in schedulers for name in _changing_names(each)), "")
+        if outer:
+            return Rates(f"its scheduler reads {outer!r}, which the script changes", False, total)
+        try:
+            rows = self._stepped(paces, now, total)
+        except Exception as error:  # a scheduler of the user's own
+            return Rates(f"its scheduler cannot be stepped ahead ({type(error).__name__}: {error})", False, total)
+        guess = f", if it moves every {epoch} steps" if any(pace.is_guess for pace in paces) else ""
+        return Rates(f"its scheduler, to step {total}{guess}", True, total, now, rows)
+
+    def departs(self, rates: Rates) -> bool:
+        """Return whether the steps that have followed had other rates than a forecast says."""
+        return any(
+            not math.isclose(seen, said, rel_tol=1e-6, abs_tol=1e-12)
+            for row, ahead in zip(self._rows[rates.first :], rates.rows, strict=False)
+            for seen, said in zip(row, ahead, strict=False)
+        )
+
+    def _pace(self, number: int, epoch: int | None) -> _Pace | None:
+        """Return how a scheduler moves; where it made no move, once an epoch, or None."""
+        moves = [row[number] for row in self._moves]
+        changes = [step for step in range(1, len(moves)) if moves[step] != moves[step - 1]]
+        if not changes:
+            return None if epoch is None else _Pace(moves[-1], 1, epoch, epoch, is_guess=True)
+        last = changes[-1]
+        period = last - changes[-2] if len(changes) > 1 else last
+        return _Pace(moves[-1], moves[last] - moves[last - 1], period, last + period)
+
+    def _stepped(self, paces: Sequence[_Pace], now: int, total: int) -> list[list[float]]:
+        """Return the rates of each step from `now` on."""
+        dummy = _dummy_of(self._optimizer)
+        rows = []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the order of steps, which a copy cannot know
+            copies = [copy.deepcopy(each, {id(self._optimizer): dummy}) for each in self._schedulers]
+            for step in range(now, total):
+                for each, pace in zip(copies, paces, strict=True):
+                    if step >= pace.due and (step - pace.due) % pace.period == 0:
+                        for _ in range(pace.moves):
+                            each.step()
+                rows.append([float(group["lr"]) for group in dummy.param_groups])
+        return rows
+
+
+@dataclass(frozen=True)
+class _Pace:
+    """How a scheduler moves: so far `made` times; from the step `due` on, `moves` times every `period` steps."""
+
+    made: int
+    moves: int
+    period: int
+    due: int
+    is_guess: bool = False
+
+    def step_of(self, move: int) -> int:
+        """Return before which step it has made so many moves."""
+        return self.due + (move - self.made - self.moves) * self.period // self.moves
+
+
+def _dummy_of(optimizer: Optimizer) -> Optimizer:
+    """Return an optimizer with the settings of each group, and one number to train in each."""
+    groups = []
+    for group in optimizer.param_groups:
+        values = {key: value for key, value in group.items() if key != "params"}
+        lr = values["lr"]
+        values["lr"] = float(lr) if isinstance(lr, Tensor) else lr
+        groups.append({**copy.copy(values), "params": [torch.zeros(1)]})
+    return torch.optim.SGD(groups, lr=0.1)
+
+
+def _schedulers_of(optimizer: Optimizer) -> list[Any]:
+    """Return the schedulers of an optimizer that no other one steps."""
+    # `type` and `vars`: objects of libraries may answer `isinstance` and `getattr` by code of their own.
+    all_of_them = (each for each in gc.get_objects() if issubclass(type(each), LRScheduler))
+    found = [each for each in all_of_them if vars(each).get("optimizer") is optimizer]
+    inner = {id(one) for each in found for one in getattr(each, "_schedulers", ())}
+    return [each for each in found if id(each) not in inner]
+
+
+def _moves_of(scheduler: Any) -> int:
+    """Return how often a scheduler was stepped; one of several at the same time counts by these."""
+    own = getattr(scheduler, "last_epoch", None)
+    return int(own) if own is not None else max(_moves_of(each) for each in scheduler._schedulers)
+
+
+def _end_of(scheduler: Any) -> int | None:
+    """Return after how many moves a scheduler is at its end; None if it does not say."""
+    parts = getattr(scheduler, "_schedulers", None)
+    if parts is not None:
+        ends = [_end_of(each) for each in parts]
+        milestones = getattr(scheduler, "_milestones", None)
+        if milestones:  # one after the other
+            return None if ends[-1] is None else int(milestones[-1]) + ends[-1]
+        return max((end for end in ends if end is not None), default=None)
+    falls = isinstance(scheduler, LinearLR) and scheduler.end_factor < scheduler.start_factor
+    names = ("total_steps", "T_max", *(["total_iters"] if falls or isinstance(scheduler, PolynomialLR) else []))
+    for name in names:  # the end of a warm-up is none of the training
+        if isinstance(value := getattr(scheduler, name, None), int):
+            return value
+    for function in getattr(scheduler, "lr_lambdas", ()):
+        value = getattr(function, "keywords", {}).get("num_training_steps")  # of the schedules of Transformers
+        if isinstance(value, int):
+            return value
+    return None
+
+
+def _changing_names(scheduler: Any) -> Iterator[str]:
+    """Yield the variables that a function of a scheduler reads, and that its file changes in a loop or function."""
+    functions = [*_functions_of(scheduler)]
+    for function in functions:  # grows by what they call
+        code, names = function.__code__, function.__globals__
+        called = [names[name] for name in code.co_names if isinstance(names.get(name), FunctionType)]
+        functions += [each for each in called if each not in functions]
+        reads = {name for name in code.co_names if not isinstance(names.get(name, math), ModuleType | type)}
+        try:
+            tree = ast.parse("".join(linecache.getlines(code.co_filename, names)))
+        except (SyntaxError, ValueError):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.For | ast.While | ast.FunctionDef):
+                if not node.lineno <= code.co_firstlineno <= (node.end_lineno or 0):  # not where the function is made
+                    yield from sorted((reads | set(code.co_freevars)) & set(_changed_in(node)))
+
+
+def _functions_of(scheduler: Any) -> Iterator[FunctionType]:
+    for part in getattr(scheduler, "_schedulers", ()):
+        yield from _functions_of(part)
+    own = getattr(type(scheduler), "get_lr", None)
+    functions = [*(getattr(scheduler, "lr_lambdas", None) or ()), getattr(scheduler, "_scale_fn_custom", None), own]
+    for each in functions:
+        if isinstance(each, FunctionType) and not (each.__module__ or "").startswith("torch."):
+            yield each
+
+
+def _changed_in(block: ast.For | ast.While | ast.FunctionDef) -> Iterator[str]:
+    """Yield the names of outer variables that a block gives another value, element or attribute."""
+    outer = {name for node in ast.walk(block) if isinstance(node, ast.Global | ast.Nonlocal) for name in node.names}
+    for node in ast.walk(block):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            if not isinstance(block, ast.FunctionDef) or node.id in outer:
+                yield node.id
+        elif isinstance(node, ast.Subscript | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            base: ast.expr = node
+            while isinstance(base, ast.Subscript | ast.Attribute):
+                base = base.value
+            if isinstance(base, ast.Name):
+                yield base.id

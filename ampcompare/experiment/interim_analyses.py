@@ -1,0 +1,82 @@
+"""The looks at a run directory, a line of its journal each, and what the next one may spend."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from ampcompare.base.files.run_files import CellFile
+from ampcompare.experiment.run_directory import RunDirectory, StoredPlan
+from ampcompare.runs.analysis.inference.alpha_spending import error_rate_of_next
+from ampcompare.runs.analysis.inference.effect import MIN_PAIRS
+from ampcompare.runs.analysis.inference.verdict import Design
+from ampcompare.runs.analysis.runs.pairs import finished, pairs_by_seed
+from ampcompare.runs.analysis.runs.scores import metric_of
+from ampcompare.runs.records.comparison import Comparison, Look
+from ampcompare.runs.records.run import RunRecord
+
+__all__ = ["Journal"]
+
+NOT_COMPLETE = (
+    "Nothing was tested: some runs of this plan are missing, and a test before the end would be another look. Run the "
+    "command that began it again: it finishes the other runs and tests."
+)
+TESTED = ("cells", "lost", "arms", "reference", "margin", "time_margin", "loss_margin", "pilot")  # equal: the same look
+
+
+@dataclass(frozen=True)
+class Journal:
+    """The looks so far, and a plan, whose reference may be another one than that on disk."""
+
+    run: RunDirectory
+    plan: StoredPlan
+    looks: tuple[Look, ...]
+
+    def is_complete(self, records: Sequence[RunRecord]) -> bool:
+        """Return whether every cell of the plan has ended."""
+        ended = {f"{record.arm}@{record.config.recipe.seed}" for record in records if record.status != "interrupted"}
+        return self.plan.cells.keys() <= ended
+
+    def untested(self, why: str = NOT_COMPLETE) -> Design:
+        """Return how runs are shown without a test."""
+        return Design(0.0, 0.0, frozenset(self.plan.pilot), looks=self.looks, notes=(why,))
+
+    def design(self, records: Sequence[RunRecord]) -> Design:
+        """Return how runs of the plan are tested: at an earlier look at them, which spends nothing, or the next."""
+        planned, looks, look = self.plan.terms.looks, self.looks, self._look_at(records)
+        known = [other for other in looks if all(getattr(other, name) == getattr(look, name) for name in TESTED)]
+        if known:
+            look = known[0]
+        elif max(look.pairs.values(), default=0) >= MIN_PAIRS:
+            number = 1 + sum(bool(other.number) for other in looks)
+            look = look.model_copy(update={"number": number, "error_rate": error_rate_of_next(looks, planned)})
+        looks = looks if known else (*looks, look)
+        return Design(look.error_rate, error_rate_of_next(looks, planned), frozenset(look.pilot), look.number, looks)
+
+    def record(self, comparison: Comparison) -> Comparison:
+        """Append the last look of a comparison, if it is new, under the lock of the folder; return it with its date."""
+        if comparison.looks == list(self.looks):
+            return comparison
+        written = datetime.now().astimezone().isoformat(timespec="seconds")
+        look = comparison.looks[-1].model_copy(update={"written": written})
+        self.run.append_look(look)
+        return comparison.model_copy(update={"looks": [*self.looks, look]})
+
+    def _look_at(self, records: Sequence[RunRecord]) -> Look:
+        plan, terms, ended = self.plan, self.plan.terms, finished(records)
+        ran = {f"{run.arm}@{run.config.recipe.seed}" for run in ended}
+        files = {label: self.run.cell_named(cell) / CellFile.RECORD for label, cell in plan.cells.items()}
+        rows = {arm: [run for run in ended if run.arm == arm] for arm in plan.arms}
+        return Look(
+            **{"number": 0, "error_rate": 0.0, "reference": plan.reference, "arms": plan.arms, "planned": terms.looks},
+            seeds=sorted({run.config.recipe.seed for run in ended}),
+            pairs={arm: len(pairs_by_seed(runs, rows[plan.reference])) for arm, runs in rows.items()
+                   if arm != plan.reference},
+            cells={name: hashlib.sha256(files[name].read_bytes()).hexdigest()[:16] for name in files if name in ran},
+            lost=sorted(f"{run.arm}@{run.config.recipe.seed}" for run in records if run.status == "failed"),
+            **{"margin": terms.margin, "time_margin": terms.time_margin, "loss_margin": terms.loss_margin},
+            margin_unit=metric_of(records).difference_unit,
+            pilot=sorted(plan.pilot),
+        )  # fmt: skip

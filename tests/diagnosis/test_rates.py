@@ -1,0 +1,240 @@
+"""The learning rates still to come, against those that the schedulers give later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import Optimizer, lr_scheduler
+from torch.optim.swa_utils import SWALR
+
+from ampcompare.diagnosis.rates import RateHistory, Rates
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*lr_scheduler.step")
+
+END = 200
+
+
+def optimizer_of_two_groups() -> Optimizer:
+    groups = [{"params": [torch.nn.Parameter(torch.ones(1))], "lr": lr} for lr in (0.1, 0.05)]
+    return torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+
+
+def train(
+    optimizer: Optimizer, schedulers: Any, steps: int, *, at: int, paces: tuple[int, ...] = (1,), **known: Any
+) -> tuple[list[list[float]], Rates, RateHistory]:
+    """Make some steps, and return the rates from step `at` on, what is said of them there, and the history.
+
+    Args:
+        paces: steps between two moves, by scheduler.
+        known: of `ahead`.
+    """
+    history = RateHistory(optimizer)
+    rows = []
+    for step in range(steps):
+        rows.append([group["lr"] for group in optimizer.param_groups])
+        history.look()
+        if step == at:
+            ahead = history.ahead(**known)
+        optimizer.step()
+        for scheduler, every in zip(schedulers, paces, strict=True):
+            if (step + 1) % every == 0:
+                scheduler.step()
+    return rows[at:], ahead, history
+
+
+def is_as(rates: Rates, rows: list[list[float]]) -> bool:
+    return [list(row) for row in rates.rows] == [pytest.approx(row, rel=1e-12) for row in rows]
+
+
+class Inverse(lr_scheduler.LRScheduler):
+    """A scheduler of the user's own."""
+
+    def get_lr(self) -> list[float | torch.Tensor]:
+        return [base / (1 + self.last_epoch) for base in self.base_lrs]
+
+
+# Whether a scheduler says itself when the training ends.
+SCHEDULES: dict[str, tuple[Callable[[Any], Any], bool]] = {
+    "CosineAnnealingLR": (lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=END, eta_min=1e-4), True),
+    "OneCycleLR": (lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=END, three_phase=True), True),
+    "LinearLR, down": (lambda o: lr_scheduler.LinearLR(o, 1.0, 0.1, total_iters=END), True),
+    "LinearLR, up": (lambda o: lr_scheduler.LinearLR(o, 0.1, 1.0, total_iters=60), False),
+    "PolynomialLR": (lambda o: lr_scheduler.PolynomialLR(o, total_iters=END, power=2.0), True),
+    "ConstantLR": (lambda o: lr_scheduler.ConstantLR(o, 0.5, total_iters=100), False),
+    "StepLR": (lambda o: lr_scheduler.StepLR(o, 30, 0.5), False),
+    "MultiStepLR": (lambda o: lr_scheduler.MultiStepLR(o, [50, 150], 0.1), False),
+    "ExponentialLR": (lambda o: lr_scheduler.ExponentialLR(o, 0.99), False),
+    "LambdaLR": (lambda o: lr_scheduler.LambdaLR(o, lambda step: 1.0 if step < 100 else 0.1), False),
+    "MultiplicativeLR": (lambda o: lr_scheduler.MultiplicativeLR(o, lambda step: 0.99), False),
+    "CosineAnnealingWarmRestarts": (lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 40, 2), False),
+    "CyclicLR": (lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, 25, mode="exp_range", gamma=0.99), False),
+    "CyclicLR, own scale": (lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, 25, scale_fn=lambda x: 1 / x), False),
+    "SWALR": (lambda o: SWALR(o, swa_lr=0.05, anneal_epochs=50), False),
+    "SequentialLR": (
+        lambda o: lr_scheduler.SequentialLR(
+            o, [lr_scheduler.LinearLR(o, 0.1, 1.0, 20), lr_scheduler.CosineAnnealingLR(o, END - 20)], [20]
+        ),
+        True,
+    ),
+    "ChainedScheduler": (
+        lambda o: lr_scheduler.ChainedScheduler(
+            [lr_scheduler.LinearLR(o, 0.1, 1.0, 20), lr_scheduler.ExponentialLR(o, 0.99)]
+        ),
+        False,
+    ),
+    "ChainedScheduler of a SequentialLR": (
+        lambda o: lr_scheduler.ChainedScheduler(
+            [
+                lr_scheduler.SequentialLR(
+                    o, [lr_scheduler.ConstantLR(o, 0.1, 10), lr_scheduler.ExponentialLR(o, 0.99)], [10]
+                ),
+                lr_scheduler.CosineAnnealingLR(o, END),
+            ]
+        ),
+        True,
+    ),
+    "a scheduler of the user's own": (Inverse, False),
+}
+
+
+def test_every_scheduler_of_torch_is_here() -> None:
+    """Each of `torch.optim.lr_scheduler` has a case; a plateau has a test of its own."""
+    classes = {
+        name
+        for name, value in vars(lr_scheduler).items()
+        if isinstance(value, type) and issubclass(value, lr_scheduler.LRScheduler) and not name.startswith("_")
+    }
+    assert classes - {"LRScheduler", "ReduceLROnPlateau"} <= {name.partition(",")[0] for name in SCHEDULES}
+
+
+@pytest.mark.parametrize(("make", "says_end"), SCHEDULES.values(), ids=SCHEDULES)
+def test_the_rates_of_each_scheduler(make: Callable[[Any], Any], says_end: bool) -> None:
+    """A copy gives the rates that the scheduler itself gives later, and leaves it as it is."""
+    optimizer = optimizer_of_two_groups()
+    rows, ahead, history = train(optimizer, [make(optimizer)], END, at=30, total=None if says_end else END)
+    assert (ahead.known, ahead.total, ahead.basis) == (True, END, f"its scheduler, to step {END}")
+    assert is_as(ahead, rows)
+    assert not history.departs(ahead)
+
+
+@pytest.mark.parametrize("name", [name for name, (_, says_end) in SCHEDULES.items() if not says_end])
+def test_an_end_that_no_one_says_is_not_guessed(name: str) -> None:
+    optimizer = optimizer_of_two_groups()
+    _, ahead, _ = train(optimizer, [SCHEDULES[name][0](optimizer)], 31, at=30)
+    assert (ahead.known, ahead.basis) == (False, "its scheduler does not say when it ends: give --steps")
+
+
+@pytest.mark.parametrize("every", [1, 7, 10])
+def test_a_scheduler_moves_at_its_own_pace(every: int) -> None:
+    """Where it moves once in some steps, as at the end of each epoch, so it does ahead, and its end lies there."""
+    optimizer = optimizer_of_two_groups()
+    scheduler = lr_scheduler.CosineAnnealingLR(optimizer, T_max=40)
+    rows, ahead, _ = train(optimizer, [scheduler], 40 * every, at=24, paces=(every,))
+    assert ahead.total == 40 * every
+    assert is_as(ahead, rows)
+
+
+def test_several_moves_a_step() -> None:
+    """As where a scheduler moves at each micro-batch."""
+    optimizer = optimizer_of_two_groups()
+    scheduler = lr_scheduler.CosineAnnealingLR(optimizer, T_max=200)
+    rows, ahead, _ = train(optimizer, [scheduler, scheduler], 100, at=24, paces=(1, 1))
+    assert ahead.total == 100
+    assert is_as(ahead, rows)
+
+
+def test_two_schedulers_have_two_paces() -> None:
+    """A warm-up by step and a decay by epoch act on the same rate."""
+    optimizer = optimizer_of_two_groups()
+    warmup = lr_scheduler.LinearLR(optimizer, 0.1, 1.0, total_iters=40)
+    decay = lr_scheduler.StepLR(optimizer, 2, 0.5)
+    rows, ahead, _ = train(optimizer, [warmup, decay], 100, at=25, paces=(1, 10), total=100)
+    assert is_as(ahead, rows)
+
+
+def test_the_loops_of_the_script_say_when_an_epoch_ends() -> None:
+    """Where a prefix lies in the first epoch, its scheduler is taken to move once in each of the inner loop."""
+    optimizer = optimizer_of_two_groups()
+    schedulers = [lr_scheduler.StepLR(optimizer, 1, 0.5)]
+    rows, ahead, _ = train(optimizer, schedulers, 200, at=20, paces=(50,), loops=[50, 4])
+    assert (ahead.basis, ahead.total) == ("its scheduler, to step 200, if it moves every 50 steps", 200)
+    assert is_as(ahead, rows)
+    _, ahead, _ = train(optimizer, schedulers, 21, at=20, paces=(50,), total=200)
+    assert ahead.basis == "its scheduler made no step so far"
+
+
+def test_rates_that_stay_or_that_the_script_sets() -> None:
+    optimizer = optimizer_of_two_groups()
+    _, ahead, history = train(optimizer, [], 6, at=5, paces=())
+    assert (ahead.known, ahead.basis) == (True, "")
+    optimizer.param_groups[0]["lr"] = 0.01
+    history.look()
+    assert (history.ahead().known, history.ahead().basis) == (False, "the script sets them itself")
+
+
+def test_a_plateau_cannot_be_known() -> None:
+    optimizer = optimizer_of_two_groups()
+    scheduler = lr_scheduler.ReduceLROnPlateau(optimizer)
+    history = RateHistory(optimizer)
+    for _ in range(5):
+        history.look()
+        scheduler.step(1.0)
+    assert (history.ahead(END).known, history.ahead(END).basis) == (False, "a plateau of a metric decides them")
+
+
+def test_a_script_that_also_sets_the_rate_leaves_the_forecast() -> None:
+    """What follows in the first steps is compared with what was said of it."""
+    optimizer = optimizer_of_two_groups()
+    _, ahead, history = train(optimizer, [lr_scheduler.CosineAnnealingLR(optimizer, END)], 12, at=9)
+    assert not history.departs(ahead)
+    optimizer.param_groups[1]["lr"] = 1e-5
+    history.look()
+    assert history.departs(ahead)
+
+
+OUTER = {
+    "in a loop": ("state = 1.0\nschedule = make(lambda step: state)\nfor state in (1.0, 0.5):\n    pass", "state"),
+    "an element": (
+        "state = {'f': 1.0}\nschedule = make(lambda step: state['f'])\ndef decay():\n    state['f'] *= 0.5",
+        "state",
+    ),
+    "by a function that is called": (
+        "epoch = 0\ndef factor():\n    return 0.5 ** epoch\nschedule = make(lambda step: factor())\n"
+        "def end_epoch():\n    global epoch\n    epoch += 1",
+        "epoch",
+    ),
+    "an attribute, in main": (
+        "def main():\n    run = space(f=1.0)\n    schedule = make(lambda step: run.f)\n"
+        "    for i in range(2):\n        run.f = 1 / (1 + i)\nmain()",
+        "run",
+    ),
+    "settings": (
+        "import math\nargs = space(gamma=0.9)\nargs.warmup = 5\n"
+        "schedule = make(lambda step: math.exp(args.gamma * step))\nfor step in range(3):\n    pass",
+        "",
+    ),
+    "made in the loop": ("for fold in range(2):\n    total = 9\n    schedule = make(lambda step: step / total)", ""),
+}
+
+
+@pytest.mark.parametrize(("source", "name"), OUTER.values(), ids=OUTER)
+def test_a_function_that_reads_what_the_script_changes(tmp_path: Path, source: str, name: str) -> None:
+    """Its rates depend on more than the step, and are not guessed; settings that stay are no reason."""
+    optimizer = optimizer_of_two_groups()
+    schedulers: list[Any] = []
+
+    def make(function: Any) -> None:
+        schedulers.append(lr_scheduler.LambdaLR(optimizer, function))
+
+    path = tmp_path / "train.py"
+    path.write_text(source)
+    exec(compile(source, str(path), "exec"), {"make": make, "space": SimpleNamespace})
+    del schedulers[:-1]
+    _, ahead, _ = train(optimizer, schedulers, 6, at=5, total=END)
+    assert ahead.basis == (f"its scheduler reads {name!r}, which the script changes" if name else ahead.basis)
+    assert ahead.known == (not name)
