@@ -218,7 +218,7 @@ def _skipped(row: ArmSummary) -> str:
 
 def arm_name(row: ArmSummary) -> str:
     """Return the name of an arm, with what another library ran in its place."""
-    return printable(row.arm, 60) + (f" (ran {row.ran})" if row.ran else "")
+    return printable(row.arm, 60)
 
 
 def arm_engine(row: ArmSummary) -> str:

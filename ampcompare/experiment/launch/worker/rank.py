@@ -47,7 +47,7 @@ from ampcompare.training.process_group import bound_to, choose_backend
 from ampcompare.training.stop_request import StopRequest
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
+    from torch.distributed import Store  # type: ignore[attr-defined]
 
 __all__ = ["local_device", "open_store", "process_group", "run_rank"]
 

@@ -20,7 +20,7 @@ import psutil
 from ampcompare.base.environment.ranks import DistributedEnv
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
+    from torch.distributed import Store  # type: ignore[attr-defined]
 
 __all__ = ["Roll", "is_lost_connection", "is_timeout", "show_stack_on_signal"]
 

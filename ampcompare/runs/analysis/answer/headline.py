@@ -9,7 +9,6 @@ from ampcompare.base.formatting import printable
 from ampcompare.runs.analysis.answer.phrases import (
     Quality,
     count_of,
-    label_of,
     names_of,
     sentence_start,
     with_verb,
@@ -218,7 +217,7 @@ def use_sentence(row: ArmSummary, comparison: Comparison, quality: Quality) -> s
         gains.append(f"{shown_saving(row)} peak memory")
     if comparison.prefer == "memory":
         gains.reverse()
-    return f"Use {label_of(row)}: {', '.join([kept, *gains])}."
+    return f"Use {row.arm}: {', '.join([kept, *gains])}."
 
 
 def not_recommended(rows: Sequence[ArmSummary], reference: str, prefer: str, metric: Metric) -> Iterable[str]:
@@ -391,13 +390,13 @@ def _accuracy_sentences(comparison: Comparison, rows: Sequence[ArmSummary], qual
     for row in those("conditional"):
         some, total = row.quality.survivors or (0, 0)
         yield (
-            f"{label_of(row)} is {row.quality.on_survivors} only on the {some} of {total} seeds that both it and "
+            f"{row.arm} is {row.quality.on_survivors} only on the {some} of {total} seeds that both it and "
             f"{reference} completed, so it is not recommended."
         )
         said.add(row.arm)
     yield from _not_compared(those("not comparable"), everyone, said, reference)
     for row in those("not as declared"):
-        yield f"No verdict on {label_of(row)}: it is {row.quality}."
+        yield f"No verdict on {row.arm}: it is {row.quality}."
         said.add(row.arm)
     idle: dict[str, list[str]] = {}
     for row in those("learned nothing"):
@@ -437,8 +436,7 @@ def _kept(
     """Return that these rows keep the accuracy, and which of them are identical."""
     tested = [row for row in rows if row.quality.kind != "identical"]
     what = f"{comparison.reference}'s {quality.name}{_on_these_samples(tested, comparison)}"
-    by_name = any(row.ran is not None for row in rows)  # which "all five arms" would hide
-    verb = with_verb([label_of(row) for row in rows], () if by_name else everyone, "keeps", "keep", said=said)
+    verb = with_verb([row.arm for row in rows], everyone, "keeps", "keep", said=said)
     sides = "within ±" if all(row.quality.kind == "equivalent" for row in tested) else "margin "
     same = [row.arm for row in rows if row not in tested]
     identical = f"; {with_verb(same, (), 'is', 'are')} identical to the last bit" if same else ""
@@ -465,7 +463,7 @@ def _differences(rows: Sequence[ArmSummary], quality: Quality) -> str:
 
 
 def _different(better: bool, rows: Sequence[ArmSummary], comparison: Comparison, quality: Quality) -> str:
-    parts = [f"{label_of(row)} ({_with_interval(row, quality)})" for row in rows]
+    parts = [f"{row.arm} ({_with_interval(row, quality)})" for row in rows]
     if quality.name == "accuracy":
         how = f"{'more' if better else 'less'} accurate than"
     else:
@@ -571,10 +569,10 @@ def _speed_sentences(comparison: Comparison, rows: Sequence[ArmSummary]) -> Iter
     if len(known) == 1:
         (row,) = known
         doubt = ", inconclusive" if row.time.kind in OPEN else ""
-        yield f"{label_of(row)} takes {_step_time_of(row)} the step time of {comparison.reference}{where}{doubt}."
+        yield f"{row.arm} takes {_step_time_of(row)} the step time of {comparison.reference}{where}{doubt}."
     elif known:
         known.sort(key=lambda row: row.time.effect or 0.0)
-        parts = [f"{label_of(row)} {_marked(row)}" for row in known[:MAX_NAMED]]
+        parts = [f"{row.arm} {_marked(row)}" for row in known[:MAX_NAMED]]
         more = f" and {len(known) - MAX_NAMED} more" if len(known) > MAX_NAMED else ""
         yield f"Step time relative to {comparison.reference}{where}: {', '.join(parts)}{more}."
     unknown = _unknown([row for row in rows if row not in known], _emulated_by(comparison))
@@ -651,7 +649,7 @@ def _memory_sentence(comparison: Comparison, rows: Sequence[ArmSummary]) -> str:
     if _on_device(comparison) and comparison.records:
         return ""
     apart = sorted((row for row in rows if abs(_memory_saving(row)) >= _MIN_SAVING), key=_memory_saving, reverse=True)
-    parts = [f"{label_of(row)} {shown_saving(row)}" for row in apart[:MAX_NAMED]]
+    parts = [f"{row.arm} {shown_saving(row)}" for row in apart[:MAX_NAMED]]
     more = f" and {len(apart) - MAX_NAMED} more" if len(apart) > MAX_NAMED else ""
     return f"Peak memory: {', '.join(parts)} than {comparison.reference}{more}." if parts else ""
 

@@ -223,7 +223,7 @@ def _first_mixture(pairs: Sequence[Pair]) -> str:
 def _mixture(records: Sequence[RunRecord]) -> str:
     """Return in what the runs of one row differ, apart from their seeds, so that they are not one arm."""
     engines = {f"{record.engine.name} {record.engine.version}" for record in records if record.engine}
-    libraries = {f"{run.library} {run.version} as {run.arm}" for record in records if (run := record.effective)}
+    libraries = {record.library for record in records}
     halves = {record.half for record in records if record.half}
     for what in (engines, libraries, halves):
         if len(what) > 1:
