@@ -254,6 +254,14 @@ def _check(options: Options) -> str:
         return f"min_loss_scale={low:g} is above max_loss_scale={high:g}"
     if "keep_fp32" in options and options.get("opt_level") == "O0":
         return "O0 already keeps every module in fp32; leave keep_fp32 out"
+    level = apex_level(options)
+    if not level.is_half and level.master_weights:
+        return f"the weights are fp32 under {options['opt_level']}, so masters=fp32 changes nothing; leave it out"
+    if not level.is_half and level.keep_batchnorm_fp32:
+        return f"batch norm is fp32 under {options['opt_level']}, so keep_batchnorm_fp32 changes nothing; leave it out"
+    if level.loss_scale != "dynamic" and (low or high):
+        bound = "min_loss_scale" if low else "max_loss_scale"
+        return f"{bound} belongs to a dynamic loss scale; add loss_scale=dynamic, or leave it out"
     return ""
 
 

@@ -199,6 +199,13 @@ class Arm:
         inner = Arm.parse(runs.arm).roles
         return None if inner is None else self.spec.wraps(inner)
 
+    @property
+    def twin(self) -> Arm | None:
+        """The arm of ampcompare's own with the roles of one that a library runs, or that packs activations."""
+        runs = self.effective("cuda")
+        twin = None if runs is None or runs.arm is None else Arm.parse(runs.arm)
+        return twin if twin is not None and twin.roles == self.roles else None
+
     def declares_the_same(self, other: Arm) -> bool:
         """Return whether another arm of the backend holds and computes every part of a step in the same types."""
 
@@ -213,14 +220,26 @@ class Arm:
         text = self.spec.inner(self.options)
         return Arm.parse(text) if text else None
 
+    @property
+    def words(self) -> dict[str, str]:
+        """Its options by name, each as the text of the arm has it."""
+        return {
+            name: _written(value)
+            if name == self.spec.positional
+            else name
+            if value is True
+            else f"{name}={_written(value)}"
+            for name, value in self.options.items()
+        }
+
+    def without(self, option: str) -> Arm | None:
+        """Return the arm without one of its options; None if the others need it."""
+        with contextlib.suppress(ConfigError):
+            return Arm.make(self.backend, **{name: value for name, value in self.options.items() if name != option})
+        return None
+
     def __str__(self) -> str:
-        positional = self.spec.positional
-        words = []
-        for name, value in self.options.items():
-            if name == positional:
-                words.append(_written(value))
-            else:
-                words.append(name if value is True else f"{name}={_written(value)}")
+        words = self.words.values()
         return f"{self.backend}:{','.join(words)}" if words else self.backend
 
     def __hash__(self) -> int:

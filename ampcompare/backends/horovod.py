@@ -18,10 +18,6 @@ LIBRARY = Library(
 )
 
 
-def _effective(options: Options, device: str) -> EffectiveArm:
-    return EffectiveArm("fp32")
-
-
 def _explain(options: Options) -> ArmExplanation:
     return explain_library(
         "Horovod's DistributedOptimizer",
@@ -42,8 +38,7 @@ def _explain(options: Options) -> ArmExplanation:
             PLAIN_STEP[1],
             PLAIN_STEP[3],
         ),
-        on_gpu=_effective(options, "cuda"),
-        on_cpu=_effective(options, "cpu"),
+        lambda device: EffectiveArm("fp32"),
     )
 
 
@@ -55,6 +50,6 @@ SPEC = BackendSpec(
     implied={"compression": "none", "passes": 1},
     roles=lambda options: Roles(reduction="fp16" if options.get("compression") == "fp16" else "fp32"),
     library=LIBRARY,
-    effective=_effective,
+    effective=lambda options, device: EffectiveArm("fp32"),
     # No contract arms: it cannot be built for this torch; tests/training/precision/test_horovod.py uses a stub.
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -72,9 +73,7 @@ def explain_library(
     library: Library,
     does: tuple[tuple[str, str], ...],
     script: tuple[str, ...],
-    *,
-    on_gpu: EffectiveArm,
-    on_cpu: EffectiveArm,
+    runs: Callable[[str], EffectiveArm],
 ) -> ArmExplanation:
     """Return the explanation of an arm that a library runs.
 
@@ -82,15 +81,15 @@ def explain_library(
         name: of the library, as users know it.
         does: (what, how) pairs.
         script: lines of a training script with that library.
-        on_gpu: what runs on a GPU.
-        on_cpu: what runs on a CPU.
+        runs: returns what runs on "cuda" or "cpu".
     """
+    on_gpu, on_cpu = runs("cuda"), runs("cpu")
     cpu = on_cpu.reason or f"the precision of {on_cpu.arm}"
     return ArmExplanation(
         summary=f"{name}; {library.missing() or 'installed'}",
         does=(*does, ("on a GPU", f"the precision of {on_gpu.arm}"), ("on a CPU", cpu)),
         twin=on_gpu.arm,
-        twin_is="ampcompare's arm of the requested precision; a run names the one that was really used",
+        twin_is="ampcompare's arm of the requested precision; the ledger of a run shows what it ran in",
         differs=(),
         script=script,
         twin_script=(),

@@ -14,6 +14,7 @@ from ampcompare.backends.roles import Roles
 from ampcompare.backends.spec import Options
 
 __all__ = [
+    "DTYPES",
     "DTYPE_NAMES",
     "INNER_ARM",
     "above_one",

@@ -11,7 +11,7 @@ import click
 from ampcompare.base.files.run_files import RunFile
 from ampcompare.base.formatting import format_duration, printable
 from ampcompare.cli.help import OUTPUT, option
-from ampcompare.cli.output import say
+from ampcompare.cli.output import note, say
 
 if TYPE_CHECKING:
     from ampcompare.experiment.compare import ComparisonOutcome, PlannedComparison
@@ -50,7 +50,7 @@ def show_comparison(outcome: ComparisonOutcome, *, as_json: bool, quiet: bool, d
         what = (
             "every cell" if len(outcome.comparison.records) == len(outcome.comparison.order) else "each cell that ran"
         )
-        click.echo(f"ampcompare: {what} failed: {printable(failure.error or '', 2000, keep_end=600)}", err=True)
+        note(f"ampcompare: {what} failed: {printable(failure.error or '', 2000, keep_end=600)}")
     elif not quiet:
         if sys.stdout.isatty() and sys.stderr.isatty():
             click.echo(err=True)
@@ -68,16 +68,15 @@ def show_checks(outcome: ComparisonOutcome, *, quiet: bool) -> None:
         return
     for check in outcome.checks:
         if check.skipped and not quiet:
-            note = printable(f"{check.arm}: {check.gate} is not checked: {check.skipped}", 500)
-            click.echo(f"note: {note}", err=True)
+            note(f"note: {printable(f'{check.arm}: {check.gate} is not checked: {check.skipped}', 500)}")
     for check in outcome.checks:
         if check.failure:
-            click.echo(f"failed: {printable(f'{check.arm}: {check.failure}', 500)}", err=True)
+            note(f"failed: {printable(f'{check.arm}: {check.failure}', 500)}")
 
 
 def show_plan(planned: PlannedComparison, found: Preflight | None, *, as_json: bool) -> None:
     """Print the cells of a plan, what a few steps of their arms have shown, and an estimate of time and memory."""
-    from ampcompare.experiment.time_left import estimate
+    from ampcompare.experiment.eta import estimate
     from ampcompare.runs.records.run import dump_json
 
     plan, folder = planned.plan, planned.folder

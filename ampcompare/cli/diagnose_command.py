@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.cli.help import ARMS, MACHINE, OUTPUT, SCRIPT, option, options_of
 from ampcompare.cli.launching import ended_by_signals
 from ampcompare.cli.options import json_option, recipe_options
-from ampcompare.cli.output import text_width
+from ampcompare.cli.output import note, text_width
 from ampcompare.cli.settings import ScriptCommand, request_from, watched_script_options
 from ampcompare.cli.values import ARM_LIST, FOLDER
 from ampcompare.experiment.sources import collect_settings
@@ -106,8 +107,9 @@ def command(**parameters: Any) -> int:
     options.check()
     check_cells([config])
 
+    @cache  # the preflight and what follows may say the same
     def say(line: str) -> None:
-        click.echo(f"ampcompare: {line}", err=True)
+        note(f"ampcompare: {line}")
 
     with ended_by_signals():
         if config.script is not None and parameters["preflight"]:
@@ -136,7 +138,7 @@ def _ahead(parameters: dict[str, Any]) -> int:
     )
 
     def say(line: str) -> None:
-        click.echo(f"ampcompare: {line}", err=True)
+        note(f"ampcompare: {line}")
 
     with ended_by_signals():
         found = look_ahead(options, say)

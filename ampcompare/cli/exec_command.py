@@ -105,7 +105,7 @@ def _show_ledger(record: Path, arm: str) -> None:
     if found is None:
         click.echo("ampcompare: no step of an optimizer was seen, so that there is no ledger", err=True)
         return
-    document = ledger_document(found, Arm.parse(arm).roles, f"What ran under {arm}")
+    document = ledger_document(found, Arm.parse(arm))
     click.echo(Terminal(text_width(), details=True).write(document), nl=False, err=True)
 
 

@@ -61,7 +61,7 @@ def command(**parameters: Any) -> int:
             click.echo(dump_json({**explanation.data(), "ledger": ran.model_dump()}))
             return 0
         click.echo(Terminal(text_width()).render(explanation))
-        document = ledger_document(ran, arm.roles, f"What ran under {arm}")
+        document = ledger_document(ran, arm)
         click.echo(Terminal(text_width(), details=True).write(document), nl=False)
         return 0
     if any(parameters[name] is not None for name in ("recipe__model__arch", "config_file", "recipe_name")):

@@ -11,6 +11,7 @@ from ampcompare.backends.arm import parse_arms
 from ampcompare.cli.help import ARMS, MACHINE, Command, option
 from ampcompare.cli.launching import ended_by_signals, pool_options
 from ampcompare.cli.options import json_option, recipe_options
+from ampcompare.cli.output import note
 from ampcompare.cli.settings import request_from
 from ampcompare.cli.values import ARM_LIST
 from ampcompare.experiment.sources import collect_settings
@@ -78,7 +79,7 @@ def command(**parameters: Any) -> int:
         configs_of(config, list(dict.fromkeys(arms))),
         memory_gib=parameters["memory_limit"],
         margin=parameters["margin"] / 100,
-        note=lambda text: click.echo(text, err=True),
+        note=note,
         preflight=parameters["preflight"],
     )
     with ended_by_signals():

@@ -13,7 +13,7 @@ from ampcompare.base.errors import AmpCompareError, close_matches
 from ampcompare.base.version import __version__
 from ampcompare.cli import COMMANDS, SUMMARY, overview
 from ampcompare.cli.help import OLD_NAMES, Option, variable_name
-from ampcompare.cli.output import describe_unforeseen, drop_output
+from ampcompare.cli.output import describe_unforeseen, drop_output, note
 
 __all__ = ["cli", "run_group"]
 
@@ -98,7 +98,7 @@ def _note_unused_variables(name: str, command: click.Command) -> None:
             continue
         close = close_matches(prefix + variable.removeprefix(prefix).removeprefix("AMPCOMPARE_"), known)
         hint = f"did you mean {close[0]}?" if close else f"its variables begin with {prefix}"
-        click.echo(f"note: {variable} is not a setting of {name}; {hint}", err=True)
+        note(f"note: {variable} is not a setting of {name}; {hint}")
 
 
 @click.command(cls=_LazyGroup, help=SUMMARY, context_settings={"help_option_names": ["-h", "--help"]})
@@ -154,5 +154,5 @@ def _fail(message: str, code: int) -> int:
         if code == 2:
             return code
         message = f"rank {rank}: {message}"
-    click.echo(f"ampcompare: {printable(message, 2000, keep_end=600)}", err=True)
+    note(f"ampcompare: {printable(message, 2000, keep_end=600)}")
     return code

@@ -12,6 +12,7 @@ import click
 from ampcompare.api.migration import migrate_script
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit
 from ampcompare.cli.help import Command, option, options_of
+from ampcompare.cli.output import note
 from ampcompare.cli.values import FILE
 
 __all__ = ["command"]
@@ -149,5 +150,5 @@ def _sums(files: int, changed: int, left: int, by_hand: int, faults: int, write:
 
 
 def _say(line: str) -> None:
-    click.echo(line, err=True)
+    note(line)
     sys.stderr.flush()

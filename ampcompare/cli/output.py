@@ -9,11 +9,13 @@ import os
 import shutil
 import stat
 import sys
+from collections.abc import Callable
 
 __all__ = [
     "describe_unforeseen",
     "drop_output",
     "leave_closed_terminal",
+    "note",
     "open_standard_streams",
     "say",
     "text_width",
@@ -28,6 +30,45 @@ STREAMS = (("stdin", "r", os.O_RDONLY), ("stdout", "w", os.O_RDONLY), ("stderr",
 def text_width() -> int:
     """Return how many columns a text may have: those of the terminal, 100 without one, at most 120."""
     return min(shutil.get_terminal_size((100, 24)).columns, MAX_TEXT_WIDTH)
+
+
+def _folded(line: str) -> str:
+    """Return a line as lines that fit the terminal that stderr is; whole elsewhere, where programs search it.
+
+    All but the first are two columns further to the right.
+    """
+    if not sys.stderr.isatty():
+        return line
+    try:
+        width = os.get_terminal_size(sys.stderr.fileno()).columns
+    except (OSError, ValueError):
+        width = 0
+    width = width or shutil.get_terminal_size().columns
+    if len(line) <= width:
+        return line
+    import textwrap
+
+    text = line.lstrip()
+    margin = line[: len(line) - len(text)]
+    return textwrap.fill(
+        text, width, initial_indent=margin, subsequent_indent=f"{margin}  ", break_on_hyphens=False,
+        break_long_words=False,
+    )  # fmt: skip
+
+
+def note(line: str, write: Callable[[str], object] | None = None) -> None:
+    """Write a line for people to stderr, folded to the width of a terminal.
+
+    Args:
+        write: takes the folded text in place of stderr.
+    """
+    import click
+
+    text = _folded(line)
+    if write is None:
+        click.echo(text, err=True)
+    else:
+        write(text)
 
 
 def say(text: str, *, nl: bool = True) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from ampcompare.backends.arm import Arm, parse_arms
 from ampcompare.cli.help import ARMS, OUTPUT, SCRIPT, default_of, option, options_of
 from ampcompare.cli.launching import ended_by_signals
 from ampcompare.cli.options import json_option, recipe_options
-from ampcompare.cli.output import text_width
+from ampcompare.cli.output import note, text_width
 from ampcompare.cli.settings import ScriptCommand, request_from, watched_script_options
 from ampcompare.cli.values import ARM, ARM_LIST, FOLDER
 from ampcompare.experiment.sources import collect_settings
@@ -77,8 +78,9 @@ def command(**parameters: Any) -> int:
     options.check()
     check_cells(configs)
 
+    @cache  # the preflight and what follows may say the same
     def say(line: str) -> None:
-        click.echo(f"ampcompare: {line}", err=True)
+        note(f"ampcompare: {line}")
 
     with ended_by_signals():
         if options.reference.script is not None and parameters["preflight"]:

@@ -13,15 +13,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import click
-
 from ampcompare.api.doctor.gpu import has_nvidia_gpu
 from ampcompare.base.formatting import printable
-from ampcompare.cli.output import leave_closed_terminal
+from ampcompare.cli.output import leave_closed_terminal, note
 from ampcompare.cli.progress_lines import CellView, MatrixView, bar_lines, describe_outline, notices
+from ampcompare.experiment.eta import TimeLeft
 from ampcompare.experiment.launch.base import Progress
 from ampcompare.experiment.observer import Observer, Outline
-from ampcompare.experiment.time_left import TimeLeft
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.settings.config import RunConfig
 
@@ -181,10 +179,8 @@ class Display(Observer):
         self._outline, self._left, self._done = outline, TimeLeft(outline), 0
 
     def _print(self, line: str) -> None:
-        if self._region is None:
-            click.echo(line, err=True)
-        else:
-            self._draw_region(self._region, above=line)
+        region = self._region
+        note(line, None if region is None else functools.partial(self._draw_region, region))
 
     def _draw_region(self, region: Region, above: str | None = None) -> None:
         cells, matrix = self._views()

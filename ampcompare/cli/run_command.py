@@ -16,7 +16,7 @@ from ampcompare.cli.comparison_output import details_option, terminal_text
 from ampcompare.cli.help import ARMS, CHECKPOINTS, DATA, option
 from ampcompare.cli.launching import count_processes, launch_options, options_by_name, save_at_signals
 from ampcompare.cli.options import arm_from_flags, arm_options, callback_option, output_options, recipe_options
-from ampcompare.cli.output import say
+from ampcompare.cli.output import note, say
 from ampcompare.cli.settings import ScriptCommand, request_from, script_options, show_metrics
 from ampcompare.cli.values import ARM
 from ampcompare.experiment.options import RunOptions
@@ -127,7 +127,7 @@ def _show_run(outcome: RunOutcome, sources: SettingsSources, *, as_json: bool, q
         say(dump_json(record))
     if record.status == "failed":
         error = printable(record.error or "", 2000, keep_end=600)
-        click.echo(f"ampcompare: {record.arm} failed: {error} (log: {outcome.log})", err=True)
+        note(f"ampcompare: {record.arm} failed: {error} (log: {outcome.log})")
     elif record.status == "interrupted":
         raise Ended(f"{record.arm} was {record.error}; --resume auto continues from its newest checkpoint")
     elif not as_json:

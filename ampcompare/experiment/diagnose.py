@@ -19,6 +19,7 @@ from ampcompare.base.environment.fingerprint import THREAD_VARIABLES
 from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.formatting import printable
+from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, can_sandbox
 from ampcompare.base.processes.start import start_command
 from ampcompare.diagnosis.cures import Tested, verdict_of, with_cure
 from ampcompare.diagnosis.options import DiagnoseOptions, Request, diagnose_in_child
@@ -42,6 +43,7 @@ __all__ = [
     "diagnose_script",
     "error_of",
     "run_examined",
+    "say_limits",
     "watched_settings",
 ]
 
@@ -123,6 +125,7 @@ def diagnose_script(
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="ampcompare-diagnose-") as name:
         runs = _Runs(options, Path(name), environment or {})
+        say_limits(say)
         say(f"running the script under {arm}, watched, for {options.steps} steps")
         found, _, device_type = runs.run(arm, ())
         if not options.cures or not found.faults:
@@ -206,6 +209,12 @@ def watched_settings(config: RunConfig, arm: Arm, folder: Path) -> dict[str, Any
         "name": script.name,
         "arguments": script.arguments_for(seed, config.arm, folder),
     }
+
+
+def say_limits(say: Callable[[str], Any]) -> None:
+    """Say which files of the user a script that is examined could change, where there are any."""
+    if not can_sandbox(tempfile.gettempdir()):
+        say(WITHOUT_OVERLAYS)
 
 
 def run_examined(config: RunConfig, folder: Path, kind: str, environment: Mapping[str, str] | None = None) -> int:

@@ -12,7 +12,7 @@ from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.diagnosis import options as recipes
 from ampcompare.diagnosis.laws import outlook_of, twin_distance
 from ampcompare.diagnosis.options import PrefixRequest
-from ampcompare.experiment.diagnose import ENDED, ERRORS, error_of, run_examined, watched_settings
+from ampcompare.experiment.diagnose import ENDED, ERRORS, error_of, run_examined, say_limits, watched_settings
 from ampcompare.experiment.launch.places import find_places
 from ampcompare.runs.records.outlook import Outlook, Prefix
 from ampcompare.runs.settings.config import RunConfig
@@ -73,6 +73,8 @@ def look_ahead(options: AheadOptions, say: Callable[[str], None] = lambda line: 
     """
     options.check()
     environment = find_places([options.config], None, options.gpus).all[0].gpu_environment
+    if options.config.script is not None:
+        say_limits(say)
     say(f"running the first {options.prefix} steps in fp32")
     prefix = _prefix_of(options, environment, is_twin=False)
     distance = None
@@ -81,8 +83,10 @@ def look_ahead(options: AheadOptions, say: Callable[[str], None] = lambda line: 
         distance = twin_distance(prefix.losses, _prefix_of(options, environment, is_twin=True).losses)
     recipe, script = options.config.recipe, options.config.script
     subject = script.name if script else f"{recipe.model.arch} on {recipe.data.name}, {recipe.optimizer.name}"
-    arms = [outlook_of(arm, prefix, distance) for arm in options.arms]
-    return Outlook(subject=subject, prefix=prefix, twin=distance, arms=arms)
+    script_arm = Arm.parse("script")
+    arms = [*([script_arm] if prefix.weights and script_arm not in options.arms else []), *options.arms]
+    outlooks = [outlook_of(arm, prefix, distance) for arm in arms]
+    return Outlook(subject=subject, prefix=prefix, twin=distance, arms=outlooks)
 
 
 def _prefix_of(options: AheadOptions, environment: Mapping[str, str], *, is_twin: bool) -> Prefix:

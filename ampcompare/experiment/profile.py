@@ -14,7 +14,7 @@ from ampcompare.base.files.write import write_atomically
 from ampcompare.diagnosis.profiling.options import ProfileOptions, ProfileRequest, profile_in_child
 from ampcompare.diagnosis.profiling.reasons import headline_of, with_reasons
 from ampcompare.diagnosis.profiling.trace import merged_trace
-from ampcompare.experiment.diagnose import ENDED, ERRORS, error_of, run_examined, watched_settings
+from ampcompare.experiment.diagnose import ENDED, ERRORS, error_of, run_examined, say_limits, watched_settings
 from ampcompare.runs.records.profile import ArmProfile, Profile, RankTimes
 from ampcompare.runs.report.base import write_result
 from ampcompare.runs.settings.config import RunConfig
@@ -50,6 +50,8 @@ def profile(
     options.check()
     arms: list[ArmProfile] = []
     traces: list[tuple[str, Mapping[str, Any]]] = []
+    if options.configs[0].script is not None:
+        say_limits(say)
     for config in options.configs:
         say(f"profiling {config.arm}")
         try:

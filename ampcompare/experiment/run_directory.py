@@ -475,9 +475,6 @@ def _why_again(record: RunRecord, config: RunConfig) -> str:
     now = fingerprint()
     changed = [name for name, value in now.items() if record.environment.get(name) != value]
     changed += [name for name in SWITCHES if name not in now and record.environment.get(name)]
-    ran = record.effective
-    if ran is not None and installed_version(ran.library) not in (ran.version, None):
-        changed.append(ran.library)
     changed += [name for name, version in record.packages.items() if installed_version(name) != version]
     code = changed_code(record.code or {}, code_folder(config))
     gone = [name for name, how in code.items() if how == "gone"]

@@ -7,6 +7,7 @@ The weights that it gets are fp32 by then, lifted from fp16. Its calls become th
 | `optimizer.backward(loss)` | `loss.backward()` |
 | `optimizer.clip_master_grads(max_norm)` | `clip_grad_norm_` on the parameters of the inner optimizer |
 | `optimizer.step()`, `zero_grad()` | those of the inner optimizer |
+| a model of `network_to_half` | its `tofp16` leaves the input to the arm |
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ def follow_fp16_optimizers(rows: Rows | None, events: Subscriptions) -> None:
     Args:
         rows: records the inner optimizers.
     """
+    events.wrap(importlib.import_module(MODULES[0]).tofp16, "forward", lambda original, module, value: value)
     for name in MODULES:
         with suppress(ImportError):  # a build of the real Apex without the second
             kind = importlib.import_module(name).FP16_Optimizer

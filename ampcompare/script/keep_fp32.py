@@ -22,14 +22,19 @@ WRAPPERS = {
     "DataParallel": "module",
     "OptimizedModule": "_orig_mod",
     "_FabricModule": "_forward_module",  # which hands attributes such as `forward` to the module inside
+    "FP16Model": "network",
 }
 
 
 def bare_model(model: nn.Module) -> nn.Module:
-    """Return the model inside of what distributes or compiles it: its names are those of the script."""
-    while type(model).__name__ in WRAPPERS:
-        model = getattr(model, WRAPPERS[type(model).__name__])
-    return model
+    """Return the model inside of what distributes, compiles or casts it: its names are those of the script."""
+    while True:
+        if type(model).__name__ in WRAPPERS:
+            model = getattr(model, WRAPPERS[type(model).__name__])
+        elif type(model) is nn.Sequential and [type(part).__name__ for part in list(model)[:-1]] == ["tofp16"]:
+            model = model[-1]  # of network_to_half
+        else:
+            return model
 
 
 class KeptAtFirstCall:

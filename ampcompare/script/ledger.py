@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from ampcompare.guards.events import Layer, Points, Subscriptions
+from ampcompare.guards.events import Layer, Points, Subscriptions, calling_frame
 from ampcompare.guards.location import Location, user_location
 from ampcompare.runs.records.ledger import Ledger
 from ampcompare.script.legacy.record.recorder import Rows
@@ -48,8 +50,8 @@ class ScriptLedger:
         self._count = self._applied = self._passes = self._depth = 0
         self._scale: Any = None
         self._compiles = False
-        self._begins, self._is_first = False, True
-        self._spent = self._begun_at = self._since = 0.0
+        self._follows, self._begins, self._is_stepped, self._is_first = False, False, False, True
+        self._spent = self._begun_at = self._stepped_at = self._since = 0.0
 
     def install(self) -> None:
         """Look from now on."""
@@ -59,6 +61,7 @@ class ScriptLedger:
         self._setters.wrap(*Points.MAKE_SCALER, self._make_scaler)
         self._events.wrap(torch, "compile", self._compile)
         self._follow_passes()
+        self._events.at_end(register_optimizer_step_post_hook(self._stepped).remove)
         self._rows.recorder.after_row(self._row)
         self._rows.recorder.before_close(self._end)
 
@@ -70,6 +73,7 @@ class ScriptLedger:
             subscriptions.end()
 
     def _follow_passes(self) -> None:
+        self._follows = True
         self._passes_of_step = Subscriptions(Layer.WATCH)
         self._passes_of_step.wrap(*Points.FORWARD, self._forward)
         self._passes_of_step.wrap(*Points.BACKWARD, self._backward)
@@ -88,23 +92,25 @@ class ScriptLedger:
         before = None if first is None else first.dtype
         result = original(module, *args, **kwargs)
         if first is not None and (after := next(module.parameters()).dtype) is not before and after in HALF:
-            self._by["weights" if first.requires_grad else "frozen"] = self._setter("cast")
+            part, is_arms = "weights" if first.requires_grad else "frozen", bool(self._arm) and _is_by_arm()
+            lifts = self._arm and not is_arms and part == "weights"
+            self._by[part] = self._setter("cast", is_arms=is_arms) + (f", lifted by arm {self._arm}" if lifts else "")
         return result
 
     def _make_autocast(self, original: Any, block: Any, *args: Any, **kwargs: Any) -> None:
         original(block, *args, **kwargs)
         if block._enabled and "products" not in self._by:
-            self._by["products"] = self._setter("autocast")
+            self._by["products"] = self._setter("autocast", is_arms=bool(self._arm))
 
     def _make_scaler(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
         original(scaler, *args, **kwargs)
         if scaler._enabled and "loss scale" not in self._by:
-            self._by["loss scale"] = self._setter(type(scaler).__name__)
+            self._by["loss scale"] = self._setter(type(scaler).__name__, is_arms=bool(self._arm))
 
-    def _setter(self, what: str) -> str:
-        """Return who calls: the arm, wherever it stands behind the script, or the script's or a library's line."""
+    def _setter(self, what: str, *, is_arms: bool) -> str:
+        """Return who calls: the arm, or the script's or a library's line."""
         where = user_location()
-        return f"{what}, arm {self._arm}" if self._arm or where == Location("?", 0) else f"{what}, {where}"
+        return f"{what}, arm {self._arm}" if is_arms or where == Location("?", 0) else f"{what}, {where}"
 
     def _compile(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         self._compiles = True
@@ -124,6 +130,10 @@ class ScriptLedger:
             return original(module, *args, **kwargs)
         if all(module is not reference() for reference in self._models) and next(module.parameters(), None) is not None:
             self._models.append(weakref.ref(module))
+        if self._is_stepped:
+            self._finish_look()
+        if not self._follows:
+            return original(module, *args, **kwargs)
         self._begin()
         return self._seen(original, module, *args, **kwargs)
 
@@ -153,6 +163,9 @@ class ScriptLedger:
             self._begun_at = time.perf_counter()
             self._look.begin(self._count, self._live(), detailed=True)
 
+    def _stepped(self, *_: Any) -> None:
+        self._passes = 0  # where an arm knows only later whether it was applied, the row comes after the next pass
+
     def _row(self, row: dict[str, Any]) -> None:
         if row["kind"] == "backward" and row["scale_before"] is not None:
             self._scale = row["scale_before"]
@@ -161,24 +174,24 @@ class ScriptLedger:
         self._count += 1
         self._passes = 0
         self._applied += bool(row["applied"])  # one that is not known yet counts as applied
-        if self._begins:
-            self._finish_look()
-            count = max(1, len(self._rows.optimizers))
-            if self._is_first and self._applied < DETAILED * count and self._count < MAX_DETAILED * count:
-                return
-            now = time.perf_counter()
-            if self._is_first:
-                self._is_first, self._since = False, now
-                self._setters.end()
-            else:
-                self._spent += now - self._begun_at
-            self._passes_of_step.end()
+        if self._begins:  # until the next forward pass, as another optimizer may step
+            self._is_stepped, self._stepped_at = True, time.perf_counter()
         elif self._count % EVERY == 0 and self._spent <= MAX_SHARE * (time.perf_counter() - self._since):
             self._follow_passes()
 
     def _finish_look(self) -> None:
-        self._begins = False
+        self._begins = self._is_stepped = False
         self._look.end(self._live())
+        count = max(1, len(self._rows.optimizers))
+        if self._is_first and self._applied < DETAILED * count and self._count < MAX_DETAILED * count:
+            return
+        if self._is_first:
+            self._is_first, self._since = False, self._stepped_at
+            self._setters.end()
+        else:
+            self._spent += self._stepped_at - self._begun_at
+        self._follows = False
+        self._passes_of_step.end()
 
     def result(self) -> Ledger:
         """Return what was seen so far."""
@@ -191,6 +204,18 @@ class ScriptLedger:
         self.end()
         if self._look.steps:
             self._rows.recorder.add_row({"kind": "ledger", **self.result().model_dump()})
+
+
+def _is_by_arm() -> bool:
+    """Return whether ampcompare, on behalf of the arm, calls the function that is watched, through torch's own."""
+    frame: FrameType | None = calling_frame()
+    while frame is not None and _module(frame).startswith("torch."):
+        frame = frame.f_back
+    return frame is not None and _module(frame).startswith("ampcompare.")
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -6,6 +6,7 @@ casts, keep their type, and each module gets inputs of the type of its own weigh
 
 from __future__ import annotations
 
+import functools
 import gc
 import weakref
 from collections.abc import Iterable, Iterator
@@ -15,13 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from ampcompare.base.tensors.tree import mapped, tensors_in
+from ampcompare.guards.events import Subscriptions
 from ampcompare.guards.location import user_location
 from ampcompare.script.legacy.record.recorder import Rows
 from ampcompare.training.precision.base import owned_params
 
-__all__ = ["HALF", "LiftedWeights"]
+__all__ = ["HALF", "LiftedWeights", "follow_averages"]
 
 HALF = (torch.float16, torch.bfloat16)
+NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase)
+LERPS = ((Tensor, "lerp"), (Tensor, "lerp_"), (torch, "_foreach_lerp_"))
 
 
 class LiftedWeights:
@@ -32,11 +36,13 @@ class LiftedWeights:
 
     Args:
         rows: get a note for each type and line; None records nothing.
+        events: of the arm; None for an arm that does not follow averages.
     """
 
-    def __init__(self, rows: Rows | None = None) -> None:
+    def __init__(self, rows: Rows | None = None, events: Subscriptions | None = None) -> None:
         self.types: list[str] = []
         self._rows = rows
+        self._events = events
         self._notes: set[str] = set()
         self._frozen: weakref.WeakKeyDictionary[Any, list[Tensor]] = weakref.WeakKeyDictionary()  # that may be thawed
 
@@ -47,6 +53,8 @@ class LiftedWeights:
         self._frozen[optimizer] = [param for param in halves if not param.requires_grad]
         if not trained:
             return
+        if self._events is not None and not self.types:  # an average that the script has copied before stays narrow
+            follow_averages(self._events)
         types = sorted({_name(param.dtype) for param in trained})
         self.types += [name for name in types if name not in self.types]
         for param in trained:
@@ -72,18 +80,45 @@ class LiftedWeights:
         """Return the inputs of a module in the type of its own weights.
 
         Args:
-            narrows: fp32 becomes the 16-bit type of frozen weights.
+            narrows: fp32 becomes the 16-bit type of frozen weights, as it does for a norm, which takes no two types.
             widens: 16 bits become fp32.
         """
-        held = next((one.dtype for one in module._parameters.values() if one is not None), None)
+        compiled = type(module).__name__ == "OptimizedModule"  # torch calls the modules inside of it by no hook
+        own = module.parameters() if compiled else module._parameters.values()
+        held = next((one.dtype for one in own if one is not None), None)
         others: tuple[torch.dtype, ...] = ()
         if held is torch.float32 and widens:
             others = HALF
         elif held in HALF:
+            narrows = narrows or isinstance(module, NORMS)
             others = (*(one for one in HALF if one is not held), *((torch.float32,) if narrows else ()))
         if not any(tensor.dtype in others for tensor in tensors_in(values)):
             return values
         return mapped(values, lambda tensor: tensor.to(held) if tensor.dtype in others else tensor)
+
+
+def follow_averages(events: Subscriptions) -> None:
+    """Let an average and weights of different types be averaged, one of which an arm has cast or lifted."""
+    for owner, name in LERPS:
+        events.wrap(owner, name, functools.partial(_lerp, name.endswith("_")))
+
+
+def _lerp(is_in_place: bool, original: Any, start: Any, end: Any, *args: Any, **kwargs: Any) -> Any:
+    """Move an average towards weights of another type, which `lerp` refuses, unlike `add_` and `mul_`."""
+    if isinstance(start, Tensor) and isinstance(end, Tensor):
+        if not is_in_place and start.dtype in HALF:
+            start = _like(start, end)
+        end = _like(end, start)
+    elif isinstance(end, list | tuple):
+        end = list(map(_like, end, start))
+    return original(start, end, *args, **kwargs)
+
+
+def _like(value: Tensor, other: Tensor) -> Tensor:
+    """Return a tensor in the type of another, if one is fp32 and the other of 16 bits, or both are of 16 bits."""
+    types = (*HALF, torch.float32)
+    fits = value.dtype is other.dtype or value.dtype not in types or other.dtype not in types
+    return value if fits else value.to(other.dtype)
 
 
 @torch.no_grad()

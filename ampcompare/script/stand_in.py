@@ -105,7 +105,7 @@ class StandIn:
         if arm.options.get("tf32"):
             make_precision(arm, device="cpu" if for_cuda or not torch.cuda.is_available() else "cuda").prepare([], [])
         self._events = Subscriptions(Layer.STAND_IN)
-        self._lifted = LiftedWeights(rows)
+        self._lifted = LiftedWeights(rows, self._events)
         self._keep = str(arm.options.get("keep_fp32", ""))
         if arm.backend == "script":
             frontend = importlib.import_module("apex.amp.frontend")

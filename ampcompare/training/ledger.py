@@ -26,11 +26,17 @@ from ampcompare.runs.records.ledger import GroupTypes, Ledger, Types
 from ampcompare.training.precision.base import Precision, PrecisionWrapper
 from ampcompare.training.precision.half import COMPENSATION
 
-__all__ = ["LedgerKeeper", "StepLook", "is_zero_eps"]
+__all__ = ["LedgerKeeper", "StepLook", "is_zero_eps", "second_moment"]
 
 DETAILED = 2  # steps that are looked at operation by operation
 MAX_SHARE = 0.01  # of the time, for all later looks
 SAMPLE = 1024  # elements of a tensor whose update is followed
+SQUARES = (
+    "exp_avg_sq",
+    "square_avg",
+    "sum",
+    "exp_inf",
+)  # state of Adam, RMSprop, Adagrad, Adamax, by which they divide
 
 
 @dataclass
@@ -41,6 +47,7 @@ class _Seen:
     names: dict[tuple[int, int], str] = field(default_factory=dict)
     parameters: dict[tuple[int, int], int] = field(default_factory=dict)
     frozen: Counter[str] = field(default_factory=Counter)
+    stepped: set[int] = field(default_factory=set)  # ids of what has had a gradient in a step
     accumulated: Counter[str] = field(default_factory=Counter)
     forward: Counter[str] = field(default_factory=Counter)
     backward: Counter[str] = field(default_factory=Counter)
@@ -49,7 +56,7 @@ class _Seen:
     reduced: Counter[str] = field(default_factory=Counter)
     has_compensation: bool = False
     updates: list[Tensor] = field(default_factory=list)  # elements that should move, that stayed, that differ
-    denominators: list[Tensor] = field(default_factory=list)  # elements of Adam with a gradient, those divided by 0
+    denominators: list[Tensor] = field(default_factory=list)  # elements, those divided by 0
     largest: list[Tensor] = field(default_factory=list)  # gradients
 
 
@@ -68,7 +75,7 @@ class StepLook:
         self._seen = _Seen()
         self._order: list[Optimizer] = []  # in which they were seen
         self._before: dict[int, list[Tensor]] = {}
-        self._stepped: dict[int, list[tuple[Tensor, Tensor, Tensor | None]]] = {}
+        self._stepped: dict[int, list[tuple[Tensor, Tensor | None, Tensor | None]]] = {}
         self._operations = _Products(self._seen)
         self._hooks: list[Any] = []
         self._forward_before: Counter[str] = Counter()
@@ -107,30 +114,37 @@ class StepLook:
             hook.remove()
         for name in self._seen.forward - self._forward_before:
             self._seen.looks[name].append(self.steps[-1])
-        weights = list(self._parameters())
+        weights = [weight for weight in self._parameters() if weight.is_floating_point()]
+        trained: set[int] = set()
         for optimizer in map(_bare, optimizers):
-            self._note_held(optimizer, [weight for weight in weights if weight.requires_grad])
+            trained |= self._note_held(optimizer, [weight for weight in weights if weight.requires_grad])
             self._note_update(optimizer)
-        _count(self._seen.frozen, [w for w in weights if not w.requires_grad and w.is_floating_point()])
+        _count(self._seen.frozen, [weight for weight in weights if id(weight) not in trained])
         self._before, self._stepped = {}, {}
 
     def _stepping(self, optimizer: Optimizer, *_: Any) -> None:
         """Note the gradients that an optimizer gets."""
         self._operations.is_idle = True
-        grads = self._note_gradients(optimizer)
+        self._follow_update(optimizer, self._note_gradients(optimizer))
+
+    def _follow_update(self, optimizer: Optimizer, grads: Sequence[Tensor], *, is_over: bool = False) -> None:
+        """Keep what shows which elements of a sample a step moves, or has moved if it is over."""
         if not (self._is_detailed and grads):
             return
         largest = torch.stack([norm.float() for norm in torch._foreach_norm([*map(local, grads)], math.inf)])
         self._seen.largest.append(largest.max())
         is_good = largest.isfinite().all()  # else the step is skipped, here or on the device
         params = [param for group in optimizer.param_groups for param in group["params"]]
-        self._stepped[id(optimizer)] = [(p.detach(), _sample(p).clone(), _moves(p.grad, is_good)) for p in params]
+        self._stepped[id(optimizer)] = [
+            (p.detach(), None if is_over else _sample(p).clone(), _moves(p.grad, is_good)) for p in params
+        ]
 
     def _note_gradients(self, optimizer: Optimizer) -> list[Tensor]:
         """Note the types of gradients, and return those that are dense."""
         grads = []
         for number, group in enumerate(optimizer.param_groups):
             own = [param.grad for param in group["params"] if param.grad is not None]
+            self._seen.stepped.update(id(param) for param in group["params"] if param.grad is not None)
             _count(self._group(optimizer, number)["gradients"], own)
             grads += [grad for grad in own if not grad.is_sparse and grad.numel()]
         return grads
@@ -138,7 +152,8 @@ class StepLook:
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         self._operations.is_idle = False
         if not any(self._group(optimizer, n)["gradients"] for n in range(len(optimizer.param_groups))):
-            self._note_gradients(optimizer)  # a closure has computed them in the step
+            grads = self._note_gradients(optimizer)  # a closure has computed them in the step
+            self._follow_update(optimizer, grads, is_over=True)
 
     def _group(self, optimizer: Optimizer, number: int) -> dict[str, Counter[str]]:
         key = (self._place(optimizer), number)
@@ -152,24 +167,30 @@ class StepLook:
             self._order.append(optimizer)
         return place
 
-    def _note_held(self, optimizer: Optimizer, weights: Sequence[Tensor]) -> None:
-        own = set(map(id, weights))
+    def _note_held(self, optimizer: Optimizer, weights: Sequence[Tensor]) -> set[int]:
+        """Note the types of what an optimizer holds, and return the weights of models that it trains, as their ids."""
+        own, trained = set(map(id, weights)), set[int]()
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         free = [weight for weight in weights if id(weight) not in held]
         for number, group in enumerate(optimizer.param_groups):
             counts = self._group(optimizer, number)
             for param in group["params"]:
+                if not param.requires_grad and id(param) not in self._seen.stepped:  # it is frozen
+                    continue
                 weight = param
                 if own and id(param) not in own:  # a master: its weight is the next one of its shape
                     at = next((at for at, other in enumerate(free) if other.shape == param.shape), None)
                     _count(counts["masters"], [param])
                     weight = param if at is None else free.pop(at)
+                    trained |= own if at is None else set()  # a flat one, of any of them
+                trained.add(id(weight))
                 _count(counts["weights"], [weight])
                 state = optimizer.state.get(param, {})
                 self._seen.has_compensation |= COMPENSATION in state
                 _count(counts["state"], [one for name, one in _entries(state) if _is_state(name, one, param)])
             key = (self._place(optimizer), number)
             self._seen.parameters[key] = sum(param.numel() for param in group["params"])
+        return trained
 
     def _note_update(self, optimizer: Optimizer) -> None:
         """Count, unread, which elements of the sample have a gradient, which of them stayed, and which were not rounded
@@ -177,17 +198,17 @@ class StepLook:
         stepped = self._stepped.get(id(optimizer), [])
         held = [(param, group) for group in optimizer.param_groups for param in group["params"]] if stepped else []
         for (_, _, moves), (param, group) in zip(stepped, held, strict=False):
-            second = optimizer.state.get(param, {}).get("exp_avg_sq")
-            if moves is not None and isinstance(second, Tensor) and second.shape == param.shape:
-                zero = moves & (_sample(second) == 0) if is_zero_eps(group, second.dtype) else torch.zeros_like(moves)
-                self._seen.denominators.append(torch.stack([moves.sum(), zero.sum()]))
+            second = second_moment(optimizer, param)
+            if moves is not None and second is not None:
+                zero = (_sample(second) == 0) if is_zero_eps(group, second.dtype) else torch.zeros_like(moves)
+                self._seen.denominators.append(torch.stack([torch.ones_like(zero).sum(), zero.sum()]))
         for old, (copy, given, moves), (new, _) in zip(
             self._before.get(id(optimizer), []), stepped, held, strict=False
         ):
             now = _sample(new)
-            if moves is None or moves.shape != old.shape:
-                continue
             before = old if old.dtype is now.dtype else given  # masters that were made in this step
+            if before is None or moves is None or moves.shape != old.shape:
+                continue
             stayed = (before == now).logical_and_(moves)
             apart = torch.zeros_like(stayed)
             if copy.dtype is not now.dtype:
@@ -350,8 +371,16 @@ def _shares(counts: Counter[str]) -> Types:
     return {name: count / total for name, count in counts.most_common() if count}
 
 
+def second_moment(optimizer: Optimizer, param: Tensor) -> Tensor | None:
+    """Return the state by which an optimizer divides the step of a parameter; None if it has none."""
+    state = dict(_entries(optimizer.state.get(param)))
+    return next(
+        (one for name in SQUARES if isinstance(one := state.get(name), Tensor) and one.shape == param.shape), None
+    )
+
+
 def is_zero_eps(group: Mapping[str, Any], dtype: torch.dtype) -> bool:
-    """Return whether the eps of a group of Adam is zero in a type; a fused step computes in fp32."""
+    """Return whether the eps of a group is zero in a type; a fused step computes in fp32."""
     eps = group.get("eps")
     return isinstance(eps, float) and not group.get("fused") and float(torch.tensor(eps).to(dtype)) == 0
 

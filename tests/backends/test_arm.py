@@ -106,6 +106,11 @@ def _make_fit(backend: str, options: dict[str, Any]) -> None:
     if {"min_loss_scale", "max_loss_scale"} <= options.keys():
         low, high = sorted(float(options[name]) for name in ("min_loss_scale", "max_loss_scale"))
         options["min_loss_scale"], options["max_loss_scale"] = low, high
+    if not options.keys().isdisjoint({"min_loss_scale", "max_loss_scale"}):
+        options["loss_scale"] = "dynamic"  # of which these are options
+    if options.get("opt_level", "O1") in ("O0", "O1", "O4"):
+        for name in ("master_weights", "keep_batchnorm_fp32"):
+            options.pop(name, None)
     if backend == "native":
         if options.get("weights") == "bf16":
             options["dtype"] = "bf16"
@@ -239,6 +244,10 @@ def test_level_written_with_a_zero(text: str) -> None:
         ("half:dynamic,init_scale=much", "init_scale=much cannot be used: expected a finite number above 0"),
         ("native:bf16,init_scale=128", "init_scale belongs to a loss scale, which bf16 does not use; take native:fp16"),
         ("apex:O1,min_loss_scale=8,max_loss_scale=4", "min_loss_scale=8 is above max_loss_scale=4"),
+        ("apex:O2,loss_scale=128,min_loss_scale=1", "min_loss_scale belongs to a dynamic loss scale"),
+        ("apex:O4,max_loss_scale=8", "max_loss_scale belongs to a dynamic loss scale"),
+        ("apex:O1,masters=fp32", "the weights are fp32 under O1, so masters=fp32 changes nothing"),
+        ("apex:O0,keep_batchnorm_fp32=true", "batch norm is fp32 under O0, so keep_batchnorm_fp32 changes nothing"),
         ("half:masters=fp16", "masters=fp16 cannot be used: expected one of fp32, none"),
         ("half:weights=fp8", "weights=fp8 cannot be used: expected one of bf16, fp16"),
         ("half:masters=fp32,masters=none", "gives master_weights twice, by masters=fp32 and masters=none"),

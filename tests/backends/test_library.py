@@ -24,6 +24,24 @@ def test_arms_that_always_run_what_they_are_asked(text: str, arm: str) -> None:
     assert [known.arm for device in ("cpu", "cuda") if (known := Arm.parse(text).effective(device))] == [arm, arm]
 
 
+def test_the_twin_of_an_arm_has_its_roles() -> None:
+    """mmengine scales the loss in bf16 too, and fp8 multiplies in another type than the arm underneath."""
+    arms = [
+        *("accelerate:fp16", "fabric:bf16-true", "mmengine:fp16", "mmengine:bf16", "horovod:compression=fp16"),
+        *("fp8:rowwise", "actnn:over=native:bf16", "native:bf16"),
+    ]
+    twins = {text: str(twin) for text in arms if (twin := Arm.parse(text).twin)}
+    assert twins == {
+        "accelerate:fp16": "native:fp16",
+        "fabric:bf16-true": str(Arm.parse("half:bf16")),
+        "mmengine:fp16": "native:fp16",
+        "actnn:over=native:bf16": "native:bf16",
+    }
+    roles = Arm.parse("mmengine:bf16").roles
+    assert roles is not None
+    assert (roles.products, roles.loss_scale is None) == ("bf16", False)
+
+
 def test_our_own_arms_need_no_table() -> None:
     """Nothing is expected of a backend that runs what it is asked."""
     assert Arm.parse("native:fp16").effective("cpu") is None

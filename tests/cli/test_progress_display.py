@@ -155,6 +155,26 @@ def test_lines_that_stay_and_a_clean_end(terminal: Terminal) -> None:
     assert not terminal.screen.wrapped
 
 
+@pytest.mark.parametrize("bar", [True, False])
+def test_long_lines_are_folded_between_words(terminal: Terminal, bar: bool) -> None:
+    """The first line, those of a preflight and notes fit the terminal; what is folded stands further to the right."""
+    long = "  seconds: two arms take three steps each with the optimizer of the script, and nothing of them is missing"
+    with terminal.display(bar=bar) as display:
+        display.plan(Outline([CONFIG] * 9, ["a-long-name-of-an-arm"] * 9, [None] * 9, Path("runs/a-name-that-is-long")))
+        display.preflight([long])
+        display.note("word " * 40)
+    lines = terminal.read(0.2).splitlines()
+    assert not terminal.screen.wrapped
+    assert lines[:4] == [
+        "9 cells: 1 arm (a-long-name-of-an-arm) x 1 seed (0); on cpu, 1 thread; into",
+        "  runs/a-name-that-is-long",
+        "  seconds: two arms take three steps each with the optimizer of the script, and",
+        "    nothing of them is missing",
+    ]
+    assert lines[4].startswith("note: word word")
+    assert lines[5].startswith("  word")
+
+
 def test_phases_on_the_screen(terminal: Terminal) -> None:
     """A cell is starting until it reports; then each phase is seen."""
     with terminal.display() as display:

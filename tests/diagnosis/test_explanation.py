@@ -18,7 +18,7 @@ from ampcompare.runs.report.terminal import Terminal
 
 ARMS = [
     *("fp32", "apex:O0", "apex:O1", "apex:O2", "apex:O3", "native:fp16", "native:bf16", "half", "half:bn_fp32"),
-    *("apex:O3,keep_batchnorm_fp32=true,loss_scale=128", "apex:O2,loss_scale=128,min_loss_scale=1", "half:dtype=bf16"),
+    *("apex:O3,keep_batchnorm_fp32=true,loss_scale=128", "apex:O2,min_loss_scale=1", "half:dtype=bf16"),
     *("apex:O3,master_weights=true", "half:loss_scale=64", "native:fp16,init_scale=1024,growth_interval=100"),
     *("half:master_weights,dynamic", "half:dynamic", "half:master_weights,bn_fp32", "half:bf16,master_weights"),
     *("apex:O3,loss_scale=dynamic", "half:master_weights,loss_scale=64"),

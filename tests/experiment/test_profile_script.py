@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ampcompare.base.errors import LaunchError
+from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS
 from ampcompare.experiment.profile import ProfileOptions, profile, profile_script
 from ampcompare.runs.records.profile import ArmProfile
 from ampcompare.runs.report.terminal import Terminal
@@ -66,6 +67,21 @@ def test_a_script_of_few_steps(profiled: Callable[..., Any]) -> None:
     """The error says how many steps a profile takes."""
     with pytest.raises(LaunchError, match="a profile takes 11 of them"):
         profiled(SCRIPT.replace("STEP", "200"), "fp32")
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_without_overlays_a_profile_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, allowed: bool) -> None:
+    """Where the script runs in a copy of its folder, that is said once, before the first arm."""
+    (tmp_path / "train.py").touch()
+    script = script_config([str(tmp_path / "train.py")])
+    monkeypatch.setattr("ampcompare.experiment.diagnose.can_sandbox", lambda folder: allowed)
+    monkeypatch.setattr(
+        "ampcompare.experiment.profile.profile_script", lambda *_, **__: (ArmProfile(arm="fp32", seconds=0.01), {})
+    )
+    said: list[str] = []
+    profile(ProfileOptions([RunConfig(arm=arm, script=script) for arm in ("fp32", "native:bf16")]), say=said.append)
+    assert [line for line in said if "overlays" in line] == ([] if allowed else [WITHOUT_OVERLAYS])
+    assert said[0].startswith("profiling" if allowed else "this machine allows no overlays")
 
 
 def test_the_output_says_what_a_script_lacks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -21,21 +21,18 @@ FEW = [
 
 
 def check(arm: str, door: str, optimizer: str, folder: Path, python: Any) -> str:
-    """Train a script under an arm; return its weights as they were printed, or "" if it was refused."""
+    """Train a script under an arm, and return its weights as they were printed."""
     (folder / "train.py").write_text(script_of(door, optimizer))
     words = ["-m", "ampcompare", "exec", "--arm", arm, "--record", "rows.jsonl", "train.py"]
     done = python.run(words, folder, {**os.environ, "PYTHONWARNINGS": "ignore"})
-    if done.returncode:
-        said = [line for line in done.stderr.splitlines() if line.startswith("ampcompare:")]
-        assert "Traceback" not in done.stderr, done.stderr
-        assert said, done.stderr
-        assert done.returncode in (2, 3, 4), done.stderr
-        return ""
+    assert done.returncode == 0, done.stderr
     ledger = read_rows(folder / "rows.jsonl").ledger
     assert ledger is not None
     assert ledger.forward
     found = roles_next_to(Arm.parse(arm).roles, ledger)
     assert [role.difference for role in found if role.differs] == []
+    if "keep_fp32" in arm:  # of the first layer, which has two thirds of the multiply-adds
+        assert 0.5 < ledger.forward["fp32"] < 1
     return str(done.stdout).splitlines()[-1]
 
 
@@ -45,11 +42,11 @@ def test_what_ran_is_what_was_declared(arm: str, door: str, optimizer: str, tmp_
     check(arm, door, optimizer, tmp_path, forked_python)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize("arm", ARMS)
-def test_the_whole_cross(arm: str, door: str, optimizer: str, tmp_path: Path, forked_python: Any) -> None:
+@pytest.mark.extended
+@covering({"arm": ARMS, "door": list(DOORS), "optimizer": list(OPTIMIZERS)})
+def test_every_arm_meets_every_door_and_optimizer(
+    arm: str, door: str, optimizer: str, tmp_path: Path, forked_python: Any
+) -> None:
     check(arm, door, optimizer, tmp_path, forked_python)
 
 
@@ -74,4 +71,4 @@ def test_trainers_of_libraries(arm: str, door: str, tmp_path: Path, forked_pytho
 )
 def test_an_option_changes_the_bits_of_a_plain_script(one: str, other: str, tmp_path: Path, forked_python: Any) -> None:
     first, second = (check(arm, "plain", "momentum", tmp_path, forked_python) for arm in (one, other))
-    assert not first or first != second
+    assert first != second

@@ -33,6 +33,17 @@ def test_modules_are_kept_at_the_first_call(events: Subscriptions) -> None:
     assert types == [torch.bfloat16, torch.float32, torch.float32, torch.bfloat16]
 
 
+@pytest.mark.filterwarnings("ignore::ampcompare.apex.DeprecatedFeatureWarning")
+def test_names_are_those_inside_of_what_casts_a_model() -> None:
+    """Apex's `network_to_half` puts the model behind a layer that casts its input, `FP16Model` into one that does."""
+    from ampcompare.apex.fp16_utils import FP16Model, network_to_half
+
+    model = nn.Sequential(nn.Linear(4, 4))
+    assert bare_model(network_to_half(model)) is model
+    assert bare_model(FP16Model(model)) is model
+    assert bare_model(nn.Sequential(nn.Identity(), model))[1] is model
+
+
 def test_a_pattern_without_a_module(events: Subscriptions) -> None:
     """It is refused at the first step, when the models have been called."""
     KeptAtFirstCall("nothing", without_autocast("cpu"), lambda: True).install(events)

@@ -140,6 +140,61 @@ def test_lines_that_set_types_are_named(run: Run) -> None:
     assert run(ADAPTER)[0].by["frozen"] == "cast, train.py:8"
 
 
+def test_what_no_optimizer_trains_is_frozen(run: Run) -> None:
+    """A part in no optimizer, and a frozen one that an optimizer has; it is neither a weight nor a master there."""
+    apart = ADAPTER.replace("requires_grad_(False).", "").replace("if p.requires_grad", "if p.dtype is torch.float32")
+    for text in (ADAPTER.replace("[p for p in model.parameters() if p.requires_grad]", "model.parameters()"), apart):
+        ledger = run(text)[0]
+        assert (ledger.frozen, ledger.of_groups("weights"), ledger.of_groups("masters")) == (
+            {"bf16": 1.0},
+            {"fp32": 1.0},
+            {},
+        )
+
+
+def test_each_of_several_optimizers_is_seen(run: Run) -> None:
+    """They step one after another after one pass."""
+    text = """
+optimizers = [torch.optim.SGD([param], lr=0.05, momentum=0.9) for param in model.parameters()]
+for step in range(4):
+    model.zero_grad()
+    model(x).square().mean().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+"""
+    ledger = run(text)[0]
+    assert [group.gradients for group in ledger.groups] == [{"fp32": 1.0}] * 6
+
+
+def test_updates_by_a_closure_are_followed(run: Run) -> None:
+    """In 16 bits most of so small ones are lost."""
+    closure = CLOSURE.replace("lr=0.05", "lr=1e-5")
+    assert run("model.bfloat16()\nx = x.bfloat16()\n" + closure)[0].lost > 0.5
+    assert run(closure.replace("1e-5", "0.05"))[0].lost < 0.5
+
+
+def test_gradients_that_were_stepped_are_not_accumulated(run: Run) -> None:
+    """Of a model that the loss of another one goes through, whose steps are known late under a loss scale."""
+    text = """
+other = nn.Linear(2, 2)
+one_optimizer, optimizer = (torch.optim.SGD(part.parameters(), lr=0.05) for part in (model, other))
+for step in range(4):
+    for stepped in (one_optimizer, optimizer):
+        stepped.zero_grad()
+        other(model(x)).square().mean().backward()
+        stepped.step()
+"""
+    assert run(text, "half:bf16,masters=fp32")[0].accumulated == {}
+
+
+def test_casts_of_a_script_are_not_those_of_the_arm(run: Run) -> None:
+    assert run(WEIGHTS, "fp32")[0].by["weights"] == "cast, train.py:8, lifted by arm fp32"
+    assert run(WEIGHTS, "half:bf16")[0].by["weights"] == "cast, arm half:dtype=bf16"
+    under = run(ADAPTER, "fp32")[0]
+    assert (under.by["frozen"], "weights" in under.by) == ("cast, train.py:8", False)
+    assert [role.name for role in roles_next_to(Arm.parse("fp32").roles, under) if role.differs] == []
+
+
 def test_gradients_of_micro_batches_and_lost_updates(run: Run) -> None:
     assert run(SCALER)[0].accumulated == {"fp32": 1.0}
     assert run(PLAIN)[0].accumulated == {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -121,6 +122,20 @@ def test_gradients_may_have_a_type_of_their_own(behind: Any) -> None:
     assert model.weight.grad.dtype is torch.float32
 
 
+@pytest.mark.parametrize("arm", ["half:bf16", "native:bf16,weights=bf16"])
+def test_an_arm_decides_in_which_type_gradients_are_accumulated(behind: Any, arm: str) -> None:
+    behind(arm)
+    model = nn.Linear(6, 3).bfloat16()
+    if not hasattr(model.weight, "grad_dtype"):
+        pytest.skip("this torch has no grad_dtype")
+    model.weight.grad_dtype = torch.float32
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert optimizer.param_groups
+    cross_entropy(model(batch(0)[0]).float(), batch(0)[1]).backward()
+    assert model.weight.grad is not None
+    assert model.weight.grad.dtype is torch.bfloat16
+
+
 @pytest.mark.parametrize("arm", ["fp32", "native:bf16"])
 def test_what_the_script_casts_outside_of_modules_is_explained(behind: Any, arm: str) -> None:
     stand_in = behind(arm)
@@ -192,3 +207,49 @@ def test_a_mapping_keeps_its_type() -> None:
 
     output = mapped(Output(loss=torch.ones(1, dtype=torch.float16)), lambda tensor: tensor.float())
     assert output.loss.dtype is torch.float32
+
+
+@pytest.mark.parametrize("arm", ["fp32", "native:bf16", "O2", "half:bf16"])
+@pytest.mark.parametrize("is_list", [False, True])
+def test_an_average_that_was_copied_before_follows(behind: Any, arm: str, is_list: bool) -> None:
+    """It keeps the type in which the script has copied it."""
+    behind(arm)
+    model = network().bfloat16()
+    average = copy.deepcopy(model).requires_grad_(False)
+    first = [param.clone() for param in average.parameters()]
+    trained(model, torch.bfloat16)
+    with torch.no_grad():
+        if is_list:
+            torch._foreach_lerp_(list(average.parameters()), list(model.parameters()), 0.5)
+        else:
+            for mean, param in zip(average.parameters(), model.parameters(), strict=True):
+                mean.lerp_(param, 0.5)
+    assert {mean.dtype for mean in average.parameters()} == {torch.bfloat16}
+    assert not all(map(torch.equal, average.parameters(), first))
+
+
+@pytest.mark.parametrize("arm", ["fp32", "native:bf16"])
+def test_a_module_that_no_optimizer_trains_gets_inputs_of_its_type(behind: Any, arm: str) -> None:
+    behind(arm)
+    model, head = network().bfloat16(), nn.Linear(3, 2).bfloat16()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss = head(model(batch(0)[0].bfloat16())).float().square().mean()
+    loss.backward()
+    optimizer.step()
+    assert (head.weight.dtype, next(model.parameters()).dtype) == (torch.bfloat16, torch.float32)
+
+
+def test_a_frozen_norm_between_lifted_layers_gets_its_type(behind: Any) -> None:
+    """Autocast leaves a norm alone, which takes no two types."""
+    behind("native:bf16")
+    model = nn.Sequential(nn.Linear(6, 4), nn.LayerNorm(4), nn.Linear(4, 3)).bfloat16()
+    model[1].requires_grad_(False)
+    trained(model, torch.float32)
+    assert [layer.weight.dtype for layer in model] == [torch.float32, torch.bfloat16, torch.float32]
+
+
+def test_a_compiled_model_gets_inputs_of_its_type(behind: Any) -> None:
+    behind("fp32")
+    model: Any = torch.compile(network().bfloat16(), backend="eager")
+    trained(model, torch.bfloat16)
+    assert {param.dtype for param in model.parameters()} == {torch.float32}

@@ -368,10 +368,17 @@ def _syncs(seen: Seen, account: Account) -> list[Sync]:
         reads = sum(seconds for (_, kind), seconds in account.parts.items() if kind == "sync") / steps
         waited["item" if "item" in waited else "print"] = reads
     rows = [
-        Sync(where=where, what=what, calls=count, seconds=waited[what] * count / calls[what])
+        Sync(
+            where=where,
+            what=what,
+            calls=count / seen.sync_steps[where, what],
+            seconds=waited[what] * count / calls[what],
+            steps=seen.sync_steps[where, what],
+            watched=seen.steps,
+        )
         for (where, what), count in seen.syncs.items()
     ]
-    return sorted(rows, key=lambda row: -row.calls)[:MAX_SYNCS]
+    return sorted(rows, key=lambda row: (-row.steps, -row.calls))[:MAX_SYNCS]
 
 
 @dataclass(frozen=True)
@@ -466,7 +473,8 @@ def profile_loop(loop: Loop, config: RunConfig, *, steps: int, profiled: int) ->
     )
     if not measured.account.steps:
         raise ConfigError(
-            f"the loop made {measured.steps} steps, but a profile needs {wanted.total}: {wanted.warmup} to warm up, "
+            f"the loop made {measured.steps} steps, but a profile needs {wanted.total - wanted.watched + 1}: "
+            f"{wanted.warmup} to warm up, "
             f"{wanted.timed} timed, {wanted.profiled} under the profiler, and three that are counted"
         )
     return profile_of(arm, measured, precision.half_dtype, profiler, mode, device), measured.trace

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from ampcompare.diagnosis.profiling.trace import is_half
-from ampcompare.runs.records.profile import ArmProfile, Product, Profile, Reason, Trial
+from ampcompare.runs.records.profile import ArmProfile, Product, Profile, Reason, Sync, Trial
 
 __all__ = ["BATCH", "deciding", "find_reasons", "headline_of", "with_reasons"]
 
@@ -23,13 +23,10 @@ CASTS = 0.10
 MOVED = 0.40  # by casts, of all bytes
 REPEATED = 0.05
 OPTIMIZER = 0.20
-NORMS = 0.10
 EXPOSED = 0.15
 TWICE = 0.05
 TRIED = 0.05  # what a trial must save
 SMALL_BATCH = 0.25
-MEMORY_BOUND = 0.60
-NO_LESS = 0.75  # of the reference's bytes
 FASTER = 1.05
 SLOWER = 1.5  # times the reference's time of the same operation
 SLOWER_SHARE = 0.10  # of the step, by which an operation in 16 bits is slower
@@ -134,15 +131,21 @@ def _syncs(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     places = [one for one in arm.syncs if one.what != "overflow check"]
     if not places:
         return
-    calls, seconds = sum(one.calls for one in places), sum(one.seconds for one in places)
-    share = _of_step(seconds, arm)
-    where = next((one.where for one in sorted(places, key=lambda one: -one.calls) if one.where), "")
-    evidence = [f"{one.calls:g} of {one.what} at {one.where or 'a line of a library'}" for one in places[:MAX_EVIDENCE]]
+    share = _of_step(sum(one.seconds for one in places), arm)
+    steps = max(one.steps for one in places)
+    most = sorted((one for one in places if one.steps == steps), key=lambda one: -one.calls)
+    calls = sum(one.calls for one in most)
+    where = next((one.where for one in most if one.where), "")
+    evidence = [
+        f"{one.calls:.3g} of {one.what} at {one.where or 'a line of a library'}, {_when(one)}"
+        for one in places[:MAX_EVIDENCE]
+    ]
     at = f", at {where}" if where else ""
     if share >= SYNC:
         yield Reason(
             kind="synchronization",
-            text=f"{percent(share)} of the step reads values of tensors one by one, {calls:g} times{at}",
+            text=f"{percent(share)} of the step reads values of tensors one by one, {calls:.3g} times "
+            f"{_when(most[0])}{at}",
             share=share,
             gain=f"up to {percent(share)}: keep them on the device, and read many at once, every so many steps",
             evidence=evidence,
@@ -150,13 +153,19 @@ def _syncs(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     elif where and arm.device == "cpu":
         yield Reason(
             kind="synchronization",
-            text=f"the host reads {calls:g} {'value' if calls == 1 else 'values'} of tensors in each step{at}: "
-            "nothing on "
-            "a CPU, but on a GPU it waits there for all work before",
+            text=f"the host reads {calls:.3g} {'value' if calls == 1 else 'values'} of tensors {_when(most[0])}{at}: "
+            "nothing on a CPU, but on a GPU it waits there for all work before",
             share=min(1.0, share),
             on_gpu=True,
             evidence=evidence,
         )
+
+
+def _when(sync: Sync) -> str:
+    """Return in which of the watched steps a place reads."""
+    if sync.steps < sync.watched:
+        return f"in {sync.steps} of {sync.watched} steps"
+    return "in each step" if sync.watched > 1 else "in the step that was watched"
 
 
 def _dimensions(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
@@ -251,25 +260,6 @@ def _wide(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     )
 
 
-def _norms(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
-    rows = [
-        one
-        for one in arm.operations
-        if one.kind == "normalization" and "batch_norm" in one.name and one.dtype == "fp32"
-    ]
-    share = _of_step(sum(one.seconds for one in rows), arm)
-    if not is_half(arm.half_dtype) or share < NORMS:
-        return
-    trial = _trial(arm, "keep_batchnorm_fp32")
-    yield Reason(
-        kind="batch norm",
-        text=f"batch norm computes on fp32 values, {percent(share)} of the step",
-        share=share,
-        gain=_gain(trial) or f"at most {percent(share / 2)}",
-        tested=trial is not None,
-    )
-
-
 def _casts(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     seconds = sum(part.seconds for part in arm.parts if part.kind == "cast" and part.phase not in ("optimizer", "data"))
     share = _of_step(seconds, arm)
@@ -339,23 +329,6 @@ def _benchmark(arm: ArmProfile, reference: ArmProfile) -> Iterator[Reason]:
         )
 
 
-def _memory_bound(arm: ArmProfile, reference: ArmProfile) -> Iterator[Reason]:
-    if arm.arm == reference.arm or not is_half(arm.half_dtype) or arm.limits is None or reference.limits is None:
-        return
-    kinds = ("pointwise", "normalization", "copy")
-    phases = ("forward", "backward")
-    share = _of_step(sum(one.seconds for one in arm.parts if one.kind in kinds and one.phase in phases), arm)
-    ratio = arm.limits.bytes / reference.limits.bytes if reference.limits.bytes else 1.0
-    if share >= MEMORY_BOUND and ratio >= NO_LESS:
-        yield Reason(
-            kind="memory-bound",
-            text=f"{percent(share)} of the step only moves data, and {arm.arm} moves {percent(ratio)} of the "
-            "reference's bytes",
-            share=share,
-            gain="fuse them (--compile), or keep their inputs in 16 bits",
-        )
-
-
 def _twice(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     memory = arm.memory
     if memory is None or not memory.measured_bytes:
@@ -392,20 +365,6 @@ def _communication(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
         )
 
 
-def _tf32(arm: ArmProfile, reference: ArmProfile) -> Iterator[Reason]:
-    if not (reference.tf32 and is_half(arm.half_dtype)) or arm.arm == reference.arm:
-        return
-    before, now = reference.of_kind("product"), arm.of_kind("product")
-    if now and before / now < 1.5:
-        yield Reason(
-            kind="TF32",
-            text=f"the products of {reference.arm} run in TF32 already: in {arm.half_dtype} they "
-            f"take {now / before:.2f}x the time",
-            share=now / work_of(arm),
-            gain="with --tf32 off the reference computes in fp32, as on GPUs before Ampere",
-        )
-
-
 def _graph_breaks(arm: ArmProfile, reference: ArmProfile) -> Iterator[Reason]:
     breaks = arm.graph_breaks or {}
     count, before = sum(breaks.values()), sum((reference.graph_breaks or {}).values())
@@ -438,15 +397,12 @@ RULES: Sequence[Rule] = (
     _dimensions,
     _slower_kernels,
     _wide,
-    _norms,
     _casts,
     _optimizer,
     _channels_last,
     _benchmark,
-    _memory_bound,
     _twice,
     _communication,
-    _tf32,
     _graph_breaks,
     _emulation,
 )

@@ -1,4 +1,4 @@
-"""The steps of a profile: some to warm up, some timed, some under torch.profiler, one for memory, one for counts.
+"""The steps of a profile: some to warm up, some timed, some under torch.profiler, some for memory, some for counts.
 
 The loop calls `end_step` after each of its steps; it is not asked for anything else. Timed steps run without the
 profiler and give the time of the step, to which the parts of the profiled ones are scaled.
@@ -42,17 +42,22 @@ class Enough(Exception):
 
 @dataclass(frozen=True)
 class Steps:
-    """How many steps of each sort are made."""
+    """How many steps of each sort are made.
+
+    Attributes:
+        watched: operation by operation, for host reads; the first also for all other counts. Two for memory come
+            before. 0 for none of these.
+    """
 
     warmup: int = 5
     timed: int = 10
     profiled: int = 3
-    watched: bool = True
+    watched: int = 5
 
     @property
     def total(self) -> int:
         """All steps."""
-        return self.warmup + self.timed + self.profiled + (3 if self.watched else 0)
+        return self.warmup + self.timed + self.profiled + (2 + self.watched if self.watched else 0)
 
 
 @dataclass
@@ -162,10 +167,11 @@ class StepProfiler:
             if done == first_profiled + self._steps.profiled + 1:
                 self._finish_memory()
         elif self._sight is not None:
-            sight, self._sight = self._sight, None
-            sight.__exit__(None, None, None)
-            self.measured.seen = sight.seen
-            self.marks.on_print = None
+            self._sight.end_step()
+            self.measured.seen = self._sight.seen
+            if done == self._steps.total - 1:
+                self._sight.__exit__(None, None, None)
+                self._sight = self.marks.on_print = None
 
     def _prepare(self, count: int) -> None:
         """Open what the next step is seen by."""

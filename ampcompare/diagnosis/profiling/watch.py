@@ -72,7 +72,11 @@ class Seen:
     Attributes:
         cast_chains: casts of one tensor to one type: by line, module, type, with the number for each tensor.
         mixed: FLOPs by the type of the inputs.
+        steps: that were watched; all but host reads are of the first.
+        syncs, sync_steps: host reads by line and sort, and the steps that have any.
     """
+
+    steps: int = 0
 
     flops: int = 0
     mixed: Counter[str] = field(default_factory=Counter)
@@ -83,6 +87,7 @@ class Seen:
     operations: int = 0
     products: Counter[ProductShape] = field(default_factory=Counter)
     syncs: Counter[tuple[str, str]] = field(default_factory=Counter)
+    sync_steps: Counter[tuple[str, str]] = field(default_factory=Counter)
     casts: dict[tuple[int, int, str], list[tuple[str, str, int]]] = field(default_factory=lambda: defaultdict(list))
     keep: list[Any] = field(default_factory=list)  # storages whose address must not be used again meanwhile
     norm_types: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -92,7 +97,7 @@ class Seen:
 
 
 class StepSight(OperationMode):
-    """Counts the operations of a step.
+    """Counts the operations of a step, and host reads of the steps after it.
 
     Args:
         marks: says phase and module.
@@ -106,6 +111,7 @@ class StepSight(OperationMode):
         self.device = device
         self.ledger = ledger
         self.seen = Seen()
+        self._reads: Counter[tuple[str, str]] = Counter()  # of the present step
         self._computed: set[int] = set()  # addresses of storages that the model's work has filled
         self._calls = _Calls(self)
 
@@ -118,6 +124,13 @@ class StepSight(OperationMode):
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._calls.__exit__(*error)  # type: ignore[no-untyped-call]
 
+    def end_step(self) -> None:
+        """Add the host reads of the step that ends."""
+        self.seen.syncs.update(self._reads)
+        self.seen.sync_steps.update(self._reads.keys())
+        self.seen.steps += 1
+        self._reads.clear()
+
     def brought_to_host(self, tensor: Tensor) -> None:
         """Count that a tensor is asked for by the host: on a CPU no operation tells, as it is there already.
 
@@ -126,11 +139,11 @@ class StepSight(OperationMode):
         address = _address(tensor)
         if self.device.type == "cpu" and self.ledger is None and address in self._computed:
             self._computed.discard(address)
-            self.seen.syncs[self._reader("copy to the host")] += 1
+            self._reads[self._reader("copy to the host")] += 1
 
     def printed(self) -> None:
         """Count that the host reads a tensor to print it."""
-        self.seen.syncs[self._reader("print")] += 1
+        self._reads[self._reader("print")] += 1
 
     def see(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         seen, marks = self.seen, self.marks
@@ -149,16 +162,18 @@ class StepSight(OperationMode):
             # An optimizer keeps its number of steps on the host, and what the host holds is not waited for.
             is_host = inputs[0].device.type == "cpu"
             if marks.phase != "optimizer" and not (is_host and self.device.type != "cpu"):
-                seen.syncs[self._reader("item")] += 1
+                self._reads[self._reader("item")] += 1
+            return
+        if inputs and any(one.device.type != "cpu" for one in inputs):
+            if name == "nonzero":
+                self._reads[self._reader("nonzero")] += 1
+            elif name in ("_to_copy", "copy_") and outputs and outputs[0].device.type == "cpu":
+                self._reads[self._reader("copy to the host")] += 1
+        if seen.steps:
             return
         seen.operations += 1
         if marks.phase == "optimizer":
             seen.optimizer_operations += 1
-        if inputs and any(one.device.type != "cpu" for one in inputs):
-            if name == "nonzero":
-                seen.syncs[self._reader("nonzero")] += 1
-            elif name in ("_to_copy", "copy_") and outputs and outputs[0].device.type == "cpu":
-                seen.syncs[self._reader("copy to the host")] += 1
         moved = sum(map(size_of, inputs)) + sum(map(size_of, outputs))
         seen.bytes += moved
         if func in CASTS and inputs and outputs and inputs[0].dtype != outputs[0].dtype:

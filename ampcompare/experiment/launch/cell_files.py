@@ -190,7 +190,7 @@ def inputs_among(record: RunRecord, written: Sequence[Written]) -> list[str]:
 def with_code(record: RunRecord, folder: Path) -> RunRecord:
     """Return a record with the code that the processes of its cell have loaded."""
     loaded = read_loaded(folder)
-    return record.model_copy(update={"code": loaded.files, "packages": loaded.packages})
+    return record.model_copy(update={"code": loaded.files, "packages": {**record.packages, **loaded.packages}})
 
 
 def continue_steps(folder: Path, others: Sequence[Path], step: int) -> bool:

@@ -8,19 +8,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from ampcompare.runs.analysis.answer.headline import details, headline, look_sentences
-from ampcompare.runs.analysis.answer.next_step import next_steps
-from ampcompare.runs.analysis.answer.phrases import Quality
-from ampcompare.runs.analysis.evidence.accuracy import (
+from ampcompare.runs.analysis.conclusions.headline import details, headline, look_sentences
+from ampcompare.runs.analysis.conclusions.next_step import next_steps
+from ampcompare.runs.analysis.conclusions.phrases import Quality
+from ampcompare.runs.analysis.effects.accuracy import (
     accuracy_effect,
     accuracy_evidence,
     accuracy_margin,
     failure_verdict,
     precision_rows,
 )
-from ampcompare.runs.analysis.evidence.loss_tail import loss_evidence
-from ampcompare.runs.analysis.evidence.samples import compare_samples, sample_sentences, samples_noun
-from ampcompare.runs.analysis.evidence.step_time import (
+from ampcompare.runs.analysis.effects.loss_tail import loss_evidence
+from ampcompare.runs.analysis.effects.samples import compare_samples, sample_sentences, samples_noun
+from ampcompare.runs.analysis.effects.step_time import (
     invalid_reason,
     invalid_reason_of_arm,
     ratio_of,
@@ -37,7 +37,7 @@ from ampcompare.runs.analysis.runs.comparability import (
     incomparable_memory,
     script_sentences,
 )
-from ampcompare.runs.analysis.runs.declared import not_as_declared, why_not_as_declared
+from ampcompare.runs.analysis.runs.declared import not_as_declared, options_without_effect, why_not_as_declared
 from ampcompare.runs.analysis.runs.pairs import (
     Pair,
     counterparts,
@@ -50,7 +50,7 @@ from ampcompare.runs.analysis.runs.record_checks import unique_runs
 from ampcompare.runs.analysis.runs.scores import metric_of, one_metric
 from ampcompare.runs.records.comparison import ArmSummary, Comparison, Published, SampleComparison, Twin
 from ampcompare.runs.records.metric import Metric
-from ampcompare.runs.records.run import Effective, RunRecord
+from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.records.verdict import Verdict
 
 __all__ = ["Line", "conclude", "decided_rows", "summarize"]
@@ -124,6 +124,7 @@ def summarize(
                 *details(comparison),
                 *sample_sentences(rows, margin.points, metric, samples_noun(records)),
                 *(_twin_sentence(twin, metric) for twin in twins),
+                *_without_effect(by_arm),
                 *script_sentences(records, reference),
                 *circumstances(records, reference),
                 *filter(None, [rounds_sentence(records)]),
@@ -162,10 +163,10 @@ def decided_rows(
     quality = verdicts_on(dict(enumerate(line.quality for line in lines)), margin.of_scores(), design)
     time = verdicts_on(dict(enumerate(line.time for line in lines)), terms.time(), design)
     loss = verdicts_on(dict(enumerate(line.loss for line in lines)), terms.loss(), design)
-    return [_decided(line, quality[number], time[number], loss[number], metric) for number, line in enumerate(lines)]
+    return [_decide_row(line, quality[number], time[number], loss[number], metric) for number, line in enumerate(lines)]
 
 
-def _decided(line: Line, quality: Verdict, time: Verdict, loss: Verdict, metric: Metric) -> ArmSummary:
+def _decide_row(line: Line, quality: Verdict, time: Verdict, loss: Verdict, metric: Metric) -> ArmSummary:
     diverged = line.row.diverged
     rate = wilson(diverged, line.row.completed + diverged) if diverged else (None, None)
     decided = {
@@ -299,8 +300,7 @@ def _row(arm: str, records: Sequence[RunRecord], pairs: Sequence[Pair]) -> ArmSu
     metric = metric_of(records)
     finals = [record.summary.metric_final for record in done]
     engines = sorted({f"{record.engine.name} {record.engine.version}" for record in ran if record.engine})
-    others = [record.effective for record in ran if record.effective]
-    engines += sorted({f"{other.library} {other.version}" for other in others if other.library != "ampcompare"})
+    engines += sorted({name for record in ran if (name := record.library)})
     invalid_time = invalid_reason_of_arm(ran)
     timed = ran if invalid_time else [record for record in ran if not invalid_reason(record)]
     return ArmSummary(
@@ -331,7 +331,6 @@ def _row(arm: str, records: Sequence[RunRecord], pairs: Sequence[Pair]) -> ArmSu
         skipped_steps=sum(record.summary.skipped_steps for record in ran) if ran else None,
         num_steps=sum(record.summary.num_steps for record in ran) if ran else None,
         status=_status(records),
-        ran=next((other.arm for other in others if not other.as_asked), None),
     )
 
 
@@ -377,20 +376,15 @@ def _status(records: Sequence[RunRecord]) -> str:
 def _twins(
     by_arm: Mapping[str, list[RunRecord]], rows: Sequence[ArmSummary], reference: str, terms: Criteria, design: Design
 ) -> list[Twin]:
-    """Compare each arm that another library ran with ampcompare's arm of the precision that really ran.
+    """Compare each arm that another library ran, or that packs what another one saves, with ampcompare's own.
 
     Args:
         rows: of the table, against its reference.
     """
-    ran = {
-        row.arm: effective
-        for row in rows
-        if (effective := _effective(by_arm[row.arm])) is not None and not why_not_as_declared(by_arm[row.arm])
-    }
-    twins = {label: twin for label, other in ran.items() if (twin := _twin_label(label, by_arm[label], other)) != label}
+    twins = {row.arm: twin for row in rows if (twin := _twin_label(row.arm, by_arm[row.arm]))}
     results = []
     for label, twin in twins.items():
-        bare = Twin(arm=label, twin=twin, library=f"{ran[label].library} {ran[label].version}")
+        bare = Twin(arm=label, twin=twin, library=next((one.library for one in by_arm[label] if one.library), ""))
         if twin not in {row.arm for row in rows}:
             results.append(bare)
             continue
@@ -410,9 +404,22 @@ def _twins(
     return results
 
 
+def _without_effect(by_arm: Mapping[str, Sequence[RunRecord]]) -> list[str]:
+    """Return a line for each option of an arm that had no effect in one of its runs."""
+    found = {
+        f"{label}: {text}.": None
+        for label, records in by_arm.items()
+        for record in records
+        if record.ledger is not None
+        for text in options_without_effect(record.config.parsed_arm, record.ledger)
+    }
+    return list(found)
+
+
 def _twin_sentence(twin: Twin, metric: Metric) -> str:
     """Return a verdict in words."""
-    who = f"{twin.arm} ({twin.library}) against {twin.twin}, the precision that it ran in"
+    library = f" ({twin.library})" if twin.library else ""
+    who = f"{twin.arm}{library} against {twin.twin}, the precision that it ran in"
     if twin.pairs:
         pairs = f"{twin.pairs} seed{'s' if twin.pairs > 1 else ''}"
         if twin.same_bits:
@@ -450,10 +457,7 @@ def _floor_sentence(
     return f"{end}: no larger is the difference of {', '.join(below)}, which this training cannot tell from a path."
 
 
-def _effective(records: Sequence[RunRecord]) -> Effective | None:
-    return next((record.effective for record in records if record.effective is not None), None)
-
-
-def _twin_label(label: str, records: Sequence[RunRecord], ran: Effective) -> str:
-    """Return the row of the twin: its arm, and behind it what is varied in the matrix."""
-    return ran.arm + label.removeprefix(records[0].config.arm)
+def _twin_label(label: str, records: Sequence[RunRecord]) -> str:
+    """Return the row of an arm's twin: that arm, and behind it what is varied in the matrix; "" if there is none."""
+    twin = records[0].config.parsed_arm.twin if finished(records) and not why_not_as_declared(records) else None
+    return "" if twin is None else f"{twin}{label.removeprefix(records[0].config.arm)}"

@@ -209,7 +209,6 @@ class ArmSummary(_Row):
     skipped_steps: int | None = None
     num_steps: int | None = None
     status: str = ""
-    ran: str | None = Field(None, description="our arm of the precision that another library ran, if not as asked")
 
     @model_validator(mode="after")
     def _agree_on_time(self) -> ArmSummary:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from ampcompare.runs.records.document import Finite, FrozenRecord
+from ampcompare.runs.records.document import Count, Finite, FrozenRecord
 
 __all__ = [
     "KINDS",
@@ -135,8 +135,10 @@ class Sync(FrozenRecord):
 
     where: str = Field(description="file:line; empty if no line of the user's code is on the way")
     what: str
-    calls: float = Field(description="in a step")
+    calls: float = Field(description="in a step that has any")
     seconds: Finite = Field(0.0, description="that the host waited in a step")
+    steps: Count = Field(1, description="watched steps that have any")
+    watched: Count = Field(1, description="steps that were watched")
 
 
 class Repeated(FrozenRecord):

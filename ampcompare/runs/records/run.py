@@ -27,7 +27,6 @@ from ampcompare.runs.records.step import StepRecord
 from ampcompare.runs.settings.config import RunConfig
 
 __all__ = [
-    "Effective",
     "EngineInfo",
     "FellBack",
     "Placement",
@@ -190,16 +189,6 @@ class EngineInfo(FrozenRecord):
     reason: str
 
 
-class Effective(FrozenRecord):
-    """What really ran where another library decides it, in the words of this package's own arms."""
-
-    arm: str = Field(description="our arm of the precision that ran, such as native:bf16")
-    library: str
-    version: str
-    as_asked: bool = Field(True, description="whether that is the precision that was asked for")
-    reason: str = Field("", description="why it is another one")
-
-
 class FellBack(FrozenRecord):
     """The arm that trained a cell after the cell's own arm has diverged."""
 
@@ -273,7 +262,6 @@ class RunRecord(Shown, FrozenRecord):
     status: Literal["completed", "diverged", "failed", "interrupted"]
     config: RunConfig
     engine: EngineInfo | None = None
-    effective: Effective | None = Field(None, description="only of backends that hand training to another library")
     fell_back: FellBack | None = Field(None, description="the arm that trained instead, after its own has diverged")
     ledger: Ledger | None = Field(None, description="in which types it really ran; None in old records")
     half: str | None = Field(None, description="how 16-bit arithmetic ran: fp16 or bf16, native or emulated")
@@ -284,7 +272,9 @@ class RunRecord(Shown, FrozenRecord):
         description="start of the SHA-256 of each of the user's files that the run loaded, and of each variable "
         "that its code asked for, as `$NAME`; None in old records",
     )
-    packages: dict[str, str] = Field({}, description="versions of installed packages that the user's code imported")
+    packages: dict[str, str] = Field(
+        {}, description="versions of packages that the user's code imported, or that train"
+    )
     metrics: list[Metric] = Field(
         [TOP1, TOP5], min_length=1, description="what the task measures; the first is the one of verdicts"
     )
@@ -303,10 +293,27 @@ class RunRecord(Shown, FrozenRecord):
     notes: list[str] = Field([], description="settings that change nothing on this device, and why")
     error: str | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _older(cls, data: Any) -> Any:
+        """Read records that held the library behind an arm, and why it ran another precision, apart."""
+        ran = data.get("effective") if isinstance(data, dict) else None
+        if not isinstance(ran, dict) or not {"library", "version"} <= ran.keys():
+            return data
+        packages = {ran["library"]: ran["version"], **data.get("packages", {})}
+        return {**data, "packages": packages, "notes": [*data.get("notes", []), *filter(None, [ran.get("reason")])]}
+
     @property
     def metric(self) -> Metric:
         """The metric that verdicts are about."""
         return self.metrics[0]
+
+    @property
+    def library(self) -> str:
+        """Name and version of the library that has trained in the place of ampcompare; "" if there is none."""
+        library = self.config.parsed_arm.spec.library
+        names = () if library is None else library.distributions
+        return next((f"{name} {self.packages[name]}" for name in names if name in self.packages), "")
 
     def __str__(self) -> str:
         """Return the outcome in a line; the fields have the rest."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ampcompare.backends.arm import Arm
 from ampcompare.backends.roles import Roles
 from ampcompare.base.formatting import printable
-from ampcompare.runs.analysis.runs.declared import Role, observed_text, roles_next_to
+from ampcompare.runs.analysis.runs.declared import Role, observed_text, options_without_effect, roles_next_to
 from ampcompare.runs.records.comparison import Comparison
 from ampcompare.runs.records.ledger import GroupTypes, Ledger
 from ampcompare.runs.report.document import Cell, Column, Document, Section, Table, Text
@@ -68,12 +69,9 @@ def _cells(roles: Sequence[Role], shown: Sequence[str]) -> list[Cell]:
     return cells
 
 
-def ledger_document(ledger: Ledger, roles: Roles | None, title: str) -> Document:
-    """Return what one training showed, next to what its arm declares.
-
-    Args:
-        roles: None for a training without a declaration, such as a script as it is written.
-    """
+def ledger_document(ledger: Ledger, arm: Arm) -> Document:
+    """Return what one training showed, next to what its arm declares."""
+    roles, title = arm.roles, f"What ran under {arm}"
     differ = [part.difference for part in roles_next_to(roles, ledger) if part.differs]
     head = f"{title}: not as declared ({'; '.join(dict.fromkeys(differ))})" if differ else title
     where = f"Seen in {len(ledger.steps)} steps: {', '.join(map(str, ledger.steps))}, counted from 0."
@@ -83,7 +81,7 @@ def ledger_document(ledger: Ledger, roles: Roles | None, title: str) -> Document
     sections = [
         Section("headline", [Text([head])]),
         Section("parts", [_parts_table(roles, ledger)]),
-        Section("where", [Text([where, *frozen, *groups])]),
+        Section("where", [Text([*options_without_effect(arm, ledger), where, *frozen, *groups])]),
     ]
     return Document("ledger", sections, ledger, title, head)
 

@@ -43,7 +43,7 @@ from ampcompare.base.errors import AmpCompareError, PreparationError, ScalingErr
 from ampcompare.guards.events import GRADIENT_READS, Points, Subscriptions, without_subscribers
 from ampcompare.guards.location import here
 from ampcompare.script.keep_fp32 import WRAPPERS, bare_model
-from ampcompare.script.lifted_weights import HALF
+from ampcompare.script.lifted_weights import HALF, follow_averages
 from ampcompare.script.shown_gradients import Pairs, ShownGradients
 from ampcompare.script.torch_amp.autocast_and_scaler import (
     TorchAmp,
@@ -57,7 +57,6 @@ from ampcompare.training.precision.half import HalfOptimizer
 
 __all__ = ["WholeModel"]
 
-LERPS = ((Tensor, "lerp"), (Tensor, "lerp_"), (torch, "_foreach_lerp_"))
 CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # they hold models, and are never called
 
 
@@ -286,8 +285,7 @@ class WholeModel(TorchAmp):
         events.wrap(*Points.BACKWARD, self._backward)
         events.wrap(torch.optim.Optimizer, "zero_grad", self._zero_grad)
         events.wrap(swa_utils.AveragedModel, "update_parameters", self._average)
-        for owner, name in LERPS:
-            events.wrap(owner, name, functools.partial(self._lerp, name.endswith("_")))
+        follow_averages(events)
         self._found.install(events)
         events.at_end(self._gradients.end)
         self._watch_steps(events)
@@ -334,15 +332,6 @@ class WholeModel(TorchAmp):
     def _average(self, original: Any, average: Any, model: nn.Module) -> None:
         """Average in the type of the average, which was copied before the weights were cast."""
         original(average, _InFp32(model) if self._is_prepared else model)
-
-    def _lerp(self, is_in_place: bool, original: Any, start: Any, end: Any, *args: Any, **kwargs: Any) -> Any:
-        """Move an fp32 average towards 16-bit weights, which unlike `add_` and `mul_` refuses them."""
-        if is_in_place:  # as optimizers do at each step, with fp32 tensors alone
-            ends = [end] if isinstance(end, Tensor) else end
-            if all(one.dtype not in HALF for one in ends):
-                return original(start, end, *args, **kwargs)
-        wide, end = self._fitting((start, end))
-        return original(start if is_in_place else wide, end, *args, **kwargs)
 
     def _prepare(self, models: list[nn.Module], optimizers: list[Any]) -> None:
         self._refuse_shared(optimizers)

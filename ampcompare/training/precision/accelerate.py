@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ampcompare.backends.accelerate import ASKED, LIBRARY
+from ampcompare.backends.accelerate import LIBRARY
 from ampcompare.base.errors import BackendUnavailable
 from ampcompare.training.precision.base import Prepared
 from ampcompare.training.precision.library_precision import LibraryPrecision
@@ -24,7 +24,7 @@ class Accelerate(LibraryPrecision):
     """What a script with `accelerator.prepare` and `accelerator.backward` does, except wrapping and moving models.
 
     Args:
-        mixed_precision: "no", "fp16" or "bf16", as `Accelerator` takes it; `effective` reports what it runs.
+        mixed_precision: "no", "fp16" or "bf16", as `Accelerator` takes it.
 
     Raises:
         BackendUnavailable: Accelerate is not installed, or this process uses it with another precision already.
@@ -41,19 +41,10 @@ class Accelerate(LibraryPrecision):
             raise BackendUnavailable(
                 f"accelerate {version} refuses mixed_precision={mixed_precision}: {first}"
             ) from error
-        autocast_arm = "native:bf16" if self.accelerator.mixed_precision == "bf16" else "native:fp16"
-        super().__init__(
-            mixed_precision,
-            ASKED[mixed_precision],
-            autocast_arm if self.accelerator.native_amp else "fp32",
-            library=library,
-            version=version,
-            scaler=self.accelerator.scaler,
-        )
+        super().__init__(f"accelerate:{mixed_precision}", device, {library: version}, scaler=self.accelerator.scaler)
 
     def _prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
-        if self.scaler is not None:
-            self._refuse_several(optimizers)
+        self._refuse_several(optimizers)
         # In evaluation mode Accelerate does not wrap models for several processes; `Parallel` does that.
         prepared = [self.accelerator.prepare_model(model, evaluation_mode=True) for model in models]
         return prepared, [self.accelerator.prepare_optimizer(optimizer) for optimizer in optimizers]
@@ -65,6 +56,3 @@ class Accelerate(LibraryPrecision):
 
     def _unscale_by_library(self, optimizer: Optimizer) -> None:
         self.accelerator.unscale_gradients(optimizer)
-
-    def _step(self, optimizer: Optimizer) -> None:
-        optimizer.step()

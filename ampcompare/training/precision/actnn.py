@@ -18,8 +18,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim import Optimizer
 
 from ampcompare.backends.arm import Arm
-from ampcompare.base.version import __version__
-from ampcompare.runs.records.run import Effective
 from ampcompare.training.precision.base import PrecisionWrapper, Prepared, make_precision
 from ampcompare.training.precision.half import step_seed
 
@@ -178,11 +176,9 @@ class ActNN(PrecisionWrapper):
     """
 
     def __init__(self, *, device: str = "cpu", bits: int = 2, group: int = 256, over: str = "fp32") -> None:
-        arm = Arm.parse(over.replace("+", ","))
-        super().__init__(make_precision(arm, device=device))
+        super().__init__(make_precision(Arm.parse(over.replace("+", ",")), device=device))
         self.bits = bits
         self.group = group
-        self.effective = self.inner.effective or Effective(arm=str(arm), library="ampcompare", version=__version__)
         self.packer: Packer | None = None
         self._contexts: list[saved_tensors_hooks] = []
         self._forwards = 0

@@ -7,6 +7,7 @@ import functools
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from types import MappingProxyType
 from typing import Any, ClassVar, final
 
 import torch
@@ -16,7 +17,7 @@ from torch.optim import Optimizer
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import require_unique
 from ampcompare.base.errors import BackendUnavailable, ConfigError, PreparationError
-from ampcompare.runs.records.run import Effective, EngineInfo
+from ampcompare.runs.records.run import EngineInfo
 
 __all__ = [
     "NO_CONTEXT",
@@ -99,8 +100,8 @@ class Precision:
     engine: EngineInfo | None = None
     """Which implementation of `apex.amp` runs; None for the other backends."""
 
-    effective: Effective | None = None
-    """What really runs if another library decides it; None for backends that run exactly what was requested."""
+    packages: Mapping[str, str] = MappingProxyType({})
+    """Versions of the libraries that train in the place of ampcompare, by distribution."""
 
     kept_fp32: tuple[str, ...] = ()
     """Names of the modules that `keep_fp32` keeps in fp32, known once the models are prepared."""
@@ -259,7 +260,7 @@ class PrecisionWrapper(Precision):
         self.key = inner.key  # type: ignore[misc]  # checkpoints hold the state of the inner precision
         self.half_dtype = inner.half_dtype
         self.engine = inner.engine
-        self.effective = inner.effective
+        self.packages = inner.packages
         self.state_dtype = inner.state_dtype
         self.added_state = inner.added_state
         self.kept_fp32 = inner.kept_fp32

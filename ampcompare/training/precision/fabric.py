@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ampcompare.backends.fabric import ASKED, LIBRARY
+from ampcompare.backends.fabric import LIBRARY
 from ampcompare.base.errors import BackendUnavailable
 from ampcompare.training.precision.base import Prepared
 from ampcompare.training.precision.library_precision import LibraryPrecision
@@ -24,7 +24,7 @@ class Fabric(LibraryPrecision):
     """What a script with `fabric.setup` and `fabric.backward` does on one device.
 
     Args:
-        precision: as `Fabric` takes it; `effective` reports what it runs.
+        precision: as `Fabric` takes it.
 
     Raises:
         BackendUnavailable: Fabric is not installed, or refuses the precision on this device.
@@ -37,7 +37,7 @@ class Fabric(LibraryPrecision):
         torch_device = torch.device(device)
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # `effective` reports if it chose another precision
+                warnings.simplefilter("ignore")  # the ledger shows if it chose another precision
                 self.fabric: Any = module.Fabric(
                     accelerator=torch_device.type,
                     devices=1 if torch_device.type == "cpu" else [torch_device.index or 0],
@@ -49,18 +49,10 @@ class Fabric(LibraryPrecision):
             first = str(error).strip().partition("\n")[0]
             raise BackendUnavailable(f"{library} {version} refuses precision={precision}: {first}") from error
         self.plugin: Any = self.fabric.strategy.precision
-        super().__init__(
-            precision,
-            ASKED[precision],
-            ASKED[str(self.plugin.precision)],
-            library=library,
-            version=version,
-            scaler=getattr(self.plugin, "scaler", None),
-        )
+        super().__init__(f"fabric:{precision}", device, {library: version}, getattr(self.plugin, "scaler", None))
 
     def _prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
-        if self.scaler is not None:
-            self._refuse_several(optimizers)
+        self._refuse_several(optimizers)
         prepared = [self.fabric.setup_module(model, move_to_device=False) for model in models]
         return prepared, [self.fabric.setup_optimizers(optimizer) for optimizer in optimizers]
 
@@ -82,6 +74,3 @@ class Fabric(LibraryPrecision):
 
     def _unscale_by_library(self, optimizer: Optimizer) -> None:
         self.plugin.unscale_gradients(optimizer.optimizer)  # type: ignore[attr-defined]
-
-    def _step(self, optimizer: Optimizer) -> None:
-        optimizer.step()

@@ -18,7 +18,6 @@ from ampcompare.backends.arm import Arm
 from ampcompare.backends.fp8 import ALIGNMENT, LIBRARY
 from ampcompare.backends.library import Library
 from ampcompare.base.errors import BackendUnavailable, UnsupportedCombination
-from ampcompare.runs.records.run import Effective
 from ampcompare.training.precision.base import PrecisionWrapper, Prepared, make_precision
 from ampcompare.training.precision.replaced_forward import ReplacedForward
 
@@ -127,10 +126,7 @@ class FP8(PrecisionWrapper):
                 f"leave out align"
             )
         self.emulated = "" if in_hardware else "fp8"
-        why = "mxfp8 is emulated on every device" if scaling == "mxfp8" else f"{device} has no fp8"
-        reason = "" if in_hardware else f"{why}: its products are emulated in fp32"
-        arm = Arm.make("fp8", scaling=scaling, over=over, align=align)
-        self.effective = Effective(arm=str(arm), library=library, version=version, reason=reason)
+        self.packages = {library: version}
 
     def _prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
         converted = [self._converted(model) for model in models]

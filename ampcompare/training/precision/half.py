@@ -82,6 +82,9 @@ def cast_weights(model: nn.Module, dtype: torch.dtype, *, bn_fp32: bool) -> None
         for module in model.modules():
             if isinstance(module, _BatchNorm):
                 module.float()
+    for param in model.parameters():  # what a script has set by `grad_dtype` of torch 2.13 is the arm's to decide
+        if getattr(param, "grad_dtype", param.dtype) is not param.dtype:
+            param.grad_dtype = param.dtype
 
 
 class _CastForward(ReplacedForward):

@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 
 from ampcompare.backends.horovod import LIBRARY
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.runs.records.run import Effective
 from ampcompare.training.precision.base import Prepared, StepOutcome, UnscaleOnce, all_applied, owned_params
 
 __all__ = ["Horovod"]
@@ -36,7 +35,7 @@ class Horovod(UnscaleOnce):
         self.hvd.init()
         self.compression = getattr(self.hvd.Compression, compression)
         self.passes = passes
-        self.effective = Effective(arm="fp32", library=library, version=version)
+        self.packages = {library: version}
 
     def _prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
         names = {

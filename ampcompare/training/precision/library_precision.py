@@ -1,4 +1,4 @@
-"""What the backends that delegate training to another library share: its gradient scaler, and what really ran."""
+"""What the backends that delegate training to another library share: its gradient scaler."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.runs.records.run import Effective
+from ampcompare.backends.arm import Arm
+from ampcompare.backends.options import DTYPES
+from ampcompare.base.errors import BackendUnavailable, UnsupportedCombination
 from ampcompare.training.precision.base import (
     FixedOutcome,
     LateOutcomes,
@@ -23,14 +24,6 @@ from ampcompare.training.precision.base import (
 
 __all__ = ["LibraryPrecision"]
 
-HALF_DTYPES = {
-    "fp32": None,
-    "native:fp16": torch.float16,
-    "native:bf16": torch.bfloat16,
-    "half": torch.float16,
-    "half:dtype=bf16": torch.bfloat16,
-}
-
 
 class LibraryPrecision(UnscaleOnce):
     """A library casts and steps each optimizer; if it scales losses, it uses one `GradScaler` of torch.
@@ -38,30 +31,27 @@ class LibraryPrecision(UnscaleOnce):
     A model that the library has prepared casts in its own forward pass, so that `autocast` does nothing.
 
     Args:
-        asked: the value of the arm's option.
-        expected: ampcompare's own arm of the precision that was asked for.
-        actual: ampcompare's own arm of the precision that the library chose.
-        library, version: of what is installed.
+        arm: whose description says what the library runs on this device.
+        packages: the library's name, with its version.
         scaler: the library's; None if it scales nothing, or has not created it yet.
+
+    Raises:
+        BackendUnavailable: the library does not run the arm on this device.
     """
 
     key = "scaler"
 
     def __init__(
-        self,
-        asked: str,
-        expected: str,
-        actual: str,
-        *,
-        library: str,
-        version: str,
-        scaler: torch.amp.GradScaler | None = None,
+        self, arm: str, device: str, packages: Mapping[str, str], scaler: torch.amp.GradScaler | None = None
     ) -> None:
         super().__init__()
-        as_asked = actual == expected
-        reason = "" if as_asked else f"{library} used {actual} instead of {asked} on this device"
-        self.effective = Effective(arm=actual, library=library, version=version, as_asked=as_asked, reason=reason)
-        self.half_dtype = HALF_DTYPES[actual]
+        runs = Arm.parse(arm).effective(torch.device(device).type)
+        assert runs is not None
+        if runs.arm is None:
+            raise BackendUnavailable(runs.reason)
+        roles = Arm.parse(runs.arm).roles
+        self.half_dtype = getattr(torch, DTYPES[roles.half]) if roles is not None and roles.half else None
+        self.packages = dict(packages)
         self._use(scaler)
 
     def _use(self, scaler: torch.amp.GradScaler | None) -> None:
@@ -75,10 +65,9 @@ class LibraryPrecision(UnscaleOnce):
         Raises:
             UnsupportedCombination: an update of the scale between two steps unscales the second by the wrong scale.
         """
-        if len(optimizers) > 1 and self.half_dtype is not None:
-            assert self.effective is not None
+        if len(optimizers) > 1 and self.scaler is not None:
             raise UnsupportedCombination(
-                f"{self.effective.library} updates the loss scale after each optimizer's step, so the second of "
+                f"{next(iter(self.packages))} updates the loss scale after each optimizer's step, so the second of "
                 f"{len(optimizers)} optimizers would be unscaled with a different scale than its gradients were "
                 f"scaled with; use one optimizer, or "
                 "native:fp16"
@@ -88,9 +77,9 @@ class LibraryPrecision(UnscaleOnce):
     def _unscale_by_library(self, optimizer: Optimizer) -> None:
         """Let the library divide the gradients by its scale."""
 
-    @abc.abstractmethod
     def _step(self, optimizer: Optimizer) -> None:
         """Let the library step, or skip, and update its scale."""
+        optimizer.step()
 
     def scale_loss(
         self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False

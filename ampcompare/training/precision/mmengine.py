@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ampcompare.backends.mmengine import ASKED, LIBRARY
-from ampcompare.base.errors import BackendUnavailable
+from ampcompare.backends.mmengine import LIBRARY
 from ampcompare.training.precision.base import NO_CONTEXT, Prepared
 from ampcompare.training.precision.library_precision import LibraryPrecision
 
@@ -31,24 +29,19 @@ class MMEngine(LibraryPrecision):
 
     def __init__(self, *, device: str = "cpu", dtype: str = "float32") -> None:
         self.module, library, version = LIBRARY.load("mmengine")
-        if dtype != "float32" and torch.device(device).type == "cpu":
-            raise BackendUnavailable(
-                f"AmpOptimWrapper of mmengine {version} runs on a GPU only, but the device is {device}; use "
-                f"mmengine:fp32 or native:bf16 here"
-            )
         self.dtype = dtype
-        super().__init__(dtype, ASKED[dtype], ASKED[dtype], library=library, version=version)
+        super().__init__(f"mmengine:{dtype}", device, {library: version})
         self._models: list[nn.Module] = []
         self._wrappers: dict[int, Any] = {}
 
     def _prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
-        self._refuse_several(optimizers)
         self._models = list(models)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # of torch.cuda.amp.GradScaler, which it makes
             self._wrappers = {id(optimizer): self._wrapper(optimizer) for optimizer in optimizers}
         if self.half_dtype is not None:
             self._use(self._wrappers[id(optimizers[0])].loss_scaler)
+            self._refuse_several(optimizers)
         return list(models), list(optimizers)
 
     def _wrapper(self, optimizer: Optimizer) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -91,9 +92,29 @@ def test_flops_are_those_of_torch() -> None:
 def test_a_read_of_the_loss_has_its_line() -> None:
     """One value is read in each step, on the line of `item`; the step counters of Adam are not on the device."""
     (sync,) = _profile("fp32", lambda precision: loop(precision, read=True)).syncs
-    assert sync.calls == 1
+    assert (sync.calls, sync.steps, sync.watched) == (1, 5, 5)
     assert "test_measure.py:" in sync.where
     assert _profile("fp32").syncs == []
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(("every", "steps"), [(2, 3), (3, 2), (4, 1)])
+def test_a_read_in_some_steps_is_counted_by_step(every: int, steps: int) -> None:
+    """A loss that is read twice in every so many steps: the steps 6 to 10 are watched for it."""
+
+    def train(precision: Any) -> None:
+        net = _net()
+        (net,), (optimizer,) = precision.prepare([net], [torch.optim.SGD(net.parameters(), 0.1)])
+        for step in itertools.count():
+            loss = F.cross_entropy(net(torch.randn(16, 64)), torch.randint(10, (16,)))
+            precision.backward(loss, [optimizer])
+            if step % every == 0:
+                loss.item(), loss.item()
+            precision.step(optimizer)
+            optimizer.zero_grad()
+
+    (sync,) = _profile("fp32", train).syncs
+    assert (sync.calls, sync.steps, sync.watched) == (2, steps, 5)
 
 
 @pytest.mark.integration

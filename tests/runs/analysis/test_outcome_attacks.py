@@ -12,7 +12,7 @@ from ampcompare.runs.analysis.inference.criteria import Criteria
 from ampcompare.runs.analysis.inference.verdict import Design
 from ampcompare.runs.analysis.summary import summarize
 from ampcompare.runs.records.comparison import ArmSummary, Comparison
-from ampcompare.runs.records.run import Effective, RunRecord, TimingRound
+from ampcompare.runs.records.run import RunRecord, TimingRound
 
 MakeRecord = Callable[..., RunRecord]
 CORRECT = {"fp32": [500, 520, 490, 510, 505], "half": [501, 519, 491, 509, 506]}  # of 1,000, by seed
@@ -193,16 +193,6 @@ def test_one_seed_with_rounds_contradicts_no_line(make_record: MakeRecord) -> No
     comparison = _compared(records)
     assert str(_half(comparison).time) == "inconclusive (fewer than 3 seeds)"
     assert comparison.headline[0].startswith("One seed: ")
-
-
-def test_a_recommended_arm_says_what_it_ran_as(make_record: MakeRecord) -> None:
-    """Where a library ran another precision than was asked for, the recommendation names it."""
-    ran = Effective(arm="native:bf16", library="accelerate", version="1", as_asked=False, reason="no fp16 here")
-    records = [
-        record.model_copy(update={"effective": ran}) if record.arm == "half" else record
-        for record in _records(make_record)
-    ]
-    assert _compared(records).headline[0].startswith("Use half (which ran as native:bf16): accuracy of fp32 kept")
 
 
 def test_nothing_tested_is_not_called_not_shown(make_record: MakeRecord) -> None:

@@ -29,6 +29,8 @@ def _field(new: dict[str, Any], name: str) -> Any:
         return new["others_final"]["top-5"]
     if name == "majority_correct":
         return None if new["chance"] is None else round(new["chance"] * new["samples"])
+    if name in ("effective", "ran"):  # what a library ran, of which these files have none
+        return None
     name = name.replace("top1_", "metric_")
     if name in OLDER_VERDICTS:
         quantity, field = OLDER_VERDICTS[name]

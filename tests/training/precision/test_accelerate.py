@@ -22,14 +22,11 @@ def test_it_trains_as_our_own_arm_does(arm: str, ours: str, trained: Callable[[s
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="fp16 is fp16 on a GPU")
 def test_fp16_on_a_cpu_is_told_as_what_it_is() -> None:
-    """Asked for fp16 it trains in fp32, without a scaler, and says so with its version."""
+    """Asked for fp16 it trains in fp32, without a scaler; its version is known."""
     import accelerate
 
     precision = make_precision("accelerate:fp16")
-    assert precision.effective is not None
-    assert (precision.effective.arm, precision.effective.as_asked) == ("fp32", False)
-    assert precision.effective.version == accelerate.__version__
-    assert "used fp32 instead of fp16" in precision.effective.reason
+    assert precision.packages == {"accelerate": accelerate.__version__}
     assert (precision.half_dtype, precision.loss_scales()) == (None, ())
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD
 
+from ampcompare.backends.arm import Arm
 from ampcompare.training.precision.actnn import ActNN, Packer, Quantized
 from ampcompare.training.precision.base import Precision, make_precision
 
@@ -162,10 +163,10 @@ def test_an_evaluation_packs_nothing_and_an_error_leaves_no_hook() -> None:
 
 
 def test_it_says_what_runs_underneath() -> None:
-    """`effective` names the arm whose precision it has; over a library it is what that library ran."""
-    below = make_precision("actnn:bits=2,over=apex:O2+engine=compat")
-    assert below.effective is not None
-    assert (below.effective.arm, below.effective.library) == ("apex:O2,engine=compat", "ampcompare")
+    """The twin is the arm whose precision it has."""
+    text = "actnn:bits=2,over=apex:O2+engine=compat"
+    assert str(Arm.parse(text).twin) == "apex:O2,engine=compat"
+    below = make_precision(text)
     assert below.engine is not None
     assert below.half_dtype is torch.float16
 

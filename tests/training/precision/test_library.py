@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import nn
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import BackendUnavailable
+from ampcompare.runs.analysis.runs.declared import roles_next_to
+from ampcompare.training.ledger import StepLook
 from ampcompare.training.precision.base import make_precision
 
 ASKED = [
@@ -29,6 +33,19 @@ def test_the_table_is_what_the_libraries_do(text: str) -> None:
         with pytest.raises(BackendUnavailable):
             make_precision(text)
         return
-    effective = make_precision(text).effective
-    assert effective is not None
-    assert (effective.arm, effective.as_asked) == (known.arm, not known.reason)
+    precision = make_precision(text)
+    model = nn.Linear(2, 2)
+    (model,), (optimizer,) = precision.prepare([model], [torch.optim.SGD(model.parameters(), lr=0.1)])
+    look = StepLook(model.parameters)
+    look.begin(0, [optimizer], detailed=True)
+    with look.sees():
+        with precision.autocast():
+            loss = model(torch.ones(1, 2)).float().sum()
+        precision.backward(loss, [optimizer])
+    precision.step(optimizer)
+    look.end([optimizer])
+    roles = Arm.parse(known.arm).roles
+    assert roles is not None
+    scales = precision.loss_scales()
+    found = roles_next_to(roles, look.result(loss_scale=scales[0] if scales else None))
+    assert [role.difference for role in found if role.differs] == []

@@ -331,7 +331,7 @@ def record(cell: Cell, world: DistributedEnv | None, *, start_seconds: float, se
         status=_status(session),
         config=config,
         engine=cell.precision.engine,
-        effective=cell.precision.effective,
+        packages=dict(cell.precision.packages),
         ledger=session.ledger.look.result(
             loss_scale=metrics.final_loss_scale,
             emulated=cell.precision.emulated or _emulated(cell.fp16_mode),

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
+from ampcompare.backends.arm import Arm
 from ampcompare.backends.roles import BATCH_NORM, FP16_MAX, LossScale, Roles
 from ampcompare.runs.records.ledger import Ledger
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.records.verdict import Verdict
 
-__all__ = ["Role", "not_as_declared", "observed_text", "roles_next_to", "why_not_as_declared"]
+__all__ = [
+    "Role",
+    "not_as_declared",
+    "observed_text",
+    "options_without_effect",
+    "roles_next_to",
+    "why_not_as_declared",
+]
 
 FLOATS = ("fp16", "bf16", "fp32")
 HALF = ("fp16", "bf16")
@@ -21,6 +29,7 @@ PARTS = (
 )
 FIGURES = PARTS[-3:]  # that no arm declares
 PLURAL = PARTS[:6]
+OF_UPDATES = {"masters", "gradients", "step", "state"}  # fields of `Roles` that a training may not need
 
 
 @dataclass(frozen=True)
@@ -66,6 +75,24 @@ def why_not_as_declared(records: Iterable[RunRecord]) -> str:
     return ""
 
 
+def options_without_effect(arm: Arm, ledger: Ledger) -> list[str]:
+    """Return a sentence for each option of masters, gradients or state without which the arm declares what ran, too."""
+    sentences = []
+    for name, word in arm.words.items():
+        bare = arm.without(name)
+        if not ledger.groups or arm.roles is None or bare is None or bare.roles is None:
+            continue
+        roles, less = arm.roles, bare.roles
+        changed = {one.name for one in fields(Roles) if getattr(roles, one.name) != getattr(less, one.name)}
+        found = roles_next_to(roles, ledger)
+        if not changed or changed - OF_UPDATES or any(role.differs for role in (*found, *roles_next_to(less, ledger))):
+            continue
+        remarks = {role.name: role.remark for role in found if not role.observed}
+        part = "state" if changed == {"state"} else "accumulated gradients" if changed == {"gradients"} else ""
+        sentences.append(f"{word} has no effect on this training: {remarks.get(part) or 'every weight is fp32'}")
+    return sentences
+
+
 def not_as_declared(records: Iterable[RunRecord]) -> Verdict:
     """Return the verdict on an arm that did not run as it declares; an empty one if it did."""
     return Verdict.because("not as declared", why_not_as_declared(records))
@@ -78,7 +105,9 @@ def roles_next_to(roles: Roles | None, ledger: Ledger) -> list[Role]:
         roles: None for a training without a declaration, such as a script as it is written.
     """
     if roles is None:
-        return [Role(name, "", observed, remark=remark) for name, observed, remark in _observed(ledger) if observed]
+        return [
+            Role(name, "", observed, remark=remark) for name, observed, remark in _observed_parts(ledger) if observed
+        ]
     kept = ("fp32",) if roles.kept else ()
     held = set(ledger.of_groups("weights"))
     is_narrow = bool(held & set(HALF))
@@ -88,9 +117,9 @@ def roles_next_to(roles: Roles | None, ledger: Ledger) -> list[Role]:
         "masters": (roles.masters or "none", _has(ledger.of_groups("masters")) == has_masters or not held),
         "forward products": (
             roles.operands,
-            _computes(roles, ledger.forward, ledger.emulated) and not _steps_without(roles, ledger),
+            _computes(roles, ledger.forward, ledger) and not _steps_without(roles, ledger),
         ),
-        "backward products": (roles.operands, _computes(roles, ledger.backward, ledger.emulated)),
+        "backward products": (roles.operands, _computes(roles, ledger.backward, ledger)),
         "gradients": (roles.step, _fits(roles.step, ledger.of_groups("gradients"), kept)),
         "accumulated gradients": (roles.gradients, _fits(roles.gradients, ledger.accumulated, kept)),
         "reduction": (roles.reduction, _fits(roles.reduction, ledger.reduced, kept)),
@@ -98,7 +127,7 @@ def roles_next_to(roles: Roles | None, ledger: Ledger) -> list[Role]:
         "rounding": (roles.update, ledger.update in ("", roles.update)),
         "loss scale": (_declared_scale(roles.loss_scale), (roles.loss_scale is None) == (_scale(ledger) is None)),
     }
-    observed = {name: (text, remark) for name, text, remark in _observed(ledger)}
+    observed = {name: (text, remark) for name, text, remark in _observed_parts(ledger)}
     if without := _steps_without(roles, ledger):
         text, remark = observed["forward products"]
         observed["forward products"] = f"{text} (none in {roles.operands} in step {without[0]})", remark
@@ -112,7 +141,7 @@ def roles_next_to(roles: Roles | None, ledger: Ledger) -> list[Role]:
     return sorted(rows, key=lambda role: not role.differs)
 
 
-def _observed(ledger: Ledger) -> list[tuple[str, str, str]]:
+def _observed_parts(ledger: Ledger) -> list[tuple[str, str, str]]:
     """Return (part, what was seen, remark) of each part."""
     by = ledger.by
     scale = _scale(ledger)
@@ -121,7 +150,8 @@ def _observed(ledger: Ledger) -> list[tuple[str, str, str]]:
     one_rank = "" if ledger.reduced else "one process, or none was seen"
     emulated = f"{ledger.emulated} emulated" if ledger.emulated else ""
     others = "; ".join(f"{name}: {', '.join(found)}" for name, found in ledger.elsewhere.items())
-    products = ", ".join(filter(None, [by.get("products"), emulated, others]))
+    frozen = f"frozen weights are {observed_text(ledger.frozen)}" if set(HALF) & ledger.frozen.keys() else ""
+    products = ", ".join(filter(None, [by.get("products"), emulated, others, frozen]))
     return [
         ("weights", observed_text(ledger.of_groups("weights")), by.get("weights", "")),
         ("masters", observed_text(ledger.of_groups("masters")), by.get("masters", "")),
@@ -173,16 +203,20 @@ def _fits(declared: str, types: Mapping[str, float], kept: Collection[str]) -> b
     return not found or (found <= {declared, *kept} and (declared in found or bool(kept)))
 
 
-def _computes(roles: Roles, types: Mapping[str, float], emulated: str) -> bool:
-    """Return whether products ran in the declared type; sensitive or kept parts may run in a wider one."""
+def _computes(roles: Roles, types: Mapping[str, float], ledger: Ledger) -> bool:
+    """Return whether products ran in the declared type.
+
+    Sensitive or kept parts may run in a wider one, and frozen weights, which keep their type where an arm does not cast
+    them, in their own.
+    """
     found = {name for name in types if name in (*FLOATS, "fp8")}
     if not found or roles.operands == "tf32":  # a switch of the device
         return True
     if roles.operands == "fp8":
-        return "fp8" in found or emulated == "fp8"  # an emulation multiplies in fp32
+        return "fp8" in found or ledger.emulated == "fp8"  # an emulation multiplies in fp32
     if roles.operands == "fp32":
-        return found == {"fp32"}
-    return found <= {roles.operands, "fp32"} and (roles.operands in found or _may_keep_all(roles))
+        return found <= {"fp32", *ledger.frozen}
+    return found <= {roles.operands, "fp32", *ledger.frozen} and (roles.operands in found or _may_keep_all(roles))
 
 
 def _may_keep_all(roles: Roles) -> bool:

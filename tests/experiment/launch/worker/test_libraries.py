@@ -11,6 +11,7 @@ import pytest
 from ampcompare.apex.amp import _amp_state
 from ampcompare.backends.arm import Arm
 from ampcompare.experiment.launch.worker.cell import run_cell
+from ampcompare.runs.analysis.runs.declared import why_not_as_declared
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.settings.config import RunConfig
 
@@ -65,9 +66,13 @@ def test_a_cell_is_that_of_its_twin(train: Callable[..., RunRecord], arm: str, t
     assert record.summary.losses_sha256 == ours.summary.losses_sha256
     assert record.summary.ema_metric_final == ours.summary.ema_metric_final
     assert record.half == ours.half
-    assert record.effective is not None
-    assert (record.effective.arm, record.effective.as_asked) == (twin, True)
-    assert ours.effective is None
+    assert str(record.config.parsed_arm.twin) == str(Arm.parse(twin))
+    assert why_not_as_declared([record]) == ""
+    library = Arm.parse(arm).spec.library
+    assert library is not None
+    found = library.found()
+    assert found is not None
+    assert (record.library, ours.library) == (" ".join(found[1:]), "")
 
 
 def test_a_cell_in_fp8_says_that_it_was_emulated(train: Callable[..., RunRecord]) -> None:
@@ -76,8 +81,8 @@ def test_a_cell_in_fp8_says_that_it_was_emulated(train: Callable[..., RunRecord]
     if record.environment.get("device", "cpu") != "cpu":
         pytest.skip("there is a GPU")
     assert (record.status, record.half) == ("completed", "fp8 emulated")
-    assert record.effective is not None
-    assert record.effective.arm == "fp8:rowwise,align=8"
+    assert record.library.startswith("torchao ")
+    assert record.config.parsed_arm.twin is None
     (note,) = record.notes
     assert note.startswith("fp8 is not in: ")
 

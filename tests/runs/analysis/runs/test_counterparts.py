@@ -8,20 +8,21 @@ import pytest
 
 from ampcompare.runs.analysis.summary import summarize
 from ampcompare.runs.records.comparison import ArmSummary, Comparison, Twin
-from ampcompare.runs.records.run import Effective, RunRecord
-from ampcompare.runs.report.columns import columns, verdict_columns
+from ampcompare.runs.records.ledger import Ledger
+from ampcompare.runs.records.run import RunRecord
+from ampcompare.runs.report.columns import columns
 from ampcompare.runs.report.json import Json
 
 MakeRecord = Callable[..., RunRecord]
-BF16 = Effective(arm="native:bf16", library="accelerate", version="1.15.0")
-FELL_BACK = Effective(arm="fp32", library="accelerate", version="1.15.0", as_asked=False, reason="no fp16 on a CPU")
+ACCELERATE = {"accelerate": "1.15.0"}
+IN_FP32 = Ledger(forward={"fp32": 1.0})
 FP32, OURS = [0.90, 0.92, 0.91, 0.93, 0.92], [0.80, 0.83, 0.81, 0.82, 0.80]
 
 
-def _runs(make_record: MakeRecord, arm: str, top1: list[float], ran: Effective | None, losses: str) -> list[RunRecord]:
+def _runs(make_record: MakeRecord, arm: str, top1: list[float], losses: str, **facts: object) -> list[RunRecord]:
     return [
         make_record(arm, seed, top1=share, losses=f"{losses} {seed}", weights_sha256=f"{losses} {seed}").model_copy(
-            update={"effective": ran}
+            update=facts
         )
         for seed, share in enumerate(top1)
     ]
@@ -30,10 +31,11 @@ def _runs(make_record: MakeRecord, arm: str, top1: list[float], ran: Effective |
 def _comparison(make_record: MakeRecord, *arms: str) -> Comparison:
     """The matrix of the arms named, of those that are made here."""
     made = {
-        "fp32": _runs(make_record, "fp32", FP32, None, "a"),
-        "native:bf16": _runs(make_record, "native:bf16", OURS, None, "b"),
-        "accelerate:bf16": _runs(make_record, "accelerate:bf16", OURS, BF16, "b"),
-        "accelerate:fp16": _runs(make_record, "accelerate:fp16", FP32, FELL_BACK, "not the same bits"),
+        "fp32": _runs(make_record, "fp32", FP32, "a"),
+        "native:bf16": _runs(make_record, "native:bf16", OURS, "b"),
+        "native:fp16": _runs(make_record, "native:fp16", FP32, "d"),
+        "accelerate:bf16": _runs(make_record, "accelerate:bf16", OURS, "b", packages=ACCELERATE),
+        "accelerate:fp16": _runs(make_record, "accelerate:fp16", FP32, "c", packages=ACCELERATE, ledger=IN_FP32),
     }
     return summarize([record for arm in arms for record in made[arm]], arms=arms, reference="fp32")
 
@@ -59,20 +61,20 @@ def test_the_verdict_is_against_the_arm_of_the_same_precision(make_record: MakeR
     )
 
 
-def test_a_precision_that_was_not_asked_for_stands_in_the_row(make_record: MakeRecord) -> None:
-    """The row names what ran beside what was asked, and its library with the version; its twin is what ran."""
-    comparison = _comparison(make_record, "fp32", "accelerate:fp16")
+def test_a_precision_that_was_not_asked_for_has_no_verdict_and_no_twin(make_record: MakeRecord) -> None:
+    """The row names the library with its version, and what its ledger shows in the place of a verdict."""
+    comparison = _comparison(make_record, "fp32", "native:fp16", "accelerate:fp16")
     row = _row(comparison, "accelerate:fp16")
-    assert tuple(columns(comparison)[name].cell(row, comparison).text for name in ("arm", "engine")) == (
-        "accelerate:fp16 (ran fp32)",
-        "accelerate 1.15.0",
-    )
-    assert verdict_columns(comparison)["arm"].cell(row, comparison).text == "accelerate:fp16 (ran fp32)"
-    twin = _twin(comparison, "accelerate:fp16")
-    assert (twin.twin, twin.same_bits) == ("fp32", False)
-    assert str(twin.quality) == str(row.quality) == "equivalent (±0.5)"
-    assert "the precision that it ran in: equivalent (±0.5), +0.00 pp, 5 seeds." in comparison.reading[-1]
-    assert columns(comparison)["arm"].cell(_row(comparison, "fp32"), comparison).text == "fp32"
+    assert columns(comparison)["engine"].cell(row, comparison).text == "accelerate 1.15.0"
+    assert str(row.quality).startswith("not as declared (products are fp32, fp16 was asked")
+    assert comparison.twins == []
+
+
+def test_a_record_that_named_its_library_apart_is_read(make_record: MakeRecord) -> None:
+    ran = {"arm": "fp32", "library": "accelerate", "version": "1.15.0", "as_asked": False, "reason": "no fp16 here"}
+    data = {**make_record("accelerate:fp16", 0).model_dump(by_alias=True), "effective": ran}
+    record = RunRecord.model_validate(data)
+    assert (record.library, record.notes) == ("accelerate 1.15.0", ["no fp16 here"])
 
 
 def test_a_twin_that_did_not_run_is_asked_for(make_record: MakeRecord) -> None:
@@ -87,8 +89,8 @@ def test_what_is_varied_is_part_of_the_twin(make_record: MakeRecord) -> None:
     """In a matrix over a setting the twin is the row with the same value."""
     records = []
     for size in (32, 64):
-        for arm, ran in (("native:bf16", None), ("accelerate:bf16", BF16)):
-            for record in _runs(make_record, arm, OURS, ran, "b"):
+        for arm in ("native:bf16", "accelerate:bf16"):
+            for record in _runs(make_record, arm, OURS, "b"):
                 records.append(record.model_copy(update={"arm": f"{arm} batch_size={size}"}))
     arms = list(dict.fromkeys(record.arm for record in records))
     comparison = summarize(records, arms=arms, reference=arms[0])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ampcompare.backends.arm import Arm
-from ampcompare.runs.analysis.runs.declared import observed_text, roles_next_to
+from ampcompare.runs.analysis.runs.declared import observed_text, options_without_effect, roles_next_to
 from ampcompare.runs.analysis.summary import summarize
 from ampcompare.runs.records.comparison import Comparison
 from ampcompare.runs.records.ledger import GroupTypes, Ledger
@@ -18,6 +18,7 @@ from ampcompare.runs.report.markdown import Markdown
 from ampcompare.runs.report.terminal import Terminal
 
 MakeRecord = Callable[..., RunRecord]
+WITH_MASTERS = GroupTypes(name="SGD 0", weights={"bf16": 1.0}, masters={"fp32": 1.0}, gradients={"fp32": 1.0})
 WHY = "not as declared (state is fp32, bf16 was asked)"
 
 
@@ -83,6 +84,8 @@ def test_records_without_a_ledger_are_judged_as_before(make_record: MakeRecord) 
         ("fp32", ledger("tf32"), []),  # torch's own setting of a GPU
         ("fp32", ledger("fp64", "fp64", "fp64"), []),  # the model's own
         ("fp32", ledger("bf16"), ["forward products", "backward products"]),
+        ("fp32", ledger("bf16", frozen={"bf16": 1.0}), []),  # adapters over a base in 16 bits
+        ("fp32", ledger("fp16", frozen={"bf16": 1.0}), ["forward products", "backward products"]),
         ("native:bf16", ledger(state="uint8"), []),  # an optimizer with a state of 8 bits
         ("native:fp16", ledger("fp16"), ["loss scale"]),
         ("native:fp16", ledger("fp16", loss_scale=1024.0), []),
@@ -101,6 +104,47 @@ def test_which_parts_differ(arm: str, seen: Ledger, differing: list[str]) -> Non
     found = roles_next_to(Arm.parse(arm).roles, seen)
     assert sorted(role.name for role in found if role.differs) == sorted(differing)
     assert [role.differs for role in found] == sorted((role.differs for role in found), reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("arm", "seen", "texts"),
+    [
+        (
+            "native:bf16,state=bf16",
+            Ledger(groups=[GroupTypes(name="SGD 0", weights={"fp32": 1.0})], forward={"bf16": 1.0}),
+            ["state=bf16 has no effect on this training: the optimizer keeps none"],
+        ),
+        ("native:bf16,state=bf16", ledger(state="bf16"), []),
+        (
+            "half:bf16,masters=fp32,keep_fp32=*",
+            ledger("fp32"),
+            ["master_weights has no effect on this training: every weight is fp32"],
+        ),
+        (
+            "half:bf16,masters=fp32,grads=fp32",
+            Ledger(groups=[WITH_MASTERS], forward={"bf16": 1.0}),
+            ["grads=fp32 has no effect on this training: one backward pass a step"],
+        ),
+        (
+            "half:bf16,masters=fp32,grads=fp32",
+            Ledger(groups=[WITH_MASTERS], forward={"bf16": 1.0}, accumulated={"fp32": 1.0}),
+            [],
+        ),
+        ("half:bf16,state=bf16", ledger("bf16", "bf16", "bf16"), []),  # not as declared: gradients of a step are fp32
+        ("native:bf16,state=bf16", Ledger(), []),  # nothing was seen
+        ("fp32", ledger("fp32"), []),
+        ("script", ledger("fp32"), []),
+    ],
+)
+def test_which_options_have_no_effect(arm: str, seen: Ledger, texts: list[str]) -> None:
+    assert options_without_effect(Arm.parse(arm), seen) == texts
+
+
+def test_a_comparison_names_options_without_effect(make_record: MakeRecord) -> None:
+    seen = Ledger(groups=[GroupTypes(name="SGD 0", weights={"fp32": 1.0})], forward={"bf16": 1.0})
+    reading = compared(make_record, {"fp32": None, "native:bf16,state=bf16": seen}).reading
+    line = "native:bf16,state=bf16: state=bf16 has no effect on this training: the optimizer keeps none."
+    assert reading.count(line) == 1
 
 
 def test_without_a_declaration_only_what_was_seen_is_listed() -> None:

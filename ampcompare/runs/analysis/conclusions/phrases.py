@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from ampcompare.runs.records.comparison import ArmSummary
 from ampcompare.runs.records.metric import Metric
 
-__all__ = ["Quality", "count_of", "label_of", "names_of", "sentence_start", "with_verb"]
+__all__ = ["Quality", "count_of", "names_of", "sentence_start", "with_verb"]
 
 MAX_NAMED = 4
 MAX_LEFT = 2
@@ -82,8 +81,3 @@ def sentence_start(words: str) -> str:
 def count_of(number: int) -> str:
     """Return a small number as a word."""
     return NUMBERS[number] if 0 < number < len(NUMBERS) else str(number)
-
-
-def label_of(row: ArmSummary) -> str:
-    """Return the name of an arm, and what ran where another library decided otherwise."""
-    return row.arm if row.ran is None else f"{row.arm} (which ran as {row.ran})"
