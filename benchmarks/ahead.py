@@ -1,20 +1,23 @@
 """Do the words of `diagnose --ahead` come true? Small networks, each trained to its end in fp32 and under each arm.
 
-    python benchmarks/ahead.py [--quick]     # writes docs/benchmarks/ahead.json
+    python benchmarks/ahead.py [--trainings N]     # writes docs/benchmarks/ahead.json; half an hour on one core
 
 An arm has failed if its mean training loss over the last tenth is more than 2 % above that of fp32, with the same first
 weights and batches. The prefix is the first tenth. A training whose twin (weights changed by one part in 512) ends more
-than 2 % away from it says nothing about arms: it is counted apart.
+than 2 % away from it says nothing about arms: it is counted apart. How trainings end is kept in the file, so a second
+call resumes; the words are made again in each call.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import math
+import random
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
 
 import ampcompare
 from ampcompare.backends.arm import Arm
@@ -30,9 +34,11 @@ from ampcompare.diagnosis.prefix import PrefixWatch
 from ampcompare.tasks.lm import sentences
 from ampcompare.training.twin import change_weights
 
-ARMS = ("half:bf16", "half:bf16,masters=fp32", "half:bf16,kahan", "half:bf16,rounding=stochastic", "native:bf16")
-STEPS = 500
+HALF = ("half:bf16", "half", "half,state=fp32", "half,masters=fp32,loss_scale=1", "native:bf16,state=bf16")
+OTHERS = ("half:bf16,masters=fp32", "half:bf16,kahan", "half:bf16,rounding=stochastic", "native:bf16")
+STEPS = 300
 PREFIX = STEPS // 10
+BATCH = 16
 FAILED = 0.02
 OUT = Path(__file__).resolve().parents[1] / "docs" / "benchmarks" / "ahead.json"
 
@@ -44,32 +50,27 @@ class Patches(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.norm = nn.Linear(8, 32), nn.LayerNorm(32)
-        self.qkv, self.out, self.head = nn.Linear(32, 96), nn.Linear(32, 32), nn.Linear(32, 10)
+        self.embed, self.norm = nn.Linear(8, 16), nn.LayerNorm(16)
+        self.qkv, self.out, self.head = nn.Linear(16, 48), nn.Linear(16, 16), nn.Linear(16, 10)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.embed(x.view(-1, 8, 8))
         q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
-        x = x + self.out(F.scaled_dot_product_attention(q, k, v))
+        x = x + self.out((q @ k.transpose(1, 2) / 4).softmax(-1) @ v)
         return self.head(x.mean(1))
 
 
 class Residual(nn.Module):
-    """Two residual blocks with batch norm."""
+    """A residual block of convolutions with batch norm."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first = nn.Conv2d(1, 8, 3, padding=1)
-        self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()) for _ in range(2)
-        )
-        self.head = nn.Linear(8, 10)
+        self.first, self.second = nn.Conv2d(1, 6, 3, stride=2), nn.Conv2d(6, 6, 3, padding=1)
+        self.norm, self.head = nn.BatchNorm2d(6), nn.Linear(54, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x.view(-1, 1, 8, 8))
-        for block in self.blocks:
-            x = x + block(x)
-        return self.head(x.mean((2, 3)))
+        x = F.relu(self.first(x.view(-1, 1, 8, 8)))
+        return self.head((x + F.relu(self.norm(self.second(x)))).flatten(1))
 
 
 class NextByte(nn.Module):
@@ -77,35 +78,38 @@ class NextByte(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.hidden, self.head = nn.Embedding(128, 16), nn.Linear(128, 64), nn.Linear(64, 128)
+        self.embed, self.hidden, self.head = nn.Embedding(128, 8), nn.Linear(64, 48), nn.Linear(48, 128)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(F.gelu(self.hidden(self.embed(x).flatten(1))))
 
 
-class Teacher(nn.Module):
-    """A student of a fixed random network."""
+class Student(nn.Module):
+    """Learns a fixed random network."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(12, 48), nn.Tanh(), nn.Linear(48, 48), nn.Tanh(), nn.Linear(48, 3))
+        self.layers = nn.Sequential(nn.Linear(12, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 3))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x)
 
 
+@functools.cache
 def digits() -> Batch:
     found = load_digits()
     return torch.tensor(found.data / 16.0, dtype=torch.float32), torch.tensor(found.target)
 
 
+@functools.cache
 def text() -> Batch:
     letters = torch.tensor([*"\n".join(sentences(400)).encode()])
     windows = letters.unfold(0, 9, 1)
     return windows[:, :8].contiguous(), windows[:, 8].contiguous()
 
 
-def taught() -> Batch:
+@functools.cache
+def teacher() -> Batch:
     generator = torch.Generator().manual_seed(5)
     x = torch.randn(2000, 12, generator=generator)
     w, v = torch.randn(12, 20, generator=generator), torch.randn(20, 3, generator=generator)
@@ -116,23 +120,33 @@ TASKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Batch], Callable[[T
     "attention on digits": (Patches, digits, F.cross_entropy),
     "residual convolutions on digits": (Residual, digits, F.cross_entropy),
     "next byte of a text": (NextByte, text, F.cross_entropy),
-    "student of a network": (Teacher, taught, F.mse_loss),
+    "student of a network": (Student, teacher, F.mse_loss),
 }
 RATES = {"adamw": (3e-4, 1e-3, 5e-3), "sgd": (0.003, 0.03, 0.15)}
 
 
+def warmup(optimizer: torch.optim.Optimizer) -> LRScheduler:
+    """Return a warm-up that is longer than the prefix, and a cosine behind it."""
+    first = STEPS * 3 // 10
+    parts: list[LRScheduler] = [
+        LinearLR(optimizer, 0.01, 1.0, total_iters=first),
+        CosineAnnealingLR(optimizer, T_max=STEPS - first),
+    ]
+    return SequentialLR(optimizer, parts, [first])
+
+
+SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], LRScheduler | None]] = {
+    "constant": lambda optimizer: None,
+    "cosine": lambda optimizer: CosineAnnealingLR(optimizer, T_max=STEPS),
+    "warm-up": warmup,
+}
+
+
 def train(
-    task: str,
-    optimizer: str,
-    rate: float,
-    schedule: str,
-    arm: str,
-    *,
-    steps: int,
-    watch: Any = None,
-    is_twin: bool = False,
+    training: tuple[str, str, float, str], arm: str, steps: int, *, watch: Any = None, is_twin: bool = False
 ) -> list[float]:
-    """Return the losses of a training; a watch sees its first steps."""
+    """Return the losses of a training until one is not finite; a watch sees its steps."""
+    task, name, rate, schedule = training
     make, data, loss_of = TASKS[task]
     torch.manual_seed(1)
     model = make()
@@ -142,15 +156,15 @@ def train(
     precision = ampcompare.make_precision(arm, device="cpu")
     made: torch.optim.Optimizer = (
         torch.optim.AdamW(model.parameters(), lr=rate)
-        if optimizer == "adamw"
+        if name == "adamw"
         else torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
     )
     (model,), (made,) = precision.prepare([model], [made])
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(made, T_max=STEPS) if schedule == "cosine" else None
+    scheduler = SCHEDULES[schedule](made)
     batches = torch.Generator().manual_seed(2)
-    losses = []
-    for _ in range(steps):
-        index = torch.randint(len(x), (32,), generator=batches)
+    losses: list[float] = []
+    while len(losses) < steps and all(map(math.isfinite, losses[-1:])):
+        index = torch.randint(len(x), (BATCH,), generator=batches)
         with precision.autocast():
             loss = loss_of(model(x[index]).float(), y[index])
         if watch is not None:
@@ -164,55 +178,65 @@ def train(
     return losses
 
 
-def tail(losses: list[float]) -> float:
-    return statistics.fmean(losses[-STEPS // 10 :])
+def outcome(training: tuple[str, str, float, str]) -> dict[str, Any]:
+    """Return how far the twin and each arm end from fp32, as a share of its loss."""
+
+    def end(arm: str, *, is_twin: bool = False) -> float:
+        losses = train(training, arm, STEPS, is_twin=is_twin)
+        return statistics.fmean(losses[-STEPS // 10 :]) if len(losses) == STEPS else math.inf
+
+    reference = end("fp32")
+    return {
+        "training": training,
+        "twin": end("fp32", is_twin=True) / reference - 1,
+        "arms": {arm: min(end(arm) / reference - 1, 1e9) for arm in (*HALF, *OTHERS)},
+    }
 
 
-def rows(*, quick: bool) -> Iterator[dict[str, Any]]:
-    """Yield the outcome of each arm on each training."""
-    cases = itertools.product(TASKS, RATES, range(3), ("cosine", "constant"))
-    for task, optimizer, level, schedule in itertools.islice(cases, 4 if quick else None):
-        rate = RATES[optimizer][level]
-        given = (task, optimizer, rate, schedule)
-        watches = []
-        curves = []
-        for is_twin in (False, True):
-            watch = PrefixWatch(PREFIX, total=STEPS)
-            curves.append(train(*given, "fp32", steps=STEPS, watch=watch, is_twin=is_twin))
-            watch.close()
-            watches.append(watch)
-        prefix = watches[0].result()
-        distance = twin_distance(curves[0][:PREFIX], curves[1][:PREFIX])
-        reference = tail(curves[0])
-        chaos = abs(tail(curves[1]) / reference - 1)
-        for arm in ARMS:
-            outlook = outlook_of(Arm.parse(arm), prefix, distance)
-            end = tail(train(*given, arm, steps=STEPS))
-            gap = end / reference - 1 if math.isfinite(end) else math.inf
-            yield {
-                **dict(zip(("task", "optimizer", "rate", "schedule"), given, strict=True)),
-                "arm": arm,
-                "word": outlook.word,
-                "share": outlook.share_rest,
-                "gap": gap,
-                "twin_end": chaos,
-            }
+def words(training: tuple[str, str, float, str]) -> dict[str, Any]:
+    """Return what the first steps say of each arm."""
+    watches = []
+    for is_twin in (False, True):
+        watch = PrefixWatch(PREFIX, total=STEPS)
+        train(training, "fp32", PREFIX, watch=watch, is_twin=is_twin)
+        watch.close()
+        watches.append(watch.result())
+    distance = twin_distance(watches[0].losses, watches[1].losses)
+    found = {arm: outlook_of(Arm.parse(arm), watches[0], distance).word for arm in (*HALF, *OTHERS)}
+    return {
+        "twin_of_prefix": distance,
+        "words": found,
+        "lost": {name: round(share.rest, 4) for name, share in watches[0].shares.items()},
+    }
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    found = []
-    for row in rows(quick="--quick" in sys.argv):
-        found.append(row)
-        print(json.dumps(row), flush=True)
-    for calm in (True, False):
-        print("calm" if calm else "all")
+    count = int(sys.argv[sys.argv.index("--trainings") + 1]) if "--trainings" in sys.argv else None
+    trainings = [
+        (task, name, RATES[name][level], schedule)
+        for task, name, level, schedule in itertools.product(TASKS, RATES, range(3), SCHEDULES)
+    ]
+    random.Random(0).shuffle(trainings)
+    rows: list[dict[str, Any]] = json.loads(OUT.read_text(encoding="utf-8")) if OUT.exists() else []
+    ended = {tuple(row["training"]) for row in rows}
+    for training in trainings[:count]:
+        if training not in ended:
+            rows.append(outcome(training))
+            OUT.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+            print(len(rows), *training, flush=True)
+    rows = [row | words(tuple(row["training"])) for row in rows]
+    OUT.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    for arms, calm in itertools.product((HALF, OTHERS), (True, False)):
+        print("16-bit weights, state or unscaled fp16" if arms is HALF else "other arms", "calm" if calm else "chaotic")
         for word in ("will not hold", "no fault in sight", "cannot know"):
-            those = [row for row in found if row["word"] == word and (not calm or row["twin_end"] <= FAILED)]
-            failed = sum(row["gap"] > FAILED for row in those)
-            print(f"  {word:18s} {len(those):4d} arms, {failed} failed")
-    if "--quick" not in sys.argv:
-        OUT.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+            gaps = [
+                row["arms"][arm]
+                for row in rows
+                for arm in arms
+                if row["words"][arm] == word and (abs(row["twin"]) <= FAILED) == calm
+            ]
+            print(f"  {word:18s} {len(gaps):4d} arms, {sum(gap > FAILED for gap in gaps)} failed")
 
 
 if __name__ == "__main__":

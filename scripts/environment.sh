@@ -102,6 +102,14 @@ install_torch_without_cuda() {
             "another interpreter can be named with PYTHON=/path/to/python"
 }
 
+# That of PyPI is built for CUDA: next to a torch without CUDA its operators do not load, and only ampcompare can import it.
+install_torchvision_without_cuda() {
+    local pin
+    pin=$(grep -o '^torchvision==[^;]*' constraints/cpu.txt)+cpu
+    log=/dev/null pip_install --no-deps "$pin" ||
+        log=/dev/null pip_install --timeout 15 --index-url $cpu_index --no-deps "$pin" || true
+}
+
 install() {
     local extra free_gb kind=cpu lent='' need_gb=2 owner site
     owner=$(cat $busy 2>/dev/null || true)
@@ -130,7 +138,10 @@ install() {
     # pip ends in good order when interrupted, half done; without the trap that would pass for a failure.
     trap 'say "interrupted: the next call starts from scratch"; exit 130' INT TERM
     say "installing into $venv, some minutes (log: $log)"
-    if [ $kind = cpu ] && [ "$(uname -s)" = Linux ]; then install_torch_without_cuda; fi
+    if [ $kind = cpu ] && [ "$(uname -s)" = Linux ]; then
+        install_torch_without_cuda
+        install_torchvision_without_cuda
+    fi
     pip_install $([ $kind = system ] || echo -c "constraints/$kind.txt") -e ".[$1]" ||
         explain "the packages could not be installed"
     for extra in ${1//,/ }; do recipe >"$venv/.ready-$extra"; done

@@ -274,11 +274,12 @@ def test_no_wheel_is_one_line(frame: Frame) -> None:
 
 
 def test_cpu_machine_gets_no_cuda(frame: Frame) -> None:
-    """Without a GPU torch comes first and alone, and everything is held to the CPU pins."""
+    """Without a GPU torch and torchvision come first and alone, and everything is held to the CPU pins."""
     frame.run("scripts/test")
     pips = [call for call in frame.calls() if call.startswith("pip")]
     assert pips == [
         "pip install --retries 1 --no-deps torch==2.13.0+cpu",
+        "pip install --retries 1 --no-deps torchvision==0.28.0+cpu",
         "pip install --retries 1 -c constraints/cpu.txt -e "
         ".[dev,html,slurm,tensorboard,accelerate,fabric,fp8,notebook]",
     ]

@@ -76,7 +76,7 @@ def show_checks(outcome: ComparisonOutcome, *, quiet: bool) -> None:
 
 def show_plan(planned: PlannedComparison, found: Preflight | None, *, as_json: bool) -> None:
     """Print the cells of a plan, what a few steps of their arms have shown, and an estimate of time and memory."""
-    from ampcompare.experiment.time_left import estimate
+    from ampcompare.experiment.eta import estimate
     from ampcompare.runs.records.run import dump_json
 
     plan, folder = planned.plan, planned.folder

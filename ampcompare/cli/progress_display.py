@@ -17,9 +17,9 @@ from ampcompare.api.doctor.gpu import has_nvidia_gpu
 from ampcompare.base.formatting import printable
 from ampcompare.cli.output import leave_closed_terminal, note
 from ampcompare.cli.progress_lines import CellView, MatrixView, bar_lines, describe_outline, notices
+from ampcompare.experiment.eta import TimeLeft
 from ampcompare.experiment.launch.base import Progress
 from ampcompare.experiment.observer import Observer, Outline
-from ampcompare.experiment.time_left import TimeLeft
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.settings.config import RunConfig
 

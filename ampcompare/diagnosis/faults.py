@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ampcompare.diagnosis.laws import HIGH
 from ampcompare.diagnosis.observation import Observation, StepFacts, error_of, place_of
 from ampcompare.diagnosis.ranges import HALF, counts_of, make_range
 from ampcompare.diagnosis.watch import FP16_LARGEST, FP16_ZERO, Event
@@ -18,7 +19,6 @@ __all__ = ["Reason", "find_faults", "lost_share", "reason_of"]
 
 HARM = 0.5  # relative error from which a gradient or a loss is wrong rather than inexact
 HARM_IN_BF16 = 0.9  # whose three bits less make half of a gradient noise in a sound network of many layers
-MOST_LOST = 0.5  # share of the updates of a weight
 UNDERFLOW = 0.1  # share of a wrong gradient that is zero in the arm alone, from which that is called the cause
 NEGLIGIBLE = 0.1  # of the largest gradient of a module: a smaller one may be what sums that cancel have left
 FALL = 4  # times below a scale that was applied: what a skipped step shows then is no scale that settles
@@ -247,14 +247,14 @@ def _lost_updates(observation: Observation) -> Fault | None:
         key=lambda one: one.lost / one.moved,
         default=None,
     )
-    if worst is None or worst.lost <= MOST_LOST * worst.moved:
+    if worst is None or worst.lost <= HIGH * worst.moved:
         return None
     return Fault(
         kind="lost updates",
         place=Place(module=worst.parameter.rpartition(".")[0], operation="optimizer step", phase="weight"),
         step=observation.facts[-1].index,
         text=f"{100 * worst.lost / worst.moved:.0f} % of the updates of {worst.parameter} are below half a unit in the "
-        f"last place of its {worst.dtype} weights and are lost",
+        f"last place of its {worst.dtype} weights and are lost at this learning rate; diagnose --ahead counts the rest",
         severity=worst.lost / worst.moved,
     )
 

@@ -8,7 +8,7 @@ update is taken to be proportional to the learning rate, as in the optimizers of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ampcompare.diagnosis.rates import RateHistory, Rates
 from ampcompare.runs.records.outlook import Prefix, ShareLost
-from ampcompare.training.ledger import is_zero_eps
+from ampcompare.training.ledger import is_zero_eps, second_moment
 
 __all__ = ["PrefixWatch", "share_lost", "zero_denominators"]
 
@@ -35,9 +35,10 @@ class PrefixWatch:
     Args:
         steps: of the prefix.
         total: optimizer steps of the whole training; None if only its scheduler knows.
+        probes: steps whose updates are rounded; None for some of the second half.
     """
 
-    def __init__(self, steps: int, *, total: int | None = None) -> None:
+    def __init__(self, steps: int, *, total: int | None = None, probes: Collection[int] | None = None) -> None:
         self.steps = steps
         self.total = total
         self.loops: Sequence[float] = ()  # around a step of a script, innermost first
@@ -51,7 +52,7 @@ class PrefixWatch:
         self._histories: dict[int, RateHistory] = {}
         self._schedule: Callable[[int], float] | None = None
         first = steps // 2
-        self._probes = {first + round(k * (steps - 1 - first) / (PROBES - 1)) for k in range(PROBES)}
+        self._probes = probes or {first + round(k * (steps - 1 - first) / (PROBES - 1)) for k in range(PROBES)}
         self._handles = [
             register_optimizer_step_pre_hook(self._stepping),
             register_optimizer_step_post_hook(self._stepped),
@@ -176,21 +177,19 @@ def share_lost(weight: Tensor, update: Tensor, dtype: torch.dtype, factors: Sequ
 
 
 def zero_denominators(optimizer: Optimizer, dtype: torch.dtype) -> Tensor:
-    """Return the share of elements whose step Adam would divide by zero with its state in a 16-bit type.
+    """Return the share of elements whose step an optimizer would divide by zero with its state in a 16-bit type.
 
-    That is where eps is zero in the type and so is the second moment, though the gradient is not.
+    That is where eps is zero in the type and so is the second moment; a gradient of zero gives 0 / 0.
     """
     counts = []
     for group in optimizer.param_groups:
         if not is_zero_eps(group, dtype):
             continue
         for param in group["params"]:
-            second = optimizer.state.get(param, {}).get("exp_avg_sq")
-            if isinstance(second, Tensor) and param.grad is not None and not param.grad.is_sparse:
+            second = second_moment(optimizer, param)
+            if second is not None and param.grad is not None and not param.grad.is_sparse:
                 zero = second.to(dtype) == 0
-                counts.append(
-                    torch.stack([(zero & (param.grad != 0)).sum(), torch.tensor(zero.numel(), device=zero.device)])
-                )
+                counts.append(torch.stack([zero.sum(), torch.tensor(zero.numel(), device=zero.device)]))
     if not counts:
         return torch.zeros(())
     found, elements = torch.stack(counts).sum(0).tolist()

@@ -39,7 +39,7 @@ from ampcompare.experiment.sources import (
     matrix_seeds,
     plan_with_published,
 )
-from ampcompare.runs.analysis.evidence.accuracy import accuracy_effects, accuracy_margin
+from ampcompare.runs.analysis.effects.accuracy import accuracy_effects, accuracy_margin
 from ampcompare.runs.analysis.gates import Check, Gate, VerdictGate, check_gates, parse_gate
 from ampcompare.runs.analysis.inference.alpha_spending import error_rate_of_next
 from ampcompare.runs.analysis.inference.criteria import Criteria, check_margin, criteria_of, parse_margin

@@ -19,8 +19,8 @@ from ampcompare.base.files.run_files import RunFile
 from ampcompare.diagnosis.profiling.reasons import deciding
 from ampcompare.experiment.interim_analyses import Journal
 from ampcompare.experiment.run_directory import RunDirectory, StoredPlan, labeled, row_of
-from ampcompare.runs.analysis.answer.headline import headline
-from ampcompare.runs.analysis.answer.next_step import next_steps
+from ampcompare.runs.analysis.conclusions.headline import headline
+from ampcompare.runs.analysis.conclusions.next_step import next_steps
 from ampcompare.runs.analysis.inference.alpha_spending import error_rate_of_next
 from ampcompare.runs.analysis.inference.criteria import criteria_of
 from ampcompare.runs.analysis.inference.effect import ERROR_RATE

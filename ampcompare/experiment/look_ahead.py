@@ -83,8 +83,10 @@ def look_ahead(options: AheadOptions, say: Callable[[str], None] = lambda line: 
         distance = twin_distance(prefix.losses, _prefix_of(options, environment, is_twin=True).losses)
     recipe, script = options.config.recipe, options.config.script
     subject = script.name if script else f"{recipe.model.arch} on {recipe.data.name}, {recipe.optimizer.name}"
-    arms = [outlook_of(arm, prefix, distance) for arm in options.arms]
-    return Outlook(subject=subject, prefix=prefix, twin=distance, arms=arms)
+    script_arm = Arm.parse("script")
+    arms = [*([script_arm] if prefix.weights and script_arm not in options.arms else []), *options.arms]
+    outlooks = [outlook_of(arm, prefix, distance) for arm in arms]
+    return Outlook(subject=subject, prefix=prefix, twin=distance, arms=outlooks)
 
 
 def _prefix_of(options: AheadOptions, environment: Mapping[str, str], *, is_twin: bool) -> Prefix:

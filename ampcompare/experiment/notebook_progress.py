@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ampcompare.base.formatting import printable
+from ampcompare.experiment.eta import TimeLeft
 from ampcompare.experiment.launch.base import Progress
 from ampcompare.experiment.observer import Observer, Outline
-from ampcompare.experiment.time_left import TimeLeft
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.settings.config import RunConfig
 

@@ -207,7 +207,7 @@ def without_subscribers(owner: Any, name: str) -> Iterator[None]:
 
 
 class GradientReads:
-    """Reads of `tensor.grad`, which an arm waits for to unscale gradients, and where they lead.
+    """Reads and writes of `tensor.grad`, which an arm waits for to unscale gradients, and where they lead.
 
     Watching costs two assignments; while nobody wants it, `tensor.grad` is torch's own. `zero_grad` is no reader.
     """
@@ -219,13 +219,21 @@ class GradientReads:
         self._get: Callable[[Tensor], Any] = _GRAD.__get__
         self._put: Callable[[Tensor, Any], None] = _GRAD.__set__
         self._is_redirected = False
-        self._property = property(self._read, lambda tensor, grad: self._put(tensor, grad), _GRAD.__delete__)
+        self._property = property(self._read, self._write, _GRAD.__delete__)
 
     def _read(self, tensor: Any) -> Any:
-        if self._wanted_by and not self._pauses and sys._getframe(1).f_code.co_name != "zero_grad":
+        self._notice(tensor)
+        return self._get(tensor)
+
+    def _write(self, tensor: Any, grad: Any) -> None:
+        if grad is not None:  # else the others are cleared too, or stay as they are
+            self._notice(tensor)
+        self._put(tensor, grad)
+
+    def _notice(self, tensor: Any) -> None:
+        if self._wanted_by and not self._pauses and sys._getframe(2).f_code.co_name != "zero_grad":
             for before in tuple(self._wanted_by):
                 before(tensor)
-        return self._get(tensor)
 
     def redirect(self, get: Callable[[Tensor], Any] | None, put: Callable[[Tensor, Any], None] | None) -> None:
         """Let reads and assignments go elsewhere, also while nobody wants to notice them; None ends that."""

@@ -26,11 +26,17 @@ from ampcompare.runs.records.ledger import GroupTypes, Ledger, Types
 from ampcompare.training.precision.base import Precision, PrecisionWrapper
 from ampcompare.training.precision.half import COMPENSATION
 
-__all__ = ["LedgerKeeper", "StepLook", "is_zero_eps"]
+__all__ = ["LedgerKeeper", "StepLook", "is_zero_eps", "second_moment"]
 
 DETAILED = 2  # steps that are looked at operation by operation
 MAX_SHARE = 0.01  # of the time, for all later looks
 SAMPLE = 1024  # elements of a tensor whose update is followed
+SQUARES = (
+    "exp_avg_sq",
+    "square_avg",
+    "sum",
+    "exp_inf",
+)  # state of Adam, RMSprop, Adagrad, Adamax, by which they divide
 
 
 @dataclass
@@ -50,7 +56,7 @@ class _Seen:
     reduced: Counter[str] = field(default_factory=Counter)
     has_compensation: bool = False
     updates: list[Tensor] = field(default_factory=list)  # elements that should move, that stayed, that differ
-    denominators: list[Tensor] = field(default_factory=list)  # elements of Adam with a gradient, those divided by 0
+    denominators: list[Tensor] = field(default_factory=list)  # elements, those divided by 0
     largest: list[Tensor] = field(default_factory=list)  # gradients
 
 
@@ -200,10 +206,10 @@ class StepLook:
         stepped = self._stepped.pop(id(optimizer), [])
         held = [(param, group) for group in optimizer.param_groups for param in group["params"]] if stepped else []
         for (_, _, moves), (param, group) in zip(stepped, held, strict=False):
-            second = optimizer.state.get(param, {}).get("exp_avg_sq")
-            if moves is not None and isinstance(second, Tensor) and second.shape == param.shape:
-                zero = moves & (_sample(second) == 0) if is_zero_eps(group, second.dtype) else torch.zeros_like(moves)
-                self._seen.denominators.append(torch.stack([moves.sum(), zero.sum()]))
+            second = second_moment(optimizer, param)
+            if moves is not None and second is not None:
+                zero = (_sample(second) == 0) if is_zero_eps(group, second.dtype) else torch.zeros_like(moves)
+                self._seen.denominators.append(torch.stack([torch.ones_like(zero).sum(), zero.sum()]))
         for old, (copy, given, moves), (new, _) in zip(
             self._before.get(id(optimizer), []), stepped, held, strict=False
         ):
@@ -373,8 +379,16 @@ def _shares(counts: Counter[str]) -> Types:
     return {name: count / total for name, count in counts.most_common() if count}
 
 
+def second_moment(optimizer: Optimizer, param: Tensor) -> Tensor | None:
+    """Return the state by which an optimizer divides the step of a parameter; None if it has none."""
+    state = dict(_entries(optimizer.state.get(param)))
+    return next(
+        (one for name in SQUARES if isinstance(one := state.get(name), Tensor) and one.shape == param.shape), None
+    )
+
+
 def is_zero_eps(group: Mapping[str, Any], dtype: torch.dtype) -> bool:
-    """Return whether the eps of a group of Adam is zero in a type; a fused step computes in fp32."""
+    """Return whether the eps of a group is zero in a type; a fused step computes in fp32."""
     eps = group.get("eps")
     return isinstance(eps, float) and not group.get("fused") and float(torch.tensor(eps).to(dtype)) == 0
 

@@ -23,7 +23,7 @@ import numpy as np
 from scipy.stats import binomtest
 
 from ampcompare.experiment.launch.forked import ForkedLauncher
-from ampcompare.runs.analysis.evidence.step_time import TIME_FLOOR, invalid_reason
+from ampcompare.runs.analysis.effects.step_time import TIME_FLOOR, invalid_reason
 from ampcompare.runs.analysis.inference.criteria import Criteria
 from ampcompare.runs.analysis.inference.effect import Effect, min_resolvable_spread, p_values, paired
 from ampcompare.runs.analysis.inference.sample_size import pairs_needed

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtr
 
-from ampcompare.runs.analysis.evidence.step_time import TIME_FLOOR
+from ampcompare.runs.analysis.effects.step_time import TIME_FLOOR
 from ampcompare.runs.analysis.inference.criteria import Criteria
 from ampcompare.runs.analysis.inference.effect import ERROR_RATE
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from scipy.signal import lfilter
 from scipy.stats import ttest_1samp
 
-from ampcompare.runs.analysis.evidence.loss_tail import tail_loss
+from ampcompare.runs.analysis.effects.loss_tail import tail_loss
 from ampcompare.runs.analysis.inference.criteria import Criteria
 from ampcompare.runs.analysis.inference.effect import ERROR_RATE
 from ampcompare.runs.analysis.inference.verdict import decide

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ampcompare.runs.analysis.evidence.step_time import invalid_reason
+from ampcompare.runs.analysis.effects.step_time import invalid_reason
 from ampcompare.runs.records.run import RunRecord, RunSummary, SystemReadings
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.training.run_summary import halves, outlier_share

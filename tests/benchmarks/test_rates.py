@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ampcompare.runs.analysis.evidence.step_time import TIME_FLOOR
+from ampcompare.runs.analysis.effects.step_time import TIME_FLOOR
 from ampcompare.runs.analysis.inference.criteria import Criteria
 from ampcompare.runs.analysis.inference.effect import paired
 from ampcompare.runs.analysis.inference.verdict import Margin, decide

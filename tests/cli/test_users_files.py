@@ -92,7 +92,7 @@ def test_compare_leaves_all_files_as_they_were(call: Any, tmp_path: Path, projec
     assert done.code == (3 if way == "killed" else 0), done.err
     records = [json.loads(path.read_text()) for path in run.glob("cells/*/record.json")]
     assert len(records) == 2
-    for record in records if way != "killed" else []:
+    for record in records:
         files = record["script"]["files"]
         assert files
         kept = [path for path in (run / "cells" / record["cell"] / "written").rglob("*") if path.is_file()]
@@ -125,7 +125,7 @@ def write_everywhere():
         return
     torch.save(model.state_dict(), "checkpoint.pt")
     os.makedirs("runs/1"); open("runs/1/events", "w").write("x")
-    open("log.txt", "a").write("x")
+    open("log.txt").read(); open("log.txt", "a").write("x")
     with open("input.csv", "r+b") as file:
         view = mmap.mmap(file.fileno(), 0); view[0] = 65; view.flush(); view.close()
     os.truncate("input.csv", 3)
@@ -180,6 +180,7 @@ def test_twenty_ways_to_write_change_no_file(
     assert state_of(tmp_path, run) == before
     assert not Path(f"/tmp/ampcompare-test-{tmp_path.name}").exists()
     records = [json.loads(path.read_text()) for path in run.glob("cells/*/record.json")]
+    assert [record["script"]["inputs"] for record in records] == [[str(project / "log.txt")]] * len(records)
     near = [{os.path.basename(file) for file in record["script"]["files"]} for record in records]
     assert all(
         {"checkpoint.pt", "hard.txt", "child.txt", "beside.txt", "base.db", "removed.txt"} <= one for one in near

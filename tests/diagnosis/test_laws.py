@@ -20,8 +20,11 @@ def _prefix(rest: float = 0.0, now: float = 0.0, **values: Any) -> Prefix:
 @pytest.mark.parametrize(
     ("arm", "rest", "word"),
     [
-        ("half:bf16", 0.02, "no fault in sight"),
+        ("half:bf16", 0.0, "cannot know"),
         ("half:bf16", 0.2, "cannot know"),
+        ("half,state=fp32", 0.1, "no fault in sight"),
+        ("half,state=fp32", 0.3, "cannot know"),
+        ("half,state=fp32", 0.6, "will not hold"),
         ("half:bf16", 0.6, "will not hold"),
         ("half:bf16,masters=fp32", 0.6, "no fault in sight"),
         ("half:bf16,kahan", 0.6, "no fault in sight"),
@@ -87,7 +90,10 @@ def test_a_denominator_of_zero() -> None:
 
 def test_the_script_as_it_is_written() -> None:
     """Its weights are of the type in which the script holds them."""
-    assert outlook_of(Arm.parse("script"), _prefix(0.6, weights="bf16"), twin=0.0).word == "will not hold"
+    found = outlook_of(Arm.parse("script"), _prefix(0.6, 0.1, weights="bf16"), twin=0.0)
+    assert found.word == "will not hold"
+    assert found.why == "your script loses 60 % of its updates over the rest of the schedule (now 10 %)"
+    assert found.cure == "half:bf16 with masters=fp32, kahan or rounding=stochastic"
     assert outlook_of(Arm.parse("script"), _prefix(0.6), twin=0.0).word == "no fault in sight"
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch.optim import lr_scheduler
+from torch.optim import Adagrad, Adam, AdamW, NAdam, Optimizer, RAdam, RMSprop, lr_scheduler
 
 from ampcompare.diagnosis.prefix import PrefixWatch, share_lost, zero_denominators
+from ampcompare.runs.records.outlook import ShareLost
 
 ULP = 2.0**-7  # of bf16 in [1, 2)
 
@@ -61,38 +63,46 @@ def test_sgd_at_a_known_rate() -> None:
     assert found.largest_gradient == 0.5
 
 
-def test_the_rest_of_the_schedule_is_counted() -> None:
+STEPS = 300
+TRAININGS: dict[str, tuple[Callable[[Any], Optimizer], Callable[[Optimizer], Any]]] = {
+    "AdamW, cosine": (lambda p: AdamW(p, lr=1e-3), lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=STEPS)),
+    "AdamW, a warm-up longer than the prefix": (
+        lambda p: AdamW(p, lr=2e-3),
+        lambda o: lr_scheduler.OneCycleLR(o, 2e-3, total_steps=STEPS),
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "schedule"), TRAININGS.values(), ids=TRAININGS)
+def test_the_rest_of_the_schedule_is_counted(make: Any, schedule: Any) -> None:
     """A prefix and its schedule give the share that the whole training counts itself."""
 
-    def train(steps: int) -> PrefixWatch:
+    def share(steps: int, probes: range | None) -> ShareLost:
         torch.manual_seed(0)
-        layer = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 4))
-        optimizer = torch.optim.AdamW(layer.parameters(), lr=1e-3)
-        scheduler = lr_scheduler.CosineAnnealingLR(optimizer, T_max=400)
-        watch = PrefixWatch(steps)
-        if steps == 400:
-            watch._probes = set(range(20, 400, 20))
+        layers = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 4))
+        optimizer = make(layers.parameters())
+        scheduler = schedule(optimizer)
+        watch = PrefixWatch(steps, total=STEPS, probes=probes)
         for _ in range(steps):
             optimizer.zero_grad()
             batch = torch.randn(16, 8)
-            torch.nn.functional.cross_entropy(layer(batch), batch[:, :4].argmax(1)).backward()
+            torch.nn.functional.cross_entropy(layers(batch), batch[:, :4].argmax(1)).backward()
             optimizer.step()
             scheduler.step()
         watch.close()
-        return watch
+        return watch.result().shares["bf16"]
 
-    predicted = train(40).result().shares["bf16"].rest
-    counted = train(400).result().shares["bf16"].now
-    assert predicted == pytest.approx(counted, rel=0.1)
+    assert share(30, None).rest == pytest.approx(share(STEPS, range(30, STEPS, 15)).now, rel=0.1)
 
 
-def test_adam_divides_by_zero_in_fp16() -> None:
-    """Where eps and the second moment are zero in the type, though the gradient is not."""
+@pytest.mark.parametrize("make", [Adam, AdamW, RAdam, NAdam, Adagrad, RMSprop])
+def test_an_optimizer_divides_by_zero_in_fp16(make: Any) -> None:
+    """Where eps and the second moment are zero in the type; a gradient of zero gives 0 / 0, which is no number."""
     param = torch.nn.Parameter(torch.ones(4))
-    optimizer = torch.optim.Adam([param], lr=0.1)
+    optimizer = make([param], lr=0.1, eps=1e-8)
     param.grad = torch.tensor([1e-6, 1e-6, 1.0, 0.0])
     optimizer.step()
-    assert float(zero_denominators(optimizer, torch.float16)) == 0.5
+    assert float(zero_denominators(optimizer, torch.float16)) == 0.75
     assert float(zero_denominators(optimizer, torch.bfloat16)) == 0.0
     optimizer.param_groups[0]["eps"] = 1e-4
     assert float(zero_denominators(optimizer, torch.float16)) == 0.0

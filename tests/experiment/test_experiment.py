@@ -22,6 +22,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from ampcompare.base.environment.fingerprint import fingerprint
 from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.experiment.compare import pilot_seeds, run_auto, run_comparison, seeds_needed
+from ampcompare.experiment.eta import estimate
 from ampcompare.experiment.launch.base import Launcher, Progress, failed_record
 from ampcompare.experiment.launch.cell_files import write_record
 from ampcompare.experiment.launch.dispatch import LauncherPool
@@ -30,7 +31,6 @@ from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.options import CompareOptions, LaunchOptions
 from ampcompare.experiment.plan import Plan, make_plan, parse_vary
 from ampcompare.experiment.run import run_plan
-from ampcompare.experiment.time_left import estimate
 from ampcompare.runs.analysis.inference.criteria import Criteria
 from ampcompare.runs.analysis.summary import summarize
 from ampcompare.runs.records.comparison import Comparison

@@ -71,7 +71,7 @@ def examine_gpus(answer: Answer | None, *, driver: tuple[str | None, str], hip: 
     if hip is None and version:
         findings.append(Check("GPU", "driver", version, "ok", how, facts={"version": version}))
     elif hip is None:
-        remedy = ("nvidia-smi",) if answer is not None else ()
+        remedy: tuple[str, ...] = ("nvidia-smi",) if answer is not None else ()
         findings.append(Check("GPU", "driver", "none", "problem" if remedy else "note", how, remedy))
     if answer is not None and not answer.done:
         reason = f"querying torch for its GPUs failed: {answer.failure}"

@@ -131,7 +131,7 @@ def examine_torch(answer: Answer, *, has_gpu: bool, path: Sequence[str] | None =
     installed = _version("torch", path)
     if not answer.done and installed is None and "No module named 'torch'" in answer.failure:
         install = "pip install torch torchvision"
-        remedy = (install, f"{install} --index-url {CPU_INDEX}  # no GPU")
+        remedy: tuple[str, ...] = (install, f"{install} --index-url {CPU_INDEX}  # no GPU")
         return Check("Software", "torch", "not installed", "problem", "every arm needs it", remedy)
     if not answer.done:
         value = f"{installed or 'of unknown version'}, which cannot be imported"

@@ -7,16 +7,11 @@ is never imported.
 
 from __future__ import annotations
 
-import sys
-
-# Before any other import: Python puts the folder of a script first, and this one holds `call.py`.
-if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
-    del sys.path[0]
-
 import contextlib
 import os
 import runpy
 import signal
+import sys
 
 import psutil
 
@@ -43,18 +38,6 @@ def isolated_environment() -> dict[str, str]:
     return isolated
 
 
-def _main() -> None:
-    index = sys.argv.index("-m") + 1  # options of Python itself may come before it
-    module, sys.argv = sys.argv[index], sys.argv[index:]
-    if ROOT not in sys.path:
-        sys.path.append(ROOT)
-    if "AMPCOMPARE_SANDBOX" in os.environ:
-        from ampcompare.base.processes.overlay import enter_if_asked
-
-        enter_if_asked()
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
-
-
 def kill_group(pid: int) -> None:
     """Kill a process and its group at once; without process groups, as on Windows, its children one by one.
 
@@ -72,6 +55,20 @@ def kill_group(pid: int) -> None:
         for process in [*leader.children(recursive=True), leader]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
+
+
+def _main() -> None:
+    if not getattr(sys.flags, "safe_path", False):
+        del sys.path[0]  # Python puts the folder of a script first, and this one holds `call.py`
+    index = sys.argv.index("-m") + 1  # options of Python itself may come before it
+    module, sys.argv = sys.argv[index], sys.argv[index:]
+    if ROOT not in sys.path:
+        sys.path.append(ROOT)
+    if "AMPCOMPARE_SANDBOX" in os.environ:
+        from ampcompare.base.processes.overlay import enter_if_asked
+
+        enter_if_asked()
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

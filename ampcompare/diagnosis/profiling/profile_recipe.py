@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError, UnsupportedCombination
 from ampcompare.base.tensors.tf32 import set_tf32
 from ampcompare.diagnosis.profiling.measure import Loop, ProfiledPrecision, measure_loop, profile_of
@@ -32,7 +31,6 @@ MEMORY_STEPS = Steps(warmup=1, timed=2, profiled=0, watched=1)
 MIN_OPTIMIZER = 0.10
 MIN_CONVOLUTION = 0.20
 MIN_DATA = 0.15
-MIN_NORM = 0.10
 MIN_OVERHEAD = 0.15
 MIN_ACTIVATIONS = 0.10  # of the peak of memory
 FUSED = ("sgd", "adam", "adamw", "adagrad")
@@ -172,11 +170,6 @@ def _variants(config: RunConfig, found: ArmProfile) -> Iterator[_Variant]:
         yield from _changed(
             config, f"{BATCH} {MORE * recipe.batch_size}", {"recipe.batch_size": MORE * recipe.batch_size}, work=MORE
         )
-    norms = sum(one.seconds for one in found.operations if "batch_norm" in one.name and one.dtype == "fp32")
-    arm = config.parsed_arm
-    if norms / whole >= MIN_NORM and arm.backend == "apex" and arm.options.get("opt_level") in ("O2", "O5"):
-        changed = Arm.make(arm.backend, **{**arm.options, "keep_batchnorm_fp32": False})
-        yield from _changed(config, "keep_batchnorm_fp32=False", {"arm": str(changed)})
 
 
 def memory_variants(config: RunConfig, found: ArmProfile) -> Iterator[_Variant]:

@@ -23,13 +23,10 @@ CASTS = 0.10
 MOVED = 0.40  # by casts, of all bytes
 REPEATED = 0.05
 OPTIMIZER = 0.20
-NORMS = 0.10
 EXPOSED = 0.15
 TWICE = 0.05
 TRIED = 0.05  # what a trial must save
 SMALL_BATCH = 0.25
-MEMORY_BOUND = 0.60
-NO_LESS = 0.75  # of the reference's bytes
 FASTER = 1.05
 SLOWER = 1.5  # times the reference's time of the same operation
 SLOWER_SHARE = 0.10  # of the step, by which an operation in 16 bits is slower
@@ -263,25 +260,6 @@ def _wide(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     )
 
 
-def _norms(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
-    rows = [
-        one
-        for one in arm.operations
-        if one.kind == "normalization" and "batch_norm" in one.name and one.dtype == "fp32"
-    ]
-    share = _of_step(sum(one.seconds for one in rows), arm)
-    if not is_half(arm.half_dtype) or share < NORMS:
-        return
-    trial = _trial(arm, "keep_batchnorm_fp32")
-    yield Reason(
-        kind="batch norm",
-        text=f"batch norm computes on fp32 values, {percent(share)} of the step",
-        share=share,
-        gain=_gain(trial) or f"at most {percent(share / 2)}",
-        tested=trial is not None,
-    )
-
-
 def _casts(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     seconds = sum(part.seconds for part in arm.parts if part.kind == "cast" and part.phase not in ("optimizer", "data"))
     share = _of_step(seconds, arm)
@@ -351,23 +329,6 @@ def _benchmark(arm: ArmProfile, reference: ArmProfile) -> Iterator[Reason]:
         )
 
 
-def _memory_bound(arm: ArmProfile, reference: ArmProfile) -> Iterator[Reason]:
-    if arm.arm == reference.arm or not is_half(arm.half_dtype) or arm.limits is None or reference.limits is None:
-        return
-    kinds = ("pointwise", "normalization", "copy")
-    phases = ("forward", "backward")
-    share = _of_step(sum(one.seconds for one in arm.parts if one.kind in kinds and one.phase in phases), arm)
-    ratio = arm.limits.bytes / reference.limits.bytes if reference.limits.bytes else 1.0
-    if share >= MEMORY_BOUND and ratio >= NO_LESS:
-        yield Reason(
-            kind="memory-bound",
-            text=f"{percent(share)} of the step only moves data, and {arm.arm} moves {percent(ratio)} of the "
-            "reference's bytes",
-            share=share,
-            gain="fuse them (--compile), or keep their inputs in 16 bits",
-        )
-
-
 def _twice(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     memory = arm.memory
     if memory is None or not memory.measured_bytes:
@@ -404,20 +365,6 @@ def _communication(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
         )
 
 
-def _tf32(arm: ArmProfile, reference: ArmProfile) -> Iterator[Reason]:
-    if not (reference.tf32 and is_half(arm.half_dtype)) or arm.arm == reference.arm:
-        return
-    before, now = reference.of_kind("product"), arm.of_kind("product")
-    if now and before / now < 1.5:
-        yield Reason(
-            kind="TF32",
-            text=f"the products of {reference.arm} run in TF32 already: in {arm.half_dtype} they "
-            f"take {now / before:.2f}x the time",
-            share=now / work_of(arm),
-            gain="with --tf32 off the reference computes in fp32, as on GPUs before Ampere",
-        )
-
-
 def _graph_breaks(arm: ArmProfile, reference: ArmProfile) -> Iterator[Reason]:
     breaks = arm.graph_breaks or {}
     count, before = sum(breaks.values()), sum((reference.graph_breaks or {}).values())
@@ -450,15 +397,12 @@ RULES: Sequence[Rule] = (
     _dimensions,
     _slower_kernels,
     _wide,
-    _norms,
     _casts,
     _optimizer,
     _channels_last,
     _benchmark,
-    _memory_bound,
     _twice,
     _communication,
-    _tf32,
     _graph_breaks,
     _emulation,
 )

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.runs.analysis.evidence.accuracy import accuracy_evidence, accuracy_margin
-from ampcompare.runs.analysis.evidence.loss_tail import loss_evidence
-from ampcompare.runs.analysis.evidence.step_time import invalid_reason, time_evidence
+from ampcompare.runs.analysis.effects.accuracy import accuracy_evidence, accuracy_margin
+from ampcompare.runs.analysis.effects.loss_tail import loss_evidence
+from ampcompare.runs.analysis.effects.step_time import invalid_reason, time_evidence
 from ampcompare.runs.analysis.inference.criteria import criteria_of
 from ampcompare.runs.analysis.inference.verdict import Design, verdicts_on
 from ampcompare.runs.analysis.runs.comparability import incomparable_accuracy, incomparable_memory, incomparable_time
@@ -137,7 +137,7 @@ def parse_gate(text: str, metrics: Sequence[Metric] | None = CLASSIFICATION) -> 
         if measure in (*COUNTS, "memory"):
             raise ConfigError(f"--fail-on {text!r}: there is no verdict on {measure}; write {_examples(metrics)}")
         if metrics is not None and measure not in ("time", TAIL_LOSS):
-            _judged(measure, text, metrics)
+            _check_metric_has_verdicts(measure, text, metrics)
         return VerdictGate(text.strip(), measure, OLD_WORDS.get(word, word))
     match = GRAMMAR.fullmatch(text.strip())
     if match is None:
@@ -146,7 +146,7 @@ def parse_gate(text: str, metrics: Sequence[Metric] | None = CLASSIFICATION) -> 
     if measure == TAIL_LOSS:
         raise ConfigError(f'--fail-on {text!r}: {measure} has verdicts only, as in "{measure}:non-inferior"')
     if metrics is not None and measure not in (*RATIOS, *COUNTS):
-        _named(measure, text, metrics)
+        _find_metric(measure, text, metrics)
     if (unit is not None) != (measure in RATIOS):
         raise ConfigError(f"--fail-on {text!r}: {measure} has {'a ratio' if measure in RATIOS else 'a plain number'}, "
                           f"as in {_examples(metrics)}")  # fmt: skip
@@ -154,7 +154,7 @@ def parse_gate(text: str, metrics: Sequence[Metric] | None = CLASSIFICATION) -> 
     return Gate(text.strip(), measure, sign == ">", 1 + limit / 100 if unit == "%" else limit)
 
 
-def _named(measure: str, text: str, metrics: Sequence[Metric]) -> Metric:
+def _find_metric(measure: str, text: str, metrics: Sequence[Metric]) -> Metric:
     """Return the metric that a gate is about.
 
     Raises:
@@ -174,13 +174,13 @@ def _named(measure: str, text: str, metrics: Sequence[Metric]) -> Metric:
     return found
 
 
-def _judged(measure: str, text: str, metrics: Sequence[Metric]) -> None:
+def _check_metric_has_verdicts(measure: str, text: str, metrics: Sequence[Metric]) -> None:
     """Check that a gate on a verdict is about the metric that has one.
 
     Raises:
         ConfigError: it is not.
     """
-    if _named(measure, text, metrics) != metrics[0]:
+    if _find_metric(measure, text, metrics) != metrics[0]:
         raise ConfigError(f"--fail-on {text!r}: verdicts are about {metrics[0].name}, and {measure} has none")
 
 
@@ -227,7 +227,7 @@ def check_gates(
             elif isinstance(gate, VerdictGate):
                 checks.append(_check_verdict(gate, row.arm, judged[gate.measure].get(row.arm, Verdict())))
             else:
-                metric = None if gate.measure in (*RATIOS, *COUNTS) else _named(gate.measure, gate.text, metrics)
+                metric = None if gate.measure in (*RATIOS, *COUNTS) else _find_metric(gate.measure, gate.text, metrics)
                 checks.append(_check_limit(gate, metric, row, runs, base or [], same_software=baseline is None))
     return checks
 
@@ -292,20 +292,20 @@ def _check_limit(
     if gate.measure in ("diverged", "failed"):
         value, why, may_skip = row.diverged if gate.measure == "diverged" else row.failed, "", False
     else:
-        value, why, may_skip = _measured(gate.measure, metric, runs, base, same_software=same_software)
+        value, why, may_skip = _measure(gate.measure, metric, runs, base, same_software=same_software)
     if value is not None:
-        exceeded = f"{_shown(gate, metric, value)}, and {gate.text} fails"
+        exceeded = f"{_value_text(gate, metric, value)}, and {gate.text} fails"
         return Check(row.arm, gate.text, failure=exceeded if gate.fails(value) else "")
     if may_skip:
         return Check(row.arm, gate.text, skipped=why)
     return Check(row.arm, gate.text, failure=f"{gate.measure} is unknown: {why}")
 
 
-def _measured(
+def _measure(
     measure: str, metric: Metric | None, runs: Runs, base: Runs, *, same_software: bool
 ) -> tuple[float | None, str, bool]:
     """Return the difference or ratio of an arm to its base, or why there is none and whether the gate is skipped."""
-    here, there = _completed(runs), _completed(base)
+    here, there = _completed_runs(runs), _completed_runs(base)
     if not here or not there:
         return None, f"no run of {'the arm' if not here else 'the baseline'} was completed", False
     lost = len(runs) - len(here)
@@ -334,7 +334,7 @@ def _run(record: RunRecord) -> tuple[str, str | None, float | None]:
     return record.cell, record.started, record.summary.wall_seconds
 
 
-def _completed(runs: Runs) -> list[RunRecord]:
+def _completed_runs(runs: Runs) -> list[RunRecord]:
     return [record for record in runs if record.status == "completed"]
 
 
@@ -363,7 +363,7 @@ def _memory(runs: Sequence[RunRecord], base_runs: Sequence[RunRecord]) -> Measur
     return (peak / base_peak, "") if peak and base_peak else (None, "it was not measured")
 
 
-def _shown(gate: Gate, metric: Metric | None, value: float) -> str:
+def _value_text(gate: Gate, metric: Metric | None, value: float) -> str:
     if metric is None:
         return f"{gate.measure} {value:.3f}x" if gate.measure in RATIOS else f"{gate.measure} {value:g}"
     difference = metric.with_sign(value)

@@ -18,8 +18,8 @@ from ampcompare.backends.arm import same_arm
 from ampcompare.base.errors import ConfigError, RecordError
 from ampcompare.base.files.read import read_text
 from ampcompare.base.formatting import few
-from ampcompare.runs.analysis.answer.headline import not_recommended
-from ampcompare.runs.analysis.evidence.step_time import TIME_FLOOR
+from ampcompare.runs.analysis.conclusions.headline import not_recommended
+from ampcompare.runs.analysis.effects.step_time import TIME_FLOOR
 from ampcompare.runs.analysis.inference.criteria import AccuracyMargin, Criteria, resolve_margin
 from ampcompare.runs.analysis.inference.effect import MIN_PAIRS, SPREAD_IS_KNOWN, Effect, paired, welch
 from ampcompare.runs.analysis.inference.verdict import EMPTY, Design, Evidence

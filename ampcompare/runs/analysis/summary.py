@@ -8,19 +8,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from ampcompare.runs.analysis.answer.headline import details, headline, look_sentences
-from ampcompare.runs.analysis.answer.next_step import next_steps
-from ampcompare.runs.analysis.answer.phrases import Quality
-from ampcompare.runs.analysis.evidence.accuracy import (
+from ampcompare.runs.analysis.conclusions.headline import details, headline, look_sentences
+from ampcompare.runs.analysis.conclusions.next_step import next_steps
+from ampcompare.runs.analysis.conclusions.phrases import Quality
+from ampcompare.runs.analysis.effects.accuracy import (
     accuracy_effect,
     accuracy_evidence,
     accuracy_margin,
     failure_verdict,
     precision_rows,
 )
-from ampcompare.runs.analysis.evidence.loss_tail import loss_evidence
-from ampcompare.runs.analysis.evidence.samples import compare_samples, sample_sentences, samples_noun
-from ampcompare.runs.analysis.evidence.step_time import (
+from ampcompare.runs.analysis.effects.loss_tail import loss_evidence
+from ampcompare.runs.analysis.effects.samples import compare_samples, sample_sentences, samples_noun
+from ampcompare.runs.analysis.effects.step_time import (
     invalid_reason,
     invalid_reason_of_arm,
     ratio_of,
@@ -163,10 +163,10 @@ def decided_rows(
     quality = verdicts_on(dict(enumerate(line.quality for line in lines)), margin.of_scores(), design)
     time = verdicts_on(dict(enumerate(line.time for line in lines)), terms.time(), design)
     loss = verdicts_on(dict(enumerate(line.loss for line in lines)), terms.loss(), design)
-    return [_decided(line, quality[number], time[number], loss[number], metric) for number, line in enumerate(lines)]
+    return [_decide_row(line, quality[number], time[number], loss[number], metric) for number, line in enumerate(lines)]
 
 
-def _decided(line: Line, quality: Verdict, time: Verdict, loss: Verdict, metric: Metric) -> ArmSummary:
+def _decide_row(line: Line, quality: Verdict, time: Verdict, loss: Verdict, metric: Metric) -> ArmSummary:
     diverged = line.row.diverged
     rate = wilson(diverged, line.row.completed + diverged) if diverged else (None, None)
     decided = {

@@ -42,7 +42,7 @@ class Ledger(FrozenRecord):
     lost: Share | None = Field(None, description="share of elements with a gradient that an update left as they were")
     largest_gradient: Number | None = Field(None, description="magnitude that an optimizer got, without the loss scale")
     zero_denominators: Share | None = Field(
-        None, description="share of elements with a gradient for which eps and the second moment are zero in its type"
+        None, description="share of elements for which eps and the second moment are zero in the type of the state"
     )
     emulated: str = Field("", description="type that the device lacks, whose products ran in a wider one")
     by: dict[str, str] = Field({}, description="who set a part: a line of the script, a library or the arm")

@@ -212,7 +212,7 @@ def _memory_difference(row: ArmSummary) -> str:
     return format_decimal(row.memory.effect / MIB, 1, "+")
 
 
-def _skipped(row: ArmSummary) -> str:
+def _skipped_steps(row: ArmSummary) -> str:
     return "-" if row.skipped_steps is None else f"{row.skipped_steps}/{row.num_steps}"
 
 
@@ -346,7 +346,7 @@ COLUMNS: dict[str, ArmColumn | ColumnsOf] = {
     "rel. time": of_arm(_ratio),
     "tail loss": over_runs(lambda record: record.summary.loss_tail, "{:.4g}".format, _keeps_loss),
     "final loss scale": of_arm(lambda row: _number(row.final_loss_scale, "g")),
-    "skipped steps": of_arm(_skipped),
+    "skipped steps": of_arm(_skipped_steps),
     "status": of_arm(lambda row: printable(row.status, 60)),
     "engine": of_arm(_engine),
     "start (s)": of_arm(lambda row: format_seconds(row.start_seconds), _start_differs),
@@ -456,12 +456,12 @@ def _bound(bound: float, limits: Sequence[float], decimals: int, sign: str) -> s
             step = 10.0 ** -(decimals + more)
             texts += [format_decimal(float(texts[0]) + move, decimals + more, sign) for move in (step, -step)]
         for text in texts:
-            if all(_side(float(text), _shown(limit)) == _side(bound, limit) for limit in limits):
+            if all(_side(float(text), _printed_limit(limit)) == _side(bound, limit) for limit in limits):
                 return text
     return repr(bound)
 
 
-def _shown(limit: float) -> float:
+def _printed_limit(limit: float) -> float:
     """Return a limit as sentences print it, such as `±0.5`."""
     return float(f"{limit:g}")
 

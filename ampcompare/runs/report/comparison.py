@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ampcompare.base.formatting import format_duration, format_mebibytes, format_percent, printable
-from ampcompare.runs.analysis.answer.phrases import sentence_start
-from ampcompare.runs.analysis.evidence.samples import samples_noun, two_digits
-from ampcompare.runs.analysis.evidence.step_time import invalid_reason
+from ampcompare.runs.analysis.conclusions.phrases import sentence_start
+from ampcompare.runs.analysis.effects.samples import samples_noun, two_digits
+from ampcompare.runs.analysis.effects.step_time import invalid_reason
 from ampcompare.runs.analysis.inference.effect import MIN_PAIRS
 from ampcompare.runs.analysis.runs.comparability import are_pairs
 from ampcompare.runs.records.comparison import ArmSummary, Comparison, ModelPair, PublishedRow, SampleComparison
@@ -149,7 +149,7 @@ def _overview_legend(comparison: Comparison, shown: Collection[str]) -> list[str
         rate = f"look {comparison.look} at these runs, {rate}"
     spread = f"; published sd {table.sd:g} {unit}".rstrip() if table and table.sd is not None else ""
     direction = f" {sentence_start(quality)}: lower is better." if metric.better == "lower" else ""
-    against = f"against {printable(comparison.reference, 60)}, {_paired(comparison)}"
+    against = f"against {printable(comparison.reference, 60)}, {_pairing_text(comparison)}"
     lines = [
         f"Δ and verdict: {against}; {interval}{rate}.{direction} "
         f"Margins: {margin}, ±{100 * comparison.time_margin:g} % step time{spread}."
@@ -169,7 +169,7 @@ def _overview_legend(comparison: Comparison, shown: Collection[str]) -> list[str
     return lines
 
 
-def _paired(comparison: Comparison) -> str:
+def _pairing_text(comparison: Comparison) -> str:
     judged = comparison.judged
     if judged is not None and judged.independent:
         others = [row.arm for row in comparison.arms if row.arm not in judged.references]
@@ -211,7 +211,7 @@ def verdict_legend(comparison: Comparison) -> str:
     judged = any(row.loss for row in comparison.arms)
     loss = f", {100 * comparison.loss_margin:g} % of tail loss" if judged else ""
     return (
-        f"Verdicts against {printable(comparison.reference, 60)}, {_paired(comparison)}. Equivalence margins: "
+        f"Verdicts against {printable(comparison.reference, 60)}, {_pairing_text(comparison)}. Equivalence margins: "
         f"{margin_words(comparison)}, {100 * comparison.time_margin:g} % of step time{loss}; "
         f"{tests if comparison.error_rate else 'nothing was tested'}. Δ peak MiB: difference in peak memory. "
         + _samples_of_verdicts(comparison)
@@ -298,7 +298,7 @@ def precision_table(comparison: Comparison) -> Table | None:
         words.append("Differing answers: share of decisions that differ from the arm's own evaluation.")
     return Table.of(
         [printable(head, 60) for head in headers],
-        [_evaluated(row, metric, comparison.margin, answered=answered, moved=moved) for row in rows],
+        [_evaluation_row(row, metric, comparison.margin, answered=answered, moved=moved) for row in rows],
         "Trained weights in other precisions",
         " ".join(words),
     )
@@ -308,8 +308,8 @@ def _with_interval(rows: list[PrecisionRow]) -> str:
     return ", with its 95 % interval, each tested alone" if any(row.low is not None for row in rows) else ""
 
 
-def _evaluated(row: PrecisionRow, metric: Metric, margin: float, *, answered: bool, moved: bool) -> list[str]:
-    line = [printable(row.arm, 60), _evaluated_in(row)]
+def _evaluation_row(row: PrecisionRow, metric: Metric, margin: float, *, answered: bool, moved: bool) -> list[str]:
+    line = [printable(row.arm, 60), _evaluation_name(row)]
     if row.metric_mean is None or row.difference is None:
         return [*line, printable(f"failed: {row.error}", 80), "-", "-", *["-"] * (answered + moved)]
     line += [metric_text(metric, row.metric_mean), metric_text(metric, row.own_mean)]
@@ -321,7 +321,7 @@ def _evaluated(row: PrecisionRow, metric: Metric, margin: float, *, answered: bo
     return line
 
 
-def _evaluated_in(row: PrecisionRow) -> str:
+def _evaluation_name(row: PrecisionRow) -> str:
     """Return a precision as the table names it, with how it was computed where that was emulated."""
     emulated = " (emulated)" if row.half and row.half.endswith("emulated") else ""
     return f"{printable(row.precision, 40)}{emulated}{', EMA' if row.averaged else ''}"
@@ -345,7 +345,9 @@ def published_table(comparison: Comparison) -> Table | None:
         return None
     arms = {row.arm: row for row in comparison.arms}
     lines = [
-        _published(line, arms.get(line.row or ""), [record for record in comparison.records if record.arm == line.row])
+        _published_row(
+            line, arms.get(line.row or ""), [record for record in comparison.records if record.arm == line.row]
+        )
         for line in comparison.published.rows
     ]
     said = {name for name in lines[0] if any(line[name] for line in lines)}
@@ -354,7 +356,7 @@ def published_table(comparison: Comparison) -> Table | None:
     return Table.of(shown, rows, legend=published_legend(comparison), caption="Published and measured results")
 
 
-def _published(published: PublishedRow, row: ArmSummary | None, records: Sequence[RunRecord]) -> dict[str, str]:
+def _published_row(published: PublishedRow, row: ArmSummary | None, records: Sequence[RunRecord]) -> dict[str, str]:
     walls = [record.summary.wall_seconds for record in records if record.summary.wall_seconds is not None]
     names = published.name if published.row in (None, published.name) else f"{published.name} ({published.row})"
     return {

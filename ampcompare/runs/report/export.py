@@ -108,16 +108,16 @@ def points_of(record: RunRecord, steps: Path) -> Iterator[Point]:
     skipped, elapsed, last = 0, 0.0, None
     for step in iter_steps(steps):
         if last is not None and last.epoch != step.epoch and last.epoch in epochs:
-            yield elapsed, last.step, _evaluated(epochs.pop(last.epoch), record)
+            yield elapsed, last.step, _epoch_values(epochs.pop(last.epoch), record)
         skipped += not all(step.applied)
         elapsed += step.seconds + step.data_seconds
-        yield elapsed, step.step, _trained(step, skipped)
+        yield elapsed, step.step, _step_values(step, skipped)
         last = step
     if last is not None and last.epoch in epochs:
-        yield elapsed, last.step, _evaluated(epochs[last.epoch], record)
+        yield elapsed, last.step, _epoch_values(epochs[last.epoch], record)
 
 
-def _trained(step: StepRecord, skipped: int) -> dict[str, float]:
+def _step_values(step: StepRecord, skipped: int) -> dict[str, float]:
     scales = step.loss_scales or (1.0,)  # an unscaled loss is a loss times 1, and so has the name that all have
     values = {"train/loss": step.loss, "train/skipped": float(skipped), "time/step_seconds": step.seconds}
     values |= {f"train/loss_scale{f'_{index}' if index else ''}": scale for index, scale in enumerate(scales)}
@@ -125,7 +125,7 @@ def _trained(step: StepRecord, skipped: int) -> dict[str, float]:
     return values | {name: value for name, value in known.items() if value is not None}
 
 
-def _evaluated(epoch: EpochResult, record: RunRecord) -> dict[str, float]:
+def _epoch_values(epoch: EpochResult, record: RunRecord) -> dict[str, float]:
     values = {
         f"eval/{metric.tag}": epoch.values[metric.name] for metric in record.metrics if metric.name in epoch.values
     }

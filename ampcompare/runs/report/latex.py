@@ -25,7 +25,7 @@ SPECIAL = str.maketrans(
 )
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return printable(text, MAX_LINE).translate(SPECIAL)
 
 
@@ -37,11 +37,11 @@ def _table(table: Table, title: str) -> str:
     """
     caption = " ".join([*([f"{table.title}."] if table.title else []), *table.legend]) or title
     sides = "".join("r" if column.numeric else "l" for column in table.columns)
-    head, *rows = (" & ".join(map(_escaped, row)) + r" \\" for row in [table.heads, *table.texts])
+    head, *rows = (" & ".join(map(_escape, row)) + r" \\" for row in [table.heads, *table.texts])
     return "\n".join(
         [
             r"\begin{table}",
-            rf"\caption{{{_escaped(caption)}}}",
+            rf"\caption{{{_escape(caption)}}}",
             rf"\begin{{tabular}}{{{sides}}}",
             r"\toprule",
             head,

@@ -50,9 +50,9 @@ def _parts(block: Block) -> list[str]:
         case Table():
             return [*_heading(block.title), _table(block), *map(escaped, block.legend)]
         case Step(why, command):
-            return [f"Next: {escaped(why)}", _fenced(printable(command, MAX_LINE))]
+            return [f"Next: {escaped(why)}", _fence(printable(command, MAX_LINE))]
         case Code(text, title):
-            return [*_heading(title), _fenced(text)]
+            return [*_heading(title), _fence(text)]
         case Facts():
             return [
                 *_heading(block.title),
@@ -84,6 +84,6 @@ def _table(table: Table) -> str:
     return text
 
 
-def _fenced(text: str) -> str:
+def _fence(text: str) -> str:
     lines = "\n".join(printable(line, MAX_LINE, keep_spaces=True) for line in text.splitlines())
     return f"```\n{lines.replace('`', chr(39))}\n```"

@@ -179,13 +179,13 @@ def make_overview(comparison: Comparison, asked: Sequence[str] = ()) -> Table:
             if all(one.head != name for one in known):
                 known.append(replace(column, head=name, drop=3, dropped=name))
     cells = {column.head: [column.cell(row, comparison) for row in comparison.arms] for column in known}
-    kept = [column for column in known if _says(column, cells[column.head], comparison)]
+    kept = [column for column in known if _is_informative(column, cells[column.head], comparison)]
     rows = [[cells[column.head][index] for column in kept] for index in range(len(comparison.arms))]
     notes = row_notes(comparison)
     return Table(kept, rows, legend=fact_lines(comparison), notes=notes if any(notes) else (), narrows=True)
 
 
-def _says(column: ArmColumn, cells: Sequence[Cell], comparison: Comparison) -> bool:
+def _is_informative(column: ArmColumn, cells: Sequence[Cell], comparison: Comparison) -> bool:
     """Return whether a column has a value that is not known before reading it."""
     if not column.numeric:
         return column is ARM or any(cell.text not in ("-", "reference") for cell in cells)
@@ -203,7 +203,12 @@ def fact_lines(comparison: Comparison) -> list[str]:
     """Return lines on what all arms share, on times that do not count and on how far memory varies; none where there is
     nothing to say.
     """
-    lines = (_shared(comparison), _times(comparison), _spread_of_memory(comparison), _written(comparison))
+    lines = (
+        _shared_line(comparison),
+        _untimed_line(comparison),
+        _spread_of_memory(comparison),
+        _written_files_line(comparison),
+    )
     return [line for line in lines if line]
 
 
@@ -233,7 +238,7 @@ def _steps(row: ArmSummary) -> str:
     return f"{row.num_steps // runs:,} steps"
 
 
-def _skipped(row: ArmSummary) -> str:
+def _skipped_text(row: ArmSummary) -> str:
     if row.skipped_steps is None:
         return ""
     if 0 < row.skipped_steps == row.num_steps:
@@ -245,7 +250,7 @@ def _loss_scale(row: ArmSummary) -> str:
     return "" if row.final_loss_scale is None else f"final loss scale {row.final_loss_scale:g}"
 
 
-SETTINGS: tuple[Value, ...] = (_lr, _steps, _skipped)
+SETTINGS: tuple[Value, ...] = (_lr, _steps, _skipped_text)
 
 
 def _values(comparison: Comparison, value: Value) -> set[str]:
@@ -255,12 +260,12 @@ def _values(comparison: Comparison, value: Value) -> set[str]:
 def _differing(comparison: Comparison) -> list[Value]:
     """Return the settings and counts in which rows differ, each as the note of a row."""
     chosen: list[Value] = [value for value in SETTINGS if len(_values(comparison, value)) > 1]
-    shown = [_only_some if value is _skipped else value for value in chosen]
+    shown = [_only_some if value is _skipped_text else value for value in chosen]
     return [*shown, *([_engine] if _engines_differ(comparison) else [])]
 
 
 def _only_some(row: ArmSummary) -> str:
-    return _skipped(row) if row.skipped_steps else ""
+    return _skipped_text(row) if row.skipped_steps else ""
 
 
 def _engine(row: ArmSummary) -> str:
@@ -279,7 +284,7 @@ def _engines_differ(comparison: Comparison) -> bool:
     return any(len(engines) > 1 for engines in _by_backend(comparison).values())
 
 
-def _shared(comparison: Comparison) -> str:
+def _shared_line(comparison: Comparison) -> str:
     """Return one line of what all arms share."""
     if comparison.judged is not None:
         return ""
@@ -304,7 +309,7 @@ def _seeds(seeds: Sequence[int]) -> str:
     return f"seed{'s' if len(seeds) > 1 else ''} {' '.join(map(str, seeds))}" if seeds else ""
 
 
-def _times(comparison: Comparison) -> str:
+def _untimed_line(comparison: Comparison) -> str:
     """Return one line: which step times do not count, or are not compared, and why."""
     reasons: dict[str, dict[str, list[str]]] = {"No step times": {}, "Step times without a verdict": {}}
     missing, unjudged = reasons.values()
@@ -337,7 +342,7 @@ def _spread_of_memory(comparison: Comparison) -> str:
     return f"Peak MiB: growth of resident memory, the highest of the seeds; on a CPU it varies from run to run{here}."
 
 
-def _written(comparison: Comparison) -> str:
+def _written_files_line(comparison: Comparison) -> str:
     """Return one line on the files that a script wrote, from the working directory; "" without any."""
     scripts = [record.script for record in comparison.records if record.script is not None]
     files = dict.fromkeys(file for script in scripts for file in script.files)

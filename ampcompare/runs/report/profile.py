@@ -53,7 +53,7 @@ def _tables(profile: Profile) -> list[Table]:
     ]
     if any(arm.memory for arm in arms):
         tables.append(Table.of(["", *names], _memory(arms), "Memory at the peak of a step, MiB"))
-        tables.append(Table.of(["layer", *names], _kept(arms), "Activations kept, by layer, MiB"))
+        tables.append(Table.of(["layer", *names], _kept_rows(arms), "Activations kept, by layer, MiB"))
     tables.append(Table.of(["layer", *names], _layers(arms), "Layers, forward and backward, ms"))
     tables.append(Table.of(["operation", "phase", "type", *names], _operations(arms), "Operations, ms"))
     trials = [[arm.arm, one.change, one.failure or f"{100 * one.gain:+.0f} %"] for arm in arms for one in arm.trials]
@@ -128,7 +128,7 @@ def _memory(arms: Sequence[ArmProfile]) -> list[list[str]]:
     return [*rows, rest, peak, *([reserved] if any(cell != "-" for cell in reserved[1:]) else [])]
 
 
-def _kept(arms: Sequence[ArmProfile]) -> list[list[str]]:
+def _kept_rows(arms: Sequence[ArmProfile]) -> list[list[str]]:
     found: dict[str, list[str]] = {}
     for place, arm in enumerate(arms):
         for held in arm.memory.layers if arm.memory is not None else []:

@@ -46,16 +46,33 @@ def grid(rows: Sequence[Sequence[str]], headers: Iterable[str], width: int | Non
 
 
 def listing(rows: Sequence[Sequence[str]], headers: Iterable[str], width: int | None = None) -> str:
-    """Return a table whose last column is text, which is wrapped if lines would be longer than `width`."""
+    """Return a table whose last column is text, which is wrapped if lines would be longer than `width`.
+
+    Where the others leave less than `MIN_WIDTH` for it, each row is a paragraph below its first column.
+    """
     names = list(headers)
     if width is None or not rows:
         return _simple(rows, names)
     before = sum(
         GAP + max(len(name) + GAP, *(len(row[index]) for row in rows)) for index, name in enumerate(names[:-1])
     )
-    left = max(width - before, MIN_WIDTH)
+    left = width - before
+    if left < MIN_WIDTH:
+        return "\n".join(line for row in rows for line in _paragraph(row, names, width))
     wrapped = [[*row[:-1], textwrap.fill(row[-1], left, break_on_hyphens=False)] for row in rows]
     return _simple(wrapped, names)
+
+
+def _paragraph(row: Sequence[str], names: Sequence[str], width: int) -> list[str]:
+    """Return the lines of a row: its first column, the others that have a value with their heads, and its text."""
+    facts = "; ".join(f"{name} {text}" for name, text in zip(names[1:-1], row[1:-1], strict=True) if text != "-")
+    indent = " " * GAP
+    lines = [
+        line
+        for text in (facts, row[-1])
+        for line in textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+    ]
+    return [row[0], *lines]
 
 
 def _simple(rows: Sequence[Sequence[str]], names: Sequence[str]) -> str:

@@ -75,7 +75,7 @@ class EventFiles(Exporter):
         if not points:
             return
         try:
-            content = _encoded(points, begin=ended - points[-1][0])
+            content = _encode_points(points, begin=ended - points[-1][0])
             # TensorBoard reads every file with `tfevents` in its name, an unfinished one too.
             write_file(path, lambda file: file.write(content), unfinished="writing")
             for older in folder.glob(f"events.out.tfevents.*{SUFFIX}"):
@@ -95,7 +95,7 @@ def run_name(label: str, seed: int) -> str:
     return f"{word}/seed={seed}"
 
 
-def _encoded(points: Iterable[Point], begin: float) -> bytes:
+def _encode_points(points: Iterable[Point], begin: float) -> bytes:
     """Return the bytes of an event file."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary

@@ -208,7 +208,7 @@ def _lay_out(table: Table, width: int | None, paint: Paint = lambda text, tone: 
     return _laid_out(table, smallest, None, paint) or _LaidOut([], [], [])
 
 
-def _aligned(texts: Sequence[str]) -> list[str]:
+def _align(texts: Sequence[str]) -> list[str]:
     """Return texts of one width, whose numbers stand below each other, the first on its decimal point."""
     parts = [NUMBER.split(text) for text in texts]
     numbers = [part[1::2] if not part[0] else [] for part in parts]  # none in a text such as "emulated"
@@ -272,7 +272,7 @@ def _laid_out(table: Table, choice: _Choice, width: int | None, paint: Paint) ->
     for number, index in enumerate(shown):
         column = [row[number] for row in rows]
         if columns[index].numeric:
-            texts.append([[line] for line in _aligned(column)])
+            texts.append([[line] for line in _align(column)])
         elif number == 0 and choice.fold is not None:
             texts.append([fold(text, choice.fold) for text in column])
         else:
@@ -300,7 +300,7 @@ def _laid_out(table: Table, choice: _Choice, width: int | None, paint: Paint) ->
     lines = _head_lines(names, widths, rights)
     for index in range(len(rows)):
         lines += _row_lines([column[index] for column in texts], widths, [tone[index] for tone in tones], rights, paint)
-    return _LaidOut(lines, [*everywhere, *_grouped(table, notes)], _hidden(table, choice))
+    return _LaidOut(lines, [*everywhere, *_group_columns(table, notes)], _hidden(table, choice))
 
 
 def _text(cell: Cell, short: bool) -> str:
@@ -319,7 +319,7 @@ def _head_lines(names: Sequence[Sequence[str]], widths: Sequence[int], rights: S
     height = max(map(len, names))
     full = [[*([""] * (height - len(head))), *head] for head in names]
     lines = [
-        GAP.join(_justified(head[index], width, right) for head, width, right in zip(full, widths, rights, strict=True))
+        GAP.join(_justify(head[index], width, right) for head, width, right in zip(full, widths, rights, strict=True))
         for index in range(height)
     ]
     return [*(line.rstrip() for line in lines), GAP.join("-" * width for width in widths)]
@@ -341,11 +341,11 @@ def _row_lines(
     return lines
 
 
-def _justified(text: str, width: int, right: bool) -> str:
+def _justify(text: str, width: int, right: bool) -> str:
     return text.rjust(width) if right else text.ljust(width)
 
 
-def _grouped(table: Table, notes: Sequence[Sequence[str]]) -> list[str]:
+def _group_columns(table: Table, notes: Sequence[Sequence[str]]) -> list[str]:
     """Return the notes of rows as lines, each once with the names of its rows."""
     arms: dict[str, list[str]] = {}
     for row, its in zip(table.rows, notes, strict=False):
@@ -366,7 +366,7 @@ def _shared_notes(table: Table, notes: list[list[str]]) -> tuple[list[str], list
     """Return lines for the notes of all rows but at most one, and the notes of each row without them."""
     counts = Counter(note for its in notes for note in its)
     shared = [note for note, count in counts.items() if count > 2 and count >= len(notes) - 1]
-    lines = _grouped(table, [[note for note in its if note in shared] for its in notes])
+    lines = _group_columns(table, [[note for note in its if note in shared] for its in notes])
     return lines, [[note for note in its if note not in shared] for its in notes]
 
 

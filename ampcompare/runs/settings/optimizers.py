@@ -76,10 +76,10 @@ def canonical_name(text: str) -> str:
     name = text.lower().replace("-", "_")
     if name in BUILT_IN:
         return name
-    if text in _registered():
+    if text in _registered_names():
         return text
     if not PATH.fullmatch(text):
-        known = [*BUILT_IN, *_registered()]
+        known = [*BUILT_IN, *_registered_names()]
         close = close_matches(name, known)
         hint = f"did you mean {close[0]!r}? " if close else ""
         raise ConfigError(f"there is no optimizer {text!r}: {hint}known are {', '.join(known)}, or write module:Class")
@@ -124,13 +124,15 @@ def require_optimizer(name: str) -> None:
 
 def optimizer_names() -> list[str]:
     """Return the names to offer: built-in ones, registered ones, and some paths."""
-    return [*BUILT_IN, *_registered(), *KNOWN_PATHS]
+    return [*BUILT_IN, *_registered_names(), *KNOWN_PATHS]
 
 
 def list_optimizers() -> list[tuple[str, bool, str]]:
     """Return (name, available, what it is or why not) of each optimizer; nothing is imported to find out."""
     rows = [(name, True, spec.summary) for name, spec in BUILT_IN.items()]
-    rows += [(name, find_module(value.partition(":")[0])[0], f"from {value}") for name, value in _registered().items()]
+    rows += [
+        (name, find_module(value.partition(":")[0])[0], f"from {value}") for name, value in _registered_names().items()
+    ]
     return [*rows, *_known_rows(), ("module:Class", True, "any other class or function of torch's optimizer interface")]
 
 
@@ -145,5 +147,5 @@ def _known_rows() -> Iterator[tuple[str, bool, str]]:
             yield path, not missing, missing or summary
 
 
-def _registered() -> dict[str, str]:
+def _registered_names() -> dict[str, str]:
     return {entry.name: entry.value for entry in entry_points(group=GROUP)}

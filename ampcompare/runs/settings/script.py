@@ -89,11 +89,11 @@ class ScriptConfig(Frozen):
             ConfigError: a secret is not known.
         """
         values = {"seed": str(seed), "arm": arm, "cell_dir": str(cell_dir)}
-        filled = [_filled(word, values) for word in reveal(self.arguments)]
+        filled = [_fill_in(word, values) for word in reveal(self.arguments)]
         return filled if self.seed_arg is None else [*filled, self.seed_arg, str(seed)]
 
 
-def _filled(word: str, values: dict[str, str]) -> str:
+def _fill_in(word: str, values: dict[str, str]) -> str:
     for name, value in values.items():  # not str.format: other braces are the script's
         word = word.replace(f"{{{name}}}", value)
     return word

@@ -46,6 +46,10 @@ __all__ = ["PlainScript"]
 
 MAX_WATCHED = 4096
 BACKWARD = ("grad_tensors", "retain_graph", "create_graph", "grad_variables", "inputs")
+HOOKS = [
+    (Tensor, "register_hook"),
+    *((nn.Module, f"register_{name}_hook") for name in ("full_backward", "full_backward_pre")),
+]
 NORMS = {"clip_grad_norm_": 3, "get_total_norm": 2}  # and the place of their argument error_if_nonfinite
 
 
@@ -98,6 +102,7 @@ class PlainScript:
         self._has_cast = False  # in this forward pass, or any earlier one of `_casting`
         self._casting = 0  # forward passes with casts
         self._backwards = 0
+        self._scale_of_pass = 1.0  # of its loss, while it runs
         self._block: Any = None  # of O1, from a forward pass to the backward pass
         self._scaler: Any = None
         self._is_open = False  # gradients of a scaled loss were not stepped
@@ -111,6 +116,7 @@ class PlainScript:
         self._is_first_pass = False  # at its place, and to gradients that were clear
         self._first_loss: Tensor | None = None  # of that; its graph can be used again
         self._has_true_pass = False  # of a loss that was not scaled, since the last one that was
+        self._has_overflow = False  # in gradients that were read and cleared since the last step
         self._by_hand = _UpdatesByHand()
         self._divided: dict[int, tuple[Any, int]] = {}  # gradients of other tensors that are true, by id
 
@@ -122,6 +128,8 @@ class PlainScript:
         events.wrap(*Points.FUNCTIONAL_CALL, self._called_with)
         events.wrap(*Points.BACKWARD, self._backward)
         events.wrap(*Points.GRAD, self._differentiated)
+        for kind, name in HOOKS:
+            events.wrap(kind, name, self._hook)
         if _skips_overflows(self._arm):
             for owner in (nn.utils, nn.utils.clip_grad):
                 for name in NORMS.keys() & vars(owner).keys():
@@ -417,7 +425,7 @@ class PlainScript:
             if isinstance(tensors, Tensor) and tensors.numel() != 1 and isinstance(given, Tensor):
                 with contextlib.nullcontext() if is_scaled else torch.no_grad():
                     loss = (tensors * given).sum()  # that a gradient of its own stands for
-            if not is_scaled or not self._live() or not self._is_before_step():
+            if not is_scaled or not self._live() or not self._is_before_step(bool(kwargs.get("create_graph"))):
                 self._record(loss)
                 return original(tensors, **kwargs)
             if loss is not tensors and isinstance(tensors, Tensor):
@@ -425,10 +433,28 @@ class PlainScript:
                 kwargs.pop("grad_tensors")
             if self._is_first_pass and loss is tensors and _can_run_twice(loss):
                 self._first_loss, kwargs["retain_graph"] = loss, True
-            return original(self._scaled(tensors), **kwargs)
+            tensors = self._scaled(tensors)
+            self._scale_of_pass = self._scaler.get_scale()
+            return original(tensors, **kwargs)
         finally:
             self._backwards -= 1
+            self._scale_of_pass = 1.0
             self._close_casts()
+
+    def _hook(self, original: Any, owner: Any, hook: Any, *args: Any, **kwargs: Any) -> Any:
+        """Let a hook of the script get true gradients, and scale those that it returns."""
+
+        @functools.wraps(hook)
+        def hook_of_true(*values: Any) -> Any:
+            scale = self._scale_of_pass
+            types = [one.dtype for one in pytree.tree_leaves(values) if isinstance(one, Tensor)]
+            if scale == 1.0 or not types:
+                return hook(*values)
+            # In fp32: fp16 may lack the true ones.
+            result = hook(*pytree.tree_map(lambda one: one.float() / scale if isinstance(one, Tensor) else one, values))
+            return pytree.tree_map(lambda one: (one * scale).to(types[0]) if isinstance(one, Tensor) else one, result)
+
+        return original(owner, hook_of_true, *args, **kwargs)
 
     def _differentiated(self, original: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Note the loss of a script that sets gradients itself; they are true ones.
@@ -449,14 +475,17 @@ class PlainScript:
             self._rows.add_backward(value_of(loss), 0, (None, None), None, [], [])
             self._has_loss = True
 
-    def _is_before_step(self) -> bool:
+    def _is_before_step(self, has_graph: bool) -> bool:
         """Return whether the gradients of this pass may be stepped, as those of earlier ones at its place were.
 
         Those of a new place may; until they are, gradients that were cleared mean that none were.
+
+        Args:
+            has_graph: the gradients have a graph, by which the script computes with them.
         """
         place = call_site()
         self._first_loss, self._is_first_pass = None, False
-        if not self._new_places and self._has_step.get(place, False):
+        if not has_graph and not self._new_places and self._has_step.get(place, False):
             return True
         if is_clear := not any(self._has_gradients(one, but_zeros=True) for one in self._live()):
             if self._new_places and self._unscaled:
@@ -465,7 +494,7 @@ class PlainScript:
             self._has_step |= {one: False for one in self._new_places if one not in self._has_step}
             self._new_places.clear()
         self._new_places.append(place)
-        if not is_clear or self._has_step.get(place, True):
+        if not is_clear or (not has_graph and self._has_step.get(place, True)):
             self._is_first_pass = is_clear and place not in self._has_step
             return True
         with GRADIENT_READS.paused():
@@ -487,8 +516,12 @@ class PlainScript:
                 self._scaler = torch.amp.GradScaler(loss.device.type)
         with GRADIENT_READS.paused():
             waits = any(self._has_gradients(one, but_zeros=True) for one in self._unscaled)
-            if self._stepped or (self._unscaled and not waits):
+            if self._stepped:
                 self._update()
+            elif self._unscaled and not waits:
+                before = self._scaler.get_scale()
+                self._update()
+                self._has_overflow |= self._scaler.get_scale() < before
             self._scale_again()
             result = self._scaler.scale(tensors if isinstance(tensors, Tensor) else list(tensors))
         self._is_open = True
@@ -532,10 +565,14 @@ class PlainScript:
             return any(bool(grad.any()) for grad in grads) if but_zeros else bool(grads)
 
     def _multiply(self, optimizer: Any, factor: float) -> None:
-        grads = {id(grad): grad for param in self._weights(optimizer) if (grad := param.grad) is not None}
-        with torch.no_grad():
-            for grad in grads.values():  # a weight and its master may show the same one
-                grad.copy_(grad.float() * factor)  # of which fp16 has no 65536
+        # A weight and its master may show the same one.
+        grads = {id(grad): (param, grad) for param in self._weights(optimizer) if (grad := param.grad) is not None}
+        for param, grad in grads.values():
+            scaled = grad.detach().float() * factor  # fp16 has no 65536
+            if grad.requires_grad:  # the script computes with it
+                param.grad = scaled.to(grad.dtype)
+            else:
+                grad.copy_(scaled)
 
     # Readers of gradients, and the step.
 
@@ -557,10 +594,10 @@ class PlainScript:
         return original(*args, **{**kwargs, "error_if_nonfinite": False})
 
     def _divide(self, tensor: Tensor) -> None:
-        """Divide the gradient of a tensor that no optimizer has, such as an input, once."""
+        """Divide the gradient of a tensor that no optimizer has, such as an input or a feature map, once."""
         with GRADIENT_READS.paused():
-            grad = tensor.grad
-            if grad is None or not tensor.is_leaf:
+            grad = tensor.grad if tensor.is_leaf or tensor.retains_grad else None
+            if grad is None:
                 return
             known = self._divided.get(id(tensor))
             if known is None or known[0] is not grad or known[1] != grad._version:
@@ -632,6 +669,8 @@ class PlainScript:
         self._stepping, self._applied = True, False
         try:
             with GRADIENT_READS.paused():
+                if self._has_overflow:
+                    self._mark_overflow(optimizer)
                 self._scaler.step(optimizer, **kwargs)
         finally:
             self._stepping = False
@@ -647,6 +686,14 @@ class PlainScript:
             with GRADIENT_READS.paused():
                 self._update()
         return loss
+
+    def _mark_overflow(self, optimizer: Any) -> None:
+        """Let a step be skipped if the script has made its gradients of ones that overflowed, and cleared those."""
+        self._has_overflow = False
+        grads = [grad for param in self._weights(optimizer) if (grad := param.grad) is not None]
+        if not all(bool(grad.isfinite().all()) for grad in grads):
+            for flag in self._scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values():
+                flag.fill_(1.0)
 
     def _refuse_without_effect(self) -> None:
         """Refuse a step after no forward pass that the arm casts: it would have no effect."""

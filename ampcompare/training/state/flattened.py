@@ -72,7 +72,8 @@ def rebuilt(saved: Mapping[str, Any]) -> Tensor:
     tensors = {name: rebuilt(inner) if is_flattened(inner) else inner for name, inner in saved["tensors"].items()}
     module, _, name = saved[TENSOR_CLASS].rpartition(".")
     kind: Any = getattr(sys.modules.get(module), name, None)
-    if not (isinstance(kind, type) and issubclass(kind, Tensor)):
+    is_known = isinstance(kind, type) and issubclass(kind, Tensor) and hasattr(kind, "__tensor_unflatten__")
+    if not is_known:
         raise CheckpointError(
             f"the optimizer of the checkpoint holds tensors of class {saved[TENSOR_CLASS]}, which nothing here has "
             "loaded; use one of this recipe"

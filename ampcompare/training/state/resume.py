@@ -98,7 +98,7 @@ def validate_resume(
         ("average", config.recipe.ema_decay is not None),
         ("early_stop", config.recipe.early_stop is not None or config.recipe.target is not None),
     ):
-        if is_needed and getattr(saved.parts, part) is None:
+        if is_needed and saved.parts.get(part) is None:
             raise CheckpointError(f"{path} has no parts.{part}; use a step-*.pt that a run of this recipe wrote")
     arm = saved.arm
     if arm != config.arm and not config.saving.resume_into_other_arm:

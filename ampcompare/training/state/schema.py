@@ -1,4 +1,4 @@
-"""The plain values of a checkpoint, and their types: what a run resumes from besides tensors."""
+"""The plain values of a checkpoint that a resumed run relies on, and their types."""
 
 from __future__ import annotations
 
@@ -6,39 +6,21 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-import torch
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-from torch import Tensor
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ampcompare.base.errors import CheckpointError
-from ampcompare.runs.records.evaluation import EpochResult
-from ampcompare.runs.records.metric import TOP1, TOP5, Metric
-from ampcompare.runs.records.run import Resumption
 
 __all__ = ["NO_VALUE", "Saved", "require_plain_parts", "require_position"]
 
 NO_VALUE = -1.0  # what older checkpoints hold as the best value before the first evaluation
 
-Count = Annotated[int, Field(ge=0, le=2**53)]
-Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
-Scale = Annotated[float, Field(gt=0.0, le=torch.finfo(torch.float32).max)]
-
-
-def _as_tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _metrics(value: Any) -> Any:
-    return tuple(map(Metric.model_validate, value)) if isinstance(value, list) else value
-
-
-Point = Annotated[tuple[Count, float, Scale | None, Count], BeforeValidator(_as_tuple)]
+Count = Annotated[int, Field(ge=0)]
 
 
 class _Strict(BaseModel):
     """Values of exactly these types; unknown keys are ignored, because newer versions may write them."""
 
-    model_config = ConfigDict(strict=True, frozen=True, arbitrary_types_allowed=True)
+    model_config = ConfigDict(strict=True, frozen=True)
 
 
 class Progress(_Strict):
@@ -47,104 +29,22 @@ class Progress(_Strict):
     step: Count
     epoch: Count
     batch: Count
-    train_seconds: Seconds
+    train_seconds: float
     skipped: Count
-    world_size: Annotated[int, Field(ge=1, le=2**20)]
-    total_batch_size: Annotated[int, Field(ge=1, le=2**53)]
-
-
-class Best(_Strict):
-    """The best metric so far."""
-
-    value: float | None
-    step: Count | None
-
-
-class Watch(_Strict):
-    """The state of the divergence detector."""
-
-    first_nonfinite_loss_step: Count | None
-    diverged_step: Count | None
-    reason: str | None
-    run_start: Count | None
-
-
-class Trace(_Strict):
-    """The points of the loss curve."""
-
-    stride: Annotated[int, Field(ge=1, le=2**53)]
-    points: list[Point]
-    last: Point | None
-
-
-class RunMetrics(_Strict):
-    """The metrics of the run so far."""
-
-    num_steps: Count
-    skipped_steps: Count
-    final_loss_scale: Scale | None
-    seconds: Tensor
-    data_seconds: Tensor
-    losses: Tensor
-    epochs: list[dict[str, Any]]
-    tracer: Trace
-    initial_parameters: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
-
-
-class EarlyStop(_Strict):
-    """How long the best value has been the best."""
-
-    best: float | None
-    waited: Count
-    reason: str | None
-
-
-class Limits(_Strict):
-    """Consecutive skipped steps."""
-
-    skipped: Count
-
-
-class Rollbacks(_Strict):
-    """Steps at which the run was rolled back."""
-
-    steps: list[Count]
-
-
-class Average(_Strict):
-    """The EMA; its tensors are checked against the model."""
-
-    decay: Annotated[float, Field(ge=0.0, le=1.0)]
-    num_updates: Count
-    models: list[dict[str, Any]]
-
-
-class Parts(_Strict):
-    """States by name; policies that the run did not have are missing."""
-
-    watch: Watch
-    tally: RunMetrics | None = None
-    average: Average | None = None
-    early_stop: EarlyStop | None = None
-    limits: Limits | None = None
-    rollback: Rollbacks | None = None
+    world_size: Annotated[int, Field(ge=1)]
+    total_batch_size: Annotated[int, Field(ge=1)]
 
 
 class Saved(_Strict):
-    """The plain values of a checkpoint."""
+    """The plain values of a checkpoint; `parts` has states by name, those of policies that the run had."""
 
     arm: str
     trainer: str | None = None
     recipe: dict[str, Any]
     progress: Progress
-    best: Best
-    parts: Parts
-    metrics: Annotated[tuple[Metric, ...], BeforeValidator(_metrics), Field(min_length=1)] = (TOP1, TOP5)
-    resumed: list[dict[str, Any]]
+    parts: dict[str, Any]
     rng: list[Any]
     buffers: list[dict[str, Any]]
-    zeroed: list[list[Count]]
-    versions: dict[str, Any] = {}
 
 
 def require_plain_parts(state: Mapping[str, Any]) -> Saved:
@@ -155,11 +55,6 @@ def require_plain_parts(state: Mapping[str, Any]) -> Saved:
     """
     try:
         saved = Saved.model_validate(dict(state))
-        tally = saved.parts.tally
-        for epoch in tally.epochs if tally else ():
-            EpochResult.model_validate(epoch)
-        for resumption in saved.resumed:
-            Resumption.model_validate(resumption)
     except ValidationError as error:
         fault = error.errors()[0]
         path = ".".join(str(part) for part in fault["loc"]) or "an entry"

@@ -42,10 +42,6 @@ def _arm(arm: str = "native:bf16", **parts: float) -> ArmProfile:
     )
 
 
-def _operation(name: str, seconds: float, kind: str = "normalization") -> Operation:
-    return Operation(name=name, phase="forward", kind=kind, dtype="fp32", calls=1, seconds=seconds)  # type: ignore[arg-type]
-
-
 def _tried(change: str, seconds: float) -> list[Trial]:
     return [Trial(change=change, before_seconds=1, seconds=seconds)]
 
@@ -105,9 +101,7 @@ CASES: list[tuple[str, dict[str, float], dict[str, Any], str]] = [
         {"trials": _tried("--optimizer-implementation fused", 0.88)},
         "takes 15 %",
     ),
-    ("batch norm", {}, {"operations": [_operation("aten::native_batch_norm", 0.2)]}, "20 % of the step"),
     ("channels_last", {}, CHANNELS, "4 convolutions of a step read images in the format NCHW"),
-    ("memory-bound", {"forward_pointwise": 0.7}, {}, "moves 100 % of the reference's bytes"),
     ("kept twice", {}, {"memory": TWICE}, "20 % of the peak of memory, are kept in two types: mid"),
     (
         "communication",
@@ -131,13 +125,6 @@ def test_a_cause_is_named_alone(kind: str, parts: dict[str, float], facts: dict[
     (reason,) = find_reasons(_arm(**parts).model_copy(update=facts), _arm("fp32"))
     assert reason.kind == kind
     assert words in reason.text
-
-
-def test_tf32_in_the_reference_is_named() -> None:
-    """Products that are hardly faster than those of a reference in TF32 are a reason."""
-    reference = _arm("fp32").model_copy(update={"tf32": True})
-    assert [one.kind for one in find_reasons(_arm(), reference)] == ["TF32"]
-    assert find_reasons(_arm(), _arm("fp32")) == []
 
 
 def test_a_change_that_saves_nothing_is_no_reason() -> None:

@@ -25,32 +25,20 @@ TABLE: list[tuple[dict[str, Any], str, str]] = [
     ({"kind": "not tested", "why": "not tested"}, "inconclusive (not tested)", "inconclusive"),
     ({"kind": "diverged", "share": (2, 3)}, "diverged 2/3", "diverged 2/3"),
     ({"kind": "learned nothing", "why": "10 %, as chance"}, "learned nothing (10 %, as chance)", "learned nothing"),
-    (
-        {"kind": "learned nothing", "share": (1, 3), "why": "loss nan (a)"},
-        "learned nothing in 1 of 3 pairs (loss nan (a))",
-        "learned nothing in 1 of 3 pairs",
-    ),
+    ({"kind": "learned nothing", "share": (1, 3), "why": "nan (a)"}, "learned nothing in 1 of 3 pairs (nan (a))",
+     "learned nothing in 1 of 3 pairs"),
     ({"kind": "no verdict", "why": "the reference failed"}, "no verdict (the reference failed)", "no verdict"),
     ({"kind": "not comparable", "why": "lr 1, not 2"}, "not comparable (lr 1, not 2)", "not comparable"),
     ({"kind": "emulated", "why": "fp16"}, "not comparable (fp16 computed in fp32)", "not comparable"),
     ({"kind": "not as declared", "why": "state is fp32"}, "not as declared (state is fp32)", "not as declared"),
     ({"kind": "invalid", "why": "load 9 on 2"}, "invalid measurement (load 9 on 2)", "invalid measurement"),
-    (
-        {"kind": "conditional", "among": "equivalent", "why": "±0.5", "survivors": (3, 8)},
-        "conditional on 3 of 8 seeds (equivalent (±0.5))",
-        "conditional",
-    ),
-    (
-        {"kind": "conditional", "among": "inconclusive", "more_seeds": 4, "survivors": (3, 8)},
-        "conditional on 3 of 8 seeds (inconclusive (≤4 more seeds))",
-        "conditional",
-    ),
-    (
-        {"kind": "conditional", "among": "learned nothing", "share": (1, 2), "why": "nan", "survivors": (2, 3)},
-        "conditional on 2 of 3 seeds (learned nothing in 1 of 2 pairs (nan))",
-        "conditional",
-    ),
-]
+    ({"kind": "conditional", "among": "equivalent", "why": "±0.5", "survivors": (3, 8)},
+     "conditional on 3 of 8 seeds (equivalent (±0.5))", "conditional"),
+    ({"kind": "conditional", "among": "inconclusive", "more_seeds": 4, "survivors": (3, 8)},
+     "conditional on 3 of 8 seeds (inconclusive (≤4 more seeds))", "conditional"),
+    ({"kind": "conditional", "among": "learned nothing", "share": (1, 2), "why": "nan", "survivors": (2, 3)},
+     "conditional on 2 of 3 seeds (learned nothing in 1 of 2 pairs (nan))", "conditional"),
+]  # fmt: skip
 
 
 def test_the_table_has_every_kind() -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ampcompare.runs.analysis.evidence.step_time import ratio_of
+from ampcompare.runs.analysis.effects.step_time import ratio_of
 from ampcompare.runs.analysis.inference.effect import Effect
 from ampcompare.runs.analysis.inference.verdict import Margin, decide
 from ampcompare.runs.analysis.summary import summarize

@@ -33,6 +33,19 @@ def test_a_cell_wider_than_the_terminal_is_whole() -> None:
     assert grid([], HEADERS, 1) == grid([], HEADERS)
 
 
+def test_a_listing_without_room_for_its_text_has_a_paragraph_for_each_row() -> None:
+    """Where the columns alone fill the terminal, their heads stand before the values that there are."""
+    rows = [["runs/one", "2026-01-02 03:04", "-", "script, native:bf16", "0-2", " ".join(["word"] * 20)]]
+    heads = ["folder", "changed", "tag", "arms", "seeds", "headline"]
+    for width in (60, 80):
+        first, *rest = listing(rows * 2, heads, width).splitlines()
+        assert first == "runs/one"
+        assert rest.count("runs/one") == 1
+        assert max(map(len, rest)) <= width
+        said = " ".join(" ".join(rest[: rest.index("runs/one")]).split())
+        assert said == f"changed 2026-01-02 03:04; arms script, native:bf16; seeds 0-2 {rows[0][-1]}"
+
+
 def test_the_last_column_of_a_listing_is_wrapped() -> None:
     text = " ".join(["word"] * 20)
     lines = listing([["x", text]], ["name", "what"], 40).splitlines()

@@ -801,3 +801,122 @@ def test_an_evaluation_computes_its_loss_in_fp32_under_o1(behind: Any) -> None:
         after = loss_of(model)
     assert before.dtype is torch.float32
     assert not torch.equal(before, after)
+
+
+@pytest.mark.parametrize("arm", ["native:fp16", "O1", "O2", "half:masters=fp32,dynamic"])
+def test_an_overflow_of_gradients_that_a_script_combines_skips_the_step(behind: Any, arm: str) -> None:
+    """As in gradient surgery: each loss has a pass, whose gradients are read, cleared, and written in their sum."""
+    behind(arm)
+    torch.manual_seed(0)
+    model = nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    moved = []
+    for step in range(4):
+        before = model.weight.detach().clone()
+        total = [torch.zeros(param.shape) for param in model.parameters()]
+        for factor in (1e4 if step == 1 else 0.1, 0.1):
+            optimizer.zero_grad()
+            (loss_of(model) * factor).backward()
+            for one, param in zip(total, model.parameters(), strict=True):
+                assert param.grad is not None
+                one += param.grad
+        for one, param in zip(total, model.parameters(), strict=True):
+            param.grad = one.to(param.dtype)
+        optimizer.step()
+        moved.append(not torch.equal(before, model.weight))
+    assert moved == [True, False, True, True]
+    assert bool(model.weight.isfinite().all())
+
+
+@pytest.mark.filterwarnings("ignore:Using backward:UserWarning")  # a cycle, which torch does not advise
+@pytest.mark.parametrize("arm", ["native:fp16", "native:bf16", "O1", "O2", "half:bf16,masters=fp32"])
+def test_gradients_have_a_graph(behind: Any, arm: str) -> None:
+    """A penalty of their norm is a part of the loss."""
+
+    def trained(arm: str) -> list[Tensor]:
+        behind(arm)
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        penalties = []
+        for _ in range(3):
+            optimizer.zero_grad()
+            (loss_of(model) * 0.1).backward(create_graph=True)
+            penalty = torch.stack([param.grad.float().square().sum() for param in model.parameters()]).sum()  # type: ignore[union-attr]
+            penalty.backward()
+            optimizer.step()
+            penalties.append(penalty.detach())
+        behind.end()
+        return [*penalties, *(param.detach().float() for param in model.parameters())]
+
+    for ours, expected in zip(trained(arm), trained("fp32"), strict=True):
+        torch.testing.assert_close(ours, expected, rtol=0.02, atol=2e-3)
+
+
+@pytest.mark.parametrize("arm", ["native:fp16", "O1", "O2"])
+def test_gradients_are_written_unread(behind: Any, arm: str) -> None:
+    """They are true ones, whatever the backward pass before had."""
+    behind(arm)
+    model = nn.Linear(6, 3, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    before = model.weight.detach().clone()
+    (loss_of(model) * 0.1).backward()
+    model.weight.grad = torch.ones_like(model.weight)
+    optimizer.step()
+    torch.testing.assert_close(model.weight.float(), before - 1, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("arm", ["native:fp16", "O1", "O2", "half:masters=fp32,dynamic"])
+def test_hooks_get_true_gradients(behind: Any, arm: str) -> None:
+    """Those of weights, feature maps and modules; what they return is scaled, and a retained gradient is a true one."""
+
+    def trained(arm: str) -> list[Tensor]:
+        behind(arm)
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        seen: list[Tensor] = []
+        model[0].weight.register_hook(lambda grad: grad.clamp(-0.01, 0.01))
+        model[1].register_full_backward_hook(lambda _module, _inputs, outputs: seen.append(outputs[0].float().norm()))
+        model[2].register_full_backward_hook(lambda _module, inputs, _outputs: (inputs[0] * 2,))
+        for _ in range(3):
+            optimizer.zero_grad()
+            x, y = batch(0)
+            hidden = model[1](model[0](x))
+            hidden.retain_grad()
+            hidden.register_hook(lambda grad: seen.append(grad.float().norm()))
+            nn.functional.cross_entropy(model[2](hidden), y).backward()
+            assert hidden.grad is not None
+            seen.append(hidden.grad.float().norm())
+            optimizer.step()
+        behind.end()
+        return [*seen, *(param.detach().float() for param in model.parameters())]
+
+    for ours, expected in zip(trained(arm), trained("fp32"), strict=True):
+        torch.testing.assert_close(ours, expected, rtol=0.02, atol=2e-3)
+
+
+def test_optimizers_may_step_in_a_backward_pass(behind: Any) -> None:
+    """Each weight has its own, which steps as soon as its gradient is there."""
+
+    def trained(arm: str) -> list[Tensor]:
+        behind(arm)
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))
+        optimizers = {param: torch.optim.SGD([param], lr=0.1) for param in model.parameters()}
+
+        def step(param: Tensor) -> None:
+            optimizers[param].step()  # type: ignore[index]
+            optimizers[param].zero_grad()  # type: ignore[index]
+
+        for param in model.parameters():
+            param.register_post_accumulate_grad_hook(step)
+        for _ in range(3):
+            loss_of(model).backward()
+        behind.end()
+        return [param.detach().float() for param in model.parameters()]
+
+    expected = trained("fp32")
+    for arm in ("native:fp16", "O1", "O2"):
+        for one, other in zip(trained(arm), expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=0.02, atol=2e-3)

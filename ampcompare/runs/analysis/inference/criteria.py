@@ -212,11 +212,11 @@ def resolve_margin(
         ConfigError: the rule does not fit the metric.
     """
     check_margin(rule, metric)
-    resolved = _resolved(rule, values, metric, resolution, reference, sd, least=least)
+    resolved = _resolve(rule, values, metric, resolution, reference, sd, least=least)
     return replace(resolved, metric=metric)
 
 
-def _resolved(
+def _resolve(
     rule: MarginRule,
     values: Sequence[float],
     metric: Metric,

@@ -126,7 +126,7 @@ def accuracy_incomparable_reason(arm: RunRecord, reference: RunRecord, *, same_s
         or _inherited_reason(arm)
         or _inherited_reason(reference)
         or (code_reason(arm, reference) if same_software else "")
-        or _unnamed(POLICY, arm, reference)
+        or _unnamed_differences(POLICY, arm, reference)
         or _outcome_reason(arm.summary, reference.summary)
         or (_environment_reason(SOFTWARE[:1], arm, reference) if same_software else "")
     )
@@ -177,7 +177,7 @@ def _machine_reason(arm: RunRecord, reference: RunRecord, *, same_software: bool
         (f"on {here}, not {there}" if here != there else "")
         or _environment_reason(HARDWARE, arm, reference)
         or (_environment_reason(SOFTWARE, arm, reference) if same_software else "")
-        or _unnamed(SPEED, arm, reference)
+        or _unnamed_differences(SPEED, arm, reference)
         or resumed_elsewhere(arm)
         or resumed_elsewhere(reference)
     )
@@ -234,7 +234,7 @@ def _mixture(records: Sequence[RunRecord]) -> str:
             _recipe_reason(record, first)
             or _switch_reason(record, first)
             or code_reason(record, first)
-            or _apart(POLICY, record, first)
+            or _setting_differences(POLICY, record, first)
         )
         if reason:
             return f"{reason}, in one row"
@@ -247,7 +247,7 @@ def _recipe_reason(arm: RunRecord, reference: RunRecord) -> str:
     here, there = arm.config.total_batch_size, reference.config.total_batch_size
     words = [f"global batch size {here}, not {there}"] if here != there else []
     words += _words([path for path in paths if path not in NO_WORK], arm.config, reference.config)
-    return _joined(words)
+    return _join_words(words)
 
 
 def _script_reason(arm: RunRecord, reference: RunRecord) -> str:
@@ -276,11 +276,11 @@ def code_reason(arm: RunRecord, reference: RunRecord) -> str:
     files = differing(arm.code or {}, reference.code or {})
     variables, files = ([name for name in files if name.startswith("$") == is_one] for is_one in (True, False))
     if files:
-        return f"of another version of {_joined(files, ', ')}"
+        return f"of another version of {_join_words(files, ', ')}"
     if variables:
-        return f"with another {_joined(variables, ', ')}"
+        return f"with another {_join_words(variables, ', ')}"
     packages = [name for name in differing(arm.packages, reference.packages) if name not in EVERYWHERE]
-    return _joined([f"{name} {arm.packages[name]}, not {reference.packages[name]}" for name in packages])
+    return _join_words([f"{name} {arm.packages[name]}, not {reference.packages[name]}" for name in packages])
 
 
 def _other_arm(reference: RunRecord) -> str:
@@ -324,15 +324,15 @@ def _environment_reason(names: Sequence[str], arm: RunRecord, reference: RunReco
     return ""
 
 
-def _unnamed(paths: Sequence[str], arm: RunRecord, reference: RunRecord) -> str:
+def _unnamed_differences(paths: Sequence[str], arm: RunRecord, reference: RunRecord) -> str:
     """Return in which of these settings two runs differ, unless the label of a row names them."""
     named = named_settings(arm) | named_settings(reference)
-    return _apart([path for path in paths if path.rpartition(".")[2] not in named], arm, reference)
+    return _setting_differences([path for path in paths if path.rpartition(".")[2] not in named], arm, reference)
 
 
-def _apart(paths: Sequence[str], arm: RunRecord, reference: RunRecord) -> str:
+def _setting_differences(paths: Sequence[str], arm: RunRecord, reference: RunRecord) -> str:
     changed = changed_settings(arm.config, reference.config)
-    return _joined(_words([path for path in paths if path in changed], arm.config, reference.config))
+    return _join_words(_words([path for path in paths if path in changed], arm.config, reference.config))
 
 
 def _confounded_hosts(pairs: Sequence[Pair]) -> str:
@@ -367,7 +367,7 @@ def _words(paths: Sequence[str], arm: RunConfig, reference: RunConfig) -> list[s
     return [f"{path.rpartition('.')[2]} {here.get(path)}, not {there.get(path)}" for path in paths]
 
 
-def _joined(words: Sequence[str], separator: str = "; ") -> str:
+def _join_words(words: Sequence[str], separator: str = "; ") -> str:
     return separator.join([*words[:MAX_NAMED], *(["..."] if len(words) > MAX_NAMED else [])])
 
 
@@ -408,9 +408,9 @@ def circumstances(records: Sequence[RunRecord], reference: str) -> Iterator[str]
     for what, value_of in DIFFERENCES.items():
         yield from _difference(what, rows, value_of)
     for arm, runs in rows.items():
-        for text, count in _counted(filter(None, map(foreign_steps, runs))):
+        for text, count in _count_texts(filter(None, map(foreign_steps, runs))):
             yield f"{arm}: {count} of {len(runs)} runs {text}, so its results are not those of {arm} alone."
-        for text, count in _counted(filter(None, map(resumed_elsewhere, runs))):
+        for text, count in _count_texts(filter(None, map(resumed_elsewhere, runs))):
             yield f"{arm}: {count} of {len(runs)} runs {text}."
     yield from _survivors(records, reference)
     yield from _lighter_steps(rows)
@@ -439,7 +439,7 @@ def _difference(what: str, rows: dict[str, list[RunRecord]], value_of: Callable[
     yield f"Cells ran with different {what}: {'; '.join(shown)}."
 
 
-def _counted(texts: Iterator[str]) -> list[tuple[str, int]]:
+def _count_texts(texts: Iterator[str]) -> list[tuple[str, int]]:
     every = list(texts)
     return [(text, every.count(text)) for text in dict.fromkeys(every)]
 

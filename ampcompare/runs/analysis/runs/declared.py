@@ -105,7 +105,9 @@ def roles_next_to(roles: Roles | None, ledger: Ledger) -> list[Role]:
         roles: None for a training without a declaration, such as a script as it is written.
     """
     if roles is None:
-        return [Role(name, "", observed, remark=remark) for name, observed, remark in _observed(ledger) if observed]
+        return [
+            Role(name, "", observed, remark=remark) for name, observed, remark in _observed_parts(ledger) if observed
+        ]
     kept = ("fp32",) if roles.kept else ()
     held = set(ledger.of_groups("weights"))
     is_narrow = bool(held & set(HALF))
@@ -125,7 +127,7 @@ def roles_next_to(roles: Roles | None, ledger: Ledger) -> list[Role]:
         "rounding": (roles.update, ledger.update in ("", roles.update)),
         "loss scale": (_declared_scale(roles.loss_scale), (roles.loss_scale is None) == (_scale(ledger) is None)),
     }
-    observed = {name: (text, remark) for name, text, remark in _observed(ledger)}
+    observed = {name: (text, remark) for name, text, remark in _observed_parts(ledger)}
     if without := _steps_without(roles, ledger):
         text, remark = observed["forward products"]
         observed["forward products"] = f"{text} (none in {roles.operands} in step {without[0]})", remark
@@ -139,7 +141,7 @@ def roles_next_to(roles: Roles | None, ledger: Ledger) -> list[Role]:
     return sorted(rows, key=lambda role: not role.differs)
 
 
-def _observed(ledger: Ledger) -> list[tuple[str, str, str]]:
+def _observed_parts(ledger: Ledger) -> list[tuple[str, str, str]]:
     """Return (part, what was seen, remark) of each part."""
     by = ledger.by
     scale = _scale(ledger)

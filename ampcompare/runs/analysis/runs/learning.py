@@ -65,7 +65,7 @@ def _idle_rule(record: RunRecord) -> tuple[str, str]:
         return "", ""  # it may have learned
     if summary.epochs and (why := _no_better_than_chance(record.metric, summary.epochs[-1])):
         return "metric", why
-    if record.trace is not None and len(record.trace.losses) >= MIN_POINTS and not _fell(record.trace.losses):
+    if record.trace is not None and len(record.trace.losses) >= MIN_POINTS and not _has_fallen(record.trace.losses):
         first, later = _ends(record.trace.losses)
         return "loss", f"the loss did not fall, {statistics.median(first):.3g} to {statistics.median(later):.3g}"
     return "", ""
@@ -217,7 +217,7 @@ def still_improving(by_arm: Mapping[str, Sequence[RunRecord]], margin: float) ->
     return f"Still improving at the end, so more epochs may change the order: {', '.join(rising)}."
 
 
-def _fell(losses: Sequence[float]) -> bool:
+def _has_fallen(losses: Sequence[float]) -> bool:
     """Return whether a loss curve shows a fall: over its length, or in its first steps before a plateau.
 
     Where the last third is lower by a tenth, few and uneven losses may not show a fall, but they show no lack of one.
@@ -229,7 +229,7 @@ def _fell(losses: Sequence[float]) -> bool:
     return (
         _rank_deviate(first, later) > FELL
         or _rank_deviate(losses[:3], half) > FELL
-        or _ordered(losses[0]) > max(map(_ordered, half))
+        or _nan_as_largest(losses[0]) > max(map(_nan_as_largest, half))
     )
 
 
@@ -239,7 +239,7 @@ def _ends(losses: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
     return losses[:third], losses[-third:]
 
 
-def _ordered(loss: float) -> float:
+def _nan_as_largest(loss: float) -> float:
     return math.inf if math.isnan(loss) else loss
 
 
@@ -248,8 +248,8 @@ def _rank_deviate(early: Sequence[float], late: Sequence[float]) -> float:
 
     Ranks, because one spike of a loss would hide a fall from a test of means.
     """
-    ranked = sorted(map(_ordered, late))
-    above = sum((bisect_left(ranked, one) + bisect_right(ranked, one)) / 2 for one in map(_ordered, early))
+    ranked = sorted(map(_nan_as_largest, late))
+    above = sum((bisect_left(ranked, one) + bisect_right(ranked, one)) / 2 for one in map(_nan_as_largest, early))
     product = len(early) * len(late)
     return (above - product / 2) / math.sqrt(product * (len(early) + len(late) + 1) / 12)
 

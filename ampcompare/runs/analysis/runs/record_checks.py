@@ -41,7 +41,7 @@ def check_record(path: Path, raw: Mapping[str, Any], record: RunRecord) -> None:
     Raises:
         RecordError: it has a fault.
     """
-    if fault := _foreign(path, raw, record) or _edited(raw, record):
+    if fault := _foreign(path, raw, record) or _why_edited(raw, record):
         raise RecordError(f"{path}: {fault}")
 
 
@@ -71,7 +71,7 @@ def _foreign(path: Path, raw: Mapping[str, Any], record: RunRecord) -> str:
     return ""
 
 
-def _edited(raw: Mapping[str, Any], record: RunRecord) -> str:
+def _why_edited(raw: Mapping[str, Any], record: RunRecord) -> str:
     if raw.get("checksum") is None:  # an old record has neither
         return "it has no checksum, which every record with a host has" if record.host is not None else ""
     if raw["checksum"] != record_checksum(raw):

@@ -236,7 +236,7 @@ def differences(curve: Curve, reference: Curve) -> Curve:
     return make_curve((x, None if other is None else y - other) for x, y, other in points)
 
 
-def _thinned(count: int, most: int) -> Sequence[int]:
+def _thin_indices(count: int, most: int) -> Sequence[int]:
     """Return the indices of at most `most` of so many points, evenly chosen, with the first and the last."""
     if count <= most:
         return range(count)
@@ -259,7 +259,7 @@ def over_seeds(
     """
     known = [curve for curve in curves if curve.x]
     furthest = max(known, key=lambda curve: (curve.x[-1], len(curve.x)), default=Curve([], []))
-    places = _thinned(len(furthest.x), most)
+    places = _thin_indices(len(furthest.x), most)
     positions = [furthest.x[place] for place in places]
     columns: list[list[float | None]] = [
         [curve.y[place] for place in places] if curve.x == furthest.x else [curve.at(x, hold=hold) for x in positions]

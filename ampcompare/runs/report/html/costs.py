@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from ampcompare.base.formatting import MIB, format_seconds, printable
-from ampcompare.runs.analysis.answer.phrases import sentence_start
+from ampcompare.runs.analysis.conclusions.phrases import sentence_start
 from ampcompare.runs.records.metric import Metric
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.report.document import Table

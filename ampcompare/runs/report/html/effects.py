@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ampcompare.base.formatting import format_decimal, printable
-from ampcompare.runs.analysis.answer.phrases import sentence_start
+from ampcompare.runs.analysis.conclusions.phrases import sentence_start
 from ampcompare.runs.analysis.runs.pairs import pairs_by_seed
 from ampcompare.runs.analysis.runs.scores import has_score
 from ampcompare.runs.records.comparison import Comparison
@@ -145,11 +145,11 @@ def time_effects(comparison: Comparison, arms: Sequence[ArmRuns]) -> TrackPlot:
         (scale.at(1 / edge), scale.at(edge)),
         scale.at(1),
         sentence="" if tracks else "No step time is compared with the reference's.",
-        mark=_untimed(rows),
+        mark=_untimed_text(rows),
     )
 
 
-def _untimed(rows: Sequence[ArmRuns]) -> str:
+def _untimed_text(rows: Sequence[ArmRuns]) -> str:
     """Return which step times are not compared, by reason; "" if all are."""
     reasons: dict[str, list[str]] = {}
     for arm in rows:

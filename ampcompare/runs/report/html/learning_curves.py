@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ampcompare.base.formatting import printable
-from ampcompare.runs.analysis.answer.phrases import sentence_start
+from ampcompare.runs.analysis.conclusions.phrases import sentence_start
 from ampcompare.runs.analysis.runs.scores import metric_of
 from ampcompare.runs.records.evaluation import EpochResult
 from ampcompare.runs.records.metric import Metric
@@ -135,7 +135,7 @@ def _longest(views: Sequence[View]) -> int:
     return max((len(series["x"]) for view in views for series in view.series), default=0)
 
 
-def _drawn(views: Sequence[View]) -> set[int]:
+def _arms_in(views: Sequence[View]) -> set[int]:
     return {series["a"] for view in views for series in view.series}
 
 
@@ -156,7 +156,8 @@ def _of_metric(arms: Sequence[ArmRuns], reference: str, most: int) -> Chart:
     return Chart(
         "accuracy",
         f"Validation {metric.quality}",
-        f"{sentence_start(name)} after each epoch, paired by seed.{not_drawn(arms, _drawn(views), why_no_epoch)}{same}",
+        f"{sentence_start(name)} after each epoch, paired by seed."
+        f"{not_drawn(arms, _arms_in(views), why_no_epoch)}{same}",
         "epoch",
         views,
         _by_epoch([(arm, bands[arm.index]) for arm in arms], metric.decimals),
@@ -207,7 +208,7 @@ def _training_loss(arms: Sequence[ArmRuns], reference: str, most: int) -> Chart:
     return Chart(
         "training-loss",
         "Training loss",
-        f"Loss of single steps, evenly chosen, paired by seed.{not_drawn(arms, _drawn(views), why)}{same}",
+        f"Loss of single steps, evenly chosen, paired by seed.{not_drawn(arms, _arms_in(views), why)}{same}",
         "step",
         views,
         sentence="" if _longest(views) else NO_TRACE,

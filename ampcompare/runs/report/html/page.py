@@ -109,7 +109,7 @@ def _page_parts(arms: Sequence[dict[str, Any]], charts: Sequence[Chart] = ()) ->
         "css": packaged_text("report.css"),
         "scripts": scripts,
         "policy": _policy(*scripts),
-        "data": _embedded({"arms": arms, **chart_data(charts)}),
+        "data": _embed_json({"arms": arms, **chart_data(charts)}),
     }
 
 
@@ -144,7 +144,7 @@ def template(name: str) -> Any:
     loader = FunctionLoader(packaged_text)
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-        finalize=_shown,
+        finalize=_template_value,
     )  # fmt: skip
     environment.filters["numeric"] = _numeric
     environment.filters["with_notes"] = _with_notes
@@ -155,7 +155,7 @@ def template(name: str) -> Any:
     return environment.get_template(name)
 
 
-def _shown(value: Any) -> Any:
+def _template_value(value: Any) -> Any:
     """Return a text without control characters, which names in a record may have."""
     return CONTROLS.sub("", value) if type(value) is str else value
 
@@ -195,7 +195,7 @@ def _policy(*scripts: str) -> str:
     return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 
-def _embedded(data: Any) -> str:
+def _embed_json(data: Any) -> str:
     """Return JSON that can stand inside a script element: no text in it can close the element or open another."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ampcompare.base.formatting import printable
-from ampcompare.runs.analysis.evidence.step_time import invalid_reason
+from ampcompare.runs.analysis.effects.step_time import invalid_reason
 from ampcompare.runs.records.comparison import ArmSummary, Comparison
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.records.verdict import UNJUDGED
@@ -124,13 +124,13 @@ class Shared:
 def shared_settings(comparison: Comparison) -> Shared:
     """Return the settings of all runs, by dotted names such as `recipe.optimizer.lr`."""
     facts = [record.config.by_path() for record in comparison.records]
-    return _shared(comparison.records, [{k: v for k, v in found.items() if k not in VARIED} for found in facts])
+    return _shared_facts(comparison.records, [{k: v for k, v in found.items() if k not in VARIED} for found in facts])
 
 
 def chosen_settings(comparison: Comparison, shared: Shared) -> list[list[str]]:
     """Return the settings that all runs share and that differ from their defaults: name, value here, default."""
     known = comparison.records[0].config.defaults_by_path() if comparison.records else {}
-    defaults = {name: _shown(value) for name, value in known.items()}
+    defaults = {name: _value_text(value) for name, value in known.items()}
     return [
         [name.removeprefix("recipe."), value, defaults.get(name, "not set")]
         for name, value in shared.equal
@@ -142,12 +142,12 @@ def shared_environment(comparison: Comparison) -> Shared:
     """Return the environment of all runs that started; of the comparison if none started."""
     records = [record for record in comparison.records if record.environment]
     if not records:
-        return Shared([(_shown(name), _shown(value)) for name, value in comparison.environment.items()], [])
+        return Shared([(_value_text(name), _value_text(value)) for name, value in comparison.environment.items()], [])
     facts = [{k: v for k, v in record.environment.items() if k not in OF_A_FAILURE} for record in records]
     started = [
         (record, found) for record, found in zip(records, facts, strict=True) if record.status != "failed"
     ] or list(zip(records, facts, strict=True))
-    return _shared([record for record, _ in started], [found for _, found in started])
+    return _shared_facts([record for record, _ in started], [found for _, found in started])
 
 
 def arm_facts(comparison: Comparison) -> list[list[str]]:
@@ -165,33 +165,33 @@ def arm_facts(comparison: Comparison) -> list[list[str]]:
             backend, options = arm.backend, ", ".join(f"{name} = {value}" for name, value in arm.options.items())
         engine = known.engine if known is not None else None
         why = f"{engine.name} {engine.version}: {engine.reason}" if engine else "torch"
-        rows.append([_shown(text or "-") for text in (row.arm, backend, options, why, row.half)])
+        rows.append([_value_text(text or "-") for text in (row.arm, backend, options, why, row.half)])
     return rows
 
 
-def _shown(value: Any) -> str:
+def _value_text(value: Any) -> str:
     if value is None:
         return "not set"
     if isinstance(value, list | tuple):
-        return ", ".join(_shown(item) for item in value)
+        return ", ".join(_value_text(item) for item in value)
     if isinstance(value, Mapping) and not value:
         return "none"
     return printable(str(value).lower() if isinstance(value, bool) else str(value), 200)
 
 
-def _shared(records: Sequence[RunRecord], facts: Sequence[Mapping[str, Any]]) -> Shared:
+def _shared_facts(records: Sequence[RunRecord], facts: Sequence[Mapping[str, Any]]) -> Shared:
     names = list(dict.fromkeys(name for found in facts for name in found))
     equal: list[tuple[str, str]] = []
     differing: list[tuple[str, list[tuple[str, str]]]] = []
     for name in names:
-        seen = [_shown(found.get(name)) for found in facts]
+        seen = [_value_text(found.get(name)) for found in facts]
         if len(set(seen)) == 1:
-            equal.append((_shown(name), seen[0]))
+            equal.append((_value_text(name), seen[0]))
             continue
         by_value: dict[str, dict[str, None]] = {}
         for record, value in zip(records, seen, strict=True):
             by_value.setdefault(value, {})[printable(record.arm, 60)] = None
-        differing.append((_shown(name), [(value, listed(arms)) for value, arms in by_value.items()]))
+        differing.append((_value_text(name), [(value, listed(arms)) for value, arms in by_value.items()]))
     return Shared(equal, differing)
 
 

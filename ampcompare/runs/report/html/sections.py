@@ -10,8 +10,8 @@ from functools import cache
 from typing import NamedTuple
 
 from ampcompare.base.formatting import printable
-from ampcompare.runs.analysis.answer.headline import warnings_and_answer
-from ampcompare.runs.analysis.evidence.step_time import invalid_reason
+from ampcompare.runs.analysis.conclusions.headline import warnings_and_answer
+from ampcompare.runs.analysis.effects.step_time import invalid_reason
 from ampcompare.runs.records.comparison import Comparison
 from ampcompare.runs.records.metric import Metric
 from ampcompare.runs.records.run import RunRecord
@@ -146,7 +146,7 @@ def page_sections(comparison: Comparison, logs: Mapping[str, str]) -> list[Secti
 
 
 def _curves(arms: Sequence[ArmRuns], reference: str, most: int) -> list[Chart]:
-    return [*learning_charts(arms, reference, most), _loss_scale(arms, most), _skipped(arms, most)]
+    return [*learning_charts(arms, reference, most), _loss_scale(arms, most), _skipped_steps_chart(arms, most)]
 
 
 def _differing(shared: Shared, title: str) -> list[Block]:
@@ -345,7 +345,7 @@ def _positive(record: RunRecord) -> list[tuple[int, float]]:
     return [(step, scale) for step, scale in pairs if scale > 0]
 
 
-def _skipped(arms: Sequence[ArmRuns], most: int) -> Chart:
+def _skipped_steps_chart(arms: Sequence[ArmRuns], most: int) -> Chart:
     series: list[Series] = []
     stops: list[Series] = []
     without: list[str] = []

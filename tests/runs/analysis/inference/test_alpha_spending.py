@@ -7,7 +7,7 @@ import math
 import pytest
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.runs.analysis.answer.headline import look_sentences
+from ampcompare.runs.analysis.conclusions.headline import look_sentences
 from ampcompare.runs.analysis.inference.alpha_spending import error_rate_of_next
 from ampcompare.runs.analysis.inference.criteria import Criteria
 from ampcompare.runs.records.comparison import Comparison, Look

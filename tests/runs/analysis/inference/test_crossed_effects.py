@@ -7,7 +7,7 @@ import pytest
 from scipy.special import stdtrit
 from scipy.stats import ttest_1samp
 
-from ampcompare.runs.analysis.evidence.samples import MeanSquares, mean_squares, new_samples_error, samples_needed
+from ampcompare.runs.analysis.effects.samples import MeanSquares, mean_squares, new_samples_error, samples_needed
 from ampcompare.runs.analysis.inference.effect import min_resolvable_spread
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.runs.analysis.evidence.step_time import invalid_reason
+from ampcompare.runs.analysis.effects.step_time import invalid_reason
 from ampcompare.runs.records.run import RunRecord, SystemReadings
 
 MakeRecord = Callable[..., RunRecord]

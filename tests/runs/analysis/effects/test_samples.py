@@ -10,7 +10,7 @@ import pytest
 from scipy.special import stdtrit
 from scipy.stats import binom
 
-from ampcompare.runs.analysis.evidence.samples import mcnemar, mean_squares, new_samples_error, two_digits
+from ampcompare.runs.analysis.effects.samples import mcnemar, mean_squares, new_samples_error, two_digits
 from ampcompare.runs.analysis.inference.criteria import Criteria
 from ampcompare.runs.analysis.summary import summarize
 from ampcompare.runs.records.comparison import ArmSummary, Comparison

@@ -1,7 +1,7 @@
 """Next steps after a comparison: commands to paste, built from the command that made it.
 
 No step changes a margin: a margin is chosen before the runs. More seeds are advised only where a look is left to test
-them (`analysis.looks`).
+them (`analysis.inference.alpha_spending`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ampcompare.base.files.run_files import CellFile, file_of_cell
-from ampcompare.runs.analysis.answer.headline import recommended
-from ampcompare.runs.analysis.answer.phrases import names_of
+from ampcompare.runs.analysis.conclusions.headline import recommended
+from ampcompare.runs.analysis.conclusions.phrases import names_of
 from ampcompare.runs.analysis.inference.effect import MIN_PAIRS
 from ampcompare.runs.analysis.runs.learning import EPS, divergence_cause, idle_verdict
 from ampcompare.runs.analysis.runs.record_checks import SEEDS_ITSELF
@@ -63,12 +63,12 @@ def _steps(
 ) -> Iterator[NextStep]:
     rows = [row for row in comparison.arms if row.arm != comparison.reference]
     if typed is not None:
-        yield from _missing(comparison, typed)
+        yield from _step_for_missing_runs(comparison, typed)
     reference = by_arm.get(comparison.reference, [])
     blocked = _reference_step(comparison, reference, typed)
     if blocked:
         yield blocked
-    yield from _failed(comparison, by_arm)
+    yield from _steps_after_failure(comparison, by_arm)
     if blocked:
         return
     if not rows and typed is not None and typed.value("--arm"):
@@ -82,9 +82,9 @@ def _steps(
         )
     if typed is not None:
         yield from _more_seeds(comparison, rows, by_arm, typed, next_error_rate)
-    yield from _diverged(comparison, by_arm, typed)
+    yield from _steps_after_divergence(comparison, by_arm, typed)
     if typed is not None:
-        yield from _times(rows, by_arm, comparison.reference, typed)
+        yield from _timing_steps(rows, by_arm, comparison.reference, typed)
 
 
 def _arm(records: Sequence[RunRecord]) -> str:
@@ -92,7 +92,7 @@ def _arm(records: Sequence[RunRecord]) -> str:
     return records[0].config.arm
 
 
-def _missing(comparison: Comparison, typed: TypedCommand) -> Iterator[NextStep]:
+def _step_for_missing_runs(comparison: Comparison, typed: TypedCommand) -> Iterator[NextStep]:
     ended = {f"{run.arm}@{run.config.recipe.seed}" for run in comparison.records if run.status != "interrupted"}
     missing = [cell for cell in comparison.order if cell not in ended]
     if missing and _are_copies(comparison):
@@ -112,7 +112,7 @@ def _are_copies(comparison: Comparison) -> bool:
     return bool(comparison.excluded) and all(text.endswith(SEEDS_ITSELF) for text in comparison.excluded)
 
 
-def _failed(comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]) -> Iterator[NextStep]:
+def _steps_after_failure(comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]) -> Iterator[NextStep]:
     for records in by_arm.values():
         failed = [record for record in records if record.status == "failed"]
         if failed and failed[0].config.script is not None:
@@ -202,13 +202,15 @@ def _more_seeds(
         yield NextStep(
             command=str(typed.with_option("--seeds", seeds_text(fresh)).elsewhere("again", same_recipe=True)),
             why="no look is left at these runs; other seeds in another run directory are a new comparison"
-            + _about(by_arm, len(fresh)),
+            + _duration_text(by_arm, len(fresh)),
         )
         return
     else:
         return
     wanted = [*seeds, *_next_seeds(seeds, count)]
-    yield NextStep(command=str(typed.with_option("--seeds", seeds_text(wanted))), why=f"{what}{_about(by_arm, count)}")
+    yield NextStep(
+        command=str(typed.with_option("--seeds", seeds_text(wanted))), why=f"{what}{_duration_text(by_arm, count)}"
+    )
 
 
 def _next_seeds(seeds: Sequence[int], count: int) -> list[int]:
@@ -217,7 +219,7 @@ def _next_seeds(seeds: Sequence[int], count: int) -> list[int]:
     return list(range(first, first + count))
 
 
-def _about(by_arm: Mapping[str, Sequence[RunRecord]], seeds: int) -> str:
+def _duration_text(by_arm: Mapping[str, Sequence[RunRecord]], seeds: int) -> str:
     """Return how long so many seeds of all arms take, by the runs so far; "" where that is not known."""
     total, jobs = 0.0, 1
     for records in by_arm.values():
@@ -230,17 +232,17 @@ def _about(by_arm: Mapping[str, Sequence[RunRecord]], seeds: int) -> str:
             return ""
         total += statistics.fmean(known)
         jobs = max(jobs, *(run.jobs for run in records))
-    return f", about {_rough(seeds * total / jobs)}"
+    return f", about {_round_duration(seeds * total / jobs)}"
 
 
-def _rough(seconds: float) -> str:
+def _round_duration(seconds: float) -> str:
     for size, unit in ((3600, "h"), (60, "min")):
         if seconds >= 1.5 * size:
             return f"{seconds / size:.2g} {unit}"
     return f"{max(1.0, float(f'{seconds:.1g}')):g} s"
 
 
-def _diverged(
+def _steps_after_divergence(
     comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]], typed: TypedCommand | None
 ) -> Iterator[NextStep]:
     arms = [row.arm for row in comparison.arms if row.diverged and by_arm.get(row.arm)]
@@ -257,7 +259,7 @@ def _diverged(
         )
 
 
-def _times(
+def _timing_steps(
     rows: Sequence[ArmSummary], by_arm: Mapping[str, Sequence[RunRecord]], reference: str, typed: TypedCommand
 ) -> Iterator[NextStep]:
     slower = [row.arm for row in rows if row.time.kind == "worse"]
@@ -305,27 +307,27 @@ class TypedCommand:
         for index, word in enumerate(self.words):
             if word in names and index + 1 < len(self.words):
                 found = self.words[index + 1]
-            elif attached := _attached(word, names):
+            elif attached := _option_prefix(word, names):
                 found = word[len(attached) :]
         return found
 
     def without(self, *names: str) -> TypedCommand:
         """Return the command without an option that takes a value."""
-        return TypedCommand(tuple(word for word in self._blanked(names) if word is not None), self.script)
+        return TypedCommand(tuple(word for word in self._blank_option(names) if word is not None), self.script)
 
     def with_option(self, name: str, value: str, *other_names: str) -> TypedCommand:
         """Return the command with an option at another value, in its place, or at the end."""
-        words = self._blanked((name, *other_names))
+        words = self._blank_option((name, *other_names))
         index = words.index(None) if None in words else len(words)
         rest = [word for word in words[index:] if word is not None]
         return TypedCommand((*(word for word in words[:index] if word is not None), name, value, *rest), self.script)
 
-    def _blanked(self, names: Sequence[str]) -> list[str | None]:
+    def _blank_option(self, names: Sequence[str]) -> list[str | None]:
         """Return the words with None instead of an option and of its value."""
         words: list[str | None] = []
         is_value = False
         for word in self.words:
-            is_option = not is_value and (word in names or bool(_attached(word, names)))
+            is_option = not is_value and (word in names or bool(_option_prefix(word, names)))
             words.append(None if is_option or is_value else word)
             is_value = is_option and word in names
         return words
@@ -336,7 +338,7 @@ class TypedCommand:
         is_kept = False
         for word in self.words[len(PROGRAM) :]:
             if word.startswith("-"):
-                is_kept = word in OF_WORK or bool(_attached(word, OF_WORK))
+                is_kept = word in OF_WORK or bool(_option_prefix(word, OF_WORK))
             words += [word] if is_kept else []
         return shlex.join(["ampcompare", "profile", "--arm", arms, *words, *self.script])
 
@@ -353,7 +355,7 @@ class TypedCommand:
         return self.with_option("--tag", suffix) if same_recipe else self
 
 
-def _attached(word: str, names: Sequence[str]) -> str:
+def _option_prefix(word: str, names: Sequence[str]) -> str:
     """Return how far a word is the name of an option with its value behind it, as in `--seeds=0-2`; "" if it is not."""
     for name in names:
         start = f"{name}=" if name.startswith("--") else name

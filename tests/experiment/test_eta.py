@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from ampcompare.experiment.eta import TimeLeft
 from ampcompare.experiment.launch.base import Progress
 from ampcompare.experiment.observer import Outline
-from ampcompare.experiment.time_left import TimeLeft
 from ampcompare.runs.records.run import RunRecord, RunSummary
 from ampcompare.runs.settings.config import RunConfig
 

@@ -112,11 +112,11 @@ def step_times(pairs: Sequence[Pair], *, same_software: bool = True) -> Evidence
     untested = incomparable_time(pairs, same_software=same_software)
     rounds = [_rounds_of(pair) for pair in pairs]
     seeds = rounds if all(rounds) else [[pair] for pair in pairs]
-    timed = _kept(seeds, lambda pair: all(record.summary.step_seconds_median for record in pair))
+    timed = _useful_pairs(seeds, lambda pair: all(record.summary.step_seconds_median for record in pair))
     mean = _time_effect(timed).mean if timed else None
     if untested:
         return Evidence(None, untested, mean)
-    valid = _kept(seeds, lambda pair: not _invalid(pair))
+    valid = _useful_pairs(seeds, lambda pair: not _invalid(pair))
     if not pairs:
         return Evidence()
     if len(valid) < min(MIN_PAIRS, len(seeds)):
@@ -131,7 +131,7 @@ def _invalid(pair: Pair) -> str:
     return invalid_reason(arm) or invalid_reason(reference)
 
 
-def _kept(seeds: Sequence[Sequence[Pair]], use: Callable[[Pair], bool]) -> list[list[Pair]]:
+def _useful_pairs(seeds: Sequence[Sequence[Pair]], use: Callable[[Pair], bool]) -> list[list[Pair]]:
     """Return the measurements of each seed that are of use, without seeds that have none."""
     return [kept for seed in seeds if (kept := [pair for pair in seed if use(pair)])]
 

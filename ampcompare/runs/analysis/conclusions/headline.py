@@ -6,14 +6,14 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
 from ampcompare.base.formatting import printable
-from ampcompare.runs.analysis.answer.phrases import (
+from ampcompare.runs.analysis.conclusions.phrases import (
     Quality,
     count_of,
     names_of,
     sentence_start,
     with_verb,
 )
-from ampcompare.runs.analysis.evidence.samples import samples_noun
+from ampcompare.runs.analysis.effects.samples import samples_noun
 from ampcompare.runs.analysis.inference.effect import ERROR_RATE, MIN_PAIRS
 from ampcompare.runs.analysis.runs.declared import not_as_declared
 from ampcompare.runs.analysis.runs.learning import (
@@ -66,7 +66,7 @@ def headline(comparison: Comparison) -> list[str]:
     by_arm: dict[str, list[RunRecord]] = {row.arm: [] for row in comparison.arms}
     for record in comparison.records:
         by_arm.setdefault(record.arm, []).append(record)
-    return [*_warnings(comparison), *_answer(comparison, by_arm)]
+    return [*_warnings(comparison), *_answer_sentences(comparison, by_arm)]
 
 
 def warnings_and_answer(comparison: Comparison) -> tuple[list[str], list[str]]:
@@ -93,19 +93,19 @@ def _warnings(comparison: Comparison) -> Iterable[str]:
         yield f"{count} record{'s are' if count > 1 else ' is'} not used; the details have the reason."
 
 
-def _answer(comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]) -> Iterable[str]:
+def _answer_sentences(comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]) -> Iterable[str]:
     rows = [row for row in comparison.arms if row.arm != comparison.reference]
     outcomes = list(_outcome_sentences(comparison, by_arm))
     blocked = _nothing_to_compare(comparison, by_arm)
     if blocked or not rows:
-        yield from [blocked] if blocked else _alone(comparison, by_arm)
+        yield from [blocked] if blocked else _sentence_on_one_arm(comparison, by_arm)
         yield from outcomes
         yield from _speed_sentences(comparison, rows)
         return
     quality = Quality(comparison.metric)
     yield from idle_some(by_arm)
     if comparison.error_rate == 0 and comparison.look != 0:
-        yield _untested(comparison)
+        yield _why_untested(comparison)
     wide = too_wide(by_arm.get(comparison.reference, []), comparison.reference, comparison.margin)
     chosen: list[ArmSummary] = []
     if wide:
@@ -138,7 +138,7 @@ def _nothing_to_compare(comparison: Comparison, by_arm: Mapping[str, Sequence[Ru
     return ""
 
 
-def _alone(comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]) -> Iterable[str]:
+def _sentence_on_one_arm(comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]) -> Iterable[str]:
     """Yield what the only arm reached."""
     row = comparison.arms[0]
     if row.metric_mean is None or not by_arm.get(row.arm):
@@ -149,7 +149,7 @@ def _alone(comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]) ->
     yield f"{row.arm} reached {reached} in {seeds}; there is no other arm to compare it with."
 
 
-def _untested(comparison: Comparison) -> str:
+def _why_untested(comparison: Comparison) -> str:
     """Return why there are no verdicts: runs are missing, or no look is left. Look 0 had too few seeds for any."""
     ended = {f"{run.arm}@{run.config.recipe.seed}" for run in comparison.records if run.status != "interrupted"}
     missing = [cell for cell in comparison.order if cell not in ended]
@@ -258,7 +258,7 @@ def details(comparison: Comparison) -> Iterable[str]:
         return
     yield from sorted({f"{note}." for record in records for note in record.notes})
     yield from _events(rows, records)
-    averaged = [text for row in rows if row.completed and (text := _averaged(row.arm, records, metric))]
+    averaged = [text for row in rows if row.completed and (text := _averaged_metric(row.arm, records, metric))]
     if averaged:
         name = sentence_start(metric.name)
         yield f"{name} of the averaged weights (EMA) after the last epoch: {', '.join(averaged)}."
@@ -351,7 +351,7 @@ def _same_bits(by_arm: Mapping[str, Sequence[RunRecord]], reference: str) -> Ite
             )
 
 
-def _averaged(arm: str, records: Sequence[RunRecord], metric: Metric) -> str:
+def _averaged_metric(arm: str, records: Sequence[RunRecord], metric: Metric) -> str:
     """Return the mean over completed runs of what the averaged weights reach; "" where none were kept."""
     reached = [
         record.summary.ema_metric_final for record in records if record.arm == arm and record.status == "completed"
@@ -376,7 +376,7 @@ def _accuracy_sentences(comparison: Comparison, rows: Sequence[ArmSummary], qual
     tried = [row for row in those("identical") if row.pairs >= MIN_PAIRS]
     if tested := those("equivalent", "non-inferior"):
         kept = [row for row in rows if row in tried or row in tested]
-        yield _kept(kept, everyone, said, comparison, quality)
+        yield _sentence_on_kept(kept, everyone, said, comparison, quality)
         said.update(row.arm for row in kept)
     if same := [row.arm for row in those("identical")]:
         subject = with_verb(same, everyone, "is", "are", said=said)
@@ -384,9 +384,9 @@ def _accuracy_sentences(comparison: Comparison, rows: Sequence[ArmSummary], qual
         said.update(same)
     for better in (True, False):
         if different := those("better" if better else "worse"):
-            yield _different(better, different, comparison, quality)
+            yield _sentence_on_difference(better, different, comparison, quality)
             said.update(row.arm for row in different)
-    yield from _open(those(*OPEN), everyone, said, comparison, quality)
+    yield from _sentences_on_open(those(*OPEN), everyone, said, comparison, quality)
     for row in those("conditional"):
         some, total = row.quality.survivors or (0, 0)
         yield (
@@ -394,7 +394,7 @@ def _accuracy_sentences(comparison: Comparison, rows: Sequence[ArmSummary], qual
             f"{reference} completed, so it is not recommended."
         )
         said.add(row.arm)
-    yield from _not_compared(those("not comparable"), everyone, said, reference)
+    yield from _sentence_on_incomparable(those("not comparable"), everyone, said, reference)
     for row in those("not as declared"):
         yield f"No verdict on {row.arm}: it is {row.quality}."
         said.add(row.arm)
@@ -420,7 +420,9 @@ def _accuracy_sentences(comparison: Comparison, rows: Sequence[ArmSummary], qual
         yield f"No verdict on {names_of(arms, everyone, said)}: {reason}."
 
 
-def _not_compared(rows: Sequence[ArmSummary], everyone: Sequence[str], said: set[str], reference: str) -> Iterable[str]:
+def _sentence_on_incomparable(
+    rows: Sequence[ArmSummary], everyone: Sequence[str], said: set[str], reference: str
+) -> Iterable[str]:
     """Yield the arms that did not do the work of the reference, with one of the reasons."""
     if rows:
         arms = [row.arm for row in rows]
@@ -430,7 +432,7 @@ def _not_compared(rows: Sequence[ArmSummary], everyone: Sequence[str], said: set
         said.update(arms)
 
 
-def _kept(
+def _sentence_on_kept(
     rows: Sequence[ArmSummary], everyone: Sequence[str], said: set[str], comparison: Comparison, quality: Quality
 ) -> str:
     """Return that these rows keep the accuracy, and which of them are identical."""
@@ -462,7 +464,7 @@ def _differences(rows: Sequence[ArmSummary], quality: Quality) -> str:
     return f"Δ {names_of(shown)}{quality.unit}"
 
 
-def _different(better: bool, rows: Sequence[ArmSummary], comparison: Comparison, quality: Quality) -> str:
+def _sentence_on_difference(better: bool, rows: Sequence[ArmSummary], comparison: Comparison, quality: Quality) -> str:
     parts = [f"{row.arm} ({_with_interval(row, quality)})" for row in rows]
     if quality.name == "accuracy":
         how = f"{'more' if better else 'less'} accurate than"
@@ -481,7 +483,7 @@ def _with_interval(row: ArmSummary, quality: Quality) -> str:
     return f"{shown}, {quality.signed(its.low)} to {quality.signed(its.high)}"
 
 
-def _open(
+def _sentences_on_open(
     rows: Sequence[ArmSummary], everyone: Sequence[str], said: set[str], comparison: Comparison, quality: Quality
 ) -> Iterable[str]:
     """Yield which arms are undecided: too few seeds for any test, or intervals that are too wide."""
@@ -572,10 +574,10 @@ def _speed_sentences(comparison: Comparison, rows: Sequence[ArmSummary]) -> Iter
         yield f"{row.arm} takes {_step_time_of(row)} the step time of {comparison.reference}{where}{doubt}."
     elif known:
         known.sort(key=lambda row: row.time.effect or 0.0)
-        parts = [f"{row.arm} {_marked(row)}" for row in known[:MAX_NAMED]]
+        parts = [f"{row.arm} {_ratio_with_doubt(row)}" for row in known[:MAX_NAMED]]
         more = f" and {len(known) - MAX_NAMED} more" if len(known) > MAX_NAMED else ""
         yield f"Step time relative to {comparison.reference}{where}: {', '.join(parts)}{more}."
-    unknown = _unknown([row for row in rows if row not in known], _emulated_by(comparison))
+    unknown = _unknown_speeds([row for row in rows if row not in known], _emulated_by(comparison))
     if len(unknown) == 1 and not known:
         yield f"Speed is not known: {unknown[0][1]}."
     elif unknown:
@@ -590,7 +592,7 @@ def _emulated_by(comparison: Comparison) -> str:
     return "by --device cpu" if is_asked else "on this CPU"
 
 
-def _unknown(rows: Sequence[ArmSummary], emulated_by: str) -> list[tuple[list[str], str]]:
+def _unknown_speeds(rows: Sequence[ArmSummary], emulated_by: str) -> list[tuple[list[str], str]]:
     """Return the arms whose step times are not usable, with one reason: emulated ones, then invalid ones, then the
     rest.
 
@@ -627,7 +629,7 @@ def _unknown(rows: Sequence[ArmSummary], emulated_by: str) -> list[tuple[list[st
     return found
 
 
-def _marked(row: ArmSummary) -> str:
+def _ratio_with_doubt(row: ArmSummary) -> str:
     """Return the relative step time of an arm with its interval, and that it is inconclusive, if it is."""
     its = row.time
     if its.kind not in OPEN or its.low is None or its.high is None:

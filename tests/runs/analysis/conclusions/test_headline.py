@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.runs.analysis.answer.headline import warnings_and_answer
+from ampcompare.runs.analysis.conclusions.headline import warnings_and_answer
 from ampcompare.runs.analysis.inference.criteria import Criteria
 from ampcompare.runs.analysis.inference.verdict import Design
 from ampcompare.runs.analysis.results_table import judge, read_table

@@ -8,7 +8,7 @@ import pytest
 
 from ampcompare.cli.compare_command import command as compare
 from ampcompare.experiment.plan import parse_seeds
-from ampcompare.runs.analysis.answer.next_step import TypedCommand, seeds_text
+from ampcompare.runs.analysis.conclusions.next_step import TypedCommand, seeds_text
 
 
 def parsed(typed: TypedCommand) -> dict[str, object]:

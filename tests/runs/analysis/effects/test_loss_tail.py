@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.runs.analysis.evidence.loss_tail import loss_evidence, tail_loss
+from ampcompare.runs.analysis.effects.loss_tail import loss_evidence, tail_loss
 from ampcompare.runs.analysis.gates import check_gates, parse_gate
 from ampcompare.runs.analysis.inference.criteria import Criteria, criteria_of
 from ampcompare.runs.analysis.inference.verdict import Design, verdicts_on

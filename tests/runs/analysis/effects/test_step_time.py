@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ampcompare.runs.analysis.evidence.step_time import ratio_of, rounds_sentence, step_times, time_evidence
+from ampcompare.runs.analysis.effects.step_time import ratio_of, rounds_sentence, step_times, time_evidence
 from ampcompare.runs.analysis.inference.criteria import Criteria
 from ampcompare.runs.analysis.inference.verdict import Design, Evidence, verdicts_on
 from ampcompare.runs.analysis.summary import summarize

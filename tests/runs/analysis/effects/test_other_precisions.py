@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from scipy.stats import ttest_1samp
 
-from ampcompare.runs.analysis.evidence.accuracy import precision_rows
+from ampcompare.runs.analysis.effects.accuracy import precision_rows
 from ampcompare.runs.analysis.summary import summarize
 from ampcompare.runs.records.comparison import Comparison
 from ampcompare.runs.records.evaluation import PrecisionResult

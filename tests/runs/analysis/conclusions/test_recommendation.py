@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ampcompare.runs.analysis.answer.headline import not_recommended, recommended, use_sentence
-from ampcompare.runs.analysis.answer.phrases import Quality
+from ampcompare.runs.analysis.conclusions.headline import not_recommended, recommended, use_sentence
+from ampcompare.runs.analysis.conclusions.phrases import Quality
 from ampcompare.runs.analysis.inference.criteria import Preference
 from ampcompare.runs.analysis.summary import summarize
 from ampcompare.runs.records.comparison import ArmSummary, Comparison

@@ -14,8 +14,8 @@ from ampcompare.cli.doctor_command import command as doctor
 from ampcompare.cli.explain_command import command as explain
 from ampcompare.cli.profile_command import command as profile
 from ampcompare.experiment.launch.script.launcher import failed_script
-from ampcompare.runs.analysis.answer.headline import headline
-from ampcompare.runs.analysis.answer.next_step import OF_WORK, next_steps
+from ampcompare.runs.analysis.conclusions.headline import headline
+from ampcompare.runs.analysis.conclusions.next_step import OF_WORK, next_steps
 from ampcompare.runs.analysis.inference.verdict import Design
 from ampcompare.runs.analysis.runs.record_checks import SEEDS_ITSELF
 from ampcompare.runs.analysis.summary import summarize
