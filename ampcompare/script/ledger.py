@@ -68,6 +68,8 @@ class ScriptLedger:
     def end(self) -> None:
         """Look no longer."""
         if self._begins:
+            if not self._is_stepped:
+                self._look.note(self._live())
             self._finish_look()
         for subscriptions in (self._passes_of_step, self._setters, self._events):
             subscriptions.end()
@@ -175,13 +177,14 @@ class ScriptLedger:
         self._passes = 0
         self._applied += bool(row["applied"])  # one that is not known yet counts as applied
         if self._begins:  # until the next forward pass, as another optimizer may step
+            self._look.note(self._live())
             self._is_stepped, self._stepped_at = True, time.perf_counter()
         elif self._count % EVERY == 0 and self._spent <= MAX_SHARE * (time.perf_counter() - self._since):
             self._follow_passes()
 
     def _finish_look(self) -> None:
         self._begins = self._is_stepped = False
-        self._look.end(self._live())
+        self._look.close()
         count = max(1, len(self._rows.optimizers))
         if self._is_first and self._applied < DETAILED * count and self._count < MAX_DETAILED * count:
             return

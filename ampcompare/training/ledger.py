@@ -109,18 +109,26 @@ class StepLook:
         _count(self._seen.accumulated, held or [grad for grad in stepped if grad is not None])
 
     def end(self, optimizers: Sequence[Optimizer]) -> None:
-        """Note what is held after the step."""
+        """Note what is held after the step, and look no longer."""
+        self.note(optimizers)
+        self.close()
+
+    def close(self) -> None:
+        """Look no longer."""
         for hook in self._hooks:
             hook.remove()
         for name in self._seen.forward - self._forward_before:
             self._seen.looks[name].append(self.steps[-1])
+        self._before, self._stepped = {}, {}
+
+    def note(self, optimizers: Sequence[Optimizer]) -> None:
+        """Note what is held after a step of one of these optimizers; another one may step yet."""
         weights = [weight for weight in self._parameters() if weight.is_floating_point()]
         trained: set[int] = set()
         for optimizer in map(_bare, optimizers):
             trained |= self._note_held(optimizer, [weight for weight in weights if weight.requires_grad])
             self._note_update(optimizer)
         _count(self._seen.frozen, [weight for weight in weights if id(weight) not in trained])
-        self._before, self._stepped = {}, {}
 
     def _stepping(self, optimizer: Optimizer, *_: Any) -> None:
         """Note the gradients that an optimizer gets."""
@@ -195,7 +203,7 @@ class StepLook:
     def _note_update(self, optimizer: Optimizer) -> None:
         """Count, unread, which elements of the sample have a gradient, which of them stayed, and which were not rounded
         to the nearest of what the optimizer has computed on a copy."""
-        stepped = self._stepped.get(id(optimizer), [])
+        stepped = self._stepped.pop(id(optimizer), [])
         held = [(param, group) for group in optimizer.param_groups for param in group["params"]] if stepped else []
         for (_, _, moves), (param, group) in zip(stepped, held, strict=False):
             second = second_moment(optimizer, param)
