@@ -10,15 +10,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from workloads import sgd
 
-__all__ = ["LOOPS", "Batches", "Step", "legacy"]
+__all__ = ["LOOPS", "Batches", "Make", "Step", "legacy"]
 
 Batches = Iterator[tuple[Tensor, Tensor]]
 Step = Callable[[], None]
+Make = Callable[..., torch.optim.Optimizer]  # from parameters and `fused` to the optimizer
 
 
-def fp32(model: nn.Module, batches: Batches, *, fused: bool = False) -> Step:
+def fp32(model: nn.Module, batches: Batches, *, fused: bool = False, make: Make = sgd) -> Step:
     """Plain training."""
-    optimizer = sgd(model.parameters(), fused=fused)
+    optimizer = make(model.parameters(), fused=fused)
 
     def step() -> None:
         x, y = next(batches)
@@ -30,9 +31,9 @@ def fp32(model: nn.Module, batches: Batches, *, fused: bool = False) -> Step:
     return step
 
 
-def autocast_fp16(model: nn.Module, batches: Batches, *, fused: bool = False) -> Step:
+def autocast_fp16(model: nn.Module, batches: Batches, *, fused: bool = False, make: Make = sgd) -> Step:
     """torch.amp as its documentation shows it."""
-    optimizer = sgd(model.parameters(), fused=fused)
+    optimizer = make(model.parameters(), fused=fused)
     device = next(model.parameters()).device.type
     scaler = torch.amp.GradScaler(device)
 
@@ -48,9 +49,9 @@ def autocast_fp16(model: nn.Module, batches: Batches, *, fused: bool = False) ->
     return step
 
 
-def autocast_bf16(model: nn.Module, batches: Batches, *, fused: bool = False) -> Step:
+def autocast_bf16(model: nn.Module, batches: Batches, *, fused: bool = False, make: Make = sgd) -> Step:
     """bf16 autocast needs no scaling."""
-    optimizer = sgd(model.parameters(), fused=fused)
+    optimizer = make(model.parameters(), fused=fused)
     device = next(model.parameters()).device.type
 
     def step() -> None:
@@ -64,10 +65,10 @@ def autocast_bf16(model: nn.Module, batches: Batches, *, fused: bool = False) ->
     return step
 
 
-def half(model: nn.Module, batches: Batches, *, fused: bool = False) -> Step:
+def half(model: nn.Module, batches: Batches, *, fused: bool = False, make: Make = sgd) -> Step:
     """`.half()` on model and input, the loss in fp32."""
     model.half()
-    optimizer = sgd(model.parameters(), fused=fused)
+    optimizer = make(model.parameters(), fused=fused)
 
     def step() -> None:
         x, y = next(batches)
@@ -87,9 +88,11 @@ LOOPS: dict[str, Callable[..., Step]] = {
 }
 
 
-def legacy(model: nn.Module, batches: Batches, *, amp: Any, opt_level: str, fused: bool = False) -> Step:
+def legacy(
+    model: nn.Module, batches: Batches, *, amp: Any, opt_level: str, fused: bool = False, make: Make = sgd
+) -> Step:
     """The loop of a legacy script, on an object with the surface of `apex.amp`."""
-    optimizer = sgd(model.parameters(), fused=fused)
+    optimizer = make(model.parameters(), fused=fused)
     model, optimizer = amp.initialize(model, optimizer, opt_level=opt_level, verbosity=0)
 
     def step() -> None:

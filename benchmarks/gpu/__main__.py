@@ -16,7 +16,7 @@ import click
 from benchmarks.gpu.context import PART_SECONDS, Context
 from benchmarks.gpu.report import Report, environment
 
-PARTS = ("smoke", "tasks", "scripts", "tests", "golden", "syncs", "profile", "resume")
+PARTS = ("smoke", "tasks", "scripts", "tests", "golden", "syncs", "profile", "speed", "memory", "resume")
 # What `setup.py` asks for, by the names of import, and the runner of tests.
 NEEDED = (
     *("torch", "torchvision", "numpy", "scipy", "sklearn", "tabulate", "yaml", "pydantic", "psutil"),

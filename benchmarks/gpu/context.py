@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.gpu import ROOT
 
-__all__ = ["PART_SECONDS", "Context", "Done", "is_missing", "run_program"]
+__all__ = ["PART_SECONDS", "Context", "Done", "end_process", "is_missing", "run_program", "start"]
 
 PART_SECONDS = 510.0  # below nine minutes, with time to write the results
 PRELOADED = ["torch", "torch._dynamo", "torch.fx.experimental.symbolic_shapes"]
@@ -92,23 +92,16 @@ class Context:
         Raises:
             RuntimeError: it raised, crashed, or took too long; the message says which.
         """
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOADED)
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_answer, args=(theirs, function, arguments), daemon=True)
-        process.start()
-        theirs.close()
+        pipe, process = start(function, *arguments)
         try:
-            if not ours.poll(self.left(most)):
+            if not pipe.poll(self.left(most)):
                 raise RuntimeError("no answer in time")
-            held, answer = ours.recv()
+            held, answer = pipe.recv()
         except EOFError:
             process.join(10)
             raise RuntimeError(f"the process ended with exit code {process.exitcode}") from None
         finally:
-            process.join(5)
-            process.kill()
-            process.join(10)
+            end_process(process)
         if not held:
             raise RuntimeError(answer)
         return answer
@@ -148,16 +141,40 @@ def is_missing(reason: str) -> bool:
     return reason.startswith(("ImportError", "ModuleNotFoundError", "BackendUnavailable"))
 
 
-def _answer(pipe: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    """Send `(True, result)` or `(False, error)`."""
+def start(function: Callable[..., Any], *arguments: Any, talks: bool = False) -> tuple[Connection, Any]:
+    """Start a function in a process forked from one that has torch; it answers `(True, result)` or `(False, error)`.
+
+    Args:
+        talks: it gets the other end of the pipe as its first argument, and answers as it likes until it raises.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_answer, args=(theirs, function, arguments, talks), daemon=True)
+    process.start()
+    theirs.close()
+    return ours, process
+
+
+def end_process(process: Any) -> None:
+    """Wait a moment for a process to end, then end it."""
+    process.join(5)
+    if process.is_alive():
+        process.kill()
+        process.join()
+
+
+def _answer(pipe: Connection, function: Callable[..., Any], arguments: tuple[Any, ...], talks: bool) -> None:
     import torch
 
     torch.set_num_threads(1)
     try:
-        pipe.send((True, function(*arguments)))
+        answer = (True, function(*([pipe] if talks else []), *arguments))
     except Exception as error:
         first = (str(error).splitlines() or [""])[0]
-        pipe.send((False, f"{type(error).__name__}: {first[:300]}"))
+        answer = (False, f"{type(error).__name__}: {first[:300]}")
+    if not (talks and answer[0]):
+        pipe.send(answer)
 
 
 def _in_this_process(words: Sequence[str]) -> Done:

@@ -1,9 +1,9 @@
-"""Loops by name: hand-written ones, arms of ampcompare, the real Apex, on a ResNet-50 or a tiny network.
+"""Loops by name: hand-written ones, arms of ampcompare, other libraries as they document themselves, the real Apex.
 
-A name is a kind and what runs: `bare native:fp16`, `arm apex:O2`, `apex O2`. With `, fused` at its end the optimizer is
-torch's fused one, with `, skip` it skips on the device, with `, triton` O2's copies are Triton's, with `, ema` weights
-are averaged, with `, drained` twenty steps run in the whole loop of ampcompare, which reads losses and scales at their
-end.
+A name is a kind and what runs: `bare native:fp16`, `arm apex:O2`, `peer accelerate:fp16`, `apex O2`. With `, fused` at
+its end the optimizer is torch's fused one, with `, skip` it skips on the device, with `, triton` O2's copies are
+Triton's, with `, ema` weights are averaged, with `, drained` twenty steps run in the whole loop of ampcompare, which
+reads losses and scales at their end.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ import itertools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from bare import LOOPS, Step, legacy
+from bare import LOOPS, Make, Step, legacy
 from genuine import load_amp
 from torch import Tensor, nn
 from torch.nn import functional as F
-from workloads import sgd, tiny
 
-__all__ = ["Loop", "build"]
+from benchmarks.gpu.models import Model, make_model, make_optimizer
+
+__all__ = ["Loop", "build", "build_step"]
 
 DRAINED_STEPS = 20
-BATCH = 16
 
 
 @dataclass(frozen=True)
@@ -41,44 +42,33 @@ class Loop:
     steps: int = 1
 
 
-def build(name: str, model_name: str, device: str, *, small: bool, apex_src: Path | None) -> Loop:
-    """Build a loop with weights and one batch of a seed; raises ImportError where what it needs is not installed.
-
-    Args:
-        model_name: "tiny" or "resnet50".
-        small: a small twin, for a rehearsal.
-    """
+def build(name: str, model_name: str, device: str, *, small: bool, apex_src: Path | None, batch: int = 0) -> Loop:
+    """Build a loop; raises ImportError where what it needs is not installed."""
     if device == "cuda":
         torch.cuda.set_device(0)
         torch.backends.cudnn.benchmark = True
-    torch.manual_seed(0)
-    model, x, y = tiny() if model_name == "tiny" else _resnet50(small)
-    model, x, y = model.to(device), x.to(device), y.to(device)
+    made = make_model(model_name, device, small=small, batch=batch or None)
+    return build_step(name, made, make_optimizer(model_name), device, apex_src)
+
+
+def build_step(name: str, made: Model, make: Make, device: str, apex_src: Path | None) -> Loop:
+    """Build a loop on a model that is there."""
     what, *extras = name.split(", ")
     kind, what = what.split(" ", 1)
     fused = "fused" in extras
+    model, x, y = made
     batches = itertools.repeat((x, y))
     if kind == "bare":
-        return Loop(LOOPS[what](model, batches, fused=fused))
+        return Loop(LOOPS[what](model, batches, fused=fused, make=make))
     if kind == "apex":
         if apex_src is None:
             raise ImportError("no --apex-src")
         amp = load_amp(apex_src, kernels=False, weight_cache=what == "O1", device=device)
-        return Loop(legacy(model, batches, amp=amp, opt_level=what, fused=fused))
-    return _arm(what, model, sgd(model.parameters(), fused=fused), x, y, device, extras)
-
-
-def _resnet50(small: bool) -> tuple[nn.Module, Tensor, Tensor]:
-    if small:
-        layers = [nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU()]
-        model: nn.Module = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 1000))
-    else:
-        from ampcompare.tasks.torchvision_loader import load_torchvision
-
-        model = load_torchvision().models.resnet50(weights=None)
-    batch, size = (2, 8) if small else (BATCH, 224)
-    images = torch.randn(batch, 3, size, size).contiguous(memory_format=torch.channels_last)
-    return model.to(memory_format=torch.channels_last), images, torch.randint(0, 1000, (batch,))
+        return Loop(legacy(model, batches, amp=amp, opt_level=what, fused=fused, make=make))
+    optimizer = make(model.parameters(), fused=fused)
+    if kind == "peer":
+        return Loop(_peer(what, model, optimizer, x, y, device))
+    return _arm(what, model, optimizer, x, y, device, extras)
 
 
 def _arm(
@@ -126,3 +116,44 @@ def _arm(
             call()
 
     return Loop(step)
+
+
+def _peer(what: str, model: nn.Module, optimizer: Any, x: Tensor, y: Tensor, device: str) -> Step:
+    """Return the loop that the documentation of a library shows."""
+    library, _, number = what.partition(":")
+    if library == "timm":
+        from timm.utils import NativeScaler
+
+        scaler = NativeScaler(device=device)
+
+        def timm_step() -> None:
+            with torch.autocast(device, dtype=torch.float16):
+                loss = F.cross_entropy(model(x), y)
+            scaler(loss, optimizer, parameters=model.parameters())
+            optimizer.zero_grad()
+
+        return timm_step
+    if library == "accelerate":
+        from accelerate import Accelerator
+
+        accelerator = Accelerator(mixed_precision=number, cpu=device == "cpu")
+        model, optimizer = accelerator.prepare(model, optimizer)
+        backward = accelerator.backward
+    else:
+        from ampcompare import Arm
+
+        installed = Arm.parse("fabric:32-true").spec.library
+        assert installed is not None
+        found = installed.found()
+        if found is None:
+            raise ImportError(installed.missing())
+        fabric = importlib.import_module(found[0]).Fabric(accelerator=device, devices=1, precision=number)
+        model, optimizer = fabric.setup(model, optimizer)
+        backward = partial(fabric.backward, model=model)
+
+    def step() -> None:
+        backward(F.cross_entropy(model(x), y))
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step

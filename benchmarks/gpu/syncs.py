@@ -1,31 +1,21 @@
-"""How often the host waits for the device in one step: what the arm itself needs, and not more.
+"""Host synchronizations, launches and bytes of one step, for each loop in a process of its own.
 
-Each loop has a process of its own. On a CPU that stands in for the device, reads of a number count as waits.
+Checked is how often the host waits: what the arm itself needs, and not more. The rest are figures.
 """
 
 from __future__ import annotations
 
 import importlib
-import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-
 from benchmarks.gpu.context import Context, is_missing
+from benchmarks.gpu.device import make_device
 from benchmarks.gpu.loops import build
 from benchmarks.gpu.report import Report
 
-__all__ = ["SYNCS", "count", "count_syncs", "run"]
+__all__ = ["SYNCS", "count", "run"]
 
-# Of each wait; the mode itself warns once that it is a prototype for "synchronizing operations".
-SYNC_WARNING = "called a synchronizing CUDA operation"
-# Operations whose result is a number for Python: on a GPU the host waits for them.
-READS = {"aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero", "aten::nonzero"}
 WARM_UP = 3
 # How often the host may wait in a step. A dynamic loss scale with a stock optimizer needs one wait: it decides on the
 # host whether the step is applied; with a fused optimizer, or one that skips on the device, the device decides.
@@ -64,6 +54,9 @@ SYNCS: dict[str, int] = {
     "arm accelerate:bf16": 0,
     "arm fabric:16-mixed": 1,
     "arm fabric:bf16-mixed": 0,
+    "peer accelerate:fp16": 1,
+    "peer fabric:16-mixed": 1,
+    "peer timm": 1,
 }
 # Figures only: the real Apex has the waits that it has, and a drained block reads its losses and scales at its end.
 FIGURES = ("apex O1", "apex O2", "arm fp32, drained", "arm apex:O2, drained", "arm native:fp16, drained")
@@ -103,49 +96,12 @@ def _counted(context: Context, name: str, model: str) -> dict[str, float] | str:
 
 
 def count(name: str, model: str, device: str, small: bool, apex_src: Path | None) -> dict[str, float]:
-    """Build a loop in this process, and return how often the host waits in one step of it."""
+    """Build a loop in this process, and return what one step of it does."""
     if device == "cpu":
         # A CPU is served like a device that makes the host wait.
         for module in ("ampcompare.apex.amp._engine.device_skip", "ampcompare.training.precision.half"):
             importlib.import_module(module)._DEVICE_TYPES = frozenset({"cpu", "cuda"})
-    loop = build(name, model, device, small=small, apex_src=apex_src)
+    loop = build(name, model, device, small=small, apex_src=apex_src, batch=0 if small else 16)
     for _ in range(WARM_UP):
         loop.step()
-    return {"syncs": count_syncs(loop.step, device) / loop.steps}
-
-
-def count_syncs(step: Callable[[], object], device: str) -> int:
-    """Run a step, and return how often the host waits for the device in it."""
-    if device == "cpu":
-        with _WholeReads() as whole, _Reads() as reads:
-            step()
-        return reads.count + whole.count
-    torch.cuda.synchronize()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            step()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-    return sum(SYNC_WARNING in str(warning.message) for warning in caught)
-
-
-class _Reads(TorchDispatchMode):
-    """Counts operations that bring a number to the host."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += func._schema.name in READS
-        return func(*args, **(kwargs or {}))
-
-
-class _WholeReads(TorchFunctionMode):
-    """Counts calls that bring a whole tensor to Python; of a tensor on a CPU they dispatch no operation."""
-
-    count = 0
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += func in (Tensor.tolist, Tensor.numpy, Tensor.cpu)
-        return func(*args, **(kwargs or {}))
+    return {what: value / loop.steps for what, value in make_device(device).counts(loop.step).items()}

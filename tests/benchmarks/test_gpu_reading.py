@@ -1,4 +1,4 @@
-"""How the check of a GPU reads waits, replays and pytest's results, on made-up ones: these branches need no GPU."""
+"""How the check of a GPU reads traces, replays and pytest's results, on made-up ones: these branches need no GPU."""
 
 from __future__ import annotations
 
@@ -9,10 +9,56 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.gpu import speed
 from benchmarks.gpu import tests as suites
-from benchmarks.gpu.golden import difference, unlike
+from benchmarks.gpu.device import TENSOR_CORES, Cuda, Rehearsed, read_trace
+from benchmarks.gpu.golden import bits, unlike
+from benchmarks.gpu.ledger import Ledger
 from benchmarks.gpu.report import Report
-from benchmarks.gpu.syncs import count_syncs
+
+
+def test_trace_of_a_gpu() -> None:
+    """Kernels, copies with their bytes, waits of the host, and the share of tensor cores are told apart."""
+    events: list[dict[str, Any]] = [
+        {"cat": "kernel", "name": "sm90_xmma_fprop_implicit_gemm_f16f16_f16f32_f32", "dur": 30},
+        {"cat": "kernel", "name": "void at::native::vectorized_elementwise_kernel<4>", "dur": 10},
+        {"cat": "gpu_memcpy", "name": "Memcpy DtoH", "dur": 1, "args": {"bytes": 4}},
+        {"cat": "gpu_memset", "name": "Memset", "dur": 1, "args": {"bytes": 64}},
+        {"cat": "cuda_runtime", "name": "cudaStreamSynchronize", "dur": 1},
+        {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "dur": 1},
+        {"name": "process_name"},
+    ]
+    found = read_trace(events, "kernel", TENSOR_CORES)
+    assert {key: found[key] for key in ("kernels", "memcpys", "memsets", "waits")} == {
+        "kernels": 2, "memcpys": 1, "memsets": 1, "waits": 1,
+    }  # fmt: skip
+    assert (found["copied_bytes"], found["set_bytes"]) == (4, 64)
+    assert found["product_share"] == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["ampere_fp16_s16816gemm_fp16_128x64", "nvjet_hsh_128x256", "cutlass_80_tensorop_f16_s16816gemm", "sm90_gmma_f16"],
+)
+def test_names_of_tensor_cores(name: str) -> None:
+    """The kernels that libraries name for tensor cores are counted as such."""
+    assert TENSOR_CORES.search(name)
+
+
+@pytest.mark.parametrize("name", ["ampere_sgemm_128x64_nn", "void cudnn::bn_fw_tr_1C11_kernel_NCHW<float>"])
+def test_names_of_other_kernels(name: str) -> None:
+    """Plain fp32 products and batch norm are not."""
+    assert not TENSOR_CORES.search(name)
+
+
+def test_ledger() -> None:
+    """The ledger counts reads of the host apart from what computes, and no views."""
+    x = torch.ones(8)
+    with Ledger() as ledger:
+        y = (x + 1).view(2, 4)
+        y.sum().item()
+    assert (ledger.reads, ledger.writes) == (1, 2)
+    assert ledger.bytes == (32 + 32) + (32 + 4)
 
 
 @pytest.mark.parametrize(
@@ -26,7 +72,7 @@ from benchmarks.gpu.syncs import count_syncs
 )
 def test_syncs_of_a_rehearsal(step: Any, reads: int) -> None:
     """A CPU counts what would make the host wait for a GPU: numbers, lists and decisions from tensors."""
-    assert count_syncs(step, "cpu") == reads
+    assert Rehearsed().syncs(step) == reads
 
 
 def test_syncs_of_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,8 +88,41 @@ def test_syncs_of_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
         for text in (prototype, *["called a synchronizing CUDA operation"] * 2, "other"):
             warnings.warn(text, stacklevel=1)
 
-    assert count_syncs(step, "cuda") == 2
+    assert Cuda().syncs(step) == 2
     assert modes == ["warn", "default"]
+
+
+def test_a_batch_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: type("P", (), {"total_memory": 100}))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", calls.append)
+
+    def full() -> None:
+        raise torch.cuda.OutOfMemoryError
+
+    def broken() -> None:
+        raise ValueError
+
+    assert not Cuda().fits(full, 25)
+    assert Cuda().fits(lambda: None, 25)
+    assert calls == [0.25, 0.25]
+    with pytest.raises(ValueError):
+        Cuda().fits(broken, 25)
+
+
+def test_peak_of_a_cpu() -> None:
+    """The most bytes that tensors held at once are found, whatever is released afterwards."""
+
+    def run() -> None:
+        first = torch.ones(1 << 18)
+        second = first + 1
+        del first
+        third = second * 2
+        del second, third
+
+    assert 2 << 20 <= Rehearsed().peak_bytes(run) < (2 << 20) + 4096
 
 
 def _replayed(loss: float, dtype: str = "f") -> dict[str, Any]:
@@ -55,10 +134,11 @@ def _replayed(loss: float, dtype: str = "f") -> dict[str, Any]:
     return {"initial": [], "steps": [step], "final": {"amp_state_dict": {}}}
 
 
-def test_bits_that_differ() -> None:
-    """Replays of equal bits differ nowhere; others where the first value does."""
-    assert difference(_replayed(1.0), _replayed(1.0)) == ""
-    assert difference(_replayed(1.0), _replayed(1.0 + 2 * 2.0**-23)) == "step 0: loss"
+def test_ulps() -> None:
+    """Replays of equal bits differ nowhere; others by the distance in representable numbers."""
+    assert bits(_replayed(1.0), _replayed(1.0)) == ""
+    assert bits(_replayed(1.0), _replayed(1.0 + 2 * 2.0**-23)) == "step 0: loss; at most 2 ulp in a loss, 0 in a weight"
+    assert "at most 2 ulp in a loss" in bits(_replayed(2.0**-24, "h"), _replayed(-(2.0**-24), "h"))
 
 
 def test_a_skip_that_was_not_recorded() -> None:
@@ -80,15 +160,34 @@ def test_results_of_pytest(tmp_path: Path) -> None:
     assert suites.read_junit(file) == ({"passed": 1, "failed": 1, "skipped": 1}, ["a.two"])
 
 
+def test_a_slow_arm_misses_its_goal() -> None:
+    """A ratio above its goal and the spread of the copies is a failed check, one within both is not."""
+    times = {speed.FP32: [1.0, 1.0], speed.AA: [1.0, 1.0], "arm fp32": [1.05, 1.05], "arm apex:O0": [1.0, 1.0]}
+    report = Report("speed")
+    assert speed._judge(report, "tiny", times) == 2
+    assert [check.held for check in report.checks] == [False, True]
+    wide = Report("speed")
+    speed._judge(wide, "tiny", times | {speed.AA: [1.1, 1.1]})
+    assert wide.held
+
+
+def test_goals_are_of_loops_that_run() -> None:
+    """Each goal names two loops that take turns in one group, and each loop its bare one."""
+    for name, base, _ in speed.GOALS:
+        assert any({name, base} <= set(group) for group in speed.GROUPS.values()), (name, base)
+    for group in speed.GROUPS.values():
+        assert set(group.values()) <= set(group)
+
+
 def test_the_last_line(tmp_path: Path) -> None:
     """The line is one line, and numbers that JSON lacks are strings."""
-    report = Report("syncs", says="none waits")
+    report = Report("memory", says="peaks agree")
     report.check("a", True)
     report.leave_out("genuine Apex\n(no sources)")
     report.figures["x"] = float("nan")
     line = report.line("CPU")
     assert re.fullmatch(
-        r"gpu-check syncs: held 1 of 1 checks in \d+ s on CPU: none waits \| left out: genuine Apex \(no sources\)",
+        r"gpu-check memory: held 1 of 1 checks in \d+ s on CPU: peaks agree \| left out: genuine Apex \(no sources\)",
         line,
     )
     assert '"x": "nan"' in report.write(tmp_path, {}).read_text()

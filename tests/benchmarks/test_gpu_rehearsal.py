@@ -17,7 +17,7 @@ Rehearse = Callable[..., Any]
 
 
 def test_syncs(rehearse: Rehearse, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every counted loop waits for the device as often as it needs."""
+    """Every counted loop waits for the device as often as it needs, and the JSON has its launches and bytes."""
     loops = ("bare fp32", "arm apex:O2", "arm apex:O2, fused")
     monkeypatch.setattr(syncs, "REHEARSED", (*loops, "apex O2"))
     done = rehearse("syncs")
@@ -27,6 +27,8 @@ def test_syncs(rehearse: Rehearse, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = part["figures"]["per_step"]
     assert counts["arm apex:O2"]["syncs"] == 1
     assert counts["arm apex:O2, fused"]["syncs"] == 0
+    assert all(entry["operations"] > 5 and entry["kernels"] > 5 for entry in counts.values())
+    assert all(entry["operand_bytes"] > 1000 and entry["device_seconds"] > 0 for entry in counts.values())
     assert part["left_out"]  # the real Apex, without its sources
     assert done.out.startswith("gpu-check syncs: held ")
 
