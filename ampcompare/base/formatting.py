@@ -9,6 +9,7 @@ __all__ = [
     "MIB",
     "few",
     "format_bytes",
+    "format_count",
     "format_decimal",
     "format_duration",
     "format_mebibytes",
@@ -33,6 +34,11 @@ def format_decimal(value: float, decimals: int, sign: str = "") -> str:
     """
     text = f"{value:{sign}.{decimals}f}"
     return f"{0.0:{sign}.{decimals}f}" if float(text) == 0 else text
+
+
+def format_count(number: int, noun: str) -> str:
+    """Return a number with its noun, such as `1 step` and `12 steps`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def format_duration(seconds: float) -> str:

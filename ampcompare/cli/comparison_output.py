@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ampcompare.base.files.run_files import RunFile
-from ampcompare.base.formatting import format_duration, printable
+from ampcompare.base.formatting import format_count, format_duration, printable
 from ampcompare.cli.help import OUTPUT, option
 from ampcompare.cli.output import note, say
 
@@ -90,7 +90,7 @@ def show_plan(planned: PlannedComparison, found: Preflight | None, *, as_json: b
         return
     is_recorded = (folder / RunFile.PLAN).exists()
     order = "in this order" if is_recorded else "in an order like this, which each new run directory draws"
-    lines = [f"{_count(len(plan.cells))} into {folder}, {order}:"]
+    lines = [f"{format_count(len(plan.cells), 'cell')} into {folder}, {order}:"]
     lines += [f"  {cell.digest()}  {label}, seed {cell.recipe.seed}" for label, cell in labeled_cells]
     lines += [] if found is None or not found.arms else found.lines(plan.labels)
     if not remaining.cells:
@@ -99,8 +99,8 @@ def show_plan(planned: PlannedComparison, found: Preflight | None, *, as_json: b
         memory = "" if remaining.peak_bytes is None else f", at most {remaining.peak_bytes / 2**20:.1f} MiB for one"
         source = "existing records" if not remaining.unknown else "a few steps of each arm"
         lines.append(
-            f"time and memory: about {format_duration(remaining.seconds)} for {_count(remaining.cells)} without a "
-            f"record{memory}, estimated from {source}"
+            f"time and memory: about {format_duration(remaining.seconds)} for "
+            f"{format_count(remaining.cells, 'cell')} without a record{memory}, estimated from {source}"
         )
     elif found is None:
         lines.append(
@@ -108,7 +108,3 @@ def show_plan(planned: PlannedComparison, found: Preflight | None, *, as_json: b
             f"{', '.join(remaining.unknown)} with these settings; run one seed (--seeds 0) to have an estimate"
         )
     click.echo("\n".join(lines))
-
-
-def _count(number: int) -> str:
-    return "1 cell" if number == 1 else f"{number} cells"

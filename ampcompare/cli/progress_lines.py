@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ampcompare.base.formatting import printable
+from ampcompare.base.formatting import format_count, printable
 from ampcompare.experiment.launch.base import Phase, Progress
 from ampcompare.experiment.observer import Outline
 from ampcompare.runs.settings.config import RunConfig
@@ -109,8 +109,8 @@ def describe_outline(outline: Outline, device: str) -> str:
     if count == 1:
         what = f"{printable(arms[0])}, seed {seeds[0]}"
     else:
-        what = f"{_counted(count, 'cell')}: {_counted(len(arms), 'arm')}{named} x {_counted(len(seeds), 'seed')}"
-        what += f" ({_ranges(seeds)})"
+        what = f"{format_count(count, 'cell')}: {format_count(len(arms), 'arm')}{named}"
+        what += f" x {format_count(len(seeds), 'seed')} ({_ranges(seeds)})"
     if count == outline.num_cached:
         what += ", cached" if count == 1 else ", all cached"
     elif outline.num_cached:
@@ -137,10 +137,6 @@ def _place(cells: Sequence[RunConfig], device: str) -> str:
     if processes != [1]:
         parts.append(f"{' or '.join(map(str, processes))} processes a cell")
     return ", ".join(parts)
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _ranges(numbers: Sequence[int]) -> str:

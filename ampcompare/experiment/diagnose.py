@@ -18,7 +18,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.environment.fingerprint import THREAD_VARIABLES
 from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.base.files.run_files import CellFile
-from ampcompare.base.formatting import printable
+from ampcompare.base.formatting import format_count, printable
 from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, can_sandbox
 from ampcompare.base.processes.start import start_command
 from ampcompare.diagnosis.cures import Tested, verdict_of, with_cure
@@ -126,7 +126,7 @@ def diagnose_script(
     with tempfile.TemporaryDirectory(prefix="ampcompare-diagnose-") as name:
         runs = _Runs(options, Path(name), environment or {})
         say_limits(say)
-        say(f"running the script under {arm}, watched, for {options.steps} steps")
+        say(f"running the script under {arm}, watched, for {format_count(options.steps, 'step')}")
         found, _, device_type = runs.run(arm, ())
         if not options.cures or not found.faults:
             return found

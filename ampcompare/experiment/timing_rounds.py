@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ampcompare.base.errors import Ended
 from ampcompare.base.files.run_files import CellFile
+from ampcompare.base.formatting import format_count
 from ampcompare.experiment.launch.base import Launcher
 from ampcompare.experiment.launch.cell_files import write_record
 from ampcompare.experiment.plan import Plan, balanced_rows
@@ -57,7 +58,7 @@ def run_timing_rounds(
     if not missing or len(completed) < 2:
         return {}
     seed = plan.cells[block[0]].recipe.seed
-    note(f"seed {seed}: {len(missing)} timing round{'s' if len(missing) > 1 else ''} of {len(completed)} arms")
+    note(f"seed {seed}: {format_count(len(missing), 'timing round')} of {len(completed)} arms")
     labels = {plan.labels[cell]: cell for cell in completed}
     rows = balanced_rows(list(labels), [], len(missing), plan.order_seed + seed)
     for number, row in zip(missing, rows, strict=True):

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ampcompare.base.formatting import printable
+from ampcompare.base.formatting import format_count, printable
 from ampcompare.runs.records.diagnosis import Cure, Diagnosis, Fault, PlaceReport, Range
 from ampcompare.runs.report.document import Block, Code, Document, Figure, Items, Section, Step, Table, Text
 
@@ -91,7 +91,7 @@ def diagnosis_document(diagnosis: Diagnosis) -> Document:
         Section("candidates", [_candidates(diagnosis)] if diagnosis.trials else [], "Candidates that were trained"),
         Section("types", [_types(diagnosis)], "Types that operations ran in"),
     ]  # fmt: skip
-    about = (diagnosis.arm, diagnosis.subject, f"{diagnosis.steps} steps, {diagnosis.skipped} skipped")
+    about = (diagnosis.arm, diagnosis.subject, f"{format_count(diagnosis.steps, 'step')}, {diagnosis.skipped} skipped")
     return Document(
         "diagnosis",
         sections,

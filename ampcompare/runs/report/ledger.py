@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.roles import Roles
-from ampcompare.base.formatting import printable
+from ampcompare.base.formatting import format_count, printable
 from ampcompare.runs.analysis.runs.declared import Role, observed_text, options_without_effect, roles_next_to
 from ampcompare.runs.records.comparison import Comparison
 from ampcompare.runs.records.ledger import GroupTypes, Ledger
@@ -74,7 +74,7 @@ def ledger_document(ledger: Ledger, arm: Arm) -> Document:
     roles, title = arm.roles, f"What ran under {arm}"
     differ = [part.difference for part in roles_next_to(roles, ledger) if part.differs]
     head = f"{title}: not as declared ({'; '.join(dict.fromkeys(differ))})" if differ else title
-    where = f"Seen in {len(ledger.steps)} steps: {', '.join(map(str, ledger.steps))}, counted from 0."
+    where = f"Seen in {format_count(len(ledger.steps), 'step')}: {', '.join(map(str, ledger.steps))}, counted from 0."
     by = f" ({ledger.by['frozen']})" if "frozen" in ledger.by else ""
     frozen = [f"Frozen weights: {observed_text(ledger.frozen)}{by}."] if ledger.frozen else []
     groups = [f"{group.name}: {_of_group(group)}." for group in ledger.groups] if len(ledger.groups) > 1 else []

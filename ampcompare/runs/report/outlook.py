@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from dataclasses import dataclass
 
-from ampcompare.base.formatting import printable
+from ampcompare.base.formatting import format_count, printable
 from ampcompare.runs.records.outlook import ArmOutlook, Outlook, Prefix, ShareLost
 from ampcompare.runs.report.document import Document, Figure, Section, Table, Text
 from ampcompare.runs.report.tables import listing
@@ -80,7 +80,7 @@ def _why(each: ArmOutlook) -> str:
 def _basis(found: Outlook) -> str:
     """Return what was run, and what it does not cover."""
     prefix = found.prefix
-    words = [f"{prefix.steps} steps in fp32"]
+    words = [f"{format_count(prefix.steps, 'step')} in fp32"]
     words.append(f"learning rates ahead: {prefix.basis}" if prefix.basis else "the learning rate stays")
     if found.twin is not None:
         words.append(f"a twin from weights changed by 1/512 differs by {100 * found.twin:.2g} %")

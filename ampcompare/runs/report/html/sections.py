@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import NamedTuple
 
-from ampcompare.base.formatting import printable
+from ampcompare.base.formatting import format_count, printable
 from ampcompare.runs.analysis.conclusions.headline import warnings_and_answer
 from ampcompare.runs.analysis.effects.step_time import invalid_reason
 from ampcompare.runs.records.comparison import Comparison
@@ -126,7 +126,7 @@ def page_sections(comparison: Comparison, logs: Mapping[str, str]) -> list[Secti
         return [*differing, Facts(known.groups, "What is equal in all runs" if differing else "")]
 
     order = order_with_starts(comparison)
-    number = f"{len(records)} run{'' if len(records) == 1 else 's'}"
+    number = format_count(len(records), "run")
     return [
         Section("differences", lambda: effects(accuracy_effects)),
         Section("ratios", lambda: effects(time_effects)),
@@ -165,7 +165,7 @@ def subtitle(comparison: Comparison) -> list[str]:
     words = []
     if comparison.records:
         words += _what_was_trained(comparison.records[0])
-    words.append(f"{len(comparison.seeds)} seed{'s' if len(comparison.seeds) != 1 else ''}")
+    words.append(format_count(len(comparison.seeds), "seed"))
     words.append(f"reference {printable(comparison.reference, 60)}")
     on_cpu = str(comparison.environment.get("device", "")).startswith("cpu")
     device = comparison.environment.get("processor" if on_cpu else "device_name")
@@ -198,7 +198,7 @@ def _what_was_trained(record: RunRecord) -> list[str]:
     recipe = config.recipe
     return [
         f"{printable(recipe.model.arch, 60)} on {printable(recipe.data.name, 60)}",
-        f"{recipe.epochs} epoch{'s' if recipe.epochs > 1 else ''}",
+        format_count(recipe.epochs, "epoch"),
         f"batch {recipe.batch_size}",
     ]
 

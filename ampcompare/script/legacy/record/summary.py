@@ -12,7 +12,7 @@ from typing import Any
 
 from ampcompare.base.errors import RecordError
 from ampcompare.base.files.read import FileFault, open_regular, parse_json, read_text
-from ampcompare.base.formatting import printable
+from ampcompare.base.formatting import format_count, printable
 from ampcompare.runs.records.document import to_float
 from ampcompare.runs.report.base import MAX_LINE
 from ampcompare.runs.report.document import Document, Facts, Section, Step, Table, Text
@@ -141,7 +141,7 @@ def in_words(summary: ExecSummary) -> str:
         scaling = "no loss scale"
     else:
         scaling = f"loss scale{'s' if len(scales) > 1 else ''} {', '.join(scales)}"
-    return f"{steps} step{'' if steps == 1 else 's'}, {skipped} skipped, {scaling}"
+    return f"{format_count(steps, 'step')}, {skipped} skipped, {scaling}"
 
 
 def _number(value: Any) -> float | None:
