@@ -34,7 +34,7 @@ def test_the_table_is_what_the_libraries_do(text: str) -> None:
             make_precision(text)
         return
     precision = make_precision(text)
-    model = nn.Linear(2, 2)
+    model: nn.Module = nn.Linear(2, 2)
     (model,), (optimizer,) = precision.prepare([model], [torch.optim.SGD(model.parameters(), lr=0.1)])
     look = StepLook(model.parameters)
     look.begin(0, [optimizer], detailed=True)
