@@ -143,8 +143,6 @@ def test_accumulation_and_override(write, legacy, tmp_path: Path) -> None:
     assert done.stderr.splitlines() == [
         "ampcompare: --opt-level O1 instead of the script's O2, without the script's keep_batchnorm_fp32",
         "ampcompare: 2 steps, 0 skipped, loss scale 65536; for more: ampcompare report steps.jsonl",
-        "ampcompare: to move train.py to torch.amp, and check that it trains the same: "
-        "ampcompare migrate --verify train.py",
     ]
     rows = rows_of(tmp_path / "steps.jsonl")
     assert rows[0]["opt_level"] == rows[1]["opt_level"] == "O1"
