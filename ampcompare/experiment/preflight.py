@@ -96,7 +96,7 @@ def check_arms(
                 left = first.budget(cells)
                 if first.is_scripts_own or first.faults:
                     break
-            elif left >= first.busy_seconds and (first.steps or first.error):
+            elif left >= first.busy_seconds and (first.steps or not first.was_ended):
                 trials[label] = _run(cell, seeds[-1], launcher, Path(place, str(len(trials))))
                 left -= trials[label].busy_seconds
             else:

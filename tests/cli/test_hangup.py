@@ -72,7 +72,7 @@ def test_a_display_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     def closed(*words: Any, **options: Any) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("ampcompare.cli.progress_display.click.echo", closed)
+    monkeypatch.setattr("click.echo", closed)
     monkeypatch.setattr("ampcompare.cli.progress_display.leave_closed_terminal", lambda: None)
     with Display(quiet=False, bar=False, notify_seconds=0.0) as display:
         display.begin(RunConfig(), 1, 2)

@@ -136,9 +136,9 @@ def test_an_error_leaves_a_clean_terminal(call: Any, xterm: None, tmp_path: Path
     code, text = called(call, 40, "run", "--arch", "mymod:broken", "-o", str(tmp_path))
     assert code in (2, 3)
     lines = Screen(400).feed(text).text.splitlines()
-    assert lines[0] == f"fp32, seed 0; on cpu, 1 thread; into {tmp_path}"
-    assert lines[1].startswith("ampcompare: fp32 failed: ")
-    assert len(lines) == 2
+    said = " ".join(" ".join(lines).split())
+    assert said.startswith(f"fp32, seed 0; on cpu, 1 thread; into {tmp_path} ampcompare: fp32 failed: ")
+    assert not {"step", "epoch"} & {*said.split()}
 
 
 @pytest.mark.parametrize("flag", ["--no-progress", "--quiet"])
