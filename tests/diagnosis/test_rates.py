@@ -112,6 +112,7 @@ def test_every_scheduler_of_torch_is_here() -> None:
     assert classes - {"LRScheduler", "ReduceLROnPlateau"} <= {name.partition(",")[0] for name in SCHEDULES}
 
 
+@pytest.mark.filterwarnings("ignore:The epoch parameter:UserWarning")  # of SequentialLR in torch 2.6
 @pytest.mark.parametrize(("make", "says_end"), SCHEDULES.values(), ids=SCHEDULES)
 def test_the_rates_of_each_scheduler(make: Callable[[Any], Any], says_end: bool) -> None:
     """A copy gives the rates that the scheduler itself gives later, and leaves it as it is."""

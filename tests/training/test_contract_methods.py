@@ -191,6 +191,14 @@ def test_overflows_are_skipped_under_every_method(arm: str, method: str) -> None
     overflow(arm, method)
 
 
+@pytest.fixture
+def functions_of_torch() -> None:
+    """Let torch.compile look torch's functions up again: after a process group it does so at its next use, which may
+    have been in a test of O1."""
+    torch._dynamo.trace_rules.clear_lru_cache()
+
+
+@pytest.mark.usefixtures("functions_of_torch")
 @pytest.mark.parametrize("arm", COMPILED)
 def test_a_compiled_model_keeps_the_contract(arm: str) -> None:
     """torch.compile traces the casts of every arm, those of O1's patched functions too."""
@@ -200,6 +208,7 @@ def test_a_compiled_model_keeps_the_contract(arm: str) -> None:
         overflow(arm, "compiled")
 
 
+@pytest.mark.usefixtures("functions_of_torch")
 @pytest.mark.parametrize("arm", COMPILED)
 def test_a_compiled_model_is_really_compiled(arm: str) -> None:
     """One graph holds convolution and linear layer, with the casts around them; nothing has silently stayed eager."""
@@ -241,6 +250,7 @@ class Scalars(nn.Module):
         return torch.matmul(torch.pow(hidden, 2), torch.cat([hidden, hidden], 1)[:, :4])
 
 
+@pytest.mark.usefixtures("functions_of_torch")
 def test_numbers_among_the_arguments_do_not_stop_the_compiler() -> None:
     """A model whose patched functions get numbers compiles under O1, and gives what it gives without."""
     torch._dynamo.reset()
