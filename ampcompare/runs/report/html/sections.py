@@ -16,8 +16,8 @@ from ampcompare.runs.records.comparison import Comparison
 from ampcompare.runs.records.metric import Metric
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.report.base import MAX_LINE
-from ampcompare.runs.report.columns import metric_text
-from ampcompare.runs.report.document import Block, Code, Facts, Figure, Section, Table, Text
+from ampcompare.runs.report.columns import INVALID, metric_text, state_cell
+from ampcompare.runs.report.document import Block, Cell, Code, Facts, Figure, Section, Table, Text
 from ampcompare.runs.report.html.charts import (
     Chart,
     Series,
@@ -210,7 +210,7 @@ def _run_headers(metric: Metric) -> list[str]:
     return ["arm", "seed", "status", *of_metric, "loss", "step ms", "train s", "MiB", "loss scale", "skipped", "note"]
 
 
-def _run(record: RunRecord) -> list[str]:
+def _run(record: RunRecord) -> list[str | Cell]:
     """Return the line of one run under `_run_headers`."""
     metric = record.metric
     summary = record.summary
@@ -221,7 +221,7 @@ def _run(record: RunRecord) -> list[str]:
     return [
         printable(record.arm, 60) or "(no name)",
         str(record.config.recipe.seed),
-        record.status,
+        state_cell(record.status),
         metric_text(metric, summary.metric_final),
         metric_text(metric, summary.metric_best),
         _number(summary.loss_final, "{:.4g}"),
@@ -236,9 +236,9 @@ def _run(record: RunRecord) -> list[str]:
     ]
 
 
-def _time(seconds: float | None, factor: float, record: RunRecord) -> str:
+def _time(seconds: float | None, factor: float, record: RunRecord) -> str | Cell:
     """Return a time of a run in the unit of its column; a word if the times of the run are invalid."""
-    return "invalid" if seconds is not None and invalid_reason(record) else _number(seconds, "{:.3g}", factor)
+    return INVALID if seconds is not None and invalid_reason(record) else _number(seconds, "{:.3g}", factor)
 
 
 def _number(value: float | None, form: str, factor: float = 1) -> str:
