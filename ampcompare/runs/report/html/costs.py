@@ -213,7 +213,7 @@ def _accuracy_against_time(arms: Sequence[ArmRuns]) -> Chart:
         "pareto",
         f"{sentence_start(printable(metric.quality))} vs. time",
         f"Final {printable(metric.name)} and seconds of training: mean, and range over seeds. The dotted line joins "
-        f"arms that no shown arm beats in both.{not_drawn(arms, drawn, _why_not_drawn)}",
+        f"arms that no other beats in both.{not_drawn(arms, drawn, _why_not_drawn)}",
         "seconds of training",
         [View("", head, series, decimals=metric.decimals, unit=_unit(metric))],
         Table.of(["arm", head, "seconds", "why times do not count"], rows) if rows else None,

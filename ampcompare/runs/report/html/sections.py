@@ -24,7 +24,6 @@ from ampcompare.runs.report.html.charts import (
     View,
     band_series,
     make_curve,
-    make_picture,
     over_seeds,
     stops_of,
 )
@@ -49,7 +48,7 @@ from ampcompare.runs.report.html.tracks import TrackPlot
 __all__ = ["answer_of", "drift_chart", "order_with_starts", "page_sections", "subtitle"]
 
 MAX_POINTS = 100
-ALL_POINTS = 1600  # of one chart, shared by its arms, so that a page of hundreds of arms stays small
+ALL_POINTS = 1200  # of one chart, shared by its arms, so that a page of hundreds of arms stays small
 MOST_POINTS = 60  # of a picture in a notebook
 MOST_ARMS = 24  # with pictures: a page draws as many as it likes, an output of a cell should stay small
 MAX_CELL = 80
@@ -98,7 +97,7 @@ def page_sections(comparison: Comparison, logs: Mapping[str, str]) -> list[Secti
 
     def pictures() -> list[Block]:
         charts = learning_charts(arms[:MOST_ARMS], reference, MOST_POINTS)
-        made = [make_picture(chart) for chart in charts if chart.is_drawn]
+        made = [chart for chart in charts if chart.is_drawn]
         return [Figure("pictures", lambda: made, is_bare=True)] if made else []
 
     def usage() -> list[Block]:

@@ -76,7 +76,7 @@ def make_scale(values: Iterable[float], *, margin: float = 0.0, kind: Kind = "li
     if kind == "log":
         room = max(1.02, (high / low) ** 0.06)
         return Scale(low / room, high * room, kind)
-    room = 0.06 * (high - low) or 0.5
+    room = 0.06 * (high - low) or max(0.5, 1e-9 * abs(high))  # beyond what rounding hides
     return Scale(low - room, high + room, kind)
 
 
