@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TypeAlias
 
 from ampcompare.source.edits import Edits
-from ampcompare.source.migrate.core.context import Core
 from ampcompare.source.migrate.finding import NOTE, Finding, Unsure
 from ampcompare.source.migrate.read.names import Names
-from ampcompare.source.migrate.read.options import as_bool
 from ampcompare.source.migrate.twin_table import DECORATORS, GONE, IMPORTED, OPTIMIZERS, STAYS, Optimizer
 from ampcompare.source.module import Module
-from ampcompare.source.syntax import HIDDEN, arguments, dotted, is_literal, last_name
+from ampcompare.source.syntax import HIDDEN, arguments, dotted, is_literal, last_name, walk
 
 __all__ = ["DDP", "Twins"]
 
@@ -79,14 +77,12 @@ class Twins:
         findings: notes.
     """
 
-    def __init__(
-        self, module: Module, names: Names, edits: Edits, torch: str, core: Core | None, *, whole: bool
-    ) -> None:
+    def __init__(self, module: Module, names: Names, edits: Edits, torch: str, *, whole: bool) -> None:
         self._module = module
         self._names = names
         self._edits = edits
         self._torch = torch
-        self._core, self._whole = core, whole
+        self._whole = whole
         self.imports: dict[tuple[ast.stmt, str], str] = {}
         self.findings: list[Finding] = []
         self._staying: set[str] = set()
@@ -112,7 +108,8 @@ class Twins:
             if any(each.endswith("FP16_Optimizer") for _, each in self._names.uses):
                 self._note(node, f"{parts[-1]} stays, as FP16_Optimizer does")
                 return False
-            fused = not _uses_larc([each for _, each in self._names.uses])
+            # The hooks of LARC need gradients that are unscaled; a fused step unscales after them.
+            fused = not any(each.startswith("apex.parallel.LARC") for _, each in self._names.uses)
             return _rewrite_optimizer(self._module, self._edits, self._torch, node, parts[-1], self._note, fused=fused)
         if parts[-1] in ("FusedRMSNorm", "MixedFusedRMSNorm") and parts[1] == "normalization":
             return self._rms_norm(node)
@@ -181,8 +178,9 @@ class Twins:
         statement = self._module.statement(node)
         caught = any(isinstance(outer, ast.ExceptHandler) for outer in self._module.ancestors(statement))
         value = _value_of(statement, node)
-        if value is not None and (twin := self._fallback(node, value, caught=caught)):
-            return self._imported(node, "", twin)
+        twin = IMPORTED.get(str(self._names.meaning(node)))
+        if value is not None and twin is not None and (caught or self._names.meaning(value) == twin):
+            return self._imported(node, "", twin)  # the class to which the script falls back without Apex
         if not isinstance(value, ast.Constant):
             raise Unsure(node, f"{ast.unparse(node)} is bound to something else as well")
         if not caught and isinstance(statement.targets[0], ast.Name):  # type: ignore[attr-defined]
@@ -197,28 +195,13 @@ class Twins:
         return isinstance(parent, ast.BoolOp) or (isinstance(parent, ast.UnaryOp) and isinstance(parent.op, ast.Not))
 
     def _tested(self, node: ast.Name | ast.Attribute) -> bool:
-        """Replace the test whether a script uses Apex by one whether the scaler does something."""
+        """Replace the test whether Apex is there: nothing asks for it any more."""
         if not self._whole:
             return False
-        if not self._names.may_be_none(node):
-            self._edits.replace(node, "True")
-            return True
-        function = self._module.function(node)
-        made = [] if self._core is None else self._core.sites.initializes
-        early = any(each.function is function and each.statement.lineno > node.lineno for each in made)
-        if self._core is None or early or (scaler := self._core.only_scaler()) is None:
-            raise Unsure(node, "this compares amp with None, where no scaler is in scope")
-        self._edits.replace(node, f"{scaler}.is_enabled()")
+        if self._names.may_be_none(node):
+            raise Unsure(node, "amp is None by choice of the script here; ask for scaler.is_enabled() instead")
+        self._edits.replace(node, "True")
         return True
-
-    def _fallback(self, node: ast.AST, value: ast.expr, *, caught: bool) -> str | None:
-        """Return the class of torch that a name stands for instead, where it falls back to that one without Apex.
-
-        Args:
-            caught: whether this is in an `except`, which nothing reaches any more: torch is there.
-        """
-        twin = IMPORTED.get(str(self._names.meaning(node)))
-        return twin if twin is not None and (caught or self._names.meaning(value) == twin) else None
 
     # what only has another name
 
@@ -285,25 +268,7 @@ class Twins:
             return self._decorator(node, DECORATORS[what])
         if what in REGISTERED and call is not None:
             return self._registered(call, REGISTERED[what])
-        if what == "init" and call is not None and _cast_from_here(self._module, self._edits, self._torch, call):
-            return True
-        if what == "__dict__" and self._is_lookup(node):
-            return self._whole
         raise Unsure(node, f"amp.{what} has no equivalent in torch.amp")
-
-    def _is_lookup(self, node: ast.AST) -> bool:
-        """Replace a test such as `"state_dict" in amp.__dict__`, for versions of Apex that lack a function."""
-        test = self._module.parent(node)
-        if not isinstance(test, ast.Compare) or len(test.ops) != 1 or not isinstance(test.ops[0], ast.In):
-            return False
-        if not isinstance(test.left, ast.Constant) or test.left.value not in ("state_dict", "load_state_dict"):
-            return False
-        both = self._module.parent(test)
-        if isinstance(both, ast.BoolOp) and isinstance(both.op, ast.And) and len(both.values) == 2:
-            self._edits.replace(both, self._module.source(both.values[0 if both.values[1] is test else 1]))
-        else:
-            self._edits.replace(test, "True")
-        return True
 
     def _registered(self, call: ast.Call, dtype: str) -> bool:
         """Let a function cast its inputs, as Apex patched it; where autocast does so, nothing is left to do."""
@@ -432,31 +397,6 @@ def _evaluate_half(
     return True
 
 
-def _cast_from_here(module: Module, edits: Edits, torch: str, call: ast.Call) -> bool:
-    """Turn the casts of `amp.init` on for the rest of the process; return False where its handle is used."""
-    statement = module.statement(call)
-    given = arguments(call)
-    handle = dotted(statement.targets[0]) if isinstance(statement, ast.Assign) else None
-    names = [each for each in module.nodes if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)]
-    if handle is None or any(each.id == handle for each in names) or _trains(module):
-        return False
-    if call.args or set(given) - {"enabled", "verbose", "enable_caching"}:
-        return False
-    enabled = f", enabled={as_bool(module, module.source(given['enabled']))}" if "enabled" in given else ""
-    autocast = f'{torch}.autocast("cuda", dtype={torch}.float16, cache_enabled=False{enabled})'
-    lines = [f"{handle} = {autocast}", f"{handle}.__enter__()  # for the rest of the process, as amp.init has it"]
-    edits.replace_statement(statement, lines)
-    return True
-
-
-def _uses_larc(meanings: list[str]) -> bool:
-    """Return whether LARC is among the full names that a module uses: its hooks need gradients that are unscaled.
-
-    Optimizers with `fused=True` unscale inside their step, after such hooks.
-    """
-    return any(each.startswith("apex.parallel.LARC") for each in meanings)
-
-
 Note: TypeAlias = Callable[[ast.AST, str], None]
 
 
@@ -489,7 +429,7 @@ def _rewrite_optimizer(
         note(node, f"{name} is a base class here; it stays, and current Apex still has it")
         return False
     if not (isinstance(parent, ast.Call) and parent.func is node):
-        _value(module, edits, torch, node, name, fused)
+        _rewrite_class(module, edits, torch, node, name, fused)
         return True
     given = {each.arg: each.value for each in parent.keywords if each.arg is not None}
     target, stays = _target(module, parent, name, given)
@@ -549,161 +489,32 @@ def _call(module: Module, edits: Edits, torch: str, call: ast.Call, twin: Optimi
         _add_argument(module, edits, call, ", ".join(added))
 
 
-# a class that is chosen first: `cls = FusedAdam`, `{"adam": FusedAdam}[name]`
+def _rewrite_class(
+    module: Module, edits: Edits, torch: str, node: ast.Name | ast.Attribute, name: str, fused: bool
+) -> None:
+    """Replace a class that is bound to a name, of which every call can be seen, by a partial of its twin.
 
-
-def _value(module: Module, edits: Edits, torch: str, node: ast.Name | ast.Attribute, name: str, fused: bool) -> None:
-    """Replace a class that is only called later, with arguments that can all be seen, by a partial of its twin."""
-    twin = OPTIMIZERS[name]
-    calls = list(_calls(module, node, name))
-    if not calls:
-        raise Unsure(node, f"{name} is chosen, but its call is not found; its twin {twin.torch} has other arguments")
-    allowed = set(twin.arguments) - set(twin.dropped)
-    explicit: list[set[str]] = []
-    for call in calls:
-        given = _argument_names(module, call)
-        if given is None or any(isinstance(each, ast.Starred) for each in call.args) or len(call.args) > 2:
-            raise Unsure(node, f"{name} is chosen here, and the arguments of its call in line {call.lineno} are hidden")
-        wrong = sorted(given - allowed)
-        if wrong:
-            raise Unsure(
-                node, f"{name} is chosen here, and {twin.torch} has no {wrong[0]}, given in line {call.lineno}"
-            )
+    Raises:
+        Unsure: it goes somewhere else, or a call has other arguments than its twin.
+    """
+    twin, parent = OPTIMIZERS[name], module.parent(node)
+    chosen = parent.targets[0] if isinstance(parent, ast.Assign) and len(parent.targets) == 1 else None
+    if not isinstance(chosen, ast.Name):
+        raise Unsure(node, f"{name} is passed as a value; its twin {twin.torch} has other arguments")
+    allowed, explicit = set(twin.arguments) - set(twin.dropped), []
+    for use in walk(module.function(node) or module.tree):
+        if not isinstance(use, ast.Name) or use.id != chosen.id or not isinstance(use.ctx, ast.Load):
+            continue
+        call = module.parent(use)
+        given = arguments(call, ("params", "lr")) if isinstance(call, ast.Call) and call.func is use else None
+        if given is None or len(call.args) > 2 or not given.keys() <= allowed:  # type: ignore[attr-defined]
+            raise Unsure(node, f"what becomes of {name} in line {use.lineno} has no equivalent in {twin.torch}")
         explicit.append(given)
+    if not explicit:
+        raise Unsure(node, f"{name} is chosen, but its call is not found; its twin {twin.torch} has other arguments")
     added = [f"{key}={value}" for key, value in twin.added if any(key not in given for given in explicit)]
     full = f"{torch}{twin.torch.removeprefix('torch')}"
     edits.replace(node, f"functools.partial({', '.join([full, *added, *(['fused=True'] if fused else [])])})")
-
-
-def _calls(module: Module, node: ast.expr, name: str) -> Iterator[ast.Call]:
-    """Yield the calls that a chosen class comes to.
-
-    Raises:
-        Unsure: it also goes somewhere else.
-    """
-    parent = module.parent(node)
-    if isinstance(parent, ast.Call) and parent.func is node:
-        yield parent
-        return
-    if isinstance(parent, ast.IfExp) and parent.test is not node:
-        yield from _calls(module, parent, name)
-        return
-    if isinstance(parent, ast.Dict) and node in parent.values:
-        yield from _entries(module, parent, name)
-        return
-    variable = _assigned(parent, node)
-    if variable is None:
-        raise Unsure(node, f"{name} is passed as a value; its twin {OPTIMIZERS[name].torch} has other arguments")
-    for use in _loads(module, variable):
-        call = module.parent(use)
-        if not (isinstance(call, ast.Call) and call.func is use):
-            raise Unsure(node, f"{name} is passed on in line {use.lineno}, where its call cannot be seen")
-        yield call
-
-
-def _entries(module: Module, table: ast.Dict, name: str) -> Iterator[ast.Call]:
-    parent = module.parent(table)
-    if isinstance(parent, ast.Subscript) and parent.value is table:
-        yield from _calls(module, parent, name)
-        return
-    variable = _assigned(parent, table)
-    if variable is None:
-        raise Unsure(table, f"the table with {name} is passed on; its equivalent has other arguments")
-    for use in _loads(module, variable):
-        outer = module.parent(use)
-        if isinstance(outer, ast.Subscript) and outer.value is use and isinstance(outer.ctx, ast.Load):
-            yield from _calls(module, outer, name)
-        elif not _reads_keys(module, outer, use):
-            raise Unsure(table, f"the table with {name} is passed on in line {use.lineno}")
-
-
-def _reads_keys(module: Module, outer: ast.AST, use: ast.Name) -> bool:
-    """Return whether only the keys of a table are used."""
-    if isinstance(outer, ast.Compare):
-        return use in outer.comparators and all(isinstance(each, (ast.In, ast.NotIn)) for each in outer.ops)
-    call = module.parent(outer)
-    return isinstance(outer, ast.Attribute) and outer.attr == "keys" and isinstance(call, ast.Call)
-
-
-def _assigned(parent: ast.AST, value: ast.expr) -> ast.Name | None:
-    """Return the plain name that a value is assigned to."""
-    if isinstance(parent, ast.Assign) and parent.value is value and len(parent.targets) == 1:
-        target = parent.targets[0]
-        return target if isinstance(target, ast.Name) else None
-    return None
-
-
-def _loads(module: Module, variable: ast.Name) -> Iterator[ast.Name]:
-    """Yield the places where a variable is read, except those that it reaches only after it was bound again.
-
-    They are in its function, or anywhere if it is of the module or global.
-    """
-    scope: ast.AST = module.function(variable) or module.tree
-    for each in ast.walk(scope):
-        if isinstance(each, (ast.Global, ast.Nonlocal)) and variable.id in each.names:
-            scope = module.tree
-    for each in ast.walk(scope):
-        if isinstance(each, ast.Name) and each.id == variable.id and isinstance(each.ctx, ast.Load):
-            last = _last_binding(module, each)
-            if last is None or last.lineno <= variable.lineno:
-                yield each
-
-
-def _last_binding(module: Module, use: ast.Name) -> ast.Assign | None:
-    """Return the nearest assignment that always runs before a use, in its function."""
-    outer: ast.stmt | None = module.statement(use)
-    while (current := outer) is not None:
-        block, place = module.siblings(current)
-        for each in reversed(block[:place]):
-            if isinstance(each, ast.Assign) and any(dotted(target) == use.id for target in each.targets):
-                return each
-        outer = module.outer(current)
-        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            break
-    return None
-
-
-def _argument_names(module: Module, call: ast.Call) -> set[str] | None:
-    """Return the keywords of a call; those of `**options` from its one dict, and None if that cannot be seen."""
-    found: set[str] = set()
-    for each in call.keywords:
-        keys = {each.arg} if each.arg is not None else _keys(module, each.value)
-        if keys is None:
-            return None
-        found |= keys
-    return found
-
-
-def _keys(module: Module, options: ast.expr) -> set[str] | None:
-    """Return the keys that a dict of options may have at a use; None if something else may change it."""
-    if not isinstance(options, ast.Name):
-        return None
-    scope = module.function(options) or module.tree
-    last = _last_binding(module, options)
-    loops = any(isinstance(each, (ast.For, ast.While)) for each in module.ancestors(options))
-    found: set[str] = set()
-    for node in ast.walk(scope):
-        if not isinstance(node, ast.Name) or node.id != options.id:
-            continue
-        if last is not None and (node.lineno < last.lineno or (node.lineno > options.lineno and not loops)):
-            continue
-        parent = module.parent(node)
-        if isinstance(parent, ast.keyword) and parent.arg is None:
-            continue
-        keys = _bound_keys(parent, node)
-        if keys is None:
-            return None
-        found |= keys
-    return found or None
-
-
-def _bound_keys(parent: ast.AST, node: ast.Name) -> set[str] | None:
-    if isinstance(parent, ast.Subscript) and parent.value is node and isinstance(parent.slice, ast.Constant):
-        return {str(parent.slice.value)}
-    if not isinstance(parent, ast.Assign) or not isinstance(parent.value, ast.Dict):
-        return None
-    keys = [key.value for key in parent.value.keys if isinstance(key, ast.Constant)]
-    return {str(key) for key in keys} if len(keys) == len(parent.value.keys) else None
 
 
 def _rewrite_ddp(
