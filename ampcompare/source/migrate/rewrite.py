@@ -90,7 +90,7 @@ def migrate_text(text: str, target: str = "torch", around: Around = ALONE) -> Mi
     if not may_use_apex(text):
         return Migration(text, [])
     module = Module(text)
-    names = Names(module, around.helpers(module), around.passed_on(module), around.running(module))
+    names = Names(module, around.passed_on(module), around.running(module))
     used = [node for node, _ in names.uses] + [call for call, _ in module.methods("step", "backward")]
     crowded = [
         each for each in map(module.statement, used) if not module.is_alone(each) and not isinstance(each, ast.With)
