@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import torch
 
 from ampcompare.base.errors import AmpCompareError, UnsupportedCombination
 from ampcompare.diagnosis.diagnose import diagnose_given
-from ampcompare.diagnosis.measure import Loop as AnyLoop
 from ampcompare.diagnosis.options import DiagnoseOptions
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.validation import validated
@@ -28,12 +27,18 @@ def recipe_loop(
     *,
     is_twin: bool = False,
     show: Callable[[Assembly], None] = lambda assembly: None,
-) -> AnyLoop:
+    epochs: Iterable[int] | None = None,
+    batches_of: Callable[[Any, Iterable[Any]], Iterable[Any]] = lambda precision, batches: batches,
+    drain_every: int = 1,
+) -> Callable[[Any], Any]:
     """Return the loop: it assembles the run of the recipe again at each call, and trains until it is stopped.
 
     Args:
         is_twin: change the weights by one part in 512.
         show: called with what is trained, before the first step.
+        epochs: to train; None for those of the recipe.
+        batches_of: what the loop iterates over, from the precision and the batches of an epoch.
+        drain_every: steps between two reads of losses.
     """
     recipe = config.recipe
     task = make_task(recipe)
@@ -41,15 +46,17 @@ def recipe_loop(
     def train(precision: Precision) -> None:
         if config.parallel.kind == "fsdp":
             raise UnsupportedCombination(
-                f"diagnose repeats operations on whole weights, but {config.arm} shards them; diagnose "
+                f"a recipe is trained in one process here, but {config.arm} shards its weights over several; take "
                 "half:bf16,masters=fp32 or apex:O5, which compute in the same types"
             )
         assembly = assemble_single(recipe, task, precision, device, is_twin=is_twin)
         show(assembly)
-        loop = build_loop(recipe, assembly, precision, drain_every=1)
-        for epoch in range(recipe.epochs):
-            batches = task.data.train_batches(epoch, recipe.batch_size, device=device)
-            for _ in loop.run(batches, epoch=epoch):
+        loop = build_loop(recipe, assembly, precision, drain_every=drain_every)
+        for epoch in range(recipe.epochs) if epochs is None else epochs:
+            batches = task.data.train_batches(
+                epoch, recipe.batch_size, device=device, workers=config.workers, pin_memory=config.pin_memory
+            )
+            for _ in loop.run(batches_of(precision, batches), epoch=epoch):
                 pass
 
     return train

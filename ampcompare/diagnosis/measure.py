@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,13 +60,20 @@ def measure(loop: Loop, arm: Arm, conditions: Conditions, lines: Sequence[str] =
 
 
 @contextmanager
-def trained_under(arm: Arm, conditions: Conditions) -> Iterator[Precision]:
-    """Yield the precision of an arm with torch seeded and warnings off; at the end torch is as it was before."""
+def trained_under(
+    arm: Arm, conditions: Conditions, beneath: Callable[[], AbstractContextManager[Any]] = nullcontext
+) -> Iterator[Precision]:
+    """Yield the precision of an arm with torch seeded and warnings off; at the end torch is as it was before.
+
+    Args:
+        beneath: makes a context to enter below an emulation of 16 bits, if there is one.
+    """
     torch.manual_seed(conditions.seed)
     precision = make_precision(arm, device=conditions.device)
-    _, arithmetic = cpu_half(conditions.half, precision.half_dtype, torch.device(conditions.device))
+    mode, arithmetic = cpu_half(conditions.half, precision.half_dtype, torch.device(conditions.device))
     try:
-        with arithmetic, warnings.catch_warnings():
+        below = beneath() if "emulated" in (mode or "") else nullcontext()
+        with below, arithmetic, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield precision
     finally:
