@@ -18,7 +18,8 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
 from ampcompare.diagnosis.cures import Tested, verdict_of, with_cure
 from ampcompare.diagnosis.faults import find_faults
-from ampcompare.diagnosis.measure import Conditions, Loop, measure
+from ampcompare.diagnosis.loops import Conditions, Loop
+from ampcompare.diagnosis.measure import measure
 from ampcompare.diagnosis.observation import Observation, StepFacts
 from ampcompare.diagnosis.options import DiagnoseOptions
 from ampcompare.diagnosis.ranges import HALF, counts_of, make_range

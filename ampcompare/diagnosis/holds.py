@@ -21,7 +21,8 @@ from ampcompare.base.formatting import printable
 from ampcompare.diagnosis.cures import Tested, verdict_of, with_cure
 from ampcompare.diagnosis.diagnose import report_of
 from ampcompare.diagnosis.faults import HARM, HARM_IN_BF16, NEGLIGIBLE, find_faults
-from ampcompare.diagnosis.measure import Conditions, Enough, Loop, measure, trained_under
+from ampcompare.diagnosis.loops import Conditions, Enough, Loop, trained_under
+from ampcompare.diagnosis.measure import measure
 from ampcompare.diagnosis.observation import Observation
 from ampcompare.diagnosis.sites import calling_line
 from ampcompare.diagnosis.step_watch import MAX_SKIPPED

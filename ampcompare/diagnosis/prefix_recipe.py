@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ampcompare.backends.arm import Arm
-from ampcompare.diagnosis.diagnose_recipe import recipe_loop
-from ampcompare.diagnosis.measure import Conditions, Enough, trained_under
+from ampcompare.diagnosis.loops import Conditions, Enough, recipe_loop, trained_under
 from ampcompare.diagnosis.prefix import PrefixWatch
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.examination import answering_errors

@@ -16,7 +16,8 @@ from ampcompare.backends.apex_levels import O1_TO_FP16, O1_TO_FP32
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
 from ampcompare.diagnosis.diagnose import IN_HALF, audit, in_fp32
-from ampcompare.diagnosis.measure import Conditions, measure
+from ampcompare.diagnosis.loops import Conditions
+from ampcompare.diagnosis.measure import measure
 from ampcompare.diagnosis.observation import Observation
 from ampcompare.diagnosis.watch import Called
 from ampcompare.runs.records.diagnosis import Diagnosis

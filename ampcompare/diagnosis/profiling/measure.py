@@ -24,7 +24,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.tensors.products import dtype_name
 from ampcompare.base.tensors.tf32 import Tf32
-from ampcompare.diagnosis.measure import Conditions, Enough, trained_under
+from ampcompare.diagnosis.loops import Conditions, Enough, trained_under
 from ampcompare.diagnosis.profiling.step_profiler import Measured, StepProfiler, Steps
 from ampcompare.diagnosis.profiling.trace import Account
 from ampcompare.diagnosis.profiling.watch import ProductShape, Seen, missed_sizes, repeated_casts

@@ -13,7 +13,7 @@ import torch
 
 from ampcompare.base.errors import AmpCompareError, UnsupportedCombination
 from ampcompare.base.tensors.tf32 import set_tf32
-from ampcompare.diagnosis.diagnose_recipe import recipe_loop
+from ampcompare.diagnosis.loops import recipe_loop
 from ampcompare.diagnosis.profiling.measure import Loop, ProfiledPrecision, measure_loop, profile_of
 from ampcompare.diagnosis.profiling.reasons import BATCH, work_of
 from ampcompare.diagnosis.profiling.step_profiler import Steps
