@@ -99,9 +99,8 @@ def state_unsaved(module: LintModule) -> Iterator[Finding]:
                 continue
             shown = "the state of the optimizer is saved, but that of the loss scale is not"
             edits: tuple[Edit, ...] = ()
-            if (
-                isinstance(saved, ast.Dict) and saved.keys and not _loads_of_optimizer_alone(module)
-            ):  # else half a correction
+            # In an empty dict there is no place for it; where only the optimizer is loaded, it is half a correction.
+            if isinstance(saved, ast.Dict) and saved.keys and not _loads_of_optimizer_alone(module):
                 edits = _added_state(module, code, maker, call, saved)
             reported |= {saved} if saved is not None else set()
             yield module.finding(code, call, shown, edits)
