@@ -263,9 +263,7 @@ class SlurmLauncher(QueueLauncher):
             record = failed_record(config, error + (f"last lines of its log: {tail}" if tail else "its log is empty"))
         elif record.status == "interrupted":  # only this cell fails; the others continue
             error = f"Slurm job {job.job} {how_ended(job.job, asked)}; the cell was {record.error}; "
-            record = record.model_copy(
-                update={"status": "failed", "error": f"{error}--resume auto resumes from there"}
-            )
+            record = record.model_copy(update={"status": "failed", "error": f"{error}--resume auto resumes from there"})
         else:
             return record
         write_record(record, folder)
