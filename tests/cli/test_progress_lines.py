@@ -45,10 +45,7 @@ def test_a_cell_and_the_matrix() -> None:
     """Phase, bar, steps and time; then what is known, the most important first; the matrix below."""
     first, figures, last = drawn(cell())
     assert re.fullmatch(r"native:fp16, seed 1 +training +━━━+╸? *120/900  41s *", first)
-    assert (
-        figures.rstrip()
-        == ("  loss 0.03413 · loss scale 65536 · about 12s left · 4.12 ms/step · 3 skipped · epoch 2/5"[:80])
-    )
+    assert figures.rstrip() == "  loss 0.03413 · loss scale 65536 · about 12s left · 4.12 ms/step · 3 skipped ·"
     assert re.fullmatch(r"7 of 27 cells ━━━+╸? *1m12s · about 3m20s left *", last)
     name, bar, _, last = drawn(cell(), size=(40, 24))
     assert name.split() == ["native:fp16,", "seed", "1", "training"]
