@@ -325,13 +325,13 @@ def _keep_for_others(
     own = {
         alias.asname or alias.name: (statement, alias)
         for statement, alias in names.imports
-        if isinstance(statement, ast.ImportFrom) and module.scope_of[statement] is module.top and alias.name != "*"
+        if module.scope_of[statement] is module.top and alias.name != "*"
     }
     waiting = {
         name for name, (statement, alias) in own.items() if name not in needed and (statement, alias.name) not in twins
     }
     listed = {each.value for each in _listed(module) if isinstance(each, ast.Constant)}
-    is_amp = {name for name in waiting if "apex.amp" in module.top.imports.get(name, ())}
+    is_amp = {name for name in waiting if {"apex", "apex.amp"} & set(module.top.imports.get(name, ()))}
     found = {
         **{name: Path("__all__") for name in waiting & listed},
         **around.importers(waiting - is_amp, star=True),
@@ -340,7 +340,7 @@ def _keep_for_others(
     findings = []
     for name, other in found.items():
         statement, alias = own[name]
-        full = shown(f"{statement.module}.{alias.name}")
+        full = alias.name if isinstance(statement, ast.Import) else shown(f"{statement.module}.{alias.name}")
         if full in LAYERS:
             twins[(statement, alias.name)] = IMPORTED[full]
             continue

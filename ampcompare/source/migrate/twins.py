@@ -230,18 +230,19 @@ class Twins:
     def _imported(self, node: ast.Name | ast.Attribute, meaning: str, twin: str) -> bool:
         call = self._call(node)
         if twin == DDP and call is not None:
-            _rewrite_ddp(self._module, self._names, self._edits, self._torch, call, self._note, core=self._core)
-        if twin == "torch.nn.SyncBatchNorm.convert_sync_batchnorm":
-            if call is not None and any(each.arg in ("channel_last", None) for each in call.keywords):
+            _rewrite_ddp(self._module, self._names, self._edits, call, self._note, core=self._core)
+        if twin.endswith(".convert_sync_batchnorm") and call is not None:
+            if any(each.arg in ("channel_last", None) for each in call.keywords):
                 raise Unsure(call, "channel_last of convert_syncbn_model has no equivalent")
+        own = [
+            (statement, alias.name)
+            for statement, alias in self._names.imports
+            if isinstance(statement, ast.ImportFrom) and (alias.asname or alias.name) == dotted(node)
+        ]
+        if own and not twin.endswith(".convert_sync_batchnorm"):
+            self.imports |= dict.fromkeys(own, twin)
+        else:  # an attribute, or a name that another file has from Apex
             self._edits.replace(node, f"{self._torch}{twin.removeprefix('torch')}")
-            return True
-        if isinstance(node, ast.Name):
-            for statement, alias in self._names.imports:
-                if isinstance(statement, ast.ImportFrom) and (alias.asname or alias.name) == node.id:
-                    self.imports[(statement, alias.name)] = twin
-            return True
-        self._edits.replace(node, f"{self._torch}{twin.removeprefix('torch')}")
         return True
 
     def _process_group(self, node: ast.Name | ast.Attribute) -> bool:
@@ -758,7 +759,6 @@ def _rewrite_ddp(
     module: Module,
     names: Names,
     edits: Edits,
-    torch: str,
     call: ast.Call,
     note: Callable[[ast.AST, str], None],
     *,
@@ -767,7 +767,6 @@ def _rewrite_ddp(
     """Rewrite the arguments of a call.
 
     Args:
-        torch: the name by which the module knows torch.
         note: gets a remark on a node.
         core: whether `amp.initialize` is rewritten too.
 
@@ -798,9 +797,7 @@ def _rewrite_ddp(
     delay = known.get("delay_allreduce")
     if delay is not None and not (isinstance(delay, ast.Constant) and not delay.value):
         texts.append(f"find_unused_parameters={module.source(delay)}")
-    edits.replace(call, f"{module.source(call.func)}({', '.join(texts)})")
-    if isinstance(call.func, ast.Attribute):
-        edits.replace(call, f"{torch}{DDP.removeprefix('torch')}({', '.join(texts)})")
+    edits.replace_span(module.end(call.func), module.end(call), f"({', '.join(texts)})")
     dropped = sorted(set(known) - {"module", "delay_allreduce"})
     if dropped:
         note(call, f"{', '.join(dropped)} of Apex's DistributedDataParallel has no equivalent and is left out")

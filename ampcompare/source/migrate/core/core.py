@@ -31,6 +31,12 @@ from ampcompare.source.syntax import dotted, last_name, parameters, passed, walk
 
 __all__ = ["rewrite_core"]
 
+CARRIES_NOTHING = "{0} may be a list, which cannot carry a scaler; pass the scaler on"
+ONE_BY_ONE = (
+    "{0} is stepped under another name, such as that of a loop; each step must become scaler.step(...), with one "
+    "scaler.update() below all of them, together with this block"
+)
+NO_STEP = "no {0}.step() is in this file; it must become scaler.step({0}) together with this block"
 NO_GRAD = ("torch.no_grad", "torch.inference_mode")
 
 
@@ -517,16 +523,15 @@ def find_helped(module: Module, sites: Sites, around: Around) -> bool:
         for key in backward.optimizers:
             if _tail(key) in stepped:
                 continue
-            if _is_parameter(backward, key) and _is_list_of(module, backward):
-                raise Unsure(
-                    backward.statement, f"{key} may be a list, which cannot carry a scaler; pass the scaler on"
-                )
-            if not _is_parameter(backward, key) or not (_steps_all(sites.initializes, stepped) or around.steps):
-                raise Unsure(
-                    backward.statement,
-                    f"no {key}.step() is in this file; it must become scaler.step({key}) together with this block",
-                )
-            helped = True
+            given = _is_parameter(backward, key)
+            if not key.replace(".", "").isidentifier() or _is_list_of(module, backward):
+                words = CARRIES_NOTHING if given else ONE_BY_ONE
+            elif not given or not (_steps_all(sites.initializes, stepped) or around.steps):
+                words = NO_STEP
+            else:
+                helped = True
+                continue
+            raise Unsure(backward.statement, words.format(key))
     return helped
 
 

@@ -17,7 +17,7 @@ from ampcompare.runs.analysis.inference.verdict import Design, verdicts_on
 from ampcompare.runs.analysis.summary import summarize
 from ampcompare.runs.records.comparison import Comparison
 from ampcompare.runs.records.run import RunRecord
-from ampcompare.runs.report.columns import columns, verdict_columns, verdict_rows
+from ampcompare.runs.report.columns import columns, table_of, verdict_columns
 from ampcompare.runs.report.overview import make_overview
 
 MakeRecord = Callable[..., RunRecord]
@@ -159,7 +159,9 @@ def test_tables_and_gates_know_the_loss(make_record: MakeRecord) -> None:
     place = overview.heads.index("Δ tail loss (%)")
     assert [row[place].text for row in overview.rows] == ["-", "+5.00 worse"]
     assert "tail loss" in columns(comparison)
-    rows = dict(zip(verdict_columns(comparison), verdict_rows(comparison)[0], strict=True))
+    rows = dict(
+        zip(verdict_columns(comparison), table_of(verdict_columns(comparison), comparison).texts[1], strict=True)
+    )
     assert rows["tail loss verdict"] == "worse"
     assert rows["Δ tail loss (%)"].startswith("+5.00 [")
 

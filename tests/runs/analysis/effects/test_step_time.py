@@ -19,7 +19,7 @@ from ampcompare.runs.analysis.summary import summarize
 from ampcompare.runs.records.comparison import ArmSummary, Comparison
 from ampcompare.runs.records.run import RunRecord, SystemReadings, TimingRound
 from ampcompare.runs.report.base import FORMATS
-from ampcompare.runs.report.columns import columns, table_rows, verdict_columns
+from ampcompare.runs.report.columns import columns, table_of, verdict_columns
 from ampcompare.runs.report.terminal import Terminal
 
 MakeRecord = Callable[..., RunRecord]
@@ -155,7 +155,7 @@ def unpaired(make_record: MakeRecord) -> Comparison:
 def test_no_format_shows_an_invalid_time(name: str, unpaired: Comparison) -> None:
     """An arm whose pairs are invalid shows a word in place of its step time, throughput and time of an epoch."""
     assert str(unpaired.arms[1].time).startswith("invalid measurement")
-    shown = dict(zip(columns(unpaired), table_rows(unpaired)[1], strict=True))
+    shown = dict(zip(columns(unpaired), table_of(columns(unpaired), unpaired).texts[1], strict=True))
     assert (shown["step (ms)"], shown["epoch (s)"], shown["samples/s"]) == ("invalid", "invalid", "-")
     reporter = Terminal(details=True) if name == "table" else FORMATS[name].reporter()
     text = reporter.render(unpaired)

@@ -10,7 +10,7 @@ import pytest
 from ampcompare.runs.analysis.summary import summarize
 from ampcompare.runs.records.comparison import Comparison
 from ampcompare.runs.records.run import ProcessFacts, RunRecord
-from ampcompare.runs.report.html.page import sense
+from ampcompare.runs.report.columns import tone_of
 
 MakeRecord = Callable[..., RunRecord]
 TOP1 = [0.50, 0.52, 0.49, 0.51, 0.50]
@@ -66,7 +66,7 @@ def test_identical_keeps_the_accuracy(make_record: MakeRecord) -> None:
     fast = _runs(make_record, "apex:O0", 5, seconds=0.005)
     comparison = _compare(_runs(make_record, "fp32", 5), fast)
     assert comparison.headline[0] == "Use apex:O0: identical to fp32, 0.50x (0.50 to 0.50) its step time on this CPU."
-    assert sense("identical") == "good"
+    assert tone_of(comparison.arms[1].quality) == "good"
 
 
 @pytest.mark.parametrize(
