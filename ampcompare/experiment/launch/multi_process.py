@@ -41,7 +41,6 @@ POLL_SECONDS = 0.1
 END_SECONDS = 10.0
 STOPPED_SECONDS = 1.0  # between two looks at the states of processes
 STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-MAX_AGENTS = 3  # per cell
 TAIL_LINES = 5
 
 
@@ -74,18 +73,11 @@ class MultiProcessLauncher(Launcher):
         self._stood_still = ""
         request = Request(str(folder), self.launcher, config.processes, self._dist_url)
         with self._agent.busy(), sandboxed_cell(config, folder) as sandbox:
-            for _ in range(MAX_AGENTS):
-                make_cell_folder(folder)
-                for name in (CellFile.FAILURE, CellFile.PROGRESS):
-                    (folder / name).unlink(missing_ok=True)
-                write_config(config, folder)
-                code = self._run(request, folder, sandbox, on_progress, config.stall_timeout)
-                if code != -signal.SIGKILL or self._is_asked() or self._stood_still:
-                    break
-                _wait_for_ranks(folder)
-                if (folder / CellFile.RECORD).exists():
-                    break
-                self.note(f"the launcher of the ranks was killed by SIGKILL; {config.arm} starts again")
+            make_cell_folder(folder)
+            for name in (CellFile.FAILURE, CellFile.PROGRESS):
+                (folder / name).unlink(missing_ok=True)
+            write_config(config, folder)
+            code = self._run(request, folder, sandbox, on_progress, config.stall_timeout)
             self._agent.check()
         remove_leftovers_of_cell(folder)
         return without_written(self._record(config, folder, code), folder, sandbox.written)
@@ -160,12 +152,8 @@ class MultiProcessLauncher(Launcher):
         failure = killed or next(iter(_failures(folder)), None)
         if failure is None:
             tail = " | ".join(line.strip() for line in last_lines(folder / CellFile.LAUNCHER_LOG, TAIL_LINES))
-            return f"the launcher of the ranks ended with exit code {code}" + (f": {tail}" if tail else "")
-        rank, how = failure["rank"], f"ended with exit code {failure['code']}"
-        if failure["code"] < 0:
-            how = f"was killed by {signal.Signals(-failure['code']).name}"
-            if failure["code"] == -signal.SIGKILL:
-                how += " (probably the out-of-memory killer)"
+            return f"the launcher of the ranks {_how_ended(code)}" + (f": {tail}" if tail else "")
+        rank, how = failure["rank"], _how_ended(failure["code"])
         tail = " | ".join(log_tail(folder, TAIL_LINES, rank).splitlines())
         return f"rank {rank} {how}" + (f"; last lines of its log: {tail}" if tail else "; its log is empty")
 
@@ -183,6 +171,13 @@ class MultiProcessLauncher(Launcher):
 
     def close(self) -> None:
         self._agent.close()
+
+
+def _how_ended(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    cause = " (probably the out-of-memory killer)" if code == -signal.SIGKILL else ""
+    return f"was killed by {signal.Signals(-code).name}{cause}"
 
 
 def _end_agent(agent: subprocess.Popen[bytes]) -> None:
@@ -250,16 +245,6 @@ def _status(process: psutil.Process) -> str:
         return str(process.status())
     except psutil.Error:
         return psutil.STATUS_DEAD
-
-
-def _wait_for_ranks(folder: Path) -> None:
-    """Wait until the ranks of an agent that was killed have exited, as they do by themselves."""
-    deadline = time.monotonic() + END_SECONDS
-    while time.monotonic() < deadline:
-        lines = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
-        if not any(RANK_MODULE in line and str(folder) in line for line in lines):
-            return
-        time.sleep(POLL_SECONDS)
 
 
 def _failures(folder: Path) -> list[dict[str, int]]:
