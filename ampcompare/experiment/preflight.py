@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ampcompare.base.errors import AmpCompareError, ConfigError, EnvironmentUnfit, LaunchError
+from ampcompare.base.errors import AmpCompareError, ConfigError, LaunchError
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.experiment.launch.base import Launcher, Progress
 from ampcompare.experiment.launch.cell_files import last_lines
@@ -31,6 +31,7 @@ from ampcompare.runs.records.preflight import ArmTrial, Preflight
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.records.step import StepRecord, iter_steps
 from ampcompare.runs.settings.config import RunConfig, SavingConfig
+from ampcompare.runs.settings.examination import ERRORS
 from ampcompare.runs.settings.script import ScriptConfig, seed_option
 
 __all__ = ["check_arms", "failure_of", "preflight", "preflight_of", "require_trainable"]
@@ -45,7 +46,6 @@ SHARE = 0.02  # of all cells
 SKIPPED = "(nothing else was started; --no-preflight skips this check)"
 REMOTE = ("slurm", "ray")  # their cells run on other machines
 REFUSED = ConfigError.exit_code
-ERRORS: dict[int, type[AmpCompareError]] = {2: ConfigError, 4: EnvironmentUnfit}
 
 
 def preflight(
