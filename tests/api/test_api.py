@@ -24,6 +24,7 @@ from ampcompare.runs.records.evaluation import EpochResult
 from ampcompare.runs.records.run import RunRecord, RunSummary
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.recipe import OptimizerConfig, Recipe
+from ampcompare.testing import make_comparison
 
 TINY: dict[str, Any] = {
     "recipe": Recipe.model_validate(
@@ -171,7 +172,6 @@ def test_run_takes_a_config_or_its_parts(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def _outcome(statuses: list[str], *, strict: bool = False, error: str | None = None, code: int = 3) -> int:
     """Return the exit code of a comparison whose cells ended in these ways."""
-    from ampcompare.runs.analysis.summary import summarize
 
     records = [
         RunRecord(
@@ -180,7 +180,7 @@ def _outcome(statuses: list[str], *, strict: bool = False, error: str | None = N
         )
         for number, status in enumerate(statuses)
     ]  # fmt: skip
-    comparison = summarize(records, arms=["fp32"], reference="fp32")
+    comparison = make_comparison(records, arms=["fp32"])
     options = CompareOptions()
     options.strict = strict
     return ComparisonOutcome(options, comparison, Path("out")).exit_code

@@ -30,8 +30,8 @@ from ampcompare.runs.records.document import sealed_json
 from ampcompare.runs.records.run import RunRecord, read_record
 from ampcompare.runs.report.base import write_reports
 from ampcompare.runs.settings.config import RunConfig
+from ampcompare.testing import make_record
 
-MakeRecord = Callable[..., RunRecord]
 Turn = Callable[[], object]
 
 
@@ -58,12 +58,11 @@ class Listener(Observer):
 class Cells:
     """The cells of a plan in a run directory, as the processes that train them act."""
 
-    def __init__(self, launcher: str, folder: Path, make_record: MakeRecord) -> None:
+    def __init__(self, launcher: str, folder: Path) -> None:
         base = RunConfig.model_validate({"launcher": launcher, "recipe": {"epochs": 1}})
         self.plan: Plan = make_plan(base, ["fp32", "half"], [0, 1])
         self.folder = folder
         self.listener = Listener()
-        self._make_record = make_record
 
     def path(self, number: int) -> Path:
         return RunDirectory(self.folder).cell(self.plan.cells[number - 1])
@@ -73,7 +72,7 @@ class Cells:
 
     def record(self, number: int) -> RunRecord:
         config = self.plan.cells[number - 1]
-        record = self._make_record(config.arm, config.recipe.seed)
+        record = make_record(config.arm, config.recipe.seed)
         here = {**record.environment, **fingerprint()}
         return record.model_copy(update={"config": config, "cell": config.digest(), "environment": here})
 
@@ -107,10 +106,10 @@ def _turns(monkeypatch: pytest.MonkeyPatch, turns: Sequence[Turn]) -> None:
     monkeypatch.setattr(slurm, "time", now)
 
 
-def test_cells_of_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, make_record: MakeRecord) -> None:
+def test_cells_of_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Cells of all seeds are seen at their nodes at once, and one that was queued again moves; one whose node is lost
     is a failed row, and the same command runs that one alone again."""
-    cells = Cells("slurm", tmp_path, make_record)
+    cells = Cells("slurm", tmp_path)
     jobs = {f"7_{number}": "" for number in range(4)}
     for number in range(1, 5):  # of an earlier call of the command
         cells.path(number).mkdir(parents=True)
@@ -167,10 +166,10 @@ class Here(Launcher):
         return self.cells.record(number)
 
 
-def test_another_launcher_resumes(tmp_path: Path, make_record: MakeRecord) -> None:
+def test_another_launcher_resumes(tmp_path: Path) -> None:
     """Cells that Slurm has trained are not trained again by another launcher, which trains the others; where launchers
     are rows of the comparison, each trains its own."""
-    slurm_cells, here = Cells("slurm", tmp_path, make_record), Cells("auto", tmp_path, make_record)
+    slurm_cells, here = Cells("slurm", tmp_path), Cells("auto", tmp_path)
     for number in (1, 2, 4):
         slurm_cells.ends(number)
     trained = slurm_cells.plan.order[:2] + slurm_cells.plan.order[3:]
@@ -264,10 +263,10 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
     return ray
 
 
-def test_cells_of_ray(ray: Ray, tmp_path: Path, make_record: MakeRecord) -> None:
+def test_cells_of_ray(ray: Ray, tmp_path: Path) -> None:
     """Cells are seen at their nodes where those see the run directory; the files of others come when they end, and one
     that Ray has lost is a failed row."""
-    cells = Cells("ray", tmp_path, make_record)
+    cells = Cells("ray", tmp_path)
 
     def task(number: int) -> Remote:
         return ray.tasks[str(cells.path(number))]
@@ -289,9 +288,9 @@ def test_cells_of_ray(ray: Ray, tmp_path: Path, make_record: MakeRecord) -> None
     assert "completed" in cells.listener.events[4]
 
 
-def test_ray_is_lost(ray: Ray, tmp_path: Path, make_record: MakeRecord) -> None:
+def test_ray_is_lost(ray: Ray, tmp_path: Path) -> None:
     """Where the head or the raylet of this machine has died, one line says so, and what had ended stays."""
-    cells = Cells("ray", tmp_path, make_record)
+    cells = Cells("ray", tmp_path)
 
     def dead(*words: object, **options: object) -> None:
         raise RayError("the connection was lost")
@@ -327,9 +326,9 @@ def test_ray_is_joined_or_started(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> 
     assert asked == [None, "local", None]
 
 
-def test_a_cell_of_ray_that_ended_while_the_command_stops(ray: Ray, tmp_path: Path, make_record: MakeRecord) -> None:
+def test_a_cell_of_ray_that_ended_while_the_command_stops(ray: Ray, tmp_path: Path) -> None:
     """SIGTERM cancels the tasks that run; the files of one that has ended elsewhere are kept."""
-    cells = Cells("ray", tmp_path, make_record)
+    cells = Cells("ray", tmp_path)
     launcher = RayLauncher()
 
     def stop() -> None:
