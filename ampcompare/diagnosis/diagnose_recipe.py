@@ -7,11 +7,12 @@ from typing import Any, Literal
 
 import torch
 
-from ampcompare.base.errors import AmpCompareError, UnsupportedCombination
+from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.diagnosis.diagnose import diagnose_given
 from ampcompare.diagnosis.measure import Loop as AnyLoop
 from ampcompare.diagnosis.options import DiagnoseOptions
 from ampcompare.runs.settings.config import RunConfig
+from ampcompare.runs.settings.examination import answering_errors
 from ampcompare.runs.settings.validation import validated
 from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import Assembly, assemble_single
@@ -55,6 +56,7 @@ def recipe_loop(
     return train
 
 
+@answering_errors
 def diagnose_recipe(
     config: dict[str, Any],
     steps: int,
@@ -62,17 +64,11 @@ def diagnose_recipe(
     reference: Literal["float32", "float64", "none"],
     cures: bool,
 ) -> dict[str, Any]:
-    """Diagnose the arm and recipe of a configuration.
-
-    Errors meant for users come back as `{"error": ..., "exit_code": ...}`.
-    """
-    try:
-        settings = validated(RunConfig, config)
-        torch.set_num_threads(settings.threads)
-        recipe = settings.recipe
-        subject = f"{recipe.model.arch} on {recipe.data.name}, {recipe.optimizer.name}, seed {recipe.seed}"
-        loop = recipe_loop(settings, resolve_device(settings.device))
-        options = DiagnoseOptions(settings, steps=steps, at=tuple(at), reference=reference, cures=cures)
-        return diagnose_given(loop, options, subject=subject).model_dump(mode="json")
-    except AmpCompareError as error:
-        return {"error": str(error), "exit_code": error.exit_code}
+    """Diagnose the arm and recipe of a configuration."""
+    settings = validated(RunConfig, config)
+    torch.set_num_threads(settings.threads)
+    recipe = settings.recipe
+    subject = f"{recipe.model.arch} on {recipe.data.name}, {recipe.optimizer.name}, seed {recipe.seed}"
+    loop = recipe_loop(settings, resolve_device(settings.device))
+    options = DiagnoseOptions(settings, steps=steps, at=tuple(at), reference=reference, cures=cures)
+    return diagnose_given(loop, options, subject=subject).model_dump(mode="json")

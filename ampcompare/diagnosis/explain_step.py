@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampcompare.base.errors import AmpCompareError
 from ampcompare.runs.settings.config import RunConfig
+from ampcompare.runs.settings.examination import answering_errors
 from ampcompare.runs.settings.validation import validated
 from ampcompare.tasks.data import tensors_of
 from ampcompare.tasks.task import make_task
@@ -39,17 +39,12 @@ WATCHED = (
 )
 
 
+@answering_errors
 def observe(config: dict[str, Any]) -> dict[str, Any]:
-    """Prepare the model of a configuration, make one step and return what was seen, as plain data.
-
-    Errors meant for users come back as `{"error": ..., "exit_code": ...}`.
-    """
-    try:
-        settings = validated(RunConfig, config)
-        with own_group(settings):
-            return _observe(settings)
-    except AmpCompareError as error:
-        return {"error": str(error), "exit_code": error.exit_code}
+    """Prepare the model of a configuration, make one step and return what was seen, as plain data."""
+    settings = validated(RunConfig, config)
+    with own_group(settings):
+        return _observe(settings)
 
 
 def _observe(config: RunConfig) -> dict[str, Any]:

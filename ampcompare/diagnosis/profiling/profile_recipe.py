@@ -17,6 +17,7 @@ from ampcompare.diagnosis.profiling.reasons import BATCH, work_of
 from ampcompare.diagnosis.profiling.step_profiler import Steps
 from ampcompare.runs.records.profile import ArmProfile, Trial
 from ampcompare.runs.settings.config import RunConfig
+from ampcompare.runs.settings.examination import answering_errors
 from ampcompare.runs.settings.validation import validated
 from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble_single, cpu_half_of
@@ -123,20 +124,16 @@ def graph_breaks() -> dict[str, int]:
     return counted
 
 
+@answering_errors
 def profile_recipe(config: dict[str, Any], steps: int, profiled: int, trials: bool, trace: str) -> dict[str, Any]:
     """Profile the arm and recipe of a configuration.
-
-    Errors meant for users come back as `{"error": ..., "exit_code": ...}`.
 
     Args:
         trace: file for the trace; "" writes none.
     """
-    try:
-        settings = validated(RunConfig, config)
-        torch.set_num_threads(settings.threads)
-        found, events = profile_config(settings, Steps(timed=steps, profiled=profiled), trials=trials)
-    except AmpCompareError as error:
-        return {"error": str(error), "exit_code": error.exit_code}
+    settings = validated(RunConfig, config)
+    torch.set_num_threads(settings.threads)
+    found, events = profile_config(settings, Steps(timed=steps, profiled=profiled), trials=trials)
     if trace:
         Path(trace).write_text(json.dumps(events), encoding="utf-8")
     return found.model_dump(mode="json")

@@ -244,6 +244,19 @@ PAIRS = {
                     self.scaler.step(self.optimizer)
                     self.scaler.update()
     """,
+    "AMP225: a method that makes the scaler anew": """
+        class Trainer:
+            def begin(self):
+                self.scaler = torch.amp.GradScaler("cuda")
+            def fit(self, batches):
+                for number, batch in enumerate(batches):
+                    self.begin()  # wrong
+                    if number == 20: self.begin()  # right
+                    self.optimizer.zero_grad()
+                    self.scaler.scale(self.model(batch)).backward()
+                    self.scaler.step(self.optimizer)
+                    self.scaler.update()
+    """,
     "AMP225: a scaler of each step that scales nothing": """
         def train(model, optimizer, loader):
             for x, y in loader:

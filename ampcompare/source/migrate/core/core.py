@@ -10,6 +10,7 @@ from ampcompare.source.edits import Edits
 from ampcompare.source.migrate.core.across_files import is_list
 from ampcompare.source.migrate.core.context import Core
 from ampcompare.source.migrate.core.initialize import create_scalers
+from ampcompare.source.migrate.core.internals import AMP_STATE, rewrite_internals
 from ampcompare.source.migrate.core.scalers import plan_scalers
 from ampcompare.source.migrate.core.state_dict import optimizer_of_state, rewrite_state
 from ampcompare.source.migrate.core.steps import (
@@ -20,7 +21,7 @@ from ampcompare.source.migrate.core.steps import (
     rewrite_steps,
 )
 from ampcompare.source.migrate.core.timm_scaler import rewrite_timm, uses_timm_scaler
-from ampcompare.source.migrate.finding import Finding, Unsure
+from ampcompare.source.migrate.finding import Unsure
 from ampcompare.source.migrate.read.forward import find_forward, model_keys
 from ampcompare.source.migrate.read.names import Names, drop_passed
 from ampcompare.source.migrate.read.neighbours import Around
@@ -31,11 +32,17 @@ from ampcompare.source.syntax import dotted, last_name, parameters, passed, walk
 
 __all__ = ["rewrite_core"]
 
+CARRIES_NOTHING = "{0} may be a list, which cannot carry a scaler; pass the scaler on"
+ONE_BY_ONE = (
+    "{0} is stepped under another name, such as that of a loop; each step must become scaler.step(...), with one "
+    "scaler.update() below all of them, together with this block"
+)
+NO_STEP = "no {0}.step() is in this file; it must become scaler.step({0}) together with this block"
 NO_GRAD = ("torch.no_grad", "torch.inference_mode")
 
 
-def rewrite_core(module: Module, names: Names, edits: Edits, torch: str, target: str, around: Around) -> list[Finding]:
-    """Rewrite the core of a module, all of it.
+def rewrite_core(module: Module, names: Names, edits: Edits, torch: str, target: str, around: Around) -> Core | None:
+    """Rewrite the core of a module, all of it; return None where it has none.
 
     Args:
         around: what other modules have to do with it.
@@ -44,8 +51,9 @@ def rewrite_core(module: Module, names: Names, edits: Edits, torch: str, target:
         Unsure: something cannot be rewritten surely; the edits are incomplete then and must not be used.
     """
     sites = collect_sites(module, names)
-    if not (sites.initializes or sites.backwards or sites.masters or sites.saves or sites.loads):
-        return []
+    asked = next((node for node, meaning in names.uses if meaning.startswith(AMP_STATE)), None)
+    if not (sites.initializes or sites.backwards or sites.masters or sites.saves or sites.loads or asked):
+        return None
     _refuse(module, names, sites)
     helped = find_helped(module, sites, around)
     native = _check_native(module, names, sites)
@@ -58,7 +66,7 @@ def rewrite_core(module: Module, names: Names, edits: Edits, torch: str, target:
     core.across, core.helped = around.across or helped, helped
     if target == "torch" and uses_timm_scaler(module, sites):
         rewrite_timm(core)
-        return core.findings
+        return core
     create_scalers(core)
     _name_carried(core)
     if scalers.home == "optimizer" and not sites.initializes and sites.backwards and not around.is_given(module.text):
@@ -71,8 +79,10 @@ def rewrite_core(module: Module, names: Names, edits: Edits, torch: str, target:
     if target == "precision":
         if names.parameters:
             raise Unsure(names.parameters[0][1], "apex.amp is passed as a value; what is called on it cannot be seen")
+        if asked is not None:
+            raise Unsure(asked, "amp._amp_state is internal to Apex, with no equivalent")
         _rewrite_for_precision(core)
-        return core.findings
+        return core
     note_missing_forward(core)
     note_handed_on(core)
     wrap_forward(core)
@@ -84,8 +94,9 @@ def rewrite_core(module: Module, names: Names, edits: Edits, torch: str, target:
     note_joint_steps(core)
     refuse_half_leaves(core)
     rewrite_state(core)
+    rewrite_internals(core)
     drop_passed(module, edits, names.parameters)
-    return core.findings
+    return core
 
 
 def _refuse(module: Module, names: Names, sites: Sites) -> None:
@@ -517,16 +528,15 @@ def find_helped(module: Module, sites: Sites, around: Around) -> bool:
         for key in backward.optimizers:
             if _tail(key) in stepped:
                 continue
-            if _is_parameter(backward, key) and _is_list_of(module, backward):
-                raise Unsure(
-                    backward.statement, f"{key} may be a list, which cannot carry a scaler; pass the scaler on"
-                )
-            if not _is_parameter(backward, key) or not (_steps_all(sites.initializes, stepped) or around.steps):
-                raise Unsure(
-                    backward.statement,
-                    f"no {key}.step() is in this file; it must become scaler.step({key}) together with this block",
-                )
-            helped = True
+            given = _is_parameter(backward, key)
+            if not key.replace(".", "").isidentifier() or _is_list_of(module, backward):
+                words = CARRIES_NOTHING if given else ONE_BY_ONE
+            elif not given or not (_steps_all(sites.initializes, stepped) or around.steps):
+                words = NO_STEP
+            else:
+                helped = True
+                continue
+            raise Unsure(backward.statement, words.format(key))
     return helped
 
 

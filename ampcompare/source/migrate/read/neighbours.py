@@ -264,7 +264,7 @@ def _taken(path: Path, other: Path, names: Collection[str], *, star: bool) -> It
     """Yield the names of a module that another one imports from it, or reads from it as attributes."""
     content = _text(other)
     for match in IMPORT.finditer(content):
-        if path not in _imported(other, match.group()) and not _is_package(path, other, match.group(1)):
+        if path not in _imported(other, match.group()):
             continue
         imported = re.findall(r"\w+|\*", match.group(2) or "")
         for name in names:
@@ -273,14 +273,6 @@ def _taken(path: Path, other: Path, names: Collection[str], *, star: bool) -> It
             module = rf"\b(?:{path.stem}|{'|'.join(imported) or path.stem})\.{name}\b".replace("*", r"\*")
             if name in imported or by_star or re.search(module, content) is not None:
                 yield name
-
-
-def _is_package(path: Path, other: Path, name: str | None) -> bool:
-    """Return whether a name in `from NAME import` means the package whose `__init__.py` a module is."""
-    if path.name != "__init__.py" or not name:
-        return False
-    last = name.rpartition(".")[2]
-    return last == path.parent.name or (not last and other.parent == path.parent)
 
 
 def _imported(path: Path, text: str) -> Iterator[Path]:
@@ -304,10 +296,12 @@ def _imported(path: Path, text: str) -> Iterator[Path]:
 
 
 def _modules(place: Path, names: str | None) -> Iterator[Path]:
-    """Yield the module at a place, or those of the package there that are imported by name."""
+    """Yield the module at a place, or the package there with those of its modules that are imported by name."""
     if place.name and (module := place.with_name(f"{place.name}.py")).is_file():
         yield module
         return
+    if names and (package := place / "__init__.py").is_file():
+        yield package
     for name in re.findall(r"(\w+)(?:[ \t]+as[ \t]+\w+)?", names or ""):
         if (module := place / f"{name}.py").is_file():
             yield module

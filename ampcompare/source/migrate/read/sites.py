@@ -406,7 +406,9 @@ def _is_own_leaf(module: Module, owner: ast.Name | ast.Attribute) -> bool:
         ):
             return is_literal(node.value, True)
         if isinstance(node, ast.Assign) and any(dotted(each) == key for each in node.targets):
-            if any(isinstance(each, ast.keyword) and each.arg == "requires_grad" for each in walk(node.value)):
+            if any(
+                getattr(each, "arg", getattr(each, "attr", "")).startswith("requires_grad") for each in walk(node.value)
+            ):
                 return True
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             function = node.value.func

@@ -267,6 +267,26 @@ def test_amp_from_another_file_is_no_longer_imported_from_there(tmp_path: Path) 
     assert _migrated(tmp_path / "base.py") == "import os\n"
 
 
+def test_names_that_a_package_has_from_apex_are_those_of_apex(tmp_path: Path) -> None:
+    """Its `__init__.py` has them; a class that it no longer has is that of torch."""
+    package = "from apex import amp\nfrom apex.parallel import DistributedDataParallel as DDP\nHAS = True\n"
+    wrap = "model = DDP(model, delay_allreduce=True)\n"
+    _files(tmp_path, pkg__part="", main=f"from pkg import DDP, HAS, amp\n{wrap}{MAIN}{TRAIN}")
+    (tmp_path / "pkg" / "__init__.py").write_text(package, encoding="utf-8")
+    text = _migrated(tmp_path / "main.py")
+    assert text.startswith("import torch\nfrom pkg import HAS\n")
+    assert "\nmodel = torch.nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)\n" in text
+    assert "scaler.scale(loss).backward()" in text
+
+
+def test_apex_itself_stays_where_another_file_has_it_from_there(tmp_path: Path) -> None:
+    base = "try:\n    import apex\nexcept ImportError:\n    apex = None\n"
+    _files(tmp_path, base=base, main="from base import apex\nprint(apex.optimizers.FusedLAMB)\n")
+    assert _migrated(tmp_path / "base.py") == base
+    _files(tmp_path, main="")
+    assert _migrated(tmp_path / "base.py") == ""
+
+
 ATTACKS = """def attack(model, x, y):
     loss = model(x).mean()
     loss.backward()
