@@ -119,7 +119,7 @@ def _migrate(paths: tuple[str, ...], target: str, torch_version: str | None, *, 
         by_hand += bool(result.by_hand)
     _say(_sums(len(files), changed, left, by_hand, len(faults), write))
     if left:
-        _say("what is left keeps running with `from ampcompare.apex import amp` in the place of `from apex import amp`")
+        _say("what is left runs on with `import ampcompare.apex; ampcompare.apex.install()` above the imports of Apex")
     elif loads and not faults:
         _say("files that were saved with Apex load as before; to convert one: ampcompare convert OLD NEW --to native")
     elif changed and not write and not faults:

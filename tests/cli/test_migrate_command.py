@@ -35,7 +35,7 @@ def test_the_next_command_is_named(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "--verify" not in capsys.readouterr().err
     script.write_text(LEFT, encoding="utf-8")
     assert main(["migrate", str(script)]) == 1
-    assert "`from ampcompare.apex import amp`" in capsys.readouterr().err.splitlines()[-1]
+    assert "`import ampcompare.apex; ampcompare.apex.install()`" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_write_changes_files_and_a_second_run_finds_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

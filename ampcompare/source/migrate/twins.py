@@ -6,14 +6,11 @@ import ast
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
-from ampcompare.source.branches import conditions_around
 from ampcompare.source.edits import Edits
-from ampcompare.source.migrate.core.scalers import plan_scalers
-from ampcompare.source.migrate.finding import NOTE, Finding
+from ampcompare.source.migrate.core.context import Core
+from ampcompare.source.migrate.finding import NOTE, Finding, Unsure
 from ampcompare.source.migrate.read.names import Names
 from ampcompare.source.migrate.read.options import as_bool
-from ampcompare.source.migrate.read.order import find_order
-from ampcompare.source.migrate.read.sites import Read, Sites, Unsure, collect_sites
 from ampcompare.source.migrate.twin_table import DECORATORS, GONE, IMPORTED, OPTIMIZERS, STAYS, Optimizer
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import HIDDEN, arguments, dotted, is_literal, last_name
@@ -68,10 +65,6 @@ BUFFERS = (
     "torch's DistributedDataParallel sends the buffers of rank 0 before each forward pass, Apex's does not; "
     "broadcast_buffers=False keeps them apart"
 )
-POKED = (
-    "the loss scale is set while gradients are scaled by the one before: GradScaler would divide them by the new one; "
-    "set it below the step"
-)
 SHARDS = (
     "each rank holds all weights in fp32 now, which takes more memory than O2; if that is too much, "
     "torch.distributed.fsdp.fully_shard (FSDP2) splits weights, gradients and optimizer state over the ranks"
@@ -86,12 +79,14 @@ class Twins:
         findings: notes.
     """
 
-    def __init__(self, module: Module, names: Names, edits: Edits, torch: str, *, core: bool) -> None:
+    def __init__(
+        self, module: Module, names: Names, edits: Edits, torch: str, core: Core | None, *, whole: bool
+    ) -> None:
         self._module = module
         self._names = names
         self._edits = edits
         self._torch = torch
-        self._core = core
+        self._core, self._whole = core, whole
         self.imports: dict[tuple[ast.stmt, str], str] = {}
         self.findings: list[Finding] = []
         self._staying: set[str] = set()
@@ -105,7 +100,7 @@ class Twins:
         if self._is_absence(node):
             return self._absence(node)
         if id(node) in self._names.passed:
-            return self._core
+            return self._whole
         if meaning == "apex.amp" and self._is_test(node):
             return self._tested(node)
         if meaning in IMPORTED:
@@ -114,6 +109,9 @@ class Twins:
         if parts[-2:-1] == ["ReduceOp"] and isinstance(node, ast.Attribute):  # a member of the enumeration
             return self.rewrite(node.value, ".".join(parts[:-1]))  # type: ignore[arg-type]
         if parts[:2] == ["apex", "optimizers"] and parts[-1] in OPTIMIZERS:
+            if any(each.endswith("FP16_Optimizer") for _, each in self._names.uses):
+                self._note(node, f"{parts[-1]} stays, as FP16_Optimizer does")
+                return False
             fused = not _uses_larc([each for _, each in self._names.uses])
             return _rewrite_optimizer(self._module, self._edits, self._torch, node, parts[-1], self._note, fused=fused)
         if parts[-1] in ("FusedRMSNorm", "MixedFusedRMSNorm") and parts[1] == "normalization":
@@ -126,7 +124,7 @@ class Twins:
             return self._process_group(node)
         if meaning.startswith("apex.parallel.LARC"):
             raise Unsure(node, "LARC has no equivalent in torch; ampcompare has it: import ampcompare.apex as apex")
-        if meaning in ("apex.fp16_utils.network_to_half", "apex.fp16_utils.convert_network") and self._core:
+        if meaning in ("apex.fp16_utils.network_to_half", "apex.fp16_utils.convert_network") and self._whole:
             if _evaluate_half(self._module, self._names, self._edits, self._torch, node, self._note):
                 return True
         if meaning.startswith("apex.fp16_utils") or meaning.endswith("FP16_Optimizer"):
@@ -174,7 +172,7 @@ class Twins:
         )
 
     def _absence(self, node: ast.Name | ast.Attribute) -> bool:
-        if not self._core:
+        if not self._whole:
             return False
         parent = self._module.parent(node)
         if isinstance(parent, ast.Compare):
@@ -200,20 +198,17 @@ class Twins:
 
     def _tested(self, node: ast.Name | ast.Attribute) -> bool:
         """Replace the test whether a script uses Apex by one whether the scaler does something."""
-        if not self._core:
+        if not self._whole:
             return False
         if not self._names.may_be_none(node):
             self._edits.replace(node, "True")
             return True
-        sites = collect_sites(self._module, self._names)
-        scalers = plan_scalers(self._module, sites, "scaler")
-        early = any(
-            each.function is self._module.function(node) and each.statement.lineno > node.lineno
-            for each in sites.initializes
-        )
-        if early or len(scalers.names) != 1 or scalers.home == "optimizer":
+        function = self._module.function(node)
+        made = [] if self._core is None else self._core.sites.initializes
+        early = any(each.function is function and each.statement.lineno > node.lineno for each in made)
+        if self._core is None or early or (scaler := self._core.only_scaler()) is None:
             raise Unsure(node, "this compares amp with None, where no scaler is in scope")
-        self._edits.replace(node, f"{scalers.reference(None)}.is_enabled()")
+        self._edits.replace(node, f"{scaler}.is_enabled()")
         return True
 
     def _fallback(self, node: ast.AST, value: ast.expr, *, caught: bool) -> str | None:
@@ -230,7 +225,7 @@ class Twins:
     def _imported(self, node: ast.Name | ast.Attribute, meaning: str, twin: str) -> bool:
         call = self._call(node)
         if twin == DDP and call is not None:
-            _rewrite_ddp(self._module, self._names, self._edits, call, self._note, core=self._core)
+            _rewrite_ddp(self._module, self._names, self._edits, call, self._note, core=self._whole)
         if twin.endswith(".convert_sync_batchnorm") and call is not None:
             if any(each.arg in ("channel_last", None) for each in call.keywords):
                 raise Unsure(call, "channel_last of convert_syncbn_model has no equivalent")
@@ -280,22 +275,20 @@ class Twins:
     def _amp(self, node: ast.Name | ast.Attribute, what: str) -> bool:
         call = self._call(node)
         if what == "disable_casts" and call is not None:
-            if not self._core:
+            if not self._whole:
                 return False
             self._edits.replace(call, f'{self._torch}.autocast("cuda", enabled=False)')
             return True
         if what in DECORATORS:
-            if not self._core:
+            if not self._whole:
                 return False
             return self._decorator(node, DECORATORS[what])
         if what in REGISTERED and call is not None:
             return self._registered(call, REGISTERED[what])
         if what == "init" and call is not None and _cast_from_here(self._module, self._edits, self._torch, call):
             return True
-        if what.startswith("_amp_state"):
-            return self._state(node, what)
         if what == "__dict__" and self._is_lookup(node):
-            return self._core
+            return self._whole
         raise Unsure(node, f"amp.{what} has no equivalent in torch.amp")
 
     def _is_lookup(self, node: ast.AST) -> bool:
@@ -315,7 +308,7 @@ class Twins:
     def _registered(self, call: ast.Call, dtype: str) -> bool:
         """Let a function cast its inputs, as Apex patched it; where autocast does so, nothing is left to do."""
         statement = self._module.statement(call)
-        if not self._core:
+        if not self._whole:
             return False
         if (
             len(call.args) != 2
@@ -364,40 +357,6 @@ class Twins:
             return True
         raise Unsure(node, "the decorator is passed as a value")
 
-    def _state(self, node: ast.Name | ast.Attribute, what: str) -> bool:
-        """Rewrite `amp._amp_state.loss_scalers[0].loss_scale()` and assignments of its `_loss_scale`."""
-        module = self._module
-        subscript = module.parent(node)
-        attribute = module.parent(subscript)
-        is_scaler = what == "_amp_state.loss_scalers" and isinstance(subscript, ast.Subscript)
-        if not self._core and is_scaler:
-            return False
-        if is_scaler and isinstance(attribute, ast.Attribute):
-            scalers = plan_scalers(module, collect_sites(module, self._names), "scaler")
-            if len(scalers.names) == 1 and scalers.home != "optimizer":
-                scaler = scalers.reference(None)
-                call = module.parent(attribute)
-                if attribute.attr == "loss_scale" and isinstance(call, ast.Call):
-                    self._edits.replace(call, f"{scaler}.get_scale()")
-                    return True
-                if attribute.attr == "_loss_scale" and isinstance(attribute.ctx, ast.Load):
-                    self._edits.replace(attribute, f"{scaler}.get_scale()")
-                    return True
-                statement = module.statement(node)
-                if isinstance(statement, ast.Assign) and statement.targets == [attribute]:
-                    sites = collect_sites(module, self._names)
-                    sites.reads.append(Read(attribute, statement, module.function(node), ()))
-                    if id(attribute) in find_order(module, sites, scalers.name).pending or _accumulates(
-                        sites, module, node
-                    ):
-                        raise Unsure(node, POKED)
-                    value = module.source(statement.value)
-                    self._edits.replace_statement(
-                        statement, [f'{scaler}.load_state_dict({{**{scaler}.state_dict(), "scale": {value}}})']
-                    )
-                    return True
-        raise Unsure(node, f"amp.{what} is internal to Apex, with no equivalent")
-
     def _to_python_float(self, node: ast.Name | ast.Attribute) -> bool:
         call = self._call(node)
         if call is None or len(call.args) != 1 or call.keywords:
@@ -425,14 +384,6 @@ def _put_function(module: Module, edits: Edits, node: ast.AST, name: str, text: 
         raise Unsure(node, f"this needs a function {name}, but the module has something else of that name")
     if f"def {name}(" not in edits.inserted():
         edits.before(module.outermost(node), [*text.replace("    ", module.unit).splitlines(), "", ""])
-
-
-def _accumulates(sites: Sites, module: Module, node: ast.AST) -> bool:
-    """Return whether a loop around a place steps in some rounds only: gradients of earlier rounds may be there."""
-    loop = next((each for each in module.within_function(node) if isinstance(each, (ast.For, ast.While))), None)
-    tests = conditions_around(module, node, loop)
-    steps = [each.statement for each in sites.steps if loop is not None and module.is_in(each.statement, [loop])]
-    return any(conditions_around(module, each, loop) - tests for each in steps)
 
 
 def _value_of(statement: ast.stmt, node: ast.AST) -> ast.expr | None:

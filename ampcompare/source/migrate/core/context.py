@@ -83,6 +83,11 @@ class Core:
                 node, "the scaler is made in another file, and no optimizer that carries it is in scope"
             ) from None
 
+    def only_scaler(self) -> str | None:
+        """Return the expression for the scaler where there is one alone, and in reach of the whole module."""
+        is_one = len(self.scalers.names) == 1 and self.scalers.home != "optimizer"
+        return self.scalers.reference(None) if is_one else None
+
     def is_without_casts(self, node: ast.AST) -> bool:
         """Return whether a place is in a block of `amp.disable_casts`, in which autocast stays off."""
         contexts = (

@@ -10,6 +10,7 @@ from ampcompare.source.edits import Edits
 from ampcompare.source.migrate.core.across_files import is_list
 from ampcompare.source.migrate.core.context import Core
 from ampcompare.source.migrate.core.initialize import create_scalers
+from ampcompare.source.migrate.core.internals import AMP_STATE, rewrite_internals
 from ampcompare.source.migrate.core.scalers import plan_scalers
 from ampcompare.source.migrate.core.state_dict import optimizer_of_state, rewrite_state
 from ampcompare.source.migrate.core.steps import (
@@ -20,7 +21,7 @@ from ampcompare.source.migrate.core.steps import (
     rewrite_steps,
 )
 from ampcompare.source.migrate.core.timm_scaler import rewrite_timm, uses_timm_scaler
-from ampcompare.source.migrate.finding import Finding, Unsure
+from ampcompare.source.migrate.finding import Unsure
 from ampcompare.source.migrate.read.forward import find_forward, model_keys
 from ampcompare.source.migrate.read.names import Names, drop_passed
 from ampcompare.source.migrate.read.neighbours import Around
@@ -40,8 +41,8 @@ NO_STEP = "no {0}.step() is in this file; it must become scaler.step({0}) togeth
 NO_GRAD = ("torch.no_grad", "torch.inference_mode")
 
 
-def rewrite_core(module: Module, names: Names, edits: Edits, torch: str, target: str, around: Around) -> list[Finding]:
-    """Rewrite the core of a module, all of it.
+def rewrite_core(module: Module, names: Names, edits: Edits, torch: str, target: str, around: Around) -> Core | None:
+    """Rewrite the core of a module, all of it; return None where it has none.
 
     Args:
         around: what other modules have to do with it.
@@ -50,8 +51,9 @@ def rewrite_core(module: Module, names: Names, edits: Edits, torch: str, target:
         Unsure: something cannot be rewritten surely; the edits are incomplete then and must not be used.
     """
     sites = collect_sites(module, names)
-    if not (sites.initializes or sites.backwards or sites.masters or sites.saves or sites.loads):
-        return []
+    asked = next((node for node, meaning in names.uses if meaning.startswith(AMP_STATE)), None)
+    if not (sites.initializes or sites.backwards or sites.masters or sites.saves or sites.loads or asked):
+        return None
     _refuse(module, names, sites)
     helped = find_helped(module, sites, around)
     native = _check_native(module, names, sites)
@@ -64,7 +66,7 @@ def rewrite_core(module: Module, names: Names, edits: Edits, torch: str, target:
     core.across, core.helped = around.across or helped, helped
     if target == "torch" and uses_timm_scaler(module, sites):
         rewrite_timm(core)
-        return core.findings
+        return core
     create_scalers(core)
     _name_carried(core)
     if scalers.home == "optimizer" and not sites.initializes and sites.backwards and not around.is_given(module.text):
@@ -77,8 +79,10 @@ def rewrite_core(module: Module, names: Names, edits: Edits, torch: str, target:
     if target == "precision":
         if names.parameters:
             raise Unsure(names.parameters[0][1], "apex.amp is passed as a value; what is called on it cannot be seen")
+        if asked is not None:
+            raise Unsure(asked, "amp._amp_state is internal to Apex, with no equivalent")
         _rewrite_for_precision(core)
-        return core.findings
+        return core
     note_missing_forward(core)
     note_handed_on(core)
     wrap_forward(core)
@@ -90,8 +94,9 @@ def rewrite_core(module: Module, names: Names, edits: Edits, torch: str, target:
     note_joint_steps(core)
     refuse_half_leaves(core)
     rewrite_state(core)
+    rewrite_internals(core)
     drop_passed(module, edits, names.parameters)
-    return core.findings
+    return core
 
 
 def _refuse(module: Module, names: Names, sites: Sites) -> None:

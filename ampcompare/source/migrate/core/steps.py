@@ -396,12 +396,17 @@ def refuse_half_leaves(core: Core) -> None:
         scope = module.scope_of[call]
         if not call.args or not roles.is_new_optimizer(call, scope):
             continue
-        given = call.args[0]
-        for each in given.elts if isinstance(given, (ast.List, ast.Tuple)) else [given]:
+        for each in _members(call.args[0]):
             values = module.values_of(dotted(each) or "", scope) or [each]
             if any(_is_half(core, value) for value in values):
                 message = HALF_LEAF.format(module.source(each))
                 core.findings.append(Finding(each.lineno, each.col_offset, BY_HAND, message))
+
+
+def _members(given: ast.expr) -> list[ast.expr]:
+    """Return what a list of parameters holds, or a list of groups of them."""
+    inside = given.values if isinstance(given, ast.Dict) else getattr(given, "elts", None)
+    return [given] if inside is None else [leaf for each in inside for leaf in _members(each)]
 
 
 def _is_half(core: Core, value: ast.expr | None) -> bool:
