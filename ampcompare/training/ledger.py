@@ -349,19 +349,7 @@ class _LookedAt(PrecisionWrapper):
         self._look = look
         self._passes = 0
 
-    def backward(
-        self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
-    ) -> None:
-        self._pass(loss)
-        super().backward(loss, optimizers, loss_id=loss_id, delay_unscale=delay_unscale)
-
-    def scale_loss(
-        self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
-    ) -> AbstractContextManager[Tensor]:
-        self._pass(loss)
-        return super().scale_loss(loss, optimizers, loss_id=loss_id, delay_unscale=delay_unscale)
-
-    def _pass(self, loss: Tensor) -> None:
+    def see_loss(self, loss: Tensor, loss_id: int) -> None:
         if self._passes and loss.requires_grad:  # where the pass begins, an arm has collected what was there
             loss.register_hook(lambda _: self._look.accumulates())
         self._passes += 1

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ampcompare.apex._install import ApexFinder
 from ampcompare.base.environment import first_path
+from ampcompare.base.environment.torch_names import missing_torch_name
 from ampcompare.base.errors import AmpCompareError, EnvironmentUnfit, GuardError
 from ampcompare.guards.location import is_users, raised_at
 from ampcompare.script.legacy import child_processes
@@ -97,7 +98,7 @@ def execute(
     if error is not None:
         status = 130 if isinstance(error, KeyboardInterrupt) else 1
         refuses = settings.arm is not None and isinstance(error, AmpCompareError)  # what the script does
-        refusal = error if refuses else explain(error)
+        refusal = error if refuses else explain(error) or missing_torch_name(error)
         if refusal is not error:
             _print_traceback(error, code)
         if isinstance(refusal, AmpCompareError):
