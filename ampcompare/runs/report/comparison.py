@@ -28,7 +28,7 @@ from ampcompare.runs.report.columns import (
 )
 from ampcompare.runs.report.document import Cell, Code, Document, Facts, Items, Section, Step, Table, Text
 from ampcompare.runs.report.html.sections import answer_of, page_sections, subtitle
-from ampcompare.runs.report.ledger import ledger_table
+from ampcompare.runs.report.ledger import ledger_blocks
 from ampcompare.runs.report.overview import make_overview
 
 __all__ = [
@@ -97,7 +97,6 @@ def comparison_document(
         columns(comparison), comparison, legend=legend(comparison), caption="All measurements, one row per arm"
     )
     weights, published = precision_table(comparison), published_table(comparison)
-    ran = ledger_table(comparison)
     environment = [(name, str(value)) for name, value in comparison.environment.items()]
     sections = [
         Section("headline", [Text(comparison.headline)] if comparison.headline else []),
@@ -106,7 +105,7 @@ def comparison_document(
         Section("measurements", [measured], "Measurements"),
         Section("verdicts", [verdicts] if verdicts.rows else [], "Verdicts"),
         Section("precisions", [] if weights is None else [weights]),
-        Section("ledger", [] if ran is None else [ran], "Declared and observed"),
+        Section("ledger", ledger_blocks(comparison), "Declared and observed"),
         *sample_sections(comparison),
         Section("published", [] if published is None else [published], "Published and measured"),
         Section("conclusions", [Items(comparison.reading)] if comparison.reading else [], "Conclusions"),

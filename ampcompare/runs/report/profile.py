@@ -11,7 +11,7 @@ from ampcompare.base.formatting import printable
 from ampcompare.runs.records.profile import KINDS, PHASES, ArmProfile, Limits, Profile, Reason, Trial
 from ampcompare.runs.report.document import Block, Document, Figure, Items, Section, Table, Text
 
-__all__ = ["memory_sentences", "profile_document"]
+__all__ = ["COLORS", "Bar", "Bars", "memory_sentences", "profile_document", "segments_of"]
 
 MIN_SHARE = 0.001  # of a step: a row is left out where no arm reaches it
 MAX_LAYERS = 8
@@ -330,14 +330,21 @@ def _bar(arm: ArmProfile, names: Mapping[Any, str], arms: Sequence[ArmProfile], 
     text = f"{1000 * arm.seconds:.2f} ms"
     return Bar(
         printable(arm.arm, 30),
-        _segments(
+        segments_of(
             values, longest, lambda seconds: f"{1000 * seconds:.3f} ms, {100 * seconds / (arm.seconds or 1):.0f} %"
         ),
         text,
     )
 
 
-def _segments(values: Sequence[tuple[str, float, int]], whole: float, words: Callable[[float], str]) -> list[Segment]:
+def segments_of(values: Sequence[tuple[str, float, int]], whole: float, words: Callable[[float], str]) -> list[Segment]:
+    """Return the parts of a bar.
+
+    Args:
+        values: name, value and color of each part.
+        whole: value of the longest bar.
+        words: of a value.
+    """
     at = 0.0
     found: list[Segment] = []
     for title, value, color in values:
@@ -363,7 +370,7 @@ def _memory_bars(arms: Sequence[ArmProfile]) -> Bars:
         ]
         values.append((names[-1], float(max(0, memory.rest_bytes)), (len(names) - 1) % COLORS))
         words = _mebibytes
-        bars.append(Bar(printable(arm.arm, 30), _segments(values, largest, words), _mebibytes(memory.measured_bytes)))
+        bars.append(Bar(printable(arm.arm, 30), segments_of(values, largest, words), _mebibytes(memory.measured_bytes)))
     return Bars("Peak of memory", bars, [(name, index % COLORS) for index, name in enumerate(names)])
 
 

@@ -11,7 +11,8 @@ from ampcompare.runs.analysis.runs.declared import observed_text, options_withou
 from ampcompare.runs.analysis.summary import summarize
 from ampcompare.runs.records.comparison import Comparison
 from ampcompare.runs.records.ledger import GroupTypes, Ledger
-from ampcompare.runs.report.ledger import ledger_table
+from ampcompare.runs.report.document import Figure, Table
+from ampcompare.runs.report.ledger import ledger_blocks
 from ampcompare.runs.report.markdown import Markdown
 from ampcompare.runs.report.terminal import Terminal
 from ampcompare.testing import make_comparison, make_record
@@ -44,12 +45,30 @@ def test_no_verdict_on_an_arm_that_ran_as_another() -> None:
     assert {str(row.quality), str(row.time), str(row.loss)} == {WHY}
     assert f"No verdict on native:bf16,state=bf16: it is {WHY}." in comparison.headline
     assert row.valid_time_ratio is None
-    table = ledger_table(comparison)
-    assert table is not None
+    table, figure = ledger_blocks(comparison)
+    assert isinstance(table, Table)
+    assert isinstance(figure, Figure)
     assert table.texts[0][0] == "native:bf16,state=bf16"
     assert "fp32 (bf16)" in table.texts[0]
+    drawn = [(bar.name, [part.text for part in bar.segments], bar.text) for bar in figure.data.bars]
+    assert drawn[0] == ("native:bf16,state=bf16", [], "declared")
+    assert ("state", ["fp32: 100%"], "not bf16") in drawn[:5]
+    assert ("forward products", ["bf16: 100%"], "bf16") in drawn[:5]
+    assert figure.data.key == [("bf16", 0), ("fp32", 1)]
     assert "## Declared and observed" in Markdown().render(comparison)
     assert "not as declared" in Terminal(100).render(comparison)
+
+
+def test_the_figure_has_a_bar_for_each_parameter_group() -> None:
+    groups = [
+        GroupTypes(name="SGD 0", parameters=30, weights={"bf16": 1.0}),
+        GroupTypes(name="SGD 1", parameters=10, weights={"fp32": 0.75, "bf16": 0.25}),
+    ]
+    seen = ledger().model_copy(update={"groups": groups})
+    _, figure = ledger_blocks(compared({"fp32": seen}))
+    assert isinstance(figure, Figure)
+    bars = {bar.name: [(part.start, part.width) for part in bar.segments] for bar in figure.data.bars}
+    assert (bars["weights of SGD 0"], bars["weights of SGD 1"]) == ([(0, 100)], [(0, 75), (75, 25)])
 
 
 def test_one_seed_that_ran_otherwise_is_enough() -> None:
@@ -69,7 +88,7 @@ def test_nothing_is_compared_with_a_reference_that_ran_as_another() -> None:
 def test_records_without_a_ledger_are_judged_as_before() -> None:
     comparison = compared({"fp32": None, "native:bf16,state=bf16": None})
     assert "not as declared" not in str(comparison.arms[1].quality)
-    assert ledger_table(comparison) is None
+    assert ledger_blocks(comparison) == []
     assert "Declared" not in Markdown().render(comparison)
 
 
