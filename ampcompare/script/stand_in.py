@@ -32,7 +32,8 @@ from ampcompare.script.torch_amp.o1 import O1BehindTorch
 from ampcompare.script.torch_amp.parallel_wrappers import reduce_wrappers_in
 from ampcompare.script.torch_amp.plain_script import PlainScript
 from ampcompare.script.torch_amp.whole_model import WholeModel
-from ampcompare.script.trainers import Trainers
+from ampcompare.script.trainers import follow_trainers
+from ampcompare.script.trainers.arm import Told
 from ampcompare.script.watch import Watch
 from ampcompare.training.precision.base import Precision, make_precision, owned_params
 from ampcompare.training.precision.keep_fp32 import kept_in_fp32, without_autocast, without_casts
@@ -131,7 +132,7 @@ class StandIn:
             KeptAtFirstCall(self._keep, context, lambda: names.used).install(self._events)
         _PlainBackward(self.amp, rows).install(self._events)
         half = half_dtype(arm) if arm.backend == "native" else None
-        Trainers(arm, half, rows, plain.through).install(self._events)
+        follow_trainers(Told(arm, half, rows, plain.through), self._events)
 
     def _stand_behind_levels(self, engine: str, rows: Rows | None) -> None:
         options = dict(self.arm.options)

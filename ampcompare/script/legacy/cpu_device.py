@@ -39,48 +39,14 @@ from ampcompare.training.precision.cpu_half import EmulatedHalf
 
 __all__ = ["FUNCTIONS", "cast_as_for_cuda", "is_cuda", "run_on_cpu"]
 
-FACTORIES = [
-    "arange",
-    "as_tensor",
-    "asarray",
-    "bartlett_window",
-    "blackman_window",
-    "empty",
-    "empty_like",
-    "empty_permuted",
-    "empty_strided",
-    "eye",
-    "fft.fftfreq",
-    "fft.rfftfreq",
-    "from_file",
-    "full",
-    "full_like",
-    "hamming_window",
-    "hann_window",
-    "kaiser_window",
-    "linspace",
-    "logspace",
-    "normal",
-    "ones",
-    "ones_like",
-    "rand",
-    "rand_like",
-    "randint",
-    "randint_like",
-    "randn",
-    "randn_like",
-    "randperm",
-    "range",
-    "scalar_tensor",
-    "sparse_compressed_tensor",
-    "sparse_coo_tensor",
-    "sparse_csr_tensor",
-    "tensor",
-    "tril_indices",
-    "triu_indices",
-    "zeros",
-    "zeros_like",
-]
+FACTORIES = (
+    "arange", "as_tensor", "asarray", "bartlett_window", "blackman_window", "empty", "empty_like", "empty_permuted",
+    "empty_strided", "eye", "fft.fftfreq", "fft.rfftfreq", "from_file", "full", "full_like", "hamming_window",
+    "hann_window", "kaiser_window", "linspace", "logspace", "normal", "ones", "ones_like", "rand", "rand_like",
+    "randint", "randint_like", "randn", "randn_like", "randperm", "range", "scalar_tensor",
+    "sparse_compressed_tensor", "sparse_coo_tensor", "sparse_csr_tensor", "tensor", "tril_indices", "triu_indices",
+    "zeros", "zeros_like",
+)  # fmt: skip
 TENSOR_FACTORIES = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros")
 TYPES = ["Bool", "Byte", "Char", "Double", "Float", "Half", "BFloat16", "Int", "Long", "Short"]
 
@@ -148,7 +114,7 @@ def _replace_cuda_functions() -> None:
             if module is torch.cuda or hasattr(module, name):
                 setattr(module, name, function)
     for name, function in _ACCELERATOR.items():
-        if hasattr(torch.accelerator, name):  # each version has more of them
+        if hasattr(torch.accelerator, name):
             setattr(torch.accelerator, name, function)
     for name in TYPES:
         setattr(torch.cuda, f"{name}Tensor", getattr(torch, f"{name}Tensor"))
@@ -332,29 +298,22 @@ class _Nothing(AbstractContextManager[Any]):
         return function
 
 
+def _always(value: Any) -> Any:
+    def constant(*args: Any, **kwargs: Any) -> Any:
+        return value
+
+    return constant
+
+
 class _Stream(_Nothing):
     """A stream whose work is always complete."""
 
     device = torch.device("cpu")
     cuda_stream = 0
     priority = 0
-
-    def wait_stream(self, stream: Any) -> None:
-        """Do nothing: all work is complete."""
-
-    def wait_event(self, event: Any) -> None:
-        """Do nothing: all work is complete."""
-
-    def synchronize(self) -> None:
-        """Do nothing: all work is complete."""
-
-    def query(self) -> bool:
-        """Return True: all work is complete."""
-        return True
-
-    def is_capturing(self) -> bool:
-        """Return False: there are no graphs."""
-        return False
+    wait_stream = wait_event = synchronize = _always(None)
+    query = _always(True)
+    is_capturing = _always(False)  # there are no graphs
 
     def record_event(self, event: _Event | None = None) -> _Event:
         """Return an event recorded now."""
@@ -364,7 +323,10 @@ class _Stream(_Nothing):
 
 
 class _Event:
-    """A time on the wall clock."""
+    """A time on the wall clock; all work before it is complete."""
+
+    wait = synchronize = _always(None)
+    query = _always(True)
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
         self._seconds = 0.0
@@ -372,16 +334,6 @@ class _Event:
     def record(self, stream: Any = None) -> None:
         """Record the current time."""
         self._seconds = time.perf_counter()
-
-    def wait(self, stream: Any = None) -> None:
-        """Do nothing: all work is complete."""
-
-    def synchronize(self) -> None:
-        """Do nothing: all work is complete."""
-
-    def query(self) -> bool:
-        """Return True: all work is complete."""
-        return True
 
     def elapsed_time(self, end_event: _Event) -> float:
         """Return the milliseconds until another event."""
@@ -411,94 +363,58 @@ def _cudart() -> SimpleNamespace:
 _stream = _Stream()
 
 
-def _always(value: Any) -> Any:
-    def constant(*args: Any, **kwargs: Any) -> Any:
-        return value
-
-    return constant
-
-
 def _memory() -> tuple[int, int]:
     memory = psutil.virtual_memory()
     return memory.available, memory.total
 
 
 FUNCTIONS: dict[str, Any] = {
+    **dict.fromkeys(
+        (
+            *("empty_cache", "init", "ipc_collect", "manual_seed", "manual_seed_all", "seed", "seed_all"),
+            *("reset_accumulated_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached"),
+            *("reset_peak_memory_stats", "set_device", "set_per_process_memory_fraction", "set_stream", "synchronize"),
+        ),
+        _always(None),  # the CPU's generator is seeded by torch.manual_seed
+    ),
+    **dict.fromkeys(
+        (
+            *("current_blas_handle", "current_device", "memory_allocated", "memory_cached", "memory_reserved"),
+            *("max_memory_allocated", "max_memory_cached", "max_memory_reserved", "utilization"),
+        ),
+        _always(0),
+    ),
+    **dict.fromkeys(("StreamContext", "device", "device_of", "stream"), _Nothing),
+    **dict.fromkeys(("current_stream", "default_stream"), _always(_stream)),
+    **dict.fromkeys(("can_device_access_peer", "is_current_stream_capturing"), _always(False)),
+    **dict.fromkeys(("is_available", "is_bf16_supported"), _always(True)),
     "Event": _Event,
     "Stream": _Stream,
-    "StreamContext": _Nothing,
-    "can_device_access_peer": _always(False),
     "cudart": _cudart,
-    "current_blas_handle": _always(0),
-    "current_device": _always(0),
-    "current_stream": _always(_stream),
-    "default_stream": _always(_stream),
-    "device": _Nothing,
     "device_count": _always(1),
-    "device_of": _Nothing,
-    "empty_cache": _always(None),
     "get_arch_list": lambda: [],
     "get_device_capability": _always(CAPABILITY),
     "get_device_name": _always("CPU in place of CUDA"),
     "get_device_properties": _device_properties,
     "get_rng_state": lambda device=None: torch.get_rng_state(),
     "get_rng_state_all": lambda: [torch.get_rng_state()],
-    "init": _always(None),
     "initial_seed": lambda: torch.initial_seed(),
-    "ipc_collect": _always(None),
-    "is_available": _always(True),
-    "is_bf16_supported": _always(True),
-    "is_current_stream_capturing": _always(False),
-    "manual_seed": _always(None),  # the CPU's generator is seeded by torch.manual_seed
-    "manual_seed_all": _always(None),
-    "max_memory_allocated": _always(0),
-    "max_memory_cached": _always(0),
-    "max_memory_reserved": _always(0),
     "mem_get_info": lambda device=None: _memory(),
-    "memory_allocated": _always(0),
-    "memory_cached": _always(0),
-    "memory_reserved": _always(0),
     "memory_snapshot": lambda *args, **kwargs: [],
     "memory_stats": lambda device=None: defaultdict(int),
     "memory_summary": _always("no CUDA memory: this run uses the CPU\n"),
-    "reset_accumulated_memory_stats": _always(None),
-    "reset_max_memory_allocated": _always(None),
-    "reset_max_memory_cached": _always(None),
-    "reset_peak_memory_stats": _always(None),
-    "seed": _always(None),
-    "seed_all": _always(None),
-    "set_device": _always(None),
-    "set_per_process_memory_fraction": _always(None),
     "set_rng_state": lambda new_state, device=None: torch.set_rng_state(new_state),
     "set_rng_state_all": lambda new_states: torch.set_rng_state(new_states[0]),
-    "set_stream": _always(None),
-    "stream": _Nothing,
-    "synchronize": _always(None),
-    "utilization": _always(0),
 }
-# `torch.accelerator` on a machine with a GPU.
+# `torch.accelerator` on a machine with a GPU, where it differs; each version of torch has more of them.
 _ACCELERATOR: dict[str, Any] = {
+    **FUNCTIONS,
+    **dict.fromkeys(("set_device_idx", "set_device_index"), _always(None)),
+    **dict.fromkeys(("current_device_idx", "current_device_index"), _always(0)),
     "current_accelerator": lambda check_available=False: torch.device("cuda"),
-    "current_device_idx": _always(0),
-    "current_device_index": _always(0),
-    "current_stream": _always(_stream),
-    "device_count": _always(1),
     "device_index": _Nothing,
-    "empty_cache": _always(None),
     "get_device_capability": _always({"supported_dtypes": {torch.float32, torch.float16, torch.bfloat16}}),
     "get_memory_info": lambda device_index=None: _memory(),
-    "is_available": _always(True),
-    "max_memory_allocated": _always(0),
-    "max_memory_reserved": _always(0),
-    "memory_allocated": _always(0),
-    "memory_reserved": _always(0),
-    "memory_stats": lambda device_index=None: defaultdict(int),
-    "reset_accumulated_memory_stats": _always(None),
-    "reset_peak_memory_stats": _always(None),
-    "set_device_idx": _always(None),
-    "set_device_index": _always(None),
-    "set_stream": _always(None),
-    "synchronize": _always(None),
 }
 
 

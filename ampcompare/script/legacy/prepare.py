@@ -20,7 +20,7 @@ from ampcompare.guards.location import user_location
 from ampcompare.script.legacy import child_processes
 from ampcompare.script.legacy.missing_names import watch_names
 from ampcompare.script.legacy.settings import ExecSettings
-from ampcompare.script.legacy.stderr import note, point_at_migrate, print_violation
+from ampcompare.script.legacy.stderr import note, point_at_migrate
 
 if TYPE_CHECKING:
     from ampcompare.guards.events import Subscriptions
@@ -65,7 +65,7 @@ class Prepared:
 
 
 def _warn(violation: guards.Violation, settings: ExecSettings) -> None:
-    print_violation(violation)
+    print(f"ampcompare {violation}", file=sys.stderr, flush=True)
     point_at_migrate(settings)
 
 

@@ -171,7 +171,6 @@ class _Trace:
         self._passes: list[dict[str, tuple[int, int]]] = []
         self._rows: Any = None
         self._is_cut = False
-        self._scalers: list[Any] = []
 
     def begin(self) -> None:
         """Watch every step that is recorded."""
@@ -201,7 +200,6 @@ class _Trace:
             return row
 
         Rows.step_row = step_row  # type: ignore[method-assign,assignment]
-        self._keep_scalers()
         self._watch_passes()
         self._watch_gradients()
 
@@ -233,19 +231,6 @@ class _Trace:
                 inside = False
 
         Subscriptions(Layer.RECORD).wrap(*Points.BACKWARD, backward)
-
-    def _keep_scalers(self) -> None:
-        """Hold every GradScaler: what it did since its last update is recorded at the end only while it lives."""
-        import torch
-
-        original = torch.amp.GradScaler.__init__
-        kept = self._scalers
-
-        def __init__(scaler: Any, *args: Any, **options: Any) -> None:
-            original(scaler, *args, **options)
-            kept.append(scaler)
-
-        torch.amp.GradScaler.__init__ = __init__  # type: ignore[method-assign,assignment]
 
     def _keep(self, rows: Any) -> None:
         self._final = {

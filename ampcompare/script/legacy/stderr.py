@@ -7,11 +7,10 @@ import shlex
 import sys
 
 from ampcompare.base.environment.ranks import rank_of
-from ampcompare.guards import Violation
 from ampcompare.script.legacy.settings import ExecSettings
 from ampcompare.script.legacy.target import files_with_apex
 
-__all__ = ["note", "point_at_migrate", "print_violation"]
+__all__ = ["note", "point_at_migrate"]
 
 _printed: set[str] = set()
 
@@ -21,11 +20,6 @@ def note(text: str) -> None:
     if text not in _printed:
         _printed.add(text)
         print(f"ampcompare: {text}", file=sys.stderr, flush=True)
-
-
-def print_violation(violation: Violation) -> None:
-    """Print `ampcompare guard NAME: FILE:LINE: WHAT; REMEDY` on stderr."""
-    print(f"ampcompare {violation}", file=sys.stderr, flush=True)
 
 
 def point_at_migrate(settings: ExecSettings) -> None:

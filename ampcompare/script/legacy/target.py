@@ -26,29 +26,23 @@ __all__ = ["NEEDED_LATER", "Target", "files_with_apex", "import_without_first_en
 NEEDED_LATER = ("torch", "torch._dynamo", "torch.utils.checkpoint", "torch.utils.data", "torch.distributed", "numpy")
 # Plain Python has imported these before a script starts, or they cannot be imported twice in a process.
 KEPT = frozenset(
-    {
-        *sys.builtin_module_names,
-        "__main__",
-        "_collections_abc",
-        "_sitebuiltins",
-        "abc",
-        "amp_C",
-        "ampcompare",
-        "apex",
-        "codecs",
-        "encodings",
-        "genericpath",
-        "importlib",
-        "io",
-        "numpy",
-        "os",
-        "posixpath",
-        "ntpath",
-        "site",
-        "stat",
-        "torch",
-        "zipimport",
-    }
+    (
+        *(*sys.builtin_module_names, "__main__", "_collections_abc", "_sitebuiltins", "abc", "amp_C", "ampcompare"),
+        *(
+            "apex",
+            "codecs",
+            "encodings",
+            "genericpath",
+            "importlib",
+            "io",
+            "numpy",
+            "os",
+            "posixpath",
+            "ntpath",
+            "site",
+        ),
+        *("stat", "torch", "zipimport"),
+    )
 )
 
 CALLS_APEX = re.compile(rb"^[ \t]*(?:from|import)[ \t]+(?:apex|amp_C|apex_C)\b|\bamp\.scale_loss\(", re.MULTILINE)

@@ -40,49 +40,28 @@ LIBRARIES = tuple(
     | {torch.__path__[0].rpartition("torch")[0].rstrip("/\\")}
 )
 SPELLINGS = ("--local_rank", "--local-rank")
-# Index of the mask among the positional arguments, `self` included.
-METHODS = {
-    "masked_fill": 1,
-    "masked_fill_": 1,
-    "masked_scatter": 1,
-    "masked_scatter_": 1,
-    "masked_select": 1,
-    "where": 1,
-}
+# Index of the mask or index among the positional arguments, `self` included.
+METHODS = dict.fromkeys(
+    (
+        *("masked_fill", "masked_fill_", "masked_scatter", "masked_scatter_", "masked_select", "where"),
+        *("__getitem__", "__setitem__", "index_put", "index_put_"),
+    ),
+    1,
+)
 FUNCTIONS = {"masked_fill": 1, "masked_scatter": 1, "masked_select": 1, "where": 0}
-KEYWORDS = ("mask", "condition")
-ABSTRACT = [
-    "Callable",
-    "Container",
-    "Hashable",
-    "ItemsView",
-    "Iterable",
-    "Iterator",
-    "KeysView",
-    "Mapping",
-    "MappingView",
-    "MutableMapping",
-    "MutableSequence",
-    "MutableSet",
-    "Sequence",
-    "Set",
-    "Sized",
-    "ValuesView",
-]
+KEYWORDS = ("mask", "condition", "indices")
+ABSTRACT = (
+    *("Callable", "Container", "Hashable", "ItemsView", "Iterable", "Iterator", "KeysView", "Mapping", "MappingView"),
+    *("MutableMapping", "MutableSequence", "MutableSet", "Sequence", "Set", "Sized", "ValuesView"),
+)
+_KINDS = {
+    **{kind.__name__: kind for kind in (float, int, bool, object, str, complex)},
+    **{"long": int, "unicode": str},
+}
 NUMPY = {
-    "float": (float, "float"),
-    "int": (int, "int"),
-    "long": (int, "int"),
-    "bool": (bool, "bool"),
-    "object": (object, "object"),
-    "str": (str, "str"),
-    "unicode": (str, "str"),
-    "complex": (complex, "complex"),
-    "Inf": (math.inf, "numpy.inf"),
-    "Infinity": (math.inf, "numpy.inf"),
-    "infty": (math.inf, "numpy.inf"),
-    "NaN": (math.nan, "numpy.nan"),
-    "NAN": (math.nan, "numpy.nan"),
+    **{name: (kind, kind.__name__) for name, kind in _KINDS.items()},
+    **dict.fromkeys(("Inf", "Infinity", "infty"), (math.inf, "numpy.inf")),
+    **dict.fromkeys(("NaN", "NAN"), (math.nan, "numpy.nan")),
 }
 NUMPY_RENAMED = {
     "float_": "float64",
@@ -250,7 +229,6 @@ def _patch_masks() -> None:
         replacement = _accepting_uint8(original, index)
         setattr(torch, name, replacement)
         keep_for_jit(original, replacement)
-    _patch_indexing()
     _patch_arithmetic()
     _patch_attention()
 
@@ -266,10 +244,10 @@ def _accepting_uint8(original: Callable[..., Any], mask_index: int) -> Callable[
     @functools.wraps(original)
     def operation(*args: Any, **kwargs: Any) -> Any:
         if len(args) > mask_index:
-            args = (*args[:mask_index], _as_bool(args[mask_index]), *args[mask_index + 1 :])
+            args = (*args[:mask_index], _as_bool_index(args[mask_index]), *args[mask_index + 1 :])
         for name in KEYWORDS:
             if name in kwargs:
-                kwargs[name] = _as_bool(kwargs[name])
+                kwargs[name] = _as_bool_index(kwargs[name])
         return original(*args, **kwargs)
 
     return operation
@@ -279,33 +257,6 @@ def _as_bool_index(index: Any) -> Any:
     if isinstance(index, (tuple, list)) and any(isinstance(entry, Tensor) for entry in index):
         return type(index)(_as_bool(entry) for entry in index)
     return _as_bool(index)
-
-
-def _patch_indexing() -> None:
-    get, put = Tensor.__getitem__, Tensor.__setitem__
-
-    @functools.wraps(get)
-    def get_item(self: Tensor, index: Any) -> Any:
-        return get(self, _as_bool_index(index))
-
-    @functools.wraps(put)
-    def set_item(self: Tensor, index: Any, value: Any) -> None:
-        put(self, _as_bool_index(index), value)
-
-    Tensor.__getitem__ = get_item  # type: ignore[method-assign, assignment]
-    Tensor.__setitem__ = set_item  # type: ignore[method-assign, assignment]
-    for name in ("index_put", "index_put_"):
-        _patch_index_put(name)
-
-
-def _patch_index_put(name: str) -> None:
-    original = getattr(Tensor, name)
-
-    @functools.wraps(original)
-    def index_put(self: Tensor, indices: Any, *args: Any, **kwargs: Any) -> Any:
-        return original(self, _as_bool_index(indices), *args, **kwargs)
-
-    setattr(Tensor, name, index_put)
 
 
 def _as_bytes(operand: Any, idiom: str) -> Any:
@@ -365,7 +316,10 @@ def _patch_removed_names() -> None:
     _add(fractions, {"gcd": (math.gcd, "math.gcd")})
     _add(time, {"clock": (time.perf_counter, "time.perf_counter")})
     _add(inspect, {"getargspec": (_getargspec, "inspect.getfullargspec")})
-    _add(collections, {name: (getattr(collections.abc, name), f"collections.abc.{name}") for name in ABSTRACT})
+    _add(
+        collections,
+        {name: (getattr(collections.abc, name), f"collections.abc.{name}") for name in collections.abc.__all__},
+    )
     numpy = importlib.import_module("numpy")
     renamed = {old: (getattr(numpy, new), f"numpy.{new}") for old, new in NUMPY_RENAMED.items()}
     _add(numpy, {**NUMPY, **renamed})

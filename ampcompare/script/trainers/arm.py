@@ -30,7 +30,8 @@ class Told:
         half: the 16-bit type of the arm's autocast; None if it has none.
         through: lets calls of modules in a block count as calls of what they call.
 
-    Args: as of `Trainers`.
+    Args:
+        rows: get a note of each precision that the arm replaces; None records nothing.
     """
 
     def __init__(self, arm: Arm, half: torch.dtype | None, rows: Rows | None, through: Through) -> None:

@@ -306,13 +306,12 @@ class _ScalerHooks:
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
-        self._windows: weakref.WeakKeyDictionary[Any, _Window] = weakref.WeakKeyDictionary()
+        self._windows: dict[Any, _Window] = {}  # of scalers that are gone, too: they are written at the end
 
     def _window(self, scaler: Any) -> _Window:
-        window = self._windows.get(scaler)
-        if window is None:
-            window = self._windows[scaler] = _Window(self._rows.new_loss_id())
-        return window
+        if scaler not in self._windows:
+            self._windows[scaler] = _Window(self._rows.new_loss_id())
+        return self._windows[scaler]
 
     def _is_ignored(self, scaler: Any) -> bool:
         return self._rows.has_amp or scaler in self._rows.ignored

@@ -35,16 +35,8 @@ FORMAT = "ampcompare-exec"
 SCHEMA = 1
 MAX_BYTES = 2**31
 HEADERS = [
-    "item",
-    "count",
-    "skipped",
-    "overflows",
-    "scale min",
-    "scale max",
-    "final scale",
-    "first loss",
-    "last loss",
-    "median step s",
+    *("item", "count", "skipped", "overflows", "scale min", "scale max", "final scale"),
+    *("first loss", "last loss", "median step s"),
 ]
 MAX_NAME = 60
 
@@ -203,10 +195,10 @@ ROWS = {
             "plain_backward",
             "acted",
             "ledger",
-            "planned",
         ),
         _leave_out,
     ),
+    "planned": _leave_out,
 }
 
 
