@@ -48,8 +48,8 @@ def ledger_blocks(comparison: Comparison) -> list[Block]:
 
 def _bars(seen: Mapping[str, tuple[Sequence[Role], Ledger]]) -> Bars:
     """Return a bar for each part of a step: the share of elements, or of multiply-adds, by type."""
-    colors = dict.fromkeys(name for _, ledger in seen.values() for _, _, types in _parts(ledger) for name in types)
-    colors = {name: number % COLORS for number, name in enumerate(sorted(colors))}
+    found = {name for _, ledger in seen.values() for _, _, types in _parts(ledger) for name in types}
+    colors = {name: number % COLORS for number, name in enumerate(sorted(found))}
     bars = []
     for arm, (roles, ledger) in seen.items():
         bars.append(Bar(printable(arm, 30), [], "declared"))

@@ -368,49 +368,60 @@ def _memory() -> tuple[int, int]:
     return memory.available, memory.total
 
 
-FUNCTIONS: dict[str, Any] = {
-    **dict.fromkeys(
-        (
-            *("empty_cache", "init", "ipc_collect", "manual_seed", "manual_seed_all", "seed", "seed_all"),
-            *("reset_accumulated_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached"),
-            *("reset_peak_memory_stats", "set_device", "set_per_process_memory_fraction", "set_stream", "synchronize"),
-        ),
-        _always(None),  # the CPU's generator is seeded by torch.manual_seed
-    ),
-    **dict.fromkeys(
-        (
-            *("current_blas_handle", "current_device", "memory_allocated", "memory_cached", "memory_reserved"),
-            *("max_memory_allocated", "max_memory_cached", "max_memory_reserved", "utilization"),
-        ),
-        _always(0),
-    ),
-    **dict.fromkeys(("StreamContext", "device", "device_of", "stream"), _Nothing),
-    **dict.fromkeys(("current_stream", "default_stream"), _always(_stream)),
-    **dict.fromkeys(("can_device_access_peer", "is_current_stream_capturing"), _always(False)),
-    **dict.fromkeys(("is_available", "is_bf16_supported"), _always(True)),
-    "Event": _Event,
-    "Stream": _Stream,
-    "cudart": _cudart,
-    "device_count": _always(1),
-    "get_arch_list": lambda: [],
-    "get_device_capability": _always(CAPABILITY),
-    "get_device_name": _always("CPU in place of CUDA"),
-    "get_device_properties": _device_properties,
-    "get_rng_state": lambda device=None: torch.get_rng_state(),
-    "get_rng_state_all": lambda: [torch.get_rng_state()],
-    "initial_seed": lambda: torch.initial_seed(),
-    "mem_get_info": lambda device=None: _memory(),
-    "memory_snapshot": lambda *args, **kwargs: [],
-    "memory_stats": lambda device=None: defaultdict(int),
-    "memory_summary": _always("no CUDA memory: this run uses the CPU\n"),
-    "set_rng_state": lambda new_state, device=None: torch.set_rng_state(new_state),
-    "set_rng_state_all": lambda new_states: torch.set_rng_state(new_states[0]),
-}
+def _functions() -> dict[str, Any]:
+    """Return what stands in for functions of `torch.cuda`; TorchDynamo takes no function under two names."""
+    return {
+        **{
+            name: _always(None)  # the CPU's generator is seeded by torch.manual_seed
+            for name in (
+                *("empty_cache", "init", "ipc_collect", "manual_seed", "manual_seed_all", "seed", "seed_all"),
+                *("reset_accumulated_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached"),
+                *(
+                    "reset_peak_memory_stats",
+                    "set_device",
+                    "set_per_process_memory_fraction",
+                    "set_stream",
+                    "synchronize",
+                ),
+            )
+        },
+        **{
+            name: _always(0)
+            for name in (
+                *("current_blas_handle", "current_device", "memory_allocated", "memory_cached", "memory_reserved"),
+                *("max_memory_allocated", "max_memory_cached", "max_memory_reserved", "utilization"),
+            )
+        },
+        **dict.fromkeys(("StreamContext", "device", "device_of", "stream"), _Nothing),
+        **{name: _always(_stream) for name in ("current_stream", "default_stream")},
+        **{name: _always(False) for name in ("can_device_access_peer", "is_current_stream_capturing")},
+        **{name: _always(True) for name in ("is_available", "is_bf16_supported")},
+        "Event": _Event,
+        "Stream": _Stream,
+        "cudart": _cudart,
+        "device_count": _always(1),
+        "get_arch_list": lambda: [],
+        "get_device_capability": _always(CAPABILITY),
+        "get_device_name": _always("CPU in place of CUDA"),
+        "get_device_properties": _device_properties,
+        "get_rng_state": lambda device=None: torch.get_rng_state(),
+        "get_rng_state_all": lambda: [torch.get_rng_state()],
+        "initial_seed": lambda: torch.initial_seed(),
+        "mem_get_info": lambda device=None: _memory(),
+        "memory_snapshot": lambda *args, **kwargs: [],
+        "memory_stats": lambda device=None: defaultdict(int),
+        "memory_summary": _always("no CUDA memory: this run uses the CPU\n"),
+        "set_rng_state": lambda new_state, device=None: torch.set_rng_state(new_state),
+        "set_rng_state_all": lambda new_states: torch.set_rng_state(new_states[0]),
+    }
+
+
+FUNCTIONS = _functions()
 # `torch.accelerator` on a machine with a GPU, where it differs; each version of torch has more of them.
 _ACCELERATOR: dict[str, Any] = {
-    **FUNCTIONS,
-    **dict.fromkeys(("set_device_idx", "set_device_index"), _always(None)),
-    **dict.fromkeys(("current_device_idx", "current_device_index"), _always(0)),
+    **_functions(),
+    **{name: _always(None) for name in ("set_device_idx", "set_device_index")},
+    **{name: _always(0) for name in ("current_device_idx", "current_device_index")},
     "current_accelerator": lambda check_available=False: torch.device("cuda"),
     "device_index": _Nothing,
     "get_device_capability": _always({"supported_dtypes": {torch.float32, torch.float16, torch.bfloat16}}),
