@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -12,9 +13,7 @@ import torch
 
 from ampcompare.apex._install import install
 from ampcompare.backends.arm import Arm
-from ampcompare.script.apex_amp import ScriptAmp
 from ampcompare.script.stand_in import StandIn
-from ampcompare.training.precision.base import make_precision
 
 
 @pytest.fixture(autouse=True)
@@ -33,20 +32,6 @@ def settled_heap() -> None:
     gc.freeze()
 
 
-@pytest.fixture
-def script_amp() -> Iterator[Callable[[str], ScriptAmp]]:
-    """Make the `apex.amp` of an arm, and switch its casts off again."""
-    made: list[ScriptAmp] = []
-
-    def make(arm: str) -> ScriptAmp:
-        made.append(ScriptAmp(arm, lambda device: make_precision(arm, device=device)))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.end()
-
-
 class Behind:
     """Puts arms behind the names of this process."""
 
@@ -59,6 +44,11 @@ class Behind:
         self._made.append(StandIn(Arm.parse(arm), rows))
         return self._made[-1]
 
+    def amp(self, arm: str) -> Any:
+        """Return the `apex.amp` of an arm."""
+        self(arm)
+        return self._amp
+
     def end(self) -> None:
         """Take them away again, as in a new process."""
         for one in self._made:
@@ -68,8 +58,8 @@ class Behind:
         self._amp._amp_state.close()
 
 
-@pytest.fixture
-def behind() -> Iterator[Behind]:
+@contextmanager
+def arms() -> Iterator[Behind]:
     """Put arms behind the names of this process, and take them away again."""
     finder, known = install(), set(sys.modules)
     from ampcompare.apex import amp
@@ -80,3 +70,16 @@ def behind() -> Iterator[Behind]:
     sys.meta_path.remove(finder)
     for name in [name for name in sys.modules if name.partition(".")[0] == "apex" and name not in known]:
         del sys.modules[name]
+
+
+@pytest.fixture
+def behind() -> Iterator[Behind]:
+    """Give `arms` to one test."""
+    with arms() as behind:
+        yield behind
+
+
+@pytest.fixture
+def script_amp(behind: Behind) -> Callable[[str], Any]:
+    """Give the `apex.amp` of an arm."""
+    return behind.amp

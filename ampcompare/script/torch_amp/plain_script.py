@@ -12,8 +12,8 @@ which every training passes:
 | runs the next backward pass | `update`, after a step; right after it where there is one optimizer |
 | runs a backward pass where it has read gradients before and never stepped | nothing: by hand its loss has no scale |
 
-A script that has made a GradScaler or called `amp.initialize` is left alone. One whose scalers and autocast blocks are
-all switched off has no mixed precision.
+A script that has made a GradScaler is left alone. One whose scalers and autocast blocks are all switched off has no
+mixed precision; one that has called `amp.initialize` has autocast.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import enum
 import functools
 import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -33,14 +33,14 @@ from torch.utils import _pytree as pytree
 
 from ampcompare.backends.apex_levels import apex_level
 from ampcompare.backends.arm import Arm
-from ampcompare.base.errors import ScalingError, UnsupportedCombination
+from ampcompare.base.errors import PreparationError, ScalingError, UnsupportedCombination
+from ampcompare.base.tensors.tree import cast_floating, mapped
 from ampcompare.guards.events import GRADIENT_READS, Points, Subscriptions, follow_own_calls
 from ampcompare.guards.location import call_site, here
-from ampcompare.script.apex_amp import Given, nodes_of
 from ampcompare.script.legacy.record.recorder import Rows, value_of
 from ampcompare.script.lifted_weights import HALF, LiftedWeights
-from ampcompare.script.torch_amp.autocast_and_scaler import TorchNames
-from ampcompare.training.precision.base import owned_params
+from ampcompare.script.torch_amp.autocast_and_scaler import Casting, TorchNames
+from ampcompare.training.precision.base import owned_params, refuse_wrapped
 
 __all__ = ["PlainScript"]
 
@@ -65,11 +65,15 @@ class _Mode(enum.Enum):
 class PlainScript:
     """Follows modules, backward passes and optimizers of this process.
 
+    Attributes:
+        casting: what is cast everywhere, once the script has called `amp.initialize`.
+
     Args:
         names: stands behind `torch.amp` for the arm; installed before this.
         for_cuda: what the script does on CUDA happens on the CPU, with the casts of CUDA.
         rows: records what nothing scales; a GradScaler records itself.
-        given: called with the optimizers that there are before the first pass, unless `amp.initialize` has done it.
+        given: called with the optimizers that there are before the first pass, or with what `amp.initialize` gets;
+            Apex's own calls it by itself.
         lifted: lifts 16-bit weights, unless the arm is `script`.
     """
 
@@ -80,12 +84,14 @@ class PlainScript:
         *,
         for_cuda: bool = False,
         rows: Rows | None = None,
-        given: Given | None = None,
+        given: Callable[[list[Any], list[Any]], None] = lambda models, optimizers: None,
         lifted: LiftedWeights | None = None,
     ) -> None:
         self._arm = arm
         self._names = names
         self._given = given
+        self._has_begun = False
+        self.casting = Casting()
         self._lifted = lifted or LiftedWeights(rows)
         self._for_cuda = for_cuda
         self._rows = rows
@@ -102,7 +108,7 @@ class PlainScript:
         self._has_cast = False  # in this forward pass, or any earlier one of `_casting`
         self._casting = 0  # forward passes with casts
         self._backwards = 0
-        self._scale_of_pass = 1.0  # of its loss, while it runs
+        self._is_scaled_pass = False
         self._block: Any = None  # of O1, from a forward pass to the backward pass
         self._scaler: Any = None
         self._is_open = False  # gradients of a scaled loss were not stepped
@@ -203,17 +209,13 @@ class PlainScript:
 
     def _decide(self) -> _Mode:
         """Return what the script needs, which a block or scaler of its own may still change."""
-        if self._given is not None:
-            given, self._given = self._given, None
-            for optimizer in self._live():  # whose weights the script may have cast since it made it
-                self._lift(optimizer)
-            if not self._names.is_by_apex():
-                given([], self._live())
+        if not self._has_begun:
+            self._begin([], self._live())
         if self._mode is _Mode.OWN:
             return self._mode
         names = self._names
         follows = self._mode is _Mode.UNKNOWN and bool(names.off_scalers) and (names.has_autocast or not self._casts)
-        if names.is_by_apex() or names.has_scaler or follows:
+        if names.is_by_apex() or names.has_scaler or (follows and not names.is_initialized):
             if self._mode is _Mode.PLAIN:
                 names.used = names.has_scaler or names.has_autocast
             self._mode = _Mode.OWN
@@ -231,6 +233,29 @@ class PlainScript:
         if self._mode is not _Mode.OWN and names.off_scalers:
             self._leave_off()
         return self._mode
+
+    def _begin(self, models: list[Any], optimizers: list[Any]) -> None:
+        self._has_begun = True
+        for optimizer in self._live():  # whose weights the script may have cast since it made it
+            self._lift(optimizer)
+        if not self._names.is_by_apex():
+            self._given(models, optimizers)
+
+    def initialize(self, models: list[nn.Module], optimizers: list[Any]) -> None:
+        """Let the arm act on models and optimizers that the script names, outside of their calls too.
+
+        Raises:
+            PreparationError: a model is wrapped, or cannot be prepared.
+        """
+        self._begin(models, optimizers)
+        try:
+            refuse_wrapped(models)
+        except PreparationError as error:
+            raise PreparationError(here(str(error))) from None
+        self._names.initialize(models, optimizers)
+        if self._names.widens is not None:
+            params = [param for model in models for param in model.parameters()]
+            self.casting.start(functools.partial(self._made_block, params[0].device.type if params else "cpu"))
 
     def _leave_off(self) -> None:
         """Let the scalers that the script has switched off do nothing, since losses are scaled on its behalf."""
@@ -352,7 +377,7 @@ class PlainScript:
             )
         self._names.use()
         self._names.used = True
-        if self._rows is not None and not self._rows.has_amp:
+        if self._rows is not None:
             self._rows.add_step(self._rows.number(module)[0], True)
 
     def _forward(self, mode: _Mode, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -372,8 +397,8 @@ class PlainScript:
                 )
             )
         if half is not None:
-            args, kwargs = pytree.tree_map(functools.partial(_to, half), (args, kwargs))
-            return pytree.tree_map(functools.partial(_to, torch.float32), original(module, *args, **kwargs))
+            args, kwargs = cast_floating((args, kwargs), half)
+            return cast_floating(original(module, *args, **kwargs), torch.float32)
         if mode is not _Mode.PLAIN or not self._casts:
             return original(module, *args, **kwargs)
         if self._names.casts_loss and not self._backwards:
@@ -381,15 +406,14 @@ class PlainScript:
                 self._close_casts()
             self._open_casts(module)
             return original(module, *args, **kwargs)
-        with self._made_block(module):
+        with self._made_block(next(module.parameters()).device.type):
             output = original(module, *args, **kwargs)
         half = self._names.widens
-        return output if half is None else pytree.tree_map(functools.partial(_wide, half), output)
+        return output if half is None else mapped(output, lambda one: one.float() if one.dtype is half else one)
 
-    def _made_block(self, module: nn.Module) -> Any:
-        device = "cuda" if self._for_cuda else next(module.parameters()).device.type
+    def _made_block(self, device_type: str) -> torch.autocast:
         with self._on_behalf():
-            return torch.autocast(device)
+            return torch.autocast("cuda" if self._for_cuda else device_type)
 
     @contextlib.contextmanager
     def _on_behalf(self) -> Iterator[None]:
@@ -401,7 +425,7 @@ class PlainScript:
 
     def _open_casts(self, module: nn.Module) -> None:
         if self._block is None:
-            self._block = self._made_block(module)
+            self._block = self._made_block(next(module.parameters()).device.type)
             self._block.__enter__()
 
     def _close_casts(self) -> None:
@@ -433,12 +457,11 @@ class PlainScript:
                 kwargs.pop("grad_tensors")
             if self._is_first_pass and loss is tensors and _can_run_twice(loss):
                 self._first_loss, kwargs["retain_graph"] = loss, True
-            tensors = self._scaled(tensors)
-            self._scale_of_pass = self._scaler.get_scale()
+            tensors, self._is_scaled_pass = self._scaled(tensors), True
             return original(tensors, **kwargs)
         finally:
             self._backwards -= 1
-            self._scale_of_pass = 1.0
+            self._is_scaled_pass = False
             self._close_casts()
 
     def _hook(self, original: Any, owner: Any, hook: Any, *args: Any, **kwargs: Any) -> Any:
@@ -446,9 +469,9 @@ class PlainScript:
 
         @functools.wraps(hook)
         def hook_of_true(*values: Any) -> Any:
-            scale = self._scale_of_pass
             types = [one.dtype for one in pytree.tree_leaves(values) if isinstance(one, Tensor)]
-            if scale == 1.0 or not types:
+            scale = self._scaler.get_scale() if self._is_scaled_pass and types else 1.0
+            if scale == 1.0:
                 return hook(*values)
             # In fp32: fp16 may lack the true ones.
             result = hook(*pytree.tree_map(lambda one: one.float() / scale if isinstance(one, Tensor) else one, values))
@@ -471,7 +494,11 @@ class PlainScript:
 
     def _record(self, loss: Tensor) -> None:
         """Record a loss that nothing scales; a closure that runs again for the same step has recorded its own."""
-        if self._rows is not None and not self._rows.has_amp and not self._repeats:
+        if self._rows is None or self._repeats:
+            return
+        if self._rows.is_outside_of_blocks:
+            self._rows.add_plain_backward(value_of(loss))
+        else:
             self._rows.add_backward(value_of(loss), 0, (None, None), None, [], [])
             self._has_loss = True
 
@@ -510,10 +537,7 @@ class PlainScript:
         """Return scaled losses; the gradients that are there become scaled ones."""
         for optimizer in self._live():
             self._take_over(optimizer)
-        if self._scaler is None:
-            loss = tensors if isinstance(tensors, Tensor) else tensors[0]
-            with self._on_behalf():
-                self._scaler = torch.amp.GradScaler(loss.device.type)
+        self._make_scaler()
         with GRADIENT_READS.paused():
             waits = any(self._has_gradients(one, but_zeros=True) for one in self._unscaled)
             if self._stepped:
@@ -530,6 +554,34 @@ class PlainScript:
         self._divided.clear()
         GRADIENT_READS.want(self._before_read, True)
         return result
+
+    def _make_scaler(self) -> None:
+        if self._scaler is None:
+            weight = next((param for optimizer in self._live() for param in owned_params(optimizer)), None)
+            with self._on_behalf():
+                self._scaler = torch.amp.GradScaler("cpu" if weight is None else weight.device.type)
+
+    @property
+    def needs_scaler(self) -> bool:
+        """Whether the losses of the script are scaled on its behalf."""
+        return self._names.needs_scaler
+
+    def scaler_state(self) -> dict[str, Any]:
+        """Return the state of the loss scale; empty under an arm that needs none."""
+        if not self.needs_scaler:
+            return {}
+        self._make_scaler()
+        if self._stepped:
+            with GRADIENT_READS.paused():
+                self._update()
+        state: dict[str, Any] = self._scaler.state_dict()
+        return state
+
+    def load_scaler_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what `scaler_state` returned."""
+        if self.needs_scaler:
+            self._make_scaler()
+            self._scaler.load_state_dict(dict(state))
 
     def _update(self) -> None:
         """Move the loss scale; gradients that wait for a step follow it."""
@@ -668,7 +720,7 @@ class PlainScript:
             return loss
         self._stepping, self._applied = True, False
         try:
-            with GRADIENT_READS.paused():
+            with GRADIENT_READS.paused(), self.casting.off():
                 if self._has_overflow:
                     self._mark_overflow(optimizer)
                 self._scaler.step(optimizer, **kwargs)
@@ -726,10 +778,14 @@ class PlainScript:
 
         self._stepping = True  # a step that an arm has replaced, or one around another, comes here again
         try:
-            result = step(**kwargs) if closure is None else step(run, **kwargs)
+            if closure is None:
+                with self.casting.off():
+                    result = step(**kwargs)
+            else:
+                result = step(run, **kwargs)
         finally:
             self._stepping = self._repeats = False
-        if self._rows is not None and not self._rows.has_amp:
+        if self._rows is not None:
             if not self._has_loss and self._loss is not None:
                 self._record(self._loss.detach().mean())
             self._has_loss, self._loss = False, None
@@ -742,16 +798,8 @@ def _skips_overflows(arm: Arm) -> bool:
     return arm.backend == "native" or scale == "dynamic"
 
 
-def _wide(half: torch.dtype, value: Any) -> Any:
-    return value.float() if isinstance(value, Tensor) and value.dtype is half else value
-
-
 def _has_fp32(values: Any) -> bool:
     return any(isinstance(one, Tensor) and one.dtype is torch.float32 for one in pytree.tree_leaves(values))
-
-
-def _to(dtype: torch.dtype, value: Any) -> Any:
-    return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def _several_closures(arm: Arm) -> str:
@@ -763,7 +811,14 @@ def _can_run_twice(loss: Tensor) -> bool:
     """Return whether the graph of a loss can be kept for a second pass: compiled ones give up their buffers."""
     if distributed.is_available() and distributed.is_initialized():  # whose gradients hooks reduce
         return False
-    return not any(type(node).__name__.startswith("CompiledFunction") for node in nodes_of([loss]))
+    waiting: list[Any] = [loss.grad_fn]
+    seen: set[Any] = set()
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            waiting += [before for before, _ in node.next_functions]
+    return not any(type(node).__name__.startswith("CompiledFunction") for node in seen)
 
 
 class _UpdatesByHand:

@@ -267,7 +267,7 @@ class WholeModel(TorchAmp):
     def __init__(self, arm: Arm, *args: Any, **kwargs: Any) -> None:
         super().__init__(arm, *args, **kwargs)
         self._casts = False
-        self._found = _FoundModels(str(arm), self._prepare, self.is_by_apex)
+        self._found = _FoundModels(str(arm), self._prepare, lambda: self.is_initialized or self.is_by_apex())
         self._scaling: _LossScaling = _make_loss_scaling(arm, "cuda" if torch.cuda.is_available() else "cpu")
         self._scaler = ScriptScaler(arm, self, runs_closures=not self._scaling.needs_scaler)
         self._gradients = ShownGradients()
@@ -320,6 +320,10 @@ class WholeModel(TorchAmp):
 
     def use(self) -> None:
         self.used = True
+
+    def initialize(self, models: list[nn.Module], optimizers: list[Any]) -> None:
+        super().initialize(models, optimizers)
+        self._found.add(models, optimizers)
 
     def take_back(self, optimizer: Any) -> None:
         with GRADIENT_READS.paused():
@@ -619,11 +623,15 @@ class _FoundModels:
         optimizers = _alive(self._optimizers)
         models = self._models_of(model, held, optimizers)
         self._wrappers.check(models, self._name)
-        self._found(models, optimizers)
+        self.add(models, optimizers)
         self._optimizers.clear()
+        self._wrappers.make_again(models)
+
+    def add(self, models: list[nn.Module], optimizers: list[Any]) -> None:
+        """Call `found`, and know these models from now on."""
+        self._found(models, optimizers)
         self._cast += map(weakref.ref, models)
         self._cast_weights.update({id(param): param for model in models for param in model.parameters()})
-        self._wrappers.make_again(models)
 
     def _models_of(self, model: nn.Module, held: set[int], optimizers: list[Any]) -> list[nn.Module]:
         """Return the models that are not cast yet and have weights of `held`, given as ids."""
