@@ -140,6 +140,15 @@ class TorchNames:
         self.is_initialized = self.has_autocast = True
         self.use()
 
+    @contextmanager
+    def on_behalf(self) -> Iterator[None]:
+        """Run a block that makes objects of `torch.amp` for the script."""
+        self.driven = True
+        try:
+            yield
+        finally:
+            self.driven = False
+
     @property
     def needs_scaler(self) -> bool:
         """Whether the arm scales the loss, or moves gradients to master weights."""
