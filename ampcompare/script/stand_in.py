@@ -35,7 +35,7 @@ from ampcompare.script.torch_amp.plain_script import PlainScript
 from ampcompare.script.torch_amp.whole_model import WholeModel
 from ampcompare.script.trainers import Trainers
 from ampcompare.script.watch import Watch
-from ampcompare.training.precision.base import make_precision, owned_params
+from ampcompare.training.precision.base import make_precision
 from ampcompare.training.precision.keep_fp32 import kept_in_fp32, without_autocast, without_casts
 
 __all__ = ["StandIn", "check_arm", "half_dtype"]
@@ -109,8 +109,8 @@ class StandIn:
         self._keep = str(arm.options.get("keep_fp32", ""))
         if arm.backend == "script":
             frontend = importlib.import_module("apex.amp.frontend")
-            self._events.wrap(frontend, "_initialize", self._initialize_as_written)
-            self.torch_amp = _AsWritten(rows, self._initialized)
+            self._events.wrap(frontend, "_initialize", self._initialize)
+            self.torch_amp = _AsWritten(self._initialized)
         elif arm.backend == "apex":
             self._stand_behind_levels(engine, rows)
         else:
@@ -170,6 +170,8 @@ class StandIn:
     def _initialize(self, original: Any, models: Any, optimizers: Any, *args: Any, **kwargs: Any) -> Any:
         """Call Apex's own, once the first weights are recorded."""
         self._given(_listed(models), _listed(optimizers))
+        if not self._keep:
+            return original(models, optimizers, *args, **kwargs)
         patches = LEVELS[self.arm.options["opt_level"]].patch_torch_functions
         with kept_in_fp32(
             _listed(models),
@@ -178,10 +180,6 @@ class StandIn:
             without_casts(sys.modules["apex.amp"]) if patches else None,
         ):
             return original(models, optimizers, *args, **kwargs)
-
-    def _initialize_as_written(self, original: Any, models: Any, optimizers: Any, *args: Any, **kwargs: Any) -> Any:
-        self._given(_listed(models), _listed(optimizers))
-        return original(models, optimizers, *args, **kwargs)
 
     def _given(self, models: list[Any], optimizers: list[Any]) -> None:
         if self._watch is not None:
@@ -335,18 +333,10 @@ def _record_plain_backward(rows: Rows, original: Any, tensors: Any, *args: Any, 
 
 
 class _AsWritten(TorchNames):
-    """Follows `torch.autocast` and `GradScaler` of a script.
+    """Follows `torch.autocast` and `GradScaler` of a script."""
 
-    Args:
-        rows: get a note of the script's precision at the first step; None records nothing.
-        initialized: returns whether the script trains through `apex.amp`.
-    """
-
-    def __init__(self, rows: Rows | None, initialized: Callable[[], bool]) -> None:
+    def __init__(self, initialized: Callable[[], bool]) -> None:
         super().__init__(initialized)
-        self._rows = rows
-        self._has_stepped = False
-        self._casts = ""
         self._by_optimizer = False
 
     def install(self, events: Subscriptions) -> None:
@@ -357,13 +347,11 @@ class _AsWritten(TorchNames):
             with suppress(ImportError):  # a build of the real Apex without the second
                 kind = importlib.import_module(name).FP16_Optimizer
                 events.wrap(kind, "__init__", self._make_optimizer)
-        events.at_end(register_optimizer_step_pre_hook(self._before_step).remove)
+        events.at_end(register_optimizer_step_pre_hook(lambda *_: self.use()).remove)
 
     def _make_autocast(self, original: Any, block: Any, *args: Any, **kwargs: Any) -> None:
         original(block, *args, **kwargs)
-        if block._enabled and not self._casts:
-            self.has_autocast = True
-            self._casts = str(block.fast_dtype).removeprefix("torch.")
+        self.has_autocast = self.has_autocast or block._enabled
 
     def _scale(self, original: Any, scaler: Any, outputs: Any) -> Any:
         self.has_scaler = True
@@ -373,30 +361,6 @@ class _AsWritten(TorchNames):
         self._by_optimizer = True
         original(optimizer, *args, **kwargs)
 
-    def _before_step(self, optimizer: Any, *_arguments: Any) -> None:
-        if self._has_stepped:
-            return
-        self._has_stepped = self.used = True
-        if self._rows is not None and (own := self._own(optimizer)):
-            self._rows.add_note(f"the script's own precision: {own}")
-
-    def _own(self, optimizer: Any) -> str:
-        """Return the precision that the script has by itself; "" for fp32."""
-        if self._initialized():
-            return f"apex.amp {importlib.import_module('apex.amp')._amp_state.opt_properties.opt_level}"
-        if self._by_optimizer:
-            return "FP16_Optimizer"
-        held = {str(param.dtype).removeprefix("torch.") for param in owned_params(optimizer)} - {"float32"}
-        parts = [f"{' and '.join(sorted(held))} weights"] if held else []
-        if self._casts:
-            parts.append(f"torch.autocast in {self._casts}")
-        if self.has_scaler:
-            parts.append("GradScaler")
-        return " with ".join(parts)
-
     def is_by_apex(self) -> bool:
         """Return whether the script trains through Apex, which is recorded there."""
         return self._initialized() or self._by_optimizer
-
-    def use(self) -> None:
-        """Do nothing: the arm has no effect."""

@@ -114,10 +114,18 @@ class TorchNames:
         is_initialized: the script has called `amp.initialize`, which this arm stands behind.
         driven: objects of `torch.amp` are made on behalf of the script at present.
         is_driven: the steps of the script are made and recorded on its behalf; what they lack is no fault of it.
+        needs_scaler: the arm scales the loss, or moves gradients to master weights.
+        casts_loss: casts last from the forward pass to the backward pass, as O1's do.
+        casts_weights: the arm acts by casting the weights of models, so not on modules whose weights no optimizer has.
+        steps_copies: optimizers step other tensors than the weights of models: masters, or copies made for a step.
+        widens: the type of the outputs of modules that become fp32; None where the arm does that itself, or not at all.
 
     Args:
         initialized: returns whether the script trains through an Apex that the arm does not stand behind.
     """
+
+    needs_scaler = casts_loss = casts_weights = steps_copies = False
+    widens: torch.dtype | None = None
 
     def __init__(self, initialized: Callable[[], bool]) -> None:
         self._initialized = initialized
@@ -148,31 +156,6 @@ class TorchNames:
             yield
         finally:
             self.driven = False
-
-    @property
-    def needs_scaler(self) -> bool:
-        """Whether the arm scales the loss, or moves gradients to master weights."""
-        return False
-
-    @property
-    def casts_loss(self) -> bool:
-        """Whether casts last from the forward pass to the backward pass, as O1's do."""
-        return False
-
-    @property
-    def casts_weights(self) -> bool:
-        """Whether the arm acts by casting the weights of models, so not on modules whose weights no optimizer has."""
-        return False
-
-    @property
-    def steps_copies(self) -> bool:
-        """Whether optimizers step other tensors than the weights of models: masters, or copies made for a step."""
-        return False
-
-    @property
-    def widens(self) -> torch.dtype | None:
-        """The type of the outputs of modules that become fp32; None where the arm does that itself, or not at all."""
-        return None
 
     def is_by_apex(self) -> bool:
         """Return whether the script trains through `apex.amp`."""
@@ -231,6 +214,7 @@ class TorchAmp(TorchNames):
         self._dtype: torch.dtype | None = None
         if arm.backend == "native":
             self._dtype = getattr(torch, arm.options["dtype"])
+        self.needs_scaler, self.widens = self._dtype is torch.float16, self._dtype
         state = arm.options.get("state") if arm.backend == "native" else None
         self._state_dtype: torch.dtype | None = None if state is None else getattr(torch, state)
         self._with_state: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers whose state is held in that type
@@ -257,14 +241,6 @@ class TorchAmp(TorchNames):
     def _watch_steps(self, events: Subscriptions) -> None:
         events.at_end(register_optimizer_step_pre_hook(self._before_step).remove)
         events.at_end(register_optimizer_step_post_hook(self._after_step).remove)
-
-    @property
-    def needs_scaler(self) -> bool:
-        return self._dtype is torch.float16
-
-    @property
-    def widens(self) -> torch.dtype | None:
-        return self._dtype
 
     def _note(self, enabled: bool, scaler: Any = None) -> None:
         """Note that the script makes an object of `torch.amp`, which it may have switched off."""

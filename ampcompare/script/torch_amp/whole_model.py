@@ -190,12 +190,15 @@ class WholeModel(TorchAmp):
     Args: as for `TorchAmp`; the arm is of the backend half, or of apex at a level that casts weights.
     """
 
+    casts_weights = True
+
     def __init__(self, arm: Arm, *args: Any, **kwargs: Any) -> None:
         super().__init__(arm, *args, **kwargs)
         self._casts = False
         self._found = _FoundModels(str(arm), self._prepare, lambda: self.is_initialized or self.is_by_apex())
         scaling = _ApexScaling if arm.backend == "apex" else _HalfScaling
         self._scaling = scaling(arm, "cuda" if torch.cuda.is_available() else "cpu")
+        self.needs_scaler, self.steps_copies = self._scaling.needs_scaler, self._scaling.steps_copies
         self._scaler = ScriptScaler(arm, self, runs_closures=not self._scaling.needs_scaler)
         self._gradients = ShownGradients()
         self._model_references: list[weakref.ref[nn.Module]] = []
@@ -228,18 +231,6 @@ class WholeModel(TorchAmp):
     def is_by_apex(self) -> bool:
         """Return whether the script has prepared its models by `apex.amp`."""
         return not self._is_prepared and self._initialized()
-
-    @property
-    def needs_scaler(self) -> bool:
-        return self._scaling.needs_scaler
-
-    @property
-    def casts_weights(self) -> bool:
-        return True
-
-    @property
-    def steps_copies(self) -> bool:
-        return self._scaling.steps_copies
 
     def casts_now(self) -> bool:
         """Return whether the weights are cast."""
