@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.script.conftest import arms
+from tests.script.behind import arms
 from tests.script.small_script import ARMS
 from tests.script.trainings import Apex, Gan, OurLoop, Plain, Program, TorchAmp, Trained, assert_equal, train, train_gan
 
