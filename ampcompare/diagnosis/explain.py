@@ -12,11 +12,11 @@ from typing import Any, ClassVar
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.explanation import ArmExplanation
 from ampcompare.backends.roles import BytesPerParameter, Roles
-from ampcompare.base.errors import AmpCompareError, ConfigError, EnvironmentUnfit, LaunchError
 from ampcompare.base.notebook_display import Shown
 from ampcompare.base.processes.call import call_in_child
 from ampcompare.runs.report.document import Block, Code, Document, Facts, Items, Section, Text
 from ampcompare.runs.settings.config import RunConfig
+from ampcompare.runs.settings.examination import result_of
 
 __all__ = [
     "MAX_SAMPLES",
@@ -37,7 +37,6 @@ BYTES = "Bytes per parameter, without activations"
 MAX_SAMPLES = 8
 TIME_LIMIT = 600.0
 PROGRAM = Path(__file__).resolve().parent / "explain_step.py"
-ERRORS: dict[int, type[AmpCompareError]] = {2: ConfigError, 4: EnvironmentUnfit}
 MAX_ROWS = 40
 UNITS = {"KiB": 2**10, "MiB": 2**20}
 NAMES = {
@@ -166,11 +165,7 @@ def observe_in_child(config: RunConfig) -> dict[str, Any]:
     small = config.model_copy(update={"recipe": recipe.model_copy(update=changes)})
     options = {"config": small.model_dump(mode="json")}
     answer = call_in_child(PROGRAM, "observe", seconds=TIME_LIMIT, options=options, shared=config.writable_paths())
-    if not answer.done:
-        raise LaunchError(f"{config.arm} cannot be observed on {recipe.model.arch}: {answer.failure}")
-    if "error" in answer.value:
-        raise ERRORS.get(answer.value["exit_code"], LaunchError)(answer.value["error"])
-    return answer.value
+    return result_of(answer, f"{config.arm} cannot be observed on {recipe.model.arch}")
 
 
 def render_observation(observation: dict[str, Any], *, width: int, every_module: bool) -> str:

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporarily
 
-from ampcompare.diagnosis.ranges import HALF, counts_of, range_row, range_rows, widened
+from ampcompare.base.tensors.products import dtype_name
+from ampcompare.diagnosis.ranges import HALF, counts_of, range_row, widened
 from ampcompare.diagnosis.shadow import Shadows, written_arguments
 from ampcompare.diagnosis.sites import Sites
 from ampcompare.runs.records.diagnosis import Phase
@@ -26,15 +27,11 @@ __all__ = [
     "Called",
     "Event",
     "Key",
-    "Pending",
-    "SmallTensors",
     "Watch",
     "errors_of",
-    "short",
     "unseen",
 ]
 
-CHUNK = 2**17  # elements whose difference stays in the cache of a core
 MIN_SQUARE = 1e-30  # of sums in fp32: what is below has lost digits
 
 
@@ -48,26 +45,14 @@ def errors_of(result: Tensor, exact: Tensor, own: Tensor | None) -> Any:
     Returns:
         (4,) floats for tensors on the host; a float64 tensor on another device, unread.
     """
-    flat, wide = result.detach().reshape(-1), exact.detach().reshape(-1)
-    alone = None if own is None or own.numel() != flat.numel() else own.detach().reshape(-1)
-    if flat.device.type != "cpu":
-        return _device_norms(flat.to(wide.dtype), wide, alone)
-    if len(flat) <= CHUNK:
-        return tuple(map(math.sqrt, _squares(flat, wide, alone)))
-    squares = [0.0] * 4
-    for begin in range(0, len(flat), CHUNK):
-        part = slice(begin, begin + CHUNK)
-        added = _squares(flat[part], wide[part], None if alone is None else alone[part])
-        squares = [total + one for total, one in zip(squares, added, strict=True)]
-    return tuple(map(math.sqrt, squares))
-
-
-def _squares(flat: Tensor, wide: Tensor, own: Tensor | None) -> list[float]:
-    """Return the sums of squares of a part on the host."""
-    values = flat.to(wide.dtype, copy=True)
-    of_values, of_wide = _square(values), _square(wide)
-    of_own = 0.0 if own is None else _square(values - own)
-    return [_square(values.sub_(wide)), of_wide, of_own, of_values]  # in place, which takes no memory
+    wide = exact.detach().reshape(-1)
+    values = result.detach().reshape(-1).to(wide.dtype, copy=True)
+    alone = None if own is None or own.numel() != len(values) else own.detach().reshape(-1)
+    if values.device.type != "cpu":
+        return _device_norms(values, wide, alone)
+    size, apart = _square(values), 0.0 if alone is None else _square(values - alone)
+    difference = _square(values.sub_(wide))  # in place, which takes no memory
+    return tuple(map(math.sqrt, (difference, _square(wide), apart, size)))
 
 
 def _square(part: Tensor) -> float:
@@ -86,112 +71,6 @@ def _device_norms(values: Tensor, wide: Tensor, own: Tensor | None) -> Tensor:
     return torch.stack([norm(values - wide), norm(wide), alone, norm(values)]).double()
 
 
-MAX_ELEMENTS = 2**13  # of a tensor that waits
-MAX_WAITING = 2**16  # elements of all that wait, which bounds the memory
-
-
-@dataclass(eq=False, slots=True)
-class Pending:
-    """What is counted later of a tensor: its row, and its errors if there is a wide one."""
-
-    counted: np.ndarray | None = None
-    norms: tuple[float, ...] | None = None
-
-    @property
-    def row(self) -> np.ndarray:
-        """The row.
-
-        Raises:
-            RuntimeError: it is not counted yet.
-        """
-        if self.counted is None:
-            raise RuntimeError("the rows of small tensors are not counted yet")
-        return self.counted
-
-
-@dataclass(eq=False, slots=True)
-class _Waiting:
-    """Flat copies of a tensor in fp32, of the same in the wide run, and of what the operation alone gives there."""
-
-    values: Tensor
-    exact: Tensor | None
-    own: Tensor | None
-    counts_lost: bool
-    pending: Pending
-
-
-class SmallTensors:
-    """Copies of the values of small tensors on the host, until they are counted."""
-
-    def __init__(self) -> None:
-        self._waiting: list[_Waiting] = []
-        self._elements = 0
-
-    def accepts(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is on the host, small, and has no values that fp32 lacks."""
-        return 0 < tensor.numel() <= MAX_ELEMENTS and tensor.device.type == "cpu" and tensor.dtype is not torch.float64
-
-    def add(
-        self, tensor: Tensor, exact: Tensor | None = None, own: Tensor | None = None, *, counts_lost: bool = True
-    ) -> Pending:
-        """Return the row and errors of a tensor, to be counted.
-
-        Args:
-            exact, own: those of `errors.errors_of`.
-            counts_lost: what is zero here, and not in `exact`, counts as lost.
-        """
-        pending = Pending()
-        has_own = own is not None and own.numel() == tensor.numel()
-        self._waiting.append(
-            _Waiting(
-                _copied(tensor, torch.float32),
-                None if exact is None else _copied(exact, exact.dtype),
-                _copied(own, own.dtype) if has_own and own is not None else None,
-                counts_lost,
-                pending,
-            )
-        )
-        self._elements += tensor.numel()
-        if self._elements > MAX_WAITING:
-            self.count()
-        return pending
-
-    def count(self) -> None:
-        """Count what waits."""
-        waiting, self._waiting = self._waiting, []
-        self._elements = 0
-        if not waiting:
-            return
-        compared = [one for one in waiting if one.exact is not None]
-        lost = dict.fromkeys(map(id, waiting), 0)
-        if compared:
-            lost |= zip(map(id, compared), _compare(compared), strict=True)
-        rows = range_rows([one.values for one in waiting], [lost[id(one)] for one in waiting])
-        for one, row in zip(waiting, rows, strict=True):
-            one.pending.counted = row
-
-
-def _copied(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    return tensor.detach().reshape(-1).to(dtype, copy=True)
-
-
-def _compare(waiting: list[_Waiting]) -> list[int]:
-    """Set the errors of tensors that have a wide one, and return how many elements of each are lost."""
-    lengths = [len(one.values) for one in waiting]
-    starts = np.cumsum([0, *lengths[:-1]])
-    values = np.concatenate([one.values.numpy() for one in waiting])
-    wide = np.concatenate([one.exact.numpy() for one in waiting if one.exact is not None])
-    own = np.concatenate([(one.values if one.own is None else one.own).numpy() for one in waiting])
-    with np.errstate(all="ignore"):  # infinities have no norm
-        differences = (values - wide, wide, values - own, values)
-        norms = [np.sqrt(np.add.reduceat(np.square(one, dtype=np.float64), starts)) for one in differences]
-    for one, row in zip(waiting, np.stack(norms, axis=1).tolist(), strict=True):
-        one.pending.norms = (row[0], row[1], row[2] if one.own is not None else 0.0, row[3])
-    is_lost = (values == 0) & (wide != 0) & np.repeat([one.counts_lost for one in waiting], lengths)
-    return [int(count) for count in np.add.reduceat(is_lost, starts, dtype=np.int64)]
-
-
-SHORT = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
 # They make constants or move values: an infinity that they write was asked for.
 CONSTANT = frozenset(
     (
@@ -227,11 +106,6 @@ def unseen() -> Iterator[None]:
     with torch._C.DisableTorchFunction(), torch._C._DisableAutocast(), torch._C._DisableTorchDispatch():
         with torch.no_grad():
             yield
-
-
-def short(dtype: torch.dtype) -> str:
-    """Return the name of a type as it is shown, such as fp16."""
-    return SHORT.get(dtype, str(dtype).removeprefix("torch."))
 
 
 @dataclass(slots=True)
@@ -297,7 +171,6 @@ class Watch(TorchDispatchMode):
         self._producer: dict[int, int] = {}  # storage of a floating result -> its place in the step's list
         self._decided: dict[int, frozenset[int]] = {}  # storage of whole numbers or booleans -> places behind them
         self._own_runs: Counter[Key] = Counter()
-        self._small = SmallTensors()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -326,7 +199,6 @@ class Watch(TorchDispatchMode):
         self._producer.clear()
         self._decided.clear()
         with unseen():
-            self._small.count()
             if step.events:
                 for name in ("row", "wide", "errors"):
                     _read(step.events, name)
@@ -348,28 +220,12 @@ class Watch(TorchDispatchMode):
         known = self._event_of(tensor)
         if key[3] == "weight":
             self._producer[_storage(tensor)] = len(self._step.events)
-        if known is not None and known.dtype is tensor.dtype and (exact is None or not isinstance(known.row, Pending)):
-            row, errors = known.row, None if exact is None else errors_of(tensor, exact, None)
-        else:
-            row, errors = self._counts(tensor, exact, None, exact)
-        wide = exact if exact is not None and key[3] == "gradient" else None
+        row = known.row if known is not None and known.dtype is tensor.dtype else range_row(tensor, exact)
+        errors = None if exact is None else errors_of(tensor, exact, None)
         sources = () if source is None else (source,)
-        wide_row = None if wide is None else self._counts(wide, None, None, None)[0]
+        wide_row = range_row(exact) if exact is not None and key[3] == "gradient" else None
         constant = is_unused or (key[3] == "gradient" and source is None)
         self._step.events.append(Event(key, tensor.dtype, row, errors, sources, constant, wide_row))
-
-    def _counts(
-        self, tensor: Tensor, exact: Tensor | None, own: Tensor | None, losing: Tensor | None
-    ) -> tuple[Any, Any]:
-        """Return the row and the errors of a tensor, or what they are read from at the end of the step.
-
-        Args:
-            losing: `exact`, if what is zero in the tensor alone counts as lost.
-        """
-        if self._small.accepts(tensor):
-            pending = self._small.add(tensor, exact, own, counts_lost=losing is not None)
-            return pending, None if exact is None else pending
-        return range_row(tensor, losing), None if exact is None else errors_of(tensor, exact, own)
 
     def _event_of(self, tensor: Tensor) -> Event | None:
         """Return the event that has counted a tensor, if all of it was and nothing was written to it since."""
@@ -466,8 +322,6 @@ class Watch(TorchDispatchMode):
         constant = key[1] in CONSTANT
         # To widen a 16-bit tensor changes no value: its counts are known.
         source = self._event_of(given[0]) if key[1] == "_to_copy" and given and given[0].dtype in HALF else None
-        if source is not None and isinstance(source.row, Pending):
-            source = None
         for place, result in enumerate(results):
             reference = wide[place] if wide else None
             if reference is not None and id(result) not in written and self.shadows is not None:
@@ -478,12 +332,10 @@ class Watch(TorchDispatchMode):
             self._producer[_storage(result)] = len(self._step.events)
             by_itself = alone[place] if alone else None
             if source is not None and result.dtype is torch.float32 and source.version[1] == result.numel():
-                row, errors = (
-                    widened(source.row),
-                    None if reference is None else errors_of(result, reference, by_itself),
-                )
+                row = widened(source.row)
             else:
-                row, errors = self._counts(result, reference, by_itself, reference if result.dtype in HALF else None)
+                row = range_row(result, reference if result.dtype in HALF else None)
+            errors = None if reference is None else errors_of(result, reference, by_itself)
             version = (result._version, result.numel())
             event = Event(key, result.dtype, row, errors, sources, constant, None, version, tuple(decided))
             event.number = number if result.dtype is torch.float16 else 0.0
@@ -496,11 +348,7 @@ def _last_mode() -> Any:
 
 
 def _read(events: Sequence[Event], name: str) -> None:
-    """Replace a field of events that waits to be counted, or lies on a device, by numbers, with one read."""
-    for event in events:
-        value = getattr(event, name)
-        if isinstance(value, Pending):
-            setattr(event, name, value.norms if name == "errors" else value.row)
+    """Replace a field of events that lies on a device by numbers, with one read."""
     waiting = [event for event in events if isinstance(getattr(event, name), Tensor)]
     if waiting:
         values = torch.stack([getattr(event, name) for event in waiting]).cpu().numpy()
@@ -532,7 +380,7 @@ def _types(tensors: Iterable[Tensor]) -> tuple[str, ...]:
 
 @lru_cache(maxsize=256)
 def _sorted_names(dtypes: frozenset[torch.dtype]) -> tuple[str, ...]:
-    return tuple(sorted(map(short, dtypes)))
+    return tuple(sorted(map(dtype_name, dtypes)))
 
 
 def _tensors(value: Any) -> list[Tensor]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ampcompare.base.errors import AmpCompareError, ConfigError, EnvironmentUnfit, LaunchError
+from ampcompare.base.errors import AmpCompareError, ConfigError, LaunchError
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.experiment.launch.base import Launcher, Progress
 from ampcompare.experiment.launch.cell_files import last_lines
@@ -31,6 +31,7 @@ from ampcompare.runs.records.preflight import ArmTrial, Preflight
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.records.step import StepRecord, iter_steps
 from ampcompare.runs.settings.config import RunConfig, SavingConfig
+from ampcompare.runs.settings.examination import ERRORS
 from ampcompare.runs.settings.script import ScriptConfig, seed_option
 
 __all__ = ["check_arms", "failure_of", "preflight", "preflight_of", "require_trainable"]
@@ -45,7 +46,6 @@ SHARE = 0.02  # of all cells
 SKIPPED = "(nothing else was started; --no-preflight skips this check)"
 REMOTE = ("slurm", "ray")  # their cells run on other machines
 REFUSED = ConfigError.exit_code
-ERRORS: dict[int, type[AmpCompareError]] = {2: ConfigError, 4: EnvironmentUnfit}
 
 
 def preflight(
@@ -101,13 +101,7 @@ def check_arms(
                 left -= trials[label].busy_seconds
             else:
                 untried.append(label)
-        if (
-            len(trials) == 1 == len(rows)
-            and len(seeds) > 1
-            and first.steps
-            and not first.error
-            and left >= first.busy_seconds
-        ):
+        if len(trials) == 1 == len(rows) and len(seeds) > 1 and first.is_trained and left >= first.busy_seconds:
             (label, cell), *_ = rows.items()
             trials["again"] = _run(cell, seeds[-1], launcher, Path(place, "again"))
     found = _found(trials, time.perf_counter() - begun)
@@ -201,6 +195,11 @@ class _Trial:
         """Why it made no step; what a script does after its last one, which came too early for it, says nothing."""
         enough = self.record.config.script is not None and len(self.steps) >= STEPS
         return "" if enough or self.record.status != "failed" else self.record.error or "it failed"
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether it made a step, so that another seed can be compared with it."""
+        return bool(self.steps) and not self.error
 
     @property
     def was_ended(self) -> bool:

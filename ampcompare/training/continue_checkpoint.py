@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from ampcompare.base.errors import AmpCompareError
 from ampcompare.runs.settings.config import RunConfig
+from ampcompare.runs.settings.examination import answering_errors
 from ampcompare.runs.settings.validation import validated
 from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble_single
@@ -24,19 +24,16 @@ from ampcompare.training.process_group import own_group
 __all__ = ["continue_checkpoint"]
 
 
+@answering_errors
 def continue_checkpoint(config: dict[str, Any], checkpoint: str, steps: int, trust: bool) -> dict[str, Any]:
     """Train from a checkpoint on the first batches of the recipe, at the learning rates that it contains.
 
     Returns:
-        Losses, loss scales after each step (empty if nothing is scaled) and skipped steps, or, for errors meant for
-        users, `{"error": ..., "exit_code": ...}`.
+        Losses, loss scales after each step (empty if nothing is scaled) and skipped steps.
     """
-    try:
-        settings = validated(RunConfig, config)
-        with own_group(settings):
-            return _continue(settings, Path(checkpoint), steps, trust)
-    except AmpCompareError as error:
-        return {"error": str(error), "exit_code": error.exit_code}
+    settings = validated(RunConfig, config)
+    with own_group(settings):
+        return _continue(settings, Path(checkpoint), steps, trust)
 
 
 def _continue(config: RunConfig, checkpoint: Path, steps: int, trust: bool) -> dict[str, Any]:

@@ -40,7 +40,7 @@ METHODS = (
 )
 # In a folder of its own: next to it, `profile.py` would stand for the module of that name.
 SCRIPT = Path(__file__).parent / "legacy" / "train.py"
-OF_ONE_CPU = ("fp32:tf32",)
+REFUSED_ON_A_CPU = ("fp32:tf32", "mmengine:fp16")
 
 
 def run(context: Context, report: Report) -> None:
@@ -73,7 +73,7 @@ def installed_runs(context: Context, report: Report, runs: Mapping[str, tuple[st
         arm = options[options.index("--arm") + 1]
         library = Arm.parse(arm).spec.library
         why = "" if library is None else library.missing()
-        if context.rehearse and arm in OF_ONE_CPU:
+        if context.rehearse and arm in REFUSED_ON_A_CPU:
             why = "needs a GPU"
         if why:
             report.leave_out(f"{name} ({why})")

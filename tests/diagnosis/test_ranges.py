@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from ampcompare.diagnosis.ranges import CHUNK, _device_row, added, counts_of, make_range, range_row
-from ampcompare.diagnosis.watch import SmallTensors, errors_of
+from ampcompare.diagnosis.ranges import _device_row, added, counts_of, make_range, range_row
 from ampcompare.runs.records.diagnosis import Range
 
 
@@ -26,69 +25,6 @@ def test_a_range_equals_a_dump(dtype: torch.dtype) -> None:
     """Each count, the exponents and both magnitudes are those of a loop over Python floats."""
     tensor = _values(dtype)
     _check(make_range(np.asarray(range_row(tensor))), tensor)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_ranges_of_several_chunks_equal_a_dump(dtype: torch.dtype) -> None:
-    """The same for more elements than are counted at once, half of them zeros, in the last part without NaN."""
-    tensor = torch.cat([_values(dtype), torch.zeros(CHUNK), torch.arange(1, 300)]).to(dtype)
-    for values in (tensor, tensor.flip(0), tensor[torch.isfinite(tensor)]):
-        _check(make_range(np.asarray(range_row(values))), values)
-
-
-def test_small_tensors_together_equal_a_dump() -> None:
-    """Each of several tensors of different types has its own range, of the values that it had when it was added."""
-    tensors = [*map(_values, (torch.float16, torch.float32)), torch.zeros(3), torch.tensor(2.0), torch.ones(2, 2).t()]
-    small = SmallTensors()
-    rows = [small.add(tensor) for tensor in tensors]
-    small.count()
-    for row, tensor in zip(rows, tensors, strict=True):
-        _check(make_range(row.row), tensor)
-    changed = torch.ones(4)
-    later = small.add(changed)
-    changed.zero_()
-    small.count()
-    assert make_range(later.row).largest == 1
-
-
-def test_small_tensors_count_what_is_lost() -> None:
-    """What is zero in the tensor alone, if it was asked for; before it is counted a row cannot be read."""
-    small = SmallTensors()
-    tensor, exact = torch.tensor([0.0, 0.0, 1.0]).half(), torch.tensor([0.0, 1e-9, 1.0])
-    rows = [small.add(tensor, exact), small.add(tensor, exact, counts_lost=False), small.add(tensor)]
-    with pytest.raises(RuntimeError, match="not counted"):
-        _ = rows[0].row
-    small.count()
-    assert [make_range(one.row).lost for one in rows] == [1, 0, 0]
-
-
-@pytest.mark.parametrize("size", [1.0, 1e30, 1e-30, math.inf])
-def test_small_tensors_have_the_errors_of_each_alone(size: float) -> None:
-    """With and without what the operation alone gives; one without a wide tensor has none."""
-    exact, own = (size * torch.arange(count, dtype=torch.float32) for count in (7, 7))
-    tensors = [exact.bfloat16(), (exact + 1).bfloat16(), exact[:3].bfloat16()]
-    small = SmallTensors()
-    found = [
-        small.add(tensors[0], exact, own * 1.5),
-        small.add(tensors[1], exact),
-        small.add(tensors[2], exact[:3], own),
-        small.add(exact),
-    ]
-    small.count()
-    expected = [errors_of(*given) for given in ((tensors[0], exact, own * 1.5), (tensors[1], exact, None))]
-    expected.append(errors_of(tensors[2], exact[:3], None))
-    for one, wanted in zip(found, expected, strict=False):
-        assert one.norms == pytest.approx(wanted, rel=1e-5, nan_ok=True)
-    assert found[-1].norms is None
-
-
-def test_small_tensors_do_not_pile_up() -> None:
-    """They are counted without a request once they hold many elements."""
-    small = SmallTensors()
-    first = small.add(torch.ones(8000))
-    for _ in range(9):
-        small.add(torch.ones(8000))
-    assert counts_of(first.row) == (8000, 0, 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])

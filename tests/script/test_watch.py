@@ -14,8 +14,9 @@ from ampcompare.script.watch import LIBRARIES, catch_scalars
 
 
 @pytest.fixture
-def logged() -> Iterator[list[tuple[str, float, str]]]:
-    """What was logged while scalars are caught."""
+def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, float, str]]]:
+    """What was logged while scalars are caught, and no library for them is installed."""
+    monkeypatch.setattr("ampcompare.script.watch._is_installed", lambda name: False)
     seen: list[tuple[str, float, str]] = []
     kept = {name: sys.modules.pop(name) for name in LIBRARIES if name in sys.modules}
     ends = [metric_log.listen(lambda *values: seen.append(values)), catch_scalars()]

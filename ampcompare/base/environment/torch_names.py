@@ -1,4 +1,4 @@
-"""Say in one line that torch lacks a name which the package uses: some are private, and no version promises them."""
+"""What an error means if torch lacks a name which the package uses: some are private, and no version promises them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import types
 from pathlib import Path
 from traceback import walk_tb
 
+from ampcompare.base.errors import EnvironmentUnfit
 from ampcompare.base.version import NEWEST_TORCH, __version__
 
-__all__ = ["describe_missing_name"]
+__all__ = ["missing_torch_name"]
 
 PACKAGE = str(Path(__file__).parents[2])
 
 
-def describe_missing_name(error: Exception) -> str | None:
-    """Return the line for an error that this package asked a module of torch for a name that is not there, or None."""
+def missing_torch_name(error: BaseException) -> EnvironmentUnfit | None:
+    """Return what an error means if this package asked a module of torch for a name that is not there; else None."""
     name = ""
     if isinstance(error, AttributeError) and isinstance(error.obj, types.ModuleType):
         name = f"{error.obj.__name__}.{error.name}"
@@ -28,7 +29,7 @@ def describe_missing_name(error: Exception) -> str | None:
     import torch
 
     newest = "{}.{}".format(*NEWEST_TORCH)
-    return (
+    return EnvironmentUnfit(
         f"torch {torch.__version__} lacks {name}, which ampcompare {__version__} needs; the newest version that was "
         f'run is {newest}: pip install "torch=={newest}.*" torchvision'
     )

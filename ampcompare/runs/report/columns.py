@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.formatting import MIB, format_decimal, format_mebibytes, format_percent, format_seconds, printable
@@ -15,10 +16,11 @@ from ampcompare.runs.records.comparison import ArmSummary, Comparison
 from ampcompare.runs.records.metric import TOP5, Metric
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.records.verdict import OPEN, Kind, Verdict
-from ampcompare.runs.report.document import Cell, Column, Tone
+from ampcompare.runs.report.document import Cell, Column, Table, Tone
 
 __all__ = [
     "COLUMNS",
+    "INVALID",
     "ArmColumn",
     "arm_engine",
     "arm_name",
@@ -35,14 +37,16 @@ __all__ = [
     "of_arm",
     "over_runs",
     "ratio_interval",
-    "step_milliseconds",
-    "table_rows",
+    "state_cell",
+    "status_cell",
+    "step_cell",
+    "table_of",
     "time_tone",
     "time_words",
     "tone_of",
+    "verdict_cell",
     "verdict_columns",
     "verdict_detail",
-    "verdict_rows",
 ]
 
 _MORE_DIGITS = 10
@@ -54,16 +58,18 @@ TONES: dict[Kind, Tone] = {
     "better": "good",
     "worse": "bad",
     "diverged": "bad",
-    "learned nothing": "bad",
+    "learned nothing": "open",
     "inconclusive": "open",
     "few seeds": "open",
     "not tested": "open",
     "conditional": "open",
     "not comparable": "muted",
     "emulated": "muted",
-    "not as declared": "bad",
+    "not as declared": "open",
     "no verdict": "muted",
+    "invalid": "muted",
 }
+STATES: dict[str, Tone] = {"completed": "good", "diverged": "bad", "failed": "bad", "interrupted": "open"}
 
 
 def _always(comparison: Comparison) -> bool:
@@ -132,23 +138,26 @@ def _number(value: float | None, form: str) -> str:
     return "-" if value is None else f"{value:{form}}"
 
 
-def step_milliseconds(row: ArmSummary) -> str:
+INVALID = Cell("invalid", "muted", badge=True)
+
+
+def step_cell(row: ArmSummary, comparison: Comparison) -> Cell:
     """Return the step time with two decimals below 10 ms and one above; a word where it does not count."""
     if row.step_seconds_median is None or (row.invalid_time and not row.completed):
-        return "-"
+        return Cell(tone="muted")
     if is_emulated(row):
-        return "emulated"
+        return Cell("emulated", "muted")
     if row.invalid_time:
-        return "invalid"
+        return INVALID
     milliseconds = 1000 * row.step_seconds_median
-    return f"{milliseconds:,.{2 if milliseconds < 10 else 1 if milliseconds < 1000 else 0}f}"
+    return Cell(f"{milliseconds:,.{2 if milliseconds < 10 else 1 if milliseconds < 1000 else 0}f}")
 
 
-def _epoch(row: ArmSummary) -> str:
+def _epoch(row: ArmSummary, comparison: Comparison) -> Cell:
     """Return the time of an epoch, which is a time of steps; a word where that is invalid."""
     if row.invalid_time and row.epoch_seconds is not None:
-        return "invalid"
-    return format_seconds(row.epoch_seconds, row.epoch_seconds_sd)
+        return INVALID
+    return Cell(format_seconds(row.epoch_seconds, row.epoch_seconds_sd))
 
 
 def _ratio(row: ArmSummary) -> str:
@@ -207,9 +216,7 @@ def margin_limits(metric: Metric, margin: float) -> tuple[float, float, float]:
 
 
 def _memory_difference(row: ArmSummary) -> str:
-    if row.memory.effect is None:
-        return printable(str(row.memory), 60) or "-"
-    return format_decimal(row.memory.effect / MIB, 1, "+")
+    return "" if row.memory.effect is None else format_decimal(row.memory.effect / MIB, 1, "+")
 
 
 def _skipped_steps(row: ArmSummary) -> str:
@@ -231,6 +238,19 @@ def _engine(row: ArmSummary) -> str:
         word for word in (arm_engine(row), row.half if row.half and row.half.endswith("emulated") else None) if word
     ]
     return printable("; ".join(words), 60) or "torch"
+
+
+def status_cell(row: ArmSummary, records: Iterable[RunRecord], longest: int = 60) -> Cell:
+    """Return what became of the runs of a row, in the tone of the best of them.
+
+    Args:
+        records: of the row; of a judged table there are none.
+    """
+    ended = {record.status for record in records if record.arm == row.arm}
+    if not ended and row.completed + row.diverged:
+        ended = {"diverged"} if row.diverged else {"completed"}
+    tone: Tone = next((tone for state, tone in STATES.items() if state in ended), "muted")
+    return Cell(printable(row.status, longest), tone, badge=bool(row.status))
 
 
 def _start_differs(comparison: Comparison) -> bool:
@@ -336,10 +356,10 @@ COLUMNS: dict[str, ArmColumn | ColumnsOf] = {
     "lr": of_arm(lambda row: f"{row.lr:g}", _has_own_lr),
     "metric": _metric_columns,
     "other metrics": _other_metrics,
-    "epoch (s)": of_arm(_epoch),
+    "epoch (s)": ArmColumn(cell=_epoch),
     "peak MiB": of_arm(lambda row: format_mebibytes(row.peak_bytes)),
     "memory of the GPU": _memory_of_gpu,
-    "step (ms)": of_arm(step_milliseconds),
+    "step (ms)": ArmColumn(cell=step_cell),
     "data (ms)": ArmColumn(cell=_data_milliseconds, applies=_waits_for_data),
     "throughput": _throughput,
     "energy": _energy,
@@ -347,7 +367,7 @@ COLUMNS: dict[str, ArmColumn | ColumnsOf] = {
     "tail loss": over_runs(lambda record: record.summary.loss_tail, "{:.4g}".format, _keeps_loss),
     "final loss scale": of_arm(lambda row: _number(row.final_loss_scale, "g")),
     "skipped steps": of_arm(_skipped_steps),
-    "status": of_arm(lambda row: printable(row.status, 60)),
+    "status": ArmColumn(cell=lambda row, comparison: status_cell(row, comparison.records)),
     "engine": of_arm(_engine),
     "start (s)": of_arm(lambda row: format_seconds(row.start_seconds), _start_differs),
     "first batch (s)": of_arm(lambda row: format_seconds(row.loader_start_seconds), _start_differs),
@@ -361,22 +381,39 @@ def verdict_columns(comparison: Comparison) -> dict[str, ArmColumn]:
     metric = comparison.metric
     of_loss = {
         "Δ tail loss (%)": of_arm(lambda row: loss_interval(row, comparison)),
-        "tail loss verdict": of_arm(lambda row: _in_words(row.loss)),
+        "tail loss verdict": _of_verdict(lambda row: row.loss),
     }
     return {
         "arm": of_arm(arm_name),
         metric.difference_head: of_arm(lambda row: difference_interval(row, comparison)),
-        f"{metric.quality} verdict": of_arm(lambda row: _in_words(row.quality)),
+        f"{metric.quality} verdict": _of_verdict(lambda row: row.quality),
         "rel. time": of_arm(lambda row: ratio_interval(row, comparison)),
-        "time verdict": of_arm(lambda row: _in_words(row.time)),
+        "time verdict": _of_verdict(lambda row: row.time),
         **(of_loss if any(row.loss for row in comparison.arms) else {}),
-        "Δ peak MiB": of_arm(_memory_difference),
+        "Δ peak MiB": _of_verdict(lambda row: row.memory, _memory_difference),
         "paired seeds": of_arm(lambda row: str(row.pairs)),
     }
 
 
-def _in_words(verdict: Verdict) -> str:
-    return printable(str(verdict), 60) or "-"
+def _of_verdict(
+    verdict: Callable[[ArmSummary], Verdict], number: Callable[[ArmSummary], str] = lambda row: ""
+) -> ArmColumn:
+    """Return a column of a verdict of each arm, or of a number where there is one."""
+
+    def cell(row: ArmSummary, comparison: Comparison) -> Cell:
+        return Cell(text) if (text := number(row)) else verdict_cell(verdict(row))
+
+    return ArmColumn(cell=cell)
+
+
+def verdict_cell(verdict: Verdict, longest: int = 60) -> Cell:
+    """Return a cell of a verdict in its words, in characters at most."""
+    return Cell(printable(str(verdict), longest) or "-", tone_of(verdict), badge=bool(verdict))
+
+
+def state_cell(state: str) -> Cell:
+    """Return a cell of what became of a run; only what is not as planned is a badge."""
+    return Cell(state, STATES.get(state, ""), badge=state != "completed")
 
 
 def columns(comparison: Comparison) -> dict[str, ArmColumn]:
@@ -409,17 +446,17 @@ def asked_columns(comparison: Comparison, names: Sequence[str]) -> dict[str, Arm
     return chosen
 
 
-def table_rows(comparison: Comparison) -> list[list[str]]:
-    """Return the texts of the table of measurements: a row per arm, in the order of `columns`."""
-    shown = columns(comparison).values()
-    return [[column.cell(row, comparison).text for column in shown] for row in comparison.arms]
+def table_of(
+    shown: Mapping[str, ArmColumn], comparison: Comparison, rows: Sequence[ArmSummary] | None = None, **options: Any
+) -> Table:
+    """Return a table of these columns.
 
-
-def verdict_rows(comparison: Comparison) -> list[list[str]]:
-    """Return the texts of the table of verdicts: a row per arm except the reference, as `verdict_columns`."""
-    shown = verdict_columns(comparison).values()
-    others = [row for row in comparison.arms if row.arm != comparison.reference]
-    return [[column.cell(row, comparison).text for column in shown] for row in others]
+    Args:
+        rows: of the arms to show; None for all of the comparison.
+        options: of `Table.of`.
+    """
+    chosen = comparison.arms if rows is None else rows
+    return Table.of(shown, [[column.cell(row, comparison) for column in shown.values()] for row in chosen], **options)
 
 
 def format_interval(

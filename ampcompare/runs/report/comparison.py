@@ -22,11 +22,11 @@ from ampcompare.runs.report.columns import (
     difference_interval,
     metric_interval,
     metric_text,
-    table_rows,
+    status_cell,
+    table_of,
     verdict_columns,
-    verdict_rows,
 )
-from ampcompare.runs.report.document import Code, Document, Facts, Items, Section, Step, Table, Text
+from ampcompare.runs.report.document import Cell, Code, Document, Facts, Items, Section, Step, Table, Text
 from ampcompare.runs.report.html.sections import answer_of, page_sections, subtitle
 from ampcompare.runs.report.ledger import ledger_table
 from ampcompare.runs.report.overview import make_overview
@@ -85,10 +85,17 @@ def comparison_document(
     first = make_overview(comparison, asked)
     below = [*first.legend, *_overview_legend(comparison, first.heads)]
     first = replace(first, legend=below, caption="Summary, one row per arm")
-    judged = verdict_columns(comparison), verdict_rows(comparison)
-    verdicts = Table.of(*judged, "", verdict_legend(comparison), caption="Table of verdicts, one row per arm")
-    shown = columns(comparison), table_rows(comparison)
-    measured = Table.of(*shown, "", legend(comparison), caption="All measurements, one row per arm")
+    others = [row for row in comparison.arms if row.arm != comparison.reference]
+    verdicts = table_of(
+        verdict_columns(comparison),
+        comparison,
+        others,
+        legend=verdict_legend(comparison),
+        caption="Table of verdicts, one row per arm",
+    )
+    measured = table_of(
+        columns(comparison), comparison, legend=legend(comparison), caption="All measurements, one row per arm"
+    )
     weights, published = precision_table(comparison), published_table(comparison)
     ran = ledger_table(comparison)
     environment = [(name, str(value)) for name, value in comparison.environment.items()]
@@ -308,10 +315,13 @@ def _with_interval(rows: list[PrecisionRow]) -> str:
     return ", with its 95 % interval, each tested alone" if any(row.low is not None for row in rows) else ""
 
 
-def _evaluation_row(row: PrecisionRow, metric: Metric, margin: float, *, answered: bool, moved: bool) -> list[str]:
-    line = [printable(row.arm, 60), _evaluation_name(row)]
+def _evaluation_row(
+    row: PrecisionRow, metric: Metric, margin: float, *, answered: bool, moved: bool
+) -> list[str | Cell]:
+    line: list[str | Cell] = [printable(row.arm, 60), _evaluation_name(row)]
     if row.metric_mean is None or row.difference is None:
-        return [*line, printable(f"failed: {row.error}", 80), "-", "-", *["-"] * (answered + moved)]
+        failed = Cell(printable(f"failed: {row.error}", 80), "bad", badge=True)
+        return [*line, failed, "-", "-", *["-"] * (answered + moved)]
     line += [metric_text(metric, row.metric_mean), metric_text(metric, row.own_mean)]
     line.append(metric_interval(row.difference, row.low, row.high, metric, margin))
     if answered:
@@ -356,13 +366,17 @@ def published_table(comparison: Comparison) -> Table | None:
     return Table.of(shown, rows, legend=published_legend(comparison), caption="Published and measured results")
 
 
-def _published_row(published: PublishedRow, row: ArmSummary | None, records: Sequence[RunRecord]) -> dict[str, str]:
+def _published_row(
+    published: PublishedRow, row: ArmSummary | None, records: Sequence[RunRecord]
+) -> dict[str, str | Cell]:
     walls = [record.summary.wall_seconds for record in records if record.summary.wall_seconds is not None]
     names = published.name if published.row in (None, published.name) else f"{published.name} ({published.row})"
     return {
         "as published": printable(names, 80),
         "top-1 %, published": "NaN" if published.diverged and published.top1_best is None else _percent(published.top1),
-        "top-1 %, measured": _percent(row.metric_mean) or _status(row) if row else "not run",
+        "top-1 %, measured": _percent(row.metric_mean) or status_cell(row, records, 40)
+        if row
+        else Cell("not run", "muted", badge=True),
         "best %, published": _percent(published.top1_best),
         "best %, measured": _percent(row.metric_best if row else None),
         "time, published": _duration(published.seconds),
@@ -381,10 +395,6 @@ def _percent(share: float | None) -> str:
 
 def _duration(seconds: float | None) -> str:
     return "" if seconds is None else format_duration(seconds)
-
-
-def _status(row: ArmSummary) -> str:
-    return printable(row.status, 40)
 
 
 def published_legend(comparison: Comparison) -> str:

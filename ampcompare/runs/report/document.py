@@ -91,6 +91,7 @@ class Cell:
         tone: of its color on a terminal and on a page.
         short: the text in a narrow table; None: the same.
         note: what `short` leaves out, as a note of the row.
+        badge: whether it is a verdict or a state in words, which a page shows as a badge in its tone.
         value: what a spreadsheet has: a number in full precision, or text; None for nothing.
     """
 
@@ -98,6 +99,7 @@ class Cell:
     tone: Tone = ""
     short: str | None = None
     note: str = ""
+    badge: bool = False
     value: object = None
 
 
@@ -131,6 +133,7 @@ class Table:
         title: what stands above it wherever it is shown.
         legend: lines below it: what it means, and what its rows share.
         notes: of each row; none for a table that has no notes.
+        states: of each row: the tone of what became of its runs, where its notes begin with that.
         narrows: whether it is the one table of a document: a narrow terminal shortens and drops its columns, rather
             than continuing them below, and a page shows the looks of its rows.
         caption: what it is called where its title is not shown; "" for the title.
@@ -143,6 +146,7 @@ class Table:
     title: str = ""
     legend: Sequence[str] = ()
     notes: Sequence[Sequence[str]] = ()
+    states: Sequence[Tone] = ()
     narrows: bool = False
     caption: str = ""
     prose: bool = False
@@ -150,10 +154,15 @@ class Table:
 
     @classmethod
     def of(
-        cls, heads: Iterable[str], rows: Iterable[Sequence[str]], title: str = "", legend: str = "", **options: Any
+        cls,
+        heads: Iterable[str],
+        rows: Iterable[Sequence[str | Cell]],
+        title: str = "",
+        legend: str = "",
+        **options: Any,
     ) -> Table:
-        """Return a table of plain texts; further options are attributes."""
-        cells = [[Cell(text) for text in row] for row in rows]
+        """Return a table of cells or plain texts; further options are attributes."""
+        cells = [[Cell(it) if isinstance(it, str) else it for it in row] for row in rows]
         return cls([Column(head) for head in heads], cells, title, [legend] if legend else [], **options)
 
     @classmethod

@@ -12,6 +12,7 @@ from ampcompare.runs.records.comparison import ArmSummary, Comparison
 from ampcompare.runs.records.metric import Metric
 from ampcompare.runs.records.verdict import OPEN, UNJUDGED
 from ampcompare.runs.report.columns import (
+    INVALID,
     ArmColumn,
     arm_engine,
     arm_name,
@@ -22,7 +23,9 @@ from ampcompare.runs.report.columns import (
     is_invalid,
     metric_text,
     ratio_interval,
-    step_milliseconds,
+    state_cell,
+    status_cell,
+    step_cell,
     time_tone,
     time_words,
     tone_of,
@@ -68,23 +71,18 @@ def _verdict(row: ArmSummary, comparison: Comparison) -> Cell:
     word, detail = row.quality.word, verdict_detail(row.quality)
     if not word:
         if row.failed and not row.completed:
-            return Cell("failed", "bad")
+            return state_cell("failed")
         if is_reference(row, comparison):
             return Cell("reference", "muted")
-        return Cell(printable(row.status, 20), "muted") if row.status == "not run" else Cell()
+        return Cell("not run", "muted", badge=True) if row.status == "not run" else Cell()
     text = f"{word} ({detail})" if row.quality.kind in OPEN and detail else word
-    return Cell(text, tone_of(row.quality), short=word, note=detail if text != word else "")
+    return Cell(text, tone_of(row.quality), short=word, note=detail if text != word else "", badge=True)
 
 
 def _loss(row: ArmSummary, comparison: Comparison) -> Cell:
     if row.loss.effect is None or is_reference(row, comparison):
         return Cell()
     return Cell(f"{format_decimal(100 * row.loss.effect, 2, '+')} {row.loss.word}".strip(), tone_of(row.loss))
-
-
-def _step(row: ArmSummary, comparison: Comparison) -> Cell:
-    text = step_milliseconds(row)
-    return Cell(text, "" if is_number(text) else "muted")
 
 
 def _ratio(row: ArmSummary, comparison: Comparison) -> Cell:
@@ -95,9 +93,10 @@ def _ratio(row: ArmSummary, comparison: Comparison) -> Cell:
     if is_emulated(row) and row.time.kind != "invalid":
         return Cell("emulated", "muted", short="-")
     if row.time.kind in UNJUDGED:
-        return Cell("invalid" if row.time.kind == "invalid" else row.time.word, "muted", short="-")
+        shown = INVALID if row.time.kind == "invalid" else Cell(row.time.word, "muted", badge=True)
+        return replace(shown, short="-")
     text = ratio_interval(row, comparison)
-    return Cell(text, time_tone(row.time), short=text.partition(" ")[0])
+    return Cell(text, time_tone(row.time), short=format_decimal(row.time.effect, 2))
 
 
 def _peak(row: ArmSummary, comparison: Comparison) -> Cell:
@@ -144,7 +143,7 @@ def ran_columns(metric: Metric) -> list[ArmColumn]:
         ARM,
         *_columns_of_quality(metric),
         ArmColumn("Δ tail loss (%)", cell=_loss, needs_others=True, drop=1, dropped="tail losses"),
-        ArmColumn("step (ms)", cell=_step, drop=5, dropped="step times"),
+        ArmColumn("step (ms)", cell=step_cell, drop=5, dropped="step times"),
         RATIO,
         ArmColumn("peak MiB", cell=_peak, drop=4, dropped="peak memory"),
     ]
@@ -182,7 +181,10 @@ def make_overview(comparison: Comparison, asked: Sequence[str] = ()) -> Table:
     kept = [column for column in known if _is_informative(column, cells[column.head], comparison)]
     rows = [[cells[column.head][index] for column in kept] for index in range(len(comparison.arms))]
     notes = row_notes(comparison)
-    return Table(kept, rows, legend=fact_lines(comparison), notes=notes if any(notes) else (), narrows=True)
+    states = [status_cell(row, comparison.records).tone if _status(row) else "" for row in comparison.arms]
+    return Table(
+        kept, rows, legend=fact_lines(comparison), notes=notes if any(notes) else (), states=states, narrows=True
+    )
 
 
 def _is_informative(column: ArmColumn, cells: Sequence[Cell], comparison: Comparison) -> bool:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ampcompare.apex._install import ApexFinder
 from ampcompare.base.environment import first_path
+from ampcompare.base.environment.torch_names import missing_torch_name
 from ampcompare.base.errors import AmpCompareError, EnvironmentUnfit, GuardError
 from ampcompare.guards.location import is_users, raised_at
 from ampcompare.script.legacy import child_processes
@@ -97,7 +98,7 @@ def execute(
     if error is not None:
         status = 130 if isinstance(error, KeyboardInterrupt) else 1
         refuses = settings.arm is not None and isinstance(error, AmpCompareError)  # what the script does
-        refusal = error if refuses else explain(error)
+        refusal = error if refuses else explain(error) or missing_torch_name(error)
         if refusal is not error:
             _print_traceback(error, code)
         if isinstance(refusal, AmpCompareError):
@@ -118,7 +119,8 @@ def execute(
     words = _in_words(error)
     prepared.close(status, f"{words}; {TO_CPU}" if needs_cpu else words)
     _print_missing(prepared.finder, error)
-    _print_sums(prepared.recorder)
+    if settings.watch or settings.arm is None:  # else the user has named no record
+        _print_sums(prepared.recorder)
     if status == 0 and settings.arm is None:  # which stays the last thing that is read
         point_at_migrate(settings)
     return status

@@ -118,3 +118,24 @@ def test_options_after_the_script_are_its_own(write, forked) -> None:
     assert done.stdout == "['--opt-level', 'O9', '--opt_level=O2']\n"
     assert forked("-m", "ampcompare", "exec", "--opt-level", "O9", "train.py").returncode == 2
     assert forked("-m", "ampcompare", "exec").returncode == 2
+
+
+def test_a_name_that_torch_lacks(write, legacy) -> None:
+    """The script's traceback, then the one line with the name, and the exit code of an environment."""
+    write(
+        "train.py",
+        """
+        import torch
+        from apex import amp
+
+        del torch._amp_foreach_non_finite_check_and_unscale_
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer = amp.initialize(model, optimizer, opt_level="O0", loss_scale=2.0, verbosity=0)
+        with amp.scale_loss(model(torch.ones(1, 2)).sum(), optimizer) as scaled:
+            scaled.backward()
+        """,
+    )
+    done = legacy("train.py")
+    assert done.returncode == 4
+    assert "lacks torch._amp_foreach_non_finite_check_and_unscale_" in done.stderr.splitlines()[-1]

@@ -27,6 +27,7 @@ import torch.distributed as dist
 from ampcompare import guards
 from ampcompare.base.environment.fingerprint import fingerprint, host_name
 from ampcompare.base.environment.ranks import DistributedEnv
+from ampcompare.base.environment.torch_names import missing_torch_name
 from ampcompare.base.errors import AmpCompareError, EnvironmentUnfit
 from ampcompare.base.files.loaded_code import end_watch, watch_code
 from ampcompare.base.files.run_files import CellFile
@@ -636,6 +637,7 @@ def failed_with(config: RunConfig, error: Exception, process: str = "") -> RunRe
         process: the one that raised it, if there are several.
     """
     exit_code = ARM_FAILED
+    error = missing_torch_name(error) or error
     if isinstance(error, AmpCompareError):  # these errors carry their own exit code
         text, exit_code = str(error), error.exit_code
     elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):

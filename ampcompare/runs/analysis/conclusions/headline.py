@@ -529,8 +529,7 @@ def _outcome_sentences(comparison: Comparison, by_arm: Mapping[str, Sequence[Run
             diverged.setdefault((share, divergence_cause(records)), []).append(row.arm)
     for (share, cause), arms in diverged.items():
         first = first_divergence([record for arm in arms for record in by_arm.get(arm, [])])
-        where = f", {first}" if first.startswith("first") else f" {first}" if first else ""
-        yield f"{with_verb(arms, everyone, 'diverged', 'diverged')} in {share}{where}{f': {cause}' if cause else ''}."
+        yield f"{with_verb(arms, everyone, 'diverged', 'diverged')} in {share}{first}{f': {cause}' if cause else ''}."
     failed: dict[tuple[str, str], list[str]] = {}
     for row in comparison.arms:
         records = by_arm.get(row.arm, [])

@@ -64,7 +64,6 @@ MAX_NAMED = 3
 MAX_SKIPPED = 0.25  # share of the steps: beyond, as for other outliers, a median may be that of the skipped ones
 MAX_NAMED_VALUES = 4
 MIN_SKIPPED = 0.01  # share of steps above which skipped steps affect the median step time
-RESUMED = "resumed from"
 FROM_THE_START = "Remove the file and run with --force to train from the start"
 SEED_IT = "Seed what the script draws, or pass the seed on with --seed-arg"
 
@@ -505,7 +504,7 @@ def began_apart(arm: RunRecord, reference: RunRecord) -> str:
         return ""
     for record in (arm, reference):
         if record.script is not None and record.script.resumed:
-            return f"{RESUMED} {os.path.basename(record.script.resumed[0])} of its own earlier attempt"
+            return f"resumed from {os.path.basename(record.script.resumed[0])} of its own earlier attempt"
     is_meant = arm.config.first_weights != reference.config.first_weights  # a twin
     if here.weights and there.weights and here.weights[0] != there.weights[0] and not is_meant:
         return "began from other weights"
@@ -517,7 +516,7 @@ def script_sentences(records: Sequence[RunRecord], reference: str) -> Iterator[s
     """Yield what was seen of the pairing of a script's runs."""
     ran = [record for record in records if record.script is not None]
     theirs = {record.config.recipe.seed: record for record in ran if record.arm == reference}
-    apart: dict[str, list[str]] = {}
+    apart: dict[tuple[str, bool], list[str]] = {}
     checked = 0
     for record in ran:
         seed = record.config.recipe.seed
@@ -525,9 +524,9 @@ def script_sentences(records: Sequence[RunRecord], reference: str) -> Iterator[s
             continue
         checked += 1
         if reason := began_apart(record, theirs[seed]):
-            apart.setdefault(reason, []).append(f"{record.arm}, seed {seed}")
-    for reason, cells in apart.items():
-        is_resumed = reason.startswith(RESUMED)
+            is_resumed = any(run.script and run.script.resumed for run in (record, theirs[seed]))
+            apart.setdefault((reason, is_resumed), []).append(f"{record.arm}, seed {seed}")
+    for (reason, is_resumed), cells in apart.items():
         than, remedy = ("", FROM_THE_START) if is_resumed else (f" than {reference}", SEED_IT)
         yield (
             f"Not paired: {'; '.join(cells)} {reason}{than}, so their results are tested as separate samples. {remedy}."

@@ -271,12 +271,12 @@ def _late_gain(records: Sequence[RunRecord]) -> Effect | None:
 
 
 def first_divergence(records: Sequence[RunRecord]) -> str:
-    """Return the step at which diverged runs went bad: `at step 1`, or `first at step 1` of several; "" if unknown."""
+    """Return the end of a sentence on the step at which diverged runs went bad, the first of several; "" if unknown."""
     known = [record.summary.diverged_step for record in records if record.status == "diverged"]
     steps = sorted(step for step in known if step is not None)
     if not steps:
         return ""
-    return f"at step {steps[0]}" if steps[0] == steps[-1] else f"first at step {steps[0]}"
+    return f"{'' if steps[0] == steps[-1] else ', first'} at step {steps[0]}"
 
 
 def divergence_cause(records: Sequence[RunRecord]) -> str:

@@ -1,4 +1,5 @@
-"""Charts of curves and points: plain data that the script of the page draws, and tables for those who cannot see them.
+"""Charts of curves and points: drawn once, with the values for a script that reads them out, and tables for those who
+cannot see them.
 
 A chart has one or more views, such as differences and absolute values, between which the reader switches. Series name
 their arm by its index; the page gives it the arm's look.
@@ -20,25 +21,24 @@ from ampcompare.runs.report.html.runs import ArmRuns, rounded
 from ampcompare.runs.report.html.tracks import make_scale
 
 __all__ = [
-    "HEIGHT",
-    "WIDTH",
+    "HIGH",
+    "WIDE",
     "Band",
     "Chart",
     "Curve",
+    "Picture",
     "Series",
     "View",
     "band_series",
     "chart_data",
     "differences",
     "make_curve",
-    "make_picture",
     "over_seeds",
     "point",
     "stops_of",
 ]
 
 Series = dict[str, Any]
-MOST_TICKS = 6
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class View:
     Attributes:
         name: on its switch; a chart with a single view has none.
         label: of the vertical axis.
-        series: for the script: `{a: arm, x, y, lo, hi, step, dots, out}`.
+        series: `{a: arm, x, y, lo, hi, step, dots, out}`, and of a single point the ranges `xr` and `yr`.
         stops: crosses at the end of runs that diverged: `{a, x, y, text}`.
         rules: horizontal lines.
         log: `can` lets the reader choose a logarithmic axis; `always` is one, by powers of two.
@@ -96,8 +96,22 @@ class Chart:
     frontier: Literal["", "higher", "lower"] = ""
 
     @property
+    def shown(self) -> list[View]:
+        """The views that have something to show."""
+        return [] if self.sentence else [view for view in self.views if view.series]
+
+    @property
     def is_drawn(self) -> bool:
-        return not self.sentence and any(view.series for view in self.views)
+        return bool(self.shown)
+
+    @property
+    def pictures(self) -> list[Picture]:
+        """A picture of each view, and another one with a logarithmic axis where the reader can choose it."""
+        return [
+            _picture(self, view, index, is_log)
+            for index, view in enumerate(self.shown)
+            for is_log in ((False, True) if view.log == "can" else (False,))
+        ]
 
 
 def band_series(arm: ArmRuns, band: Band, *, stairs: bool = False, dots: bool = False) -> list[Series]:
@@ -150,32 +164,25 @@ def stops_of(arm: ArmRuns, curves: Iterable[tuple[RunRecord, Curve]]) -> list[Se
 
 
 def chart_data(charts: Iterable[Chart]) -> dict[str, Any]:
-    """Return the drawn charts for the script; positions on the horizontal axis that curves share are there once."""
+    """Return the values of charts for the script; positions on the horizontal axis that curves share are there once."""
     positions: dict[tuple[float, ...], int] = {}
 
     def shared(series: Series) -> Series:
-        return {**series, "x": positions.setdefault(tuple(series["x"]), len(positions))}
+        values: Series = {name: series[name] for name in ("a", "y", "lo", "hi") if name in series}
+        return {**values, "x": positions.setdefault(tuple(series["x"]), len(positions))}
 
     drawn = [
         {
             "key": chart.key,
             "x": chart.x_label,
-            "whole": chart.whole_x,
-            "frontier": chart.frontier,
             "views": [
                 {
-                    "y": view.label,
                     "series": [shared(series) for series in view.series],
-                    "stops": view.stops,
-                    "rules": [rounded(rule) for rule in view.rules],
-                    "log": view.log,
                     "signed": view.signed,
                     "decimals": view.decimals,
                     "unit": view.unit,
-                    "whole": view.whole,
                 }
-                for view in chart.views
-                if view.series
+                for view in chart.shown
             ],
         }
         for chart in charts
@@ -269,44 +276,54 @@ def over_seeds(
     return Band(positions, [mean(ys) for ys in values], [min(ys) for ys in values], [max(ys) for ys in values])
 
 
-WIDTH, HEIGHT = 560, 240
-LEFT, RIGHT, TOP, BOTTOM = 62, 548, 12, 214
+WIDE, HIGH = 1000, 500  # of the frame of curves, which a page stretches to the room that it has
+MOST_TICKS = 6
+Point = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class _Line:
-    """A curve: its arm, and paths or a point as SVG writes them; "" for none.
+class _Drawn:
+    """A curve or a point of an arm.
 
     Attributes:
-        dots: positions of single values.
+        line: a path in the frame, as are `band` and `dots`; "" for none.
+        at: of a single point, in percent of the frame.
+        ranges: lines through that point to the least and the largest values, each as x and y of both ends.
     """
 
     arm: int
-    path: str = ""
+    line: str = ""
     band: str = ""
-    dots: Sequence[tuple[float, float]] = ()
+    dots: str = ""
+    at: Point | None = None
+    ranges: Sequence[tuple[float, float, float, float]] = ()
 
 
 @dataclass(frozen=True)
-class _Picture:
-    """A chart as it is drawn.
+class Picture:
+    """A view of a chart as it is drawn; positions are percent of the frame, from the left and from the top.
 
     Attributes:
-        x_ticks: position and text; so are `y_ticks`.
+        view: its number.
+        is_log: whether it is the one with a logarithmic axis, which the reader has to choose.
+        x_ends: the values at the left and the right edge.
+        x_ticks: position and text of each mark; so are `y_ticks`.
+        zero: position of the line of no difference; None for none.
+        frontier: a path in the frame; "" for none.
         stops: position, arm and text of each cross.
     """
 
-    key: str
-    title: str
-    caption: str
-    mark: str
-    x_label: str
-    y_label: str
+    view: int
+    is_log: bool
+    label: str
+    x_ends: tuple[float, float]
     x_ticks: Sequence[tuple[float, str]]
     y_ticks: Sequence[tuple[float, str]]
-    lines: Sequence[_Line]
-    stops: Sequence[tuple[float, float, int, str]]
+    drawn: Sequence[_Drawn]
+    stops: Sequence[tuple[Point, int, str]]
     rules: Sequence[float]
+    zero: float | None
+    frontier: str
 
 
 class _Axis:
@@ -317,41 +334,52 @@ class _Axis:
         base: of powers, which are the marks of a logarithmic axis; 0 for a linear one.
         room: leave some beyond the values.
         whole: mark whole numbers only.
+        rising: values rise from the bottom, and positions are counted from the top.
     """
 
     def __init__(
         self,
         values: Sequence[float],
-        start: float,
-        end: float,
         *,
         base: int = 0,
         room: bool = False,
         whole: bool = False,
+        rising: bool = False,
     ) -> None:
-        self._whole = whole
+        self._whole, self._rising, self._base = whole, rising, base
         usable = [value for value in values if math.isfinite(value) and (not base or value > 0)]
-        self._start, self._end, self._base = start, end, base
         if base:
             powers = [math.log(value, base) for value in usable] or [0.0]
-            self._low, self._high = min(powers) - 0.4, max(powers) + 0.4
+            self._low, self._high = min(powers) - 0.8 / base, max(powers) + 0.8 / base
         elif room or not usable or min(usable) == max(usable):
             scale = make_scale(usable)
             self._low, self._high = scale.low, scale.high
         else:
             self._low, self._high = min(usable), max(usable)
 
-    def at(self, value: float) -> float:
-        """Return the position of a value; what lies outside is at most a little beyond the frame."""
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The values at both edges of a linear axis."""
+        return self._low, self._high
+
+    def share(self, value: float) -> float:
+        """Return the position of a value, 0 to 1; what lies outside is at most a little beyond the frame."""
         if self._base:
             value = math.log(value, self._base) if value > 0 else self._low
-        share = (value - self._low) / (self._high - self._low)
-        return round(self._start + min(1.1, max(-0.1, share)) * (self._end - self._start), 1)
+        share = min(1.1, max(-0.1, (value - self._low) / (self._high - self._low)))
+        return 1 - share if self._rising else share
+
+    def at(self, value: float) -> float:
+        """Return the position of a value in percent."""
+        return round(100 * self.share(value), 2)
 
     def ticks(self, *, signed: bool = False) -> list[tuple[float, str]]:
         """Return positions and texts of marks."""
         if self._base:
             first, last = math.ceil(self._low), math.floor(self._high)
+            if self._base == 10 and last - first < 2:  # few powers: marks between them too
+                near = (factor * 10.0**power for power in range(first - 1, last + 1) for factor in (1, 2, 5))
+                return [(self.at(it), f"{it:g}") for it in near if self._low <= math.log10(it) <= self._high]
             every = max(1, math.ceil((last - first + 1) / MOST_TICKS))
             return [(self.at(self._base**power), _power(self._base, power)) for power in range(last, first - 1, -every)]
         values = [value for value in make_scale([self._low, self._high]).ticks(MOST_TICKS) if self._marks(value)]
@@ -364,59 +392,84 @@ class _Axis:
         return self._low - slack <= value <= self._high + slack
 
 
-def make_picture(chart: Chart) -> _Picture:
-    """Return the picture of a chart that is drawn."""
-    view = next(view for view in chart.views if view.series)
+def _picture(chart: Chart, view: View, index: int, is_log: bool) -> Picture:
     fitted = [one for one in view.series if not one.get("out")] or view.series
     across = [x for one in view.series for x in (*one["x"], *one.get("xr", ()))]
     up = [y for one in fitted for name in ("y", "lo", "hi", "yr") for y in one.get(name, ())]
     up += [*view.rules, *([0.0] if view.signed else [])]
-    x = _Axis(across, LEFT, RIGHT, room=bool(chart.frontier), whole=chart.whole_x)
-    y = _Axis(up, BOTTOM, TOP, base=2 if view.log == "always" else 0, room=True, whole=view.whole)
-    return _Picture(
-        chart.key,
-        chart.title,
-        chart.caption,
-        chart.mark,
-        chart.x_label,
+    base = 2 if view.log == "always" else 10 if is_log else 0
+    x = _Axis(across, room=bool(chart.frontier), whole=chart.whole_x)
+    y = _Axis(up, base=base, room=True, whole=view.whole, rising=True)
+    return Picture(
+        index,
+        is_log,
         view.label,
+        x.ends,
         x.ticks(),
         y.ticks(signed=view.signed),
-        [_line(one, x, y) for one in view.series],
-        _stops(view, x, y),
+        [_drawn(one, x, y) for one in view.series],
+        [
+            ((x.at(across), min(100.0, max(0.0, y.at(up)))), stop["a"], text)
+            for stop in view.stops
+            for across, up, text in zip(stop["x"], stop["y"], stop["text"], strict=True)
+        ],
         [y.at(rule) for rule in view.rules],
+        y.at(0) if view.signed else None,
+        _path(_stairs([(x.share(across), y.share(up)) for across, up in _frontier(view.series, chart.frontier)])),
     )
 
 
-def _line(series: Series, x: _Axis, y: _Axis) -> _Line:
-    across = [x.at(value) for value in series["x"]]
+def _drawn(series: Series, x: _Axis, y: _Axis) -> _Drawn:
+    across = [x.share(value) for value in series["x"]]
 
-    def along(values: Sequence[float]) -> list[tuple[float, float]]:
-        points = list(zip(across, map(y.at, values), strict=True))
-        if not series.get("step"):
-            return points
-        steps = [[(after[0], before[1]), after] for before, after in itertools.pairwise(points)]
-        return [*points[:1], *(point for pair in steps for point in pair)]
+    def along(values: Sequence[float]) -> list[Point]:
+        points = list(zip(across, map(y.share, values), strict=True))
+        return _stairs(points) if series.get("step") else points
 
     points = along(series["y"])
-    band = ""
-    if "lo" in series:
-        band = f"{_path([*along(series['hi']), *reversed(along(series['lo']))])}Z"
-    dots = points if series.get("dots") or len(points) == 1 else ()
-    return _Line(series["a"], _path(points) if len(points) > 1 else "", band, dots)
+    if len(points) == 1:
+        at = x.at(series["x"][0]), y.at(series["y"][0])
+        ranges = []
+        if "xr" in series:
+            left, right = map(x.at, series["xr"])
+            ranges.append((left, at[1], right, at[1]))
+        if "yr" in series:
+            low, high = map(y.at, series["yr"])
+            ranges.append((at[0], low, at[0], high))
+        return _Drawn(series["a"], at=at, ranges=ranges)
+    band = f"{_path([*along(series['hi']), *reversed(along(series['lo']))])}z" if "lo" in series else ""
+    dots = f"{_path(points, 'h0m')}h0" if series.get("dots") else ""  # lines of no length, with round ends
+    return _Drawn(series["a"], _path(points), band, dots)
 
 
-def _stops(view: View, x: _Axis, y: _Axis) -> list[tuple[float, float, int, str]]:
-    found: list[Any] = [
-        (x.at(across), min(BOTTOM, max(TOP, y.at(up))), stop["a"], text)
-        for stop in view.stops
-        for across, up, text in zip(stop["x"], stop["y"], stop["text"], strict=True)
-    ]
-    return found
+def _frontier(series: Sequence[Series], better: str) -> list[Point]:
+    """Return the points that no other beats in both directions, from the left; none where no side is better."""
+    sign = -1 if better == "lower" else 1
+    points = [(one["x"][0], one["y"][0]) for one in series] if better else []
+    kept: list[Point] = []
+    for across, up in sorted(points, key=lambda point: (point[0], -sign * point[1])):
+        if not kept or sign * (up - kept[-1][1]) > 0:
+            kept.append((across, up))
+    return kept
 
 
-def _path(points: Sequence[tuple[float, float]]) -> str:
-    return "".join(f"{'L' if at else 'M'}{across:g} {up:g}" for at, (across, up) in enumerate(points))
+def _stairs(points: Sequence[Point]) -> list[Point]:
+    """Return points with a corner between each and the next, which lies level with the first of them."""
+    steps = [[(after[0], before[1]), after] for before, after in itertools.pairwise(points)]
+    return [*points[:1], *(point for pair in steps for point in pair)]
+
+
+def _path(points: Sequence[Point], between: str = " ") -> str:
+    """Return a path through points, in whole units of the frame and relative, which is a third shorter.
+
+    Args:
+        between: two points; lines are drawn by default.
+    """
+    whole = [(round(WIDE * across), round(HIGH * up)) for across, up in points]
+    if len(whole) < 2:
+        return ""
+    moves = (f"{after[0] - before[0]} {after[1] - before[1]}" for before, after in itertools.pairwise(whole))
+    return f"M{whole[0][0]} {whole[0][1]}{'l' if between == ' ' else between}{between.join(moves)}"
 
 
 def _text(value: float, signed: bool) -> str:

@@ -11,7 +11,8 @@ from ampcompare.base.formatting import MIB, format_seconds, printable
 from ampcompare.runs.analysis.conclusions.phrases import sentence_start
 from ampcompare.runs.records.metric import Metric
 from ampcompare.runs.records.run import RunRecord
-from ampcompare.runs.report.document import Table
+from ampcompare.runs.report.columns import INVALID
+from ampcompare.runs.report.document import Cell, Table
 from ampcompare.runs.report.html.charts import (
     Band,
     Chart,
@@ -43,7 +44,7 @@ def memory_plot(arms: Sequence[ArmRuns]) -> TrackPlot:
         "Maximum over seeds. On CUDA allocated memory; on a CPU the growth of resident memory.",
         ["arm", "MiB", "peak MiB"],
         [
-            Track(arm.index, arm.name, [f"{peaks[arm.index]:,.1f}"], bar=scale.at(peaks[arm.index]))
+            Track(arm.index, arm.name, [Cell(f"{peaks[arm.index]:,.1f}")], bar=scale.at(peaks[arm.index]))
             for arm in arms
             if arm.index in peaks
         ],
@@ -69,7 +70,10 @@ def step_time_plot(arms: Sequence[ArmRuns]) -> TrackPlot:
             Track(
                 arm.index,
                 arm.name,
-                [f"{times[arm.index][2]:.3g}", f"{times[arm.index][0]:.3g} to {times[arm.index][4]:.3g}"],
+                [
+                    Cell(f"{times[arm.index][2]:.3g}"),
+                    Cell(f"{times[arm.index][0]:.3g} to {times[arm.index][4]:.3g}"),
+                ],
                 box=[scale.at(value) for value in times[arm.index]],
                 mark=arm.time_fault,
             )
@@ -158,14 +162,14 @@ def _unit(metric: Metric) -> str:
 
 
 def _time_to(arms: Sequence[ArmRuns], target: float) -> Table:
-    rows = []
+    rows: list[list[str | Cell]] = []
     for arm in arms:
         reached = [found for record in arm.ran if (found := _reaches(record, target)) is not None]
         spent = [found[1] for record in arm.timed if (found := _reaches(record, target)) is not None]
         epochs = f"{statistics.fmean(epoch for epoch, _ in reached):.3g}" if reached else "-"
         sd = statistics.stdev(spent) if len(spent) > 1 else None
-        seconds = format_seconds(statistics.fmean(spent), sd) if spent else "invalid" if reached else "-"
-        rows.append([arm.name, f"{len(reached)} of {len(arm.ran)}", epochs, seconds, arm.time_fault or "-"])
+        seconds = format_seconds(statistics.fmean(spent), sd) if spent else INVALID if reached else "-"
+        rows.append([arm.name, f"{len(reached)} of {len(arm.ran)}", epochs, seconds, _fault(arm)])
     return Table.of(
         [
             "arm",
@@ -178,6 +182,10 @@ def _time_to(arms: Sequence[ArmRuns], target: float) -> Table:
     )
 
 
+def _fault(arm: ArmRuns) -> Cell:
+    return Cell(arm.time_fault or "-", "muted", badge=bool(arm.time_fault))
+
+
 def _why_not_drawn(arm: ArmRuns) -> str:
     if not arm.completed:
         return "no run was completed"
@@ -186,7 +194,7 @@ def _why_not_drawn(arm: ArmRuns) -> str:
 
 def _accuracy_against_time(arms: Sequence[ArmRuns]) -> Chart:
     series: list[Series] = []
-    rows: list[list[str]] = []
+    rows: list[list[str | Cell]] = []
     metric = metric_of_arms(arms)
     head = f"final {printable(metric.head)}"
     for arm in arms:
@@ -198,14 +206,14 @@ def _accuracy_against_time(arms: Sequence[ArmRuns]) -> Chart:
         values = [metric.factor * summary.metric_final for summary in done if summary.metric_final is not None]
         series += point(arm, seconds, values)
         mean = f"{statistics.fmean(values):.{metric.decimals}f}"
-        spent = f"{statistics.fmean(seconds):.3g}" if seconds else "invalid"
-        rows.append([arm.name, mean, spent, arm.time_fault or "-"])
+        spent = f"{statistics.fmean(seconds):.3g}" if seconds else INVALID
+        rows.append([arm.name, mean, spent, _fault(arm)])
     drawn = {one["a"] for one in series}
     return Chart(
         "pareto",
         f"{sentence_start(printable(metric.quality))} vs. time",
         f"Final {printable(metric.name)} and seconds of training: mean, and range over seeds. The dotted line joins "
-        f"arms that no shown arm beats in both.{not_drawn(arms, drawn, _why_not_drawn)}",
+        f"arms that no other beats in both.{not_drawn(arms, drawn, _why_not_drawn)}",
         "seconds of training",
         [View("", head, series, decimals=metric.decimals, unit=_unit(metric))],
         Table.of(["arm", head, "seconds", "why times do not count"], rows) if rows else None,

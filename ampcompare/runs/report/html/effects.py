@@ -12,7 +12,8 @@ from ampcompare.runs.records.comparison import Comparison
 from ampcompare.runs.records.metric import Metric
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.records.verdict import UNJUDGED
-from ampcompare.runs.report.columns import difference_interval, margin_limits, ratio_interval
+from ampcompare.runs.report.columns import difference_interval, margin_limits, ratio_interval, verdict_cell
+from ampcompare.runs.report.document import Cell
 from ampcompare.runs.report.html.runs import ArmRuns, listed
 from ampcompare.runs.report.html.tracks import Track, TrackPlot, make_scale
 
@@ -56,7 +57,7 @@ def accuracy_effects(comparison: Comparison, arms: Sequence[ArmRuns]) -> TrackPl
             Track(
                 arm.index,
                 arm.name,
-                [difference_interval(row, comparison), printable(str(row.quality), 120) or "-"],
+                [Cell(difference_interval(row, comparison)), verdict_cell(row.quality, 120)],
                 None if mean is None else scale.at(metric.shown_difference(mean)),
                 (scale.at(interval[0]), scale.at(interval[1])) if has_interval else None,
                 [
@@ -128,7 +129,7 @@ def time_effects(comparison: Comparison, arms: Sequence[ArmRuns]) -> TrackPlot:
             Track(
                 arm.index,
                 arm.name,
-                [ratio_interval(row, comparison), printable(str(row.time), 120) or "-"],
+                [Cell(ratio_interval(row, comparison)), verdict_cell(row.time, 120)],
                 scale.at(row.time.effect or 1),
                 None if low is None or high is None else (scale.at(low), scale.at(high)),
                 [(scale.at(gap), f"seed {seed}: {gap:.3f}") for gap, seed in points[arm.index] if gap],

@@ -18,11 +18,11 @@ from ampcompare.base.errors import BackendUnavailable
 from ampcompare.base.formatting import printable
 from ampcompare.base.version import __version__
 from ampcompare.runs.report.base import FORMATS, MAX_LINE, Reporter
-from ampcompare.runs.report.document import Block, Document, Figure, Table
+from ampcompare.runs.report.document import Block, Cell, Document, Figure, Table, Tone
 from ampcompare.runs.report.html.charts import Chart, chart_data
 from ampcompare.runs.report.outlines import LEAD, PAGES, Chapter
 
-__all__ = ["Html", "looks", "packaged_text", "sense", "template"]
+__all__ = ["Html", "looks", "packaged_text", "template"]
 
 SHOWN_AT_FIRST = 12
 COLORS = 9  # in report.css
@@ -40,24 +40,7 @@ SHAPES = (  # around the point 14, 7, one per color
 )
 NUMBER = re.compile(r"[-+\u2212]?[\d.,]+(e[-+]?\d+)?( ± \S+)?( [(\[].*[)\]])?(/\d+)?|-|nan|inf|-inf")
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-FIXED_WORDS = {
-    "better": "good",
-    "ok": "good",
-    "identical": "good",
-    "equivalent": "good",
-    "non-inferior": "good",
-    "worse": "bad",
-    "failed": "bad",
-    "diverged": "bad",
-    "invalid": "unclear",
-    "learned nothing": "unclear",
-    "no verdict": "unclear",
-    "inconclusive": "unclear",
-    "not comparable": "unclear",
-    "not as declared": "unclear",
-    "interrupted": "unclear",
-    "not run": "unclear",
-}
+BADGES: dict[Tone, str] = {"good": "good", "bad": "bad"}  # classes of report.css; of others `unclear`
 
 
 class Html(Reporter):
@@ -131,11 +114,6 @@ def _look(index: int, row: str) -> dict[str, Any]:
     }
 
 
-def sense(text: str) -> str:
-    """Return how a verdict or status is colored, by the fixed word that it begins with."""
-    return next((sense for word, sense in FIXED_WORDS.items() if text.lower().startswith(word)), "")
-
-
 @cache
 def template(name: str) -> Any:
     """Return a template by its file name."""
@@ -151,7 +129,7 @@ def template(name: str) -> Any:
     environment.filters["line"] = partial(printable, longest=MAX_LINE)
     environment.filters["kind"] = _kind
     environment.tests["of_kind"] = lambda block, kind: _kind(block) == kind
-    environment.filters["sense"] = sense
+    environment.filters["color"] = lambda tone: BADGES.get(tone, "unclear")
     return environment.get_template(name)
 
 
@@ -164,17 +142,23 @@ def _kind(block: Block) -> str:
     return type(block).__name__.lower()
 
 
-def _with_notes(table: Table) -> tuple[list[str], list[list[str]]]:
-    """Return heads and texts of a table, with the notes of rows as its last column."""
+def _with_notes(table: Table) -> tuple[list[str], list[list[Cell]]]:
+    """Return heads and cells of a table, with the notes of rows as its last column."""
     heads = [*table.heads, *(["notes"] if table.notes else [])]
-    notes = [["; ".join(its)] for its in table.notes] or [[] for _ in table.rows]
-    rows = [[*texts, *its] for texts, its in zip(table.texts, notes, strict=True)]
-    return heads, [[first or "(no name)", *(text or "-" for text in others)] for first, *others in rows]
+    tones = table.states or [""] * len(table.rows)
+    notes = [[Cell("; ".join(its), tone, badge=tone != "")] for its, tone in zip(table.notes, tones, strict=False)] or [
+        [] for _ in table.rows
+    ]
+    rows = [[*cells, *its] for cells, its in zip(table.rows, notes, strict=True)]
+    return heads, [
+        [first if first.text else Cell("(no name)"), *(cell if cell.text else Cell() for cell in others)]
+        for first, *others in rows
+    ]
 
 
-def _numeric(rows: Sequence[Sequence[str]], count: int) -> list[bool]:
+def _numeric(rows: Sequence[Sequence[Cell]], count: int) -> list[bool]:
     """Return for each of `count` columns whether it holds numbers and is aligned right."""
-    columns = [[row[index] for row in rows] for index in range(count)]
+    columns = [[row[index].text for row in rows] for index in range(count)]
     return [
         all(NUMBER.fullmatch(text) for text in column) and any(char.isdigit() for text in column for char in text)
         for column in columns

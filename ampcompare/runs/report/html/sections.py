@@ -16,15 +16,14 @@ from ampcompare.runs.records.comparison import Comparison
 from ampcompare.runs.records.metric import Metric
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.report.base import MAX_LINE
-from ampcompare.runs.report.columns import metric_text
-from ampcompare.runs.report.document import Block, Code, Facts, Figure, Section, Table, Text
+from ampcompare.runs.report.columns import INVALID, metric_text, state_cell
+from ampcompare.runs.report.document import Block, Cell, Code, Facts, Figure, Section, Table, Text
 from ampcompare.runs.report.html.charts import (
     Chart,
     Series,
     View,
     band_series,
     make_curve,
-    make_picture,
     over_seeds,
     stops_of,
 )
@@ -49,7 +48,7 @@ from ampcompare.runs.report.html.tracks import TrackPlot
 __all__ = ["answer_of", "drift_chart", "order_with_starts", "page_sections", "subtitle"]
 
 MAX_POINTS = 100
-ALL_POINTS = 1600  # of one chart, shared by its arms, so that a page of hundreds of arms stays small
+ALL_POINTS = 1200  # of one chart, shared by its arms, so that a page of hundreds of arms stays small
 MOST_POINTS = 60  # of a picture in a notebook
 MOST_ARMS = 24  # with pictures: a page draws as many as it likes, an output of a cell should stay small
 MAX_CELL = 80
@@ -98,7 +97,7 @@ def page_sections(comparison: Comparison, logs: Mapping[str, str]) -> list[Secti
 
     def pictures() -> list[Block]:
         charts = learning_charts(arms[:MOST_ARMS], reference, MOST_POINTS)
-        made = [make_picture(chart) for chart in charts if chart.is_drawn]
+        made = [chart for chart in charts if chart.is_drawn]
         return [Figure("pictures", lambda: made, is_bare=True)] if made else []
 
     def usage() -> list[Block]:
@@ -210,7 +209,7 @@ def _run_headers(metric: Metric) -> list[str]:
     return ["arm", "seed", "status", *of_metric, "loss", "step ms", "train s", "MiB", "loss scale", "skipped", "note"]
 
 
-def _run(record: RunRecord) -> list[str]:
+def _run(record: RunRecord) -> list[str | Cell]:
     """Return the line of one run under `_run_headers`."""
     metric = record.metric
     summary = record.summary
@@ -221,7 +220,7 @@ def _run(record: RunRecord) -> list[str]:
     return [
         printable(record.arm, 60) or "(no name)",
         str(record.config.recipe.seed),
-        record.status,
+        state_cell(record.status),
         metric_text(metric, summary.metric_final),
         metric_text(metric, summary.metric_best),
         _number(summary.loss_final, "{:.4g}"),
@@ -236,9 +235,9 @@ def _run(record: RunRecord) -> list[str]:
     ]
 
 
-def _time(seconds: float | None, factor: float, record: RunRecord) -> str:
+def _time(seconds: float | None, factor: float, record: RunRecord) -> str | Cell:
     """Return a time of a run in the unit of its column; a word if the times of the run are invalid."""
-    return "invalid" if seconds is not None and invalid_reason(record) else _number(seconds, "{:.3g}", factor)
+    return INVALID if seconds is not None and invalid_reason(record) else _number(seconds, "{:.3g}", factor)
 
 
 def _number(value: float | None, form: str, factor: float = 1) -> str:

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from ampcompare.runs.report.document import Cell
+
 __all__ = ["Scale", "Track", "TrackPlot", "make_scale"]
 
 FARTHEST = 8.0  # times the margin, beyond which a linear axis would hide it
@@ -74,7 +76,7 @@ def make_scale(values: Iterable[float], *, margin: float = 0.0, kind: Kind = "li
     if kind == "log":
         room = max(1.02, (high / low) ** 0.06)
         return Scale(low / room, high * room, kind)
-    room = 0.06 * (high - low) or 0.5
+    room = 0.06 * (high - low) or max(0.5, 1e-9 * abs(high))  # beyond what rounding hides
     return Scale(low - room, high + room, kind)
 
 
@@ -85,7 +87,7 @@ class Track:
     Attributes:
         index: of the arm, which gives the color.
         name: at its left.
-        texts: cells behind the track.
+        cells: behind the track.
         points: single measurements, each with what it is.
         box: 5, 25, 50, 75 and 95 % quantiles.
         bar: the end of a bar that begins at the left edge.
@@ -96,7 +98,7 @@ class Track:
 
     index: int
     name: str
-    texts: Sequence[str]
+    cells: Sequence[Cell]
     mean: float | None = None
     interval: tuple[float, float] | None = None
     points: Sequence[tuple[float, str]] = ()

@@ -224,7 +224,7 @@ def _reports(handler: ast.ExceptHandler) -> bool:
         "device-amp-deprecated",
         "`autocast` or `GradScaler` of `torch.cuda.amp` or `torch.cpu.amp`",
         "deprecated since torch 2.4: a FutureWarning now, later an error",
-        'write `torch.amp.autocast("cuda", ...)` and `torch.amp.GradScaler("cuda", ...)`',
+        'write `torch.amp.autocast("cuda", ...)` and `torch.amp.GradScaler("cuda", ...)`; "cpu" for `torch.cpu.amp`',
         """
 import torch
 

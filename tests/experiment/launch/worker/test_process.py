@@ -13,7 +13,7 @@ import torch
 
 from ampcompare.base.errors import EnvironmentUnfit
 from ampcompare.experiment.launch.forked import ForkedLauncher
-from ampcompare.experiment.launch.worker.cell import device_facts, failed_with
+from ampcompare.experiment.launch.worker.cell import device_facts, failed_with, run_cell
 from ampcompare.runs.records.run import dump_json, read_record
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.training.device import resolve_device
@@ -129,6 +129,17 @@ def test_a_cpu_without_memory_is_out_of_memory(size: int) -> None:
     assert record.error.startswith("out of memory: [enforce fail at alloc_cpu.cpp")
     assert (failed_with(RunConfig(), MemoryError()).error or "").startswith("out of memory")
     assert (failed_with(RunConfig(), RuntimeError("shapes")).error or "") == "RuntimeError: shapes"
+
+
+def test_a_cell_that_asks_torch_for_a_missing_name(
+    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record has the one line with the name, and the exit code of an environment."""
+    monkeypatch.delattr(torch, "_amp_foreach_non_finite_check_and_unscale_")
+    record = run_cell(make_config(arm="apex:O2"), tmp_path)
+    assert (record.status, record.environment["exit_code"]) == ("failed", 4)
+    assert record.error is not None
+    assert record.error.startswith(f"torch {torch.__version__} lacks torch._amp_foreach_non_finite_check_and_unscale_")
 
 
 def test_divergence_is_recorded_not_raised(launcher: ForkedLauncher, make_config: MakeConfig, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import subprocess
@@ -17,7 +18,7 @@ from ampcompare.base.notebook_display import Shown
 from ampcompare.runs.records.comparison import Comparison, read_comparison
 from ampcompare.runs.records.diagnosis import Diagnosis, Fault, Place
 from ampcompare.runs.report.base import Format
-from ampcompare.runs.report.html.charts import BOTTOM, LEFT, RIGHT, TOP, Chart, View, make_picture
+from ampcompare.runs.report.html.charts import HIGH, WIDE, Chart, Picture, View
 from ampcompare.runs.report.html.notebook import scoped_style
 
 pytest.importorskip("jinja2")
@@ -93,7 +94,7 @@ def test_a_comparison_has_the_figures_of_the_page(comparison: Comparison) -> Non
     html = bundle["text/html"]
     for part in (*comparison.headline[:1], 'class="track"', "Training loss", "Peak memory", 'class="swatch'):
         assert part.replace("'", "&#39;") in html, part
-    assert re.search(r'<path class="line [^"]*" d="M[\d.]+ [\d.]+L', html)
+    assert re.search(r'<path class="line [^"]*" d="M\d+ \d+l', html)
     assert bundle["text/plain"].startswith(comparison.headline[0])
     assert "--details" not in bundle["text/plain"]
 
@@ -170,40 +171,78 @@ def test_the_style_stays_inside() -> None:
     assert style.index("prefers-color-scheme") < light < dark
 
 
-def _chart(**view: Any) -> Chart:
+def _picture(**view: Any) -> Picture:
     series = view.pop("series", [{"a": 0, "x": [0, 1, 2], "y": [1.0, 3.0, 2.0], "lo": [0.5, 2, 1], "hi": [2, 4, 3]}])
-    return Chart("loss", "Loss", "", "epoch", [View("", "loss", series, **view)])
+    return Chart("loss", "Loss", "", "epoch", [View("", "loss", series, **view)]).pictures[-1]
+
+
+def _points(path: str) -> list[tuple[int, int]]:
+    """Return the points of a path of relative lines."""
+    numbers = [int(one) for one in re.findall(r"-?\d+", path)]
+    pairs = zip(numbers[::2], numbers[1::2], strict=True)
+    return list(itertools.accumulate(pairs, lambda one, move: (one[0] + move[0], one[1] + move[1])))
 
 
 def test_a_picture_lies_in_its_frame() -> None:
     """Curves, their bands and marks lie inside; whole numbers alone are marked on an axis that counts."""
-    picture = make_picture(_chart(signed=True))
-    numbers = [float(one) for one in re.findall(r"-?[\d.]+", picture.lines[0].path + picture.lines[0].band)]
-    assert all(LEFT <= x <= RIGHT for x in numbers[::2])
-    assert all(TOP <= y <= BOTTOM for y in numbers[1::2])
-    assert [text for _, text in picture.x_ticks] == ["0", "1", "2"]
+    picture = _picture(signed=True)
+    (drawn,) = picture.drawn
+    points = [*_points(drawn.line), *_points(drawn.band)]
+    assert all(0 <= x <= WIDE and 0 <= y <= HIGH for x, y in points)
+    assert len(points) == 3 + 6
+    assert points[0][0] == 0
+    assert points[1][1] < points[2][1] < points[0][1]  # counted from the top
+    assert picture.x_ticks == [(0, "0"), (50, "1"), (100, "2")]
     assert "+2" in [text for _, text in picture.y_ticks]
-    assert picture.lines[0].path.startswith(f"M{LEFT} ")
+    assert picture.zero is not None
 
 
 def test_a_picture_of_loss_scales_has_powers() -> None:
     """A logarithmic axis is marked by powers of two, and a stair stays level between two steps."""
     series = [{"a": 1, "x": [0, 10], "y": [65536, 128], "step": 1}]
-    picture = make_picture(_chart(series=series, log="always"))
+    picture = _picture(series=series, log="always")
     assert "2¹⁶" in [text for _, text in picture.y_ticks]
-    points = re.findall(r"[ML]([\d.]+) ([\d.]+)", picture.lines[0].path)
+    points = _points(picture.drawn[0].line)
     assert len(points) == 3
     assert points[0][1] == points[1][1]
 
 
+def test_a_logarithmic_axis_is_another_picture() -> None:
+    """A reader can choose it; where there are few powers of ten, numbers between them are marked."""
+    series = [{"a": 0, "x": [0, 1], "y": [1.5, 0.375]}]
+    chart = Chart("loss", "Loss", "", "epoch", [View("", "loss", series, log="can")])
+    assert [picture.is_log for picture in chart.pictures] == [False, True]
+    assert [text for _, text in chart.pictures[1].y_ticks] == ["0.5", "1"]
+
+
 def test_single_points_and_stops_are_drawn() -> None:
-    """A single value is a dot, an arm that diverged may leave the frame, and its cross stays at the edge."""
-    series = [{"a": 0, "x": [1], "y": [2.0]}, {"a": 1, "x": [1, 2], "y": [2.0, 1e9], "out": 1}]
+    """A single value is a symbol, an arm that diverged may leave the frame, and its cross stays at the edge."""
+    series = [{"a": 0, "x": [1], "y": [2.0], "yr": [1.0, 3.0]}, {"a": 1, "x": [1, 2], "y": [2.0, 1e9], "out": 1}]
     stops = [{"a": 1, "x": [2], "y": [1e9], "text": ["seed 0 diverged at step 5"]}]
-    picture = make_picture(_chart(series=series, stops=stops))
-    assert picture.lines[0].path == ""
-    assert len(picture.lines[0].dots) == 1
-    assert picture.stops[0][1] == TOP
+    picture = _picture(series=series, stops=stops)
+    alone, lost = picture.drawn
+    assert (alone.line, alone.at) == ("", (0, 50))
+    ((x1, low, x2, high),) = alone.ranges
+    assert (x1, x2) == (0, 0)
+    assert low > 50 > high
+    assert min(y for _, y in _points(lost.line)) < 0
+    assert picture.stops == [((100, 0), 1, "seed 0 diverged at step 5")]
+
+
+@pytest.mark.parametrize(
+    ("better", "reached"), [("higher", {(0, 2), (5, 2), (5, 4)}), ("lower", {(0, 2), (7, 2), (7, 1)})]
+)
+def test_the_frontier_joins_what_no_other_arm_beats(better: Any, reached: set[tuple[int, int]]) -> None:
+    """It goes from the fastest arm to the best one, and passes an arm that another beats in both directions."""
+    found = [(0, 2.0), (5, 4.0), (6, 3.0), (7, 1.0)]
+    series = [{"a": at, "x": [x], "y": [y]} for at, (x, y) in enumerate(found)]
+    (picture,) = Chart("pareto", "", "", "seconds", [View("", "accuracy", series)], frontier=better).pictures
+    corners = _points(picture.frontier)
+    symbols = dict(zip(found, (one.at for one in picture.drawn), strict=True))
+    heights = {y: at[1] for (_, y), at in symbols.items() if at}
+    places = {x: at[0] for (x, _), at in symbols.items() if at}
+    wanted = {(round(places[x] * WIDE / 100), round(heights[y] * HIGH / 100)) for x, y in reached}
+    assert set(corners) == wanted
 
 
 @pytest.mark.integration
