@@ -95,7 +95,7 @@ class GradientStages:
 
     Attributes:
         is_open: gradients of a scaled loss have not been stepped.
-        is_applied: the scaler has called the step of an optimizer, which whoever follows that notes here.
+        is_applied: the scaler has called the step of an optimizer, which the caller of `step` notes here.
 
     Args:
         names: stand behind the scaler.
