@@ -53,8 +53,9 @@ def require_training_fits(
             f"the checkpoint holds {len(saved_models)} models and {len(saved_optimizers)} optimizers, but the run has "
             f"{len(models)} and {len(optimizers)}; use one of this model"
         )
+    is_own = "recipe" in state and CONVERTED not in state  # another program may save other types than its arm holds
     for model, weights in zip(models, saved_models, strict=True):
-        require_fit(model, weights, same_types=CONVERTED not in state)
+        require_fit(model, weights, same_types=is_own)
     faults: list[str] = []
     wanted = _wanted_masters(str(state["arm"]), models, optimizers, names)
     for masters, params in zip(as_list(state["masters"]), wanted, strict=False):
