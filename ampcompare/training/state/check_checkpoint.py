@@ -54,7 +54,7 @@ def require_training_fits(
             f"the checkpoint holds {len(saved_models)} models and {len(saved_optimizers)} optimizers, but the run has "
             f"{len(models)} and {len(optimizers)}; use one of this model"
         )
-    is_own = "recipe" in state and CONVERTED not in state  # another program may save other types than its arm holds
+    is_own = "arm" in state and CONVERTED not in state  # another program may save other types than its arm holds
     for model, weights in zip(models, saved_models, strict=True):
         require_fit(model, weights, same_types=is_own)
     faults: list[str] = []
