@@ -13,7 +13,7 @@ from ampcompare.diagnosis.measure import Loop as AnyLoop
 from ampcompare.diagnosis.options import DiagnoseOptions
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.examination import answering_errors
-from ampcompare.runs.settings.validation import validated
+from ampcompare.runs.settings.validation import validate
 from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import Assembly, assemble_single
 from ampcompare.training.build_loop import build_loop
@@ -65,7 +65,7 @@ def diagnose_recipe(
     cures: bool,
 ) -> dict[str, Any]:
     """Diagnose the arm and recipe of a configuration."""
-    settings = validated(RunConfig, config)
+    settings = validate(RunConfig, config)
     torch.set_num_threads(settings.threads)
     recipe = settings.recipe
     subject = f"{recipe.model.arch} on {recipe.data.name}, {recipe.optimizer.name}, seed {recipe.seed}"

@@ -18,7 +18,7 @@ from ampcompare.experiment.launch.places import ANYWHERE, Place, Places
 from ampcompare.experiment.launch.slurm import SlurmLauncher
 from ampcompare.runs.records.run import FellBack, RunRecord
 from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.validation import validated
+from ampcompare.runs.settings.validation import validate
 
 __all__ = ["LauncherPool", "launcher_at", "make_launcher"]
 
@@ -145,7 +145,7 @@ class DispatchingLauncher(Launcher):
             diverged[trained] = record.summary.diverged_step or 0
             self.note(f"{trained}, seed {config.recipe.seed}, has diverged at step {diverged[trained]}: now {arm}")
             trained = arm
-            other = validated(RunConfig, {**config.model_dump(), "arm": arm, "on_nan": "stop"})
+            other = validate(RunConfig, {**config.model_dump(), "arm": arm, "on_nan": "stop"})
             record = self.launcher_of(other).launch(other, folder, on_progress)
         if not diverged:
             return record

@@ -24,7 +24,7 @@ from ampcompare.base.environment.gpus import visible_gpus
 from ampcompare.base.errors import BackendUnavailable, EnvironmentUnfit, LaunchError
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.files.write import write_atomically
-from ampcompare.base.secrets import hidden, restore
+from ampcompare.base.secrets import known_placeholders, restore
 from ampcompare.experiment.launch.base import Progress, QueueLauncher, failed_record, interrupted_record
 from ampcompare.experiment.launch.cell_files import (
     make_cell_folder,
@@ -114,7 +114,9 @@ class RayLauncher(QueueLauncher):
                 write_atomically(folder / TOKEN, token)
                 task = self._ray.remote(**needs)(train)
                 board = self._ensure_board()
-                self._tasks[folder] = task.remote(config.model_dump_json(), str(folder), token, hidden(), board)
+                self._tasks[folder] = task.remote(
+                    config.model_dump_json(), str(folder), token, known_placeholders(), board
+                )
                 self._announced += 1
 
     def _check(self, needs: dict[str, Any]) -> None:
