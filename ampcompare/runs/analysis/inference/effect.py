@@ -127,7 +127,7 @@ def two_stage(
 
     Args:
         pilot: which pairs belong to it.
-        floor: as for `paired`, and so is `rounded`.
+        floor: as for `paired_effect`, and so is `rounded`.
 
     Source: Stein 1945, "A two-sample test for a linear hypothesis whose power is independent of the variance".
     """
@@ -141,7 +141,7 @@ def unpaired_effect(arm: Sequence[float], reference: Sequence[float], floor: flo
     """Return the effect between two separate samples, by Welch: unequal variances, Satterthwaite's freedom.
 
     Args:
-        floor: as for `paired`, and so is `rounded`.
+        floor: as for `paired_effect`, and so is `rounded`.
     """
     counts = len(arm), len(reference)
     shown = [statistics.variance(values) if len(values) > 1 else 0.0 for values in (arm, reference)]
