@@ -16,11 +16,11 @@ import pytest
 from ampcompare.base.environment.fingerprint import fingerprint
 from ampcompare.base.errors import Ended, LaunchError
 from ampcompare.base.files.run_files import CellFile
-from ampcompare.experiment.launch import slurm, slurm_task
+from ampcompare.experiment.launch import slurm
 from ampcompare.experiment.launch.base import Launcher, Progress
 from ampcompare.experiment.launch.cell_files import progress_writer, write_record
-from ampcompare.experiment.launch.ray import TOKEN, RayLauncher
-from ampcompare.experiment.launch.slurm import Ending, SlurmLauncher
+from ampcompare.experiment.launch.ray import RayLauncher
+from ampcompare.experiment.launch.slurm import SlurmLauncher
 from ampcompare.experiment.load import reload_comparison
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.plan import Plan, make_plan
@@ -115,7 +115,7 @@ def test_cells_of_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
         cells.path(number).mkdir(parents=True)
         (cells.path(number) / "job.json").write_text(json.dumps({"job": f"7_{number - 1}"}))
     monkeypatch.setattr(slurm, "active_jobs", lambda: dict(jobs))
-    monkeypatch.setattr(slurm, "ending", lambda job: Ending("NODE_FAIL", nodes="n1"))
+    monkeypatch.setattr(slurm, "how_ended", lambda job, else_: "lost its node (node n1)")
     _turns(
         monkeypatch,
         [
@@ -197,10 +197,10 @@ def test_the_place_of_a_task_of_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("SLURM_JOB_ID", "71")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
-    assert slurm_task._place() == "job 71 on n[1-2]"
+    assert slurm._place() == "job 71 on n[1-2]"
     for name, value in (("SLURM_ARRAY_JOB_ID", "70"), ("SLURM_ARRAY_TASK_ID", "3"), ("SLURM_JOB_GPUS", "2,3")):
         monkeypatch.setenv(name, value)
-    assert slurm_task._place() == "job 70_3 on n[1-2], GPU 2,3"
+    assert slurm._place() == "job 70_3 on n[1-2], GPU 2,3"
 
 
 class RayError(Exception):
@@ -223,7 +223,6 @@ class Ray(types.ModuleType):
         self.__spec__ = ModuleSpec("ray", None)
         self.exceptions = types.SimpleNamespace(RayError=RayError)
         self.tasks: dict[str, Remote] = {}
-        self.board: Any = None
         self.turns: list[Turn] = []
 
     def is_initialized(self) -> bool:
@@ -234,10 +233,6 @@ class Ray(types.ModuleType):
 
     def remote(self, **needs: Any) -> Any:
         def made(what: Any) -> Any:
-            if isinstance(what, type):
-                self.board = what()
-                take = types.SimpleNamespace(remote=lambda: Remote(self.board.take()))
-                return types.SimpleNamespace(remote=lambda: types.SimpleNamespace(take=take))
             return types.SimpleNamespace(remote=lambda _, folder, *rest: self.tasks.setdefault(folder, Remote()))
 
         return made
@@ -269,8 +264,8 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
 
 
 def test_cells_of_ray(ray: Ray, tmp_path: Path) -> None:
-    """Cells are seen at their nodes, with the run directory and without; they end in any order, and one that Ray has
-    lost is a failed row."""
+    """Cells are seen at their nodes where those see the run directory; the files of others come when they end, and one
+    that Ray has lost is a failed row."""
     cells = Cells("ray", tmp_path)
 
     def task(number: int) -> Remote:
@@ -279,9 +274,8 @@ def test_cells_of_ray(ray: Ray, tmp_path: Path) -> None:
     def answers(number: int) -> None:
         task(number).answer = {"record.json": sealed_json(cells.record(number)).encode(), "steps.jsonl": b""}
 
-    text = json.dumps({"place": "node far", "progress": Progress(3, 10, 0)})
     ray.turns = [
-        lambda: (cells.reports(1, "node near", 1), ray.board.put(str(cells.path(4)), text)),
+        lambda: cells.reports(1, "node near", 1),
         lambda: answers(4),
         lambda: setattr(task(2), "answer", RayError("a header\nThe node was killed.")),
         lambda: (cells.ends(1), setattr(task(1), "answer", {}), answers(3)),
@@ -290,11 +284,8 @@ def test_cells_of_ray(ray: Ray, tmp_path: Path) -> None:
         found = cells.run(launcher)
     lost = "failed: the task of Ray was lost: The node was killed."
     assert found == {1: "completed", 2: lost, 3: "completed", 4: "completed"}
-    assert cells.listener.events[:6] == [
-        *("1 begins", "1 at node near", "1 made 1", "4 begins", "4 at node far", "4 made 3"),
-    ]
-    assert "completed" in cells.listener.events[6]
-    assert not list(tmp_path.glob(f"cells/*/{TOKEN}"))
+    assert cells.listener.events[:4] == ["1 begins", "1 at node near", "1 made 1", "4 begins"]
+    assert "completed" in cells.listener.events[4]
 
 
 def test_ray_is_lost(ray: Ray, tmp_path: Path) -> None:
@@ -312,7 +303,6 @@ def test_ray_is_lost(ray: Ray, tmp_path: Path) -> None:
     with lost, RayLauncher() as launcher:
         cells.run(launcher)
     assert read_record(cells.path(1) / "record.json").status == "completed"
-    assert not list(tmp_path.glob(f"cells/*/{TOKEN}"))
 
 
 def test_ray_is_joined_or_started(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,7 +338,6 @@ def test_a_cell_of_ray_that_ended_while_the_command_stops(ray: Ray, tmp_path: Pa
     ray.turns = [stop]
     with pytest.raises(Ended, match="asked to stop"), launcher:
         cells.run(launcher)
-    assert not list(tmp_path.glob(f"cells/*/{TOKEN}"))
     ray.tasks.clear()
     ray.turns = [
         lambda: [
