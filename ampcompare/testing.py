@@ -1,4 +1,5 @@
-"""Assertions for the test suites of other projects: a module, a loss or a training step holds under given arms.
+"""For test suites of other projects: assertions that a module, a loss or a step holds under given arms, and records
+without a training.
 
 The names are imported when they are first used: pytest loads the plugin next to this file in each of its runs.
 """
@@ -12,8 +13,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ampcompare.diagnosis.holds import DoesNotHold, Figure, Held, holds
+    from ampcompare.runs.analysis.made_runs import make_comparison, make_record
 
-__all__ = ["DoesNotHold", "Figure", "Held", "holds"]
+__all__ = ["DoesNotHold", "Figure", "Held", "holds", "make_comparison", "make_record"]
 
 
 def __getattr__(name: str) -> Any:
@@ -24,6 +26,7 @@ def __getattr__(name: str) -> Any:
     """
     if name not in __all__:
         raise AttributeError(f"module 'ampcompare.testing' has no attribute {name!r}")
-    value = getattr(importlib.import_module("ampcompare.diagnosis.holds"), name)
+    home = "ampcompare.runs.analysis.made_runs" if name.startswith("make_") else "ampcompare.diagnosis.holds"
+    value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value

@@ -2,12 +2,13 @@
 
     python benchmarks/diagnose.py [--part faults|cost|all] [--rounds 15] [--note TEXT] [--out docs/benchmarks/diagnose]
 
-Faults: each network of `faults.py` is diagnosed; it is right if the planted place, and nothing else, is proposed as the
-cure, and named if the first line has it, as the place, the reason or the cure. Those `held out` were written after the
-thresholds of the diagnosis were settled, and changed none of them; `new`, `everyday` and `written` later still, before
-the diagnosis first ran on them: in that first run 9 of the 12 everyday ones and 12 of the 15 written ones were right,
-and all of the 20 healthy ones. Cost: one step of the medium model on the CPU clock of the process with one thread,
-bare, with ranges, and with ranges and drift, in random order; a row is the median of the ratios of a round.
+Faults: each network of `tests/diagnosis/faults.py` is diagnosed; it is right if the planted place, and nothing else,
+is proposed as the cure, and named if the first line has it, as the place, the reason or the cure. Those `held out`
+were written after the thresholds of the diagnosis were settled, and changed none of them; `new`, `everyday` and
+`written` later still, before the diagnosis first ran on them: in that first run 9 of the 12 everyday ones and 12 of
+the 15 written ones were right, and all of the 20 healthy ones. Cost: one step of the medium model on the CPU clock of
+the process with one thread, bare, with ranges, and with ranges and drift, in random order; a row is the median of the
+ratios of a round.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from typing import Any
 
 import click
 import torch
-from faults import NETWORKS, is_found, is_named, proposed
 from harness import make_table, median_ratio, take_turns, write_results
 from torch.nn import functional as F
 from workloads import WORKLOADS, sgd
@@ -34,6 +34,7 @@ from ampcompare.diagnosis.measure import Observed
 from ampcompare.diagnosis.observation import Observation
 from ampcompare.diagnosis.step_watch import StepWatch
 from ampcompare.training.precision.cpu_half import cpu_half
+from tests.diagnosis.faults import NETWORKS, is_found, is_named, proposed
 
 ARMS = ("apex:O1", "apex:O2", "native:fp16", "native:bf16", "half:master_weights,dynamic")
 WAYS = {"bare": 0.0, "ranges": 3.0, "drift": 6.0}  # name: largest ratio that is a goal

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import types
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -298,64 +298,3 @@ def forked_runs(forking: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch)
 def forked_ranks(forking: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let cells of several processes start their agent and their ranks in milliseconds."""
     monkeypatch.setattr("ampcompare.experiment.launch.multi_process.subprocess", forking)
-
-
-@pytest.fixture(scope="session")
-def make_record() -> Callable[..., Any]:
-    """Build the record of one cell from its arm, seed, accuracy, step time and the like."""
-    from ampcompare.runs.records.evaluation import EpochResult
-    from ampcompare.runs.records.run import RunRecord, RunSummary
-    from ampcompare.runs.settings.config import RunConfig
-    from ampcompare.runs.settings.recipe import Recipe
-
-    def make(
-        arm: str = "fp32",
-        seed: int = 0,
-        *,
-        top1: float = 0.5,
-        seconds: float = 0.01,
-        status: str = "completed",
-        losses: str = "",
-        half: str | None = None,
-        device: str = "cpu",
-        error: str | None = None,
-        majority: int | None = None,
-        **summary: Any,
-    ) -> RunRecord:
-        config = RunConfig(arm=arm, recipe=Recipe(seed=seed))
-        correct = round(top1 * 1000)
-        epoch = EpochResult(
-            epoch=0,
-            samples=1000,
-            top1_correct=correct,
-            top5_correct=1000,
-            loss=1.0,
-            majority_correct=majority,
-            train_seconds=1.0,
-            eval_seconds=0.1,
-        )
-        ran = status in ("completed", "diverged")
-        numbers: dict[str, Any] = {
-            "metric_final": top1 if status == "completed" else None,
-            "metric_best": top1,
-            "step_seconds_median": seconds,
-            "epoch_seconds": 100 * seconds,
-            "num_steps": 100,
-            "losses_sha256": losses or f"{arm} {seed}",
-            "epochs": [epoch],
-            "diverged_step": 7 if status == "diverged" else None,
-        }
-        return RunRecord.model_validate(
-            {
-                "cell": config.digest(),
-                "arm": arm,
-                "status": status,
-                "config": config,
-                "half": half,
-                "environment": {"device": device},
-                "summary": RunSummary(**{**numbers, **summary}) if ran else RunSummary(),
-                "error": error,
-            }
-        )
-
-    return make

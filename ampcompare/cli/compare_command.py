@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -103,6 +104,12 @@ compare_option = options_of(CompareOptions)
     "cells to run in parallel, each on its own GPUs or cores; times are compared on equal GPUs only; under Slurm, "
     "at most so many jobs  [default: one per free GPU, or 1]"
 )
+@option(
+    "--emit-cells",
+    type=FILE,
+    group=MACHINE,
+    help="write a command for each cell that has no record, one a line, for another scheduler, and train nothing",
+)
 @compare_option("--timing-rounds", type=click.IntRange(0), metavar="N", group=MACHINE)
 @compare_option("--profile", group=OUTPUT)
 @compare_option("--twin", group=ARMS)
@@ -122,13 +129,17 @@ def command(**parameters: Any) -> int:
     where it stopped.
     """
     from ampcompare.cli.progress_display import Display
-    from ampcompare.experiment.compare import plan_comparison, run_comparison, try_rows
+    from ampcompare.experiment.compare import emit_cells, plan_comparison, run_comparison, try_rows
     from ampcompare.experiment.preflight import require_trainable
 
     as_json, quiet, interval = parameters["as_json"], parameters["quiet"], parameters["progress_interval"]
     options = options_from(parameters)
     if parameters["list_metrics"]:
         return show_metrics(plan_comparison(options).plan.cells[0])
+    if (file := parameters["emit_cells"]) is not None:
+        count = emit_cells(options, Path(file))
+        click.echo(f"{count} commands are in {file}; when they have ended, run this again without --emit-cells")
+        return 0
     if parameters["dry_run"]:
         planned = plan_comparison(options)
         found = try_rows(planned)
@@ -139,10 +150,9 @@ def command(**parameters: Any) -> int:
     notify_seconds = to_seconds("--progress-interval", interval) if interval else None
     with Display(quiet=quiet, bar=not parameters["no_progress"], notify_seconds=notify_seconds) as display:
         outcome = run_comparison(options, observer=display, while_running=save_at_signals)
-    if outcome.is_main:
-        show_comparison(outcome, as_json=as_json, quiet=quiet, details=parameters["details"])
-        outcome.write_junit()
-        show_checks(outcome, quiet=quiet)
+    show_comparison(outcome, as_json=as_json, quiet=quiet, details=parameters["details"])
+    outcome.write_junit()
+    show_checks(outcome, quiet=quiet)
     return outcome.exit_code
 
 

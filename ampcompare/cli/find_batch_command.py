@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ampcompare.backends.arm import parse_arms
+from ampcompare.base.errors import ConfigError
 from ampcompare.cli.help import ARMS, MACHINE, Command, option
 from ampcompare.cli.launching import ended_by_signals, pool_options
 from ampcompare.cli.options import json_option, recipe_options
@@ -24,9 +25,25 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 
+class FindBatch(Command):
+    """A command that takes no script, and says which one does."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, list(args))  # which it empties
+        except click.UsageError:
+            if any(word == "--" or word.endswith(".py") for word in args):
+                raise ConfigError(
+                    "find-batch takes no script, whose batch it cannot change; give model and data of a recipe "
+                    "(--arch file:function, --data, --task), or read the memory of each arm in `ampcompare profile -- "
+                    "train.py`"
+                ) from None
+            raise
+
+
 @click.command(
     "find-batch",
-    cls=Command,
+    cls=FindBatch,
     common=["--arm", "--memory-limit", "--margin", "--arch", "--data", "--batch-size", "--optimizer", "--device"],
     examples=[
         ("On the GPU:", "ampcompare find-batch --arm fp32,O2,bf16 --arch resnet50 --data synthetic"),

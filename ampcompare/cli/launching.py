@@ -50,12 +50,8 @@ def launch_options(function: Function) -> Function:
             type=click.IntRange(min=1),
             metavar="N",
             group=PROCESSES,
-            help="processes per cell on each machine  [default: 1]",
+            help="processes per cell  [default: 1]",
         ),
-        option_of("--nnodes", type=click.IntRange(min=1), metavar="N"),
-        option_of("--node-rank", type=click.IntRange(min=0), metavar="N"),
-        option_of("--rdzv-endpoint", metavar="HOST:PORT"),
-        option_of("--max-restarts", type=click.IntRange(min=0), metavar="N"),
         option_of(
             "--slurm-option",
             "slurm_options",
@@ -96,12 +92,7 @@ def count_processes(parameters: Mapping[str, Any]) -> int | None:
     from ampcompare.base.environment.ranks import world_of
 
     world = world_of(url=parameters["dist_url"])
-    requested = parameters["nproc_per_node"]
-    requested = None if requested is None else requested * parameters["nnodes"]
-    if requested is None and parameters["nnodes"] > 1:
-        raise ConfigError(
-            f"--nnodes {parameters['nnodes']} needs --nproc-per-node, the number of processes on each node"
-        )
+    requested: int | None = parameters["nproc_per_node"]
     if world is None:
         return requested
     if requested not in (None, world.size):
@@ -121,7 +112,7 @@ def launch_from(parameters: Mapping[str, Any]) -> LaunchOptions:
     from ampcompare.experiment.launch.slurm import parse_slurm_options
     from ampcompare.experiment.options import LaunchOptions
 
-    names = ("nnodes", "node_rank", "rdzv_endpoint", "max_restarts", "dist_url", "cells_per_job")
+    names = ("dist_url", "cells_per_job")
     return LaunchOptions(
         slurm_options=parse_slurm_options(parameters["slurm_options"]), **{name: parameters[name] for name in names}
     )

@@ -13,7 +13,7 @@ from ampcompare.api.migration import migrate_script
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit
 from ampcompare.cli.help import Command, option, options_of
 from ampcompare.cli.output import note
-from ampcompare.cli.values import FILE
+from ampcompare.cli.values import FILE, Choice
 
 __all__ = ["command"]
 
@@ -37,6 +37,7 @@ SECONDS_BETWEEN_LINES = 2.0
 @options_of(migrate_script)("--to", "target", parameter="to")
 @options_of(migrate_script)("--torch-version", metavar="VERSION")
 @option("--verify", is_flag=True, help="run the script before and after the rewrite on the CPU, and compare each step")
+@option("--device", type=Choice(["cpu"]), default="cpu", expose_value=False, help="of --verify, which needs no other")
 @option("--steps", type=click.IntRange(min=1), default=20, show_default=True, help="of --verify")
 @option(
     "--preflight/--no-preflight",
@@ -118,7 +119,7 @@ def _migrate(paths: tuple[str, ...], target: str, torch_version: str | None, *, 
         by_hand += bool(result.by_hand)
     _say(_sums(len(files), changed, left, by_hand, len(faults), write))
     if left:
-        _say("what is left keeps running with `from ampcompare.apex import amp` in the place of `from apex import amp`")
+        _say("what is left runs on with `import ampcompare.apex; ampcompare.apex.install()` above the imports of Apex")
     elif loads and not faults:
         _say("files that were saved with Apex load as before; to convert one: ampcompare convert OLD NEW --to native")
     elif changed and not write and not faults:

@@ -8,18 +8,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ampcompare.api.doctor.gpu import has_nvidia_gpu
 from ampcompare.base.formatting import printable
 from ampcompare.cli.output import leave_closed_terminal, note
-from ampcompare.cli.progress_lines import CellView, MatrixView, bar_lines, describe_outline, notices
-from ampcompare.experiment.eta import TimeLeft
+from ampcompare.cli.progress_lines import describe_outline, notices
 from ampcompare.experiment.launch.base import Progress
 from ampcompare.experiment.observer import Observer, Outline
+from ampcompare.experiment.running_cells import RunningCells
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.settings.config import RunConfig
 
@@ -48,15 +46,6 @@ def _unless_closed(show: Show) -> Show:
     return shown  # type: ignore[return-value]
 
 
-@dataclass
-class _Running:
-    config: RunConfig
-    name: str
-    began: float
-    place: str = ""
-    progress: Progress | None = None
-
-
 class Display(Observer):
     """Bars on a terminal, a plain line each minute elsewhere, a line per cell on both, nothing when quiet.
 
@@ -73,12 +62,8 @@ class Display(Observer):
         if notify_seconds is None and not self.wants_bar:
             notify_seconds = NOTICE_SECONDS
         self.notify_seconds = None if quiet else notify_seconds
-        self.began = self.notified = time.monotonic()
-        self._outline: Outline | None = None
-        self._left: TimeLeft | None = None
-        self._running: dict[int, _Running] = {}
-        self._numbers: dict[str, int] = {}  # of running cells, by digest
-        self._done = 0
+        self.notified = time.monotonic()
+        self._cells = RunningCells(self.notified)
         self._found: set[str] = set()
         self._lock = threading.RLock()
         self._region: Region | None = None
@@ -94,7 +79,7 @@ class Display(Observer):
     @_unless_closed
     def plan(self, outline: Outline) -> None:
         with self._lock:
-            self._expect(outline)
+            self._cells.plan(outline)
             if not self.quiet:
                 self._print(describe_outline(outline, _automatic_device()))
             self._start()
@@ -102,45 +87,27 @@ class Display(Observer):
     @_unless_closed
     def begin(self, config: RunConfig, number: int, total: int) -> None:
         with self._lock:
-            if self._outline is None or self._left is None:  # of a caller that runs no matrix
-                self._expect(Outline([config] * total, [config.arm] * total, [None] * total, Path()))
-            assert self._outline is not None
-            assert self._left is not None
-            name = printable(f"{self._outline.labels[number - 1]}, seed {config.recipe.seed}", 60)
-            now = time.monotonic()
-            self._running[number] = _Running(config, name, now)
-            self._numbers[config.digest()] = number
-            self._left.begin(number - 1, now)
+            self._cells.begin(config, number, total, time.monotonic())
             self._start()
 
     @_unless_closed
     def place(self, number: int, name: str) -> None:
         with self._lock:
-            if number in self._running:
-                self._running[number].place = printable(name, 40)
+            self._cells.place(number, name)
 
     @_unless_closed
     def progress(self, number: int, progress: Progress) -> None:
         with self._lock:
-            if self._left is not None and number in self._running:
-                self._running[number].progress = progress
-                self._left.report(number - 1, progress, time.monotonic())
+            self._cells.report(number, progress, time.monotonic())
             self._notify()
 
     @_unless_closed
     def end(self, record: RunRecord, *, reused: bool) -> None:
         with self._lock:
-            number = self._numbers.pop(record.cell, None) or min(self._running)
-            cell = self._running.pop(number)
-            self._done += 1
-            assert self._left is not None
-            self._left.end(number - 1, time.monotonic(), reused=reused)
-            total = self._total
-            alone = total == 1
-            if not self.quiet and not (alone and record.status == "failed"):  # whose error is said by the command
+            cell, total = self._cells.end(record, time.monotonic(), reused=reused), self._cells.total
+            if not self.quiet and not (total == 1 and record.status == "failed"):  # whose error is said by the command
                 cached = " (cached)" if reused else ""
-                where = f", {cell.place}" if cell.place else ""
-                self._print(f"[{number}/{total}] {cell.name}{where}: {_outcome(record)}{cached}")
+                self._print(f"[{cell.number}/{total}] {cell.full_name}: {_outcome(record)}{cached}")
             for finding in record.guards:
                 if not self.quiet and finding not in self._found:
                     self._found.add(finding)
@@ -171,20 +138,12 @@ class Display(Observer):
             if region is not None:
                 region.close()
 
-    @property
-    def _total(self) -> int:
-        return 0 if self._outline is None else len(self._outline.cells)
-
-    def _expect(self, outline: Outline) -> None:
-        self._outline, self._left, self._done = outline, TimeLeft(outline), 0
-
     def _print(self, line: str) -> None:
         region = self._region
         note(line, None if region is None else functools.partial(self._draw_region, region))
 
     def _draw_region(self, region: Region, above: str | None = None) -> None:
-        cells, matrix = self._views()
-        region.draw(bar_lines(cells, matrix, region.size, region.symbols, idle=self._idle), above)
+        region.draw(*self._cells.views(time.monotonic()), self._idle, above)
 
     def _start(self) -> None:
         """Start to draw bars or to show notices; again only after `close`."""
@@ -193,7 +152,7 @@ class Display(Observer):
         if self.wants_bar:
             from ampcompare.cli.progress_region import Region
 
-            self._region = Region(sys.stderr, leave_closed_terminal)
+            self._region = Region(sys.stderr)
         self._ended.clear()
         self._thread = threading.Thread(target=self._tick, name="progress", daemon=True)
         self._thread.start()
@@ -215,42 +174,20 @@ class Display(Observer):
         if self.notify_seconds is None or now - self.notified < self.notify_seconds:
             return
         self.notified = now
-        cells, matrix = self._views()
-        for line in notices(cells, matrix, idle=self._idle):
+        for line in notices(*self._cells.views(now), idle=self._idle):
             self._print(line)
 
     @property
     def _idle(self) -> str:
         """What happens while no cell runs."""
-        if self._total > 1 and self._done == self._total:
+        outline = self._cells.outline
+        if self._cells.total > 1 and self._cells.done == self._cells.total:
             return "writing the report"
-        if self._outline is not None and any(cell.launcher in ("slurm", "ray") for cell in self._outline.cells):
+        if outline is not None and any(cell.launcher in ("slurm", "ray") for cell in outline.cells):
             return "waiting in the queue"
-        if not self._done:
+        if not self._cells.done:
             return "a few steps of each arm"
-        has_rounds = self._outline is not None and self._outline.timing_rounds > 0 and self._done
-        return "timing rounds" if has_rounds else ""
-
-    def _views(self) -> tuple[list[CellView], MatrixView]:
-        """Return what is to be shown now."""
-        now = time.monotonic()
-        left = self._left
-        cells = [
-            CellView(
-                cell.name,
-                number,
-                cell.progress,
-                now - cell.began,
-                None if left is None else left.of_cell(number - 1, now),
-                1 if cell.config.script else cell.config.recipe.epochs,  # how many a script makes is not known
-                cell.place,
-            )
-            for number, cell in sorted(self._running.items())
-        ]
-        total = self._total
-        made = self._done + (0.0 if left is None else sum(left.share(number - 1) for number in self._running))
-        seconds_left = None if left is None else left.seconds(now)
-        return cells, MatrixView(self._done, total, made / max(1, total), now - self.began, seconds_left)
+        return "timing rounds" if outline is not None and outline.timing_rounds > 0 else ""
 
 
 def _automatic_device() -> str:

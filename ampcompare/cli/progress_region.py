@@ -1,18 +1,26 @@
-"""The lines at the bottom of a terminal that are drawn over: drawn with rich, which is imported only with this file."""
+"""Bars at the bottom of a terminal: drawn with rich, which is imported only with this file."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TextIO
 
-from rich.console import Console
+from rich.cells import cell_len
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 from rich.text import Text
 
-from ampcompare.cli.progress_lines import Segment, Symbols
+from ampcompare.experiment.running_cells import CellView, MatrixView, span
 
-__all__ = ["Region"]
+__all__ = ["Region", "bars"]
+
+MAX_BAR = 40
+MIN_BAR = 6
+MAX_NAME = 40
+PHASE_WIDTH = len("loading data")
+NARROW = 60  # columns, below which a bar has a line of its own
 
 
 class _Console(Console):
@@ -22,46 +30,15 @@ class _Console(Console):
         return False
 
 
-class _Guarded:
-    """A stream whose terminal may be closed: that is reported instead of an error, in any thread."""
-
-    def __init__(self, stream: TextIO, on_closed: Callable[[], None]) -> None:
-        self._stream = stream
-        self._on_closed = on_closed
-        self.encoding = stream.encoding or "ascii"
-
-    def write(self, text: str) -> int:
-        try:
-            return self._stream.write(text)
-        except OSError:
-            self._on_closed()
-            return len(text)
-
-    def flush(self) -> None:
-        try:
-            self._stream.flush()
-        except OSError:
-            self._on_closed()
-
-    def isatty(self) -> bool:
-        return True
-
-    def fileno(self) -> int:
-        return self._stream.fileno()
-
-
 class Region:
-    """Draws lines over those that it drew before; lines that are printed stand above them.
+    """Draws bars over those that it drew before; lines that are printed stand above them.
 
     Args:
         stream: a terminal.
-        on_closed: is called when it cannot be written any more.
     """
 
-    def __init__(self, stream: TextIO, on_closed: Callable[[], None]) -> None:
-        guarded = _Guarded(stream, on_closed)
-        self._stream = stream
-        self._console = _Console(file=guarded, force_terminal=True, highlight=False, markup=False, emoji=False)  # type: ignore[arg-type]
+    def __init__(self, stream: TextIO) -> None:
+        self._console = _Console(file=stream, force_terminal=True, highlight=False, markup=False, emoji=False)
         self._live = Live(
             console=self._console,
             auto_refresh=False,
@@ -70,30 +47,69 @@ class Region:
             redirect_stderr=False,
             vertical_overflow="crop",
         )
-        self.symbols = Symbols.of(guarded.encoding)
         self._live.start()
 
-    @property
-    def size(self) -> tuple[int, int]:
-        """Columns and rows of the terminal, as they are now."""
-        columns, rows = self._console.size
-        try:
-            real = os.get_terminal_size(self._stream.fileno())
-        except (OSError, ValueError):
-            return columns, rows
-        return min(columns, real.columns or columns), min(rows, real.lines or rows)
-
-    def draw(self, lines: Sequence[Sequence[Segment]], above: str | None = None) -> None:
-        """Draw lines instead of the last ones.
+    def draw(self, cells: Sequence[CellView], matrix: MatrixView, idle: str = "", above: str | None = None) -> None:
+        """Draw the bars of cells, as far as there is room, and of the matrix.
 
         Args:
+            idle: what is said while no cell runs.
             above: a line that stays.
         """
-        texts = [Text.assemble(*line) for line in lines]
-        self._live.update(Text("\n", no_wrap=True, overflow="crop").join(texts), refresh=above is None)
+        self._live.update(bars(cells, matrix, self._console, idle), refresh=above is None)
         if above is not None:
             self._console.print(Text(above), soft_wrap=True)
 
     def close(self) -> None:
         """Clear what is drawn."""
         self._live.stop()
+
+
+def bars(cells: Sequence[CellView], matrix: MatrixView, console: Console, idle: str = "") -> RenderableType:
+    """Return what stands at the bottom of the terminal: each running cell, and the matrix if it has several."""
+    width, rows = console.size
+    rows -= 3 if matrix.total > 1 else 2  # the line of the matrix, and one that the terminal scrolls
+    is_narrow, between = width < NARROW, ", " if console.options.ascii_only else " · "
+    has_figures = len(cells) * (3 if is_narrow else 2) <= rows
+    shown = cells if has_figures or len(cells) <= rows else cells[: max(0, rows - 1)]
+    name_width = min(MAX_NAME, width - 1, max((cell_len(cell.full_name) for cell in shown), default=0))
+    lines: list[RenderableType] = []
+    for cell in shown:
+        name = Text(cell.full_name, style="bold")
+        name.truncate(name_width, pad=True)
+        if not has_figures:
+            left = span(cell.seconds) if cell.left is None else f"{span(cell.left)} left"
+            lines.append(_row(width, name, Text(left)))
+            continue
+        phase, time = Text(f" {cell.phase:<{PHASE_WIDTH}}", style="cyan"), Text(span(int(cell.seconds)))
+        if cell.progress is not None and (total := cell.progress.total_steps):
+            time = Text(f"{cell.progress.steps:>{len(str(total))}}/{total}  ") + time
+        first = [_row(width, name, phase)] if is_narrow else []
+        last = [] if is_narrow else [name, phase]
+        lines += [*first, _row(width, *last, cell.share, time)]
+        lines.append(Text("  " + between.join(cell.figures()), style="dim", no_wrap=True, overflow="crop"))
+    if len(shown) < len(cells):
+        lines.append(Text(f"and {len(cells) - len(shown)} more", style="dim"))
+    if not cells and idle:
+        lines.append(Text(idle))
+    if matrix.total > 1:
+        text = "" if matrix.left is None else f"{between}about {span(matrix.left)} left"
+        count = Text(f"{matrix.done} of {matrix.total} cells", style="bold")
+        lines.append(_row(width, count, matrix.share, Text(f"{span(int(matrix.seconds))}{text}")))
+    return Group(*lines)
+
+
+def _row(width: int, *parts: Text | float) -> RenderableType:
+    """Return parts in one line; a share is a bar, as long as there is room for one."""
+    room = width - 1 - sum(cell_len(part.plain) + 1 for part in parts if isinstance(part, Text))
+    row = Table.grid(padding=(0, 1, 0, 0))
+    rendered: list[RenderableType] = []
+    for part in parts:
+        if isinstance(part, Text):
+            row.add_column(no_wrap=True, overflow="crop")
+            rendered.append(part)
+        elif room >= MIN_BAR:
+            row.add_column()
+            rendered.append(ProgressBar(total=1.0, completed=part, width=min(MAX_BAR, room), complete_style="green"))
+    row.add_row(*rendered)
+    return row

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, closing, suppress
+from contextlib import closing, suppress
 from typing import Any
 
 import torch
@@ -11,8 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ampcompare.backends.arm import Arm
-from ampcompare.diagnosis.diagnose_recipe import recipe_loop
-from ampcompare.diagnosis.measure import Conditions, Enough, trained_under
+from ampcompare.diagnosis.loops import Conditions, Enough, recipe_loop, trained_under
 from ampcompare.diagnosis.prefix import PrefixWatch
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.examination import answering_errors
@@ -31,17 +29,8 @@ class _Watched(PrecisionWrapper):
         super().__init__(inner)
         self._watch = watch
 
-    def scale_loss(
-        self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
-    ) -> AbstractContextManager[Tensor]:
+    def see_loss(self, loss: Tensor, loss_id: int) -> None:
         self._watch.add_loss(loss)
-        return self.inner.scale_loss(loss, optimizers, loss_id=loss_id, delay_unscale=delay_unscale)
-
-    def backward(
-        self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
-    ) -> None:
-        self._watch.add_loss(loss)
-        self.inner.backward(loss, optimizers, loss_id=loss_id, delay_unscale=delay_unscale)
 
     def step(self, *optimizers: Optimizer) -> StepOutcome:
         outcome = self.inner.step(*optimizers)

@@ -8,7 +8,9 @@ high.
 from __future__ import annotations
 
 import math
+import os
 import re
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -18,8 +20,12 @@ from typing import Any
 
 from ampcompare.base.errors import ConfigError, Ended, EnvironmentUnfit, LaunchError
 from ampcompare.base.files.write import write_atomically
+from ampcompare.base.secrets import hidden
 from ampcompare.experiment.follow import following
 from ampcompare.experiment.launch.base import Launcher
+from ampcompare.experiment.launch.cell import command_of
+from ampcompare.experiment.launch.cell_files import announce_cell
+from ampcompare.experiment.launch.local import LocalLauncher
 from ampcompare.experiment.launch.places import find_places
 from ampcompare.experiment.load import reload_comparison, with_profile
 from ampcompare.experiment.matrix import Row, find_reference
@@ -29,7 +35,7 @@ from ampcompare.experiment.options import CompareOptions
 from ampcompare.experiment.plan import Plan, parse_seeds
 from ampcompare.experiment.preflight import preflight
 from ampcompare.experiment.profile import ProfileOptions, profile
-from ampcompare.experiment.run import AllFailAlike, run_plan
+from ampcompare.experiment.run import AllFailAlike, RunningPlan, run_plan
 from ampcompare.experiment.run_directory import DEFAULT_FOLDER, RunDirectory
 from ampcompare.experiment.single_run import WhileRunning
 from ampcompare.experiment.sources import (
@@ -57,6 +63,7 @@ from ampcompare.tasks.catalog import TASKS
 __all__ = [
     "ComparisonOutcome",
     "PlannedComparison",
+    "emit_cells",
     "pilot_seeds",
     "plan_comparison",
     "requested_seeds",
@@ -102,14 +109,12 @@ class ComparisonOutcome:
     Attributes:
         folder: the run directory, with the reports.
         checks: the result of each gate for each arm.
-        is_main: whether this process reports results, and not another node of the same command.
     """
 
     options: CompareOptions
     comparison: Comparison
     folder: Path
     checks: tuple[Check, ...] = ()
-    is_main: bool = True
 
     @property
     def common_failure(self) -> RunRecord | None:
@@ -122,8 +127,6 @@ class ComparisonOutcome:
     @property
     def exit_code(self) -> int:
         """The exit code of the command."""
-        if not self.is_main:
-            return 0
         if self.common_failure is not None:
             return int(self.common_failure.environment.get("exit_code", 3))
         statuses = {record.status for record in self.comparison.records}
@@ -134,7 +137,7 @@ class ComparisonOutcome:
     def write_junit(self) -> None:
         """Write the JUnit XML, if it is asked for. Done separately, so that an unwritable file does not lose other
         results."""
-        if self.options.junit is not None and self.is_main:
+        if self.options.junit is not None:
             write_atomically(self.options.junit, JUnit(self.checks).render(self.comparison))
 
 
@@ -179,14 +182,13 @@ def plan_comparison(options: CompareOptions) -> PlannedComparison:
 
 def _make_plan(options: CompareOptions, sources: SettingsSources, rows: Sequence[Row], seeds: Sequence[int]) -> Plan:
     plan = replace(plan_with_published(sources, rows, seeds, options.reference), timing_rounds=options.timing_rounds)
-    is_elsewhere = options.launch.nnodes > 1 or any(cell.launcher in ("slurm", "ray") for cell in plan.cells)
+    is_elsewhere = any(cell.launcher in ("slurm", "ray") for cell in plan.cells)
     if options.timing_rounds and (options.jobs not in (None, 1) or is_elsewhere):
         raise ConfigError(
             "--timing-rounds times one arm after the other on this machine; leave it out, or run without --jobs, "
-            "--nnodes, Slurm and Ray"
+            "Slurm and Ray"
         )
-    # The nodes of one command run the same cells in the same order, but cannot exchange a drawn order.
-    return plan if options.launch.nnodes == 1 else plan.in_order([], int(plan.digest(), 16))
+    return plan
 
 
 def run_comparison(
@@ -195,7 +197,7 @@ def run_comparison(
     """Run every cell that has no usable record yet, write the reports after each, and check the gates.
 
     Args:
-        observer: receives progress and notes in the main process.
+        observer: receives progress and notes.
         while_running: a context around the runs, given the launcher; the command line handles signals in it.
 
     Raises:
@@ -208,12 +210,10 @@ def run_comparison(
     """
     planned = plan_comparison(options)
     plan, folder = planned.plan, planned.folder
-    jobs = 1 if options.timing_rounds or options.launch.nnodes > 1 else options.jobs
+    jobs = 1 if options.timing_rounds else options.jobs
     places = find_places(plan.cells, jobs, options.gpus)
     launcher = options.launch.pool(planned.sources.config, places, options.jobs)
-    is_main = launcher.is_main
-    observer = observer if observer is not None and is_main else Observer()
-    observer = following(observer, options.callbacks if is_main else ())
+    observer = following(observer or Observer(), options.callbacks)
     for text in planned.baseline.excluded if planned.baseline is not None else []:
         observer.note(f"of the baseline a record is not used: {text}")
     for text in (*places.notes, *places.about_times):
@@ -232,7 +232,7 @@ def run_comparison(
         "jobs": len(places.all),
         "observer": observer,
         "save": save,
-        "check": options.preflight and options.launch.nnodes == 1,
+        "check": options.preflight,
     }
     hold = RunDirectory(folder).owned(
         launcher, command=options.command, wait_seconds=options.wait_seconds, note=observer.note
@@ -253,15 +253,46 @@ def run_comparison(
         if (report := folder / str(FORMATS["md"].file)).exists():
             observer.note(f"finished cells are in {report}")
         raise
-    if is_main:
-        if options.profile:
-            _profile(planned, comparison, observer)
-        told = with_profile(comparison, folder)
-        if told is not comparison:
-            comparison = told
-            save(comparison, folder)
-    checks = check_gates(planned.gates, comparison, planned.baseline) if planned.gates and is_main else []
-    return ComparisonOutcome(options, comparison, folder, tuple(checks), is_main)
+    if options.profile:
+        _profile(planned, comparison, observer)
+    told = with_profile(comparison, folder)
+    if told is not comparison:
+        comparison = told
+        save(comparison, folder)
+    checks = check_gates(planned.gates, comparison, planned.baseline) if planned.gates else []
+    return ComparisonOutcome(options, comparison, folder, tuple(checks))
+
+
+def emit_cells(options: CompareOptions, file: Path) -> int:
+    """Write the command of each cell that has no record, one a line, for any scheduler; return their number.
+
+    The same comparison reads what they leave.
+
+    Raises:
+        ConfigError: an option that cannot be used, cells that are not known before others have run, or secrets.
+        EnvironmentUnfit: this machine lacks something that was requested, or the file cannot be written.
+    """
+    planned = plan_comparison(options)
+    if requested_seeds(options, planned.sources) == "auto":
+        raise ConfigError("--seeds auto decides by the first cells how many follow; with --emit-cells name the seeds")
+    if hidden():
+        raise ConfigError(
+            "a secret among the arguments of the script is written to no file, so no command can have it; let the "
+            "script read it from the environment"
+        )
+    run, launcher = RunDirectory(planned.folder), LocalLauncher()
+    with run.owned(launcher, command=options.command, wait_seconds=options.wait_seconds):
+        running = RunningPlan(
+            planned.plan, run, launcher, command=options.command, terms=planned.criteria, force=options.force,
+            observer=Observer(),
+        )  # fmt: skip
+        cells = [running.cell(index) for index in running.missing(range(len(planned.plan.cells)))]
+        for config, folder in cells:
+            announce_cell(config, folder)
+    here = shlex.quote(os.getcwd())
+    commands = [f"cd {here} && {shlex.join(command_of(folder.resolve()))}\n" for _, folder in cells]
+    write_atomically(file, "".join(commands))
+    return len(commands)
 
 
 def try_rows(planned: PlannedComparison) -> Preflight | None:
@@ -271,7 +302,7 @@ def try_rows(planned: PlannedComparison) -> Preflight | None:
         EnvironmentUnfit, LaunchError: no process can be started.
     """
     options, plan = planned.options, planned.plan
-    if not options.preflight or options.launch.nnodes > 1:
+    if not options.preflight:
         return None
     run = RunDirectory(planned.folder)
     done = [run.reusable(cell).record if run.path.is_dir() else None for cell in plan.cells]

@@ -1,9 +1,7 @@
 """How long the rest of a matrix will take: every arm has its own cost.
 
 An arm costs the mean of its cells that ran in this call; else of its records that were there before; else the
-projection of its running cell; else the mean of the arms whose cost is known. A cached cell costs nothing. The start of
-a process counts apart from the work, since the first one loads the libraries for all others. The last report is assumed
-to take as long as the one before it.
+projection of its running cell; else the mean of the arms whose cost is known. A cached cell costs nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +21,6 @@ from ampcompare.experiment.launch.base import Progress
 from ampcompare.experiment.observer import Outline
 from ampcompare.experiment.plan import Plan
 from ampcompare.experiment.run_directory import RunDirectory
-from ampcompare.experiment.timing_rounds import TIMED_STEPS
 from ampcompare.runs.analysis.runs.comparability import changed_settings
 from ampcompare.runs.records.preflight import Preflight
 from ampcompare.runs.records.run import RunRecord
@@ -38,42 +35,42 @@ MAX_GAP = 10.0  # seconds between two cells of one call
 
 @dataclass
 class _Running:
-    """A running cell; times are those of the caller's clock."""
+    """A running cell; times are those of the caller's clock.
+
+    Attributes:
+        trained: when its first share of the steps was reported, and which: above 0 in a resumed cell.
+    """
 
     began: float
-    reported: float | None = None
-    trained: float | None = None
+    trained: tuple[float, float] | None = None
     latest: float = 0.0
-    first_share: float = 0.0
     share: float = 0.0
 
     def add(self, progress: Progress, now: float) -> None:
-        if self.reported is None:
-            self.reported = now
         self.latest = now
-        if progress.total_steps:
-            share = min(1.0, progress.steps / progress.total_steps)
-            if share < self.share:  # its process was lost, and another one trains it again
-                self.reported, self.trained = now, None
-            self.share = share
-            if self.trained is None:
-                self.trained, self.first_share = now, self.share  # above 0 in a resumed cell
+        if not progress.total_steps:
+            return
+        share = min(1.0, progress.steps / progress.total_steps)
+        if share < self.share:  # its process was lost, and another one trains it again
+            self.began, self.trained = now, None
+        self.share = share
+        self.trained = self.trained or (now, share)
+
+    @property
+    def first_share(self) -> float:
+        """The share of the steps that an earlier call has made."""
+        return self.trained[1] if self.trained else 0.0
 
     @property
     def made(self) -> float:
-        """The share of the steps of this call that are made, 0 to 1; a resumed cell has others before them."""
+        """The share of the steps of this call that are made, 0 to 1."""
         return (self.share - self.first_share) / (1 - self.first_share) if self.first_share < 1 else 1.0
 
-    @property
-    def setup(self) -> float:
-        """Seconds from the first report to the first step."""
-        return 0.0 if self.reported is None or self.trained is None else self.trained - self.reported
-
     def projected(self) -> float | None:
-        """Return the projected seconds of work of the cell in this call; None while unknown."""
+        """Return the projected seconds of the cell in this call; None while unknown."""
         if self.trained is None or self.made < FIRST_SHARE:
             return None
-        return self.setup + (self.latest - self.trained) / self.made
+        return self.trained[0] - self.began + (self.latest - self.trained[0]) / self.made
 
 
 class TimeLeft:
@@ -81,64 +78,32 @@ class TimeLeft:
 
     def __init__(self, outline: Outline) -> None:
         self.outline = outline
-        count = len(outline.cells)
-        size = max(1, count if outline.together else len(outline.arms))
-        self._blocks = [range(start, min(start + size, count)) for start in range(0, count, size)]
         self._waiting = {index for index, record in enumerate(outline.cached) if record is None}
         self._running: dict[int, _Running] = {}
         self._slots = outline.jobs  # a queue runs as many cells at a time as it likes
-        self._work: dict[str, list[float]] = {}
-        self._starts: list[float] = []
-        self._report_seconds = 0.0  # from the last sign of the latest cell until its report was written
-        self._all_ended: float | None = None
-        self._steps: dict[str, float] = {}
-        self._setups: dict[str, float] = {}
+        self._ended: dict[str, list[float]] = {}
         self._earlier: dict[str, list[float]] = {}
         for label, record in zip(outline.labels, outline.cached, strict=True):
             if record is not None and record.jobs == outline.jobs and record.summary.wall_seconds:
                 self._earlier.setdefault(label, []).append(record.summary.wall_seconds)
-        self._gaps: list[float] = []  # from the end of a block to the next: timing rounds
-        self._block_ended: float | None = None
-        self._rounds_left = [outline.timing_rounds > 0 and any(p in self._waiting for p in b) for b in self._blocks]
 
     def begin(self, index: int, now: float) -> None:
         """Record the start of a cell, by its index from 0."""
-        if self._block_ended is not None:
-            self._gaps.append(now - self._block_ended)
-            self._block_ended = None
-            for number in range(self._block_of(index)):
-                self._rounds_left[number] = False
         self._waiting.discard(index)
         self._running[index] = _Running(now)
         self._slots = max(self._slots, len(self._running))
 
     def report(self, index: int, progress: Progress, now: float) -> None:
         """Record the progress of a running cell."""
-        cell = self._running.get(index)
-        if cell is None:
-            return
-        cell.add(progress, now)
-        label = self.outline.labels[index]
-        if cell.trained is not None:
-            self._setups[label] = cell.setup
-        if progress.step_seconds is not None:
-            self._steps[label] = progress.step_seconds
+        if index in self._running:
+            self._running[index].add(progress, now)
 
     def end(self, index: int, now: float, *, reused: bool = False) -> None:
-        """Record the end of a cell, with the report on it written, unless it is the last one."""
+        """Record the end of a cell."""
         cell = self._running.pop(index, None)
         if cell is not None and not reused:
-            start = cell.began if cell.reported is None else cell.reported
-            whole = (now - start) / max(FIRST_SHARE, 1 - cell.first_share)
-            self._work.setdefault(self.outline.labels[index], []).append(whole)
-            if cell.reported is not None and (self._running or self._waiting):
-                self._report_seconds = now - cell.latest
-            self._starts.append(start - cell.began)
-        block = self._blocks[self._block_of(index)]
-        if not any(other in self._running or other in self._waiting for other in block):
-            self._block_ended = now
-        if not self._running and not self._waiting:
-            self._all_ended = now
+            whole = (now - cell.began) / max(FIRST_SHARE, 1 - cell.first_share)
+            self._ended.setdefault(self.outline.labels[index], []).append(whole)
 
     def share(self, index: int) -> float:
         """Return the share of its steps that a running cell has made, 0 to 1."""
@@ -146,65 +111,36 @@ class TimeLeft:
 
     def of_cell(self, index: int, now: float) -> float | None:
         """Return how long a running cell will still take; None while that is unknown."""
-        cell = self._running.get(index)
-        if cell is None:
+        cell, known = self._running.get(index), self._costs().get(self.outline.labels[index])
+        if cell is None or known is None:
             return None
-        projected, known = cell.projected(), self._known_costs().get(self.outline.labels[index])
-        if known is None:
-            return None
-        whole = known * (1 - cell.first_share)
+        whole, projected = known * (1 - cell.first_share), cell.projected()
         if projected is not None:  # the further this cell is, the more its own progress counts
             whole = cell.made * projected + (1 - cell.made) * whole
-        if cell.made == 0:
-            worked = 0.0 if cell.reported is None else now - cell.reported
-            return max(0.0, whole - worked)
-        return max(0.0, whole - cell.setup) * (1 - cell.made)
+        return max(0.0, whole - (now - cell.began))
 
     def seconds(self, now: float) -> float | None:
         """Return how long all cells will still take; None while nothing is known of any."""
-        costs = self._known_costs()
+        costs = self._costs()
         if not costs:
             return None
         typical = statistics.fmean(costs.values())
-        start = statistics.median(self._starts[1:]) if len(self._starts) > 1 else 0.0
-        total = 0.0
-        for number, block in enumerate(self._blocks):
-            running = []
-            for index in block:
-                if index in self._running:
-                    left = self.of_cell(index, now)
-                    worked = now - (self._running[index].reported or now)
-                    running.append(max(0.0, typical - worked) if left is None else left)
-            waiting = [
-                costs.get(self.outline.labels[index], typical) + start for index in block if index in self._waiting
-            ]
-            total += _makespan(running, waiting, self._slots)
-            if self._rounds_left[number]:
-                total += self._rounds(now, is_running=not running and not waiting)
-        return total + max(0.0, self._report_seconds - (0.0 if self._all_ended is None else now - self._all_ended))
+        running = []
+        for index, cell in self._running.items():
+            left = self.of_cell(index, now)
+            running.append(max(0.0, typical - (now - cell.began)) if left is None else left)
+        waiting = [costs.get(self.outline.labels[index], typical) for index in sorted(self._waiting)]
+        return _makespan(running, waiting, self._slots)
 
-    def _rounds(self, now: float, *, is_running: bool) -> float:
-        """Return how long the timing rounds of a block will take, or still take if they run."""
-        if self._gaps:
-            whole = statistics.fmean(self._gaps)
-        else:
-            steps = TIMED_STEPS + self.outline.cells[0].warmup_steps
-            turns = [self._setups[arm] + steps * seconds for arm, seconds in self._steps.items() if arm in self._setups]
-            whole = self.outline.timing_rounds * len(self.outline.arms) * statistics.fmean(turns) if turns else 0.0
-        return max(0.0, whole - (now - self._block_ended)) if is_running and self._block_ended is not None else whole
-
-    def _known_costs(self) -> dict[str, float]:
-        """Return the seconds of work of a cell of each arm of which something is known."""
+    def _costs(self) -> dict[str, float]:
+        """Return the seconds of a cell of each arm of which something is known."""
         costs = {}
         for index, cell in self._running.items():
             if (projected := cell.projected()) is not None and cell.first_share < 1:
                 costs[self.outline.labels[index]] = projected / (1 - cell.first_share)
-        costs |= {label: statistics.fmean(seconds) for label, seconds in self._earlier.items()}
-        costs |= {label: statistics.fmean(seconds) for label, seconds in self._work.items()}
+        for known in (self._earlier, self._ended):
+            costs |= {label: statistics.fmean(seconds) for label, seconds in known.items()}
         return costs
-
-    def _block_of(self, index: int) -> int:
-        return next(number for number, block in enumerate(self._blocks) if index in block)
 
 
 def _makespan(running: Sequence[float], waiting: Sequence[float], jobs: int) -> float:

@@ -44,19 +44,11 @@ class LaunchOptions:
     """How the processes of a cell are started.
 
     Attributes:
-        nnodes: machines.
-        node_rank: number of this machine.
-        rdzv_endpoint: address on node 0 at which several machines meet, such as node0:29500.
-        max_restarts: how often all processes may be restarted after one fails.
         dist_url: where processes meet: env://, tcp://HOST:PORT or file://PATH.
         slurm_options: sbatch options for cells whose launcher is slurm, as in {"partition": "gpu", "exclusive": ""}.
         cells_per_job: cells that a job of the launcher slurm trains in turn.
     """
 
-    nnodes: int = 1
-    node_rank: int = 0
-    rdzv_endpoint: str | None = None
-    max_restarts: int = 0
     dist_url: str | None = None
     slurm_options: Mapping[str, str] = field(default_factory=dict)
     cells_per_job: int = 1
@@ -73,12 +65,6 @@ class LaunchOptions:
             raise ConfigError(f"cells per job are {self.cells_per_job}; give at least 1")
         if self.cells_per_job > 1 and "slurm" not in launchers:
             raise ConfigError("--cells-per-job is for Slurm jobs; add --launcher slurm")
-        if self.nnodes > 1 and "ray" in launchers:
-            raise ConfigError(
-                f"a task of Ray is on one machine, but --nnodes is {self.nnodes}; leave it out, or use another launcher"
-            )
-        if jobs not in (None, 1) and self.nnodes > 1 and "slurm" not in launchers:
-            raise ConfigError(f"--jobs is not for cells on {self.nnodes} nodes, which run one by one; leave it out")
         if jobs not in (None, 1) and "ray" in launchers:
             raise ConfigError("--jobs is not for Ray, which runs as many cells as fit; leave it out")
 
@@ -97,10 +83,6 @@ class LaunchOptions:
     def _arguments(self, jobs: Jobs = None) -> dict[str, Any]:
         return {
             "dist_url": self.dist_url,
-            "nnodes": self.nnodes,
-            "node_rank": self.node_rank,
-            "rdzv_endpoint": self.rdzv_endpoint,
-            "max_restarts": self.max_restarts,
             "slurm": {
                 "options": dict(self.slurm_options),
                 "running": jobs if isinstance(jobs, int) else None,
@@ -126,7 +108,7 @@ class RunOptions:
         mask: names of further arguments of the script, and of variables of the environment, whose values are kept out
             of all files, such as "pin" or "my_*".
         slurm_options: sbatch options, for the launcher slurm: {"partition": "gpu", "exclusive": ""}.
-        launch: how processes are started, over several nodes for example.
+        launch: how processes are started.
         callbacks: called for each step, epoch and end of a run; a text is a factory, `package.module:factory`.
         observer: receives progress and notes; in a notebook a display of the progress by default.
         settings: further fields of `RunConfig`, which win over the file: `arm="apex:O2"`, `device="cpu"`; or paths of
@@ -221,7 +203,7 @@ class CompareOptions:
         metrics: as for `run`.
         mask: as for `run`.
         slurm_options: as for `run`.
-        launch: how processes are started, over several nodes for example.
+        launch: how processes are started.
         callbacks: as for `run`.
         observer: receives progress and notes; in a notebook a display of the progress by default.
         settings: further fields of `RunConfig`, or paths of settings, as for `run`.

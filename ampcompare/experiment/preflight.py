@@ -101,13 +101,7 @@ def check_arms(
                 left -= trials[label].busy_seconds
             else:
                 untried.append(label)
-        if (
-            len(trials) == 1 == len(rows)
-            and len(seeds) > 1
-            and first.steps
-            and not first.error
-            and left >= first.busy_seconds
-        ):
+        if len(trials) == 1 == len(rows) and len(seeds) > 1 and first.is_trained and left >= first.busy_seconds:
             (label, cell), *_ = rows.items()
             trials["again"] = _run(cell, seeds[-1], launcher, Path(place, "again"))
     found = _found(trials, time.perf_counter() - begun)
@@ -201,6 +195,11 @@ class _Trial:
         """Why it made no step; what a script does after its last one, which came too early for it, says nothing."""
         enough = self.record.config.script is not None and len(self.steps) >= STEPS
         return "" if enough or self.record.status != "failed" else self.record.error or "it failed"
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether it made a step, so that another seed can be compared with it."""
+        return bool(self.steps) and not self.error
 
     @property
     def was_ended(self) -> bool:

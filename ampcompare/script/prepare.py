@@ -53,8 +53,9 @@ def run_script(
     status = execute(target, settings, prepare=prepare or prepare_script, explain=_explain)
     # A child process that trains past the arm refuses to.
     if status == 0 and not _stand_ins[-1].acted() and not child_processes.started():
+        under = "" if settings.arm == "script" else f" under {settings.arm}"
         note(
-            f"the script ended without reaching {settings.arm}: it has run no module whose weights an optimizer of "
+            f"the script has ended, and nothing was trained{under}: it ran no module whose weights an optimizer of "
             "torch updates; does it train at all with these arguments?"
         )
         return 3

@@ -53,6 +53,7 @@ NO_KERNEL = re.compile(r"not implemented for|Unsupported dtype")
 # Of products, whose operands all arms that cast functions cast; Apex's lists lack that of attention.
 PRODUCT = re.compile(r"\bmat[12]\b|\bm1 and m2\b|\bbatch[12]\b|^Input type .* type|Input and parameter tensors")
 ATTENTION = re.compile("query, key")
+DENSE = re.compile(r"does not support dense gradients")
 NUMPY_LACKS = re.compile(r"unsupported ScalarType BFloat16")
 HALF = {"": None, "fp16": torch.float16, "bf16": torch.bfloat16}
 TORCHSCRIPT = "The following operation failed in the TorchScript interpreter"
@@ -222,6 +223,11 @@ class StandIn:
             return UnsupportedCombination(
                 f"{line}: under {self.arm} the script passes a bfloat16 tensor to NumPy, which has no such type "
                 f"({error}); write .float() before .numpy() there, or compare an arm of fp16"
+            )
+        if casts and isinstance(error, RuntimeError) and DENSE.search(str(error)):
+            return UnsupportedCombination(
+                f"{_user_line(error.__traceback__)}: the masters of {self.arm} get dense gradients, as those of Apex, "
+                f"and the optimizer takes sparse ones alone ({error}); compare native:fp16 or half:masters=fp32"
             )
         fits = not casts and not self._lifted.types
         if fits or not isinstance(error, RuntimeError) or not TYPES.search(said := _said(error)):

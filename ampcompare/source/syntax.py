@@ -39,7 +39,9 @@ PLAIN = {
 }  # fmt: skip
 # The fields of each class of nodes that hold nodes.
 FIELDS = {
-    kind: () if kind is ast.Constant else tuple(name for name in kind._fields if name not in PLAIN)
+    kind: ()
+    if kind in (ast.Constant, ast.MatchSingleton)
+    else tuple(name for name in kind._fields if name not in PLAIN)
     for kind in vars(ast).values()
     if isinstance(kind, type) and issubclass(kind, ast.AST)
 }

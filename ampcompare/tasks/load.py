@@ -6,11 +6,11 @@ import contextlib
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cache, partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from filelock import FileLock
@@ -35,7 +35,7 @@ from ampcompare.tasks.hf_data import image_parts
 from ampcompare.tasks.in_memory import MemoryData, memory_data, resize_images
 from ampcompare.tasks.torchvision_loader import load_torchvision
 
-__all__ = ["SmallImages", "digits", "downloaded", "hf_images", "imagefolder", "load_data", "user_data"]
+__all__ = ["SmallImages", "digits", "load_data"]
 
 _DEFAULT_SIZE = 224
 # What ImageNet's usual validation resizes to before it crops 224.
@@ -58,17 +58,32 @@ _SYNTHETIC_VAL = 512
 _SYNTHETIC_CONTRAST = 0.5
 
 
-def imagefolder(
-    name: str,
-    root: str,
-    *,
-    seed: int,
-    image_size: int | None,
-    channels: int | None,
-    train_size: int | None,
-    val_size: int | None,
-    augment: bool,
-) -> _StreamData:
+@dataclass(frozen=True)
+class _Options:
+    """What is wanted of a data set; None takes the set's own.
+
+    Attributes:
+        seed: orders and augmentation follow from it.
+        image_size: height and width in pixels.
+        channels: that the model needs.
+        train_size, val_size: samples to use.
+        augment: change training images at random.
+    """
+
+    seed: int
+    image_size: int | None = None
+    channels: int | None = None
+    train_size: int | None = None
+    val_size: int | None = None
+    augment: bool = True
+
+    @property
+    def sizes(self) -> dict[str, int | None]:
+        """The samples to use of each part."""
+        return {"train": self.train_size, "val": self.val_size}
+
+
+def _imagefolder(name: str, root: str, options: _Options) -> _StreamData:
     """Read color images below `root`, one folder for each class, the same classes in `train` and `val`.
 
     Training images are random crops, resized and randomly flipped; validation images, and training
@@ -79,55 +94,42 @@ def imagefolder(
         BackendUnavailable: torchvision or Pillow is missing.
     """
     check_layout(root)
-    size = image_size or _DEFAULT_SIZE
     vision = load_torchvision()
-    parts = {}
-    transforms = _photo_transforms(name, size, channels, augment=augment)
-    for part, count in (("train", train_size), ("val", val_size)):
-        transform = transforms[part]
+    parts: dict[str, _Samples] = {}
+    for part, transform in _photo_transforms(name, options).items():
         try:
             images = vision.datasets.ImageFolder(str(Path(root) / part), transform=transform, loader=_open)
         except FileNotFoundError as error:
             raise ConfigError(
                 f"{Path(root) / part} has folders without images: {' '.join(str(error).split())}"
             ) from error
-        chosen = spread(len(images), count, what=f"the {part} folder of {root}", labels=torch.tensor(images.targets))
-        parts[part] = _KeyedSamples(images, chosen, name=name, purpose=part, seed=seed, num_classes=len(images.classes))
-    return _StreamData.of(parts["train"], parts["val"], (3, size, size))
+        parts[part] = _Samples(images, f"the {part} folder of {root}", torch.tensor(images.targets))
+    size = options.image_size or _DEFAULT_SIZE
+    return _StreamData.of(name, parts, options, len(images.classes), (3, size, size))
 
 
-def _photo_transforms(
-    name: str, size: int, channels: int | None, *, augment: bool
-) -> dict[str, Callable[[Any], Tensor]]:
+def _photo_transforms(name: str, options: _Options) -> dict[str, Callable[[Any], Tensor]]:
     """Return what makes a tensor of a color image, float32 (3, size, size), for `train` and `val`.
 
     Raises:
         ConfigError: a number of channels other than 3 was asked for.
         BackendUnavailable: torchvision or Pillow is missing.
     """
-    if channels not in (None, 3):
-        raise ConfigError(f"{channels} channels were requested, but {name} gives images of 3")
+    size = options.image_size or _DEFAULT_SIZE
+    if options.channels not in (None, 3):
+        raise ConfigError(f"{options.channels} channels were requested, but {name} gives images of 3")
     transforms = load_torchvision().transforms
     finish = [transforms.ToTensor(), transforms.Normalize(_IMAGENET_MEAN, _IMAGENET_STD)]
     center = [transforms.Resize(round(size * _RESIZE_RATIO)), transforms.CenterCrop(size)]
     random = [transforms.RandomResizedCrop(size), transforms.RandomHorizontalFlip()]
     return {
-        part: transforms.Compose([*(random if part == "train" and augment else center), *finish])
+        part: transforms.Compose([*(random if part == "train" and options.augment else center), *finish])
         for part in ("train", "val")
     }
 
 
-def hf_images(
-    name: str,
-    *,
-    seed: int,
-    image_size: int | None,
-    channels: int | None,
-    train_size: int | None,
-    val_size: int | None,
-    augment: bool,
-) -> _StreamData:
-    """Read images and classes of a data set of Hugging Face, which are cropped and normalized as `imagefolder`'s.
+def _hf_images(name: str, options: _Options) -> _StreamData:
+    """Read images and classes of a data set of Hugging Face, cropped and normalized as those of a folder.
 
     Args:
         name: `hf:PATH_OR_NAME`.
@@ -136,15 +138,13 @@ def hf_images(
         ConfigError: it cannot be read, lacks a column or a split, or channels other than 3 were asked for.
         BackendUnavailable: `datasets`, torchvision or Pillow is missing.
     """
-    size = image_size or _DEFAULT_SIZE
-    images, num_classes = image_parts(name, _photo_transforms(name, size, channels, augment=augment))
-    parts = {}
-    for part, count in (("train", train_size), ("val", val_size)):
-        chosen = spread(
-            len(images[part]), count, what=f"the {part} split of {name}", labels=torch.tensor(images[part].labels)
-        )
-        parts[part] = _KeyedSamples(images[part], chosen, name=name, purpose=part, seed=seed, num_classes=num_classes)
-    return _StreamData.of(parts["train"], parts["val"], (3, size, size))
+    images, num_classes = image_parts(name, _photo_transforms(name, options))
+    parts = {
+        part: _Samples(images[part], f"the {part} split of {name}", torch.tensor(images[part].labels))
+        for part in ("train", "val")
+    }
+    size = options.image_size or _DEFAULT_SIZE
+    return _StreamData.of(name, parts, options, num_classes, (3, size, size))
 
 
 def _open(path: str) -> Any:
@@ -219,25 +219,14 @@ class SmallImages(torch.utils.data.Dataset[tuple[Tensor, int]]):
         return values, int(self.labels[index])
 
 
-def downloaded(
-    name: str,
-    *,
-    seed: int,
-    data_dir: str | None,
-    download: bool,
-    image_size: int | None,
-    channels: int | None,
-    train_size: int | None,
-    val_size: int | None,
-    augment: bool,
-) -> _StreamData:
+def _downloaded(name: str, data_dir: str | None, options: _Options, *, download: bool) -> _StreamData:
     """Load one of torchvision's small sets from `data_dir`, downloading it first if `download` is set.
 
     Raises:
         ConfigError: missing or damaged files, too few samples, or a number of channels that is not possible.
         EnvironmentUnfit: the download failed; BackendUnavailable: no torchvision.
     """
-    kind = _KINDS[name]
+    kind, channels, image_size = _KINDS[name], options.channels, options.image_size
     folder = Path(data_dir or DEFAULT_DATA_DIR)
     if channels is not None and len(kind.mean) not in (1, channels):
         raise ConfigError(
@@ -248,15 +237,12 @@ def downloaded(
         _fetch(name, dataset, folder)
     require_files(name, folder)
     parts = {}
-    for part, size in (("train", train_size), ("val", val_size)):
+    for part in ("train", "val"):
         images, labels = _read(name, dataset, folder, train=part == "train")
-        chosen = spread(len(labels), size, what=f"the {part} part of {name}", labels=labels)
-        samples = SmallImages(images, labels, kind, image_size=image_size, augment=augment and part == "train")
-        parts[part] = _KeyedSamples(
-            samples, chosen, name=name, purpose=part, seed=seed, num_classes=kind.num_classes, channels=channels
-        )
+        samples = SmallImages(images, labels, kind, image_size=image_size, augment=options.augment and part == "train")
+        parts[part] = _Samples(samples, f"the {part} part of {name}", labels)
     height, width = (image_size, image_size) if image_size is not None else images.shape[2:]
-    return _StreamData.of(parts["train"], parts["val"], (channels or len(kind.mean), height, width))
+    return _StreamData.of(name, parts, options, kind.num_classes, (channels or len(kind.mean), height, width))
 
 
 def _read(name: str, dataset: Any, folder: Path, *, train: bool) -> tuple[Tensor, Tensor]:
@@ -304,18 +290,7 @@ def _network_timeout() -> Iterator[None]:
         socket.setdefaulttimeout(before)
 
 
-def user_data(
-    path: str,
-    *,
-    seed: int,
-    data_dir: str | None,
-    download: bool,
-    image_size: int | None,
-    channels: int | None,
-    train_size: int | None,
-    val_size: int | None,
-    augment: bool,
-) -> LabeledData:
+def _user_data(path: str, data_dir: str | None, options: _Options, *, download: bool) -> LabeledData:
     """Call the user's factory and build a data set from what it returns.
 
     It is called with those of `seed`, `data_dir`, `download`, `image_size`, `channels`, `train_size`, `val_size` and
@@ -325,24 +300,22 @@ def user_data(
     Raises:
         ConfigError: the factory raised, returned something else, or an option was given that it does not take.
     """
-    factory = resolve_factory(path)
-    sizes = {"train_size": train_size, "val_size": val_size}
-    options = {"image_size": image_size, "channels": channels, **sizes}
-    offered = {"seed": seed, "data_dir": data_dir, "download": download, "augment": augment, **options}
-    taken = named_by(factory, offered)
-    if image_size is not None and "image_size" not in taken:
+    factory, channels = resolve_factory(path), options.channels
+    taken = named_by(factory, {**vars(options), "data_dir": data_dir, "download": download})
+    if options.image_size is not None and "image_size" not in taken:
         raise ConfigError(
-            f"factory {path} has no parameter image_size, and {image_size} was requested; add it, or drop --image-size"
+            f"factory {path} has no parameter image_size, and {options.image_size} was requested; add it, or drop "
+            "--image-size"
         )
     with isolated_globals():
         seed_globals(derive("user's factory"))
         with blamed(path, "calling it"):
             result = factory(**taken)
         if isinstance(result, LabeledData):
-            for name, size in sizes.items():
-                if size is not None and name not in taken:
+            for part, size in options.sizes.items():
+                if size is not None and f"{part}_size" not in taken:
                     raise ConfigError(
-                        f"factory {path} returns a LabeledData and has no parameter {name}, and {size} "
+                        f"factory {path} returns a LabeledData and has no parameter {part}_size, and {size} "
                         "was asked for; add it"
                     )
             return result
@@ -354,15 +327,13 @@ def user_data(
                 "return samples that fit, or choose another model"
             )
         classes = _count_classes(path, train) if num_classes is None else num_classes
-    parts = {}
-    for part, samples, name in (("train", train, "train_size"), ("val", val, "val_size")):
-        size = None if name in taken else sizes[name]
-        positions = spread(len(samples), size, what=f"the {part} data set of factory {path}")
-        parts[part] = _KeyedSamples(
-            samples, positions, name=path, purpose=part, seed=seed, num_classes=classes, channels=channels
-        )
+    parts = {
+        part: _Samples(samples, f"the {part} data set of factory {path}")
+        for part, samples in (("train", train), ("val", val))
+    }
     shape = tuple(sample.shape) if channels is None or sample.shape[0] != 1 else (channels, *sample.shape[1:])
-    return _StreamData.of(parts["train"], parts["val"], shape)
+    chosen_already: dict[str, Any] = {f"{part}_size": None for part in parts if f"{part}_size" in taken}
+    return _StreamData.of(path, parts, replace(options, **chosen_already), classes, shape)
 
 
 def _unpack(path: str, result: Any) -> tuple[Any, Any, int | None]:
@@ -439,45 +410,38 @@ def load_data(
         ConfigError: unknown name, missing files, or options that the set does not support.
         EnvironmentUnfit: a download failed, or a package is missing.
     """
-    for option, value in (
-        ("image_size", image_size),
-        ("channels", channels),
-        ("train_size", train_size),
-        ("val_size", val_size),
-    ):
-        if value is not None and value < 1:
+    options = _Options(seed, image_size, channels, train_size, val_size, augment)
+    for option in ("image_size", "channels", "train_size", "val_size"):
+        if (value := getattr(options, option)) is not None and value < 1:
             raise ConfigError(f"{option} is {value}; it must be at least 1")
-    return _loader(name, data_dir=data_dir, download=download)(
-        seed=seed,
-        image_size=image_size,
-        channels=channels,
-        train_size=train_size,
-        val_size=val_size,
-        augment=augment,
-    )
-
-
-def _loader(name: str, *, data_dir: str | None, download: bool) -> Callable[..., LabeledData]:
-    """Return the function that loads the set of that name.
-
-    Raises:
-        ConfigError: there is none.
-    """
     if name in ("digits", "synthetic"):
-        return digits if name == "digits" else _synthetic
+        return digits(**vars(options)) if name == "digits" else _synthetic(options)
     if name in TORCHVISION_FILES:
-        return partial(downloaded, name, data_dir=data_dir, download=download)
+        return _downloaded(name, data_dir, options, download=download)
     kind, colon, path = name.partition(":")
     if kind == "imagefolder":
-        return partial(imagefolder, name, path or data_dir or "")
+        return _imagefolder(name, path or data_dir or "", options)
     if kind == "hf" and path:
-        return partial(hf_images, name)
+        return _hf_images(name, options)
     if colon:
-        return partial(user_data, name, data_dir=data_dir, download=download)
+        return _user_data(name, data_dir, options, download=download)
     raise ConfigError(f"there is no data set {name!r}; {did_you_mean(name, DATA_SETS)}")
 
 
 Key: TypeAlias = tuple[int, int]
+
+
+class _Samples(NamedTuple):
+    """A part of a data set, map-style.
+
+    Attributes:
+        what: it is called in errors.
+        labels: over which samples are spread; None without.
+    """
+
+    samples: Any
+    what: str
+    labels: Tensor | None = None
 
 
 class _KeyedSamples(Dataset[tuple[Tensor, int]]):
@@ -577,17 +541,29 @@ class _StreamData(LabeledData):
     _loaders: dict[tuple[Part, int, bool], _Loader] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def of(cls, train: _KeyedSamples, val: _KeyedSamples, sample_shape: tuple[int, ...]) -> _StreamData:
-        """Return the data set of two parts of one name, seed and number of classes."""
+    def of(
+        cls,
+        name: str,
+        parts: Mapping[str, _Samples],
+        options: _Options,
+        num_classes: int,
+        sample_shape: tuple[int, ...],
+    ) -> _StreamData:
+        """Return the data set of two parts, of as many of their samples as are wanted."""
+        keyed = {}
+        for part, (samples, what, labels) in parts.items():
+            chosen = spread(len(samples), options.sizes[part], what=what, labels=labels)
+            facts: dict[str, Any] = {"seed": options.seed, "num_classes": num_classes, "channels": options.channels}
+            keyed[part] = _KeyedSamples(samples, chosen, name=name, purpose=part, **facts)
         return cls(
-            train.name,
-            num_train=len(train),
-            num_val=len(val),
-            seed=train.seed,
-            num_classes=train.num_classes,
+            name,
+            num_train=len(keyed["train"]),
+            num_val=len(keyed["val"]),
+            seed=options.seed,
+            num_classes=num_classes,
             sample_shape=sample_shape,
-            train=train,
-            val=val,
+            train=keyed["train"],
+            val=keyed["val"],
         )
 
     def _read(
@@ -689,35 +665,22 @@ def digits(
     )
 
 
-def _synthetic(
-    *,
-    seed: int,
-    image_size: int | None = None,
-    channels: int | None = None,
-    train_size: int | None = None,
-    val_size: int | None = None,
-    augment: bool = True,
-) -> MemoryData:
+def _synthetic(options: _Options) -> MemoryData:
     """Generate noisy images of ten smooth patterns, the same ones for every seed.
 
-    Args:
-        seed: of order and augmentation.
-        image_size: height and width, 32 by default.
-        channels: 3 by default.
-        train_size: number of training images, 2048 by default; `val_size`: 512 by default.
-        augment: shift training images by up to one pixel.
+    By default 2048 images for training and 512 for validation, of 3 channels and 32 pixels. Training images are shifted
+    by up to one pixel.
     """
-    size = image_size or _SYNTHETIC_SIZE
-    planes = channels or 3
+    size, planes = options.image_size or _SYNTHETIC_SIZE, options.channels or 3
     draws = generator("synthetic patterns", planes)
     patterns = resize_images(torch.randn(_SYNTHETIC_CLASSES, planes, 4, 4, generator=draws), size)
     return memory_data(
         "synthetic",
-        _noisy(patterns, "training", train_size or _SYNTHETIC_TRAIN),
-        _noisy(patterns, "validation", val_size or _SYNTHETIC_VAL),
+        _noisy(patterns, "training", options.train_size or _SYNTHETIC_TRAIN),
+        _noisy(patterns, "validation", options.val_size or _SYNTHETIC_VAL),
         num_classes=_SYNTHETIC_CLASSES,
-        seed=seed,
-        moved_share=1.0 if augment else 0.0,
+        seed=options.seed,
+        moved_share=1.0 if options.augment else 0.0,
         background=0.0,
     )
 

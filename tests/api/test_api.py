@@ -24,6 +24,7 @@ from ampcompare.runs.records.evaluation import EpochResult
 from ampcompare.runs.records.run import RunRecord, RunSummary
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.recipe import OptimizerConfig, Recipe
+from ampcompare.testing import make_comparison
 
 TINY: dict[str, Any] = {
     "recipe": Recipe.model_validate(
@@ -66,7 +67,7 @@ def test_python_and_the_command_ask_for_the_same(compared: list[CompareOptions],
         *("--objective", "memory", "--budget", "90s", "--jobs", "2", "--sweep", "workers=0,1", "--force"),
         *("--gpus", "0,2"),
         *("--fail-on", "time>2x", "--baseline", "b.json", "--tensorboard", "tb", "--junit", "j.xml", "--wait", "10"),
-        *("--recipe", "digits", "--lr", "0.1", "--slurm-option", "partition=gpu", "--nnodes", "1", "-o", "out"),
+        *("--recipe", "digits", "--lr", "0.1", "--slurm-option", "partition=gpu", "-o", "out"),
         *("--config", "c.yaml", "--timing-rounds", "4", "--looks", "2", "--reference", "half"),
         *("--callback", "ampcompare:Callback", "--profile", "--twin", "--no-preflight"),
     ]
@@ -106,7 +107,6 @@ def test_python_and_the_command_ask_for_the_same(compared: list[CompareOptions],
         ({"arm": "fp32"}, "a comparison needs a list of arms"),
         ({"launch": LaunchOptions(), "slurm_options": {"a": "b"}}, "give only one of them"),
         ({"slurm_options": {"partition": "gpu"}}, "for Slurm jobs"),
-        ({"launch": LaunchOptions(nnodes=2, rdzv_endpoint="a:1"), "jobs": 2}, "--jobs is not for cells on 2 nodes"),
     ],
 )
 def test_options_that_cannot_be_used(arguments: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -172,7 +172,6 @@ def test_run_takes_a_config_or_its_parts(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def _outcome(statuses: list[str], *, strict: bool = False, error: str | None = None, code: int = 3) -> int:
     """Return the exit code of a comparison whose cells ended in these ways."""
-    from ampcompare.runs.analysis.summary import summarize
 
     records = [
         RunRecord(
@@ -181,7 +180,7 @@ def _outcome(statuses: list[str], *, strict: bool = False, error: str | None = N
         )
         for number, status in enumerate(statuses)
     ]  # fmt: skip
-    comparison = summarize(records, arms=["fp32"], reference="fp32")
+    comparison = make_comparison(records, arms=["fp32"])
     options = CompareOptions()
     options.strict = strict
     return ComparisonOutcome(options, comparison, Path("out")).exit_code

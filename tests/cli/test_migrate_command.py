@@ -35,7 +35,7 @@ def test_the_next_command_is_named(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "--verify" not in capsys.readouterr().err
     script.write_text(LEFT, encoding="utf-8")
     assert main(["migrate", str(script)]) == 1
-    assert "`from ampcompare.apex import amp`" in capsys.readouterr().err.splitlines()[-1]
+    assert "`import ampcompare.apex; ampcompare.apex.install()`" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_write_changes_files_and_a_second_run_finds_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -48,6 +48,16 @@ def test_write_changes_files_and_a_second_run_finds_nothing(tmp_path: Path, caps
     assert main(["migrate", "--write", str(path)]) == 0
     assert "nothing to rewrite" in capsys.readouterr().err
     assert path.read_text(encoding="utf-8") == written
+
+
+def test_a_device_may_be_named_as_in_other_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--verify` runs on the CPU anyway."""
+    path = tmp_path / "train.py"
+    path.write_text(LEFT, encoding="utf-8")
+    assert main(["migrate", "--verify", "--device", "cpu", str(path)]) == 2
+    assert "1 line of " in capsys.readouterr().err
+    assert main(["migrate", "--verify", "--device", "cuda", str(path)]) == 2
+    assert "'cuda' is not one of 'cpu'" in capsys.readouterr().err
 
 
 def test_what_is_left_by_hand_gives_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

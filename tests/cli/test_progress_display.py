@@ -226,7 +226,7 @@ def test_no_color(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     with terminal.display() as display:
         display.begin(CONFIG, 1, 1)
         display.progress(1, progress(50))
-        assert "━─" in terminal.read(0.2)
+        assert "━╸" in terminal.read(0.2)
     assert "\x1b[3" not in terminal.raw
 
 

@@ -1,4 +1,4 @@
-"""Networks of the benchmark, and small loops."""
+"""Networks with planted faults, and small loops."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from types import ModuleType
 
 import pytest
 import torch
-
-from tests.modules import module_at
 
 
 @pytest.fixture(autouse=True)
@@ -21,4 +19,6 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def planted() -> ModuleType:
-    return module_at("benchmarks/faults.py")
+    from tests.diagnosis import faults
+
+    return faults

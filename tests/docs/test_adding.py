@@ -176,7 +176,7 @@ NARROW = """
 
 """
 STRIPES = """    if name == "stripes":
-        return _synthetic
+        return _synthetic(options)
 """
 BACKEND = """
 from ampcompare.backends.explanation import ArmExplanation

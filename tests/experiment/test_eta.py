@@ -45,27 +45,22 @@ class Simulation:
     """Plays a matrix, and notes after each event how long the rest was said to take, and took.
 
     Attributes:
-        first_start: seconds of the first start of a process; the others take a tenth of a second.
         spread: share by which the cells of an arm differ.
-        gap: seconds between two seeds.
     """
 
     plan: Outline
     costs: Mapping[str, float]
-    first_start: float = 0.1
     spread: float = 0.0
-    gap: float = 0.0
     now: float = 0.0
     said: list[tuple[float, int, float | None]] = field(default_factory=list)
 
     def play(self) -> TimeLeft:
         left, generator = TimeLeft(self.plan), random.Random(1)
         self.said = [(self.now, 0, left.seconds(self.now))]
-        size = len(self.plan.arms)
         for place, (label, record) in enumerate(zip(self.plan.labels, self.plan.cached, strict=True)):
             left.begin(place, self.now)
             if record is None:
-                self.now += self.first_start if place == 0 else 0.1
+                self.now += 0.1
                 work = self.costs[label] * generator.uniform(1 - self.spread, 1 + self.spread)
                 left.report(place, Progress(0, 0, 0, "loading data"), self.now)
                 self.now += 0.2 * work  # not in proportion to the steps
@@ -75,8 +70,6 @@ class Simulation:
                     self.now += 0.8 * work / STEPS if step < STEPS else 0.0
             left.end(place, self.now, reused=record is not None)
             self.said.append((self.now, place + 1, left.seconds(self.now)))
-            if (place + 1) % size == 0:
-                self.now += self.gap
         return left
 
     def errors(self, *, cells: int) -> list[float]:
@@ -86,10 +79,9 @@ class Simulation:
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.1])
-@pytest.mark.parametrize("first_start", [0.1, 30.0])
-def test_right_within_a_quarter_after_a_third(spread: float, first_start: float) -> None:
+def test_right_within_a_quarter_after_a_third(spread: float) -> None:
     """Arms that cost between 3 and 300 s: after each arm ran once, the rest is known to 25 %."""
-    simulation = Simulation(outline(list(COSTS), 3), COSTS, first_start, spread)
+    simulation = Simulation(outline(list(COSTS), 3), COSTS, spread)
 
     simulation.play()
 
@@ -170,31 +162,6 @@ def test_jobs_share_the_rest() -> None:
     left.report(5, Progress(50, 100, 0), 5.0)
 
     assert left.seconds(5.0) == pytest.approx(15.0)
-
-
-def test_timing_rounds_count() -> None:
-    """What lies between two seeds is counted for each seed that is left; before the first, from the steps."""
-    plan = outline(["fp32", "half"], 3)
-    rounds = Outline(plan.cells, plan.labels, plan.cached, plan.folder, timing_rounds=2)
-    simulation = Simulation(rounds, {"fp32": 10.0, "half": 20.0}, gap=40.0)
-
-    simulation.play()
-
-    assert max(simulation.errors(cells=3)) < 0.25
-
-
-def test_the_last_report_counts() -> None:
-    """After the last cell comes a report, which takes about as long as the one after the cell before."""
-    left = TimeLeft(outline(["fp32"], 2, {}))
-    for cell, began, ended in ((0, 0.0, 13.0), (1, 13.0, 23.0)):
-        left.begin(cell, began)
-        left.report(cell, Progress(0, 100, 0), began)
-        left.report(cell, Progress(100, 100, 0), began + 10.0)
-        left.end(cell, ended)
-
-    assert left.seconds(23.0) == pytest.approx(3.0)
-    assert left.seconds(25.0) == pytest.approx(1.0)
-    assert left.seconds(30.0) == 0.0
 
 
 def test_cells_of_all_seeds_in_a_queue() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -221,7 +220,7 @@ def test_a_factory_is_found_in_the_working_directory(tmp_path: Path, monkeypatch
     assert isinstance(load_callback("my_callbacks:Mine"), Callback)
 
 
-def test_python_takes_objects_and_factories(monkeypatch: pytest.MonkeyPatch, make_record: Callable[..., Any]) -> None:
+def test_python_takes_objects_and_factories(monkeypatch: pytest.MonkeyPatch) -> None:
     """`ampcompare.run` and `compare` hand both on."""
     seen: list[Any] = []
     monkeypatch.setattr(

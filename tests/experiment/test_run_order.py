@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from ampcompare.experiment.compare import plan_comparison
-from ampcompare.experiment.options import CompareOptions, LaunchOptions
 from ampcompare.experiment.plan import Plan, balanced_rows, device_of_cells, make_plan, position_sums
 from ampcompare.experiment.run import order_as_run
 from ampcompare.experiment.run_directory import RunDirectory, StoredPlan
@@ -88,24 +86,6 @@ def test_each_plan_draws_its_order() -> None:
 def _write(folder: Path, plan: Plan) -> None:
     stored = StoredPlan.of(plan, command="", terms=Criteria(), pilot=())
     RunDirectory(folder).write_plan(stored)
-
-
-def test_the_nodes_of_a_command_have_one_order(tmp_path: Path) -> None:
-    """Every node plans for itself, and all of them must come to the same cell at the same time."""
-    nodes = [
-        plan_comparison(
-            CompareOptions(
-                ARMS,
-                seeds="0-2",
-                output_dir=tmp_path / "run",
-                launch=LaunchOptions(nnodes=2, node_rank=rank, rdzv_endpoint="node0:29500"),
-                **{"processes": 2, "parallel.kind": "ddp"},
-            )
-        )
-        for rank in (0, 1)
-    ]
-    assert nodes[0].plan.order == nodes[1].plan.order
-    assert nodes[0].plan_for(range(5)).order == nodes[1].plan_for(range(5)).order
 
 
 def test_a_folder_keeps_its_order(tmp_path: Path) -> None:

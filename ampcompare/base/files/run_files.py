@@ -28,7 +28,7 @@ class RunFile:
 class CellFile:
     """Names in the folder of a cell.
 
-    NODE is followed by the rank of a machine, whose ranks log there. WRITTEN is a folder with what the user's code
+    WRITTEN is a folder with what the user's code
     wrote elsewhere, by the paths below the working directory, or by full paths. RANK_SCRIPTS and SCRIPTS are patterns:
     those of ranks that ampcompare has started, and those of all processes.
     """
@@ -51,7 +51,6 @@ class CellFile:
     RANK_SCRIPTS = "script.rank*.jsonl"
     CHECKPOINTS = "checkpoints"
     ROUNDS = "rounds"
-    NODE = "node"
 
 
 def file_of_cell(cell: str, name: str) -> PurePosixPath:

@@ -28,6 +28,7 @@ from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.validation import validated
 
 __all__ = [
+    "announce_cell",
     "archive_checkpoints",
     "archive_previous",
     "continue_steps",
@@ -52,10 +53,7 @@ __all__ = [
 
 # The number in a name is the PID of the process that writes there.
 LEFTOVER = re.compile(r"\..+\.(?P<writer>\d+)\.tmp|\.rendezvous\.(?P<agent>\d+)\..+")
-FOLDERS = (
-    *(f"{RunFile.CELLS}/*", f"{RunFile.CELLS}/*/{CellFile.NODE}*"),
-    *(f"{RunFile.VERIFY_RESUME}/*", *RunFile.VERIFIED),
-)
+FOLDERS = (*(f"{RunFile.CELLS}/*", f"{RunFile.VERIFY_RESUME}/*", *RunFile.VERIFIED),)
 MAX_AGE_SECONDS = 3600.0
 COMPILERS = {"TORCHINDUCTOR_CACHE_DIR": "torchinductor_cache", "TRITON_CACHE_DIR": ".triton"}
 OWN = re.compile(
@@ -74,6 +72,17 @@ def make_cell_folder(folder: Path) -> None:
     except OSError as error:
         raise EnvironmentUnfit(f"cannot make {folder}: {error.strerror}; choose another --output-dir") from None
     archive_previous(folder)
+
+
+def announce_cell(config: RunConfig, folder: Path) -> None:
+    """Write what the command of a cell reads, which is to begin from the start of the cell.
+
+    Raises:
+        EnvironmentUnfit: the folder cannot be made or written.
+    """
+    make_cell_folder(folder)
+    (folder / CellFile.PROGRESS).unlink(missing_ok=True)
+    write_config(config, folder)
 
 
 def earlier_files(folder: Path) -> Callable[[], list[str]]:
@@ -272,7 +281,7 @@ def progress_reader(
                 facts = json.loads(text)
                 place, progress = facts["place"], Progress(*facts["progress"])
                 last = text
-                if place != last_place:
+                if place and place != last_place:  # a rank that writes does not know it
                     last_place = place
                     on_place(place)
                 on_progress(progress)
@@ -315,11 +324,11 @@ def private_folder(folder: Path) -> Iterator[Path]:
 def remove_leftovers(folder: Path) -> None:
     """Remove from a run directory the temporary files of processes that have ended.
 
-    In cells of Slurm and folders of nodes, whose processes may be on other machines, files stay for an hour.
+    In cells of Slurm, whose processes may be on other machines, files stay for an hour.
     """
     remove_leftovers_of_cell(folder)
     for cell in (cell for pattern in FOLDERS for cell in folder.glob(pattern)):
-        remote = cell.name.startswith(CellFile.NODE) or (cell / CellFile.JOB).exists()
+        remote = (cell / CellFile.JOB).exists()
         for path in (cell, cell / CellFile.CHECKPOINTS):
             remove_leftovers_of_cell(path, remote=remote)
 

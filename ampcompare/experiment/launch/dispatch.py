@@ -1,160 +1,46 @@
-"""Choose the launcher of a cell by its number of processes and its setting `launcher`."""
+"""Choose the launcher of each cell: this machine, Slurm or Ray."""
 
 from __future__ import annotations
 
-import importlib
 import queue
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ampcompare.base.environment.ranks import DistributedEnv, world_of
-from ampcompare.base.errors import ConfigError, UnsupportedCombination
-from ampcompare.base.files.run_files import log_name
-from ampcompare.experiment.launch.base import Launcher, LauncherClosed, Progress, interrupted_record
-from ampcompare.experiment.launch.cell_files import archive_previous, write_config, write_record
-from ampcompare.experiment.launch.multi_process import MultiProcessLauncher
+from ampcompare.base.environment.ranks import world_of
+from ampcompare.base.errors import UnsupportedCombination
+from ampcompare.experiment.launch.base import ChoosingLauncher, Launcher, Progress, interrupted_record
+from ampcompare.experiment.launch.local import ExternalLauncher, LocalLauncher
 from ampcompare.experiment.launch.places import ANYWHERE, Place, Places
+from ampcompare.experiment.launch.ray import RayLauncher
 from ampcompare.experiment.launch.slurm import SlurmLauncher
-from ampcompare.runs.records.run import FellBack, RunRecord
+from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.validation import validated
 
-__all__ = ["LauncherPool", "launcher_at", "make_launcher"]
-
-
-class ExternalLauncher(Launcher):
-    """Joins externally launched ranks. Single-use: O1 patches torch permanently.
-
-    Args:
-        world: rank and world size of this process.
-
-    Attributes:
-        is_main: whether this process prints the results: rank 0, or the rank that failed first.
-    """
-
-    def __init__(self, world: DistributedEnv) -> None:
-        self.world = world
-        self.is_main = world.rank == 0
-
-    def launch(
-        self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
-    ) -> RunRecord:
-        """Train as one of the ranks; see `Launcher.launch`.
-
-        Raises:
-            ConfigError: the number of processes that were started is not the configuration's.
-        """
-        from ampcompare.experiment.launch.worker.rank import run_rank
-
-        if config.processes != self.world.size:
-            raise ConfigError(
-                f"the settings are for {config.processes} processes, but {self.world.size} were started; leave the "
-                f"number out of the settings"
-            )
-        folder.mkdir(parents=True, exist_ok=True)
-        if self.world.rank == 0:
-            archive_previous(folder)
-            write_config(config, folder)
-        record, self.is_main = run_rank(config, folder, self.world, on_progress, log=folder / log_name(self.world.rank))
-        return record
+__all__ = ["DispatchingLauncher", "LauncherPool", "launcher_at", "make_launcher"]
 
 
-class DispatchingLauncher(Launcher):
-    """Forks cells of one process, and starts other cells by the launcher that each names; a matrix can mix them.
+class DispatchingLauncher(ChoosingLauncher):
+    """Gives each cell to the launcher that it names; a matrix can mix them.
 
     Args:
         slurm: arguments of `SlurmLauncher`, for cells whose launcher is slurm.
-        place: the GPUs and cores of this machine that cells use.
-        options: arguments of `MultiProcessLauncher`.
+        place, dist_url: arguments of `LocalLauncher`, for the others.
     """
 
-    def __init__(self, slurm: Mapping[str, Any] | None = None, place: Place = ANYWHERE, **options: Any) -> None:
-        self.place = place
+    def __init__(
+        self, slurm: Mapping[str, Any] | None = None, place: Place = ANYWHERE, dist_url: str | None = None
+    ) -> None:
+        super().__init__()
         self._slurm = dict(slurm or {})
-        self._options = options
-        self._launchers: dict[str, Launcher] = {}
-        self._is_closed = False
-        self.is_main = options.get("node_rank", 0) == 0
+        self._local = lambda: LocalLauncher(place, dist_url)
 
     def launcher_of(self, config: RunConfig) -> Launcher:
-        """Return the launcher for a cell, created at its first use.
-
-        Raises:
-            UnsupportedCombination: several machines without an address at which to rendezvous.
-        """
-        if config.script is not None and config.launcher != "ray":
-            return self._script_launcher()
-        kind = config.launcher
-        if kind == "auto" and config.processes > 1:
-            kind = "torchrun" if self._options.get("nnodes", 1) > 1 else "spawn"
-        if kind not in self._launchers:
-            if kind == "auto":
-                self._launchers[kind] = importlib.import_module("ampcompare.experiment.launch.forked").ForkedLauncher(
-                    self.place
-                )
-            elif kind == "ray":
-                self._launchers[kind] = importlib.import_module("ampcompare.experiment.launch.ray").RayLauncher()
-            elif kind == "slurm":
-                self._launchers[kind] = SlurmLauncher(**self._slurm, nnodes=self._options.get("nnodes", 1))
-            else:
-                self._launchers[kind] = MultiProcessLauncher(kind, place=self.place, **self._options)
-            self._connect(self._launchers[kind])
-        return self._launchers[kind]
-
-    def _connect(self, launcher: Launcher) -> None:
-        launcher.on_note = self.note
-        launcher.may_start = lambda: self.may_start()
-
-    def _script_launcher(self) -> Launcher:
-        if "script" not in self._launchers:
-            module = importlib.import_module("ampcompare.experiment.launch.script.launcher")
-            self._launchers["script"] = module.ScriptLauncher(self.place)
-            self._connect(self._launchers["script"])
-        return self._launchers["script"]
-
-    def launch(
-        self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
-    ) -> RunRecord:
-        launcher = self.launcher_of(config)
-        if self._is_closed:  # before it was created
-            raise LauncherClosed
-        if not self.may_start():
-            return interrupted_record(config)
-        record = launcher.launch(config, folder, on_progress)
-        if config.fallback_arms:
-            record = self._fall_back(config, folder, on_progress, record)
-        if self.place.is_limited and self.is_main:
-            record = self.place.mark(record)
-            write_record(record, folder)
-        return record
-
-    def _fall_back(
-        self,
-        config: RunConfig,
-        folder: Path,
-        on_progress: Callable[[Progress], None] | None,
-        record: RunRecord,
-    ) -> RunRecord:
-        """Train a cell that has diverged again from its start under the next arms, until one does not diverge."""
-        diverged: dict[str, int] = {}
-        trained = config.arm
-        for arm in config.fallback_arms:
-            if record.status != "diverged" or not self.may_start():
-                break
-            diverged[trained] = record.summary.diverged_step or 0
-            self.note(f"{trained}, seed {config.recipe.seed}, has diverged at step {diverged[trained]}: now {arm}")
-            trained = arm
-            other = validated(RunConfig, {**config.model_dump(), "arm": arm, "on_nan": "stop"})
-            record = self.launcher_of(other).launch(other, folder, on_progress)
-        if not diverged:
-            return record
-        found = FellBack(arm=trained, diverged=diverged)
-        names = {"cell": config.digest(), "arm": config.arm, "config": config, "fell_back": found}
-        record = record.model_copy(update=names)
-        write_config(config, folder)
-        write_record(record, folder)
-        return record
+        if config.launcher == "ray":
+            return self._launcher("ray", RayLauncher)
+        if config.launcher == "slurm" and config.script is None:
+            return self._launcher("slurm", lambda: SlurmLauncher(**self._slurm))
+        return self._launcher("local", self._local)
 
     def is_queue(self, config: RunConfig) -> bool:
         return self.launcher_of(config).is_queue(config)
@@ -177,18 +63,6 @@ class DispatchingLauncher(Launcher):
     def pending_message(self) -> str:
         return "; ".join(filter(None, (launcher.pending_message() for launcher in self._launchers.values())))
 
-    def terminate(self) -> bool:
-        return sum(launcher.terminate() for launcher in list(self._launchers.values())) > 0
-
-    def end_cell(self) -> None:
-        for launcher in list(self._launchers.values()):
-            launcher.end_cell()
-
-    def close(self) -> None:
-        self._is_closed = True
-        for launcher in list(self._launchers.values()):
-            launcher.close()
-
 
 class LauncherPool(Launcher):
     """Gives each cell a free launcher; at most as many calls may run concurrently as there are launchers.
@@ -205,7 +79,6 @@ class LauncherPool(Launcher):
         self.are_equal = are_equal
         self._all = tuple(launchers)
         self._terminated = False
-        self.is_main = self._all[0].is_main
         self._free: queue.Queue[Launcher] = queue.Queue()
         for launcher in self._all:
             launcher.on_note = self.note

@@ -1,4 +1,4 @@
-"""Several processes per cell, started by torchrun or one by one, on one machine or on several."""
+"""Several processes per cell, started by torchrun or one by one."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import psutil
 
-from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.processes.sandbox import Sandbox
 from ampcompare.base.processes.start import start_command
@@ -42,84 +41,43 @@ POLL_SECONDS = 0.1
 END_SECONDS = 10.0
 STOPPED_SECONDS = 1.0  # between two looks at the states of processes
 STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-MAX_AGENTS = 3  # per cell
 TAIL_LINES = 5
 
 
 class MultiProcessLauncher(Launcher):
-    """Starts this machine's share of the ranks of each cell.
+    """Starts the ranks of each cell.
 
     Args:
-        launcher: "torchrun", which several machines and restarts need, or "spawn", which starts faster.
-        nnodes, node_rank: number of machines, and the rank of this one.
-        rdzv_endpoint: HOST:PORT on node 0, for several machines.
-        max_restarts: restarts of all ranks after one has failed.
+        launcher: "torchrun", or "spawn", which starts faster.
         dist_url: where ranks rendezvous: tcp://HOST:PORT or file://PATH; None leaves it to the launcher.
         place: the GPUs and cores that the ranks use.
-
-    Raises:
-        UnsupportedCombination: several machines without an address at which to rendezvous.
     """
 
     def __init__(
         self,
         launcher: Literal["torchrun", "spawn"] = "torchrun",
         *,
-        nnodes: int = 1,
-        node_rank: int = 0,
-        rdzv_endpoint: str | None = None,
-        max_restarts: int = 0,
         dist_url: str | None = None,
         place: Place = ANYWHERE,
     ) -> None:
-        if not 0 <= node_rank < nnodes:
-            raise UnsupportedCombination(f"node rank {node_rank} of {nnodes} nodes; ranks go from 0 to nodes - 1")
-        if nnodes > 1 and launcher == "torchrun" and rdzv_endpoint is None:
-            raise UnsupportedCombination(
-                f"{nnodes} nodes need a rendezvous; add --rdzv-endpoint HOST:PORT, with the host of node 0"
-            )
-        if nnodes > 1 and launcher == "spawn" and dist_url is None:
-            raise UnsupportedCombination(f"{nnodes} nodes need a rendezvous; add --dist-url tcp://HOST:PORT")
         self.launcher = launcher
         self._place = place
-        self._options: dict[str, Any] = {
-            "nnodes": nnodes,
-            "node_rank": node_rank,
-            "rdzv_endpoint": rdzv_endpoint,
-            "max_restarts": max_restarts,
-            "dist_url": None if dist_url == "env://" else dist_url,
-        }
-        self.is_main = node_rank == 0
+        self._dist_url = None if dist_url == "env://" else dist_url
         self._agent: Stoppable[subprocess.Popen[bytes]] = Stoppable(_end_agent)
         self._stood_still = ""
 
     def launch(
         self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
     ) -> RunRecord:
-        nnodes = self._options["nnodes"]
-        if config.processes % nnodes:
-            raise UnsupportedCombination(
-                f"{config.processes} processes cannot be split over {nnodes} nodes; use --nproc-per-node"
-            )
         folder = folder.resolve()
-        if not self.is_main:  # the machines may share a disk
-            folder /= f"{CellFile.NODE}{self._options['node_rank']}"
         self._stood_still = ""
-        request = Request(str(folder), config.digest(), self.launcher, config.processes // nnodes, **self._options)
+        request = Request(str(folder), self.launcher, config.processes, self._dist_url)
         with self._agent.busy(), sandboxed_cell(config, folder) as sandbox:
-            for _ in range(MAX_AGENTS):
-                make_cell_folder(folder)
-                for name in (CellFile.FAILURE, CellFile.PROGRESS):
-                    (folder / name).unlink(missing_ok=True)
-                write_config(config, folder)
-                code = self._run(request, folder, sandbox, on_progress, config.stall_timeout)
-                # Agents of other machines do not wait for an agent that starts again.
-                if code != -signal.SIGKILL or self._is_asked() or self._stood_still or nnodes > 1:
-                    break
-                _wait_for_ranks(folder)
-                if (folder / CellFile.RECORD).exists():
-                    break
-                self.note(f"the launcher of the ranks was killed by SIGKILL; {config.arm} starts again")
+            make_cell_folder(folder)
+            for name in (CellFile.FAILURE, CellFile.PROGRESS):
+                (folder / name).unlink(missing_ok=True)
+            write_config(config, folder)
+            code = self._run(request, folder, sandbox, on_progress, config.stall_timeout)
             self._agent.check()
         remove_leftovers_of_cell(folder)
         return without_written(self._record(config, folder, code), folder, sandbox.written)
@@ -168,8 +126,6 @@ class MultiProcessLauncher(Launcher):
         record = read_record(path) if path.exists() else None
         if code == 0 and record is not None:
             return record
-        if code == 0 and not self.is_main:  # the record is on the machine of rank 0
-            return RunRecord(cell=config.digest(), arm=config.arm, status="completed", config=config)
         killed = self._killed(folder)
         if self._stood_still:
             record = failed_record(config, self._stood_still)
@@ -196,12 +152,8 @@ class MultiProcessLauncher(Launcher):
         failure = killed or next(iter(_failures(folder)), None)
         if failure is None:
             tail = " | ".join(line.strip() for line in last_lines(folder / CellFile.LAUNCHER_LOG, TAIL_LINES))
-            return f"the launcher of the ranks ended with exit code {code}" + (f": {tail}" if tail else "")
-        rank, how = failure["rank"], f"ended with exit code {failure['code']}"
-        if failure["code"] < 0:
-            how = f"was killed by {signal.Signals(-failure['code']).name}"
-            if failure["code"] == -signal.SIGKILL:
-                how += " (probably the out-of-memory killer)"
+            return f"the launcher of the ranks {_how_ended(code)}" + (f": {tail}" if tail else "")
+        rank, how = failure["rank"], _how_ended(failure["code"])
         tail = " | ".join(log_tail(folder, TAIL_LINES, rank).splitlines())
         return f"rank {rank} {how}" + (f"; last lines of its log: {tail}" if tail else "; its log is empty")
 
@@ -219,6 +171,13 @@ class MultiProcessLauncher(Launcher):
 
     def close(self) -> None:
         self._agent.close()
+
+
+def _how_ended(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    cause = " (probably the out-of-memory killer)" if code == -signal.SIGKILL else ""
+    return f"was killed by {signal.Signals(-code).name}{cause}"
 
 
 def _end_agent(agent: subprocess.Popen[bytes]) -> None:
@@ -286,16 +245,6 @@ def _status(process: psutil.Process) -> str:
         return str(process.status())
     except psutil.Error:
         return psutil.STATUS_DEAD
-
-
-def _wait_for_ranks(folder: Path) -> None:
-    """Wait until the ranks of an agent that was killed have exited, as they do by themselves."""
-    deadline = time.monotonic() + END_SECONDS
-    while time.monotonic() < deadline:
-        lines = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
-        if not any(RANK_MODULE in line and str(folder) in line for line in lines):
-            return
-        time.sleep(POLL_SECONDS)
 
 
 def _failures(folder: Path) -> list[dict[str, int]]:

@@ -1,6 +1,6 @@
 """Cells as Slurm jobs: submit them with submitit, wait for them, and find them again in a later call.
 
-Cells that need the same are tasks of one job array; several short ones can share a job, which trains them in turn.
+Cells that need the same are tasks of one job array; a job runs the command of its cells, several short ones in turn.
 """
 
 from __future__ import annotations
@@ -14,60 +14,49 @@ import re
 import secrets
 import shlex
 import shutil
+import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ampcompare.base.environment.fingerprint import THREAD_VARIABLES
-from ampcompare.base.errors import (
-    BackendUnavailable,
-    ConfigError,
-    EnvironmentUnfit,
-    LaunchError,
-    UnsupportedCombination,
-)
+from ampcompare.base.errors import BackendUnavailable, ConfigError, EnvironmentUnfit, LaunchError
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.files.write import write_atomically
 from ampcompare.base.processes.start import __file__ as START
 from ampcompare.experiment.launch.base import Progress, QueueLauncher, failed_record
-from ampcompare.experiment.launch.cell_files import (
-    log_tail,
-    make_cell_folder,
-    progress_reader,
-    write_config,
-    write_record,
-)
+from ampcompare.experiment.launch.cell import train_cells
+from ampcompare.experiment.launch.cell_files import announce_cell, last_lines, log_tail, progress_reader, write_record
 from ampcompare.experiment.launch.forked import worker_environment
 from ampcompare.runs.records.run import RunRecord, read_record
 from ampcompare.runs.settings.config import RunConfig
 
-__all__ = ["Ending", "SlurmLauncher", "active_jobs", "ending", "parse_slurm_options", "require_slurm"]
+__all__ = ["SlurmLauncher", "active_jobs", "how_ended", "parse_slurm_options", "require_slurm", "train_in_job"]
 
 POLL_SECONDS = 0.5
 QUEUE_SECONDS = 5.0
 PATIENCE_SECONDS = 300.0
 RECORD_SECONDS = 10.0  # until a file that another machine wrote is visible here
-LOG_LINES = 50
 TAIL_LINES = 5
 DEFAULT_MINUTES = 60
 WARNING_SECONDS = 90  # between submitit's signal and the time limit
 JOB_NAME = "ampcompare"
 MAX_ARRAY = 1000  # tasks; Slurm takes 1001 unless it is configured otherwise
-DEAD_TASK = re.compile(r"^srun: error: \S+: tasks? (?P<rank>\d+)[\d,-]*: (?P<how>.+)$", flags=re.MULTILINE)
 NOISE = re.compile(r"submitit \w+ |srun: |slurmstepd\S*: ")
 ISOLATION = ("PYTHONPATH", "PYTHONSAFEPATH")
 TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<fields>\d+(?::\d+){0,2})")
 RESERVED_OPTIONS = {
-    **dict.fromkeys(("nodes", "N"), "--nnodes"),
     **dict.fromkeys(("ntasks", "ntasks-per-node", "n"), "--nproc-per-node"),
-    **dict.fromkeys(("array", "chdir", "comment", "error", "job-name", "open-mode", "output", "wrap"), "ampcompare"),
+    **dict.fromkeys(("nodes", "N", "array", "chdir", "comment", "error", "job-name"), "ampcompare"),
+    **dict.fromkeys(("open-mode", "output", "wrap"), "ampcompare"),
 }
 ANSWER_SECONDS = 60.0
-KILLED_CODE = 128
 # Where Slurm preempts a job with a grace time, its tasks save and end, and Slurm does not queue again what has ended.
 # It refuses to where --no-requeue was given. The number of an array alone would mean all of its tasks.
 REQUEUE_PREEMPTED = (
@@ -91,7 +80,6 @@ STORIES = {
     "BOOT_FAIL": "had a node that did not start",
     "": "is gone, and Slurm has no record of it",
 }
-_STATES_OF_JOBS = tuple(state for state in STORIES if state)  # more specific than the exit of a task
 
 
 def parse_slurm_options(texts: Sequence[str]) -> dict[str, str]:
@@ -187,31 +175,19 @@ class SlurmLauncher(QueueLauncher):
 
     Args:
         options: sbatch options by their long names; "" for a flag.
-        nnodes: nodes of one job, among which the processes of a cell are split.
         running: limit on the tasks of an array that run at the same time; None for no limit.
         cells_per_job: cells that a job trains in turn.
 
     Raises:
         EnvironmentUnfit: this machine has no Slurm.
         BackendUnavailable: submitit is not installed.
-        UnsupportedCombination: several cells in a job of several nodes.
     """
 
     def __init__(
-        self,
-        options: Mapping[str, str] | None = None,
-        *,
-        nnodes: int = 1,
-        running: int | None = None,
-        cells_per_job: int = 1,
+        self, options: Mapping[str, str] | None = None, *, running: int | None = None, cells_per_job: int = 1
     ) -> None:
         require_slurm()
-        if cells_per_job > 1 and nnodes > 1:
-            raise UnsupportedCombination(
-                f"--cells-per-job {cells_per_job} is for cells on one node, but --nnodes is {nnodes}; leave one out"
-            )
         self._options = dict(options or {})
-        self._nnodes = nnodes
         self._running = running
         self._cells_per_job = cells_per_job
         self._jobs: dict[Path, _Job] = {}
@@ -243,21 +219,35 @@ class SlurmLauncher(QueueLauncher):
         on_place: Callable[[int, str], None] = lambda index, place: None,
         on_progress: Callable[[int, Progress], None] | None = None,
     ) -> Iterator[tuple[int, RunRecord]]:
-        cells = [(config, folder.resolve()) for config, folder in cells]
-        self.submit_ahead(cells)
-        waits = {}
-        for index, (_, folder) in enumerate(cells):
+        left = {index: (config, folder.resolve()) for index, (config, folder) in enumerate(cells)}
+        self.submit_ahead(list(left.values()))
+        readers = {}
+        for index, (_, folder) in left.items():
             report = None if on_progress is None else functools.partial(on_progress, index)
-            read = progress_reader(folder, report, functools.partial(on_place, index))
-            waits[index] = _Wait(self._jobs[folder], folder, read, resolved=self._cells_per_job > 1)
-        queue = _Queue()
-        while waits:
-            is_new = queue.ask_if_due()
-            for index, wait in list(waits.items()):
-                if wait.is_over(queue, is_new=is_new):
-                    del waits[index]
-                    yield index, self._result(*cells[index])
-            if waits:
+            readers[index] = progress_reader(folder, report, functools.partial(on_place, index))
+        active: Mapping[str, str] = {}
+        asked, answered, gone = -math.inf, time.monotonic(), dict[int, float]()
+        while left:
+            now = time.monotonic()
+            if is_due := now >= asked + QUEUE_SECONDS:
+                asked = now
+                try:
+                    active, answered = active_jobs(), now
+                except LaunchError:  # Slurm may be silent for a while
+                    is_due = False
+                    if now - answered > PATIENCE_SECONDS:
+                        raise
+            for index, (config, folder) in list(left.items()):
+                if is_due and self._jobs[folder].job in active:
+                    gone.pop(index, None)  # queued again, or missing in one answer only
+                elif is_due:
+                    gone.setdefault(index, now)
+                is_over = _has_result(folder, is_gone=index in gone)
+                readers[index]()
+                if is_over or (index in gone and time.monotonic() - gone[index] > RECORD_SECONDS):
+                    del left[index]
+                    yield index, self._result(config, folder)
+            if left:
                 time.sleep(POLL_SECONDS)
 
     def _result(self, config: RunConfig, folder: Path) -> RunRecord:
@@ -265,11 +255,15 @@ class SlurmLauncher(QueueLauncher):
         job = self._jobs.pop(folder)
         path = folder / CellFile.RECORD
         record = read_record(path) if path.exists() else None
-        if record is None or (self._cells_per_job == 1 and _was_killed(job.job, record)):
-            record = failed_record(config, _describe_end(job, folder))
+        left_no_record = "ended with exit code {} and left no record"
+        asked = "was asked to stop, before its time limit or for another job"
+        if record is None:
+            tail = " | ".join(_own_lines(folder, job))
+            error = f"Slurm job {job.job} {how_ended(job.job, left_no_record)}; "
+            record = failed_record(config, error + (f"last lines of its log: {tail}" if tail else "its log is empty"))
         elif record.status == "interrupted":  # only this cell fails; the others continue
-            error = _describe_interruption(job.job, record)
-            record = record.model_copy(update={"status": "failed", "error": error})
+            error = f"Slurm job {job.job} {how_ended(job.job, asked)}; the cell was {record.error}; "
+            record = record.model_copy(update={"status": "failed", "error": f"{error}--resume auto resumes from there"})
         else:
             return record
         write_record(record, folder)
@@ -286,15 +280,11 @@ class SlurmLauncher(QueueLauncher):
         """Submit cells with equal needs, as one job or one array."""
         import submitit
 
-        from ampcompare.experiment.launch.slurm_task import train, train_in_turn
-
         token, folders, size = secrets.token_hex(8), [folder for _, folder in cells], self._cells_per_job
         logs = Path(os.path.commonpath(folders)) / "slurm"
         shares = [folders[start : start + size] for start in range(0, len(folders), size)]
         for number, (config, folder) in enumerate(cells):
-            make_cell_folder(folder)
-            (folder / CellFile.PROGRESS).unlink(missing_ok=True)
-            write_config(config, folder)
+            announce_cell(config, folder)
             self._jobs[folder] = _Job("", token, number // size, str(logs))
             self._jobs[folder].save(folder)
         # `-m submitit...` follows: without START, files of the working directory could shadow it.
@@ -303,10 +293,7 @@ class SlurmLauncher(QueueLauncher):
         needs, running = self._needs(cells[0][0]), self._running or len(shares)
         executor.update_parameters(**needs, comment=token, array_parallelism=running)
         try:
-            if size == 1:
-                jobs = executor.map_array(train, [str(folder) for folder in folders])
-            else:
-                jobs = executor.map_array(train_in_turn, [[str(folder) for folder in share] for share in shares])
+            jobs = executor.map_array(train_in_job, [[str(folder) for folder in share] for share in shares])
         except submitit.core.utils.FailedJobError as error:
             for folder in folders:
                 del self._jobs[folder]
@@ -318,99 +305,23 @@ class SlurmLauncher(QueueLauncher):
                 self._jobs[folder].save(folder)
 
     def _needs(self, config: RunConfig) -> dict[str, Any]:
-        """Return the parameters of submitit for the job of a cell.
-
-        Raises:
-            UnsupportedCombination: processes that cannot be split over the nodes.
-        """
-        if config.processes % self._nnodes:
-            raise UnsupportedCombination(
-                f"{config.processes} processes cannot be split over {self._nnodes} nodes; use --nproc-per-node"
-            )
-        tasks = config.processes // self._nnodes if self._cells_per_job == 1 else 1
+        """Return the parameters of submitit for the job of a cell."""
         options = dict(self._options)
         minutes = _minutes(options.pop("time")) if "time" in options else DEFAULT_MINUTES
         environment = worker_environment()
         exported = {name: environment[name] for name in (*ISOLATION, *THREAD_VARIABLES) if name in environment}
         extra: dict[str, Any] = {name: value or True for name, value in options.items()}
-        processes = config.processes // (tasks * self._nnodes)
-        extra.setdefault("cpus-per-task", processes * (config.threads + config.workers))
+        extra.setdefault("cpus-per-task", config.processes * (config.threads + config.workers))
         return {
             "job_name": JOB_NAME,
             "time": minutes,
             "signal_delay_s": min(WARNING_SECONDS, 60 * minutes // 4),
-            "nodes": self._nnodes,
-            "ntasks_per_node": tasks,
+            "nodes": 1,
+            "ntasks_per_node": 1,
             "setup": [*(f"export {name}={shlex.quote(value)}" for name, value in exported.items()), *REQUEUE_PREEMPTED],
-            "srun_args": ["--kill-on-bad-exit=1"],
             "stderr_to_stdout": True,
             "additional_parameters": extra,
         }
-
-
-class _Queue:
-    """The jobs that are queued or run, asked for now and then; Slurm may be silent for a while."""
-
-    def __init__(self) -> None:
-        self.jobs: Collection[str] | None = None
-        self._asked = -math.inf
-        self._answered = time.monotonic()
-
-    def ask_if_due(self) -> bool:
-        """Ask Slurm, unless it was asked lately, and return whether there is an answer.
-
-        Raises:
-            LaunchError: it has not answered for long.
-        """
-        now = time.monotonic()
-        if now < self._asked + QUEUE_SECONDS:
-            return False
-        self._asked = now
-        try:
-            self.jobs = active_jobs()
-        except LaunchError:
-            if now - self._answered > PATIENCE_SECONDS:
-                raise
-            return False
-        self._answered = now
-        return True
-
-
-class _Wait:
-    """The wait for a cell to have its record, or for its job to end without one.
-
-    Args:
-        report: reads the progress of the cell.
-        resolved: whether the job itself finds out why a cell failed.
-    """
-
-    def __init__(self, job: _Job, folder: Path, report: Callable[[], None], *, resolved: bool) -> None:
-        self._job = job
-        self._folder = folder
-        self._report = report
-        self._resolved = resolved
-        self._started = False
-        self._ended: float | None = None
-
-    def is_over(self, queue: _Queue, *, is_new: bool) -> bool:
-        """Return whether the wait is over; else report the progress.
-
-        Args:
-            is_new: whether the queue was just asked.
-        """
-        if is_new and queue.jobs is not None:
-            if self._job.job in queue.jobs:
-                self._ended = None  # queued again, or missing in one answer only
-            else:
-                self._ended = self._ended or time.monotonic()
-        if not (self._started or is_new):  # cells that are queued may be many
-            return False
-        self._started = (self._folder / CellFile.PROGRESS).exists() or self._ended is not None
-        over = _is_done(self._folder, resolved=self._resolved)
-        self._report()
-        if over or self._ended is None:
-            return over
-        return (self._folder / CellFile.RECORD).exists() or time.monotonic() - self._ended > RECORD_SECONDS
 
 
 def _earlier_job(folder: Path, active: Mapping[str, str]) -> _Job | None:
@@ -434,84 +345,32 @@ def _earlier_job(folder: Path, active: Mapping[str, str]) -> _Job | None:
     return None
 
 
-def _is_done(folder: Path, *, resolved: bool) -> bool:
-    """Return whether the cell has a final record.
-
-    A failed record is not final: Slurm may report later which rank was killed. Nor is an interrupted one: the job may
-    be queued again.
+def _has_result(folder: Path, *, is_gone: bool) -> bool:
+    """Return whether a cell has its last record.
 
     Args:
-        resolved: whether the job itself finds out why a cell failed.
+        is_gone: whether its job has ended: before, a cell that was interrupted may be queued again.
     """
     path = folder / CellFile.RECORD
-    final = ("completed", "diverged", "failed") if resolved else ("completed", "diverged")
-    return path.exists() and read_record(path).status in final
+    return path.exists() and (is_gone or read_record(path).status != "interrupted")
 
 
-def _was_killed(job: str, record: RunRecord) -> bool:
-    """Return whether a rank was killed, so that the record is that of another rank, which failed later."""
-    return record.status == "failed" and record.config.processes > 1 and ending(job).was_killed
+def _own_lines(folder: Path, job: _Job) -> list[str]:
+    """Return the last lines of the log of a cell, or else of its job, without those of submitit and srun."""
+    lines = log_tail(folder, TAIL_LINES).splitlines() or last_lines(job.log, TAIL_LINES)
+    return [line.strip() for line in lines if not NOISE.match(line)]
 
 
-def _describe_interruption(job: str, record: RunRecord) -> str:
-    """Return what happened to a job whose cell was asked to stop and has saved."""
-    end = ending(job)
-    how = end.story() if end.state in _STATES_OF_JOBS else "was asked to stop, before its time limit or for another job"
-    return f"Slurm job {job} {how}; the cell was {record.error}; --resume auto resumes from there"
+def how_ended(job: str, else_: str) -> str:
+    """Return how a job ended, as far as Slurm remembers, as the end of a sentence about it.
 
-
-def _describe_end(job: _Job, folder: Path) -> str:
-    """Return what happened to a job that left no record, with the last lines of its log.
-
-    srun reports a task that died as `srun: error: NODE: task 1: Killed`.
+    Args:
+        else_: the end of the sentence if the job ended by itself, with `{}` for its exit code.
     """
-    try:
-        output = job.log.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        output = ""
-    end = ending(job.job)
-    dead = None if end.state in _STATES_OF_JOBS else DEAD_TASK.search(output)
-    rank = int(dead["rank"]) if dead else 0
-    how = f"lost rank {rank}: {dead['how']}" if dead else end.story()
-    tail = " | ".join(_own_lines(log_tail(folder, LOG_LINES, rank)) or _own_lines(output))
-    return f"Slurm job {job.job} {how}" + (f"; last lines of its log: {tail}" if tail else "; its log is empty")
-
-
-def _own_lines(text: str) -> list[str]:
-    """Return the last lines of a log, without those of submitit and srun."""
-    return [line.strip() for line in text.splitlines() if line.strip() and not NOISE.match(line)][-TAIL_LINES:]
-
-
-@dataclass(frozen=True)
-class Ending:
-    """How a job ended, as far as Slurm knows.
-
-    Attributes:
-        state: Slurm's word, such as "TIMEOUT"; "" if it has no record of the job.
-        code, signal: of the batch script.
-        nodes: where it ran.
-    """
-
-    state: str = ""
-    code: int = 0
-    signal: int = 0
-    nodes: str = ""
-
-    @property
-    def was_killed(self) -> bool:
-        """Whether a signal ended it, or a task, whose signal srun returns as 128 plus its number."""
-        return self.signal > 0 or self.code > KILLED_CODE or self.state in _STATES_OF_JOBS
-
-    def story(self) -> str:
-        """Return what happened, as the end of a sentence about the job."""
-        text = STORIES.get(self.state)
-        if text is None and self.signal:
-            text = f"was ended by signal {self.signal}"
-        elif text is None and self.code > KILLED_CODE:
-            text = f"had a task that was ended by signal {self.code - KILLED_CODE}"
-        elif text is None:
-            text = f"ended with exit code {self.code}" + ("" if self.code else " and left no record")
-        return text + (f" (node {self.nodes})" if self.nodes else "")
+    facts = dict(re.findall(r"(\w+)=(\S+)", _answer("scontrol", "show", "job", "--oneliner", job)))
+    state, nodes = facts.get("JobState", ""), facts.get("NodeList", "(null)")
+    text = STORIES.get(state, else_.format(facts.get("ExitCode", "").partition(":")[0]))
+    return text + ("" if nodes in ("(null)", "None assigned") else f" (node {nodes})")
 
 
 def active_jobs() -> dict[str, str]:
@@ -530,26 +389,6 @@ def active_jobs() -> dict[str, str]:
     return dict(line.strip().split("|", 1) for line in done.stdout.splitlines() if "|" in line)
 
 
-def ending(job: str) -> Ending:
-    """Return how a job ended: from Slurm's memory of the last minutes, otherwise from its accounting, if any."""
-    facts = dict(re.findall(r"(\w+)=(\S+)", _answer("scontrol", "show", "job", "--oneliner", job)))
-    if "JobState" not in facts:
-        values = _answer("sacct", "-n", "-P", "-X", "-o", "State,ExitCode,NodeList", "-j", job).strip().split("|")
-        facts = dict(zip(("JobState", "ExitCode", "NodeList"), values, strict=False)) if len(values) == 3 else {}
-    return _ending(facts)
-
-
-def _ending(facts: Mapping[str, str]) -> Ending:
-    code, _, number = facts.get("ExitCode", "0:0").partition(":")
-    nodes = facts.get("NodeList", "")
-    return Ending(
-        state=facts.get("JobState", "").split(" ")[0],  # sacct writes CANCELLED by 1000
-        code=int(code or 0),
-        signal=int(number or 0),
-        nodes="" if nodes in ("(null)", "None assigned") else nodes,
-    )
-
-
 def _answer(*command: str) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False)
@@ -560,3 +399,30 @@ def _answer(*command: str) -> str:
 
 def _last_line(text: str) -> str:
     return (text.strip().splitlines() or ["no message"])[-1]
+
+
+def train_in_job(folders: list[str]) -> None:
+    """Train the cells of a job, in the job: the signal that Slurm sends before a limit acts as SIGTERM does.
+
+    Raises:
+        Ended: it was stopped, so that the batch file sees an exit code: see REQUEUE_PREEMPTED.
+    """
+    warning = signal.Signals[f"SIG{os.environ.get('SUBMITIT_PREEMPT_SIGNAL', 'USR2')}"]
+    # Slurm sends it to all processes of the job. They inherit that it is blocked, and only this one waits for it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [warning])
+
+    def stop() -> None:
+        signal.sigwait([warning])
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=stop, daemon=True).start()
+    train_cells([Path(folder) for folder in folders], _place())
+
+
+def _place() -> str:
+    """Return job, nodes and GPUs of this job, for progress."""
+    found = os.environ
+    job = f"{found['SLURM_ARRAY_JOB_ID']}_{found['SLURM_ARRAY_TASK_ID']}" if "SLURM_ARRAY_JOB_ID" in found else None
+    text = f"job {job or found.get('SLURM_JOB_ID', '')} on {found.get('SLURM_JOB_NODELIST', socket.gethostname())}"
+    gpus = found.get("SLURM_STEP_GPUS") or found.get("SLURM_JOB_GPUS")
+    return f"{text}, GPU {gpus}" if gpus else text

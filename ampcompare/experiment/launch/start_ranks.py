@@ -1,4 +1,4 @@
-"""Start the ranks of one machine, watch them, and end them all when one fails.
+"""Start the ranks of a cell, watch them, and end them all when one fails.
 
 `python -m ampcompare.experiment.launch.start_ranks REQUEST`, with the JSON of a `Request`. The end of standard input,
 or SIGTERM, ends every rank and the agent. When a rank fails, `failure.json` in the folder reports which one, and how.
@@ -10,7 +10,6 @@ import json
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -34,7 +33,6 @@ RANK_MODULE = "ampcompare.experiment.launch.worker.rank"
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 5.0
 SAVE_SECONDS = 30.0  # as torchrun
-RENDEZVOUS_PORT = 29400
 
 
 @dataclass(frozen=True)
@@ -43,22 +41,14 @@ class Request:
 
     Attributes:
         folder: of the cell, with its `config.json`.
-        cell: its name, the same on all machines.
         launcher: "torchrun" or "spawn".
-        nproc_per_node, nnodes, node_rank: which of the ranks are on this machine.
-        rdzv_endpoint: HOST:PORT on node 0, where agents of several machines rendezvous; one machine needs none.
-        max_restarts: maximum number of restarts of all ranks after a failure.
-        dist_url: where ranks rendezvous; None leaves it to the launcher.
+        processes: ranks.
+        dist_url: where they rendezvous; None: in a file that is private to the user.
     """
 
     folder: str
-    cell: str
     launcher: str
-    nproc_per_node: int
-    nnodes: int = 1
-    node_rank: int = 0
-    rdzv_endpoint: str | None = None
-    max_restarts: int = 0
+    processes: int
     dist_url: str | None = None
 
     def to_json(self) -> str:
@@ -66,99 +56,56 @@ class Request:
         return json.dumps(asdict(self))
 
 
-def _torchrun_arguments(request: Request, url: str | None) -> list[str]:
-    options = [
-        f"--nproc-per-node={request.nproc_per_node}",
-        f"--nnodes={request.nnodes}",
-        f"--max-restarts={request.max_restarts}",
-        f"--monitor-interval={POLL_SECONDS}",
-        *(_local_rendezvous() if request.nnodes == 1 else _network_rendezvous(request)),
-    ]
-    return [*options, START, "-m", RANK_MODULE, request.folder, *filter(None, [url])]
-
-
-def _local_rendezvous() -> list[str]:
-    """Return the options of the only agent, which opens no port."""
+def _torchrun_arguments(request: Request, url: str) -> list[str]:
     from ampcompare.experiment.launch.local_rendezvous import BACKEND, register
 
     register()
-    return [f"--rdzv-backend={BACKEND}", f"--rdzv-id={secrets.token_hex(16)}", "--local-addr=127.0.0.1"]
-
-
-def _network_rendezvous(request: Request) -> list[str]:
-    """Return the options of agents that rendezvous over the network, which they trust; see SECURITY.md."""
-    host, _, port = (request.rdzv_endpoint or "").partition(":")
-    port = port or str(RENDEZVOUS_PORT)
     return [
-        "--rdzv-backend=c10d",
-        f"--rdzv-endpoint={host}:{port}",
-        f"--rdzv-id={request.cell}",
-        f"--rdzv-conf=is_host={int(request.node_rank == 0)}",
-        f"--local-addr={_address_towards(host, int(port))}",
+        f"--nproc-per-node={request.processes}",
+        "--max-restarts=0",
+        f"--monitor-interval={POLL_SECONDS}",
+        f"--rdzv-backend={BACKEND}",
+        f"--rdzv-id={secrets.token_hex(16)}",
+        "--local-addr=127.0.0.1",
+        *(START, "-m", RANK_MODULE, request.folder, url),
     ]
 
 
-def _address_towards(host: str, port: int) -> str:
-    """Return the address by which `host` reaches this machine; the host's own name may resolve to the loopback."""
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port or 1, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(address)  # sends nothing: the kernel only selects a route
-            return str(probe.getsockname()[0])
-    except OSError:
-        return host
-
-
-def _run_torchrun(request: Request, url: str | None) -> list[dict[str, int]]:
+def _run_torchrun(request: Request, url: str) -> list[dict[str, int]]:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.elastic.rendezvous import RendezvousError
     from torch.distributed.run import parse_args, run
 
     try:
         run(parse_args(_torchrun_arguments(request, url)))
     except ChildFailedError as error:
         return [{"rank": rank, "code": failure.exitcode} for rank, failure in error.failures.items()]
-    except RendezvousError as error:
-        raise _RendezvousFailed(_explain(request, error)) from error
     return []
 
 
-def _explain(request: Request, error: Exception) -> str:
-    endpoint = request.rdzv_endpoint or "this machine"
-    text = str(error.__cause__ or error).strip().partition("\n")[0]
-    if "EADDRINUSE" in text or "address already in use" in text:
-        return f"node 0 cannot listen at {endpoint}: the port is in use; choose another --rdzv-endpoint"
-    return f"the {request.nnodes} nodes did not connect at {endpoint}: {text or type(error).__name__}"
-
-
-def _run_spawn(request: Request, url: str | None) -> list[dict[str, int]]:
-    """Start the ranks without torchrun, on one machine or with a `dist_url`."""
-    assert url is not None
-    size, first = request.nproc_per_node * request.nnodes, request.nproc_per_node * request.node_rank
-    for attempt in range(request.max_restarts + 1):
-        ranks: list[subprocess.Popen[bytes]] = []
-        grace = GRACE_SECONDS
-        try:
-            for local_rank in range(request.nproc_per_node):
-                rank_env = {"RANK": first + local_rank, "WORLD_SIZE": size, "LOCAL_RANK": local_rank}
-                rank_env |= {"LOCAL_WORLD_SIZE": request.nproc_per_node, "TORCHELASTIC_RESTART_COUNT": attempt}
-                ranks.append(_start_rank(request.folder, url, rank_env))
-            failures = _watch(ranks, first)
-            grace = 0.0  # ranks that wait for one that is gone handle no signal
-        except _Stopped as stop:
-            grace = SAVE_SECONDS if stop.may_save else grace
-            raise
-        finally:
-            _end(ranks, grace)
-        if not failures:
-            break
+def _run_spawn(request: Request, url: str) -> list[dict[str, int]]:
+    """Start the ranks without torchrun."""
+    ranks: list[subprocess.Popen[bytes]] = []
+    grace = GRACE_SECONDS
+    try:
+        for rank in range(request.processes):
+            rank_env = {"RANK": rank, "WORLD_SIZE": request.processes, "LOCAL_RANK": rank}
+            rank_env |= {"LOCAL_WORLD_SIZE": request.processes, "TORCHELASTIC_RESTART_COUNT": 0}
+            ranks.append(_start_rank(request.folder, url, rank_env))
+        failures = _watch(ranks)
+        grace = 0.0  # ranks that wait for one that is gone handle no signal
+    except _Stopped as stop:
+        grace = SAVE_SECONDS if stop.may_save else grace
+        raise
+    finally:
+        _end(ranks, grace)
     return failures
 
 
-def _url(request: Request, private: Path) -> str | None:
-    """Return where the ranks rendezvous: on one machine a file that is private to the user, or a loopback port."""
-    if request.nnodes > 1:
-        return request.dist_url
+def _url(request: Request, private: Path) -> str:
+    """Return where the ranks rendezvous: a file that is private to the user, or a place that was named.
+
+    A port is one of the loopback.
+    """
     if request.dist_url is None:
         return f"file://{private / 'store'}"
     if request.dist_url.startswith("tcp://"):
@@ -178,10 +125,10 @@ def _start_rank(folder: str, url: str, rank_env: Mapping[str, int]) -> subproces
     return subprocess.Popen(start_command(RANK_MODULE, folder, url), env=environment, start_new_session=True)
 
 
-def _watch(ranks: Sequence[subprocess.Popen[bytes]], first: int) -> list[dict[str, int]]:
+def _watch(ranks: Sequence[subprocess.Popen[bytes]]) -> list[dict[str, int]]:
     while True:
         codes = [rank.poll() for rank in ranks]
-        failed = [{"rank": first + index, "code": code} for index, code in enumerate(codes) if code]
+        failed = [{"rank": rank, "code": code} for rank, code in enumerate(codes) if code]
         if failed or all(code == 0 for code in codes):
             return failed
         time.sleep(POLL_SECONDS)
@@ -198,10 +145,6 @@ def _end(ranks: Sequence[subprocess.Popen[bytes]], grace: float) -> None:
         except subprocess.TimeoutExpired:
             rank.kill()
             rank.wait()
-
-
-class _RendezvousFailed(Exception):
-    """The agents of a cell could not connect."""
 
 
 class _Stopped(Exception):
@@ -245,17 +188,13 @@ def main(arguments: list[str]) -> int:
     request = Request(**json.loads(arguments[0]))
     os.environ["AMPCOMPARE_STARTED_BY"] = request.launcher
     _stop_on_sigterm_or_stdin()
-    if request.nnodes == 1:
-        _keep_to_loopback()
+    _keep_to_loopback()
     start = _run_torchrun if request.launcher == "torchrun" else _run_spawn
     try:
         with private_folder(Path(request.folder)) as private:
             failures = start(request, _url(request, private))
     except _Stopped:
         return 143
-    except _RendezvousFailed as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
     if failures:
         write_atomically(Path(request.folder) / CellFile.FAILURE, json.dumps(failures))
     return 1 if failures else 0

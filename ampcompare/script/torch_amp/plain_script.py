@@ -273,8 +273,13 @@ class PlainScript:
     # The forward pass.
 
     def _called(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if self._lifted.types:
-            args, kwargs = self._fitting(module, args, kwargs)
+        if not self._lifted.types:
+            return self._call(original, module, args, kwargs)
+        given, (args, kwargs) = (args, kwargs), self._fitting(module, args, kwargs)
+        result = self._call(original, module, args, kwargs)
+        return result if self._casts else self._lifted.fit_result(result, given, (args, kwargs))
+
+    def _call(self, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
         if self._inside:
             if not self._has_cast and self._casts:
                 self._has_cast = self._names.casts_now()  # a block of the script may begin inside of its model

@@ -11,9 +11,8 @@ from pathlib import Path
 from ampcompare.source.amp_names import APEX, CORE, shown
 from ampcompare.source.edits import Edits, on_own_lines
 from ampcompare.source.migrate.core.core import rewrite_core
+from ampcompare.source.migrate.core.internals import AMP_STATE, INTERNALS, NO_EQUIVALENT, find_internals
 from ampcompare.source.migrate.finding import BY_HAND, MARK, NOTE, Finding, origins_of_lines
-from ampcompare.source.migrate.fp16_optimizer import at_level_2
-from ampcompare.source.migrate.optimizer_internals import INTERNALS, drop_internals
 from ampcompare.source.migrate.read.names import Names
 from ampcompare.source.migrate.read.neighbours import ALONE, Around
 from ampcompare.source.migrate.read.sites import Unsure
@@ -91,25 +90,24 @@ def migrate_text(text: str, target: str = "torch", around: Around = ALONE) -> Mi
     if not may_use_apex(text):
         return Migration(text, [])
     module = Module(text)
-    names = Names(module, around.helpers(module), around.passed_on(module), around.running(module))
+    names = Names(module, around.passed_on(module), around.running(module))
     used = [node for node, _ in names.uses] + [call for call, _ in module.methods("step", "backward")]
     crowded = [
         each for each in map(module.statement, used) if not module.is_alone(each) and not isinstance(each, ast.With)
     ]
     if names.uses and crowded and (apart := on_own_lines(module, crowded)) != text:
         return _of_other_lines(text, apart, target, around)
-    edits, findings, unsure = Edits(module), [], None
+    edits, findings, core, unsure = Edits(module), [], None, None
     if not names.imports and not names.uses:
         if any(full.partition(".")[0] == "ampcompare" for _, _, full in module.imports):
             return Migration(text, [])
-        findings = drop_internals(module, edits, rewritten=False)
+        findings = [_by_hand(node, NO_EQUIVALENT.format(name)) for node, name in find_internals(module)]
         _mark(module, edits, findings)
         return Migration(edits.result() if edits else text, findings)
     torch, above = _torch_name(module, names, edits)
-    if (earlier := _without_fp16_optimizer(module, names, torch, target)) is not None:
-        return earlier
     try:
-        findings += rewrite_core(module, names, edits, torch, target, around)
+        core = rewrite_core(module, names, edits, torch, target, around)
+        findings += [] if core is None else core.findings
     except Unsure as error:
         unsure = error
         edits = Edits(module)
@@ -118,10 +116,12 @@ def migrate_text(text: str, target: str = "torch", around: Around = ALONE) -> Mi
         result = _for_precision(module, names, edits, findings, unsure, above)
         apart = on_own_lines(module, edits.shared)
         return result if apart == text else _of_other_lines(text, apart, target, around)
-    twins = Twins(module, names, edits, torch, core=unsure is None)
+    if core is None and unsure is None:
+        findings += [_by_hand(node, NO_EQUIVALENT.format(name)) for node, name in find_internals(module)]
+    twins = Twins(module, names, edits, torch, whole=unsure is None)
     kept: list[ast.AST] = []
     for node, meaning in names.uses:
-        if meaning.startswith("apex.amp.") and meaning.split(".")[2] in CORE:
+        if _is_of_core(meaning):
             if unsure is not None:
                 kept.append(node)
             continue
@@ -137,7 +137,6 @@ def migrate_text(text: str, target: str = "torch", around: Around = ALONE) -> Mi
     _rewrite_imports(module, names, edits, needed, twins.imports)
     findings += _probes(module, names, edits)
     if unsure is None:
-        findings += drop_internals(module, edits, rewritten=True)
         _rewrite_texts(module, edits, names)
         findings += _cast_notes(module, names)
     findings = sorted(set(findings))
@@ -159,30 +158,11 @@ def _of_other_lines(text: str, apart: str, target: str, around: Around) -> Migra
     return replace(result, findings=sorted({replace(each, line=lines[each.line]) for each in result.findings}))
 
 
-def _without_fp16_optimizer(module: Module, names: Names, torch: str, target: str) -> Migration | None:
-    """Return the migration of a module with `FP16_Optimizer`; None without one, or where a line remains by hand."""
-    try:
-        level_2 = at_level_2(module, names, torch)
-    except Unsure:
-        return None
-    if level_2 is None:
-        return None
-    result = migrate_text(level_2.text, target)
-    if any(each.kind == BY_HAND for each in result.findings):
-        return None
-    moved = [replace(each, line=level_2.lines.get(each.line, each.line)) for each in result.findings]
-    return Migration(result.text, sorted({*moved, *level_2.notes}), len(names.uses), result.left)
-
-
 def _for_precision(
     module: Module, names: Names, edits: Edits, findings: list[Finding], unsure: Unsure | None, above: ast.stmt | None
 ) -> Migration:
     """Finish a module whose core is rewritten: what else it uses of Apex comes from `ampcompare.apex`."""
-    kept = [
-        node
-        for node, meaning in names.uses
-        if unsure is not None or not (meaning.startswith("apex.amp.") and meaning.split(".")[2] in CORE)
-    ]
+    kept = [node for node, meaning in names.uses if unsure is not None or not _is_of_core(meaning)]
     imported = _import_from_engine(module, names, edits, kept)
     if edits and unsure is None and "ampcompare.make_precision" in edits.inserted():
         first = next((each for each in module.tree.body if isinstance(each, (ast.Import, ast.ImportFrom))), above)
@@ -208,6 +188,10 @@ def _probes(module: Module, names: Names, edits: Edits) -> list[Finding]:
             if edits.is_removed(statement):
                 found.append(Finding(statement.lineno, statement.col_offset, NOTE, PROBE))
     return found
+
+
+def _is_of_core(meaning: str) -> bool:
+    return meaning.startswith(AMP_STATE) or (meaning.startswith("apex.amp.") and meaning.split(".")[2] in CORE)
 
 
 def _by_hand(node: ast.AST, message: str) -> Finding:
@@ -325,13 +309,13 @@ def _keep_for_others(
     own = {
         alias.asname or alias.name: (statement, alias)
         for statement, alias in names.imports
-        if isinstance(statement, ast.ImportFrom) and module.scope_of[statement] is module.top and alias.name != "*"
+        if module.scope_of[statement] is module.top and alias.name != "*"
     }
     waiting = {
         name for name, (statement, alias) in own.items() if name not in needed and (statement, alias.name) not in twins
     }
     listed = {each.value for each in _listed(module) if isinstance(each, ast.Constant)}
-    is_amp = {name for name in waiting if "apex.amp" in module.top.imports.get(name, ())}
+    is_amp = {name for name in waiting if {"apex", "apex.amp"} & set(module.top.imports.get(name, ()))}
     found = {
         **{name: Path("__all__") for name in waiting & listed},
         **around.importers(waiting - is_amp, star=True),
@@ -340,7 +324,7 @@ def _keep_for_others(
     findings = []
     for name, other in found.items():
         statement, alias = own[name]
-        full = shown(f"{statement.module}.{alias.name}")
+        full = alias.name if isinstance(statement, ast.Import) else shown(f"{statement.module}.{alias.name}")
         if full in LAYERS:
             twins[(statement, alias.name)] = IMPORTED[full]
             continue
@@ -470,27 +454,17 @@ def _settle_try(module: Module, edits: Edits, node: ast.Try, gone: set[ast.stmt]
         return
     body: Block = [each for each in node.body if not edits.is_removed(each)]
     if body:
-        edits.unwrap(node, _whole(node.body))
+        edits.unwrap(node, node.body)
     else:
         edits.remove(node)
     if node.orelse:
         _keep_else(module, edits, node)
 
 
-def _whole(body: Block) -> Block:
-    return body
-
-
 def _keep_else(module: Module, edits: Edits, node: ast.Try) -> None:
-    outer = module.indent(node)
-    inner = module.indent(node.orelse[0])
-    text = "".join(
-        module.line_text(number)
-        for number in range(module.first_line(node.orelse[0]), (node.orelse[-1].end_lineno or 0) + 1)
-    )
-    lines = [line.removeprefix(inner) if line.startswith(inner) else line.strip() for line in text.splitlines()]
-    edits.after(node, lines)
-    del outer
+    inner, last = module.indent(node.orelse[0]), node.orelse[-1].end_lineno or 0
+    lines = (module.line_text(number).rstrip() for number in range(module.first_line(node.orelse[0]), last + 1))
+    edits.after(node, [line.removeprefix(inner) if line.startswith(inner) else line.strip() for line in lines])
 
 
 def _cannot_fail(statement: ast.stmt) -> bool:

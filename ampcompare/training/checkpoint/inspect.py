@@ -17,7 +17,7 @@ from ampcompare.base.errors import CheckpointError, ConversionError
 from ampcompare.base.formatting import format_bytes, printable
 from ampcompare.training.checkpoint.convert.detect import CheckpointContents, find_parts
 from ampcompare.training.checkpoint.convert.fp32_weights import common_prefix
-from ampcompare.training.checkpoint.convert.masters import HALF_DTYPES, is_rounded, keeps_16_bits
+from ampcompare.training.checkpoint.convert.masters import HALF_DTYPES, half_dtype, is_rounded
 from ampcompare.training.checkpoint.convert.scalers import SMALLEST_NORMAL, held_scale, is_loss_scaler, raw_scale
 from ampcompare.training.checkpoint.reader.foreign import Contents, explained, open_foreign
 from ampcompare.training.checkpoint.reader.placeholders import reading
@@ -242,7 +242,7 @@ def guess_level(parts: CheckpointContents) -> tuple[str | None, str]:
         if any(parts.masters):
             return None, "weights are 16-bit values with fp32 masters, as O2 trains them"
         if half or rounded:
-            return None, "weights are fp16 values: saved at O2 or O3, or by .half(); no loss scaler"
+            return None, "weights are fp16 values: saved at O2 or O3, or by .half()"
         return None, ""
     if rounded or half:
         norms = is_rounded(tensor for model in parts.models.values() for tensor in _norm_weights(model))
@@ -273,7 +273,8 @@ def _half_state(parts: CheckpointContents) -> bool:
 
 def _traps(parts: CheckpointContents, level: str | None) -> Iterator[str]:
     yield from broken_values(parts)
-    rounded = any(keeps_16_bits(model) for model in parts.models.values())
+    kinds = {half_dtype(model) for model in parts.models.values()} - {None}
+    rounded = bool(kinds)
     masters = [*parts.masters, *({} for _ in parts.models)]
     bare = sum(
         isinstance(value, Tensor) and value.dtype in HALF_DTYPES and name not in masters[index]
@@ -296,7 +297,7 @@ def _traps(parts: CheckpointContents, level: str | None) -> Iterator[str]:
         )
     if (level in ("O2", "O3") or rounded) and not (parts.wrappers or any(parts.masters)):
         yield from _loading_order(parts)
-    if parts.optimizers and rounded and not list(_scales(parts)):
+    if parts.optimizers and torch.float16 in kinds and not list(_scales(parts)):
         yield "no state of the loss scaler: its scale restarts at 65536, and the first steps after a resume are skipped"
     for state in parts.apex.values():
         for name, entry in state.items():

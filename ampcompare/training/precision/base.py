@@ -282,14 +282,19 @@ class PrecisionWrapper(Precision):
     def suspended(self) -> AbstractContextManager[None]:
         return self.inner.suspended()
 
+    def see_loss(self, loss: Tensor, loss_id: int) -> None:
+        """Look at a loss, before its backward pass begins; a subclass that watches overrides it."""
+
     def scale_loss(
         self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
     ) -> AbstractContextManager[Tensor]:
+        self.see_loss(loss, loss_id)
         return self.inner.scale_loss(loss, optimizers, loss_id=loss_id, delay_unscale=delay_unscale)
 
     def backward(
         self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
     ) -> None:
+        self.see_loss(loss, loss_id)
         self.inner.backward(loss, optimizers, loss_id=loss_id, delay_unscale=delay_unscale)
 
     def unscale(self, optimizer: Optimizer) -> list[Tensor]:

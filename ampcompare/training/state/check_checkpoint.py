@@ -56,7 +56,8 @@ def require_training_fits(
     for model, weights in zip(models, saved_models, strict=True):
         require_fit(model, weights, same_types=CONVERTED not in state)
     faults: list[str] = []
-    wanted = _wanted_masters(str(state["arm"]), models, optimizers, names)
+    # Of another program's file, masters are what was found to round to its weights.
+    wanted = _wanted_masters(str(state["arm"]), models, optimizers, names) if "arm" in state else []
     for masters, params in zip(as_list(state["masters"]), wanted, strict=False):
         faults += [f"the fp32 master of {name} is missing" for name in params if name not in masters]
         faults += [f"the fp32 master of {name} {_unlike(masters[name], params[name])}"

@@ -11,8 +11,9 @@ import torch
 
 from ampcompare.base.environment.ranks import DistributedEnv, rank_of, world_of
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit, LaunchError, UnsupportedCombination
-from ampcompare.experiment.launch.dispatch import ExternalLauncher, make_launcher
+from ampcompare.experiment.launch.dispatch import make_launcher
 from ampcompare.experiment.launch.forked import ForkedLauncher
+from ampcompare.experiment.launch.local import ExternalLauncher, LocalLauncher
 from ampcompare.experiment.launch.multi_process import MultiProcessLauncher
 from ampcompare.experiment.launch.worker import cell as worker
 from ampcompare.experiment.launch.worker.rank import local_device, open_store, process_group
@@ -78,17 +79,13 @@ def test_a_rendezvous_that_was_given() -> None:
 def test_who_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     """One process is forked, several are spawned, and a process among others takes part itself."""
     one, two = RunConfig(), RunConfig(processes=2)
-    launcher: Any = make_launcher(one)
+    launcher: Any = LocalLauncher()
     assert isinstance(launcher.launcher_of(one), ForkedLauncher)
     for config, kind in ((two, "spawn"), (RunConfig(launcher="torchrun"), "torchrun")):
         started = launcher.launcher_of(config)
         assert isinstance(started, MultiProcessLauncher)
         assert started.launcher == kind
         assert launcher.launcher_of(config) is started
-    joined: Any = make_launcher(two, nnodes=2, rdzv_endpoint="a:1")
-    assert joined.launcher_of(two).launcher == "torchrun"
-    with pytest.raises(UnsupportedCombination, match="--rdzv-endpoint HOST:PORT"):
-        make_launcher(two, nnodes=2)
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
     member = make_launcher(RunConfig(processes=4))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.diagnosis.profiling.profile_recipe import memory_variants, profile_config, run_memory_trials
+from ampcompare.diagnosis.profiling.profile_recipe import memory_variants, profile_config, run_trials
 from ampcompare.diagnosis.profiling.step_profiler import Steps
 from ampcompare.runs.records.profile import ArmProfile, Held, Memory
 from ampcompare.runs.report.profile import memory_sentences
@@ -54,7 +54,7 @@ def test_a_trial_of_memory_has_both_peaks(steps: tuple[float, float], seconds: f
             raise UnsupportedCombination("no repeated blocks")
         return (1.0 if tried == config else next(of_half)), tried.recipe.batch_size
 
-    (trial,) = run_memory_trials(config, _found(), measure)
+    (trial,) = run_trials(config, memory_variants(config, _found()), measure)
     assert (trial.change, trial.before_peak_bytes, trial.peak_bytes) == (HALF, 64, 32)
     assert (trial.before_seconds, trial.seconds) == (1.0, seconds)
 
@@ -63,7 +63,7 @@ def test_a_trial_of_memory_has_both_peaks(steps: tuple[float, float], seconds: f
 def test_changes_are_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     """A transformer with many activations has a smaller peak with checkpoints, and with half the batch."""
     monkeypatch.setattr("ampcompare.diagnosis.profiling.profile_recipe.ROUNDS", 1)
-    monkeypatch.setattr("ampcompare.diagnosis.profiling.profile_recipe.run_trials", lambda *_: [])
+    monkeypatch.setattr("ampcompare.diagnosis.profiling.profile_recipe.time_variants", lambda *_: [])
     recipe = {
         "task": "lm",
         "batch_size": 32,

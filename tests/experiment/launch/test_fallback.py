@@ -9,7 +9,7 @@ import pytest
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.experiment.launch.base import Launcher
-from ampcompare.experiment.launch.dispatch import DispatchingLauncher
+from ampcompare.experiment.launch.local import LocalLauncher
 from ampcompare.runs.analysis.runs.declared import not_as_declared
 from ampcompare.runs.records.run import RunRecord, RunSummary, read_record
 from ampcompare.runs.settings.config import RunConfig
@@ -33,8 +33,8 @@ class Diverging(Launcher):
 
 
 def _launch(config: RunConfig, inner: Diverging, folder: Path) -> RunRecord:
-    launcher = DispatchingLauncher()
-    launcher._launchers["auto"] = inner
+    launcher = LocalLauncher()
+    launcher._launchers["fork"] = inner
     return launcher.launch(config, folder)
 
 

@@ -16,11 +16,11 @@ import pytest
 from ampcompare.base.environment.fingerprint import fingerprint
 from ampcompare.base.errors import Ended, LaunchError
 from ampcompare.base.files.run_files import CellFile
-from ampcompare.experiment.launch import slurm, slurm_task
+from ampcompare.experiment.launch import slurm
 from ampcompare.experiment.launch.base import Launcher, Progress
 from ampcompare.experiment.launch.cell_files import progress_writer, write_record
-from ampcompare.experiment.launch.ray import TOKEN, RayLauncher
-from ampcompare.experiment.launch.slurm import Ending, SlurmLauncher
+from ampcompare.experiment.launch.ray import RayLauncher
+from ampcompare.experiment.launch.slurm import SlurmLauncher
 from ampcompare.experiment.load import reload_comparison
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.plan import Plan, make_plan
@@ -30,8 +30,8 @@ from ampcompare.runs.records.document import sealed_json
 from ampcompare.runs.records.run import RunRecord, read_record
 from ampcompare.runs.report.base import write_reports
 from ampcompare.runs.settings.config import RunConfig
+from ampcompare.testing import make_record
 
-MakeRecord = Callable[..., RunRecord]
 Turn = Callable[[], object]
 
 
@@ -58,12 +58,11 @@ class Listener(Observer):
 class Cells:
     """The cells of a plan in a run directory, as the processes that train them act."""
 
-    def __init__(self, launcher: str, folder: Path, make_record: MakeRecord) -> None:
+    def __init__(self, launcher: str, folder: Path) -> None:
         base = RunConfig.model_validate({"launcher": launcher, "recipe": {"epochs": 1}})
         self.plan: Plan = make_plan(base, ["fp32", "half"], [0, 1])
         self.folder = folder
         self.listener = Listener()
-        self._make_record = make_record
 
     def path(self, number: int) -> Path:
         return RunDirectory(self.folder).cell(self.plan.cells[number - 1])
@@ -73,7 +72,7 @@ class Cells:
 
     def record(self, number: int) -> RunRecord:
         config = self.plan.cells[number - 1]
-        record = self._make_record(config.arm, config.recipe.seed)
+        record = make_record(config.arm, config.recipe.seed)
         here = {**record.environment, **fingerprint()}
         return record.model_copy(update={"config": config, "cell": config.digest(), "environment": here})
 
@@ -107,16 +106,16 @@ def _turns(monkeypatch: pytest.MonkeyPatch, turns: Sequence[Turn]) -> None:
     monkeypatch.setattr(slurm, "time", now)
 
 
-def test_cells_of_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, make_record: MakeRecord) -> None:
+def test_cells_of_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Cells of all seeds are seen at their nodes at once, and one that was queued again moves; one whose node is lost
     is a failed row, and the same command runs that one alone again."""
-    cells = Cells("slurm", tmp_path, make_record)
+    cells = Cells("slurm", tmp_path)
     jobs = {f"7_{number}": "" for number in range(4)}
     for number in range(1, 5):  # of an earlier call of the command
         cells.path(number).mkdir(parents=True)
         (cells.path(number) / "job.json").write_text(json.dumps({"job": f"7_{number - 1}"}))
     monkeypatch.setattr(slurm, "active_jobs", lambda: dict(jobs))
-    monkeypatch.setattr(slurm, "ending", lambda job: Ending("NODE_FAIL", nodes="n1"))
+    monkeypatch.setattr(slurm, "how_ended", lambda job, else_: "lost its node (node n1)")
     _turns(
         monkeypatch,
         [
@@ -167,10 +166,10 @@ class Here(Launcher):
         return self.cells.record(number)
 
 
-def test_another_launcher_resumes(tmp_path: Path, make_record: MakeRecord) -> None:
+def test_another_launcher_resumes(tmp_path: Path) -> None:
     """Cells that Slurm has trained are not trained again by another launcher, which trains the others; where launchers
     are rows of the comparison, each trains its own."""
-    slurm_cells, here = Cells("slurm", tmp_path, make_record), Cells("auto", tmp_path, make_record)
+    slurm_cells, here = Cells("slurm", tmp_path), Cells("auto", tmp_path)
     for number in (1, 2, 4):
         slurm_cells.ends(number)
     trained = slurm_cells.plan.order[:2] + slurm_cells.plan.order[3:]
@@ -198,10 +197,10 @@ def test_the_place_of_a_task_of_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("SLURM_JOB_ID", "71")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
-    assert slurm_task._place() == "job 71 on n[1-2]"
+    assert slurm._place() == "job 71 on n[1-2]"
     for name, value in (("SLURM_ARRAY_JOB_ID", "70"), ("SLURM_ARRAY_TASK_ID", "3"), ("SLURM_JOB_GPUS", "2,3")):
         monkeypatch.setenv(name, value)
-    assert slurm_task._place() == "job 70_3 on n[1-2], GPU 2,3"
+    assert slurm._place() == "job 70_3 on n[1-2], GPU 2,3"
 
 
 class RayError(Exception):
@@ -224,7 +223,6 @@ class Ray(types.ModuleType):
         self.__spec__ = ModuleSpec("ray", None)
         self.exceptions = types.SimpleNamespace(RayError=RayError)
         self.tasks: dict[str, Remote] = {}
-        self.board: Any = None
         self.turns: list[Turn] = []
 
     def is_initialized(self) -> bool:
@@ -235,10 +233,6 @@ class Ray(types.ModuleType):
 
     def remote(self, **needs: Any) -> Any:
         def made(what: Any) -> Any:
-            if isinstance(what, type):
-                self.board = what()
-                take = types.SimpleNamespace(remote=lambda: Remote(self.board.take()))
-                return types.SimpleNamespace(remote=lambda: types.SimpleNamespace(take=take))
             return types.SimpleNamespace(remote=lambda _, folder, *rest: self.tasks.setdefault(folder, Remote()))
 
         return made
@@ -269,10 +263,10 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
     return ray
 
 
-def test_cells_of_ray(ray: Ray, tmp_path: Path, make_record: MakeRecord) -> None:
-    """Cells are seen at their nodes, with the run directory and without; they end in any order, and one that Ray has
-    lost is a failed row."""
-    cells = Cells("ray", tmp_path, make_record)
+def test_cells_of_ray(ray: Ray, tmp_path: Path) -> None:
+    """Cells are seen at their nodes where those see the run directory; the files of others come when they end, and one
+    that Ray has lost is a failed row."""
+    cells = Cells("ray", tmp_path)
 
     def task(number: int) -> Remote:
         return ray.tasks[str(cells.path(number))]
@@ -280,9 +274,8 @@ def test_cells_of_ray(ray: Ray, tmp_path: Path, make_record: MakeRecord) -> None
     def answers(number: int) -> None:
         task(number).answer = {"record.json": sealed_json(cells.record(number)).encode(), "steps.jsonl": b""}
 
-    text = json.dumps({"place": "node far", "progress": Progress(3, 10, 0)})
     ray.turns = [
-        lambda: (cells.reports(1, "node near", 1), ray.board.put(str(cells.path(4)), text)),
+        lambda: cells.reports(1, "node near", 1),
         lambda: answers(4),
         lambda: setattr(task(2), "answer", RayError("a header\nThe node was killed.")),
         lambda: (cells.ends(1), setattr(task(1), "answer", {}), answers(3)),
@@ -291,16 +284,13 @@ def test_cells_of_ray(ray: Ray, tmp_path: Path, make_record: MakeRecord) -> None
         found = cells.run(launcher)
     lost = "failed: the task of Ray was lost: The node was killed."
     assert found == {1: "completed", 2: lost, 3: "completed", 4: "completed"}
-    assert cells.listener.events[:6] == [
-        *("1 begins", "1 at node near", "1 made 1", "4 begins", "4 at node far", "4 made 3"),
-    ]
-    assert "completed" in cells.listener.events[6]
-    assert not list(tmp_path.glob(f"cells/*/{TOKEN}"))
+    assert cells.listener.events[:4] == ["1 begins", "1 at node near", "1 made 1", "4 begins"]
+    assert "completed" in cells.listener.events[4]
 
 
-def test_ray_is_lost(ray: Ray, tmp_path: Path, make_record: MakeRecord) -> None:
+def test_ray_is_lost(ray: Ray, tmp_path: Path) -> None:
     """Where the head or the raylet of this machine has died, one line says so, and what had ended stays."""
-    cells = Cells("ray", tmp_path, make_record)
+    cells = Cells("ray", tmp_path)
 
     def dead(*words: object, **options: object) -> None:
         raise RayError("the connection was lost")
@@ -313,7 +303,6 @@ def test_ray_is_lost(ray: Ray, tmp_path: Path, make_record: MakeRecord) -> None:
     with lost, RayLauncher() as launcher:
         cells.run(launcher)
     assert read_record(cells.path(1) / "record.json").status == "completed"
-    assert not list(tmp_path.glob(f"cells/*/{TOKEN}"))
 
 
 def test_ray_is_joined_or_started(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,9 +326,9 @@ def test_ray_is_joined_or_started(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> 
     assert asked == [None, "local", None]
 
 
-def test_a_cell_of_ray_that_ended_while_the_command_stops(ray: Ray, tmp_path: Path, make_record: MakeRecord) -> None:
+def test_a_cell_of_ray_that_ended_while_the_command_stops(ray: Ray, tmp_path: Path) -> None:
     """SIGTERM cancels the tasks that run; the files of one that has ended elsewhere are kept."""
-    cells = Cells("ray", tmp_path, make_record)
+    cells = Cells("ray", tmp_path)
     launcher = RayLauncher()
 
     def stop() -> None:
@@ -349,7 +338,6 @@ def test_a_cell_of_ray_that_ended_while_the_command_stops(ray: Ray, tmp_path: Pa
     ray.turns = [stop]
     with pytest.raises(Ended, match="asked to stop"), launcher:
         cells.run(launcher)
-    assert not list(tmp_path.glob(f"cells/*/{TOKEN}"))
     ray.tasks.clear()
     ray.turns = [
         lambda: [

@@ -124,7 +124,7 @@ def test_a_job_of_two_cells_that_is_queued_again(
 
 
 def test_a_cell_of_two_processes(make_config: MakeConfig, tmp_path: Path) -> None:
-    """Two tasks of one job train a cell; progress is told, and the tasks' share of a step is in the record."""
+    """A job starts the two ranks of a cell; progress is told, and the record has what concerns both."""
     told: list[int] = []
     config = make_config(processes=2, launcher="slurm", parallel={"kind": "apex-ddp"}, recipe={"batch_size": 8})
     with SlurmLauncher(OPTIONS) as launcher:
@@ -133,7 +133,7 @@ def test_a_cell_of_two_processes(make_config: MakeConfig, tmp_path: Path) -> Non
     assert (record.status, record.error) == ("completed", None)
     assert record == read_record(tmp_path / "record.json")
     assert record.processes is not None
-    assert (record.processes.world_size, record.processes.nodes, record.processes.launcher) == (2, 1, "slurm")
+    assert (record.processes.world_size, record.processes.nodes, record.processes.launcher) == (2, 1, "spawn")
     assert told[-1] == 4
 
 
@@ -154,19 +154,19 @@ def test_a_job_that_is_preempted_with_a_grace_time(
         waiting = threading.Thread(target=lambda: records.update(slurm.collect(cells)))
         waiting.start()
         running = cells[: 2 // cells_per_job]
-        assert wait_until(lambda: all(_steps(folder) == 2 for _, folder in running), 60)
+        assert wait_until(lambda: all(_steps(folder) == 2 for _, folder in running), 240)
         urgent = ["sbatch", "--partition=urgent", "--nodes=2", "--ntasks=2", "--cpus-per-task=2", "--time=1"]
         subprocess.run([*urgent, "--output=/dev/null", "--wrap=true"], check=True, capture_output=True)
         numbers = sorted({_job(folder) for _, folder in cells})
-        assert wait_until(lambda: all(_fact(number, "PreemptTime") not in ("", "None") for number in numbers), 60)
+        assert wait_until(lambda: all(_fact(number, "PreemptTime") not in ("", "None") for number in numbers), 240)
         go.touch()
-        assert wait_until(lambda: all(_fact(number, "Restarts") == "1" for number in numbers), 60)
+        assert wait_until(lambda: all(_fact(number, "Restarts") == "1" for number in numbers), 240)
         assert [read_record(folder / "record.json").status for _, folder in running] == ["interrupted"] * len(running)
         assert records == {}, "a cell counted while its job is queued again"
-        assert wait_until(lambda: all(_state(number) == "PENDING" for number in numbers), 60)
+        assert wait_until(lambda: all(_state(number) == "PENDING" for number in numbers), 240)
         for number in numbers:
             subprocess.run(["scontrol", "update", f"JobId={number}", "StartTime=now"], check=True)  # not in two minutes
-        waiting.join(120)
+        waiting.join(480)
     undisturbed = launcher.launch(config, tmp_path / "undisturbed")
     assert sorted(records) == [0, 1]
     for index, record in records.items():
@@ -185,9 +185,9 @@ def test_a_task_that_dies(make_config: MakeConfig, tmp_path: Path) -> None:
     config = make_config("launched:kills_rank_1", args={"tries": 2}, processes=2, launcher="slurm")
     with SlurmLauncher(OPTIONS) as launcher:
         record = launcher.launch(config, tmp_path)
-    number = json.loads((tmp_path / "job.json").read_text())["job"]
     assert record.status == "failed"
-    assert record.error == f"Slurm job {number} lost rank 1: Killed; last lines of its log: rank 1 is about to train"
+    assert (record.error or "").startswith("rank 1 was killed by SIGKILL")
+    assert (record.error or "").endswith("last lines of its log: rank 1 is about to train")
     assert read_record(tmp_path / "record.json") == record
 
 
@@ -252,7 +252,7 @@ def test_jobs_that_are_cancelled(wait_until: WaitUntil, tmp_path: Path) -> None:
 
 @pytest.mark.extended
 def test_a_job_that_is_asked_to_stop(make_config: MakeConfig, tmp_path: Path) -> None:
-    """Slurm's signal before a limit makes both tasks of a cell save, and the row says how to go on."""
+    """Slurm's signal before a limit makes both ranks of a cell save, and the row says how to go on."""
     recipe = {"batch_size": 8, "epochs": 100_000}
     config = make_config(launcher="slurm", processes=2, recipe=recipe, drain_every=1)
     told: list[int] = []

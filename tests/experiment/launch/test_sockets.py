@@ -79,15 +79,15 @@ def test_a_store_at_a_port_listens_where_it_was_asked_to() -> None:
 
 def test_the_places_of_one_machine_are_private(tmp_path: Path) -> None:
     """Where ranks meet cannot be guessed or opened by others; a port that a user names is one of the loopback."""
-    request = Request(str(tmp_path), "cell", "torchrun", 2)
+    request = Request(str(tmp_path), "torchrun", 2)
     with private_folder(tmp_path) as one, private_folder(tmp_path) as other:
         assert one != other
         assert one.stat().st_mode & 0o777 == 0o700
         assert _url(request, one) == f"file://{one}/store"
     assert not list(tmp_path.iterdir())
-    named = Request(str(tmp_path), "cell", "spawn", 2, dist_url="tcp://0.0.0.0:1234")
+    named = Request(str(tmp_path), "spawn", 2, dist_url="tcp://0.0.0.0:1234")
     assert _url(named, tmp_path) == "tcp://127.0.0.1:1234"
-    first, second = ([word for word in _torchrun_arguments(request, None) if "rdzv" in word] for _ in range(2))
+    first, second = ([word for word in _torchrun_arguments(request, "file://x") if "rdzv" in word] for _ in range(2))
     assert first != second  # the id is random
     assert not [word for word in first if "endpoint" in word or "cell" in word]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 from xml.etree import ElementTree
 
@@ -14,19 +13,17 @@ from ampcompare.runs.analysis.gates import VerdictGate, check_gates, parse_gate
 from ampcompare.runs.analysis.summary import summarize
 from ampcompare.runs.records.comparison import Comparison
 from ampcompare.runs.records.metric import Metric
-from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.records.verdict import Verdict, read_words
 from ampcompare.runs.report.junit import Check, JUnit
+from ampcompare.testing import make_comparison, make_record
 
-MakeRecord = Callable[..., RunRecord]
 
-
-def _comparison(make_record: MakeRecord, half: dict[str, Any], seeds: int = 3) -> Comparison:
+def _comparison(half: dict[str, Any], seeds: int = 3) -> Comparison:
     records = [
         *(make_record("fp32", seed, top1=0.5, peak_bytes=1000) for seed in range(seeds)),
         *(make_record("half", seed, **{"top1": 0.5, "peak_bytes": 1000, **half}) for seed in range(seeds)),
     ]
-    return summarize(records, arms=["fp32", "half"], reference="fp32")
+    return make_comparison(records, arms=["fp32", "half"])
 
 
 def _failed(checks: list[Check]) -> list[tuple[str, str]]:
@@ -65,26 +62,26 @@ def test_bad_gates_are_refused(text: str) -> None:
         ("accuracy<-0.5", {"status": "diverged"}, "accuracy is unknown: no run of the arm was completed"),
     ],
 )
-def test_a_limit_is_not_kept(make_record: MakeRecord, gate: str, half: dict[str, Any], words: str) -> None:
+def test_a_limit_is_not_kept(gate: str, half: dict[str, Any], words: str) -> None:
     """An arm past a limit fails with what was seen, and an arm within it does not."""
-    assert _failed(check_gates([parse_gate(gate)], _comparison(make_record, half))) == [("half", words)]
-    assert _failed(check_gates([parse_gate(gate)], _comparison(make_record, {}))) == []
+    assert _failed(check_gates([parse_gate(gate)], _comparison(half))) == [("half", words)]
+    assert _failed(check_gates([parse_gate(gate)], _comparison({}))) == []
 
 
-def test_against_a_baseline_every_arm_is_checked(make_record: MakeRecord) -> None:
+def test_against_a_baseline_every_arm_is_checked() -> None:
     """With a baseline each arm, the reference too, is held against itself, over the seeds that both have."""
-    old = _comparison(make_record, {"top1": 0.6}, seeds=2)
-    new = _comparison(make_record, {"top1": 0.55}, seeds=3)
+    old = _comparison({"top1": 0.6}, seeds=2)
+    new = _comparison({"top1": 0.55}, seeds=3)
     assert _failed(check_gates([parse_gate("accuracy<-0.5")], new)) == []
     assert _failed(check_gates([parse_gate("accuracy<-0.5")], new, old)) == [
         ("half", "accuracy -5.00 points, and accuracy<-0.5 fails")
     ]
 
 
-def test_a_baseline_of_other_arms_is_no_baseline(make_record: MakeRecord) -> None:
+def test_a_baseline_of_other_arms_is_no_baseline() -> None:
     """An arm that the baseline lacks is left out with a note; a baseline with none of the arms is an error."""
-    new = _comparison(make_record, {})
-    old = summarize([make_record("fp32", 0)], arms=["fp32"], reference="fp32")
+    new = _comparison({})
+    old = make_comparison([make_record("fp32", 0)], arms=["fp32"])
     checks = check_gates([parse_gate("accuracy<-0.5")], new, old)
     assert [check.skipped for check in checks] == ["", "the baseline has no such arm"]
     other = summarize([make_record("apex:O1", 0)], arms=["apex:O1"], reference="apex:O1")
@@ -92,16 +89,16 @@ def test_a_baseline_of_other_arms_is_no_baseline(make_record: MakeRecord) -> Non
         check_gates([parse_gate("accuracy<-0.5")], new, other)
 
 
-def test_an_invalid_time_fails_no_gate(make_record: MakeRecord) -> None:
+def test_an_invalid_time_fails_no_gate() -> None:
     """A time that means nothing is left out with its reason, for invalid is not slower."""
-    comparison = _comparison(make_record, {"seconds": 9.0, "warmup_steps": 95})
+    comparison = _comparison({"seconds": 9.0, "warmup_steps": 95})
     (check,) = check_gates([parse_gate("time>1.10x")], comparison)
     assert (check.failure, check.skipped) == ("", "invalid measurement (5 timed steps, 30 needed)")
 
 
-def test_another_recipe_is_no_baseline(make_record: MakeRecord) -> None:
+def test_another_recipe_is_no_baseline() -> None:
     """An accuracy that was reached by another recipe fails its gate rather than passing by luck."""
-    old, new = _comparison(make_record, {}), _comparison(make_record, {})
+    old, new = _comparison({}), _comparison({})
     records = []
     for record in old.records:
         recipe = record.config.recipe.model_copy(update={"epochs": 99})
@@ -110,9 +107,9 @@ def test_another_recipe_is_no_baseline(make_record: MakeRecord) -> None:
     assert all("not comparable (epochs 5, not 99)" in check.failure for check in checks)
 
 
-def test_junit_has_a_case_per_arm_and_gate(make_record: MakeRecord) -> None:
+def test_junit_has_a_case_per_arm_and_gate() -> None:
     """The XML counts arms and gates, failures and what was left out, and hostile texts stay texts."""
-    comparison = _comparison(make_record, {"status": "failed", "error": "no\x00 <b>&"})
+    comparison = _comparison({"status": "failed", "error": "no\x00 <b>&"})
     checks = [Check("half", "time>1x", failure="too slow \x1b"), Check("half", "memory>1x", skipped="why")]
     suite = ElementTree.fromstring(JUnit(checks).render(comparison))
     assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("4", "2", "1")
@@ -147,9 +144,9 @@ VERDICTS = [
 
 @pytest.mark.parametrize("measure", ["accuracy", "time"])
 @pytest.mark.parametrize(("words", "failing"), VERDICTS)
-def test_a_verdict_can_be_asked_for(make_record: MakeRecord, measure: str, words: str, failing: set[str]) -> None:
+def test_a_verdict_can_be_asked_for(measure: str, words: str, failing: set[str]) -> None:
     """`worse` fails what is shown to be worse and is skipped where nothing is known; other words fail the rest."""
-    comparison = _comparison(make_record, {})
+    comparison = _comparison({})
     verdict = Verdict(**read_words(words))
     row = comparison.arms[1].model_copy(update={"time" if measure == "time" else "quality": verdict})
     comparison = comparison.model_copy(update={"arms": [comparison.arms[0], row]})
@@ -161,8 +158,8 @@ def test_a_verdict_can_be_asked_for(make_record: MakeRecord, measure: str, words
     assert [check.gate.partition(":")[2] for check in checks if check.skipped] == ["worse"] * unknown
 
 
-def test_a_failed_verdict_is_told(make_record: MakeRecord) -> None:
-    (check,) = check_gates([parse_gate("accuracy:non-inferior")], _comparison(make_record, {"top1": 0.4}))
+def test_a_failed_verdict_is_told() -> None:
+    (check,) = check_gates([parse_gate("accuracy:non-inferior")], _comparison({"top1": 0.4}))
     assert check.failure == "accuracy worse, and accuracy:non-inferior fails"
 
 
@@ -181,9 +178,9 @@ def test_earlier_words_of_verdicts_are_accepted(old: str, new: str) -> None:
     assert given.word == meant.word == new
 
 
-def test_verdicts_against_a_baseline(make_record: MakeRecord) -> None:
+def test_verdicts_against_a_baseline() -> None:
     """With a baseline a verdict is reached for every arm, the reference too, against its own runs of that time."""
-    old, new = _comparison(make_record, {}), _comparison(make_record, {"top1": 0.4, "seconds": 0.005})
+    old, new = _comparison({}), _comparison({"top1": 0.4, "seconds": 0.005})
     gates = [parse_gate(text) for text in ("accuracy:non-inferior", "accuracy:worse", "time:better")]
     checks = {(check.arm, check.gate): check.failure for check in check_gates(gates, new, old)}
     assert checks["fp32", "accuracy:non-inferior"] == checks["fp32", "accuracy:worse"] == ""
@@ -193,7 +190,7 @@ def test_verdicts_against_a_baseline(make_record: MakeRecord) -> None:
     assert checks["fp32", "time:better"].startswith("time equivalent")
 
 
-def test_the_margin_of_a_baseline_is_that_of_its_reference(make_record: MakeRecord) -> None:
+def test_the_margin_of_a_baseline_is_that_of_its_reference() -> None:
     """The rule `auto` takes the errors of the reference: of an arm with more of them it would allow a larger loss."""
     sides = [
         summarize(
@@ -215,9 +212,9 @@ def _changed(comparison: Comparison, seeds: set[int], **updates: Any) -> Compari
     return comparison.model_copy(update={"records": records})
 
 
-def test_one_seed_of_another_recipe_is_seen(make_record: MakeRecord) -> None:
+def test_one_seed_of_another_recipe_is_seen() -> None:
     """One of four seeds with more epochs is enough for an accuracy gate not to pass, whichever seed it is."""
-    old, new = _comparison(make_record, {}, seeds=4), _comparison(make_record, {}, seeds=4)
+    old, new = _comparison({}, seeds=4), _comparison({}, seeds=4)
     for seed in range(4):
         config = new.records[seed].config
         longer = config.model_copy(update={"recipe": config.recipe.model_copy(update={"epochs": 50})})
@@ -225,10 +222,10 @@ def test_one_seed_of_another_recipe_is_seen(make_record: MakeRecord) -> None:
             assert "not comparable (epochs" in check.failure
 
 
-def test_one_seed_of_another_gpu_is_seen(make_record: MakeRecord) -> None:
+def test_one_seed_of_another_gpu_is_seen() -> None:
     """A V100 among H100s in one mean of times is not compared, whichever seed it is."""
     h100, v100 = ({"device": "cuda:0", "device_name": name} for name in ("H100", "V100"))
-    new = _changed(_comparison(make_record, {}, seeds=4), set(range(4)), environment=h100)
+    new = _changed(_comparison({}, seeds=4), set(range(4)), environment=h100)
     for seed in range(4):
         mixed = _changed(new, {seed}, environment=v100)
         for check in check_gates([parse_gate("time>1.01x"), parse_gate("memory>5%")], mixed, new):
@@ -236,28 +233,28 @@ def test_one_seed_of_another_gpu_is_seen(make_record: MakeRecord) -> None:
             assert check.failure == ""
 
 
-def test_memory_of_another_gpu_is_skipped(make_record: MakeRecord) -> None:
+def test_memory_of_another_gpu_is_skipped() -> None:
     """Memory against a baseline of another GPU is left out with a note, and not failed nor passed."""
     h100, v100 = ({"device": "cuda:0", "device_name": name} for name in ("H100", "V100"))
-    old = _changed(_comparison(make_record, {}), {0, 1, 2}, environment=v100)
-    new = _changed(_comparison(make_record, {"peak_bytes": 9000}), {0, 1, 2}, environment=h100)
+    old = _changed(_comparison({}), {0, 1, 2}, environment=v100)
+    new = _changed(_comparison({"peak_bytes": 9000}), {0, 1, 2}, environment=h100)
     for check in check_gates([parse_gate("memory>5%")], new, old):
         assert (check.failure, check.skipped) == ("", "not comparable (device name H100, not V100)")
 
 
-def test_a_baseline_may_be_of_another_torch(make_record: MakeRecord) -> None:
+def test_a_baseline_may_be_of_another_torch() -> None:
     """To see what a new version changes is what a baseline is for; inside one comparison it is not comparable."""
-    old = _changed(_comparison(make_record, {}), {0, 1, 2}, environment={"device": "cpu", "torch": "2.12"})
-    new = _changed(_comparison(make_record, {"top1": 0.4}), {0, 1, 2}, environment={"device": "cpu", "torch": "2.13"})
+    old = _changed(_comparison({}), {0, 1, 2}, environment={"device": "cpu", "torch": "2.12"})
+    new = _changed(_comparison({"top1": 0.4}), {0, 1, 2}, environment={"device": "cpu", "torch": "2.13"})
     gates = [parse_gate(text) for text in ("accuracy<-0.5", "accuracy:worse", "time>1.1x", "memory>5%")]
     failed = _failed(check_gates(gates, new, old))
     assert [arm for arm, _ in failed] == ["half", "half"]
     assert failed[0][1] == "accuracy -10.00 points, and accuracy<-0.5 fails"
 
 
-def test_verdict_gates_are_junit_cases(make_record: MakeRecord) -> None:
+def test_verdict_gates_are_junit_cases() -> None:
     """A verdict that was asked for is a case per arm, failed or passed."""
-    comparison = _comparison(make_record, {"top1": 0.4})
+    comparison = _comparison({"top1": 0.4})
     checks = check_gates([parse_gate("accuracy:non-inferior"), parse_gate("time:non-inferior")], comparison)
     suite = ElementTree.fromstring(JUnit(checks).render(comparison))
     assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("4", "1", "0")

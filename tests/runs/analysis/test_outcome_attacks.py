@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from ampcompare.runs.analysis.gates import check_gates, parse_gate
-from ampcompare.runs.analysis.inference.criteria import Criteria
 from ampcompare.runs.analysis.inference.verdict import Design
 from ampcompare.runs.analysis.summary import summarize
 from ampcompare.runs.records.comparison import ArmSummary, Comparison
 from ampcompare.runs.records.run import RunRecord, TimingRound
+from ampcompare.testing import make_comparison, make_record
 
-MakeRecord = Callable[..., RunRecord]
 CORRECT = {"fp32": [500, 520, 490, 510, 505], "half": [501, 519, 491, 509, 506]}  # of 1,000, by seed
 SECONDS = {"fp32": 0.01, "half": 0.005}
 PEAK = {"fp32": 1000, "half": 500}
 
 
-def _records(make_record: MakeRecord, arms: Sequence[str] = ("fp32", "half"), **half: Any) -> list[RunRecord]:
+def _records(arms: Sequence[str] = ("fp32", "half"), **half: Any) -> list[RunRecord]:
     """Return five seeds of fp32 and of half, which is twice as fast, half as large and equivalent."""
     return [
         make_record(
@@ -37,7 +36,7 @@ def _records(make_record: MakeRecord, arms: Sequence[str] = ("fp32", "half"), **
 
 
 def _compared(records: Sequence[RunRecord], **terms: Any) -> Comparison:
-    return summarize(records, arms=["fp32", "half"], reference="fp32", terms=Criteria(**terms))
+    return make_comparison(records, arms=["fp32", "half"], **terms)
 
 
 def _half(comparison: Comparison) -> ArmSummary:
@@ -48,8 +47,8 @@ def _with(record: RunRecord, **summary: Any) -> RunRecord:
     return record.model_copy(update={"summary": record.summary.model_copy(update=summary)})
 
 
-def test_pairs_in_which_nobody_learned_show_nothing(make_record: MakeRecord) -> None:
-    records = [_with(record, weights_moved=record.config.recipe.seed == 0) for record in _records(make_record)]
+def test_pairs_in_which_nobody_learned_show_nothing() -> None:
+    records = [_with(record, weights_moved=record.config.recipe.seed == 0) for record in _records()]
     comparison = _compared(records)
     assert str(_half(comparison).quality) == "learned nothing in 4 of 5 pairs (the weights did not move)"
     assert any(line.startswith("No arm is recommended") for line in comparison.reading)
@@ -57,24 +56,23 @@ def test_pairs_in_which_nobody_learned_show_nothing(make_record: MakeRecord) -> 
     assert check.failure
 
 
-def test_a_seed_that_only_one_side_learned_counts(make_record: MakeRecord) -> None:
+def test_a_seed_that_only_one_side_learned_counts() -> None:
     records = [
-        _with(record, weights_moved=record.arm == "fp32" or record.config.recipe.seed > 0)
-        for record in _records(make_record)
+        _with(record, weights_moved=record.arm == "fp32" or record.config.recipe.seed > 0) for record in _records()
     ]
     assert not str(_half(_compared(records)).quality).startswith("learned nothing")
 
 
 @pytest.mark.parametrize(("skipped", "verdict"), [(25, "better"), (26, "not comparable (26 of 100 steps skipped)")])
-def test_an_arm_that_skips_is_not_faster(make_record: MakeRecord, skipped: int, verdict: str) -> None:
+def test_an_arm_that_skips_is_not_faster(skipped: int, verdict: str) -> None:
     """Skipped steps do less work; where they are more than a quarter the median may be one of them."""
-    comparison = _compared(_records(make_record, arms=["half"], skipped_steps=skipped))
+    comparison = _compared(_records(arms=["half"], skipped_steps=skipped))
     assert str(_half(comparison).time) == verdict
     assert comparison.headline[0].startswith("Use half: " if verdict == "better" else "half keeps fp32's accuracy")
 
 
 @pytest.mark.parametrize(("weights", "words"), [("w", "final weights differ."), (None, "are not known to be equal.")])
-def test_equal_losses_of_other_weights(make_record: MakeRecord, weights: str | None, words: str) -> None:
+def test_equal_losses_of_other_weights(weights: str | None, words: str) -> None:
     """Weights that are recorded and differ are not called unknown."""
     records = [
         _with(
@@ -88,7 +86,7 @@ def test_equal_losses_of_other_weights(make_record: MakeRecord, weights: str | N
     assert line.endswith(words)
 
 
-def test_one_identical_seed_recommends_nothing(make_record: MakeRecord) -> None:
+def test_one_identical_seed_recommends_nothing() -> None:
     """That one of five seeds is identical is seen, and is too little to recommend half of the memory."""
     records = [
         _with(make_record(arm, seed, top1=0.5, losses=f"{seed}", peak_bytes=PEAK[arm]), weights_sha256=f"{seed}")
@@ -102,15 +100,15 @@ def test_one_identical_seed_recommends_nothing(make_record: MakeRecord) -> None:
 
 
 @pytest.mark.parametrize(("margin", "majority"), [(60.0, None), (41.0, 100), ("100%", None)])
-def test_a_margin_that_guessing_is_within(make_record: MakeRecord, margin: float | str, majority: int | None) -> None:
+def test_a_margin_that_guessing_is_within(margin: float | str, majority: int | None) -> None:
     """By a margin of all that the reference has over guessing any arm is equivalent: nothing is recommended."""
-    comparison = _compared(_records(make_record, arms=CORRECT, majority=majority), margin=margin)
+    comparison = _compared(_records(arms=CORRECT, majority=majority), margin=margin)
     words = [line for line in comparison.headline if "better than guessing" in line]
     assert bool(words) == (margin != "100%")  # all errors of a reference at 50.5 % are 49.5 points
     assert any(line.startswith("Use half") for line in comparison.headline) != bool(words)
 
 
-def test_validation_sets_of_other_classes(make_record: MakeRecord) -> None:
+def test_validation_sets_of_other_classes() -> None:
     """Where the largest class differs the labels do, also without per-image results."""
     records = [
         make_record(arm, seed, top1=CORRECT[arm][seed] / 1000, majority=100 if arm == "half" else 200)
@@ -121,20 +119,20 @@ def test_validation_sets_of_other_classes(make_record: MakeRecord) -> None:
 
 
 @pytest.mark.parametrize(("elsewhere", "verdict"), [(1, "better"), (4, "not comparable (on host b, not a)")])
-def test_one_shared_host_hides_no_other(make_record: MakeRecord, elsewhere: int, verdict: str) -> None:
+def test_one_shared_host_hides_no_other(elsewhere: int, verdict: str) -> None:
     """Four of five pairs over two hosts are not made comparable by one pair on a single host."""
     records = [
         record.model_copy(
             update={"host": "b" if record.arm == "half" and record.config.recipe.seed < elsewhere else "a"}
         )
-        for record in _records(make_record)
+        for record in _records()
     ]
     assert str(_half(_compared(records)).time) == verdict
 
 
-def test_a_limit_is_not_passed_by_the_survivors_of_the_reference(make_record: MakeRecord) -> None:
+def test_a_limit_is_not_passed_by_the_survivors_of_the_reference() -> None:
     """Where the reference, or the baseline, lost seeds by divergence the difference of all seeds is not known."""
-    records = _records(make_record)
+    records = _records()
     lost = [
         make_record("fp32", record.config.recipe.seed, status="diverged")
         if record.arm == "fp32" and record.config.recipe.seed > 2
@@ -153,19 +151,19 @@ def _started(record: RunRecord, day: int) -> RunRecord:
     return _with(record, wall_seconds=5.0).model_copy(update={"started": f"2026-11-{day}T08:00:00+00:00"})
 
 
-def test_a_baseline_of_the_same_runs_shows_nothing(make_record: MakeRecord) -> None:
+def test_a_baseline_of_the_same_runs_shows_nothing() -> None:
     """A comparison that reused the runs of its baseline is not called unchanged."""
     gates = [parse_gate("accuracy:worse"), parse_gate("time>1.1x"), parse_gate("diverged>0")]
-    now, before = ([_started(record, day) for record in _records(make_record)] for day in (21, 22))
+    now, before = ([_started(record, day) for record in _records()] for day in (21, 22))
     same = check_gates(gates, _compared(now), _compared(now))
     assert ["these same runs" in check.failure for check in same] == [True, True, False] * 2
     assert not any(check.failure for check in check_gates(gates, _compared(now), _compared(before)))
 
 
-def test_a_baseline_is_no_second_chance(make_record: MakeRecord) -> None:
+def test_a_baseline_is_no_second_chance() -> None:
     """A look that may spend nothing gives no verdict against a baseline either."""
-    spent = _compared(_records(make_record)).model_copy(update={"error_rate": 0.0})
-    checks = check_gates([parse_gate("accuracy:non-inferior")], spent, _compared(_records(make_record)))
+    spent = _compared(_records()).model_copy(update={"error_rate": 0.0})
+    checks = check_gates([parse_gate("accuracy:non-inferior")], spent, _compared(_records()))
     assert all("inconclusive (not tested)" in check.failure for check in checks)
 
 
@@ -175,10 +173,10 @@ def _rounds(record: RunRecord, count: int, seconds: float) -> RunRecord:
 
 
 @pytest.mark.parametrize(("others", "verdict"), [(0, "equivalent (±2 %)"), (2, "inconclusive")])
-def test_rounds_of_one_seed_stand_for_no_other(make_record: MakeRecord, others: int, verdict: str) -> None:
+def test_rounds_of_one_seed_stand_for_no_other(others: int, verdict: str) -> None:
     """Twenty rounds of one seed, in which the arm was twice as fast, outvote no seeds in which it was not."""
     records = []
-    for record in _records(make_record):
+    for record in _records():
         is_fast = record.arm == "half" and record.config.recipe.seed == 0
         rounds = 20 if record.config.recipe.seed == 0 else others
         records.append(_rounds(_with(record, step_seconds_median=0.01), rounds, 0.005 if is_fast else 0.01))
@@ -187,18 +185,16 @@ def test_rounds_of_one_seed_stand_for_no_other(make_record: MakeRecord, others: 
     assert any("8 of 10 cells lack them" in line for line in comparison.reading) == (others == 0)
 
 
-def test_one_seed_with_rounds_contradicts_no_line(make_record: MakeRecord) -> None:
+def test_one_seed_with_rounds_contradicts_no_line() -> None:
     """However many rounds one seed has, it names no winner in time, and the first line says that there is none."""
-    records = [_rounds(record, 5, SECONDS[record.arm]) for record in _records(make_record)[:2]]
+    records = [_rounds(record, 5, SECONDS[record.arm]) for record in _records()[:2]]
     comparison = _compared(records)
     assert str(_half(comparison).time) == "inconclusive (fewer than 3 seeds)"
     assert comparison.headline[0].startswith("One seed: ")
 
 
-def test_nothing_tested_is_not_called_not_shown(make_record: MakeRecord) -> None:
+def test_nothing_tested_is_not_called_not_shown() -> None:
     """Where nothing was tested the headline says so, and no arm is said not to be shown as good."""
-    comparison = summarize(
-        _records(make_record), arms=["fp32", "half"], reference="fp32", design=Design(error_rate=0.0)
-    )
+    comparison = summarize(_records(), arms=["fp32", "half"], reference="fp32", design=Design(error_rate=0.0))
     assert comparison.headline[0] == "No verdicts: nothing was tested; the details have the reason."
     assert not any("recommended" in line for line in comparison.reading)

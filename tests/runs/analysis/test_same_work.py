@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from ampcompare.runs.analysis.summary import summarize
 from ampcompare.runs.records.comparison import ArmSummary, Comparison
 from ampcompare.runs.records.evaluation import SampleResults
 from ampcompare.runs.records.run import EngineInfo, Resumption, RunRecord
 from ampcompare.runs.settings.config import RunConfig
+from ampcompare.testing import make_comparison, make_record
 
-MakeRecord = Callable[..., RunRecord]
 Change = Callable[[RunRecord], RunRecord]
 TOP1 = {"fp32": [0.5, 0.52, 0.49, 0.51, 0.505], "half": [0.501, 0.519, 0.491, 0.509, 0.506]}
 SPEED = {"fp32": [0.0100, 0.0101, 0.0099, 0.0102, 0.0100], "half": [0.0050, 0.0051, 0.0049, 0.0050, 0.0051]}
@@ -24,7 +23,7 @@ def _unchanged(record: RunRecord) -> RunRecord:
     return record
 
 
-def _compared(make_record: MakeRecord, change: Change = _unchanged, arm: str = "half") -> Comparison:
+def _compared(change: Change = _unchanged, arm: str = "half") -> Comparison:
     """Compare half, twice as fast and half as large, with fp32; the runs of one arm are changed."""
     records = [
         make_record(name, seed, top1=TOP1[name][seed], seconds=SPEED[name][seed], peak_bytes=PEAK[name])
@@ -34,7 +33,7 @@ def _compared(make_record: MakeRecord, change: Change = _unchanged, arm: str = "
     records = [_labels("same")(_environment(torch="2.13.0", processor="a CPU")(record)) for record in records]
     changed = [change(record) if record.arm == arm else record for record in records]
     label = next((record.arm for record in changed if record.config.arm == "half"), "half")
-    return summarize(changed, arms=["fp32", label], reference="fp32")
+    return make_comparison(changed, arms=["fp32", label])
 
 
 def _half(comparison: Comparison) -> ArmSummary:
@@ -86,9 +85,9 @@ def _only(seed: int, change: Change) -> Change:
     return lambda record: change(record) if record.config.recipe.seed == seed else record
 
 
-def test_the_same_work_is_compared(make_record: MakeRecord) -> None:
+def test_the_same_work_is_compared() -> None:
     """Without an attack there are verdicts on accuracy and time, a difference of memory, and a recommendation."""
-    comparison = _compared(make_record)
+    comparison = _compared()
     row = _half(comparison)
     assert (str(row.quality), str(row.time), row.memory.effect) == ("equivalent (±0.5)", "better", -5_000)
     assert comparison.headline[0].startswith("Use half: ")
@@ -116,10 +115,10 @@ OTHER_WORK: dict[str, tuple[Change, str]] = {
 
 @pytest.mark.parametrize("name", OTHER_WORK)
 @pytest.mark.parametrize("seeds", ["all", "one"])
-def test_other_work_gets_no_verdict(make_record: MakeRecord, name: str, seeds: str) -> None:
+def test_other_work_gets_no_verdict(name: str, seeds: str) -> None:
     """What was trained otherwise, in all seeds or in one, is not comparable in accuracy, time and memory."""
     change, words = OTHER_WORK[name]
-    comparison = _compared(make_record, change if seeds == "all" else _only(2, change))
+    comparison = _compared(change if seeds == "all" else _only(2, change))
     row = _half(comparison)
     for verdict in (str(row.quality), str(row.time), str(row.memory)):
         assert verdict.startswith("not comparable (")
@@ -129,30 +128,30 @@ def test_other_work_gets_no_verdict(make_record: MakeRecord, name: str, seeds: s
 
 
 @pytest.mark.parametrize("name", [name for name in OTHER_WORK if name != "trained by the reference"])
-def test_it_is_the_same_from_the_other_side(make_record: MakeRecord, name: str) -> None:
+def test_it_is_the_same_from_the_other_side(name: str) -> None:
     """It does not matter which of the two did the other work."""
-    row = _half(_compared(make_record, OTHER_WORK[name][0], arm="fp32"))
+    row = _half(_compared(OTHER_WORK[name][0], arm="fp32"))
     assert str(row.quality).startswith("not comparable (")
     assert str(row.time).startswith("not comparable (")
 
 
-def test_equal_global_batches_are_compared(make_record: MakeRecord) -> None:
+def test_equal_global_batches_are_compared() -> None:
     """64 samples on one process and 2 x 32 are the same work; the time is compared where the row names it."""
     split = _config(processes=2, parallel={"kind": "ddp"}, recipe={"batch_size": 32})
-    unnamed = _compared(make_record, split)
+    unnamed = _compared(split)
     assert str(_half(unnamed).quality) == "equivalent (±0.5)"
     assert str(_half(unnamed).time) == "not comparable (processes 2, not 1; kind ddp, not none)"
     label = {"arm": "half kind=ddp processes=2"}
-    named = _compared(make_record, lambda record: split(record).model_copy(update=label))
+    named = _compared(lambda record: split(record).model_copy(update=label))
     row = _half(named)
     assert (str(row.quality), str(row.time)) == ("equivalent (±0.5)", "better")
     assert "Cells ran with different numbers of processes: 1 (fp32); 2 (half kind=ddp processes=2)." in named.reading
     assert any("samples that batch norm sees at once): 64 (fp32); 32 (half" in line for line in named.reading)
 
 
-def test_accumulation_is_a_split_of_the_same_batch(make_record: MakeRecord) -> None:
+def test_accumulation_is_a_split_of_the_same_batch() -> None:
     """Four micro-batches of 16 are the same update as one batch of 64, at another time."""
-    row = _half(_compared(make_record, _config(recipe={"grad_accum_steps": 4})))
+    row = _half(_compared(_config(recipe={"grad_accum_steps": 4})))
     assert str(row.quality) == "equivalent (±0.5)"
     assert str(row.time) == str(row.memory) == "not comparable (grad_accum_steps 4, not 1)"
 
@@ -171,10 +170,10 @@ ELSEWHERE: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
-def test_another_machine_gets_no_verdict_on_time_and_memory(make_record: MakeRecord, name: str) -> None:
+def test_another_machine_gets_no_verdict_on_time_and_memory(name: str) -> None:
     """Where half ran elsewhere or otherwise, its accuracy is compared, its time and memory are not, and it is said."""
     change, words = ELSEWHERE[name]
-    comparison = _compared(make_record, change)
+    comparison = _compared(change)
     row = _half(comparison)
     assert str(row.quality) == "equivalent (±0.5)"
     assert str(row.time) == str(row.memory) == f"not comparable ({words})"
@@ -182,12 +181,11 @@ def test_another_machine_gets_no_verdict_on_time_and_memory(make_record: MakeRec
     assert any(name.partition(" ")[0].lower() in line.lower() for line in comparison.reading[1:])
 
 
-def test_memory_of_another_device_is_not_recommended(make_record: MakeRecord) -> None:
+def test_memory_of_another_device_is_not_recommended() -> None:
     """Half the bytes of an allocator are not half of the resident memory of a process on a CPU."""
-    records = _compared(make_record, _environment(device="cuda:0")).records
-    from ampcompare.runs.analysis.inference.criteria import Criteria
+    records = _compared(_environment(device="cuda:0")).records
 
-    comparison = summarize(records, arms=["fp32", "half"], reference="fp32", terms=Criteria(prefer="memory"))
+    comparison = make_comparison(records, arms=["fp32", "half"], prefer="memory")
     assert comparison.reading[0].startswith("No arm is recommended for memory")
     assert "Cells ran with different devices: cpu (fp32); cuda (half)." in comparison.reading
 
@@ -196,24 +194,24 @@ def _engine(name: str, version: str) -> Change:
     return lambda record: record.model_copy(update={"engine": EngineInfo(name=name, version=version, reason="")})  # type: ignore[arg-type]
 
 
-def test_two_engines_in_one_row_are_no_arm(make_record: MakeRecord) -> None:
+def test_two_engines_in_one_row_are_no_arm() -> None:
     """A row of which some seeds ran on our engine and some on NVIDIA's gets no verdict."""
 
     def change(record: RunRecord) -> RunRecord:
         return _engine(*(("compat", "25.05") if record.config.recipe.seed < 2 else ("nvidia", "0.1")))(record)
 
-    row = _half(_compared(make_record, change))
+    row = _half(_compared(change))
     words = "not comparable (compat 25.05 and nvidia 0.1 in one row)"
     assert (str(row.quality), str(row.time), str(row.memory)) == (words, words, words)
-    assert str(_half(_compared(make_record, _engine("compat", "25.05"))).quality) == "equivalent (±0.5)"
+    assert str(_half(_compared(_engine("compat", "25.05"))).quality) == "equivalent (±0.5)"
 
 
-def test_a_row_of_two_recipes_is_no_arm(make_record: MakeRecord) -> None:
+def test_a_row_of_two_recipes_is_no_arm() -> None:
     """Seeds of both arms that had another recipe pair well one by one, and are no row of one arm."""
-    records = _compared(make_record).records
+    records = _compared().records
     other = _config(recipe={"epochs": 50})
     mixed = [other(record) if record.config.recipe.seed > 2 else record for record in records]
-    row = _half(summarize(mixed, arms=["fp32", "half"], reference="fp32"))
+    row = _half(make_comparison(mixed, arms=["fp32", "half"]))
     assert str(row.quality) == str(row.time) == "not comparable (epochs 50, not 5, in one row)"
 
 
@@ -221,50 +219,50 @@ def _on(*hosts: str) -> Change:
     return lambda record: record.model_copy(update={"host": hosts[record.config.recipe.seed % len(hosts)]})
 
 
-def test_a_host_that_is_the_arm_is_no_machine_for_times(make_record: MakeRecord) -> None:
+def test_a_host_that_is_the_arm_is_no_machine_for_times() -> None:
     """Where one arm ran on a host that the other never used, the host cannot be told from the arm."""
-    records = [_on("a")(record) for record in _compared(make_record).records]
-    same = summarize(records, arms=["fp32", "half"], reference="fp32")
+    records = [_on("a")(record) for record in _compared().records]
+    same = make_comparison(records, arms=["fp32", "half"])
     assert str(_half(same).time) == "better"
     apart = [_on("b")(record) if record.arm == "half" else record for record in records]
-    comparison = summarize(apart, arms=["fp32", "half"], reference="fp32")
+    comparison = make_comparison(apart, arms=["fp32", "half"])
     assert str(_half(comparison).time) == "not comparable (on host b, not a)"
     assert "Cells ran with different hosts: a (fp32); b (half)." in comparison.reading
     spread = [_on("a", "b")(record) for record in records]
-    assert str(_half(summarize(spread, arms=["fp32", "half"], reference="fp32")).time) == "better"
+    assert str(_half(make_comparison(spread, arms=["fp32", "half"])).time) == "better"
 
 
-def test_days_are_said(make_record: MakeRecord) -> None:
+def test_days_are_said() -> None:
     """An arm that was added next week is compared, and the reading says when each ran."""
 
     def at(day: int) -> Change:
         return lambda record: record.model_copy(update={"started": f"2026-11-{day}T08:00:00.000+00:00"})
 
-    records = [at(22 if record.arm == "half" else 15)(record) for record in _compared(make_record).records]
-    reading = summarize(records, arms=["fp32", "half"], reference="fp32").reading
+    records = [at(22 if record.arm == "half" else 15)(record) for record in _compared().records]
+    reading = make_comparison(records, arms=["fp32", "half"]).reading
     assert "Cells ran with different days (UTC): 2026-11-15 (fp32); 2026-11-22 (half)." in reading
     blocks = [at(15 + record.config.recipe.seed)(record) for record in records]
-    reading = summarize(blocks, arms=["fp32", "half"], reference="fp32").reading
+    reading = make_comparison(blocks, arms=["fp32", "half"]).reading
     days = "2026-11-15; 2026-11-16; 2026-11-17; 2026-11-18; 2026-11-19"
     assert f"Cells ran with different days (UTC): {days}." in reading
 
 
-def test_a_resumed_mixture_is_named_in_every_report(make_record: MakeRecord) -> None:
+def test_a_resumed_mixture_is_named_in_every_report() -> None:
     """A run that another arm trained first is that mixture in status, verdict and reading."""
-    comparison = _compared(make_record, _only(0, _resumed(60, "fp32", "converted from fp32")))
+    comparison = _compared(_only(0, _resumed(60, "fp32", "converted from fp32")))
     row = _half(comparison)
     assert row.status == "ok; trained by fp32 for 60 of 100 steps 1/5"
     assert str(row.quality) == "not comparable (trained by fp32 for 60 of 100 steps)"
     assert any(line.startswith("half: 1 of 5 runs trained by fp32 for 60 of 100 steps") for line in comparison.reading)
 
 
-def test_a_resume_of_its_own_arm_is_its_own(make_record: MakeRecord) -> None:
+def test_a_resume_of_its_own_arm_is_its_own() -> None:
     """A run that was stopped and resumed as the same arm, on the same machine, is compared."""
-    assert str(_half(_compared(make_record, _resumed(60, "half"))).quality) == "equivalent (±0.5)"
+    assert str(_half(_compared(_resumed(60, "half"))).quality) == "equivalent (±0.5)"
 
 
-def test_a_mixed_reference_blocks_all(make_record: MakeRecord) -> None:
-    row = _half(_compared(make_record, _only(1, _resumed(30, "half")), arm="fp32"))
+def test_a_mixed_reference_blocks_all() -> None:
+    row = _half(_compared(_only(1, _resumed(30, "half")), arm="fp32"))
     assert str(row.quality) == "not comparable (trained by half for 30 of 100 steps)"
 
 
@@ -285,11 +283,11 @@ def test_digests_of_ordinary_cells_stay() -> None:
 DIGEST_OF_HALF_3 = "cf8cc7b2ebd1"
 
 
-def test_skipped_steps_and_unread_gpus_are_said(make_record: MakeRecord) -> None:
+def test_skipped_steps_and_unread_gpus_are_said() -> None:
     """Steps that did less work, and a GPU that nobody watched, stand in the reading."""
-    skipped = _compared(make_record, _summary(skipped_steps=15)).reading
+    skipped = _compared(_summary(skipped_steps=15)).reading
     assert any("Skipped steps do less work" in line and "half 75 of 500" in line for line in skipped)
-    records = [_environment(device="cuda:0")(record) for record in _compared(make_record).records]
-    reading = summarize(records, arms=["fp32", "half"], reference="fp32").reading
+    records = [_environment(device="cuda:0")(record) for record in _compared().records]
+    reading = make_comparison(records, arms=["fp32", "half"]).reading
     assert any(line.startswith("Not checked on the GPU of fp32, half: clock, throttling") for line in reading)
     assert not any("Not checked" in line for line in skipped)

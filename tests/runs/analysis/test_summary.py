@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,8 @@ from ampcompare.runs.analysis.summary import summarize
 from ampcompare.runs.records.comparison import ArmSummary, Comparison
 from ampcompare.runs.records.evaluation import EpochResult
 from ampcompare.runs.records.run import RunRecord
+from ampcompare.testing import make_comparison, make_record
 
-MakeRecord = Callable[..., RunRecord]
 FP32 = [0.50, 0.52, 0.49, 0.51, 0.50]
 HALF = [0.40, 0.44, 0.41, 0.40, 0.43]
 SAMPLES = 1000  # of the records
@@ -39,7 +38,7 @@ def _reading(comparison: Comparison) -> str:
     return "\n".join(comparison.reading)
 
 
-def _matrix(make_record: MakeRecord, seeds: int = 5) -> list[RunRecord]:
+def _matrix(seeds: int = 5) -> list[RunRecord]:
     return [
         *(make_record("fp32", seed, top1=FP32[seed], seconds=SECONDS[seed]) for seed in range(seeds)),
         *(make_record("half", seed, top1=HALF[seed], seconds=SECONDS[-1 - seed] / 2) for seed in range(seeds)),
@@ -54,9 +53,9 @@ def _interval(confidence: float) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def test_rows_hold_mean_spread_and_pairs(make_record: MakeRecord) -> None:
+def test_rows_hold_mean_spread_and_pairs() -> None:
     """A row has mean and standard deviation over seeds, and its paired difference and ratio to the reference."""
-    comparison = summarize(_matrix(make_record), arms=["fp32", "half"], reference="fp32")
+    comparison = make_comparison(_matrix(), arms=["fp32", "half"])
     row = _row(comparison, "half")
     assert row.metric_mean == pytest.approx(sum(HALF) / 5)
     assert row.metric_sd == pytest.approx(stats.tstd(HALF))
@@ -67,26 +66,26 @@ def test_rows_hold_mean_spread_and_pairs(make_record: MakeRecord) -> None:
     assert (row.skipped_steps, row.num_steps) == (0, 500)
 
 
-def test_the_loss_scale_is_one_of_a_run(make_record: MakeRecord) -> None:
+def test_the_loss_scale_is_one_of_a_run() -> None:
     """Powers of two are not averaged: a row shows the scale that the middle run ended with."""
     records = []
     for seed, scale in enumerate((65536.0, 32768.0, 65536.0, 65536.0)):
         record = make_record("fp32", seed, top1=FP32[seed])
         summary = record.summary.model_copy(update={"final_loss_scale": scale})
         records.append(record.model_copy(update={"summary": summary}))
-    (row,) = summarize(records, arms=["fp32"], reference="fp32").arms
+    (row,) = make_comparison(records, arms=["fp32"]).arms
     assert row.final_loss_scale == 65536.0
 
 
-def test_the_reference_is_one_itself(make_record: MakeRecord) -> None:
+def test_the_reference_is_one_itself() -> None:
     """The reference differs from itself by nothing and takes once its own time."""
-    row = _row(summarize(_matrix(make_record), arms=["fp32", "half"], reference="fp32"), "fp32")
+    row = _row(make_comparison(_matrix(), arms=["fp32", "half"]), "fp32")
     assert (row.quality.effect, row.time.effect) == (0, 1)
 
 
-def test_verdicts_stand_in_the_rows(make_record: MakeRecord) -> None:
+def test_verdicts_stand_in_the_rows() -> None:
     """With five seeds an arm that is clearly less accurate and faster carries both verdicts, the reference none."""
-    comparison = summarize(_matrix(make_record), arms=["fp32", "half"], reference="fp32")
+    comparison = make_comparison(_matrix(), arms=["fp32", "half"])
     row = _row(comparison, "half")
     assert (str(row.quality), str(row.time), row.pairs) == ("worse", "better", 5)
     assert row.metric_correlation == pytest.approx(stats.pearsonr(HALF, FP32).statistic)
@@ -94,7 +93,7 @@ def test_verdicts_stand_in_the_rows(make_record: MakeRecord) -> None:
     assert (str(reference.quality), str(reference.time)) == ("", "")
 
 
-def test_a_judged_table_of_the_figures_of_runs_says_the_same(make_record: MakeRecord) -> None:
+def test_a_judged_table_of_the_figures_of_runs_says_the_same() -> None:
     """Verdicts, intervals and the rate of divergence of a table are those of the runs that its lines are of."""
     values = {"fp32": [0.503, 0.521, 0.492, 0.514], "half": [0.402, 0.447, 0.413, 0.406], "bf16": [0.5, 0.5, 0.4, 0.4]}
     records, lines = [], ["arm,seed,accuracy,seconds"]
@@ -105,7 +104,7 @@ def test_a_judged_table_of_the_figures_of_runs_says_the_same(make_record: MakeRe
             status = "diverged" if diverged else "completed"
             records.append(make_record(arm, seed, top1=value, seconds=seconds, status=status))
             lines.append(f"{arm},{seed},{'NaN' if diverged else f'{100 * value:.1f}'},{seconds:.6f}")
-    of_runs = summarize(records, arms=list(values), reference="fp32")
+    of_runs = make_comparison(records, arms=list(values))
     of_table = judge(read_table("\n".join(lines)))
     for run, line in zip(of_runs.arms, of_table.arms, strict=True):
         assert (line.arm, str(line.quality)) == (run.arm, str(run.quality))
@@ -118,16 +117,16 @@ def test_a_judged_table_of_the_figures_of_runs_says_the_same(make_record: MakeRe
             assert (line.diverged_low, line.diverged_high) == (run.diverged_low, run.diverged_high)
 
 
-def test_equal_accuracy_is_equivalent(make_record: MakeRecord) -> None:
+def test_equal_accuracy_is_equivalent() -> None:
     """Arms with the same counts in every seed are equivalent, with the interval of the counting."""
     records = [make_record(arm, seed, top1=FP32[seed]) for arm in ("fp32", "half") for seed in range(3)]
-    row = _row(summarize(records, arms=["fp32", "half"], reference="fp32"), "half")
+    row = _row(make_comparison(records, arms=["fp32", "half"]), "half")
     assert str(row.quality) == "equivalent (±0.5)"
     assert row.quality.low is not None
     assert row.quality.low < 0
 
 
-def test_eight_arms_of_equal_accuracy_are_equivalent(make_record: MakeRecord) -> None:
+def test_eight_arms_of_equal_accuracy_are_equivalent() -> None:
     """At three seeds too, since the counts of a thousand images are tested as counts."""
     arms = ["fp32", "half", "half:bn_fp32", "native:fp16", "native:bf16", *(f"apex:O{level}" for level in range(4))]
     records = [make_record(arm, seed, top1=FP32[seed]) for arm in arms for seed in range(3)]
@@ -135,7 +134,7 @@ def test_eight_arms_of_equal_accuracy_are_equivalent(make_record: MakeRecord) ->
         record.model_copy(update={"summary": record.summary.model_copy(update={"epochs": _of_400(record)})})
         for record in records
     ]
-    rows = summarize(records, arms=arms, reference="fp32").arms[1:]
+    rows = make_comparison(records, arms=arms).arms[1:]
     assert {str(row.quality) for row in rows} == {"equivalent (±0.5)"}
 
 
@@ -146,7 +145,7 @@ def _of_400(record: RunRecord) -> list[EpochResult]:
     return [epoch.model_copy(update={"samples": 400, "counts": counts, "values": values})]
 
 
-def test_terms_are_kept(make_record: MakeRecord) -> None:
+def test_terms_are_kept() -> None:
     """The margins that were chosen stand in the verdicts and in the comparison."""
     records = [make_record(arm, seed, top1=FP32[seed]) for arm in ("fp32", "half") for seed in range(3)]
     terms = Criteria(margin=2, time_margin=0.1, prefer="memory", tag="try")
@@ -164,9 +163,9 @@ def test_terms_without_sense_are_refused(wrong: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("seeds", [1, 2])
-def test_few_seeds_name_no_winner(make_record: MakeRecord, seeds: int) -> None:
+def test_few_seeds_name_no_winner(seeds: int) -> None:
     """One or two seeds give no verdict, whatever the figures, and the headline says why."""
-    comparison = summarize(_matrix(make_record, seeds), arms=["fp32", "half"], reference="fp32")
+    comparison = make_comparison(_matrix(seeds), arms=["fp32", "half"])
     noun = "One seed" if seeds == 1 else "Two seeds"
     assert comparison.headline[0] == f"{noun}: differences between arms cannot be distinguished from run-to-run noise."
     assert not any(line.startswith("Use") for line in comparison.headline)
@@ -175,30 +174,30 @@ def test_few_seeds_name_no_winner(make_record: MakeRecord, seeds: int) -> None:
     assert (row.quality.low, row.quality.high, row.time.low) == (None, None, None)
 
 
-def test_an_unclear_difference_inconclusive(make_record: MakeRecord) -> None:
+def test_an_unclear_difference_inconclusive() -> None:
     """A difference within its own uncertainty is said to be unclear, not to be none."""
     records = [
         *(make_record("fp32", seed, top1=value) for seed, value in enumerate([0.50, 0.52, 0.49])),
         *(make_record("half", seed, top1=value) for seed, value in enumerate([0.51, 0.51, 0.50])),
     ]
-    row = _row(summarize(records, arms=["fp32", "half"], reference="fp32"), "half")
+    row = _row(make_comparison(records, arms=["fp32", "half"]), "half")
     assert re.fullmatch(r"inconclusive \(≤\d+ more seeds\)", str(row.quality))
 
 
-def test_every_arm_widens_the_intervals(make_record: MakeRecord) -> None:
+def test_every_arm_widens_the_intervals() -> None:
     """With four arms beside the reference each interval is at 98.75 %, so that all hold together at 95 %."""
     arms = ["fp32", "half", "native:fp16", "native:bf16", "half:bn_fp32"]
-    records = _matrix(make_record) + [make_record(arm, seed, top1=0.5) for arm in arms[2:] for seed in range(5)]
-    row = _row(summarize(records, arms=arms, reference="fp32"), "half")
+    records = _matrix() + [make_record(arm, seed, top1=0.5) for arm in arms[2:] for seed in range(5)]
+    row = _row(make_comparison(records, arms=arms), "half")
     assert (row.quality.low, row.quality.high) == pytest.approx(_interval(1 - 0.05 / 4))
 
 
-def test_untimed_arms_widen_no_time_interval(make_record: MakeRecord) -> None:
+def test_untimed_arms_widen_no_time_interval() -> None:
     """An arm whose time is not comparable leaves the interval of the other's time as it were alone."""
-    alone = _matrix(make_record)
+    alone = _matrix()
     beside = alone + [make_record("native:fp16", seed, top1=0.5, half="fp16 emulated") for seed in range(5)]
-    one = _row(summarize(alone, arms=["fp32", "half"], reference="fp32"), "half")
-    other = _row(summarize(beside, arms=["fp32", "half", "native:fp16"], reference="fp32"), "half")
+    one = _row(make_comparison(alone, arms=["fp32", "half"]), "half")
+    other = _row(make_comparison(beside, arms=["fp32", "half", "native:fp16"]), "half")
     assert one.time.low is not None
     assert (other.time.low, other.time.high) == (one.time.low, one.time.high)
     assert other.quality.low is not None
@@ -206,16 +205,16 @@ def test_untimed_arms_widen_no_time_interval(make_record: MakeRecord) -> None:
     assert other.quality.low < one.quality.low
 
 
-def test_arms_without_a_test_widen_no_interval(make_record: MakeRecord) -> None:
+def test_arms_without_a_test_widen_no_interval() -> None:
     """Arms that diverged or did other work have no interval, and leave that of the others as it were alone."""
-    alone = _matrix(make_record)
+    alone = _matrix()
     diverged = [
         make_record("native:fp16", seed, top1=0.5, status="diverged" if seed == 4 else "completed") for seed in range(5)
     ]
     other = [_with_lr(make_record("native:bf16", seed, top1=0.5), 0.7) for seed in range(5)]
     arms = ["fp32", "half", "native:fp16", "native:bf16"]
     one = _row(summarize(alone, arms=arms[:2], reference="fp32"), "half")
-    several = summarize(alone + diverged + other, arms=arms, reference="fp32")
+    several = make_comparison(alone + diverged + other, arms=arms)
     row = _row(several, "half")
     assert (row.quality.low, row.quality.high) == (
         one.quality.low,
@@ -227,30 +226,27 @@ def test_arms_without_a_test_widen_no_interval(make_record: MakeRecord) -> None:
         assert _row(several, arm).quality.low is None
 
 
-def test_rows_hold_the_confidence_of_their_intervals(make_record: MakeRecord) -> None:
+def test_rows_hold_the_confidence_of_their_intervals() -> None:
     """A one-sided verdict has the interval of its test, 90 %; a two-sided one 95 %."""
     records = [make_record(arm, seed, top1=FP32[seed]) for arm in ("fp32", "half") for seed in range(3)]
-    row = _row(summarize(records, arms=["fp32", "half"], reference="fp32"), "half")
+    row = _row(make_comparison(records, arms=["fp32", "half"]), "half")
     assert row.quality.confidence == pytest.approx(0.9)
-    assert (
-        _row(summarize(_matrix(make_record), arms=["fp32", "half"], reference="fp32"), "half").quality.confidence
-        == 0.95
-    )
+    assert _row(make_comparison(_matrix(), arms=["fp32", "half"]), "half").quality.confidence == 0.95
 
 
-def test_pairs_are_made_by_seed(make_record: MakeRecord) -> None:
+def test_pairs_are_made_by_seed() -> None:
     """Runs are compared with the run of the same seed; what has no partner, or diverged, is no pair."""
     records = [
         *(make_record("fp32", seed, top1=0.1 * seed) for seed in (3, 1, 2)),
         *(make_record("half", seed, top1=0.1 * seed + 0.01 * (seed == 2)) for seed in (2, 3, 1, 9)),
         make_record("fp32", 9, status="diverged"),
     ]
-    row = _row(summarize(records, arms=["fp32", "half"], reference="fp32"), "half")
+    row = _row(make_comparison(records, arms=["fp32", "half"]), "half")
     assert row.quality.effect == pytest.approx(0.01 / 3)
     assert row.quality.low is not None
 
 
-def test_divergence_is_a_result(make_record: MakeRecord) -> None:
+def test_divergence_is_a_result() -> None:
     """A diverged run counts as such, is left out of the mean, and is read out."""
     records = [
         make_record("fp32", 0),
@@ -258,7 +254,7 @@ def test_divergence_is_a_result(make_record: MakeRecord) -> None:
         make_record("half", 0, top1=0.25),
         make_record("half", 1, status="diverged"),
     ]
-    comparison = summarize(records, arms=["fp32", "half"], reference="fp32")
+    comparison = make_comparison(records, arms=["fp32", "half"])
     row = _row(comparison, "half")
     assert (row.completed, row.diverged, row.failed, row.metric_mean) == (1, 1, 0, 0.25)
     assert row.status == "ok 1/2; diverged 1/2 at step 7"
@@ -267,10 +263,10 @@ def test_divergence_is_a_result(make_record: MakeRecord) -> None:
     assert "Rate of divergence: half 1/2 (95 % interval 9 to 91 %)." in comparison.reading
 
 
-def test_a_failure_is_a_row(make_record: MakeRecord) -> None:
+def test_a_failure_is_a_row() -> None:
     """An arm that failed has its error in its row and nothing else."""
     records = [make_record("fp32", 0), make_record("half", 0, status="failed", error="RuntimeError: no")]
-    comparison = summarize(records, arms=["fp32", "half"], reference="fp32")
+    comparison = make_comparison(records, arms=["fp32", "half"])
     row = _row(comparison, "half")
     assert (row.completed, row.failed, row.metric_mean, row.num_steps) == (0, 1, None, None)
     assert row.status == "failed: RuntimeError: no"
@@ -278,16 +274,16 @@ def test_a_failure_is_a_row(make_record: MakeRecord) -> None:
     assert "The logs of runs that failed or were interrupted are in their cells' folders: half." in comparison.reading
 
 
-def test_nothing_to_compare(make_record: MakeRecord) -> None:
+def test_nothing_to_compare() -> None:
     """Where no run was completed the headline begins with that."""
     records = [make_record(arm, 0, status="diverged") for arm in ("fp32", "half")]
-    comparison = summarize(records, arms=["fp32", "half"], reference="fp32")
+    comparison = make_comparison(records, arms=["fp32", "half"])
     assert comparison.headline[0] == "Nothing to compare: no run was completed."
 
 
-def test_an_arm_that_has_not_run_yet(make_record: MakeRecord) -> None:
+def test_an_arm_that_has_not_run_yet() -> None:
     """A report on the way has a row for each arm of the plan."""
-    comparison = summarize([make_record("fp32", 0)], arms=["fp32", "half"], reference="fp32")
+    comparison = make_comparison([make_record("fp32", 0)], arms=["fp32", "half"])
     assert _row(comparison, "half").status == "not run"
 
 
@@ -302,89 +298,89 @@ def test_an_arm_that_has_not_run_yet(make_record: MakeRecord) -> None:
         (None, "cpu", None),
     ],
 )
-def test_fp16_on_a_cpu_is_remarked(make_record: MakeRecord, half: str | None, device: str, said: str | None) -> None:
+def test_fp16_on_a_cpu_is_remarked(half: str | None, device: str, said: str | None) -> None:
     """Where fp16 ran on a CPU the reading warns that its times say nothing about a GPU, and nowhere else."""
     records = [make_record("fp32", 0, device=device), make_record("half", 0, half=half, device=device)]
-    text = _reading(summarize(records, arms=["fp32", "half"], reference="fp32"))
+    text = _reading(make_comparison(records, arms=["fp32", "half"]))
     assert ("16-bit step times do not" in text) == (said is not None)
     assert said is None or said in text
 
 
-def test_an_arm_that_always_diverges_has_one_verdict(make_record: MakeRecord) -> None:
+def test_an_arm_that_always_diverges_has_one_verdict() -> None:
     """Where no run was completed, divergence is the verdict on accuracy and on time."""
     records = [
         *(make_record("fp32", seed) for seed in range(3)),
         *(make_record("half", seed, status="diverged") for seed in range(3)),
     ]
-    row = _row(summarize(records, arms=["fp32", "half"], reference="fp32"), "half")
+    row = _row(make_comparison(records, arms=["fp32", "half"]), "half")
     assert (str(row.quality), str(row.time), row.pairs) == ("diverged 3/3", "diverged 3/3", 0)
     assert (row.diverged_low, row.diverged_high) == pytest.approx((0.4385, 1.0), abs=1e-3)
 
 
-def test_memory_is_an_exact_difference(make_record: MakeRecord) -> None:
+def test_memory_is_an_exact_difference() -> None:
     """The difference of the largest peaks is given in bytes, without a test."""
     records = [
         *(make_record("fp32", seed, peak_bytes=1000 + seed) for seed in range(3)),
         *(make_record("half", seed, peak_bytes=600 - seed) for seed in range(3)),
     ]
-    assert _row(summarize(records, arms=["fp32", "half"], reference="fp32"), "half").memory.effect == -402
+    assert _row(make_comparison(records, arms=["fp32", "half"]), "half").memory.effect == -402
 
 
-def _times(make_record: MakeRecord, **of_half: Any) -> ArmSummary:
+def _times(**of_half: Any) -> ArmSummary:
     records = [
         *(make_record("fp32", seed, seconds=SECONDS[seed]) for seed in range(5)),
         *(make_record("half", seed, seconds=1.5 * SECONDS[seed] + 0.001 * seed, **of_half) for seed in range(5)),
     ]
-    return _row(summarize(records, arms=["fp32", "half"], reference="fp32"), "half")
+    return _row(make_comparison(records, arms=["fp32", "half"]), "half")
 
 
-def test_a_slower_arm_is_inferior_in_time(make_record: MakeRecord) -> None:
+def test_a_slower_arm_is_inferior_in_time() -> None:
     """Steps that take half as long again, in every pair, are worse, with ratio and interval."""
-    row = _times(make_record)
+    row = _times()
     assert str(row.time) == "worse"
     assert row.time.low is not None
     assert 1.49 < row.time.low < 1.502 < (row.time.high or 0) < 1.52
 
 
-def test_an_invalid_time_is_not_slower(make_record: MakeRecord) -> None:
+def test_an_invalid_time_is_not_slower() -> None:
     """Where the machine was not fit to measure there is no verdict on time, and no interval; accuracy has its own."""
-    row = _times(make_record, warmup_steps=88)
+    row = _times(warmup_steps=88)
     assert str(row.time) == "invalid measurement (12 timed steps, 30 needed)"
     assert row.time.effect == pytest.approx(1.502, abs=0.001)
     assert row.time.low is None
     assert str(row.quality) == "equivalent (±0.5)"
 
 
-def test_no_timed_steps_is_an_invalid_time(make_record: MakeRecord) -> None:
+def test_no_timed_steps_is_an_invalid_time() -> None:
     """A run that ends within its warm-up says that it has no timed steps."""
     records = [
         make_record(arm, seed, step_seconds_median=None, num_steps=10, warmup_steps=10)
         for arm in ("fp32", "half")
         for seed in range(3)
     ]
-    row = _row(summarize(records, arms=["fp32", "half"], reference="fp32"), "half")
+    row = _row(make_comparison(records, arms=["fp32", "half"]), "half")
     assert (str(row.time), row.time.effect) == ("invalid measurement (0 timed steps, 30 needed)", None)
 
 
-def test_an_invalid_pair_is_left_out_where_enough_remain(make_record: MakeRecord) -> None:
+def test_an_invalid_pair_is_left_out_where_enough_remain() -> None:
     """One bad cell among five costs its pair and not the verdict."""
     records = [
         *(make_record("fp32", seed, seconds=SECONDS[seed]) for seed in range(5)),
         *(make_record("half", seed, seconds=1.5 * SECONDS[seed] + 0.001 * seed) for seed in range(4)),
         make_record("half", 4, seconds=99.0, warmup_steps=95),
     ]
-    row = _row(summarize(records, arms=["fp32", "half"], reference="fp32"), "half")
+    row = _row(make_comparison(records, arms=["fp32", "half"]), "half")
     assert str(row.time) == "worse"
     assert row.time.effect == pytest.approx(1.5, abs=0.01)
 
 
-def test_emulated_times_are_not_compared(make_record: MakeRecord) -> None:
+def test_emulated_times_are_not_compared() -> None:
     """fp16 that was computed in fp32 has no time of its own."""
-    assert str(_times(make_record, half="fp16 emulated").time) == "not comparable (fp16 computed in fp32)"
+    assert str(_times(half="fp16 emulated").time) == "not comparable (fp16 computed in fp32)"
 
 
 @pytest.mark.parametrize(("half", "is_below"), [(0.02, True), (0.10, False)])
-def test_a_twin_is_the_floor_of_what_can_be_told(make_record: MakeRecord, half: float, is_below: bool) -> None:
+def test_a_twin_is_the_floor_of_what_can_be_told(half: float, is_below: bool) -> None:
     """The headline is not about the twin; it names the arms whose difference is no larger than the twin's."""
     twin = "fp32 first_weights=twin"
     records = [make_record("fp32", seed, top1=0.5) for seed in range(3)]
@@ -393,7 +389,7 @@ def test_a_twin_is_the_floor_of_what_can_be_told(make_record: MakeRecord, half: 
         made = make_record("fp32", seed, top1=0.5 + change)
         config = made.config.model_copy(update={"first_weights": "twin"})
         records.append(made.model_copy(update={"arm": twin, "config": config}))
-    comparison = summarize(records, arms=["fp32", "half", twin], reference="fp32")
+    comparison = make_comparison(records, arms=["fp32", "half", twin])
     *others, floor = comparison.headline
     assert not any(twin in sentence for sentence in others)
     assert floor.startswith("fp32 again from weights changed by 1/512 differs by +5.2")

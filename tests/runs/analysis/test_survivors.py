@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from ampcompare.runs.analysis.gates import check_gates, parse_gate
-from ampcompare.runs.analysis.inference.criteria import Criteria
-from ampcompare.runs.analysis.summary import summarize
 from ampcompare.runs.records.comparison import ArmSummary, Comparison
 from ampcompare.runs.records.run import RunRecord
+from ampcompare.testing import make_comparison, make_record
 
-MakeRecord = Callable[..., RunRecord]
 REFERENCE = [0.5, 0.52, 0.49, 0.51, 0.505, 0.5, 0.515, 0.495]
 ARM = [0.501, 0.519, 0.491, 0.509, 0.506, 0.501, 0.514, 0.496]
 
 
-def _comparison(
-    make_record: MakeRecord, lost: dict[str, tuple[str, int]], gain: float = 0.0, **terms: Any
-) -> Comparison:
+def _comparison(lost: dict[str, tuple[str, int]], gain: float = 0.0, **terms: Any) -> Comparison:
     """Compare half, twice as fast and half as large, with fp32 over eight seeds, of which an arm loses the last."""
 
     def cell(arm: str, seed: int) -> RunRecord:
@@ -35,7 +30,7 @@ def _comparison(
         )  # fmt: skip
 
     records = [cell(arm, seed) for seed in range(8) for arm in ("fp32", "half")]
-    return summarize(records, arms=["fp32", "half"], reference="fp32", terms=Criteria(**terms))
+    return make_comparison(records, arms=["fp32", "half"], **terms)
 
 
 def _half(comparison: Comparison) -> ArmSummary:
@@ -43,20 +38,18 @@ def _half(comparison: Comparison) -> ArmSummary:
 
 
 @pytest.mark.parametrize("prefer", ["time", "memory"])
-def test_all_survived(make_record: MakeRecord, prefer: str) -> None:
+def test_all_survived(prefer: str) -> None:
     """Without a loss there is a plain verdict and a recommendation."""
-    comparison = _comparison(make_record, {}, prefer=prefer)
+    comparison = _comparison({}, prefer=prefer)
     assert str(_half(comparison).quality) == "equivalent (±0.5)"
     assert comparison.headline[0].startswith("Use half: ")
 
 
 @pytest.mark.parametrize("prefer", ["accuracy", "time", "memory"])
 @pytest.mark.parametrize("lost", [{"fp32": ("diverged", 5)}, {"half": ("failed", 5)}, {"fp32": ("failed", 5)}])
-def test_survivors_give_no_recommendation(
-    make_record: MakeRecord, lost: dict[str, tuple[str, int]], prefer: str
-) -> None:
+def test_survivors_give_no_recommendation(lost: dict[str, tuple[str, int]], prefer: str) -> None:
     """Where a side lost five of eight seeds the verdict says so with the rate, and no arm is recommended."""
-    comparison = _comparison(make_record, lost, gain=0.1 if prefer == "accuracy" else 0.0, prefer=prefer)
+    comparison = _comparison(lost, gain=0.1 if prefer == "accuracy" else 0.0, prefer=prefer)
     word = "better" if prefer == "accuracy" else "equivalent (±0.5)"
     assert str(_half(comparison).quality) == f"conditional on 3 of 8 seeds ({word})"
     assert any(line.startswith(f"No arm is recommended for {prefer}") for line in comparison.reading)
@@ -66,27 +59,27 @@ def test_survivors_give_no_recommendation(
     )
 
 
-def test_one_lost_seed_is_enough(make_record: MakeRecord) -> None:
+def test_one_lost_seed_is_enough() -> None:
     """A single failure makes the verdict conditional: it may have been the seed that differs."""
-    row = _half(_comparison(make_record, {"half": ("failed", 1)}))
+    row = _half(_comparison({"half": ("failed", 1)}))
     assert str(row.quality) == "conditional on 7 of 8 seeds (equivalent (±0.5))"
 
 
-def test_an_arm_that_diverged_is_diverged(make_record: MakeRecord) -> None:
-    assert str(_half(_comparison(make_record, {"half": ("diverged", 2)})).quality) == "diverged 2/8"
+def test_an_arm_that_diverged_is_diverged() -> None:
+    assert str(_half(_comparison({"half": ("diverged", 2)})).quality) == "diverged 2/8"
 
 
-def test_an_interruption_selects_no_seeds(make_record: MakeRecord) -> None:
+def test_an_interruption_selects_no_seeds() -> None:
     """A run that the user stopped was not lost by what it computed."""
-    row = _half(_comparison(make_record, {"half": ("interrupted", 3)}))
+    row = _half(_comparison({"half": ("interrupted", 3)}))
     assert str(row.quality) == "equivalent (±0.5)"
 
 
 @pytest.mark.parametrize("text", ["accuracy<-5", "accuracy:non-inferior"])
-def test_a_gate_is_not_passed_by_survivors(make_record: MakeRecord, text: str) -> None:
+def test_a_gate_is_not_passed_by_survivors(text: str) -> None:
     """A limit or verdict on accuracy fails where the arm lost runs, and passes where all were completed."""
-    (check,) = check_gates([parse_gate(text)], _comparison(make_record, {"half": ("failed", 5)}))
+    (check,) = check_gates([parse_gate(text)], _comparison({"half": ("failed", 5)}))
     assert "conditional on" in check.failure
     assert "3 of 8" in check.failure
-    (check,) = check_gates([parse_gate(text)], _comparison(make_record, {}))
+    (check,) = check_gates([parse_gate(text)], _comparison({}))
     assert (check.failure, check.skipped) == ("", "")

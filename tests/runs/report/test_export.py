@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -14,17 +14,16 @@ import pytest
 from ampcompare.base.errors import EnvironmentUnfit
 from ampcompare.runs.analysis.summary import summarize
 from ampcompare.runs.records.comparison import Comparison
-from ampcompare.runs.records.run import RunRecord, StepRecord, dump_json
+from ampcompare.runs.records.run import StepRecord, dump_json
 from ampcompare.runs.report import export
 from ampcompare.runs.report.export import make_exporter
 from ampcompare.runs.report.mlflow_runs import MlflowRuns
 from ampcompare.runs.report.wandb_runs import WandbRuns
-
-MakeRecord = Callable[..., RunRecord]
+from ampcompare.testing import make_record
 
 
 @pytest.fixture
-def compared(make_record: MakeRecord, tmp_path: Path) -> Comparison:
+def compared(tmp_path: Path) -> Comparison:
     """Two arms, of which one was scaled and has three steps, and the other failed before its first."""
     scaled = make_record("apex:O2", 3, top1=0.5).model_copy(update={"started": "2026-01-02T03:04:05.000+00:00"})
     failed = make_record("fp32", 3, status="failed", error="no memory")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,11 +16,11 @@ from ampcompare.runs.analysis.inference.effect import Effect
 from ampcompare.runs.analysis.inference.verdict import Margin, decide
 from ampcompare.runs.analysis.summary import summarize
 from ampcompare.runs.records.comparison import ArmSummary, Comparison
-from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.records.verdict import Verdict
 from ampcompare.runs.report.columns import format_interval
 from ampcompare.runs.report.markdown import Markdown
 from ampcompare.runs.report.terminal import Terminal, has_color, paint
+from ampcompare.testing import make_comparison, make_record
 
 NUMBER = r"([+-]?[\d.]+)"
 INTERVAL = re.compile(rf"{NUMBER} +\[ *{NUMBER}, +{NUMBER}\]")
@@ -162,16 +161,16 @@ def test_markdown_prints_the_same_intervals() -> None:
     assert {text.replace("\\", "") for text in found} == {text.replace("[ ", "[") for text in shown if "[" in text}
 
 
-def test_identical_has_no_interval(make_record: Callable[..., RunRecord]) -> None:
+def test_identical_has_no_interval() -> None:
     """What is the same to the last bit needs no test; its row has the difference alone."""
     same: dict[str, Any] = {"losses_sha256": "a", "weights_sha256": "b"}
     records = [make_record(arm, seed, **same) for arm in ("fp32", "apex:O0") for seed in range(3)]
-    comparison = summarize(records, arms=["fp32", "apex:O0"], reference="fp32")
+    comparison = make_comparison(records, arms=["fp32", "apex:O0"])
     row = _printed(comparison, Terminal().render(comparison))["apex:O0"]
     assert (row[2], row[3]) == ("+0.00", "identical")
 
 
-def test_an_arm_that_did_not_finish_widens_no_interval(make_record: Callable[..., RunRecord]) -> None:
+def test_an_arm_that_did_not_finish_widens_no_interval() -> None:
     """Beside a diverged and a failed arm the others have the intervals that they have alone."""
     arms = {"fp32": 0.9, "apex:O1": 0.902, "native:fp16": 0.897}
     records = [
@@ -183,7 +182,7 @@ def test_an_arm_that_did_not_finish_widens_no_interval(make_record: Callable[...
         *(make_record("half", seed, status="diverged") for seed in range(4)),
         *(make_record("apex:O3", seed, status="failed") for seed in range(4)),
     ]
-    alone = summarize(records, arms=list(arms), reference="fp32")
+    alone = make_comparison(records, arms=list(arms))
     together = summarize([*records, *broken], arms=[*arms, "half", "apex:O3"], reference="fp32")
     for before, after in zip(alone.arms, together.arms, strict=False):
         assert (before.quality, before.time) == (after.quality, after.time)

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit
-from ampcompare.runs.analysis.summary import summarize
 from ampcompare.runs.records.comparison import Comparison
 from ampcompare.runs.records.run import RunRecord, StepRecord, dump_json
 from ampcompare.runs.report.tensorboard import EventFiles, run_name
+from ampcompare.testing import make_comparison, make_record
 
-MakeRecord = Callable[..., RunRecord]
 TAGS = {"train/loss", "train/loss_scale", "train/skipped", "eval/top1", "eval/top5", "eval/loss", "time/step_seconds"}
 
 
@@ -35,7 +34,7 @@ def _lay(folder: Path, record: RunRecord, steps: Sequence[StepRecord], ended: fl
 
 def _compared(records: Sequence[RunRecord]) -> Comparison:
     arms = list(dict.fromkeys(record.arm for record in records))
-    return summarize(records, arms=arms, reference=arms[0])
+    return make_comparison(records, arms=arms)
 
 
 def _read(run: Path) -> Any:
@@ -47,7 +46,7 @@ def _values(run: Path, tag: str) -> list[tuple[int, float]]:
     return [(event.step, event.value) for event in _read(run).Scalars(tag)]
 
 
-def test_arms_have_the_same_tags(make_record: MakeRecord, tmp_path: Path) -> None:
+def test_arms_have_the_same_tags(tmp_path: Path) -> None:
     """A scaled and an unscaled arm have one run each with the same tags, whose values are those of steps and record."""
     pytest.importorskip("tensorboard", reason="needs the extra tensorboard")
     plain, scaled = make_record("fp32", 3, top1=0.4), make_record("apex:O2", 3, top1=0.5)
@@ -68,7 +67,7 @@ def test_arms_have_the_same_tags(make_record: MakeRecord, tmp_path: Path) -> Non
     assert _values(other, "eval/loss") == [(3, 1.0)]
 
 
-def test_time_is_that_of_training(make_record: MakeRecord, tmp_path: Path) -> None:
+def test_time_is_that_of_training(tmp_path: Path) -> None:
     """Events stand as far apart as the steps took, and the last one where the cell ended."""
     pytest.importorskip("tensorboard", reason="needs the extra tensorboard")
     record = make_record("fp32")
@@ -78,7 +77,7 @@ def test_time_is_that_of_training(make_record: MakeRecord, tmp_path: Path) -> No
     assert times == pytest.approx([1_700_000_000.0 - 0.6, 1_700_000_000.0 - 0.3, 1_700_000_000.0], abs=1e-3)
 
 
-def test_a_cell_that_ran_again_replaces_its_file(make_record: MakeRecord, tmp_path: Path) -> None:
+def test_a_cell_that_ran_again_replaces_its_file(tmp_path: Path) -> None:
     """Nothing is written twice for the same steps; newer ones replace the file, and a user's own file stays."""
     pytest.importorskip("tensorboard", reason="needs the extra tensorboard")
     record = make_record("fp32")
@@ -100,7 +99,7 @@ def test_a_cell_that_ran_again_replaces_its_file(make_record: MakeRecord, tmp_pa
     assert len(_values(folder, "train/loss")) == 2
 
 
-def test_a_run_that_failed_or_diverged_has_its_steps(make_record: MakeRecord, tmp_path: Path) -> None:
+def test_a_run_that_failed_or_diverged_has_its_steps(tmp_path: Path) -> None:
     """Steps before a failure are drawn, non-finite losses as such; a cell without steps has no file."""
     pytest.importorskip("tensorboard", reason="needs the extra tensorboard")
     failed, never = make_record("half", status="failed", error="x"), make_record("fp32", status="failed", error="x")
@@ -113,7 +112,7 @@ def test_a_run_that_failed_or_diverged_has_its_steps(make_record: MakeRecord, tm
     assert math.isnan(values[1][1])
 
 
-def test_unreadable_steps_are_a_note(make_record: MakeRecord, tmp_path: Path) -> None:
+def test_unreadable_steps_are_a_note(tmp_path: Path) -> None:
     """A broken line in the middle is said once, and the other cells have their files."""
     pytest.importorskip("tensorboard", reason="needs the extra tensorboard")
     bad, good = make_record("half"), make_record("fp32")

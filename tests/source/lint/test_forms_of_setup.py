@@ -29,6 +29,35 @@ PAIRS = {
                 scores = scores.masked_fill(mask, self.least)  # right
                 return scores
     """,
+    "AMP119: added by keys to an empty dict, with a merge, and saved by a function of another file": """
+        from apex import amp
+        from project import save_checkpoint
+        def train(model, loader):
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
+            state = {}
+            state["model"] = model.state_dict()
+            state |= {"optimizer": optimizer.state_dict()}
+            state |= {"amp": amp.state_dict()}  # right
+            save_checkpoint("folder", state)
+    """,
+    "AMP236: the least number of fp32": """
+        LEAST = torch.finfo(torch.float32).min
+        def attend(scores, mask):
+            scores = scores.half()
+            scores.masked_fill_(mask, LEAST)  # wrong
+            scores.float().masked_fill_(mask, LEAST)  # right
+    """,
+    "AMP236: a tensor of one number": """
+        class Attention(torch.nn.Module):
+            def __init__(self):
+                self.fill = torch.tensor(-1e9)
+            def forward(self, scores, mask):
+                scores = scores.half()
+                scores = scores.masked_fill(mask, self.fill)  # wrong
+                scores = scores.masked_fill(mask, torch.finfo(torch.float16).min)  # right
+                return scores
+    """,
     "AMP236: a new tensor": """
         mask = torch.full((4, 4), -1e9, dtype=torch.float16)  # wrong
         mask = torch.full((4, 4), -1e9).half()  # right
@@ -110,6 +139,41 @@ PAIRS = {
             optimizer.step()
             optimizer.zero_grad()
     """,
+    "AMP239: in the type of its checkpoint": """
+        from transformers import AutoModelForCausalLM
+        model = AutoModelForCausalLM.from_pretrained(name, dtype="auto")  # wrong
+        model = AutoModelForCausalLM.from_pretrained(name, dtype="auto").float()  # right
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+        for batch in loader:
+            model(**batch).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    """,
+    "AMP239: compiled": """
+        model = torch.compile(Net().to(torch.bfloat16), mode="reduce-overhead")  # wrong
+        model = torch.compile(Net().to(torch.float32), mode="reduce-overhead")  # right
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+        for batch in loader:
+            model(batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    """,
+    "AMP239: by the Trainer of Lightning": """
+        import lightning.pytorch as pl
+        class Module(pl.LightningModule):
+            def __init__(self, net):
+                self.old = torch.optim.SGD(net.parameters())
+            def configure_optimizers(self):
+                return torch.optim.AdamW(self.parameters(), lr=1e-5)
+        trainer = pl.Trainer(precision="bf16-true")  # wrong
+        trainer = pl.Trainer(precision="bf16-mixed")  # right
+    """,
+    "AMP239: by Fabric": """
+        from lightning.fabric import Fabric
+        fabric = Fabric(precision="16-true")  # wrong
+        fabric = Fabric(precision="16-mixed")  # right
+        model, optimizer = fabric.setup(model, torch.optim.AdamW(model.parameters()))
+    """,
     "AMP239: a default type": """
         def main(loader):
             torch.set_default_dtype(torch.bfloat16)
@@ -136,6 +200,11 @@ PAIRS = {
         level = ["--fp16", "--fp16_opt_level", "O2"]  # wrong
         level = ["--fp16"]  # right
         subprocess.run(["python", "train.py", *level])
+    """,
+    "AMP311: an option with its value in one word": """
+        import subprocess
+        subprocess.run(["python", "train.py", "--half_precision_backend=apex"])  # wrong
+        subprocess.run(["python", "train.py", "--half_precision_backend=auto"])  # right
     """,
     "AMP311: options in a dict": """
         import transformers
@@ -205,6 +274,19 @@ PAIRS = {
                 self.scaler = torch.amp.GradScaler("cuda")  # wrong
                 if self.scaler is None: self.scaler = torch.amp.GradScaler("cuda")  # right
                 for batch in loader:
+                    self.optimizer.zero_grad()
+                    self.scaler.scale(self.model(batch)).backward()
+                    self.scaler.step(self.optimizer)
+                    self.scaler.update()
+    """,
+    "AMP225: a method that makes the scaler anew": """
+        class Trainer:
+            def begin(self):
+                self.scaler = torch.amp.GradScaler("cuda")
+            def fit(self, batches):
+                for number, batch in enumerate(batches):
+                    self.begin()  # wrong
+                    if number == 20: self.begin()  # right
                     self.optimizer.zero_grad()
                     self.scaler.scale(self.model(batch)).backward()
                     self.scaler.step(self.optimizer)
@@ -403,6 +485,7 @@ PAIRS = {
                 with amp.scale_loss(model(batch), opt) as scaled_loss:
                     scaled_loss.backward()
                 opt.step()
+                opt.zero_grad()
             opt = torch.optim.SGD(model.parameters(), lr=0.1)  # right
     """,
     "AMP224: a model that is cast and bound again": """

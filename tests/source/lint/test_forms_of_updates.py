@@ -51,6 +51,21 @@ PAIRS = {
             scaler.update()
             optimizer.zero_grad()
     """,
+    "AMP219: a method of the same object that clips, asked in the test": """
+        class Engine:
+            def is_small(self):
+                return torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0) < self.limit
+            def step(self, x):
+                self.scaler.scale(self.model(x)).backward()
+                self.scaler.unscale_(self.opt)
+                if not self.is_small():  # wrong
+                if not self.trains():  # right
+                    self.opt.zero_grad()
+                    return
+                self.scaler.step(self.opt)
+                self.scaler.update()
+                self.opt.zero_grad()
+    """,
     "AMP219: a flag of the whole run decides on the scaler": """
         for batch in loader:
             scaler.scale(model(batch)).backward()
@@ -75,6 +90,37 @@ PAIRS = {
                 scaler.scale(model(batch)).backward()
                 scaler.step(optimizer)
                 scaler.update()
+    """,
+    "AMP215: cleared in the branch without Apex alone": """
+        from apex import amp
+        for batch in loader:
+            loss = model(batch)
+            optimizer.zero_grad()  # right
+            if use_apex:
+                with amp.scale_loss(loss, optimizer) as scaled_loss:
+                    scaled_loss.backward()
+                optimizer.step()
+            else:
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+    """,
+    "AMP215: cleared in one of two methods that each make a step": """
+        class Trainer:
+            def step(self, x):
+                if self.args.amp:
+                    self.scaled(x)
+                else:
+                    self.plain(x)
+            def scaled(self, x):
+                self.optimizer.zero_grad()  # right
+                self.scaler.scale(self.model(x)).backward()
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+            def plain(self, x):
+                self.optimizer.zero_grad()
+                self.model(x).backward()
+                self.optimizer.step()
     """,
     "AMP215: only words of a comment and of a docstring": """
         def train(loader):

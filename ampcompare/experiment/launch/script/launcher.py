@@ -49,6 +49,7 @@ from ampcompare.experiment.launch.script.rows import (
     ScriptRows,
     error_of_children,
     of_training_process,
+    read_rows,
     training_children,
 )
 from ampcompare.experiment.launch.script.supervise import end_family
@@ -64,6 +65,7 @@ __all__ = ["ScriptLauncher", "failed_script", "picked", "script_command", "scrip
 
 POLL_SECONDS = 0.2
 PIPE_SECONDS = 2.0
+EXIT_SECONDS = 60.0  # of a process that has written the last row of its record
 SETTINGS = (".yaml", ".yml", ".json", ".toml", ".ini", ".cfg", ".env", ".conf")
 # Exit codes of `ampcompare exec` for errors of ampcompare itself.
 OUR_ERRORS = (2, 3, 4)
@@ -162,18 +164,26 @@ class ScriptLauncher(Launcher):
         try:
             counter = _StepCounter(folder / CellFile.SCRIPT, script.max_steps or 0)
             runs = True
+            late = None
             while runs:
                 runs = process.poll(POLL_SECONDS) is None
-                if on_progress is not None and (progress := counter.read()) is not None:
+                if (progress := counter.read()) is not None and on_progress is not None:
                     on_progress(progress)
                 if runs and stopped.too_long():
                     self._stood_still = stopped.kill()
+                if runs and late is None and counter.has_ended_for(EXIT_SECONDS):
+                    late = _exit_code_of_ranks(folder)
+                    if late is not None:  # as gloo waits where one rank frees its DDP before another
+                        self.note(
+                            f"{config.arm}: a process still runs {EXIT_SECONDS:g} s after its last row; it is ended"
+                        )
+                        end_family(process.pid)
             pump.join(timeout=PIPE_SECONDS)  # a process that the script has left behind may hold the pipe open
         finally:
             self._process.drop()
             pump.join(timeout=PIPE_SECONDS)
             code = process.wait()
-        return code, reader
+        return code if late is None else late, reader
 
     def _start(self, config: RunConfig, script: ScriptConfig, folder: Path, sandbox: Sandbox) -> _CellProcess:
         outside = {**_environment(config, folder), **self._place.environment}
@@ -242,6 +252,13 @@ class ScriptLauncher(Launcher):
     def _send_stop(self, process: _CellProcess) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
+
+
+def _exit_code_of_ranks(folder: Path) -> int | None:
+    """Return the highest exit code that the ranks have recorded; None while one of them has not recorded its end."""
+    ends = [read_rows(path).ended for path in (folder / CellFile.SCRIPT, *folder.glob(CellFile.RANK_SCRIPTS))]
+    codes = [end["exit_code"] or 0 for end in ends if end is not None]
+    return max(codes) if len(codes) == len(ends) else None
 
 
 def _training_processes(pid: int) -> list[psutil.Process]:
@@ -339,7 +356,7 @@ def _last_words(code: int, folder: Path) -> str:
 
 
 class _StepCounter:
-    """Counts the steps in a record that another process writes."""
+    """Counts the steps in a record that another process writes, and notes its end."""
 
     def __init__(self, path: Path, total: int) -> None:
         self._path = path
@@ -347,6 +364,7 @@ class _StepCounter:
         self._offset = 0
         self._steps = 0
         self._loss: float | None = None
+        self._ended: float | None = None
 
     def read(self) -> Progress | None:
         """Return the progress if there is any since the last call."""
@@ -365,7 +383,16 @@ class _StepCounter:
             self._steps += row.get("kind") == "step" and row["optimizer"] == 0
             if row.get("kind") == "backward" and isinstance(row["loss"], float):
                 self._loss = row["loss"]
+            if row.get("kind") == "end":
+                self._ended = time.monotonic()
         return Progress(self._steps, self._total, 0, loss=self._loss)
+
+    def has_ended_for(self, seconds: float) -> bool:
+        """Return whether the last row was read so long ago; once for each time that this has passed again."""
+        if self._ended is None or time.monotonic() - self._ended < seconds:
+            return False
+        self._ended = time.monotonic()
+        return True
 
 
 def failed_script(config: RunConfig, error: str, *, exit_code: int = 3, **facts: Any) -> RunRecord:

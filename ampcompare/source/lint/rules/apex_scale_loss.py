@@ -415,6 +415,7 @@ for batch in loader:
     with amp.scale_loss(other_loss, optimizer) as scaled_loss:
         scaled_loss.backward()
     optimizer.step()
+    optimizer.zero_grad()
 """,
     ),
 )

@@ -99,7 +99,8 @@ def state_unsaved(module: LintModule) -> Iterator[Finding]:
                 continue
             shown = "the state of the optimizer is saved, but that of the loss scale is not"
             edits: tuple[Edit, ...] = ()
-            if isinstance(saved, ast.Dict) and not _loads_of_optimizer_alone(module):  # else half a correction
+            # In an empty dict there is no place for it; where only the optimizer is loaded, it is half a correction.
+            if isinstance(saved, ast.Dict) and saved.keys and not _loads_of_optimizer_alone(module):
                 edits = _added_state(module, code, maker, call, saved)
             reported |= {saved} if saved is not None else set()
             yield module.finding(code, call, shown, edits)
@@ -251,8 +252,14 @@ def _added_to(module: LintModule, name: str, place: ast.expr) -> Iterator[ast.ex
         elif isinstance(node, ast.Call) and name_of(node.func) == f"{name}.update":
             yield from (one.value if one.arg else None for one in node.keywords)
             for one in node.args:
-                mapping = _mapping_of(module, one, node)
-                yield from [None] if mapping is None else _items(mapping)
+                yield from _items_of_value(module, one, node)
+        elif isinstance(node, ast.AugAssign) and isinstance(node.op, ast.BitOr) and name_of(node.target) == name:
+            yield from _items_of_value(module, node.value, node.value)
+
+
+def _items_of_value(module: LintModule, value: ast.expr, place: ast.expr) -> list[ast.expr | None]:
+    mapping = _mapping_of(module, value, place)
+    return [None] if mapping is None else [*_items(mapping)]
 
 
 def _is_state_of_optimizer(module: LintModule, value: ast.expr | None) -> bool:

@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
+from ampcompare.source.amp_names import CLIPS
 from ampcompare.source.branches import conditions
 from ampcompare.source.edits import Edit
 from ampcompare.source.lint.module import EXITS, Finding, LintModule, Mistake, Trace, events_between, name_of, rule
@@ -299,13 +300,21 @@ def _is_decided_after(module: LintModule, event: Event, key: str) -> bool:
             values = event.scope.values.get(name_of(node), ())
             if any(value.lineno > event.call.lineno for value in values if not isinstance(value, ast.Starred)):
                 return True
-        if isinstance(node, ast.Call):
-            scope = module.top.functions.get(name_of(node.func))
-            if scope is not None and any(
-                isinstance(one, ast.Attribute) and one.attr == "grad" for one in ast.walk(scope.node)
-            ):
+        if isinstance(node, ast.Call) and (scope := _called(module, event, node)) is not None:
+            inside = list(ast.walk(scope.node))
+            if any(isinstance(one, ast.Attribute) and one.attr == "grad" for one in inside):
+                return True
+            if any(isinstance(one, ast.Call) and module.resolve(one.func) in CLIPS for one in inside):
                 return True
     return False
+
+
+def _called(module: LintModule, event: Event, call: ast.Call) -> Scope | None:
+    """Return the function of this module, or the method of the same object, that a test calls."""
+    name = name_of(call.func)
+    if name.startswith("self.") and event.scope.owner is not None:
+        return module.method(event.scope.owner, name.removeprefix("self."))
+    return module.top.functions.get(name)
 
 
 def _ends_otherwise(module: LintModule, scope: Scope, key: str, value: object) -> bool:

@@ -17,7 +17,9 @@ from ampcompare.source.syntax import argument, last_name
 __all__: list[str] = []
 
 LARGEST = 65504.0
+LARGEST_FP32 = 3.4028234663852886e38
 HALF = ("torch.float16", "torch.half")
+FP32 = ("torch.float32", "torch.float")
 # What fills a tensor, with the position of the number.
 FILLING = {"masked_fill": 1, "masked_fill_": 1, "fill_": 0, "full": 1, "full_like": 1, "new_full": 1}
 OPERATIONS: dict[type[ast.operator], Callable[[float, float], float]] = {
@@ -106,8 +108,12 @@ def _number(module: LintModule, node: ast.expr | None, scope: Scope) -> float | 
             return None if left is None or right is None else float(OPERATIONS[type(node.op)](left, right))
         except (ArithmeticError, TypeError, ValueError):  # no real number
             return None
-    if isinstance(node, ast.Call) and name_of(node.func) == "float" and len(node.args) == 1:
-        node = node.args[0]
+    if isinstance(node, ast.Call) and len(node.args) == 1:
+        if name_of(node.func) == "float" or module.resolve(node.func) == "torch.tensor":
+            return _number(module, node.args[0], scope)
+    if isinstance(node, ast.Attribute) and node.attr in ("min", "max") and isinstance(node.value, ast.Call):
+        is_fp32 = module.resolve(node.value.func) == "torch.finfo" and node.value.args and name_of(node.value.args[0])
+        return {"min": -LARGEST_FP32, "max": LARGEST_FP32}[node.attr] if is_fp32 in FP32 else None
     if isinstance(node, ast.Constant) and isinstance(node.value, (int, float, str)):
         try:
             return float(node.value)

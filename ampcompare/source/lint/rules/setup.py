@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator
 
 from ampcompare.source.amp_names import AUTOCASTS
-from ampcompare.source.branches import branches_around
 from ampcompare.source.lint.module import Finding, LintModule, Mistake, events_between, rule
 from ampcompare.source.lint.trace import Event, Kind, plain
 from ampcompare.source.syntax import argument, dotted, is_literal, walk
@@ -97,17 +96,15 @@ def scaler_in_loop(module: LintModule) -> Iterator[Finding]:
                 continue  # it scales nothing, so there is no scale that it could forget
             for other in trace[index + 1 :]:
                 if other.kind is Kind.BACKWARD and other.scaler == name and other.loops == event.loops:
-                    if _is_batch_loop(event) and not _is_in_some_rounds(module, event):
+                    if _is_batch_loop(event) and not _is_in_some_rounds(event):
                         yield module.finding("AMP225", event.call, f"`{plain(name)}` is new for each step")
                     break
 
 
-def _is_in_some_rounds(module: LintModule, event: Event) -> bool:
+def _is_in_some_rounds(event: Event) -> bool:
     """Return whether a test that the loop changes, such as `if epoch == 0:`, decides on a round."""
-    loop = event.loops[-1]
-    bound = {dotted(each) for each in walk(loop) if isinstance(getattr(each, "ctx", None), ast.Store)}
-    tests = (outer.test for outer, _ in branches_around(module, event.call, loop))
-    return any(dotted(each) in bound for test in tests for each in walk(test) if dotted(each) is not None)
+    bound = {dotted(each) for each in walk(event.loops[-1]) if isinstance(getattr(each, "ctx", None), ast.Store)}
+    return not bound.isdisjoint(re.findall(r"[\w.]+", " ".join(event.facts)))
 
 
 def _is_off(call: ast.Call) -> bool:

@@ -91,6 +91,9 @@ def _options_in(module: LintModule, node: ast.AST) -> Iterator[tuple[ast.AST, st
     elif isinstance(node, (ast.List, ast.Tuple)):
         for word, value in pairwise(node.elts):
             yield word, (literal(word) or "").removeprefix("--"), value
+        for one in node.elts:  # --option=value
+            option, _, text = (literal(one) or "").removeprefix("--").partition("=")
+            yield one, option, ast.Constant(text)
 
 
 @rule(

@@ -409,23 +409,36 @@ def zero_grad_missing(module: LintModule) -> Iterator[Finding]:
         scopes = {event.scope for event in trace}
         steps = {_optimizer(event) for event in trace if event.kind in STEPS}
         for event in trace:
-            if event.kind is not Kind.SCALER_STEP or not event.loops:
+            optimizer = _optimizer(event)
+            seen = [one for one in events.values() if one.subject not in steps - {optimizer}]
+            # A function of one step may be called by a file that clears, unless it does so itself in another branch.
+            if event.kind not in STEPS or not (event.loops or seen):
                 continue
-            passes = [other for other in trace[: trace.index(event)] if other.kind is Kind.BACKWARD]
-            known = [other for other in passes if other.loops == event.loops and other.scaler == event.subject]
-            unknown = any(other.kind is Kind.OPAQUE and other.subject == event.target for other in trace)
+            known = [
+                one
+                for one in trace[: trace.index(event)]
+                if one.kind is Kind.BACKWARD and one.loops == event.loops and _scales_for(one, event)
+            ]
+            unknown = any(one.kind is Kind.OPAQUE and one.subject == optimizer for one in trace)
             if not known or unknown or known[-1].scope is not event.scope:
                 continue
-            others = steps - {event.target}
+            others = steps - {optimizer}
             if not any(
                 _may_clear(module, event, one.subject in others, one.facts)
                 if (one := events.get(id(node))) is not None
                 else _may_clear_unseen(module, event, node, scopes)
                 for node in clearing
             ):
-                where = " in this branch" if clearing else ""
-                shown = f"the gradients of `{plain(event.target)}` are never cleared{where}"
+                where = " in this branch" if seen or len(events) < len(clearing) else ""
+                shown = f"the gradients of `{plain(optimizer)}` are never cleared{where}"
                 yield module.finding("AMP215", event.call, shown)
+
+
+def _scales_for(backward: Event, step: Event) -> bool:
+    """Return whether the loss of a backward pass is scaled, by Apex or the scaler that makes a step."""
+    if step.kind is Kind.SCALER_STEP:
+        return backward.scaler == step.subject
+    return backward.apex_block() is not None and backward.may_follow(step)
 
 
 def _clears(node: ast.AST) -> bool:
@@ -441,9 +454,8 @@ def _may_clear(module: LintModule, event: Event, of_others: bool, facts: Facts) 
     """Return whether gradients may be cleared for a step: not those of others, nor where the step never runs."""
     if of_others:
         return False
-    loop = event.loops[0]
     return not any(
-        key in event.facts and event.facts[key] != value and _stays(module, key, loop) for key, value in facts.items()
+        key in event.facts and event.facts[key] != value and _stays(module, key, event) for key, value in facts.items()
     )
 
 
@@ -459,8 +471,8 @@ def _may_clear_unseen(module: LintModule, event: Event, node: ast.AST, scopes: s
     return home in scopes or not trains
 
 
-def _stays(module: LintModule, key: str, loop: ast.AST) -> bool:
-    """Return whether a condition has one value in all rounds of a loop: nothing in it changes the names that it has."""
+def _stays(module: LintModule, key: str, step: Event) -> bool:
+    """Return whether a condition has one value for all steps: nothing in their loop changes the names that it has."""
     try:
         test = ast.parse(key, mode="eval").body
     except SyntaxError:  # a key that stands for no expression, such as that of a `try`
@@ -468,6 +480,9 @@ def _stays(module: LintModule, key: str, loop: ast.AST) -> bool:
     names = {name_of(one) for one in ast.walk(test) if isinstance(one, (ast.Name, ast.Attribute))}
     if any(isinstance(one, (ast.Call, ast.Mod)) for one in ast.walk(test)):
         return False
+    if not step.loops and not all(name.startswith("self") or name in module.top.values for name in names):
+        return False
+    loop = step.loops[0] if step.loops else step.scope.node
     stored = (one for one in ast.walk(loop) if isinstance(getattr(one, "ctx", None), (ast.Store, ast.Del)))
     kept = [one for one in names if one.startswith("self.")]
     once = all(len(values) < 2 for scope in module.scopes for name, values in scope.values.items() if name in kept)

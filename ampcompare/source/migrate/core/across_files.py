@@ -25,7 +25,7 @@ SUBCLASS = (
 
 
 def _trains_elsewhere(core: Core) -> bool:
-    return not any(each.scales for each in core.sites.backwards)
+    return not any(each.block for each in core.sites.backwards)
 
 
 def carried_keys(core: Core, initialize: Initialize) -> list[str]:
@@ -99,7 +99,7 @@ def attach(core: Core, initialize: Initialize, keys: list[str]) -> list[str]:
 
 def wrapped_models(core: Core, initialize: Initialize) -> list[str]:
     """Return lines that let `forward` of the models run under autocast wherever it is called, if it is not here."""
-    if not (_trains_elsewhere(core) or core.forward.missing):
+    if not (_trains_elsewhere(core) or core.forward.missing or core.handed_on):
         return []
     module = core.module
     replicated = _replicated(core, initialize)

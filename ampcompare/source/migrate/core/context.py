@@ -29,6 +29,7 @@ class Core:
         target: "torch" or "precision".
         findings: notes on what differs.
         native: whether torch.amp is used in other branches, which must stay as they are.
+        handed_on: calls of functions of other files, with their names, that get a loss and may scale it.
         across: whether functions of another module step the same optimizers.
         helped: whether functions scale a loss for an optimizer that they are given.
         local: functions in which a variable has the scaler that the optimizer carries.
@@ -45,6 +46,7 @@ class Core:
     forward: Forward
     findings: list[Finding] = field(default_factory=list)
     native: bool = False
+    handed_on: list[tuple[ast.Call, str]] = field(default_factory=list)
     across: bool = False
     helped: bool = False
     always: bool = False
@@ -82,6 +84,11 @@ class Core:
             raise Unsure(
                 node, "the scaler is made in another file, and no optimizer that carries it is in scope"
             ) from None
+
+    def only_scaler(self) -> str | None:
+        """Return the expression for the scaler where there is one alone, and in reach of the whole module."""
+        is_one = len(self.scalers.names) == 1 and self.scalers.home != "optimizer"
+        return self.scalers.reference(None) if is_one else None
 
     def is_without_casts(self, node: ast.AST) -> bool:
         """Return whether a place is in a block of `amp.disable_casts`, in which autocast stays off."""

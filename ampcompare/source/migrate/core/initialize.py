@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ampcompare.source.branches import is_exclusive
@@ -48,8 +47,8 @@ def create_scalers(core: Core) -> None:
     made: list[tuple[Initialize, _ScalerSettings]] = [
         (each, _scaler_settings(core.module, each, single=single)) for each in initializes
     ]
-    for each, settings in made:
-        settings.enabled += _tests_in_expression(core, each)
+    for each in initializes:
+        _refuse_in_expression(core, each)
     core.update = made[0][1].update if made else ""
     conditional = any(settings.enabled for _, settings in made) or any(
         conditions_of(core.module, each) and _always_above(core, each) is None for each in initializes
@@ -73,7 +72,6 @@ def _create(core: Core, initialize: Initialize, settings: _ScalerSettings, singl
     conditions = conditions_of(module, initialize)
     enabled = list(settings.enabled)
     hoisted = not core.native and single and bool(conditions) and _can_hoist(core, initialize, conditions)
-    hoisted &= initialize.options is None  # a dict that may be None where Apex is off
     changes = varies(module, initialize)
     again = changes or not single or _may_run_again(function, conditions)
     at_times = scalers.home == "self" and bool(conditions) and again and not is_constructor(function)
@@ -97,7 +95,7 @@ def _create(core: Core, initialize: Initialize, settings: _ScalerSettings, singl
         _declare_in_class(core, initialize)
     above = _always_above(core, initialize)
     unused = core.always and "optimizers" not in initialize.arguments and not core.sites.backwards
-    if unused or _is_made_above(core, initialize):
+    if unused:
         lines = []
     elif above is not None and core.made.get(above.call) == lines:
         lines = []
@@ -167,29 +165,13 @@ def _always_above(core: Core, initialize: Initialize) -> Initialize | None:
     return None
 
 
-def _tests_in_expression(core: Core, initialize: Initialize) -> list[str]:
-    """Return the tests of the conditional expression in which a call stands, each as text.
-
-    Raises:
-        Unsure: they cannot be evaluated a second time, or the target has no such switch.
-    """
-    found = []
-    for below, outer in pairwise([initialize.call, *core.module.ancestors(initialize.call)]):
-        if isinstance(outer, ast.stmt):
-            break
-        if not isinstance(outer, (ast.IfExp, ast.BoolOp)):
-            continue
-        test = outer.test if isinstance(outer, ast.IfExp) else outer
-        calls = {dotted(node.func) for node in ast.walk(test) if isinstance(node, ast.Call)}
-        asks = _asks_for_apex(core, test)
-        is_body = isinstance(outer, ast.IfExp) and below is outer.body
-        again = varies(core.module, initialize)
-        if asks is None or (asks and not is_body) or core.target == "precision" or again or not calls <= REPEATABLE:
+def _refuse_in_expression(core: Core, initialize: Initialize) -> None:
+    """Refuse a call that a part of an expression decides on."""
+    for outer in core.module.ancestors(initialize.call):
+        if isinstance(outer, (ast.IfExp, ast.BoolOp)):
             raise Unsure(initialize.call, "amp.initialize is called in a conditional expression; write it as an `if`")
-        if not asks:
-            text = _text_of_test(core, test)
-            found.append(text if is_body else f"not {text}")
-    return found[::-1]
+        if isinstance(outer, ast.stmt):
+            return
 
 
 def _may_run_again(function: Function | None, conditions: list[ast.If]) -> bool:
@@ -213,19 +195,6 @@ def _declare_in_class(core: Core, initialize: Initialize) -> None:
     name = initialize.function.name if initialize.function is not None else ""
     lines = [f"{each} = {core.off}  # {name} sets it" for each in core.scalers.names]
     core.edits.before(first, [*lines, ""])
-
-
-def _is_made_above(core: Core, initialize: Initialize) -> bool:
-    """Return whether a call for a model alone follows one with an optimizer, whose scaler it shares."""
-    if "optimizers" in initialize.arguments:
-        return False
-    return any(
-        "optimizers" in each.arguments
-        and each.statement.lineno < initialize.statement.lineno
-        and core.module.is_in(initialize.statement, core.module.block(each.statement))
-        for each in core.sites.initializes
-        if each.function is initialize.function
-    )
 
 
 def _is_again(core: Core, initialize: Initialize) -> bool:
@@ -398,9 +367,6 @@ def _scaler_settings(module: Module, initialize: Initialize, *, single: bool) ->
         settings.notes.append("GradScaler has no max_loss_scale: its scale can grow above the ceiling")
         if not settings.arguments:
             settings.arguments.append(f"init_scale=min(2.0**16, {module.source(limit)})")
-    if initialize.options is not None:
-        name = module.source(initialize.options)
-        settings.notes.append(f"other options in {name} than enabled, opt_level and loss_scale are not checked")
     if "cast_model_outputs" in given:
         settings.notes.append("cast_model_outputs has no equivalent: cast the outputs where their type matters")
     patched = given.get("patch_torch_functions")
@@ -542,7 +508,7 @@ def _require_known_options(initialize: Initialize) -> None:
             raise Unsure(
                 initialize.call, f"{option} is not an option of ampcompare.make_precision; use ampcompare.apex"
             )
-    if initialize.sometimes - {"verbosity"} or initialize.options is not None:
+    if initialize.sometimes - {"verbosity"}:
         raise Unsure(initialize.call, "its options depend on the run; write the options for --to precision by hand")
 
 

@@ -110,7 +110,7 @@ def _groups(sites: Sites, shared: list[tuple[Backward, Backward]]) -> list[tuple
     Args:
         shared: losses whose gradients add up.
     """
-    blocks = [each for each in sites.backwards if each.scales]
+    blocks = [each for each in sites.backwards if each.block]
     identifiers = {id(each): _constant(each) for each in blocks}
     if len(set(identifiers.values())) <= 1 or None in identifiers.values():
         return [sites.optimizers] if sites.optimizers else []

@@ -38,8 +38,7 @@ def optimizer_of_state(core: Core, call: ast.Call) -> str | None:
     names = [each.arg for each in function.args.args] if function is not None else []
     keys = [*core.sites.optimizers, *(each.optimizer for each in core.sites.steps)]
     if keys:
-        found = next((key for key in keys if _is_in_reach(core, call, key)), None)
-        return found or next(filter(None, (_other_name(core, call, key) for key in keys)), None)
+        return next((key for key in keys if _is_in_reach(core, call, key)), None)
     own = {key for node in ast.walk(function or core.module.tree) if (key := _attribute_of_self(node)) in OWN}
     return next((name for name in names if name in ("optimizer", "optim", "opt")), own.pop() if len(own) == 1 else None)
 
@@ -75,18 +74,6 @@ def _bound_in(function: Function | None) -> dict[str, str | None]:
                     key: None if value is None else dotted(value) for each, value in pairs if (key := dotted(each))
                 }
     return found
-
-
-def _other_name(core: Core, call: ast.Call, key: str) -> str | None:
-    """Return what a function calls an optimizer of `self` that it holds, or gets in a class method."""
-    if not key.startswith("self."):
-        return None
-    function = core.module.function(call)
-    bound = _bound_in(function)
-    if (name := next((name for name, value in bound.items() if value == key and "." not in name), None)) is not None:
-        return name
-    own = key.rpartition(".")[2]
-    return own if own in _parameters(core.module, call) and own not in bound else None
 
 
 def _attribute_of_self(node: ast.AST) -> str | None:

@@ -47,11 +47,7 @@ def place_unscale(core: Core) -> None:
         for optimizer in optimizers:
             step = _step_after(core, read, optimizer)
             if step is None and id(read.node) in core.order.pending:
-                for caller in _calls(core, read, optimizer):
-                    after = _step_after(core, caller, optimizer)
-                    assert after is not None
-                    groups.setdefault((optimizer, id(after)), []).append(caller)
-                continue
+                raise Unsure(read.node, "gradients that are still scaled are read in a function that does not step")
             if step is None:
                 if read.optimizers and not _is_after_all(core, read):
                     raise Unsure(read.node, f"no {optimizer}.step() follows these gradients in the same function")
@@ -69,33 +65,13 @@ def place_unscale(core: Core) -> None:
 def _scaled_elsewhere(core: Core, read: Read) -> tuple[str, ...]:
     """Return the optimizers of the steps below a read whose backward passes are in a function of another module."""
     module = core.module
-    if not core.across or any(each.scales for each in core.sites.backwards):
-        return ()
-    if any(isinstance(node, ast.Attribute) and node.attr == "backward" for node in module.nodes):
+    passes = {module.function(node) for node, _ in module.methods("backward")}
+    calls = (call for call in module.calls if module.function(call) is read.function)
+    runs_elsewhere = any(dotted(call.func) in core.names.running for call in calls)
+    if not core.across or (passes and not runs_elsewhere) or read.function in passes:
         return ()
     below = [each for each in core.sites.steps if each.function is read.function]
     return tuple({each.optimizer: None for each in below if each.statement.lineno > read.statement.lineno})
-
-
-def _calls(core: Core, read: Read, optimizer: str) -> list[Read]:
-    """Return the calls of the function that reads scaled gradients, as reads of the function that steps.
-
-    Raises:
-        Unsure: they cannot all be followed.
-    """
-    function, module = read.function, core.module
-    key = None if function is None else module.key(function)
-    found = []
-    for node in module.calls:
-        if key is not None and dotted(node.func) == key:
-            call = Read(node, module.statement(node), module.function(node), (optimizer,))
-            if _step_after(core, call, optimizer) is None:
-                break
-            found.append(call)
-    else:
-        if found:
-            return found
-    raise Unsure(read.node, "gradients that are still scaled are read in this function; unscale them before its call")
 
 
 def _is_inside_block(core: Core, read: Read) -> bool:
@@ -364,7 +340,7 @@ def _stepped_apart(core: Core, function: Function | None) -> list[tuple[ast.Call
     known = {each.optimizer.rpartition(".")[2] for each in sites.steps}
     if any(each.function is function for each in sites.others):
         return []  # they have backward passes of their own
-    passes = [each.statement for each in sites.backwards if each.scales and each.function is function]
+    passes = [each.statement for each in sites.backwards if each.block and each.function is function]
     found, roles = [], Roles(module)
     for node, stepped in module.methods("step"):
         key = dotted(stepped)
@@ -396,12 +372,17 @@ def refuse_half_leaves(core: Core) -> None:
         scope = module.scope_of[call]
         if not call.args or not roles.is_new_optimizer(call, scope):
             continue
-        given = call.args[0]
-        for each in given.elts if isinstance(given, (ast.List, ast.Tuple)) else [given]:
+        for each in _members(call.args[0]):
             values = module.values_of(dotted(each) or "", scope) or [each]
             if any(_is_half(core, value) for value in values):
                 message = HALF_LEAF.format(module.source(each))
                 core.findings.append(Finding(each.lineno, each.col_offset, BY_HAND, message))
+
+
+def _members(given: ast.expr) -> list[ast.expr]:
+    """Return what a list of parameters holds, or a list of groups of them."""
+    inside = given.values if isinstance(given, ast.Dict) else getattr(given, "elts", None)
+    return [given] if inside is None else [leaf for each in inside for leaf in _members(each)]
 
 
 def _is_half(core: Core, value: ast.expr | None) -> bool:
@@ -420,7 +401,7 @@ def _is_half(core: Core, value: ast.expr | None) -> bool:
 
 def note_steps_apart(core: Core) -> None:
     """Note the optimizers that may step with gradients that are still scaled."""
-    for function in dict.fromkeys(each.function for each in core.sites.backwards if each.scales):
+    for function in dict.fromkeys(each.function for each in core.sites.backwards if each.block):
         for call, key in _stepped_apart(core, function):
             core.note(call, APART.format(key))
 

@@ -22,7 +22,7 @@ from ampcompare.training.checkpoint.convert.fp32_weights import (
     strip_prefix,
 )
 from ampcompare.training.checkpoint.convert.load import load_any
-from ampcompare.training.checkpoint.convert.masters import is_optimizer, keeps_16_bits
+from ampcompare.training.checkpoint.convert.masters import half_dtype, is_optimizer
 from ampcompare.training.checkpoint.convert.scalers import (
     apex_from_scalers,
     apex_state_of,
@@ -66,8 +66,7 @@ def convert_state(root: Mapping[str, Any], to: Target, *, opt_level: str | None 
         what = f"it is {parts.writer}, and there" if parts.writer.endswith(" alone") else "there"
         raise ConversionError(f"{what} are no weights in it; `ampcompare convert --inspect` shows its contents")
     if parts.wrappers or parts.loss_scales:
-        is_half = any(keeps_16_bits(model) for model in parts.models.values())
-        return _from_other_scalers(root, parts, to, opt_level or ("O2" if is_half else "O1"))
+        return _from_other_scalers(root, parts, to, opt_level or ("O2" if _half_dtypes(parts) else "O1"))
     source = _kind(parts, to, opt_level if to == "native" else None)
     if source == to:
         raise ConversionError(f"it is a checkpoint of {'Apex' if to == 'apex' else 'torch.amp'} already")
@@ -85,13 +84,21 @@ def convert_state(root: Mapping[str, Any], to: Target, *, opt_level: str | None 
 def _kind(parts: CheckpointContents, to: Target, given_level: str | None) -> str:
     if parts.arm is not None:
         return source_kind(parts.arm)
-    if parts.apex or (not parts.scalers and (given_level or guess_level(parts)[1])):
+    if parts.apex or (given_level and not parts.scalers):
+        return "apex"
+    if to == "native" and _half_dtypes(parts):
+        return "16-bit weights"
+    if not parts.scalers and guess_level(parts)[1]:
         return "apex"
     if parts.scalers or to == "apex":
         return "native"
     raise ConversionError(
         "it has no sign of Apex, only fp32 weights and no loss scaler; give --opt-level if a script with Apex saved it"
     )
+
+
+def _half_dtypes(parts: CheckpointContents) -> set[torch.dtype]:
+    return {dtype for model in parts.models.values() if (dtype := half_dtype(model)) is not None}
 
 
 def _to_native(parts: CheckpointContents, result: Conversion, opt_level: str | None) -> None:
@@ -105,7 +112,7 @@ def _to_native(parts: CheckpointContents, result: Conversion, opt_level: str | N
             _put_scalers(result, place, scalers)
     if parts.apex:
         result.lost.append("min_loss_scale and max_loss_scale, if they were set: no file has them, nor has GradScaler")
-    else:
+    elif not parts.scalers and torch.bfloat16 not in _half_dtypes(parts):
         result.lost.append("no state of amp was saved: the GradScaler starts at 65536 and skips its first steps")
     into_fp32(parts, result, level)
 

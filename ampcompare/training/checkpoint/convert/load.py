@@ -24,7 +24,7 @@ from ampcompare.training.checkpoint.convert.fp32_weights import (
 from ampcompare.training.checkpoint.convert.scalers import apex_state_of, held_scale, raw_scale
 from ampcompare.training.checkpoint.reader.foreign import explained, open_foreign
 from ampcompare.training.checkpoint.reader.placeholders import holds_only_data
-from ampcompare.training.checkpoint.store.layout import one_or_list
+from ampcompare.training.checkpoint.store.layout import CONVERTED, one_or_list
 from ampcompare.training.checkpoint.store.sharded import is_sharded_folder, read_saved
 
 __all__ = ["as_ours", "load_any", "load_ours", "objects_of"]
@@ -91,6 +91,7 @@ def as_ours(root: Mapping[str, Any]) -> dict[str, Any]:
         unflatten(optimizer, ".".join(place), parts, held)
         unfuse(optimizer, ".".join(place), held)
     state: dict[str, Any] = {
+        CONVERTED: True,
         "model": one_or_list([at_place(held.state, place) for place in parts.models]),
         "optimizer": one_or_list([at_place(held.state, place) for place in parts.optimizers]),
         "masters": one_or_list([without_prefix(masters) for masters in parts.masters]) if parts.masters else {},

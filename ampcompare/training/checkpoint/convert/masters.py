@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeGuard
 import torch
 from torch import Tensor
 
-__all__ = ["HALF_DTYPES", "Masters", "find_masters", "is_optimizer", "is_rounded", "keeps_16_bits"]
+__all__ = ["HALF_DTYPES", "Masters", "find_masters", "half_dtype", "is_optimizer", "is_rounded"]
 
 Place = tuple[str, ...]
 HALF_DTYPES = (torch.float16, torch.bfloat16)
@@ -83,8 +83,8 @@ def is_rounded(tensors: Iterator[Tensor], dtype: torch.dtype = torch.float16) ->
     return True if is_conclusive else None
 
 
-def keeps_16_bits(model: Mapping[str, Any]) -> bool:
-    """Return whether weights are of a 16-bit type, or fp32 with nothing but values of such a type.
+def half_dtype(model: Mapping[str, Any]) -> torch.dtype | None:
+    """Return the 16-bit type of weights, or of all their values where they are fp32; None if they have more bits.
 
     Batch norms, which O2 keeps in fp32, are not looked at.
     """
@@ -94,9 +94,8 @@ def keeps_16_bits(model: Mapping[str, Any]) -> bool:
         for name, value in model.items()
         if isinstance(value, Tensor) and value.is_floating_point() and not (norms and name.startswith(norms))
     ]
-    return any(weight.dtype in HALF_DTYPES for weight in weights) or any(
-        is_rounded(iter(weights), dtype) for dtype in HALF_DTYPES
-    )
+    held = next((weight.dtype for weight in weights if weight.dtype in HALF_DTYPES), None)
+    return held or next((dtype for dtype in HALF_DTYPES if is_rounded(iter(weights), dtype)), None)
 
 
 def find_masters(root: Any, models: Mapping[Place, Mapping[str, Any]], wrappers: Sequence[Place] = ()) -> Masters:
@@ -109,7 +108,7 @@ def find_masters(root: Any, models: Mapping[Place, Mapping[str, Any]], wrappers:
         wrappers: places of optimizers that are known to keep copies.
     """
     found = Masters([{} for _ in models])
-    halves = {place for place, model in models.items() if keeps_16_bits(model)}
+    halves = {place for place, model in models.items() if half_dtype(model)}
     free = [
         _Weight(index, name, value)
         for index, (place, model) in enumerate(models.items())

@@ -29,7 +29,7 @@ from ampcompare.training.checkpoint.reader.placeholders import (
 )
 from ampcompare.training.checkpoint.reader.unpickler import Unpickled, require_bounded, storage_of, unpickle
 
-__all__ = ["Contents", "as_tensor", "explained", "open_foreign", "open_members", "open_regular"]
+__all__ = ["Contents", "as_tensor", "explained", "open_foreign", "open_regular"]
 
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 LEGACY_PROTOCOL = 1001
@@ -247,23 +247,13 @@ def open_foreign(path: Path) -> Contents:
 
 
 def _open_archive(path: Path) -> Contents:
-    archive = zipfile.ZipFile(path)
-    return open_members(path, archive, lambda name: as_tensor(archive.read(name)), size=path.stat().st_size)
-
-
-def open_members(
-    path: Path, archive: zipfile.ZipFile, read: Callable[[str], Tensor], *, size: int | None = None
-) -> Contents:
     """Check that an archive is one of torch.save, and read its pickle.
-
-    Args:
-        read: gives the bytes of a member.
-        size: of the file, where it has no checksum that was found right: its pickle is then read in bounds first.
 
     Raises:
         CheckpointError: it is an archive of something else.
         NotPickled: its pickle is broken.
     """
+    archive = zipfile.ZipFile(path)
     for info in archive.infolist():
         if info.compress_type != zipfile.ZIP_STORED:
             raise CheckpointError(f"{path} is not an archive of torch.save: {info.filename[:40]!r} is compressed")
@@ -275,21 +265,20 @@ def open_members(
     if f"{folder}/constants.pkl" in members:
         raise CheckpointError(f"{path} is a TorchScript program; give the checkpoint that it was made from")
     order = f"{folder}/byteorder"
-    if order in members and bytes(read(order).numpy()) != sys.byteorder.encode():
+    if order in members and archive.read(order) != sys.byteorder.encode():
         raise CheckpointError(
             f"{path} was saved on a machine with the other byte order, which cannot be read here; "
             f"save it again on a machine like this one"
         )
-    pickled = bytes(read(descriptions[0]).numpy())
-    if size is not None:
-        require_bounded(lambda: unpickle(io.BytesIO(pickled), storage_of), size)
+    pickled = archive.read(descriptions[0])
+    require_bounded(lambda: unpickle(io.BytesIO(pickled), storage_of), path.stat().st_size)
     description = unpickle(io.BytesIO(pickled), storage_of)
     return Contents(
         path,
         "torch archive",
         description.root,
         description.calls,
-        lambda key: read(f"{folder}/data/{key}"),
+        lambda key: as_tensor(archive.read(f"{folder}/data/{key}")),
         archive.comment,
     )
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -40,6 +41,8 @@ STORAGES = {
 }
 MIN_BYTES = 256 << 20
 BYTES_PER_BYTE = 5
+MIN_SECONDS = 120
+BYTES_PER_SECOND = 10e6  # of a slow disk
 
 
 class Unpickled:
@@ -98,7 +101,7 @@ def unpickle(file: IO[bytes], persistent: Callable[[Any], Any] | None = None) ->
 
 
 def require_bounded(read: Callable[[], Any], size: int) -> None:
-    """Read in a child process whose memory is limited, and throw away what it read.
+    """Read in a child process whose memory and time are limited, and throw away what it read.
 
     A damaged pickle may ask for any amount of memory in a few bytes. Where a process cannot be forked, nothing is
     limited.
@@ -107,7 +110,7 @@ def require_bounded(read: Callable[[], Any], size: int) -> None:
         size: of the file, in bytes; five times as many, and at least 256 MiB, are allowed.
 
     Raises:
-        NotPickled: it took more, or ended the process.
+        NotPickled: it took more, or `MIN_SECONDS` and a second for each `BYTES_PER_SECOND`, or ended the process.
     """
     if not hasattr(os, "fork"):
         return
@@ -118,6 +121,8 @@ def require_bounded(read: Callable[[], Any], size: int) -> None:
         child = os.fork()
     if child == 0:
         try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(int(MIN_SECONDS + size / BYTES_PER_SECOND))
             with open("/proc/self/statm", encoding="ascii") as file:
                 held = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
             most = held + max(MIN_BYTES, BYTES_PER_BYTE * size)
@@ -129,8 +134,10 @@ def require_bounded(read: Callable[[], Any], size: int) -> None:
         except BaseException:
             pass  # the caller reads again, and says what is wrong
         os._exit(0)
-    if os.waitpid(child, 0)[1]:
-        raise NotPickled("its pickle is broken: reading it would take more memory than its size explains")
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code:
+        what = "time" if code == -signal.SIGALRM else "memory"
+        raise NotPickled(f"its pickle is broken: reading it would take more {what} than its size explains")
 
 
 def _storage_dtype(kind: Any) -> torch.dtype:

@@ -274,6 +274,22 @@ def test_a_server_that_is_killed_while_it_starts(tmp_path: Path) -> None:
     )  # it is seen before or after
 
 
+def test_a_script_that_does_not_exit_is_ended(
+    launcher: ScriptLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its record is complete: the cell has its result, or its error, and a note names the arm."""
+    notes: list[str] = []
+    monkeypatch.setattr("ampcompare.experiment.launch.script.launcher.EXIT_SECONDS", 0.5)
+    monkeypatch.setattr(launcher, "on_note", notes.append)
+    hangs = "import atexit, time\natexit.register(time.sleep, 600)\nstep()\n"
+    record = launcher.launch(cell(tmp_path, hangs), tmp_path / "cell")
+    assert (record.status, record.summary and record.summary.num_steps) == ("completed", 1)
+    assert notes == ["native:bf16: a process still runs 0.5 s after its last row; it is ended"]
+    record = launcher.launch(cell(tmp_path, f"{hangs}raise OSError('full')"), tmp_path / "other")
+    assert record.status == "failed"
+    assert "OSError: full" in (record.error or "")
+
+
 def test_a_stopped_script_fails(launcher: ScriptLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After --stall-timeout, as a rank does; it would run for ever."""
     monkeypatch.setattr(multi_process, "STOPPED_SECONDS", 0.05)

@@ -16,8 +16,8 @@ from ampcompare.runs.analysis.summary import summarize
 from ampcompare.runs.records.comparison import Comparison, Look
 from ampcompare.runs.records.run import EngineInfo, Resumption, RunRecord
 from ampcompare.runs.settings.script import ScriptConfig
+from ampcompare.testing import make_record
 
-MakeRecord = Callable[..., RunRecord]
 WIDTH = 100
 FP32 = [500, 520, 490, 510, 505]  # right of 1,000, by seed
 EQUAL = [501, 519, 491, 509, 506]
@@ -25,7 +25,7 @@ WORSE = [400, 440, 410, 400, 430]
 
 
 @pytest.fixture
-def runs(make_record: MakeRecord) -> Callable[..., list[RunRecord]]:
+def runs() -> Callable[..., list[RunRecord]]:
     """Build the runs of one arm, one for each number of images that are classified correctly."""
 
     def build(arm: str, correct: Sequence[int], *, seconds: float = 0.01, **values: Any) -> list[RunRecord]:
@@ -297,7 +297,7 @@ def test_what_weakens_the_rest_stands_first(runs: Any) -> None:
     assert warnings_and_answer(comparison) == (comparison.headline[:2], comparison.headline[2:])
 
 
-def test_a_conditional_verdict_recommends_nothing(runs: Any, make_record: MakeRecord) -> None:
+def test_a_conditional_verdict_recommends_nothing(runs: Any) -> None:
     half = runs("half", EQUAL, seconds=0.005)
     half[4] = make_record("half", 4, status="failed", error="out of memory", device="cuda:0")
     comparison = compare(runs("fp32", FP32), half)

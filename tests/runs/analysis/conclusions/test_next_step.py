@@ -23,8 +23,8 @@ from ampcompare.runs.records.comparison import Comparison, NextStep
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.script import ScriptConfig
+from ampcompare.testing import make_comparison, make_record
 
-MakeRecord = Callable[..., RunRecord]
 COMMANDS = {"compare": compare, "doctor": doctor, "explain": explain, "profile": profile}
 TYPED = "ampcompare compare --arm fp32 --arm half --seeds 0-2 --margin 0.5 -o r"
 FP32 = [500, 520, 490, 510, 505]
@@ -32,7 +32,7 @@ OPEN = [510, 511, 503, 498, 517]
 
 
 @pytest.fixture
-def compared(make_record: MakeRecord) -> Callable[..., Comparison]:
+def compared() -> Callable[..., Comparison]:
     """Sum up fp32 and half over some seeds, with other values for half."""
 
     def build(
@@ -67,7 +67,7 @@ def of_script(arm: str, seed: int, error: str, exit_code: int) -> RunRecord:
 def test_a_script_that_failed_is_run_in_the_foreground(compared: Any) -> None:
     """One that an arm refused is not: its message says what to do."""
     records = [of_script("fp32", 0, "refused", 2), of_script("apex:O1", 0, "KeyError: 1", 3)]
-    comparison = summarize(records, arms=["fp32", "apex:O1"], reference="fp32", command=TYPED)
+    comparison = make_comparison(records, arms=["fp32", "apex:O1"], command=TYPED)
     assert [step.command for step in comparison.next_steps if "exec" in step.command] == [
         "ampcompare exec --arm apex:O1 --seed 0 --device cpu train.py -x 0"
     ]
@@ -156,17 +156,17 @@ def test_automatic_seeds_are_not_replaced(compared: Any) -> None:
     assert not any("--seeds 0" in step.command for step in comparison.next_steps)
 
 
-def test_a_reference_that_diverged(make_record: MakeRecord) -> None:
+def test_a_reference_that_diverged() -> None:
     """A lower learning rate, in a run directory of its own."""
     records = [make_record(arm, 0, status="diverged") for arm in ("fp32", "half")]
-    comparison = summarize(records, arms=["fp32", "half"], reference="fp32", command=TYPED)
+    comparison = make_comparison(records, arms=["fp32", "half"], command=TYPED)
     assert [step.command for step in comparison.next_steps] == [
         "ampcompare compare --arm fp32 --arm half --seeds 0-2 --margin 0.5 -o r-lr-0.005 --lr 0.005"
     ]
     assert works(comparison.next_steps[0])
 
 
-def test_a_diverged_reference_comes_first(make_record: MakeRecord) -> None:
+def test_a_diverged_reference_comes_first() -> None:
     """Where the reference itself diverged, its learning rate is the cause, and the next one is a usual one."""
     records = [make_record("fp32", seed, status="diverged") for seed in range(3)]
     config = records[0].config
@@ -174,13 +174,13 @@ def test_a_diverged_reference_comes_first(make_record: MakeRecord) -> None:
     config = config.model_copy(update={"recipe": config.recipe.model_copy(update={"optimizer": optimizer})})
     records[0] = records[0].model_copy(update={"config": config})
     records += [make_record("half", seed, status="failed", error="overflow") for seed in range(3)]
-    first, second = summarize(records, arms=["fp32", "half"], reference="fp32", command=TYPED).next_steps
+    first, second = make_comparison(records, arms=["fp32", "half"], command=TYPED).next_steps
     assert "--lr 0.1 " in f"{first.command} "
     assert second.command == "ampcompare doctor --for half"
 
 
 @pytest.mark.parametrize(("arm", "other"), [("half", "fp32"), ("fp32", "native:fp16")])
-def test_one_arm_gets_another(make_record: MakeRecord, arm: str, other: str) -> None:
+def test_one_arm_gets_another(arm: str, other: str) -> None:
     """A single arm is compared with fp32, and fp32 with the arm of torch."""
     typed = f"ampcompare compare --arm {arm} -o r"
     records = [make_record(arm, 0, device="cuda:0")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,9 +12,7 @@ from ampcompare.runs.analysis.inference.criteria import Preference
 from ampcompare.runs.analysis.summary import summarize
 from ampcompare.runs.records.comparison import ArmSummary, Comparison
 from ampcompare.runs.records.metric import TOP1
-from ampcompare.runs.records.run import RunRecord
-
-MakeRecord = Callable[..., RunRecord]
+from ampcompare.testing import make_comparison, make_record
 
 
 def _row(arm: str, accuracy: str = "", time: str = "", **values: Any) -> ArmSummary:
@@ -81,22 +78,22 @@ def test_accuracy_needs_a_better_arm() -> None:
     ]
 
 
-def test_the_averaged_weights_have_a_line_where_there_are_any(make_record: MakeRecord) -> None:
+def test_the_averaged_weights_have_a_line_where_there_are_any() -> None:
     """Means over the completed runs of each arm that kept an average; no line where none did."""
     records = [make_record(seed=seed, ema_metric_final=share) for seed, share in ((0, 0.9), (1, 0.95))]
     records.append(make_record("half", seed=0))
     records.append(make_record("half", seed=1, status="diverged"))
-    said = summarize(records, arms=["fp32", "half"], reference="fp32").reading
+    said = make_comparison(records, arms=["fp32", "half"]).reading
     assert "Top-1 of the averaged weights (EMA) after the last epoch: fp32 92.50 %." in said
     plain = summarize(records[2:], arms=["half"], reference="half").reading
     assert not [line for line in plain if "averaged" in line]
 
 
-def test_runs_that_ended_early_or_went_back_are_named(make_record: MakeRecord) -> None:
+def test_runs_that_ended_early_or_went_back_are_named() -> None:
     """Arms of which some runs trained for fewer epochs, or not in one go, are named with their number."""
     records = [make_record(seed=seed, ended="enough" if seed else None, rollbacks=[4]) for seed in (0, 1)]
     records += [make_record("half", seed=seed) for seed in (0, 1)]
-    said = summarize(records, arms=["fp32", "half"], reference="fp32").reading
+    said = make_comparison(records, arms=["fp32", "half"]).reading
     assert "Ended before the last epoch, as the recipe allows: fp32 1/2; the records say why." in said
     assert "Rolled back to a good state: fp32 2/2; the records say at which steps." in said
     plain = summarize(records[2:], arms=["half"], reference="half").reading

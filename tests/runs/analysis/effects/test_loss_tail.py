@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,14 +19,12 @@ from ampcompare.runs.records.comparison import Comparison
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.report.columns import columns, table_of, verdict_columns
 from ampcompare.runs.report.overview import make_overview
+from ampcompare.testing import make_comparison, make_record
 
-MakeRecord = Callable[..., RunRecord]
 REFERENCE = (2.0, 2.1, 1.9, 2.05, 1.95)
 
 
-def _compared(
-    make_record: MakeRecord, half: Sequence[float], reference: Sequence[float] = REFERENCE, **options: Any
-) -> Comparison:
+def _compared(half: Sequence[float], reference: Sequence[float] = REFERENCE, **options: Any) -> Comparison:
     terms = Criteria(loss_margin=options.pop("margin", 0.01))
     records = [
         make_record(arm, seed, loss_tail=loss, loss_tail_steps=20, **(options if arm == "half" else {}))
@@ -46,11 +44,9 @@ def _compared(
         ([0.9, 1.1, 1.05, 0.95, 1.0], "inconclusive"),
     ],
 )
-def test_a_relative_difference_of_losses_has_a_verdict(
-    make_record: MakeRecord, factors: list[float], word: str
-) -> None:
+def test_a_relative_difference_of_losses_has_a_verdict(factors: list[float], word: str) -> None:
     """The verdict is over seeds, on the ratio; a lower loss is better, and the mean difference is geometric."""
-    comparison = _compared(make_record, [loss * factor for loss, factor in zip(REFERENCE, factors, strict=True)])
+    comparison = _compared([loss * factor for loss, factor in zip(REFERENCE, factors, strict=True)])
     fp32, half = comparison.arms
     assert str(half.loss).startswith(word)
     assert half.loss.effect == pytest.approx(math.prod(factors) ** (1 / 5) - 1)
@@ -58,16 +54,16 @@ def test_a_relative_difference_of_losses_has_a_verdict(
     assert (str(fp32.loss), fp32.loss.effect, fp32.loss_tail) == ("", None, pytest.approx(2.0))
 
 
-def test_the_margin_is_that_which_was_asked_for(make_record: MakeRecord) -> None:
+def test_the_margin_is_that_which_was_asked_for() -> None:
     """A loss that is 5 % higher is equivalent at 10 %; the stored terms hold the margin."""
-    comparison = _compared(make_record, [1.05 * loss for loss in REFERENCE], margin=0.1)
+    comparison = _compared([1.05 * loss for loss in REFERENCE], margin=0.1)
     assert str(comparison.arms[1].loss) == "equivalent (±10 %)"
     assert criteria_of(comparison).loss_margin == comparison.loss_margin == 0.1
     with pytest.raises(ConfigError, match="the loss margin is 0"):
         Criteria(loss_margin=0)
 
 
-def test_pairs_of_other_steps_or_without_a_ratio_are_not_compared(make_record: MakeRecord) -> None:
+def test_pairs_of_other_steps_or_without_a_ratio_are_not_compared() -> None:
     """Other numbers of steps, a rollback and a loss of 0 or NaN have no verdict, and the reason."""
     for options, losses, reason in (
         ({"num_steps": 90, "ended": "early stop"}, REFERENCE, "no steps in common"),
@@ -75,33 +71,33 @@ def test_pairs_of_other_steps_or_without_a_ratio_are_not_compared(make_record: M
         ({}, (2.0, 2.0, 0.0, 2.0, 2.0), "not a number above 0"),
         ({}, (2.0, 2.0, math.nan, 2.0, 2.0), "not a number above 0"),
     ):
-        row = _compared(make_record, losses, **options).arms[1]
+        row = _compared(losses, **options).arms[1]
         assert str(row.loss).startswith("not comparable (")
         assert reason in str(row.loss)
         assert row.loss.effect is None
 
 
-def test_runs_without_the_loss_have_neither_verdict_nor_column(make_record: MakeRecord) -> None:
+def test_runs_without_the_loss_have_neither_verdict_nor_column() -> None:
     """Records of earlier versions say nothing of their tail, and no table has a column for it."""
     records = [make_record(arm, seed) for arm in ("fp32", "half") for seed in range(3)]
-    comparison = summarize(records, arms=["fp32", "half"], reference="fp32")
+    comparison = make_comparison(records, arms=["fp32", "half"])
     assert str(comparison.arms[1].loss) == ""
     assert "tail loss" not in " ".join([*columns(comparison), *verdict_columns(comparison)])
     assert not any("tail loss" in head for head in make_overview(comparison).heads)
 
 
-def test_equal_losses_are_identical_and_lost_seeds_make_it_conditional(make_record: MakeRecord) -> None:
+def test_equal_losses_are_identical_and_lost_seeds_make_it_conditional() -> None:
     """What no test has to decide is said without one; a seed that diverged is named."""
-    same = _compared(make_record, REFERENCE, losses="fp32")
+    same = _compared(REFERENCE, losses="fp32")
     assert str(same.arms[1].loss) != "identical"
     records = [make_record(arm, seed, losses=f"{seed}", loss_tail=2.0) for arm in ("fp32", "half") for seed in range(3)]
-    assert str(summarize(records, arms=["fp32", "half"], reference="fp32").arms[1].loss) == "identical"
+    assert str(make_comparison(records, arms=["fp32", "half"]).arms[1].loss) == "identical"
     lost = [*records[:5], make_record("half", 2, status="diverged", loss_tail=2.0)]
-    word = str(summarize(lost, arms=["fp32", "half"], reference="fp32").arms[1].loss)
+    word = str(make_comparison(lost, arms=["fp32", "half"]).arms[1].loss)
     assert word.startswith("diverged 1/3")
 
 
-def test_the_family_is_its_own(make_record: MakeRecord) -> None:
+def test_the_family_is_its_own() -> None:
     """Four arms are tested by Holm among themselves: the least sure interval is wider than that of one arm."""
     generator = np.random.default_rng(3)
     arms = {}
@@ -119,7 +115,7 @@ def test_the_family_is_its_own(make_record: MakeRecord) -> None:
     assert any(several > one for several, one in confidence)
 
 
-def test_a_pilot_gives_the_spread(make_record: MakeRecord) -> None:
+def test_a_pilot_gives_the_spread() -> None:
     """Seeds that were added by a pilot's spread are tested with that spread and its degrees of freedom."""
     pairs = [
         (make_record("half", seed, loss_tail=loss * 1.001), make_record(seed=seed, loss_tail=loss))
@@ -130,7 +126,7 @@ def test_a_pilot_gives_the_spread(make_record: MakeRecord) -> None:
     assert (effect.pairs, effect.freedom) == (5, 2)
 
 
-def test_seeds_and_not_steps_are_the_unit(make_record: MakeRecord) -> None:
+def test_seeds_and_not_steps_are_the_unit() -> None:
     """Runs that scatter by 1 % as a whole are seldom called different, however many steps their means are over."""
     generator = np.random.default_rng(0)
     template, wrong = make_record(), 0
@@ -152,9 +148,9 @@ def _with_tail(record: RunRecord, seed: int, loss: float) -> RunRecord:
     return record.model_copy(update={"summary": summary, "config": config})
 
 
-def test_tables_and_gates_know_the_loss(make_record: MakeRecord) -> None:
+def test_tables_and_gates_know_the_loss() -> None:
     """The one table, the table of verdicts and `--fail-on` show it."""
-    comparison = _compared(make_record, [1.05 * loss for loss in REFERENCE])
+    comparison = _compared([1.05 * loss for loss in REFERENCE])
     overview = make_overview(comparison)
     place = overview.heads.index("Δ tail loss (%)")
     assert [row[place].text for row in overview.rows] == ["-", "+5.00 worse"]
@@ -169,7 +165,7 @@ def test_tables_and_gates_know_the_loss(make_record: MakeRecord) -> None:
     failures = {check.gate: check.failure for check in check_gates(gates, comparison)}
     assert all(failures.values())
     assert failures["tail-loss:worse"] == "tail-loss worse, and tail-loss:worse fails"
-    older = _compared(make_record, REFERENCE)
+    older = _compared(REFERENCE)
     baseline = older.model_copy(update={"arms": older.arms[:1]})
     assert [check.arm for check in check_gates([parse_gate("tail-loss:worse")], comparison, baseline)][:1] == ["fp32"]
     with pytest.raises(ConfigError, match="has verdicts only"):

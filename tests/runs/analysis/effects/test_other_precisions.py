@@ -6,24 +6,22 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from scipy.stats import ttest_1samp
 
 from ampcompare.runs.analysis.effects.accuracy import precision_rows
-from ampcompare.runs.analysis.summary import summarize
 from ampcompare.runs.records.comparison import Comparison
 from ampcompare.runs.records.evaluation import PrecisionResult
-from ampcompare.runs.records.run import RunRecord, dump_json
+from ampcompare.runs.records.run import dump_json
 from ampcompare.runs.report.base import FORMATS
 from ampcompare.runs.report.comparison import precision_table
 from ampcompare.runs.report.csv import Csv
 from ampcompare.runs.report.markdown import Markdown
 from ampcompare.runs.report.terminal import Terminal
+from ampcompare.testing import make_comparison, make_record
 
-MakeRecord = Callable[..., RunRecord]
 OWN = (0.9, 0.91, 0.92, 0.9)
 LOST = (4, 5, 3, 6)  # of 1,000 samples
 
@@ -37,14 +35,14 @@ def _result(own: float, lost: int, **fields: Any) -> PrecisionResult:
 
 
 @pytest.fixture
-def comparison(make_record: MakeRecord) -> Comparison:
+def comparison() -> Comparison:
     """fp32 in two precisions, one of which failed; half in none."""
     failed = PrecisionResult(precision="float64", error="RuntimeError: no kernel <b>")
     records = [
         make_record("fp32", seed, top1=own, in_precisions=[_result(own, lost), failed])
         for seed, (own, lost) in enumerate(zip(OWN, LOST, strict=True))
     ]
-    return summarize([*records, make_record("half")], arms=["fp32", "half"], reference="fp32")
+    return make_comparison([*records, make_record("half")], arms=["fp32", "half"])
 
 
 def test_rows_pair_each_run_with_its_own_evaluation(comparison: Comparison) -> None:
@@ -62,23 +60,23 @@ def test_rows_pair_each_run_with_its_own_evaluation(comparison: Comparison) -> N
     assert (failed.runs, failed.metric_mean, failed.error) == (0, None, "RuntimeError: no kernel <b>")
 
 
-def test_one_seed_has_no_interval_and_a_diverged_run_no_row(make_record: MakeRecord) -> None:
+def test_one_seed_has_no_interval_and_a_diverged_run_no_row() -> None:
     """A single run shows a difference; what did not complete shows nothing."""
     one = make_record("fp32", top1=0.9, in_precisions=[_result(0.9, 4)])
-    (row,) = summarize([one], arms=["fp32"], reference="fp32").precisions
+    (row,) = make_comparison([one], arms=["fp32"]).precisions
     assert (row.difference, row.low, row.high) == (pytest.approx(-0.004), None, None)
     lost = make_record("fp32", status="diverged", in_precisions=[_result(0.9, 4)])
-    assert summarize([lost], arms=["fp32"], reference="fp32").precisions == []
+    assert make_comparison([lost], arms=["fp32"]).precisions == []
 
 
-def test_a_value_that_is_no_number_is_shown(make_record: MakeRecord) -> None:
+def test_a_value_that_is_no_number_is_shown() -> None:
     """An overflow in fp16 makes the mean NaN, without an interval, and the table says so."""
     records = [
         make_record("fp32", seed, in_precisions=[_result(0.5, 0, values={"top-1": float("nan")})]) for seed in range(3)
     ]
     # Records of shares cannot hold it; those of other metrics can.
     (row,) = precision_rows({"fp32": records}, records[0].metric)
-    plain = summarize([make_record("fp32", seed) for seed in range(3)], arms=["fp32"], reference="fp32")
+    plain = make_comparison([make_record("fp32", seed) for seed in range(3)], arms=["fp32"])
     comparison = plain.model_copy(update={"precisions": [row]})
     table = precision_table(comparison)
     assert table is not None
@@ -88,12 +86,12 @@ def test_a_value_that_is_no_number_is_shown(make_record: MakeRecord) -> None:
     assert math.isnan(again.precisions[0].metric_mean or 0.0)
 
 
-def test_the_averaged_weights_have_rows_of_their_own(make_record: MakeRecord) -> None:
+def test_the_averaged_weights_have_rows_of_their_own() -> None:
     """EMA weights are compared with the arm's own evaluation of the average."""
     record = make_record("fp32", top1=0.5, in_precisions=[_result(0.6, 10, averaged=True)])
     epoch = record.summary.epochs[0].model_copy(update={"ema_values": {"top-1": 0.6}})
     record = record.model_copy(update={"summary": record.summary.model_copy(update={"epochs": [epoch]})})
-    comparison = summarize([record], arms=["fp32"], reference="fp32")
+    comparison = make_comparison([record], arms=["fp32"])
     assert comparison.precisions[0].own_mean == 0.6
     table = precision_table(comparison)
     assert table is not None

@@ -11,8 +11,6 @@ from scipy.special import stdtrit
 from scipy.stats import binom
 
 from ampcompare.runs.analysis.effects.samples import mcnemar, mean_squares, new_samples_error, two_digits
-from ampcompare.runs.analysis.inference.criteria import Criteria
-from ampcompare.runs.analysis.summary import summarize
 from ampcompare.runs.records.comparison import ArmSummary, Comparison
 from ampcompare.runs.records.evaluation import pack_right
 from ampcompare.runs.records.run import RunRecord
@@ -20,13 +18,13 @@ from ampcompare.runs.report.html.page import Html
 from ampcompare.runs.report.json import Json
 from ampcompare.runs.report.markdown import Markdown
 from ampcompare.runs.report.terminal import Terminal
+from ampcompare.testing import make_comparison, make_record
 
 IMAGES = 1000
-Make = Callable[..., RunRecord]
 
 
 @pytest.fixture
-def run(make_record: Make) -> Callable[..., RunRecord]:
+def run() -> Callable[..., RunRecord]:
     """A run with these images correct; `labels` are those of the validation set."""
 
     def make(arm: str, seed: int, correct: Any, labels: Any = None, **changes: Any) -> RunRecord:
@@ -49,7 +47,7 @@ def both(wrong: Sequence[Sequence[int]]) -> list[Any]:
 def compared(runs: Callable[..., RunRecord], arm: Sequence[Any], reference: Sequence[Any]) -> Comparison:
     records = [runs("half", seed, correct) for seed, correct in enumerate(arm)]
     records += [runs("fp32", seed, correct) for seed, correct in enumerate(reference)]
-    return summarize(records, arms=["fp32", "half"], reference="fp32", terms=Criteria(margin=0.5))
+    return make_comparison(records, arms=["fp32", "half"], margin=0.5)
 
 
 def row_of(comparison: Comparison) -> ArmSummary:
@@ -141,21 +139,21 @@ def test_mcnemar_of_models_that_agree_is_one() -> None:
     assert mcnemar(0, 0) == 1.0
 
 
-def test_old_records_have_no_images(make_record: Make) -> None:
+def test_old_records_have_no_images() -> None:
     """Records without per-image results give the verdict as before, no table and no sentence."""
     records = [make_record(arm, seed, top1=0.9) for arm in ("fp32", "half") for seed in range(3)]
-    comparison = summarize(records, arms=["fp32", "half"], reference="fp32", terms=Criteria(margin=0.5))
+    comparison = make_comparison(records, arms=["fp32", "half"], margin=0.5)
     assert row_of(comparison).samples is None
     assert str(row_of(comparison).quality) == "equivalent (±0.5)"
     assert "image by image" not in " ".join(comparison.reading)
     assert "new images" not in Markdown().render(comparison)
 
 
-def test_missing_results_of_one_run_are_said(run: Any, make_record: Make) -> None:
+def test_missing_results_of_one_run_are_said(run: Any) -> None:
     """An old record among new ones leaves the comparison without an interval for new images, and is named."""
     records = [run(arm, seed, np.ones(IMAGES, dtype=bool)) for arm in ("fp32", "half") for seed in range(3)]
     records[4] = make_record("half", 1, top1=1.0)
-    comparison = summarize(records, arms=["fp32", "half"], reference="fp32", terms=Criteria(margin=0.5))
+    comparison = make_comparison(records, arms=["fp32", "half"], margin=0.5)
     assert "Not compared image by image: half (1 of 6 runs keep no per-image results)." in comparison.reading
 
 
@@ -171,7 +169,7 @@ def test_damaged_bits_are_named_and_not_used(run: Any, changes: dict[str, str], 
     """A damaged record keeps its verdict and its other numbers; only its images are left out, with the reason."""
     records = [run(arm, seed, np.ones(IMAGES, dtype=bool)) for arm in ("fp32", "half") for seed in range(3)]
     records[4] = run("half", 1, np.ones(IMAGES, dtype=bool), **changes)
-    comparison = summarize(records, arms=["fp32", "half"], reference="fp32", terms=Criteria(margin=0.5))
+    comparison = make_comparison(records, arms=["fp32", "half"], margin=0.5)
     row = row_of(comparison)
     assert str(row.quality) == "equivalent (±0.5)"
     assert row.samples is not None
@@ -187,7 +185,7 @@ def test_other_images_are_not_compared(run: Any) -> None:
     correct, labels = np.ones(IMAGES, dtype=bool), np.arange(IMAGES)[::-1] % 10
     records = [run(arm, seed, correct) for arm in ("fp32", "half") for seed in range(3)]
     records[5] = run("half", 2, correct, labels)
-    comparison = summarize(records, arms=["fp32", "half"], reference="fp32", terms=Criteria(margin=0.5))
+    comparison = make_comparison(records, arms=["fp32", "half"], margin=0.5)
     row = row_of(comparison)
     assert row.samples is not None
     assert row.samples.models == []

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,8 +21,8 @@ from ampcompare.runs.records.run import RunRecord, SystemReadings, TimingRound
 from ampcompare.runs.report.base import FORMATS
 from ampcompare.runs.report.columns import columns, table_of, verdict_columns
 from ampcompare.runs.report.terminal import Terminal
+from ampcompare.testing import make_comparison, make_record
 
-MakeRecord = Callable[..., RunRecord]
 GOOD = {"timed_steps": 60, "outlier_share": 0.01, "cpu_share": 0.99, "load_average": 1.0, "cores": 2}
 
 
@@ -45,7 +45,7 @@ def _ratio(times: Evidence) -> float:
     return ratio_of(-times.mean)
 
 
-def test_rounds_replace_the_times_of_runs(make_record: MakeRecord) -> None:
+def test_rounds_replace_the_times_of_runs() -> None:
     """Where both cells have rounds, their ratio counts over the rounds; those of a seed are one pair."""
     fp32 = _timed(make_record(seconds=0.01), [0.010, 0.020, 0.040])
     half = _timed(make_record("half", seconds=0.03), [0.005, 0.010, 0.080])
@@ -56,7 +56,7 @@ def test_rounds_replace_the_times_of_runs(make_record: MakeRecord) -> None:
 
 
 @pytest.mark.usefixtures("quick_verdicts")
-def test_rounds_are_no_seeds(make_record: MakeRecord) -> None:
+def test_rounds_are_no_seeds() -> None:
     """What a seed does to an arm is in all of its rounds: of seeds that scatter by 2 %, few comparisons are decided."""
     generator = np.random.default_rng(0)
     cells = [(make_record("half", seed=seed), make_record(seed=seed)) for seed in range(3)]
@@ -76,13 +76,13 @@ def test_rounds_are_no_seeds(make_record: MakeRecord) -> None:
     assert winners <= 10
 
 
-def test_one_seed_gives_no_winner_in_time(make_record: MakeRecord) -> None:
+def test_one_seed_gives_no_winner_in_time() -> None:
     fp32, half = _timed(make_record(), [0.010] * 9), _timed(make_record("half"), [0.005] * 9)
     verdict = verdicts_on({"half": time_evidence([half], [(half, fp32)])}, Criteria().time(), Design())["half"]
     assert str(verdict) == "inconclusive (fewer than 3 seeds)"
 
 
-def test_rounds_are_paired_by_their_number(make_record: MakeRecord) -> None:
+def test_rounds_are_paired_by_their_number() -> None:
     """A round that one cell lacks is no pair, and with no round in common the runs themselves are compared."""
     fp32 = _timed(make_record(seconds=0.01), [0.010, 0.020], [1, 2])
     half = _timed(make_record("half", seconds=0.03), [0.010, 0.005], [2, 3])
@@ -95,7 +95,7 @@ def test_rounds_are_paired_by_their_number(make_record: MakeRecord) -> None:
     assert _ratio(alone) == pytest.approx(3)
 
 
-def test_an_invalid_round_is_left_out(make_record: MakeRecord) -> None:
+def test_an_invalid_round_is_left_out() -> None:
     fp32 = _timed(make_record(), [0.01] * 4)
     half = _timed(make_record("half"), [0.01, 0.01, 0.01, 0.09], load_average=9.0)
     times = step_times([(half, fp32)])
@@ -108,7 +108,7 @@ def test_an_invalid_round_is_left_out(make_record: MakeRecord) -> None:
     )
 
 
-def test_the_report_says_what_was_compared(make_record: MakeRecord) -> None:
+def test_the_report_says_what_was_compared() -> None:
     """The reading says that times are from rounds, and of how many; without any it says nothing."""
     records = [_timed(make_record(), [0.01] * 2), _timed(make_record("half"), [0.01] * 3)]
     assert rounds_sentence([make_record()]) == ""
@@ -116,16 +116,16 @@ def test_the_report_says_what_was_compared(make_record: MakeRecord) -> None:
         "Step times are compared over timing rounds (2 to 3 of each cell), in which arms take turns, not over runs; "
         "the rounds of a seed count as one pair."
     )
-    assert rounds_sentence(records) in summarize(records, arms=["fp32", "half"], reference="fp32").reading
+    assert rounds_sentence(records) in make_comparison(records, arms=["fp32", "half"]).reading
 
 
-def test_an_invalid_time_is_not_shown_as_a_result(make_record: MakeRecord) -> None:
+def test_an_invalid_time_is_not_shown_as_a_result() -> None:
     """No table and no line prints the ratio or the throughput of an invalid measurement; the record keeps them."""
     records = [make_record(seed=seed, samples_per_second=6400.0) for seed in range(3)]
     records += [
         _with_load(make_record("half", seed, seconds=0.05, samples_per_second=1280.0), 9.0) for seed in range(3)
     ]
-    comparison = summarize(records, arms=["fp32", "half"], reference="fp32")
+    comparison = make_comparison(records, arms=["fp32", "half"])
     fp32, half = comparison.arms
     assert str(half.time) == "invalid measurement (load 9.0 on 2 cores)"
     shown = columns(comparison)
@@ -141,14 +141,14 @@ def test_an_invalid_time_is_not_shown_as_a_result(make_record: MakeRecord) -> No
 
 
 @pytest.fixture
-def unpaired(make_record: MakeRecord) -> Comparison:
+def unpaired() -> Comparison:
     """Two arms with three valid times each, of which two are those of unlike seeds, so that one pair is left."""
     records = []
     for seed in range(5):
         for arm, loads, seconds in (("fp32", (9, 9, 1, 1, 1), 0.0101), ("half", (1, 1, 1, 9, 9), 0.0205)):
             record = make_record(arm, seed, seconds=seconds, samples_per_second=3210.0, epoch_seconds=7.89)
             records.append(_with_load(record, loads[seed]))
-    return summarize(records, arms=["fp32", "half"], reference="fp32")
+    return make_comparison(records, arms=["fp32", "half"])
 
 
 @pytest.mark.parametrize("name", ["table", "md", "latex", "html"])
@@ -188,18 +188,18 @@ def test_older_reports_agree_on_invalid_times(unpaired: Comparison) -> None:
     assert ArmSummary.model_validate(row).invalid_time == "load 9.0 on 2 cores"
 
 
-def test_means_of_times_leave_invalid_runs_out(make_record: MakeRecord) -> None:
+def test_means_of_times_leave_invalid_runs_out() -> None:
     """An arm whose times count has the mean over the runs whose times do."""
     records = [
         _with_load(make_record(seed=seed, seconds=seconds), load)
         for seed, (load, seconds) in enumerate([(1, 0.01), (1, 0.01), (1, 0.01), (9, 0.05)])
     ]
-    row = summarize(records, arms=["fp32"], reference="fp32").arms[0]
+    row = make_comparison(records, arms=["fp32"]).arms[0]
     assert (row.invalid_time, row.step_seconds_median) == ("", pytest.approx(0.01))
 
 
-def test_three_valid_runs_keep_the_throughput(make_record: MakeRecord) -> None:
+def test_three_valid_runs_keep_the_throughput() -> None:
     """An arm with one invalid run among four keeps its throughput, as its verdict is from the three others."""
     records = [_with_load(make_record(seed=seed), load) for seed, load in enumerate([0.5, 0.5, 0.5, 9.0])]
-    row = summarize(records, arms=["fp32"], reference="fp32").arms[0]
+    row = make_comparison(records, arms=["fp32"]).arms[0]
     assert row.invalid_time == ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,12 +13,11 @@ from ampcompare.runs.analysis.inference.criteria import Criteria, MarginRule, ma
 from ampcompare.runs.analysis.inference.effect import paired
 from ampcompare.runs.analysis.inference.verdict import Margin, decide
 from ampcompare.runs.analysis.results_table import judge, read_table
-from ampcompare.runs.analysis.summary import summarize
 from ampcompare.runs.records.comparison import Comparison
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.report.comparison import verdict_legend
+from ampcompare.testing import make_comparison, make_record
 
-MakeRecord = Callable[..., RunRecord]
 SPREAD = [97.0, 96.8, 97.2, 96.9, 97.1]
 
 
@@ -109,19 +107,19 @@ def test_tests_at_a_computed_margin_keep_their_level(
     assert _level(margin, errors, sd, correlation, 5, rule) <= 0.071
 
 
-def _runs(make_record: MakeRecord, arm: str, top1: list[float]) -> list[RunRecord]:
+def _runs(arm: str, top1: list[float]) -> list[RunRecord]:
     return [make_record(arm, seed, top1=share) for seed, share in enumerate(top1)]
 
 
-def _compare(make_record: MakeRecord, margin: float | str) -> Comparison:
-    records = _runs(make_record, "fp32", [0.970, 0.968, 0.972, 0.969, 0.971])
-    records += _runs(make_record, "half", [0.967, 0.965, 0.970, 0.966, 0.968])
-    return summarize(records, arms=["fp32", "half"], reference="fp32", terms=Criteria(margin=margin))
+def _compare(margin: float | str) -> Comparison:
+    records = _runs("fp32", [0.970, 0.968, 0.972, 0.969, 0.971])
+    records += _runs("half", [0.967, 0.965, 0.970, 0.966, 0.968])
+    return make_comparison(records, arms=["fp32", "half"], margin=margin)
 
 
-def test_the_default_margin_follows_the_errors(make_record: MakeRecord) -> None:
+def test_the_default_margin_follows_the_errors() -> None:
     """At 97 %, 0.28 points are a tenth of the errors: equivalent by half a point, and worse by default."""
-    wide, narrow = _compare(make_record, 0.5), _compare(make_record, "auto")
+    wide, narrow = _compare(0.5), _compare("auto")
     assert str(wide.arms[1].quality) == "equivalent (±0.5)"
     assert str(narrow.arms[1].quality) == "worse"
     assert (narrow.margin, narrow.margin_rule, wide.margin_rule) == (0.3, "auto", "0.5")
@@ -129,8 +127,8 @@ def test_the_default_margin_follows_the_errors(make_record: MakeRecord) -> None:
     assert "0.5 points of accuracy (3.2 sd of fp32 over seeds)" in verdict_legend(wide)
 
 
-def test_a_computed_margin_stands_in_the_verdict(make_record: MakeRecord) -> None:
-    assert str(_compare(make_record, "30%").arms[1].quality) == "equivalent (±0.9)"
+def test_a_computed_margin_stands_in_the_verdict() -> None:
+    assert str(_compare("30%").arms[1].quality) == "equivalent (±0.9)"
 
 
 def test_a_table_has_the_same_rules() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,12 +11,11 @@ from ampcompare.runs.analysis.runs.declared import observed_text, options_withou
 from ampcompare.runs.analysis.summary import summarize
 from ampcompare.runs.records.comparison import Comparison
 from ampcompare.runs.records.ledger import GroupTypes, Ledger
-from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.report.ledger import ledger_table
 from ampcompare.runs.report.markdown import Markdown
 from ampcompare.runs.report.terminal import Terminal
+from ampcompare.testing import make_comparison, make_record
 
-MakeRecord = Callable[..., RunRecord]
 WITH_MASTERS = GroupTypes(name="SGD 0", weights={"bf16": 1.0}, masters={"fp32": 1.0}, gradients={"fp32": 1.0})
 WHY = "not as declared (state is fp32, bf16 was asked)"
 
@@ -30,7 +28,7 @@ def ledger(products: str = "bf16", state: str = "fp32", weights: str = "fp32", *
     return Ledger(steps=[0, 1], groups=[group], forward={products: 1.0}, backward={products: 1.0}, **facts)
 
 
-def compared(make_record: MakeRecord, seen: dict[str, Ledger | None], reference: str = "fp32") -> Comparison:
+def compared(seen: dict[str, Ledger | None], reference: str = "fp32") -> Comparison:
     records = [
         make_record(arm, seed, top1=0.8 + 0.01 * seed).model_copy(update={"ledger": its})
         for arm, its in seen.items()
@@ -39,9 +37,9 @@ def compared(make_record: MakeRecord, seen: dict[str, Ledger | None], reference:
     return summarize(records, arms=list(seen), reference=reference)
 
 
-def test_no_verdict_on_an_arm_that_ran_as_another(make_record: MakeRecord) -> None:
+def test_no_verdict_on_an_arm_that_ran_as_another() -> None:
     """Each of its verdicts says what ran, and so do the headline and the table, in which it stands first."""
-    comparison = compared(make_record, {"fp32": ledger("fp32"), "native:bf16,state=bf16": ledger()})
+    comparison = compared({"fp32": ledger("fp32"), "native:bf16,state=bf16": ledger()})
     row = comparison.arms[1]
     assert {str(row.quality), str(row.time), str(row.loss)} == {WHY}
     assert f"No verdict on native:bf16,state=bf16: it is {WHY}." in comparison.headline
@@ -54,24 +52,22 @@ def test_no_verdict_on_an_arm_that_ran_as_another(make_record: MakeRecord) -> No
     assert "not as declared" in Terminal(100).render(comparison)
 
 
-def test_one_seed_that_ran_otherwise_is_enough(make_record: MakeRecord) -> None:
-    comparison = compared(make_record, {"fp32": ledger("fp32"), "native:bf16,state=bf16": ledger(state="bf16")})
+def test_one_seed_that_ran_otherwise_is_enough() -> None:
+    comparison = compared({"fp32": ledger("fp32"), "native:bf16,state=bf16": ledger(state="bf16")})
     assert "not as declared" not in str(comparison.arms[1].quality)
     records = [*comparison.records[:-1], comparison.records[-1].model_copy(update={"ledger": ledger()})]
-    again = summarize(records, arms=["fp32", "native:bf16,state=bf16"], reference="fp32")
+    again = make_comparison(records, arms=["fp32", "native:bf16,state=bf16"])
     assert str(again.arms[1].quality) == WHY
 
 
-def test_nothing_is_compared_with_a_reference_that_ran_as_another(make_record: MakeRecord) -> None:
-    comparison = compared(
-        make_record, {"native:bf16,state=bf16": ledger(), "fp32": ledger("fp32")}, "native:bf16,state=bf16"
-    )
+def test_nothing_is_compared_with_a_reference_that_ran_as_another() -> None:
+    comparison = compared({"native:bf16,state=bf16": ledger(), "fp32": ledger("fp32")}, "native:bf16,state=bf16")
     assert comparison.headline[0] == f"Nothing to compare: native:bf16,state=bf16 is {WHY}."
     assert "the reference, is not as declared" in str(comparison.arms[1].quality)
 
 
-def test_records_without_a_ledger_are_judged_as_before(make_record: MakeRecord) -> None:
-    comparison = compared(make_record, {"fp32": None, "native:bf16,state=bf16": None})
+def test_records_without_a_ledger_are_judged_as_before() -> None:
+    comparison = compared({"fp32": None, "native:bf16,state=bf16": None})
     assert "not as declared" not in str(comparison.arms[1].quality)
     assert ledger_table(comparison) is None
     assert "Declared" not in Markdown().render(comparison)
@@ -140,9 +136,9 @@ def test_which_options_have_no_effect(arm: str, seen: Ledger, texts: list[str]) 
     assert options_without_effect(Arm.parse(arm), seen) == texts
 
 
-def test_a_comparison_names_options_without_effect(make_record: MakeRecord) -> None:
+def test_a_comparison_names_options_without_effect() -> None:
     seen = Ledger(groups=[GroupTypes(name="SGD 0", weights={"fp32": 1.0})], forward={"bf16": 1.0})
-    reading = compared(make_record, {"fp32": None, "native:bf16,state=bf16": seen}).reading
+    reading = compared({"fp32": None, "native:bf16,state=bf16": seen}).reading
     line = "native:bf16,state=bf16: state=bf16 has no effect on this training: the optimizer keeps none."
     assert reading.count(line) == 1
 

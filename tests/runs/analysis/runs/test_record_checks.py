@@ -15,14 +15,13 @@ from ampcompare.base.errors import RecordError
 from ampcompare.experiment.load import reload_comparison
 from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.runs.analysis.runs.record_checks import read_checked, unique_runs
-from ampcompare.runs.analysis.summary import summarize
 from ampcompare.runs.records.comparison import ArmSummary, Comparison
 from ampcompare.runs.records.document import record_checksum
-from ampcompare.runs.records.run import RunRecord, dump_json, read_record
+from ampcompare.runs.records.run import dump_json, read_record
+from ampcompare.testing import make_comparison, make_record
 
 MakeFolder = Callable[..., Path]
 FindRecord = Callable[[Path, str, int], Path]
-MakeRecord = Callable[..., RunRecord]
 
 
 def _row(comparison: Comparison, arm: str = "half") -> ArmSummary:
@@ -123,10 +122,10 @@ def test_copied_folders_are_no_further_runs(run_folder: MakeFolder) -> None:
 
 
 @pytest.mark.parametrize("copies", [2, 4])
-def test_copies_of_one_seed_give_no_verdict(make_record: MakeRecord, copies: int) -> None:
+def test_copies_of_one_seed_give_no_verdict(copies: int) -> None:
     """One seed never gives a winner, however often its records are given."""
     records = copies * [make_record("fp32", 0, top1=0.5), make_record("half", 0, top1=0.506)]
-    comparison = summarize(records, arms=["fp32", "half"], reference="fp32")
+    comparison = make_comparison(records, arms=["fp32", "half"])
     assert _row(comparison).pairs == 1
     assert str(_row(comparison).quality).startswith("inconclusive")
     assert len(comparison.excluded) == 2 * (copies - 1)
@@ -238,7 +237,7 @@ def test_compare_takes_no_record_of_another_cell(run_folder: MakeFolder, record_
     assert f"(half, seed 0), but is in the folder of cell {config.digest()}" in reuse.reason
 
 
-def test_diverged_runs_of_equal_losses_all_count(make_record: MakeRecord) -> None:
+def test_diverged_runs_of_equal_losses_all_count() -> None:
     """Runs that are NaN from the first step on have equal losses over seeds, and each is a divergence."""
     records = [make_record("half", seed, status="diverged", losses="all NaN") for seed in range(3)]
     kept, excluded = unique_runs(records)

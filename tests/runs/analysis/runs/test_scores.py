@@ -18,6 +18,7 @@ from ampcompare.runs.records.comparison import ArmSummary, Comparison
 from ampcompare.runs.records.evaluation import EpochResult, pack_values
 from ampcompare.runs.records.metric import Metric
 from ampcompare.runs.records.run import RunRecord
+from ampcompare.testing import make_comparison, make_record
 
 BITS = Metric(
     name="bits per byte", better="lower", decimals=4, difference="log ratio", margin=0.01, over_samples="mean"
@@ -26,11 +27,10 @@ ERROR = Metric(name="RMSE", better="lower", decimals=3)
 IOU = Metric(name="mean IoU", unit="%", factor=100.0, margin=0.5, highest=1.0)
 FP32 = [2.100, 2.110, 2.095, 2.104, 2.099]
 NOISE = [0.0011, -0.0017, 0.0006, 0.0013, -0.0012]
-Make = Callable[..., RunRecord]
 
 
 @pytest.fixture
-def compared(make_record: Make) -> Callable[..., Comparison]:
+def compared() -> Callable[..., Comparison]:
     """Compare half with fp32, by their final values, seed by seed."""
 
     def compare(
@@ -167,7 +167,7 @@ def test_results_of_single_samples(compared: Any) -> None:
                 run.summary.epochs[0].model_copy(update={"per_sample": its})]})})
             for run, its in zip(comparison.records, packed, strict=True)
         ]  # fmt: skip
-        row = half(summarize(records, arms=["fp32", "half"], reference="fp32"))
+        row = half(make_comparison(records, arms=["fp32", "half"]))
         assert row.samples is not None
         assert row.samples.models == []
         assert (row.samples.low, row.quality.low) != (None, None)
@@ -176,11 +176,11 @@ def test_results_of_single_samples(compared: Any) -> None:
     assert found[0.3] > 5 * found[0.0]
 
 
-def test_another_metric_is_another_experiment(compared: Any, make_record: Make) -> None:
+def test_another_metric_is_another_experiment(compared: Any) -> None:
     """Runs of two tasks are refused in one table and as a baseline."""
     bits, iou = compared(BITS, FP32), compared(IOU, [0.7] * 3, [0.71] * 3)
     with pytest.raises(ConfigError, match="measured by mean IoU, not bits per byte: runs of another task"):
-        summarize([*bits.records, *iou.records], arms=["fp32", "half"], reference="fp32")
+        make_comparison([*bits.records, *iou.records], arms=["fp32", "half"])
     with pytest.raises(ConfigError, match="the baseline is measured by mean IoU, and this comparison by bits per byte"):
         check_gates([parse_gate("metric>1", [BITS])], bits, iou)
 

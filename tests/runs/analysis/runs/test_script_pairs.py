@@ -14,7 +14,6 @@ from ampcompare.runs.analysis.runs.comparability import (
     script_sentences,
 )
 from ampcompare.runs.analysis.runs.record_checks import unique_runs
-from ampcompare.runs.analysis.summary import summarize
 from ampcompare.runs.records.evaluation import EpochResult
 from ampcompare.runs.records.metric import metrics_of
 from ampcompare.runs.records.run import RunRecord, RunSummary, ScriptFacts
@@ -22,6 +21,7 @@ from ampcompare.runs.report.comparison import verdict_legend
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.recipe import Recipe
 from ampcompare.runs.settings.script import ScriptConfig, ScriptMetric
+from ampcompare.testing import make_comparison
 
 
 def record(arm: str, weights: str = "w", batches: tuple[str, ...] = ("b",), **more: Any) -> Any:
@@ -51,7 +51,7 @@ def test_a_resumed_cell_is_no_pair() -> None:
     assert began_apart(record("fp32"), resumed) == "resumed from ck.pt of its own earlier attempt"
     (sentence,) = script_sentences([record("fp32"), resumed], "fp32")
     assert sentence.startswith("Not paired: half, seed 0 resumed from ck.pt of its own earlier attempt, so")
-    comparison = summarize([record("fp32"), resumed], arms=["fp32", "half"], reference="fp32")
+    comparison = make_comparison([record("fp32"), resumed], arms=["fp32", "half"])
     assert "paired by seed" not in verdict_legend(comparison)
     assert "paired by seed" in verdict_legend(comparison.model_copy(update={"records": [record("fp32")]}))
 
@@ -69,7 +69,7 @@ def test_cells_of_other_code_are_not_called_paired() -> None:
 def test_a_script_that_failed_has_no_learning_rate_of_our_loop() -> None:
     config = RunConfig(arm="half", script=ScriptConfig(name="train.py"))
     failed = RunRecord(cell=config.digest(), arm="half", status="failed", config=config, error="e")
-    assert math.isnan(summarize([record("fp32"), failed], arms=["fp32", "half"], reference="fp32").arms[1].lr)
+    assert math.isnan(make_comparison([record("fp32"), failed], arms=["fp32", "half"]).arms[1].lr)
 
 
 def test_departures_are_named() -> None:
@@ -100,7 +100,7 @@ def test_a_value_below_zero_has_differences_and_no_ratio(difference: str, word: 
         for arm in ("fp32", "half")
         for seed in range(6)
     ]
-    row = summarize(records, arms=["fp32", "half"], reference="fp32").arms[1]
+    row = make_comparison(records, arms=["fp32", "half"]).arms[1]
     assert str(row.quality).startswith(word)
     assert "learned nothing" not in str(row.quality)
     assert ("--metric reward:points" in str(row.quality)) == (difference == "ratio")
@@ -121,7 +121,7 @@ def test_an_arm_that_did_not_act_is_not_that_arm() -> None:
             for seed in range(3)
             for run in (_scored("fp32", seed, 3.0 + seed, "points"), _scored("half", seed, 3.0 + seed, "points"))
         ]
-        return summarize(records, arms=["fp32", "half"], reference="fp32")
+        return make_comparison(records, arms=["fp32", "half"])
 
     for arm in ("fp32", "half"):
         comparison = row(arm, 30)
@@ -175,5 +175,5 @@ def test_what_a_script_prints_has_its_digits(printed: float, word: str) -> None:
             _scored("half", seed, 3.2 + 0.1 * seed + 1e-3 * seed * (printed < 0.01), "ratio"),
         )
     ]
-    row = summarize(records, arms=["fp32", "half"], reference="fp32").arms[1]
+    row = make_comparison(records, arms=["fp32", "half"]).arms[1]
     assert str(row.quality).startswith(word)

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from ampcompare.base.errors import BackendUnavailable
-from ampcompare.runs.analysis.summary import summarize
 from ampcompare.runs.records.comparison import ArmSummary, Comparison, NextStep
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.report.base import FORMATS, log_links, write_reports
@@ -23,6 +22,7 @@ from ampcompare.runs.report.html.learning_curves import learning_charts
 from ampcompare.runs.report.html.page import template
 from ampcompare.runs.report.html.runs import arms_with_runs
 from ampcompare.runs.report.terminal import Terminal
+from ampcompare.testing import make_comparison
 
 pytest.importorskip("jinja2", reason="the page needs the extra html")
 
@@ -337,7 +337,7 @@ def test_metrics_that_are_not_finite_have_no_point(make_rich: MakeRich, value: f
     """One seed, or three, that end with such a metric stand in the tables; the data of the page stay strict JSON."""
     for seeds in (1, 3):
         records = [_ending_with(value, record, arms) for record in make_rich(["fp32", "apex:O2"], seeds).records]
-        text = FORMATS["html"].reporter().render(summarize(records, arms=["fp32", "apex:O2"], reference="fp32"))
+        text = FORMATS["html"].reporter().render(make_comparison(records, arms=["fp32", "apex:O2"]))
         parsed = Page(text)
         json.loads(parsed.scripts[0], parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
         points = [chart["views"][0]["series"] for chart in parsed.data["charts"] if chart["key"] == "pareto"]
@@ -362,7 +362,7 @@ def test_a_time_of_no_run_is_a_page_too(make_rich: MakeRich) -> None:
         assert record.trace is not None
         trace = record.trace.model_copy(update={"step_seconds": []})
         records.append(record.model_copy(update={"summary": summary, "trace": trace}))
-    parsed = Page(FORMATS["html"].reporter().render(summarize(records, arms=["fp32", "apex:O2"], reference="fp32")))
+    parsed = Page(FORMATS["html"].reporter().render(make_comparison(records, arms=["fp32", "apex:O2"])))
     assert "No record holds the times of its steps." in parsed.text
     assert "accuracy" in {chart["key"] for chart in parsed.data["charts"]}
 

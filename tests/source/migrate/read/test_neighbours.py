@@ -168,33 +168,20 @@ def main(args, model, opt, loader, criterion):
 @pytest.mark.parametrize(
     ("line", "call"),
     [
-        ("import steps", "steps.backward(loss, opt, args.half_prec)"),
-        ("import steps as s", "s.backward(loss=loss, opt=opt, half_prec=args.half_prec)"),
         ("from steps import backward as run", "run(loss, opt, args.half_prec)"),
-        ("from steps import *", "backward(loss, opt, args.half_prec)"),
-        ("from . import steps", "steps.backward(loss, opt, args.half_prec)"),
+        ("from steps import *", "backward(criterion(output, model(y)), opt, args.half_prec)"),
     ],
 )
 def test_a_helper_next_to_a_block_of_the_caller(tmp_path: Path, line: str, call: str, *, migrated_first: bool) -> None:
-    """The call stays, the forward pass of its loss is under autocast, and the step goes through the scaler."""
+    """The call stays, the model is under autocast wherever it is called, and the step goes through the scaler."""
     caller = TWO_PASSES.replace("{call}", call)
     _files(tmp_path, steps=HEAD + SCALE, train=f"{HEAD}{line}\n{caller}")
     if migrated_first:
         migrate_file(tmp_path / "steps.py").write()
     train = _migrated(tmp_path / "train.py")
     assert f"        {call}\n        scaler.step(opt)\n" in train
-    assert (
-        "is_enabled()):\n            output = model(x + grad.sign())\n            loss = criterion(output, y)" in train
-    )
+    assert "model.forward = torch.autocast(" in train
     assert "opt.grad_scaler = scaler" in train
-
-
-def test_a_forward_pass_in_the_call_of_a_helper(tmp_path: Path) -> None:
-    caller = TWO_PASSES.replace("        loss = criterion(output, y)\n", "")
-    caller = caller.replace("{call}", "backward(criterion(output, model(y)), opt, args.half_prec)")
-    _files(tmp_path, steps=HEAD + SCALE, train=f"{HEAD}from steps import backward\n{caller}")
-    train = _migrated(tmp_path / "train.py")
-    assert "            loss = criterion(output, model(y))\n        backward(loss, opt, args.half_prec)\n" in train
 
 
 def test_an_object_of_another_file_that_gets_the_loss_stays(tmp_path: Path) -> None:
@@ -210,7 +197,12 @@ def test_an_object_of_another_file_that_gets_the_loss_stays(tmp_path: Path) -> N
 
 
 def test_a_function_that_may_scale_the_loss_gets_a_note(tmp_path: Path) -> None:
-    _files(tmp_path, one=f"{HEAD}from far import run\n" + TWO_PASSES.replace("{call}", "run(loss, opt)"))
+    """Where the model is made it casts by itself."""
+    caller = TWO_PASSES.replace("{call}", "run(loss, opt)")
+    _files(tmp_path, one=f"{HEAD}from far import run\n{caller}")
+    assert "model.forward = torch.autocast(" in _migrated(tmp_path / "one.py")
+    caller = caller.replace("model, opt = amp.initialize(model, opt)", "pass")
+    _files(tmp_path, one=f"{HEAD}from far import run\n{caller}")
     assert "run gets the loss and the optimizer, and is no function of this file" in "\n".join(
         migrate_file(tmp_path / "one.py").lines()
     )
@@ -265,6 +257,26 @@ def test_amp_from_another_file_is_no_longer_imported_from_there(tmp_path: Path) 
     (tmp_path / "main.py").write_text(text := _migrated(tmp_path / "main.py"), encoding="utf-8")
     assert "from base import os\n" in text
     assert _migrated(tmp_path / "base.py") == "import os\n"
+
+
+def test_names_that_a_package_has_from_apex_are_those_of_apex(tmp_path: Path) -> None:
+    """Its `__init__.py` has them; a class that it no longer has is that of torch."""
+    package = "from apex import amp\nfrom apex.parallel import DistributedDataParallel as DDP\nHAS = True\n"
+    wrap = "model = DDP(model, delay_allreduce=True)\n"
+    _files(tmp_path, pkg__part="", main=f"from pkg import DDP, HAS, amp\n{wrap}{MAIN}{TRAIN}")
+    (tmp_path / "pkg" / "__init__.py").write_text(package, encoding="utf-8")
+    text = _migrated(tmp_path / "main.py")
+    assert text.startswith("import torch\nfrom pkg import HAS\n")
+    assert "\nmodel = torch.nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)\n" in text
+    assert "scaler.scale(loss).backward()" in text
+
+
+def test_apex_itself_stays_where_another_file_has_it_from_there(tmp_path: Path) -> None:
+    base = "try:\n    import apex\nexcept ImportError:\n    apex = None\n"
+    _files(tmp_path, base=base, main="from base import apex\nprint(apex.optimizers.FusedLAMB)\n")
+    assert _migrated(tmp_path / "base.py") == base
+    _files(tmp_path, main="")
+    assert _migrated(tmp_path / "base.py") == ""
 
 
 ATTACKS = """def attack(model, x, y):

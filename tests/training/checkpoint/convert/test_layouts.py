@@ -122,6 +122,27 @@ def test_scale_and_optimizer_of_a_wrapper_are_found(layout: str, tmp_path: Path)
             assert torch.equal(optimizer.state[param][key], case.optimizer["state"][number][key])
 
 
+def test_copies_become_the_weights_under_a_grad_scaler_too() -> None:
+    """16-bit weights next to a GradScaler's state are no checkpoint of torch.amp yet; the scaler stays as it is."""
+    case = Case()
+    entries = {at: {**entry, "master_param": case.masters[at]} for at, entry in case.optimizer["state"].items()}
+    optimizer = {**case.optimizer, "state": entries}
+    result = convert_state({"model": case.half, "optimizer": optimizer, "scaler": GRADSCALER}, "native")
+    assert result.source == "16-bit weights"
+    assert all(torch.equal(result.state["model"][name], value) for name, value in case.full.items())
+    assert result.state["scaler"] == GRADSCALER
+    assert result.lost == []
+
+
+def test_bf16_weights_miss_no_scaler(tmp_path: Path) -> None:
+    """bf16 trains without a loss scale: none is missing."""
+    case = Case(torch.bfloat16)
+    state = {"net": case.half, "opt": case.optimizer, "copies": case.full}
+    assert convert_state(state, "native").lost == []
+    torch.save(state, tmp_path / "a.pt")
+    assert not any("scaler" in trap for trap in inspect_file(tmp_path / "a.pt").traps)
+
+
 def test_bf16_weights_have_copies_too() -> None:
     case = Case(torch.bfloat16)
     result = convert_state({"net": case.half, "copies": case.masters}, "native", opt_level="O5")

@@ -9,6 +9,7 @@ import io
 import os
 import pickle
 import tarfile
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,9 @@ import torch
 from safetensors.torch import save_file
 
 from ampcompare.base.errors import CheckpointError
+from ampcompare.training.checkpoint.reader import unpickler
 from ampcompare.training.checkpoint.reader.foreign import open_foreign
+from ampcompare.training.checkpoint.reader.placeholders import NotPickled
 from ampcompare.training.checkpoint.store.file import write_checkpoint
 
 Namespace = importlib.import_module("argparse").Namespace
@@ -230,6 +233,14 @@ def test_broken_files_are_one_line(tmp_path: Path, content: bytes, says: str) ->
     with pytest.raises(CheckpointError, match=says) as caught:
         open_foreign(path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_pickle_is_read_within_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that keeps the process busy ends with an error."""
+    monkeypatch.setattr(unpickler, "MIN_SECONDS", 1)
+    with pytest.raises(NotPickled, match="more time than its size explains"):
+        unpickler.require_bounded(lambda: time.sleep(60), 10)
+    unpickler.require_bounded(lambda: None, 10)
 
 
 def test_archives_of_other_kinds_are_refused(tmp_path: Path) -> None:

@@ -115,11 +115,11 @@ class _Bomb:
 def test_a_checkpoint_that_would_run_code_is_refused(
     tmp_path: Path, make_state: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The reason names what it asks for, and nothing has run."""
+    """The error says so in one line, and nothing has run."""
     path, mark = tmp_path / "a.pt", tmp_path / "ran"
     monkeypatch.setattr(file_module, "require_plain", lambda state: None)
     write_checkpoint(path, {**make_state(), "extra": _Bomb(mark)})
-    with pytest.raises(CheckpointError, match=r"would run code: it calls (posix|nt)\.mkdir"):
+    with pytest.raises(CheckpointError, match="holds objects that would run code"):
         read_checkpoint(path)
     assert not mark.exists()
 

@@ -1,0 +1,124 @@
+"""Cells on this machine, whatever each needs: a fork, several ranks, or a user's script."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from ampcompare.base.environment.ranks import DistributedEnv
+from ampcompare.base.errors import ConfigError
+from ampcompare.base.files.run_files import log_name
+from ampcompare.experiment.launch.base import ChoosingLauncher, Launcher, Progress
+from ampcompare.experiment.launch.cell_files import archive_previous, write_config, write_record
+from ampcompare.experiment.launch.forked import ForkedLauncher
+from ampcompare.experiment.launch.multi_process import MultiProcessLauncher
+from ampcompare.experiment.launch.places import ANYWHERE, Place
+from ampcompare.runs.records.run import FellBack, RunRecord
+from ampcompare.runs.settings.config import RunConfig
+from ampcompare.runs.settings.validation import validated
+
+__all__ = ["ExternalLauncher", "LocalLauncher"]
+
+
+class ExternalLauncher(Launcher):
+    """Joins externally launched ranks. Single-use: O1 patches torch permanently.
+
+    Args:
+        world: rank and world size of this process.
+
+    Attributes:
+        is_main: whether this process prints the results: rank 0, or the rank that failed first.
+    """
+
+    def __init__(self, world: DistributedEnv) -> None:
+        self.world = world
+        self.is_main = world.rank == 0
+
+    def launch(
+        self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
+    ) -> RunRecord:
+        """Train as one of the ranks; see `Launcher.launch`.
+
+        Raises:
+            ConfigError: the number of processes that were started is not the configuration's.
+        """
+        from ampcompare.experiment.launch.worker.rank import run_rank
+
+        if config.processes != self.world.size:
+            raise ConfigError(
+                f"the settings are for {config.processes} processes, but {self.world.size} were started; leave the "
+                f"number out of the settings"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.world.rank == 0:
+            archive_previous(folder)
+            write_config(config, folder)
+        record, self.is_main = run_rank(config, folder, self.world, on_progress, log=folder / log_name(self.world.rank))
+        return record
+
+
+class LocalLauncher(ChoosingLauncher):
+    """Trains cells one at a time, each as it needs, and a diverged one again under its fallback arms.
+
+    Args:
+        place: the GPUs and cores that cells use.
+        dist_url: where ranks rendezvous, if not in a file of their own: tcp://HOST:PORT or file://PATH.
+    """
+
+    def __init__(self, place: Place = ANYWHERE, dist_url: str | None = None) -> None:
+        super().__init__()
+        self._place = place
+        self._dist_url = dist_url
+
+    def launcher_of(self, config: RunConfig) -> Launcher:
+        if config.script is not None:
+            return self._launcher("script", self._make_script_launcher)
+        if config.launcher not in ("torchrun", "spawn") and config.processes == 1:
+            return self._launcher("fork", lambda: ForkedLauncher(self._place))
+        kind: Literal["torchrun", "spawn"] = "torchrun" if config.launcher == "torchrun" else "spawn"
+        return self._launcher(kind, lambda: MultiProcessLauncher(kind, dist_url=self._dist_url, place=self._place))
+
+    def _make_script_launcher(self) -> Launcher:
+        module = importlib.import_module("ampcompare.experiment.launch.script.launcher")  # it imports torch
+        launcher: Launcher = module.ScriptLauncher(self._place)
+        return launcher
+
+    def launch(
+        self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
+    ) -> RunRecord:
+        record = super().launch(config, folder, on_progress)
+        if config.fallback_arms:
+            record = self._fall_back(config, folder, on_progress, record)
+        if self._place.is_limited:
+            record = self._place.mark(record)
+            write_record(record, folder)
+        return record
+
+    def _fall_back(
+        self,
+        config: RunConfig,
+        folder: Path,
+        on_progress: Callable[[Progress], None] | None,
+        record: RunRecord,
+    ) -> RunRecord:
+        """Train a cell that has diverged again from its start under the next arms, until one does not diverge."""
+        diverged: dict[str, int] = {}
+        trained = config.arm
+        for arm in config.fallback_arms:
+            if record.status != "diverged" or not self.may_start():
+                break
+            diverged[trained] = record.summary.diverged_step or 0
+            self.note(f"{trained}, seed {config.recipe.seed}, has diverged at step {diverged[trained]}: now {arm}")
+            trained = arm
+            other = validated(RunConfig, {**config.model_dump(), "arm": arm, "on_nan": "stop"})
+            record = super().launch(other, folder, on_progress)
+        if not diverged:
+            return record
+        found = FellBack(arm=trained, diverged=diverged)
+        names = {"cell": config.digest(), "arm": config.arm, "config": config, "fell_back": found}
+        record = record.model_copy(update=names)
+        write_config(config, folder)
+        write_record(record, folder)
+        return record
