@@ -90,8 +90,7 @@ class Sites:
     def name(self, model: nn.Module, prefix: str = "") -> None:
         """Give each module of a model its dotted name behind a prefix."""
         self._models.append((prefix, model))
-        for name, module in model.named_modules():
-            self._names.setdefault(id(module), f"{prefix}{WRAPPER.sub('', name)}")
+        self._names |= {id(module): f"{prefix}{WRAPPER.sub('', name)}" for name, module in model.named_modules()}
 
     def parameters(self, only: nn.Module | None = None) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield each parameter of the models, or of one of them, with its name; they are listed once a step."""
