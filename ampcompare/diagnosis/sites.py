@@ -85,7 +85,7 @@ class Sites:
         self._listed: dict[int, list[tuple[str, nn.Parameter]]] = {}  # parameters of this step, by model
         self._current_node: Callable[[], Any] = torch._C._current_autograd_node
 
-    def name(self, model: nn.Module, prefix: str = "", *, wrapper: str = "$^") -> None:
+    def name(self, model: nn.Module, prefix: str = "", *, wrapper: str = "") -> None:
         """Give each module of a model its dotted name behind a prefix, without what `wrapper` matches."""
         self._models.append((prefix, model))
         self._names |= {id(module): f"{prefix}{re.sub(wrapper, '', name)}" for name, module in model.named_modules()}
