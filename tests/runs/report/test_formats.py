@@ -18,7 +18,7 @@ from ampcompare.runs.records.comparison import ArmSummary, Comparison, NextStep,
 from ampcompare.runs.records.run import EngineInfo, ProcessFacts, RunRecord, SystemReadings
 from ampcompare.runs.report.base import FORMATS, MAX_LINE, write_reports
 from ampcompare.runs.report.columns import COLUMNS, columns, table_of, verdict_columns
-from ampcompare.runs.report.markdown import escaped
+from ampcompare.runs.report.markdown import escape
 from ampcompare.runs.report.overview import make_overview
 from ampcompare.runs.report.terminal import Terminal
 from ampcompare.runs.settings.script import ScriptConfig
@@ -163,7 +163,7 @@ def test_markdown_has_table_reading_and_command(make_comparison: MakeComparison)
     text = FORMATS["md"].reporter().render(comparison)
     title, headline, *_ = text.split("\n\n")
     assert title == "# Comparison"
-    assert headline == " ".join(map(escaped, comparison.headline))
+    assert headline == " ".join(map(escape, comparison.headline))
     assert [row[0] for row in _md_table(text)][0::2] == ["arm", "fp32"]
     assert _md_table(text)[1][1].endswith("-:")  # numbers are aligned right
     assert [row[0] for row in _md_table(text, "Measurements")][0::2] == ["arm", "fp32"]

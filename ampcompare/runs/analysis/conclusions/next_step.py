@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ampcompare.base.files.run_files import CellFile, file_of_cell
-from ampcompare.runs.analysis.conclusions.headline import recommended
+from ampcompare.runs.analysis.conclusions.headline import recommended_arms
 from ampcompare.runs.analysis.conclusions.phrases import names_of
 from ampcompare.runs.analysis.inference.effect import MIN_PAIRS
 from ampcompare.runs.analysis.runs.learning import EPS, divergence_cause, idle_verdict
@@ -75,7 +75,7 @@ def _steps(
         other = "fp32" if comparison.reference != "fp32" else "native:fp16"
         command = TypedCommand((*typed.words, "--arm", other), typed.script)
         yield NextStep(command=str(command), why=f"add an arm to compare {comparison.reference} with")
-    for row in recommended(rows, comparison.prefer, comparison.metric)[:1]:
+    for row in recommended_arms(rows, comparison.prefer, comparison.metric)[:1]:
         yield NextStep(
             command=shlex.join(["ampcompare", "explain", _arm(by_arm[row.arm])]),
             why=f"see what to write in a training script for {row.arm}",
