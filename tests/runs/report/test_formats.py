@@ -333,34 +333,6 @@ def test_printable_keeps_what_is_harmless() -> None:
     assert printable("\x1b[31mred") == " [31mred"
 
 
-@pytest.fixture(scope="module")
-def hundred_arms(make_comparison: MakeComparison) -> Comparison:
-    """A comparison of 100 arms with two seeds."""
-    return make_comparison([f"half:loss_scale={number}" for number in range(1, 101)], 2)
-
-
-@pytest.mark.parametrize("form", LINES)
-def test_many_records(hundred_arms: Comparison, form: str) -> None:
-    """A comparison of 100 arms renders whole in every format."""
-    arms = [row.arm for row in hundred_arms.arms]
-    text = FORMATS[form].reporter().render(hundred_arms)
-    if form == "json":
-        assert len(json.loads(text)["records"]) == 200
-        assert len(json.loads(text)["arms"]) == 100
-    elif form == "csv":
-        assert len(_csv(text)) == 200
-    elif form == "latex":
-        rows = [line for line in text.replace("\\_", "_").splitlines() if line.startswith("half:")]
-        assert [line.split(" & ")[0] for line in rows[:100]] == arms
-    elif form == "md":
-        assert [row[0].replace("\\", "") for row in _md_table(text)[2:]] == arms
-    else:
-        lines = text.split("\n\n")[1].splitlines()
-        assert [line.split()[0] for line in lines[2:102]] == arms
-    assert all(f"{arm} " in text.replace("\\", "") for arm in arms) or form in ("csv", "json")
-    assert "…" not in text
-
-
 def test_a_comparison_prints_as_a_few_lines(make_comparison: MakeComparison) -> None:
     """`print` of what `compare` returns says what each arm reached, and its repr is one line."""
     comparison = make_comparison(["fp32", "half"])

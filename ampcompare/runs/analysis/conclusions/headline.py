@@ -63,10 +63,7 @@ def headline(comparison: Comparison) -> list[str]:
     Args:
         comparison: with its rows; its own headline is not used.
     """
-    by_arm: dict[str, list[RunRecord]] = {row.arm: [] for row in comparison.arms}
-    for record in comparison.records:
-        by_arm.setdefault(record.arm, []).append(record)
-    return [*_warnings(comparison), *_answer_sentences(comparison, by_arm)]
+    return [*_warnings(comparison), *_answer_sentences(comparison, comparison.by_arm())]
 
 
 def warnings_and_answer(comparison: Comparison) -> tuple[list[str], list[str]]:
@@ -240,9 +237,8 @@ def details(comparison: Comparison) -> Iterable[str]:
     """Yield what neither the headline nor the tables show of the runs of a comparison."""
     rows, records, reference = comparison.arms, comparison.records, comparison.reference
     margin, metric = comparison.margin, comparison.metric
-    by_arm = {
-        arm: [record for record in records if record.arm == arm] for arm in [reference, *(row.arm for row in rows)]
-    }
+    known = comparison.by_arm()
+    by_arm = {arm: known.get(arm, []) for arm in [reference, *(row.arm for row in rows)]}
     enough = max((row.completed for row in rows), default=0) >= MIN_PAIRS
     untested = comparison.error_rate == 0
     blocked = untested or idle_verdict(by_arm[reference]) or too_wide(by_arm[reference], reference, margin)

@@ -47,11 +47,8 @@ def next_steps(comparison: Comparison, next_error_rate: float) -> list[NextStep]
     Args:
         next_error_rate: of one more look at the same run directory; 0 where none is left.
     """
-    by_arm: dict[str, list[RunRecord]] = {row.arm: [] for row in comparison.arms}
-    for record in comparison.records:
-        by_arm.setdefault(record.arm, []).append(record)
     typed = TypedCommand.parse(comparison.command)
-    steps = list(_steps(comparison, by_arm, typed, next_error_rate))
+    steps = list(_steps(comparison, comparison.by_arm(), typed, next_error_rate))
     return list({step.command: step for step in reversed(steps)}.values())[::-1][:MAX_STEPS]
 
 

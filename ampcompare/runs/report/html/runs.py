@@ -69,9 +69,7 @@ class ArmRuns:
 
 def arms_with_runs(comparison: Comparison) -> list[ArmRuns]:
     """Return the arms in the order of the rows."""
-    by_arm: dict[str, list[RunRecord]] = {row.arm: [] for row in comparison.arms}
-    for record in comparison.records:
-        by_arm.setdefault(record.arm, []).append(record)
+    by_arm = comparison.by_arm()
     return [ArmRuns(index, row, by_arm[row.arm]) for index, row in enumerate(comparison.arms)]
 
 
