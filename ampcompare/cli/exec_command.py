@@ -11,6 +11,7 @@ import click
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
+from ampcompare.base.rank_marks import CELL_FOLDER
 from ampcompare.cli.help import Command, option, options_of
 from ampcompare.cli.output import text_width
 from ampcompare.cli.values import ARM, FILE, LEVEL, Choice
@@ -63,8 +64,6 @@ def command(module: bool, ledger: bool, script: str, arguments: tuple[str, ...],
     arm, record = options["arm"], options["record"]
     if ledger and arm is None:
         raise ConfigError("--ledger follows a script under an arm: give --arm O2 in place of --opt-level O2")
-    if ledger and record is None:
-        record = os.path.join(tempfile.mkdtemp(prefix="ampcompare-"), "ledger.jsonl")
     if arm is not None and options["opt_level"] is not None:
         raise ConfigError(
             f"--arm {arm} already sets the opt level, and --opt-level {options['opt_level']} sets it too; give one of "
@@ -74,18 +73,23 @@ def command(module: bool, ledger: bool, script: str, arguments: tuple[str, ...],
     from ampcompare.script.legacy.target import Target, script_target
 
     target = Target(script, list(arguments), is_module=True) if module else script_target(script, list(arguments))
-    options["watch"] = arm is not None and options["record"] is not None
-    options["record"] = None if record is None else os.path.abspath(record)  # the script may change its folder
+    options["watch"] = arm is not None and record is not None
     options["guards"] = options["guards"] or ExecSettings.guards
-    settings = ExecSettings(**options, name=script, arguments=arguments)
-    if arm is None:
-        status = execute(target, settings)
-    else:
-        from ampcompare.script.prepare import run_script
+    is_cell = CELL_FOLDER in os.environ  # whose record the parent reads
+    looks = ledger or (arm is not None and not is_cell and _has_update_options(Arm.parse(arm)))
+    with tempfile.TemporaryDirectory(prefix="ampcompare-") as folder:
+        if record is None and looks:
+            record = os.path.join(folder, "rows.jsonl")
+        options["record"] = None if record is None else os.path.abspath(record)  # the script may change its folder
+        settings = ExecSettings(**options, name=script, arguments=arguments)
+        if arm is None:
+            status = execute(target, settings)
+        else:
+            from ampcompare.script.prepare import run_script
 
-        status = run_script(target, settings)
-    if ledger and os.environ.get("RANK", "0") == "0":
-        _show_ledger(Path(record), arm)
+            status = run_script(target, settings)
+        if looks and os.environ.get("RANK", "0") == "0":
+            _say_what_ran(Path(settings.record or ""), Arm.parse(arm), whole=ledger)
     if status == USAGE and (stray := _own_option(arguments)) is not None:
         click.echo(
             f"ampcompare: {stray} comes after the script, so it was passed to the script; an option of ampcompare "
@@ -95,18 +99,31 @@ def command(module: bool, ledger: bool, script: str, arguments: tuple[str, ...],
     return status
 
 
-def _show_ledger(record: Path, arm: str) -> None:
-    """Write in which types a script has trained to stderr, since its output is the script's own."""
+def _has_update_options(arm: Arm) -> bool:
+    """Return whether an arm has options that may be without effect on a training."""
+    from ampcompare.runs.analysis.runs.declared import update_options
+
+    return bool(update_options(arm))
+
+
+def _say_what_ran(record: Path, arm: Arm, *, whole: bool) -> None:
+    """Write in which types a script has trained to stderr, since its output is the script's own.
+
+    Args:
+        whole: the ledger; else which options had no effect.
+    """
     from ampcompare.experiment.launch.script.rows import read_rows
+    from ampcompare.runs.analysis.runs.declared import options_without_effect
     from ampcompare.runs.report.ledger import ledger_document
     from ampcompare.runs.report.terminal import Terminal
 
     found = read_rows(record).ledger
-    if found is None:
+    if whole and found is None:
         click.echo("ampcompare: no step of an optimizer was seen, so that there is no ledger", err=True)
-        return
-    document = ledger_document(found, Arm.parse(arm))
-    click.echo(Terminal(text_width(), details=True).write(document), nl=False, err=True)
+    elif whole and found is not None:
+        click.echo(Terminal(text_width(), details=True).write(ledger_document(found, arm)), nl=False, err=True)
+    for sentence in () if whole or found is None else options_without_effect(arm, found):
+        click.echo(f"ampcompare: {sentence}", err=True)
 
 
 def _own_option(arguments: tuple[str, ...]) -> str | None:

@@ -7,24 +7,19 @@ The watched run also gives the headroom of the loss scale, and the types that op
 from __future__ import annotations
 
 import math
-import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from functools import cache
-from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampcompare.backends.apex_levels import O1_TO_FP16, O1_TO_FP32, OTHERWISE_IN_AUTOCAST, apex_level
+from ampcompare.backends.apex_levels import OTHERWISE_IN_AUTOCAST, apex_level
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
 from ampcompare.diagnosis.cures import Tested, verdict_of, with_cure
 from ampcompare.diagnosis.faults import find_faults
-from ampcompare.diagnosis.measure import Conditions, Loop, measure
+from ampcompare.diagnosis.loops import Conditions, Loop
+from ampcompare.diagnosis.measure import measure
 from ampcompare.diagnosis.observation import Observation, StepFacts
 from ampcompare.diagnosis.options import DiagnoseOptions
 from ampcompare.diagnosis.ranges import HALF, counts_of, make_range
@@ -32,23 +27,25 @@ from ampcompare.diagnosis.watch import Called
 from ampcompare.runs.records.diagnosis import Audit, Diagnosis, Headroom
 from ampcompare.training.device import resolve_device
 
-__all__ = ["audit", "diagnose_given", "diagnose_loop", "headroom", "in_fp32", "in_half", "report_of"]
+__all__ = ["audit", "diagnose_given", "diagnose_loop", "headroom", "in_fp32", "report_of"]
 
 FP16_LARGEST = 65504.0
 FP16_LOST = -25  # exponents below it round to zero
 SCALES = (1.0, 128.0, 65536.0)
 MAX_NAMED = 6
-# Functions that are not in the tables run these operations too, such as square and linalg.norm.
-AMBIGUOUS = frozenset(("pow", "linalg_vector_norm", "_to_copy"))
-# Inputs to call a function with until it accepts them.
-GIVEN: tuple[tuple[tuple[int, ...], ...], ...] = (
-    *(((2, 3),), ((2, 3), (2, 3)), ((2, 3), (3, 2)), ((2, 3), (3,))),
-    *(((3,), (2, 3), (3,)), ((2, 2), (2, 3), (3, 2)), ((2, 2, 3), (2, 3, 2)), ((2, 3, 5), (2, 3, 2))),
-    ((2, 2, 2), (2, 2, 3), (2, 3, 2)),
-    *(((2, 3, 5, 5), (2, 3, 2, 2)), ((2, 3, 5, 5, 5), (2, 3, 2, 2, 2)), ((2, 3, 5), (3, 2, 2))),
-    *(((2, 3, 5, 5), (3, 2, 2, 2)), ((2, 3, 5, 5, 5), (3, 2, 2, 2, 2))),
+# Operations that O1 and autocast run in 16 bits, each with its function; and those that O1 runs in fp32.
+IN_HALF = {
+    **{"convolution": "conv1d", "mm": "linear", "mv": "mv", "bmm": "bmm", "addmm": "addmm", "baddbmm": "baddbmm"},
+    "_prelu_kernel": "prelu",
+}
+IN_FP32 = (
+    *("_softmax", "_log_softmax", "softplus", "gelu", "native_layer_norm", "mse_loss", "smooth_l1_loss"),
+    *("binary_cross_entropy_with_logits", "soft_margin_loss", "exp", "expm1", "log", "log2", "log10", "reciprocal"),
+    *("rsqrt", "acos", "asin", "cosh", "sinh", "tan", "erfinv", "sum", "prod", "cumsum", "cumprod", "dist"),
+    *("std", "var"),
 )
-OTHERS: tuple[tuple[Any, ...], ...] = ((), (0,), ((3,),), (1, 1))
+O1_ALONE = ("gelu", "std", "var")  # autocast runs them in the type of their input
+IN_FP32_ON_CPU = ("mse_loss", "smooth_l1_loss", "binary_cross_entropy_with_logits", "soft_margin_loss", "prod")
 
 
 def headroom(steps: Iterable[StepFacts]) -> Headroom | None:
@@ -125,9 +122,9 @@ def _remarks(arm: Arm, observation: Observation) -> Callable[[Called], str]:
         return lambda called: f"{arm} promises fp32" if {"fp16", "bf16"} & set(called.inputs) else ""
     device = observation.device_type
     casts = arm.backend == "native" or arm.options.get("opt_level") in ("O1", "O4")
-    autocast = {"fp16": torch.float16, "bf16": torch.bfloat16}[half] if arm.backend == "native" else None
-    wide = in_fp32(device, autocast) if casts else {}
-    narrow = {} if is_fp8 else in_half(device)  # fp8 converts some of the products, which a CPU emulates in fp32
+    is_autocast = arm.backend == "native"
+    wide = in_fp32(device, is_autocast=is_autocast) if casts else {}
+    narrow = {} if is_fp8 else IN_HALF  # fp8 converts some of the products, which a CPU emulates in fp32
     patterns = list(filter(None, str(arm.options.get("keep_fp32", "")).split("|")))
     by_type = any(not any(_is_in(name, [one]) for name in observation.modules) for one in patterns)
     norms_in_fp32 = arm.backend == "apex" and bool(apex_level(arm.options).keep_batchnorm_fp32)
@@ -142,7 +139,7 @@ def _remarks(arm: Arm, observation: Observation) -> Callable[[Called], str]:
         if name in narrow and half in inputs and kept:
             return f"{half} island: keep_fp32 promises this module in fp32"
         if name in wide and half in inputs:
-            return f"{half} island: explain promises {wide[name]} in fp32{_unless(wide[name], autocast is None)}"
+            return f"{half} island: explain promises {wide[name]} in fp32{_unless(wide[name], not is_autocast)}"
         if norms_in_fp32 and "batch_norm" in name and "fp32" not in inputs:
             return f"{half} batch norm: explain promises fp32 weights and statistics, unless affine=False"
         return ""
@@ -253,77 +250,13 @@ def _notes(observation: Observation) -> list[str]:
     ]
 
 
-@cache
-def in_fp32(device_type: str, autocast: torch.dtype | None) -> Mapping[str, str]:
+def in_fp32(device_type: str, *, is_autocast: bool) -> Mapping[str, str]:
     """Return the operations that run in fp32 whatever they are given, each with the name of its function.
 
     Args:
-        autocast: those that autocast casts on this device from this type; None for those of O1.
+        is_autocast: those that autocast casts on this device; else those of O1.
     """
-    found = _single_operations(O1_TO_FP32, device_type, autocast or torch.float32, autocast)
-    return {name: function for name, (function, dtypes) in found.items() if torch.float32 in dtypes}
-
-
-@cache
-def in_half(device_type: str) -> Mapping[str, str]:
-    """Return the operations that O1 and autocast run in 16 bits, such as products, each with its function."""
-    found = _single_operations(O1_TO_FP16, device_type, torch.float32, None)
-    return {name: function for name, (function, _) in found.items()}
-
-
-def _single_operations(
-    table: Mapping[str, Sequence[str]], device_type: str, dtype: torch.dtype, autocast: torch.dtype | None
-) -> dict[str, tuple[str, set[torch.dtype]]]:
-    """Call each function of a table, and return the operations of those that run only one."""
-    found: dict[str, tuple[str, set[torch.dtype]]] = {}
-    for name in (name for names in table.values() for name in names if not name.startswith("__")):
-        for function in _functions(name):
-            for arguments in _arguments(device_type, dtype):
-                seen = _seen(function, arguments, device_type, autocast)
-                operations = {operation for operation, _ in seen} - AMBIGUOUS
-                if seen:
-                    if len(operations) == 1:
-                        operation = operations.pop()
-                        dtypes = {one for other, types in seen if other == operation for one in types}
-                        found.setdefault(operation, (name, dtypes))
-                    break
-    return found
-
-
-def _functions(name: str) -> Iterator[Callable[..., Any]]:
-    for owner in (torch.nn.functional, torch):
-        if hasattr(owner, name):
-            yield getattr(owner, name)
-
-
-def _arguments(device_type: str, dtype: torch.dtype) -> Iterable[tuple[Any, ...]]:
-    for others in OTHERS:
-        for shapes in GIVEN:
-            yield (*(torch.full(shape, 0.5, dtype=dtype, device=device_type) for shape in shapes), *others)
-
-
-def _seen(
-    function: Callable[..., Any], arguments: tuple[Any, ...], device_type: str, autocast: torch.dtype | None
-) -> list[tuple[str, set[torch.dtype]]]:
-    """Return the operations of one call with the types that go into each; none if it does not accept the inputs."""
-    casts = nullcontext() if autocast is None else torch.autocast(device_type, autocast)
-    mode = _Operations()
-    with suppress(Exception), warnings.catch_warnings(), torch.no_grad(), casts, mode:
-        warnings.simplefilter("error")
-        function(*arguments)
-        return mode.seen
-    return []
-
-
-class _Operations(TorchDispatchMode):
-    """Lists floating operations that are no views."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.seen: list[tuple[str, set[torch.dtype]]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not func.is_view:
-            given = {one.dtype for one in args if isinstance(one, Tensor) and one.is_floating_point()}
-            self.seen.append((func.__name__.partition(".")[0].rstrip("_"), given))
-        return func(*args, **(kwargs or {}))
+    names = [name for name in IN_FP32 if not (is_autocast and name in O1_ALONE)]
+    if is_autocast and device_type == "cpu":
+        names = [*IN_FP32_ON_CPU]
+    return {name: name.removeprefix("native_").lstrip("_") for name in names}

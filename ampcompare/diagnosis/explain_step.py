@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from ampcompare.base.tensors.products import OperationMode, dtype_name
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.examination import answering_errors
-from ampcompare.runs.settings.validation import validated
+from ampcompare.runs.settings.validation import validate
 from ampcompare.tasks.data import tensors_of
 from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import Assembly, assemble_single
@@ -26,7 +26,6 @@ from ampcompare.training.process_group import own_group
 __all__ = ["observe"]
 
 MAX_STEPS = 30  # a dynamic scale that begins too high is halved at each
-SHORT = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}
 # Operations that decide what an arm is worth; the others follow their inputs.
 WATCHED = (
     *("convolution", "mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot"),
@@ -42,7 +41,7 @@ WATCHED = (
 @answering_errors
 def observe(config: dict[str, Any]) -> dict[str, Any]:
     """Prepare the model of a configuration, make one step and return what was seen, as plain data."""
-    settings = validated(RunConfig, config)
+    settings = validate(RunConfig, config)
     with own_group(settings):
         return _observe(settings)
 
@@ -93,7 +92,7 @@ def _observe(config: RunConfig) -> dict[str, Any]:
         "kept_fp32": list(precision.kept_fp32),
         "modules": watch.rows(),
         "operations": operations,
-        "loss": {"dtype": _short(loss.dtype), "value": float(loss.detach())},
+        "loss": {"dtype": dtype_name(loss.dtype), "value": float(loss.detach())},
         "loss_scale": {"before": list(scales_before), "after": list(precision.loss_scales()), "skipped_steps": skipped},
         "counts": counts,
         "num_parameters": parameters,
@@ -187,28 +186,20 @@ class _OpTracer:
         return rows
 
 
-class _Operations(TorchDispatchMode):
+class _Operations(OperationMode):
     """Counts operations by the floating types of what they are given."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.counts: Counter[tuple[str, tuple[str, ...]]] = Counter()
 
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
+    def see(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         name = func.__name__.partition(".")[0].rstrip("_")
         if name in WATCHED:
             given: list[str] = []
             _add(given, [list(args), kwargs])
             if given:
                 self.counts[name, tuple(given)] += 1
-        return func(*args, **kwargs)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a row per operation and types, in the order of `WATCHED`."""
@@ -219,13 +210,8 @@ class _Operations(TorchDispatchMode):
 def _add(names: list[str], value: Any) -> None:
     """Add to `names` each floating type in `value` that is not there yet."""
     for tensor in tensors_of(value):
-        if tensor.is_floating_point() and _short(tensor.dtype) not in names:
-            names.append(_short(tensor.dtype))
-
-
-def _short(dtype: torch.dtype) -> str:
-    name = str(dtype).removeprefix("torch.")
-    return SHORT.get(name, name)
+        if tensor.is_floating_point() and dtype_name(tensor.dtype) not in names:
+            names.append(dtype_name(tensor.dtype))
 
 
 def _masters(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> list[Tensor]:
@@ -254,7 +240,7 @@ def _by_dtype(tensors: Iterable[Tensor]) -> dict[str, dict[str, int]]:
     """Return tensors, elements and bytes of each dtype."""
     found: dict[str, dict[str, int]] = {}
     for tensor in chain.from_iterable(map(_inner, tensors)):
-        part = found.setdefault(_short(tensor.dtype), {"tensors": 0, "elements": 0, "bytes": 0})
+        part = found.setdefault(dtype_name(tensor.dtype), {"tensors": 0, "elements": 0, "bytes": 0})
         part["tensors"] += 1
         part["elements"] += tensor.numel()
         part["bytes"] += tensor.numel() * tensor.element_size()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,7 +21,8 @@ from ampcompare.base.formatting import printable
 from ampcompare.diagnosis.cures import Tested, verdict_of, with_cure
 from ampcompare.diagnosis.diagnose import report_of
 from ampcompare.diagnosis.faults import HARM, HARM_IN_BF16, NEGLIGIBLE, find_faults
-from ampcompare.diagnosis.measure import Conditions, Enough, Loop, measure, trained_under
+from ampcompare.diagnosis.loops import Conditions, Enough, Loop, trained_under
+from ampcompare.diagnosis.measure import measure
 from ampcompare.diagnosis.observation import Observation
 from ampcompare.diagnosis.sites import calling_line
 from ampcompare.diagnosis.step_watch import MAX_SKIPPED
@@ -492,22 +493,7 @@ class _Capture(PrecisionWrapper):
             module.register_forward_hook(left)
         model.register_forward_hook(returned)
 
-    @contextmanager
-    def scale_loss(
-        self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
-    ) -> Iterator[Tensor]:
-        self._keep_loss(loss, loss_id)
-        inner = self.inner.scale_loss(loss, optimizers, loss_id=loss_id, delay_unscale=delay_unscale)
-        with inner as scaled:
-            yield scaled
-
-    def backward(
-        self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
-    ) -> None:
-        self._keep_loss(loss, loss_id)
-        self.inner.backward(loss, optimizers, loss_id=loss_id, delay_unscale=delay_unscale)
-
-    def _keep_loss(self, loss: Tensor, loss_id: int) -> None:
+    def see_loss(self, loss: Tensor, loss_id: int) -> None:
         self._found[f"loss {loss_id}" if loss_id else "loss"] = loss.detach()
 
     def step(self, *optimizers: Optimizer) -> StepOutcome:

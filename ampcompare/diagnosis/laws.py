@@ -87,9 +87,9 @@ def _overflow(roles: Roles, prefix: Prefix) -> str:
 def _weights(name: str, roles: Roles, prefix: Prefix) -> ArmOutlook:
     """Return what the updates that rounding loses mean."""
     share = prefix.shares[roles.weights]
-    known = prefix.rates_known
-    when = f"over the rest of the schedule (now {_percent(share.now)})" if known else "now"
-    lost = _percent(share.rest if known else share.now)
+    has_schedule = prefix.rates_known and prefix.basis
+    when = f"over the rest of the schedule (now {_percent(share.now)})" if has_schedule else "if the rate stays"
+    lost = f"{'at least ' if prefix.is_floor else ''}{_percent(share.rest if has_schedule else share.now)}"
     figures, cure = f"{lost} of the update is below half an ulp {when}", "masters=fp32, kahan or rounding=stochastic"
     if name == "script":
         figures, cure = f"your script loses {lost} of its updates {when}", f"half:bf16 with {cure}"

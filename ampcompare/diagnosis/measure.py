@@ -3,44 +3,19 @@
 from __future__ import annotations
 
 import sys
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass
-from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ampcompare.backends.arm import Arm
+from ampcompare.diagnosis.loops import Conditions, Enough, Loop, trained_under
 from ampcompare.diagnosis.observation import Observation
 from ampcompare.diagnosis.step_watch import StepWatch
-from ampcompare.training.precision.base import Precision, PrecisionWrapper, StepOutcome, make_precision
-from ampcompare.training.precision.cpu_half import cpu_half
+from ampcompare.training.precision.base import Precision, PrecisionWrapper, StepOutcome
 
-__all__ = ["Conditions", "Enough", "Loop", "Observed", "measure", "trained_under"]
-
-Loop = Callable[[Precision], Any]
-
-
-@dataclass(frozen=True)
-class Conditions:
-    """How a loop is run and watched.
-
-    Attributes:
-        steps: updates.
-        at: steps to watch; None for all.
-        reference: type of the wide run; None for ranges alone.
-        half: how 16-bit arithmetic is computed on a CPU.
-    """
-
-    steps: int = 8
-    at: Sequence[int] | None = None
-    reference: torch.dtype | None = torch.float32
-    device: str = "cpu"
-    half: str = "auto"
-    seed: int = 0
+__all__ = ["Observed", "measure"]
 
 
 def measure(loop: Loop, arm: Arm, conditions: Conditions, lines: Sequence[str] = ()) -> Observation:
@@ -57,32 +32,6 @@ def measure(loop: Loop, arm: Arm, conditions: Conditions, lines: Sequence[str] =
         with Observed(precision, watch) as observed, suppress(Enough):
             loop(observed)
     return observation
-
-
-@contextmanager
-def trained_under(arm: Arm, conditions: Conditions) -> Iterator[Precision]:
-    """Yield the precision of an arm with torch seeded and warnings off; at the end torch is as it was before."""
-    torch.manual_seed(conditions.seed)
-    precision = make_precision(arm, device=conditions.device)
-    _, arithmetic = cpu_half(conditions.half, precision.half_dtype, torch.device(conditions.device))
-    try:
-        with arithmetic, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield precision
-    finally:
-        _release(precision)
-
-
-def _release(precision: Precision) -> None:
-    """Undo the patches of O1, so that the next run begins with torch as it is."""
-    amp = getattr(precision, "amp", None)
-    close = getattr(getattr(amp, "_amp_state", None), "close", None)
-    if close is not None:
-        close()
-
-
-class Enough(Exception):
-    """All steps that were asked for are made; it ends the loop."""
 
 
 class Observed(PrecisionWrapper):

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from ampcompare.base.tensors.products import dtype_name
 from ampcompare.diagnosis.ranges import added, counts_of, make_range
-from ampcompare.diagnosis.watch import Called, Event, Key, Step, short
+from ampcompare.diagnosis.watch import Called, Event, Key, Step
 from ampcompare.runs.records.diagnosis import LostUpdates, ModuleStep, Place, PlaceReport
 
 __all__ = ["Observation", "StepFacts", "error_of", "made_of", "place_of"]
@@ -48,7 +49,7 @@ class _Total:
     def add(self, event: Event) -> None:
         self.row = added(self.row, event.row)
         self.calls += 1
-        self.dtypes.add(short(event.dtype))
+        self.dtypes.add(dtype_name(event.dtype))
         if event.errors is not None:
             self.error = _worst(self.error, error_of(event))
             self.made = _worst(self.made, made_of(event))

@@ -51,6 +51,7 @@ class PrefixWatch:
         self._no_denominator: list[dict[str, Tensor]] = []
         self._histories: dict[int, RateHistory] = {}
         self._schedule: Callable[[int], float] | None = None
+        self._is_floor = False
         first = steps // 2
         self._probes = probes or {first + round(k * (steps - 1 - first) / (PROBES - 1)) for k in range(PROBES)}
         self._handles = [
@@ -102,6 +103,7 @@ class PrefixWatch:
             total=max((each.total for each in rates if each.total), default=self.total),
             basis=min(rates, key=lambda each: (each.known, not each.basis)).basis if rates else "",
             rates_known=all(each.known for each in rates),
+            is_floor=self._is_floor,
             losses=[float(loss) for loss in self.losses],
             largest_gradient=float(largest.max()) if len(largest) else None,
             zero_denominators={name: share for name, share in zero.items() if share},
@@ -136,6 +138,9 @@ class PrefixWatch:
         if id(optimizer) not in self._rates:
             self._rates[id(optimizer)] = self._rates_of(optimizer, made)
         rates = self._rates[id(optimizer)]
+        self._is_floor |= not rates.is_falling or not any(
+            second_moment(optimizer, p) is not None for p, _ in self._before
+        )
         group_of = {id(p): number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
         counts = {name: torch.zeros(1 + POINTS, 2, dtype=torch.float64) for name in TYPES}
         for param, before in self._before:

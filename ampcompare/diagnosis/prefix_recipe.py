@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, closing, suppress
+from contextlib import closing, suppress
 from typing import Any
 
 import torch
@@ -11,12 +10,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ampcompare.backends.arm import Arm
-from ampcompare.diagnosis.diagnose_recipe import recipe_loop
-from ampcompare.diagnosis.measure import Conditions, Enough, trained_under
+from ampcompare.diagnosis.loops import Conditions, Enough, recipe_loop, trained_under
 from ampcompare.diagnosis.prefix import PrefixWatch
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.examination import answering_errors
-from ampcompare.runs.settings.validation import validated
+from ampcompare.runs.settings.validation import validate
 from ampcompare.training.assemble import Assembly
 from ampcompare.training.device import resolve_device
 from ampcompare.training.precision.base import Precision, PrecisionWrapper, StepOutcome
@@ -31,17 +29,8 @@ class _Watched(PrecisionWrapper):
         super().__init__(inner)
         self._watch = watch
 
-    def scale_loss(
-        self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
-    ) -> AbstractContextManager[Tensor]:
+    def see_loss(self, loss: Tensor, loss_id: int) -> None:
         self._watch.add_loss(loss)
-        return self.inner.scale_loss(loss, optimizers, loss_id=loss_id, delay_unscale=delay_unscale)
-
-    def backward(
-        self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
-    ) -> None:
-        self._watch.add_loss(loss)
-        self.inner.backward(loss, optimizers, loss_id=loss_id, delay_unscale=delay_unscale)
 
     def step(self, *optimizers: Optimizer) -> StepOutcome:
         outcome = self.inner.step(*optimizers)
@@ -53,7 +42,7 @@ class _Watched(PrecisionWrapper):
 @answering_errors
 def prefix_recipe(config: dict[str, Any], steps: int, total: int | None, is_twin: bool) -> dict[str, Any]:
     """Train the first steps of a configuration in fp32, and return what was seen."""
-    settings = validated(RunConfig, {**config, "arm": "fp32"})
+    settings = validate(RunConfig, {**config, "arm": "fp32"})
     torch.set_num_threads(settings.threads)
     device = resolve_device(settings.device)
     conditions = Conditions(device=str(device), seed=settings.recipe.seed)

@@ -39,6 +39,11 @@ class Rates:
     first: int = 0
     rows: Sequence[Sequence[float]] = ()
 
+    @property
+    def is_falling(self) -> bool:
+        """Whether each rate ends below where it is."""
+        return bool(self.rows) and all(last < now for now, last in zip(self.rows[0], self.rows[-1], strict=True))
+
     def at(self, group: int, step: int, share: float) -> float | None:
         """Return the rate of a group at a share of the way from a step to the end; None if it stays."""
         if not self.rows:

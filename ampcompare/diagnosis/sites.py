@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
@@ -16,7 +17,7 @@ from torch import nn
 
 from ampcompare.runs.records.diagnosis import Phase
 
-__all__ = ["Sites", "calling_line"]
+__all__ = ["Sites", "calling_line", "shown_line"]
 
 PACKAGE = str(Path(__file__).resolve().parents[1])
 ROOMS = ("apex", "base", "diagnosis", "guards", "script", "training")
@@ -53,12 +54,17 @@ def _cell(name: str) -> str:
     return shown
 
 
+def shown_line(frame: FrameType) -> str:
+    """Return file:line of a frame of the user's or the model's code; "" for another one."""
+    name = _shown(frame.f_code.co_filename)
+    return "" if name is None else f"{name}:{frame.f_lineno}"
+
+
 def calling_line(frame: FrameType | None) -> str:
     """Return file:line of the nearest frame of the user's or the model's code; "" if there is none."""
     while frame is not None:
-        name = _shown(frame.f_code.co_filename)
-        if name is not None:
-            return f"{name}:{frame.f_lineno}"
+        if line := shown_line(frame):
+            return line
         frame = frame.f_back
     return ""
 
@@ -70,7 +76,7 @@ class Sites:
     """
 
     def __init__(self) -> None:
-        self.order: list[str] = []
+        self._order: dict[str, None] = {}
         self._models: list[tuple[str, nn.Module]] = []
         self._names: dict[int, str] = {}
         self._stack: list[str] = []
@@ -79,10 +85,10 @@ class Sites:
         self._listed: dict[int, list[tuple[str, nn.Parameter]]] = {}  # parameters of this step, by model
         self._current_node: Callable[[], Any] = torch._C._current_autograd_node
 
-    def name(self, model: nn.Module, prefix: str = "") -> None:
-        """Give each module of a model its dotted name behind a prefix."""
+    def name(self, model: nn.Module, prefix: str = "", *, wrapper: str = "") -> None:
+        """Give each module of a model its dotted name behind a prefix, without what `wrapper` matches."""
         self._models.append((prefix, model))
-        self._names |= {id(module): f"{prefix}{name}" for name, module in model.named_modules()}
+        self._names |= {id(module): f"{prefix}{re.sub(wrapper, '', name)}" for name, module in model.named_modules()}
 
     def parameters(self, only: nn.Module | None = None) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield each parameter of the models, or of one of them, with its name; they are listed once a step."""
@@ -105,6 +111,21 @@ class Sites:
                 ]
 
     @property
+    def models(self) -> list[nn.Module]:
+        """Those that have a name."""
+        return [model for _, model in self._models]
+
+    @property
+    def order(self) -> list[str]:
+        """The names of modules in the order of their first call."""
+        return list(self._order)
+
+    @property
+    def module(self) -> str:
+        """The name of the innermost module that runs; "" outside of modules."""
+        return self._stack[-1] if self._stack else ""
+
+    @property
     def is_inside(self) -> bool:
         """Whether a module is running."""
         return bool(self._stack)
@@ -115,10 +136,9 @@ class Sites:
 
     def enter(self, module: nn.Module, *_arguments: Any) -> None:
         """Note that a module begins; one without a name belongs to the one around it."""
-        name = self._names.get(id(module), self._stack[-1] if self._stack else "")
+        name = self._names.get(id(module), self.module)
         self._stack.append(name)
-        if name not in self.order:
-            self.order.append(name)
+        self._order.setdefault(name)
 
     def leave(self, *_arguments: Any) -> None:
         """Note that a module ends."""
@@ -142,7 +162,7 @@ class Sites:
         node = None if self._stack else self._current_node()
         if node is None:
             number = torch._C._autograd._get_sequence_nr() - 1
-            made = (self._stack[-1] if self._stack else "", calling_line(sys._getframe(2)))
+            made = (self.module, calling_line(sys._getframe(2)))
             self._made.setdefault(number, made)
             return (*made, "forward")
         number = node._sequence_nr() if hasattr(node, "_sequence_nr") else -1

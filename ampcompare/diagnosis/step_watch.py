@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._pytree import tree_map
 
+from ampcompare.base.tensors.products import dtype_name
 from ampcompare.diagnosis.observation import Observation, StepFacts
 from ampcompare.diagnosis.ranges import HALF
 from ampcompare.diagnosis.shadow import Shadows
 from ampcompare.diagnosis.sites import Sites, calling_line
-from ampcompare.diagnosis.watch import Key, Watch, short, unseen
+from ampcompare.diagnosis.watch import Key, Watch, unseen
 from ampcompare.runs.records.diagnosis import LostUpdates, Phase
 from ampcompare.training.ledger import is_zero_eps
 from ampcompare.training.precision.base import owned_params
@@ -159,7 +158,7 @@ class StepWatch:
     def close(self) -> None:
         """Leave the modes, and hand over what holds for the whole run."""
         self._stack.close()
-        self.observation.modules = list(self.sites.order)
+        self.observation.modules = self.sites.order
         self.observation.failures |= set() if self._shadows is None else self._shadows.failures
 
     @property
@@ -281,7 +280,7 @@ class UpdateCounter:
         with unseen():
             for param, before, moved in self._before:
                 name = names.get(id(param), "?")
-                self._counts.append((name, short(param.dtype), eps.get(id(param)), _counts(param, before, moved)))
+                self._counts.append((name, dtype_name(param.dtype), eps.get(id(param)), _counts(param, before, moved)))
         self._before = []
 
     def _names_for(self, optimizer: Optimizer) -> dict[int, str]:
@@ -313,21 +312,6 @@ def _eps_without_value(optimizer: Optimizer) -> dict[int, float]:
 
 def _counts(param: Tensor, before: Tensor, moved: Tensor) -> Tensor:
     """Return how many elements should have moved, how many of them stayed, and how many are not finite, (3,)."""
-    if param.device.type == "cpu" and param.dtype is torch.float32:
-        return torch.tensor(_host_counts(param.detach().numpy(), before.numpy(), moved.numpy()))
-    same = param == before
-    lost = broken = torch.zeros((), dtype=torch.int64, device=param.device)
-    on_host = param.device.type == "cpu"  # where a look at the counts saves most of the work
-    if not on_host or bool(same.any()):
-        lost = torch.count_nonzero(same.logical_and_(moved))
-    if not on_host or not all(map(math.isfinite, torch.aminmax(param.detach()))):
-        broken = param.numel() - torch.count_nonzero(torch.isfinite(param))
+    lost = torch.count_nonzero((param == before).logical_and_(moved))
+    broken = param.numel() - torch.count_nonzero(torch.isfinite(param))
     return torch.stack([torch.count_nonzero(moved), lost, broken])
-
-
-def _host_counts(now: np.ndarray, before: np.ndarray, moved: np.ndarray) -> list[int]:
-    """Return the same counts of fp32 weights on the host, where NumPy compares several times as fast as torch."""
-    lost = int(np.count_nonzero((now == before) & moved))
-    is_finite = now.size == 0 or (math.isfinite(now.min()) and math.isfinite(now.max()))
-    broken = 0 if is_finite else now.size - int(np.count_nonzero(np.isfinite(now)))
-    return [int(np.count_nonzero(moved)), lost, broken]

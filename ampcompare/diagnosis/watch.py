@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporarily
 
+from ampcompare.base.tensors.products import dtype_name
 from ampcompare.diagnosis.ranges import HALF, counts_of, range_row, widened
 from ampcompare.diagnosis.shadow import Shadows, written_arguments
 from ampcompare.diagnosis.sites import Sites
@@ -28,7 +29,6 @@ __all__ = [
     "Key",
     "Watch",
     "errors_of",
-    "short",
     "unseen",
 ]
 
@@ -71,7 +71,6 @@ def _device_norms(values: Tensor, wide: Tensor, own: Tensor | None) -> Tensor:
     return torch.stack([norm(values - wide), norm(wide), alone, norm(values)]).double()
 
 
-SHORT = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
 # They make constants or move values: an infinity that they write was asked for.
 CONSTANT = frozenset(
     (
@@ -107,11 +106,6 @@ def unseen() -> Iterator[None]:
     with torch._C.DisableTorchFunction(), torch._C._DisableAutocast(), torch._C._DisableTorchDispatch():
         with torch.no_grad():
             yield
-
-
-def short(dtype: torch.dtype) -> str:
-    """Return the name of a type as it is shown, such as fp16."""
-    return SHORT.get(dtype, str(dtype).removeprefix("torch."))
 
 
 @dataclass(slots=True)
@@ -386,7 +380,7 @@ def _types(tensors: Iterable[Tensor]) -> tuple[str, ...]:
 
 @lru_cache(maxsize=256)
 def _sorted_names(dtypes: frozenset[torch.dtype]) -> tuple[str, ...]:
-    return tuple(sorted(map(short, dtypes)))
+    return tuple(sorted(map(dtype_name, dtypes)))
 
 
 def _tensors(value: Any) -> list[Tensor]:

@@ -33,7 +33,7 @@ from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.examination import ERRORS
 
 if TYPE_CHECKING:
-    from ampcompare.diagnosis.measure import Loop
+    from ampcompare.diagnosis.loops import Loop
 
 __all__ = [
     "ENDED",

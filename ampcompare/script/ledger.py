@@ -25,6 +25,7 @@ MAX_DETAILED = 12  # rows of steps, skipped ones too
 EVERY = 20  # later rows
 MAX_SHARE = 0.01  # of the time, for all later looks
 HALF = (torch.float16, torch.bfloat16)
+CASTS = ("to", "half", "bfloat16", "type")  # methods of a module that models of libraries override
 
 
 class ScriptLedger:
@@ -94,9 +95,8 @@ class ScriptLedger:
         before = None if first is None else first.dtype
         result = original(module, *args, **kwargs)
         if first is not None and (after := next(module.parameters()).dtype) is not before and after in HALF:
-            part, is_arms = "weights" if first.requires_grad else "frozen", bool(self._arm) and _is_by_arm()
-            lifts = self._arm and not is_arms and part == "weights"
-            self._by[part] = self._setter("cast", is_arms=is_arms) + (f", lifted by arm {self._arm}" if lifts else "")
+            is_arms = bool(self._arm) and _is_by_arm()
+            self._by["weights" if first.requires_grad else "frozen"] = self._setter("cast", is_arms=is_arms)
         return result
 
     def _make_autocast(self, original: Any, block: Any, *args: Any, **kwargs: Any) -> None:
@@ -199,9 +199,13 @@ class ScriptLedger:
     def result(self) -> Ledger:
         """Return what was seen so far."""
         scale = self._scale() if callable(self._scale) else self._scale
-        return self._look.result(
-            loss_scale=None if scale is None else float(scale), emulated=self._emulated, by=dict(self._by)
-        )
+        ledger = self._look.result(loss_scale=None if scale is None else float(scale), emulated=self._emulated)
+        by = dict(self._by)
+        if self._arm and {"fp16", "bf16"} & ledger.of_groups("weights").keys():
+            by["weights"] = f"cast, arm {self._arm}"  # one that casts none lifts those of the script
+        elif self._arm and "weights" in by:
+            by["weights"] += f", lifted by arm {self._arm}"
+        return ledger.model_copy(update={"by": by})
 
     def _end(self) -> None:
         self.end()
@@ -210,9 +214,9 @@ class ScriptLedger:
 
 
 def _is_by_arm() -> bool:
-    """Return whether ampcompare, on behalf of the arm, calls the function that is watched, through torch's own."""
+    """Return whether ampcompare, on behalf of the arm, calls the method that is watched, through those of a model."""
     frame: FrameType | None = calling_frame()
-    while frame is not None and _module(frame).startswith("torch."):
+    while frame is not None and (_module(frame).startswith("torch.") or frame.f_code.co_name in CASTS):
         frame = frame.f_back
     return frame is not None and _module(frame).startswith("ampcompare.")
 

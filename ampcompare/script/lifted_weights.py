@@ -19,6 +19,7 @@ from ampcompare.base.tensors.tree import mapped, tensors_in
 from ampcompare.guards.events import Subscriptions
 from ampcompare.guards.location import user_location
 from ampcompare.script.legacy.record.recorder import Rows
+from ampcompare.script.torch_amp.parallel_wrappers import ParallelWrappers
 from ampcompare.training.precision.base import owned_params
 
 __all__ = ["HALF", "LiftedWeights", "follow_averages"]
@@ -43,6 +44,9 @@ class LiftedWeights:
         self.types: list[str] = []
         self._rows = rows
         self._events = events
+        self._wrappers = ParallelWrappers()
+        if events is not None:
+            self._wrappers.install(events)
         self._notes: set[str] = set()
         self._frozen: weakref.WeakKeyDictionary[Any, list[Tensor]] = weakref.WeakKeyDictionary()  # that may be thawed
 
@@ -57,14 +61,17 @@ class LiftedWeights:
             follow_averages(self._events)
         types = sorted({_name(param.dtype) for param in trained})
         self.types += [name for name in types if name not in self.types]
+        ids = set(map(id, trained))
+        modules = [one for one in _modules() if any(id(param) in ids for param in one._parameters.values())]
+        wrapped = self._wrappers.around(ids)
+        self._wrappers.check(wrapped, "an arm that lifts 16-bit weights")
         for param in trained:
             _widen(param)
-        ids = set(map(id, trained))
-        for module in _modules():
-            if any(id(param) in ids for param in module._parameters.values()):
-                for tensor in _own_tensors(module):
-                    if tensor.dtype in HALF:
-                        _widen(tensor)
+        for module in modules:
+            for tensor in _own_tensors(module):
+                if tensor.dtype in HALF:
+                    _widen(tensor)
+        self._wrappers.make_again(wrapped)
         note = f"weights lifted from {' and '.join(types)} ({user_location()})"
         if self._rows is not None and note not in self._notes:
             self._rows.add_note(note)
@@ -95,6 +102,13 @@ class LiftedWeights:
         if not any(tensor.dtype in others for tensor in tensors_in(values)):
             return values
         return mapped(values, lambda tensor: tensor.to(held) if tensor.dtype in others else tensor)
+
+    def fit_result(self, result: Any, given: Any, fitted: Any) -> Any:
+        """Return the result of a frozen module in fp32 where its inputs were, as the parts around it get both."""
+        was_wide = any(tensor.dtype is torch.float32 for tensor in tensors_in(given))
+        if not was_wide or any(tensor.dtype is torch.float32 for tensor in tensors_in(fitted)):
+            return result
+        return mapped(result, lambda tensor: tensor.float() if tensor.dtype in HALF else tensor)
 
 
 def follow_averages(events: Subscriptions) -> None:

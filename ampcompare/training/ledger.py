@@ -142,9 +142,10 @@ class StepLook:
         largest = torch.stack([norm.float() for norm in torch._foreach_norm([*map(local, grads)], math.inf)])
         self._seen.largest.append(largest.max())
         is_good = largest.isfinite().all()  # else the step is skipped, here or on the device
-        params = [param for group in optimizer.param_groups for param in group["params"]]
         self._stepped[id(optimizer)] = [
-            (p.detach(), None if is_over else _sample(p).clone(), _moves(p.grad, is_good)) for p in params
+            (p.detach(), None if is_over else _sample(p).clone(), _moves(p.grad, is_good) if group["lr"] else None)
+            for group in optimizer.param_groups
+            for p in group["params"]
         ]
 
     def _note_gradients(self, optimizer: Optimizer) -> list[Tensor]:
@@ -178,15 +179,20 @@ class StepLook:
     def _note_held(self, optimizer: Optimizer, weights: Sequence[Tensor]) -> set[int]:
         """Note the types of what an optimizer holds, and return the weights of models that it trains, as their ids."""
         own, trained = set(map(id, weights)), set[int]()
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        params = [param for group in optimizer.param_groups for param in group["params"]]
+        held, has_stepped = set(map(id, params)), any(id(param) in self._seen.stepped for param in params)
         free = [weight for weight in weights if id(weight) not in held]
         for number, group in enumerate(optimizer.param_groups):
             counts = self._group(optimizer, number)
+            elements = 0
             for param in group["params"]:
-                if not param.requires_grad and id(param) not in self._seen.stepped:  # it is frozen
+                is_master = bool(own) and id(param) not in own
+                is_idle = not param.requires_grad or (is_master and has_stepped)
+                if is_idle and id(param) not in self._seen.stepped:  # it is frozen, or a master of what is
                     continue
+                elements += param.numel()
                 weight = param
-                if own and id(param) not in own:  # a master: its weight is the next one of its shape
+                if is_master:  # its weight is the next one of its shape
                     at = next((at for at, other in enumerate(free) if other.shape == param.shape), None)
                     _count(counts["masters"], [param])
                     weight = param if at is None else free.pop(at)
@@ -196,8 +202,7 @@ class StepLook:
                 state = optimizer.state.get(param, {})
                 self._seen.has_compensation |= COMPENSATION in state
                 _count(counts["state"], [one for name, one in _entries(state) if _is_state(name, one, param)])
-            key = (self._place(optimizer), number)
-            self._seen.parameters[key] = sum(param.numel() for param in group["params"])
+            self._seen.parameters[self._place(optimizer), number] = elements
         return trained
 
     def _note_update(self, optimizer: Optimizer) -> None:
@@ -344,19 +349,7 @@ class _LookedAt(PrecisionWrapper):
         self._look = look
         self._passes = 0
 
-    def backward(
-        self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
-    ) -> None:
-        self._pass(loss)
-        super().backward(loss, optimizers, loss_id=loss_id, delay_unscale=delay_unscale)
-
-    def scale_loss(
-        self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
-    ) -> AbstractContextManager[Tensor]:
-        self._pass(loss)
-        return super().scale_loss(loss, optimizers, loss_id=loss_id, delay_unscale=delay_unscale)
-
-    def _pass(self, loss: Tensor) -> None:
+    def see_loss(self, loss: Tensor, loss_id: int) -> None:
         if self._passes and loss.requires_grad:  # where the pass begins, an arm has collected what was there
             loss.register_hook(lambda _: self._look.accumulates())
         self._passes += 1

@@ -14,7 +14,7 @@ from ampcompare.runs.records.outlook import Prefix, ShareLost
 
 def _prefix(rest: float = 0.0, now: float = 0.0, **values: Any) -> Prefix:
     shares = {name: ShareLost(now=now, rest=rest) for name in ("bf16", "fp16")}
-    return Prefix(steps=100, shares=shares, **values)
+    return Prefix(steps=100, shares=shares, **{"basis": "its scheduler, to step 300", **values})
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,26 @@ def test_a_chaotic_training_cannot_be_known() -> None:
 def test_rates_that_are_not_known() -> None:
     """They leave a judgment only where the present rate already loses too much."""
     unknown = {"rates_known": False, "basis": "a plateau of a metric decides them"}
-    assert outlook_of(Arm.parse("half:bf16"), _prefix(0.0, 0.1, **unknown), twin=0.0).word == "cannot know"
+    found = outlook_of(Arm.parse("half:bf16"), _prefix(0.0, 0.1, is_floor=True, **unknown), twin=0.0)
+    assert found.word == "cannot know"
+    assert found.why == (
+        "the learning rates ahead are not known (a plateau of a metric decides them); "
+        "at least 10 % of the update is below half an ulp if the rate stays"
+    )
     assert outlook_of(Arm.parse("half:bf16"), _prefix(0.0, 0.5, **unknown), twin=0.0).word == "will not hold"
+
+
+@pytest.mark.parametrize(
+    ("basis", "is_floor", "figure"),
+    [
+        ("its scheduler, to step 300", True, "at least 60 % of the update is below half an ulp over the rest of"),
+        ("its scheduler, to step 300", False, "60 % of the update is below half an ulp over the rest of the schedule"),
+        ("", True, "at least 10 % of the update is below half an ulp if the rate stays"),
+    ],
+)
+def test_a_figure_is_a_floor_where_updates_shrink(basis: str, is_floor: bool, figure: str) -> None:
+    found = outlook_of(Arm.parse("half:bf16"), _prefix(0.6, 0.1, basis=basis, is_floor=is_floor), twin=0.0)
+    assert found.why.startswith(figure)
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch.optim import Adagrad, Adam, AdamW, NAdam, Optimizer, RAdam, RMSprop, lr_scheduler
+from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, Optimizer, RAdam, RMSprop, lr_scheduler
 
 from ampcompare.diagnosis.prefix import PrefixWatch, share_lost, zero_denominators
-from ampcompare.runs.records.outlook import ShareLost
+from ampcompare.runs.records.outlook import Prefix
 
 ULP = 2.0**-7  # of bf16 in [1, 2)
 
@@ -73,26 +73,44 @@ TRAININGS: dict[str, tuple[Callable[[Any], Optimizer], Callable[[Optimizer], Any
 }
 
 
+# Where updates shrink as the loss falls.
+FLOORS: dict[str, tuple[Callable[[Any], Optimizer], Callable[[Optimizer], Any]]] = {
+    "SGD, cosine": (lambda p: SGD(p, lr=0.05), lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=STEPS)),
+    "AdamW, constant": (lambda p: AdamW(p, lr=1e-3), lambda o: lr_scheduler.ConstantLR(o, 1.0)),
+}
+
+
+def _watched(make: Any, schedule: Any, steps: int, probes: range | None = None) -> Prefix:
+    """Return what is seen of some steps of a small training."""
+    torch.manual_seed(0)
+    layers = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 4))
+    optimizer = make(layers.parameters())
+    scheduler = schedule(optimizer)
+    watch = PrefixWatch(steps, total=STEPS, probes=probes)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        batch = torch.randn(16, 8)
+        torch.nn.functional.cross_entropy(layers(batch), batch[:, :4].argmax(1)).backward()
+        optimizer.step()
+        scheduler.step()
+    watch.close()
+    return watch.result()
+
+
 @pytest.mark.parametrize(("make", "schedule"), TRAININGS.values(), ids=TRAININGS)
 def test_the_rest_of_the_schedule_is_counted(make: Any, schedule: Any) -> None:
     """A prefix and its schedule give the share that the whole training counts itself."""
+    prefix, whole = _watched(make, schedule, 30), _watched(make, schedule, STEPS, range(30, STEPS, 15))
+    assert prefix.shares["bf16"].rest == pytest.approx(whole.shares["bf16"].now, rel=0.1)
+    assert not prefix.is_floor
 
-    def share(steps: int, probes: range | None) -> ShareLost:
-        torch.manual_seed(0)
-        layers = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 4))
-        optimizer = make(layers.parameters())
-        scheduler = schedule(optimizer)
-        watch = PrefixWatch(steps, total=STEPS, probes=probes)
-        for _ in range(steps):
-            optimizer.zero_grad()
-            batch = torch.randn(16, 8)
-            torch.nn.functional.cross_entropy(layers(batch), batch[:, :4].argmax(1)).backward()
-            optimizer.step()
-            scheduler.step()
-        watch.close()
-        return watch.result().shares["bf16"]
 
-    assert share(30, None).rest == pytest.approx(share(STEPS, range(30, STEPS, 15)).now, rel=0.1)
+@pytest.mark.parametrize(("make", "schedule"), FLOORS.values(), ids=FLOORS)
+def test_the_whole_training_loses_more_where_updates_shrink(make: Any, schedule: Any) -> None:
+    """With SGD, or at a rate that stays, what the prefix says is a lower bound, and is said to be one."""
+    prefix, whole = _watched(make, schedule, 30), _watched(make, schedule, STEPS, range(30, STEPS, 15))
+    assert prefix.is_floor
+    assert 0 < prefix.shares["bf16"].rest <= whole.shares["bf16"].now
 
 
 @pytest.mark.parametrize("make", [Adam, AdamW, RAdam, NAdam, Adagrad, RMSprop])

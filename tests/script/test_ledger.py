@@ -197,6 +197,57 @@ def test_casts_of_a_script_are_not_those_of_the_arm(run: Run) -> None:
     assert [role.name for role in roles_next_to(Arm.parse("fp32").roles, under) if role.differs] == []
 
 
+def test_a_model_of_a_library_is_cast_by_the_arm_through_its_own_method(run: Run) -> None:
+    text = """
+class Net(nn.Sequential):
+    def to(self, *args, **kwargs):  # as models of transformers do
+        return super().to(*args, **kwargs)
+teacher = nn.Linear(4, 2).bfloat16().requires_grad_(False)
+model = Net(nn.Linear(4, 8).bfloat16().requires_grad_(False), nn.Linear(8, 2).bfloat16())
+x = x.bfloat16()
+"""
+    for arm in ("apex:O2", "half:bf16,kahan"):
+        assert run(text + PLAIN, arm)[0].by["weights"] == f"cast, arm {Arm.parse(arm)}"
+    arm = Arm.parse("half:bf16,masters=fp32")
+    ledger = run(text + PLAIN, str(arm))[0]
+    assert ledger.by["frozen"] == f"cast, arm {arm}"
+    shown = {role.name: role.remark for role in roles_next_to(arm.roles, ledger)}
+    assert shown["loss scale"] == ""  # the arm's scaler scales nothing
+
+
+def test_frozen_weights_of_an_optimizer_have_no_part_in_its_updates(run: Run) -> None:
+    """Nor have their masters, though one has the shape of a weight that is trained."""
+    text = """
+model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+model[0].requires_grad_(False)
+"""
+    for arm in ("script", "apex:O2", "half:bf16,masters=fp32"):
+        ledger = run(text + PLAIN, arm)[0]
+        (group,) = ledger.groups
+        assert (group.parameters, len(group.weights), len(ledger.frozen)) == (20, 1, 1)
+        assert group.weights == ({"fp32": 1.0} if arm == "script" else ledger.frozen)
+
+
+def test_a_step_at_a_learning_rate_of_zero_loses_nothing(run: Run) -> None:
+    """As the first one of a warmup."""
+    text = PLAIN.replace("for step", "optimizer.param_groups[0]['lr'] = 0.0\nfor step", 1)
+    assert run(text + "    optimizer.param_groups[0]['lr'] = 0.05\n")[0].lost == pytest.approx(0, abs=0.1)
+
+
+def test_gradients_of_lifted_weights_are_reduced(run: Run) -> None:
+    """The wrapper was made when they had 16 bits."""
+    text = f"""
+import torch.distributed
+torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+model = nn.parallel.DistributedDataParallel(model.bfloat16())
+x = x.bfloat16()
+{PLAIN}
+torch.distributed.destroy_process_group()
+"""
+    assert run(text, "fp32")[0].reduced == {"fp32": 1.0}
+    assert run(text)[0].reduced == {"bf16": 1.0}
+
+
 def test_gradients_of_micro_batches_and_lost_updates(run: Run) -> None:
     assert run(SCALER)[0].accumulated == {"fp32": 1.0}
     assert run(PLAIN)[0].accumulated == {}
@@ -244,6 +295,27 @@ def test_exec_shows_it(run: Run, tmp_path: Path, forked_python: Any) -> None:
     )
     assert refused.returncode == 2
     assert "--arm O2" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("arm", "said"),
+    [
+        ("native:bf16,state=bf16", "state=bf16 has no effect on this training: the optimizer keeps none"),
+        ("native:bf16", ""),
+        ("half:bf16,masters=fp32", ""),
+    ],
+)
+def test_exec_names_an_option_without_effect(tmp_path: Path, forked_python: Any, arm: str, said: str) -> None:
+    """It keeps no file."""
+    (tmp_path / "train.py").write_text(HEAD + PLAIN.replace(", momentum=0.9", ""))
+    (tmp_path / "temporary").mkdir()
+    env = {**os.environ, "TMPDIR": str(tmp_path / "temporary")}
+    done = forked_python.run(["-m", "ampcompare", "exec", "--arm", arm, "train.py"], tmp_path, env)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert [line for line in done.stderr.splitlines() if line.startswith("ampcompare:")] == [
+        f"ampcompare: {said}"
+    ] * bool(said)
+    assert not list((tmp_path / "temporary").iterdir())
 
 
 def test_the_row_is_plain_data(run: Run, tmp_path: Path) -> None:

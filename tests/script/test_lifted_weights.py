@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.functional import cross_entropy
 
-from ampcompare.base.errors import UnsupportedCombination
+from ampcompare.base.errors import PreparationError, UnsupportedCombination
 from ampcompare.base.tensors.tree import mapped
 from tests.script.small_script import batch, network
 from tests.script.test_stand_in import Rows
@@ -253,3 +254,48 @@ def test_a_compiled_model_gets_inputs_of_its_type(behind: Any) -> None:
     model: Any = torch.compile(network().bfloat16(), backend="eager")
     trained(model, torch.bfloat16)
     assert {param.dtype for param in model.parameters()} == {torch.float32}
+
+
+class Attention(nn.Module):
+    """A trained query on a frozen value, whose product takes no two types."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.query, self.value = nn.Linear(6, 4), nn.Linear(4, 4), nn.Linear(4, 4).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        query = self.query(x)
+        return nn.functional.scaled_dot_product_attention(query, query, self.value(x))
+
+
+def test_what_a_frozen_module_makes_has_the_type_of_what_it_got(behind: Any) -> None:
+    behind("fp32")
+    model = Attention().bfloat16()
+    trained(model, torch.bfloat16)
+    assert (model.value.weight.dtype, model.query.weight.dtype) == (torch.bfloat16, torch.float32)
+
+
+def test_a_communication_hook_is_not_lost(behind: Any) -> None:
+    """It belongs to a wrapper that is made again, since its buckets have the type of the weights."""
+    behind("fp32")
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        model = nn.parallel.DistributedDataParallel(network().bfloat16())
+        model.register_comm_hook(None, allreduce_hook)
+        with pytest.raises(PreparationError, match="communication hook"):
+            torch.optim.SGD(model.parameters(), lr=0.1)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_masters_of_apex_for_sparse_gradients_are_refused(behind: Any) -> None:
+    """Their gradients are dense, as those of Apex."""
+    stand_in = behind("O2")
+    model = nn.Embedding(4, 3, sparse=True)
+    optimizer = torch.optim.SparseAdam(model.parameters(), lr=0.1)
+    model(torch.arange(4)).square().mean().backward()
+    with pytest.raises(RuntimeError, match="dense gradients") as caught:
+        optimizer.step()
+    assert "half:masters=fp32" in str(stand_in.explain(caught.value))

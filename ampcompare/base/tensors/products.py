@@ -11,16 +11,21 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-__all__ = ["OperationMode", "narrowest", "product_flops", "type_name"]
+__all__ = ["OperationMode", "dtype_name", "narrowest", "product_flops", "type_name"]
 
 SHORT = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
 NARROW_FIRST = ("fp8", "fp16", "bf16", "fp32", "fp64")
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a type as it is shown, such as fp16."""
+    return SHORT.get(dtype) or str(dtype).removeprefix("torch.")
+
+
 def type_name(tensor: Tensor) -> str:
     """Return the type of a tensor as reports show it; "fp8" for torchao's tensors that hold it."""
     dtype = getattr(tensor, "_data", tensor).dtype if type(tensor) is not Tensor else tensor.dtype
-    name = SHORT.get(dtype) or str(dtype).removeprefix("torch.")
+    name = dtype_name(dtype)
     return "fp8" if name.startswith("float8") else name
 
 

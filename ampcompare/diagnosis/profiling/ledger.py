@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ampcompare.base.tensors.products import dtype_name
 from ampcompare.diagnosis.profiling.marks import Marks
-from ampcompare.diagnosis.profiling.trace import SHORT
 from ampcompare.runs.records.profile import Held, Memory
 
 __all__ = ["Block", "Ledger"]
@@ -69,9 +69,6 @@ class Ledger:
     Args:
         marks: says phase, module, models and optimizers.
         device: whose memory counts.
-
-    Attributes:
-        held_before: bytes that were held at `begin`.
     """
 
     def __init__(self, marks: Marks, device: torch.device) -> None:
@@ -80,18 +77,15 @@ class Ledger:
         self._live: dict[int, _Storage] = {}
         self._first: list[_Storage] = []
         self._all: dict[int, list[_Storage]] = defaultdict(list)
-        self._events: list[tuple[_Storage, int, str]] = []
         self._finalizers: list[Any] = []
         self._hooks: Any = None
         self._is_on = False
-        self._from = 0
         self._phases: list[tuple[int, str]] = []
-        self.held_before = 0
 
     def begin(self) -> None:
         """Count what models and optimizers hold, and begin to follow storages."""
         self._is_on = True
-        weights = [one for model in self._marks.models for one in [*model.parameters(), *model.buffers()]]
+        weights = [one for model in self._marks.sites.models for one in [*model.parameters(), *model.buffers()]]
         for tensor in weights:
             self._hold(tensor, WEIGHTS)
             if tensor.grad is not None:
@@ -100,19 +94,18 @@ class Ledger:
             for group in optimizer.param_groups:
                 for param in group["params"]:
                     # A script names no model: what an optimizer steps is a weight then.
-                    self._hold(param, MASTERS if self._marks.models else WEIGHTS)
+                    self._hold(param, MASTERS if self._marks.sites.models else WEIGHTS)
                     if param.grad is not None:
                         self._hold(param.grad, GRADIENTS)
             for values in list(optimizer.state.values()):
                 for value in _tensors(values):
                     self._hold(value, STATE)
-        self.held_before = sum(one.bytes for one in self._live.values())
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
         self._hooks.__enter__()
 
     def begin_step(self) -> None:
         """Begin the step whose peak counts; what the step before it left is known by now."""
-        self._from = len(self._events)
+        self._first = [one for one in self._first if one.ended is None]
 
     def end(self) -> None:
         """Stop following storages."""
@@ -133,7 +126,7 @@ class Ledger:
                 other = self._key(inputs[0])
                 source = None if other is None else self._live.get(other)
             one = self._add(tensor, key)
-            if one is not None and source is not None:
+            if source is not None:
                 one.source = source
                 is_narrower = tensor.element_size() < inputs[0].element_size()
                 if is_narrower and source.kind in (WEIGHTS, MASTERS) and self._marks.phase == "forward":
@@ -145,7 +138,7 @@ class Ledger:
 
     def note_gradients(self) -> None:
         """Label the gradients that exist now."""
-        given: list[Tensor] = [param for model in self._marks.models for param in model.parameters()]
+        given: list[Tensor] = [param for model in self._marks.sites.models for param in model.parameters()]
         given += [
             param
             for optimizer in self._marks.optimizers
@@ -158,26 +151,6 @@ class Ledger:
                 if key is not None and key in self._live:
                     self._live[key].kind = GRADIENTS
 
-    def memory(self, measured: int, reserved: int | None) -> Memory:
-        """Return what holds the peak.
-
-        Args:
-            measured: peak bytes of the allocator.
-            reserved: bytes held by the allocator; None on a CPU.
-        """
-        now = peak = self.held_before
-        at, phase = -1, "forward"
-        for index, (one, sign, when) in enumerate(self._events):
-            now += sign * one.bytes
-            if index < self._from:
-                peak, at = now, index
-            elif now > peak:
-                peak, at, phase = now, index, when
-        gone = {id(one) for one, sign, _ in self._events[: at + 1] if sign < 0}
-        first = [one for one in self._first if id(one) not in gone]
-        later = [one for one, sign, _ in self._events[: at + 1] if sign > 0 and id(one) not in gone]
-        return self._split([*first, *later], {}, gone, measured, reserved, phase)
-
     def memory_of(
         self, blocks: Sequence[Block], at: int, measured: int | None = None, reserved: int | None = None
     ) -> Memory:
@@ -189,7 +162,6 @@ class Ledger:
             measured: peak bytes of the allocator; None for the sum of what was found, on a CPU.
             reserved: bytes held by the allocator; None on a CPU.
         """
-        start = self._first_held()
         found: list[_Storage] = []
         work: dict[str, int] = defaultdict(int)
         for block in blocks:
@@ -198,18 +170,13 @@ class Ledger:
                 found.append(known[0])
             else:
                 work[block.operation] += block.bytes
-        held = [*start, *found]
+        held = [*self._first, *found]
         alive = {id(one) for one in held}
         gone = {id(one) for ones in self._all.values() for one in ones if id(one) not in alive}
         if measured is None:
             measured = sum(one.bytes for one in held) + sum(work.values())
         phases = [phase for when, phase in self._phases if when <= at]
         return self._split(held, work, gone, measured, reserved, phases[-1] if phases else "other")
-
-    def _first_held(self) -> list[_Storage]:
-        """Return what was held at `begin` and still is at `begin_step`."""
-        gone = {id(one) for one, sign, _ in self._events[: self._from] if sign < 0}
-        return [one for one in self._first if id(one) not in gone]
 
     def _split(
         self,
@@ -262,10 +229,9 @@ class Ledger:
     def _hold(self, tensor: Tensor, kind: str) -> None:
         key = self._key(tensor)
         if key is not None and key not in self._live:
-            one = self._add(tensor, key, counted=False)
-            if one is not None:
-                one.kind = kind
-                self._first.append(one)
+            one = self._add(tensor, key)
+            one.kind = kind
+            self._first.append(one)
 
     def _pack(self, tensor: Tensor) -> Tensor:
         if self._is_on:
@@ -282,16 +248,12 @@ class Ledger:
         except (RuntimeError, NotImplementedError):
             return None  # a subclass without storage
 
-    def _add(self, tensor: Tensor, key: int, *, counted: bool = True) -> _Storage | None:
+    def _add(self, tensor: Tensor, key: int) -> _Storage:
         storage = tensor.untyped_storage()
-        size = storage.nbytes()
-        name = str(tensor.dtype).removeprefix("torch.")
-        one = _Storage(size, SHORT.get(name, name), self._marks.module, self._marks.phase)
+        one = _Storage(storage.nbytes(), dtype_name(tensor.dtype), self._marks.sites.module, self._marks.phase)
         one.address, one.made = storage.data_ptr(), time.time_ns()
         self._live[key] = one
         self._all[one.address].append(one)
-        if counted:
-            self._events.append((one, 1, self._marks.phase))
         finalizer = weakref.finalize(storage, self._ended, key)
         finalizer.atexit = False
         self._finalizers.append(finalizer)
@@ -301,7 +263,6 @@ class Ledger:
         one = self._live.pop(key, None)
         if one is not None and self._is_on:
             one.ended = time.time_ns()
-            self._events.append((one, -1, self._marks.phase))
 
 
 def _tensors(values: Any) -> Iterable[Tensor]:

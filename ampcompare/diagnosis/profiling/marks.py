@@ -6,11 +6,10 @@ optimizers and modules.
 
 from __future__ import annotations
 
-import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -21,12 +20,13 @@ from torch.profiler import record_function
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ampcompare.diagnosis.profiling.trace import MODULE, PHASE, STEP
+from ampcompare.diagnosis.sites import Sites
 from ampcompare.guards.events import Layer, Subscriptions
 from ampcompare.runs.records.profile import Phase
 
 __all__ = ["Marks"]
 
-WRAPPER = re.compile(r"^module(\.|$)")  # in names of what DistributedDataParallel has wrapped
+WRAPPER = r"^module(\.|$)"  # in names of what DistributedDataParallel has wrapped
 
 
 class Marks:
@@ -34,7 +34,7 @@ class Marks:
 
     Attributes:
         phase: in which the loop is.
-        module: name of the innermost module whose forward pass runs; "" outside of modules.
+        sites: of modules whose forward pass runs.
         seconds: by phase, of the present step.
         learns_models: models are those whose forward pass a loop calls.
         ranges: whether phases and modules are ranges of a trace.
@@ -45,21 +45,18 @@ class Marks:
 
     def __init__(self, on_phase: Callable[[Phase, Phase], None] = lambda old, new: None) -> None:
         self.phase: Phase = "other"
-        self.module = ""
+        self.sites = Sites()
         self.seconds: dict[Phase, float] = defaultdict(float)
         self.ranges = False
-        self.modules_are_watched = False
         self.learns_models = False
         self.on_print: Callable[[], None] | None = None
         self.on_phase = on_phase
         self.optimizers: list[Any] = []
-        self.models: list[nn.Module] = []
-        self._names: dict[int, str] = {}
         self._since = time.perf_counter()
         self._subscriptions = Subscriptions(Layer.WATCH)
         self._handles: list[Any] = []
         self._open: list[AbstractContextManager[Any]] = []  # ranges: the step, then the phase
-        self._stack: list[tuple[str, AbstractContextManager[Any] | None]] = []
+        self._modules: list[AbstractContextManager[Any]] = []  # ranges of those that run, the innermost last
         self._depth = 0
         self._is_over = False
 
@@ -87,12 +84,10 @@ class Marks:
         """Name the modules of some models; with several, names begin with the class of the model."""
         given = list(models)
         for model in given:
-            if any(model is known for known in self.models):
-                continue
-            self.models.append(model)
-            prefix = f"{type(model).__name__}:" if len(given) > 1 or len(self.models) > 1 else ""
-            for name, module in model.named_modules():
-                self._names.setdefault(id(module), f"{prefix}{WRAPPER.sub('', name)}")
+            known = self.sites.models
+            if all(model is not other for other in known):
+                prefix = f"{type(model).__name__}:" if len(given) > 1 or known else ""
+                self.sites.name(model, prefix, wrapper=WRAPPER)
 
     def enter(self, phase: Phase) -> None:
         """Begin a phase."""
@@ -111,7 +106,7 @@ class Marks:
         """Follow nothing more, such as in a process that was forked."""
         self._is_over = True
         self._open.clear()
-        self.ranges = self.modules_are_watched = False
+        self.ranges = False
 
     def end_step(self) -> dict[Phase, float]:
         """End the step, begin the next, and return the seconds of the phases."""
@@ -192,28 +187,21 @@ class Marks:
     def _entered(self, module: nn.Module, _arguments: Any) -> None:
         if self._depth:  # a checkpoint computes it again in the backward pass
             return
-        if not self._stack and torch.is_grad_enabled():
+        if not self.sites.is_inside and torch.is_grad_enabled():
             self.enter("forward")
-            if self.learns_models and id(module) not in self._names and _has_weights(module):
+            if self.learns_models and not self.sites.knows(module) and _has_weights(module):
                 self.know([module])
-        if not (self.ranges or self.modules_are_watched):
-            self._stack.append((self.module, None))
-            return
-        name = self._names.get(id(module))
-        outer = self.module
-        self.module = outer if name is None else name
-        block = None
-        if self.ranges and self.module != outer:
-            block = record_function(f"{MODULE}{self.module}")
-            block.__enter__()
-        self._stack.append((outer, block))
+        outer = self.sites.module
+        self.sites.enter(module)
+        is_range = self.ranges and self.sites.module != outer
+        block = record_function(f"{MODULE}{self.sites.module}") if is_range else nullcontext()
+        block.__enter__()
+        self._modules.append(block)
 
     def _left(self, *_: Any) -> None:
-        if self._depth or not self._stack:
-            return
-        self.module, block = self._stack.pop()
-        if block is not None:
-            block.__exit__(None, None, None)
+        if not self._depth and self._modules:
+            self.sites.leave()
+            self._modules.pop().__exit__(None, None, None)
 
 
 def _has_weights(module: nn.Module) -> bool:

@@ -8,10 +8,9 @@ from __future__ import annotations
 import csv
 import re
 import time
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -23,9 +22,11 @@ from torch.optim import Optimizer
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
+from ampcompare.base.tensors.products import dtype_name
 from ampcompare.base.tensors.tf32 import Tf32
-from ampcompare.diagnosis.profiling.step_profiler import Enough, Measured, StepProfiler, Steps
-from ampcompare.diagnosis.profiling.trace import SHORT, Account
+from ampcompare.diagnosis.loops import Conditions, Enough, trained_under
+from ampcompare.diagnosis.profiling.step_profiler import Measured, StepProfiler, Steps
+from ampcompare.diagnosis.profiling.trace import Account
 from ampcompare.diagnosis.profiling.watch import ProductShape, Seen, missed_sizes, repeated_casts
 from ampcompare.runs.records.profile import (
     ArmProfile,
@@ -42,7 +43,7 @@ from ampcompare.runs.records.profile import (
 )
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.training.device import resolve_device, synchronize
-from ampcompare.training.precision.base import Precision, PrecisionWrapper, StepOutcome, make_precision
+from ampcompare.training.precision.base import Precision, PrecisionWrapper, StepOutcome
 from ampcompare.training.precision.cpu_half import cpu_half
 
 __all__ = [
@@ -134,22 +135,15 @@ def measure_loop(
     Returns:
         What was measured, the precision that trained, the profiler, and how 16-bit types were computed.
     """
-    torch.manual_seed(seed)
-    precision = make_precision(arm, device=str(device))
-    mode, arithmetic = cpu_half(half, precision.half_dtype, device)
     profiler = StepProfiler(steps, device)
-    profiled = ProfiledPrecision(precision, profiler)
-    try:
-        beneath = profiler.beneath() if mode is not None and "emulated" in mode else nullcontext()
-        with beneath, arithmetic, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            try:
-                with suppress(Enough):
-                    loop(profiled)
-            finally:
-                profiler.close()
-    finally:
-        _release(precision)
+    conditions = Conditions(device=str(device), half=half, seed=seed)
+    with (
+        trained_under(arm, conditions, profiler.beneath) as precision,
+        closing(profiler),
+        suppress(Enough),
+    ):
+        loop(ProfiledPrecision(precision, profiler))
+    mode, _ = cpu_half(half, precision.half_dtype, device)
     return profiler.measured, precision, profiler, mode
 
 
@@ -158,7 +152,7 @@ def profile_of(
     device: torch.device,
 ) -> ArmProfile:  # fmt: skip
     """Return the profile of an arm, with the peaks of the device."""
-    half = "" if precision_half is None else SHORT.get(str(precision_half).removeprefix("torch."), "")
+    half = "" if precision_half is None else dtype_name(precision_half)
     tf32 = device.type == "cuda" and _has_tf32()
     profile = build_profile(
         str(arm),
@@ -203,13 +197,6 @@ def _has_tf32() -> bool:
         return False
     switches = Tf32.read()
     return torch.cuda.get_device_capability()[0] >= 8 and "tf32" in (switches.products, switches.convolutions)
-
-
-def _release(precision: Precision) -> None:
-    """Undo the patches of O1, so that the next run begins with torch as it is."""
-    close = getattr(getattr(getattr(precision, "amp", None), "_amp_state", None), "close", None)
-    if close is not None:
-        close()
 
 
 def build_profile(arm: str, measured: Measured, **facts: object) -> ArmProfile:
@@ -257,10 +244,7 @@ def build_profile(arm: str, measured: Measured, **facts: object) -> ArmProfile:
         ),
         communication=communication,
         fp32_seconds=_fp32_seconds(account, factors),
-        formats={} if seen is None else dict(seen.convolutions),
         optimizer_operations=0 if seen is None else seen.optimizer_operations,
-        conv_kernels=sorted(account.conv_kernels)[:MAX_OPERATIONS],
-        notes=list(measured.notes),
         **facts,
     )
 

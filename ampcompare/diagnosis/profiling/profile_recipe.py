@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,25 +13,23 @@ import torch
 
 from ampcompare.base.errors import AmpCompareError, UnsupportedCombination
 from ampcompare.base.tensors.tf32 import set_tf32
+from ampcompare.diagnosis.loops import recipe_loop
 from ampcompare.diagnosis.profiling.measure import Loop, ProfiledPrecision, measure_loop, profile_of
 from ampcompare.diagnosis.profiling.reasons import BATCH, work_of
 from ampcompare.diagnosis.profiling.step_profiler import Steps
 from ampcompare.runs.records.profile import ArmProfile, Trial
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.examination import answering_errors
-from ampcompare.runs.settings.validation import validated
-from ampcompare.tasks.task import make_task
-from ampcompare.training.assemble import assemble_single, cpu_half_of
-from ampcompare.training.build_loop import build_loop
+from ampcompare.runs.settings.validation import validate
+from ampcompare.training.assemble import cpu_half_of
 from ampcompare.training.device import resolve_device
 
-__all__ = ["memory_variants", "profile_config", "profile_recipe", "recipe_loop", "run_memory_trials", "run_trials"]
+__all__ = ["memory_variants", "profile_config", "profile_recipe", "run_trials", "time_variants"]
 
 NEVER = 1_000_000  # steps between two reads of losses: none in a profile
 TRIAL_STEPS = Steps(warmup=2, timed=4, profiled=0, watched=0)
 MEMORY_STEPS = Steps(warmup=1, timed=2, profiled=0, watched=1)
 MIN_OPTIMIZER = 0.10
-MIN_CONVOLUTION = 0.20
 MIN_DATA = 0.15
 MIN_OVERHEAD = 0.15
 MIN_ACTIVATIONS = 0.10  # of the peak of memory
@@ -39,28 +38,11 @@ ROUNDS = 2
 MORE = 4  # times the batch
 
 
-def recipe_loop(config: RunConfig, device: torch.device) -> Loop:
-    """Return the loop: it assembles the run of the recipe, and trains epoch after epoch until it is stopped."""
-    recipe = config.recipe
-    task = make_task(recipe)
-
-    def train(precision: ProfiledPrecision) -> None:
-        if config.parallel.kind == "fsdp":
-            raise UnsupportedCombination(
-                f"profile trains a recipe in one process, but {config.arm} shards its weights over several"
-            )
-        assembly = assemble_single(recipe, task, precision, device)
-        loop = build_loop(recipe, assembly, precision, drain_every=NEVER)
-        epoch = 0
-        while True:
-            batches = task.data.train_batches(
-                epoch, recipe.batch_size, device=device, workers=config.workers, pin_memory=config.pin_memory
-            )
-            for _ in loop.run(precision.batches(batches), epoch=epoch):
-                pass
-            epoch += 1
-
-    return train
+def _loop(config: RunConfig, device: torch.device) -> Loop:
+    """Return the loop of the recipe, which trains epoch after epoch until it is stopped."""
+    return recipe_loop(
+        config, device, epochs=itertools.count(), batches_of=ProfiledPrecision.batches, drain_every=NEVER
+    )
 
 
 def profile_config(config: RunConfig, steps: Steps, *, trials: bool) -> tuple[ArmProfile, dict[str, Any]]:
@@ -81,9 +63,7 @@ def profile_config(config: RunConfig, steps: Steps, *, trials: bool) -> tuple[Ar
     half = cpu_half_of(config.cpu_half, config.recipe.compile)
     arm = config.parsed_arm
     seed = config.recipe.seed
-    measured, precision, profiler, mode = measure_loop(
-        recipe_loop(config, device), arm, steps, device, half=half, seed=seed
-    )
+    measured, precision, profiler, mode = measure_loop(_loop(config, device), arm, steps, device, half=half, seed=seed)
     found = profile_of(arm, measured, precision.half_dtype, profiler, mode, device)
     changes: dict[str, Any] = {"batch_size": config.recipe.batch_size}
     if is_compiled:
@@ -91,26 +71,22 @@ def profile_config(config: RunConfig, steps: Steps, *, trials: bool) -> tuple[Ar
         changes["notes"] = [*found.notes, "memory and FLOPs of a compiled model are not counted"]
     found = found.model_copy(update=changes)
     if trials and "emulated" not in (mode or ""):  # times of an emulation are no measure
-        found = found.model_copy(update={"trials": run_trials(config, found, _timer(device, half))})
+        tried = run_trials(config, time_variants(config, found), _measurer(device, half, TRIAL_STEPS))
+        found = found.model_copy(update={"trials": tried})
     if trials:
-        tried = run_memory_trials(config, found, _measurer(device, half, MEMORY_STEPS))
+        tried = run_trials(config, memory_variants(config, found), _measurer(device, half, MEMORY_STEPS))
         found = found.model_copy(update={"memory_trials": tried})
     return found, measured.trace
 
 
-def _timer(device: torch.device, half: str) -> Callable[[RunConfig], float]:
-    measure = _measurer(device, half, TRIAL_STEPS)
-    return lambda config: measure(config)[0]
-
-
-def _measurer(device: torch.device, half: str, steps: Steps) -> Callable[[RunConfig], tuple[float, int]]:
+def _measurer(device: torch.device, half: str, steps: Steps) -> Callable[[RunConfig], tuple[float, int | None]]:
     """Return what trains some steps of a configuration; it returns the seconds of one and its peak of memory."""
 
-    def measure_step(config: RunConfig) -> tuple[float, int]:
+    def measure_step(config: RunConfig) -> tuple[float, int | None]:
         torch.backends.cudnn.benchmark = config.recipe.cudnn_benchmark
-        loop = recipe_loop(config, device)
-        measured, *_ = measure_loop(loop, config.parsed_arm, steps, device, half=half, seed=config.recipe.seed)
-        return measured.step_seconds, 0 if measured.memory is None else measured.memory.measured_bytes
+        arm, seed = config.parsed_arm, config.recipe.seed
+        measured, *_ = measure_loop(_loop(config, device), arm, steps, device, half=half, seed=seed)
+        return measured.step_seconds, None if measured.memory is None else measured.memory.measured_bytes
 
     return measure_step
 
@@ -131,7 +107,7 @@ def profile_recipe(config: dict[str, Any], steps: int, profiled: int, trials: bo
     Args:
         trace: file for the trace; "" writes none.
     """
-    settings = validated(RunConfig, config)
+    settings = validate(RunConfig, config)
     torch.set_num_threads(settings.threads)
     found, events = profile_config(settings, Steps(timed=steps, profiled=profiled), trials=trials)
     if trace:
@@ -148,18 +124,13 @@ class _Variant:
     work: float = 1.0
 
 
-def _variants(config: RunConfig, found: ArmProfile) -> Iterator[_Variant]:
+def time_variants(config: RunConfig, found: ArmProfile) -> Iterator[_Variant]:
     """Yield the changes that what was measured suggests."""
     recipe, whole = config.recipe, work_of(found)
     if found.of_phase("optimizer") / whole >= MIN_OPTIMIZER and "fused" not in found.optimizer:
         names = ["foreach"] if "foreach" not in found.optimizer else []
         for name in [*(["fused"] if recipe.optimizer.name in FUSED else []), *names]:
             yield from _changed(config, f"--optimizer-implementation {name}", {"recipe.optimizer.implementation": name})
-    convolutions = sum(one.seconds for one in found.operations if "conv" in one.name)
-    if convolutions / whole >= MIN_CONVOLUTION and found.formats.get("NCHW"):
-        yield from _changed(config, "--channels-last", {"recipe.channels_last": True})
-        if found.device != "cpu" and not recipe.cudnn_benchmark:
-            yield from _changed(config, "--cudnn-benchmark", {"recipe.cudnn_benchmark": True})
     if found.of_phase("data") / whole >= MIN_DATA and not config.workers:
         yield from _changed(config, "--workers 2", {"workers": 2})
     overhead = found.of_kind("host") + found.of_kind("other") + found.of_phase("optimizer")
@@ -196,47 +167,24 @@ def _changed(config: RunConfig, name: str, values: dict[str, Any], *, work: floa
             place = place[folder]
         place[last] = value
     try:
-        yield _Variant(name, validated(RunConfig, data), work)
+        yield _Variant(name, validate(RunConfig, data), work)
     except AmpCompareError:
         return
 
 
-def run_trials(config: RunConfig, found: ArmProfile, time_step: Callable[[RunConfig], float]) -> list[Trial]:
-    """Train the arm and each variant in turns, some rounds, and return the fastest step of both.
-
-    Args:
-        time_step: trains some steps of a configuration and returns the seconds of one.
-    """
-    trials = []
-    for variant in _variants(config, found):
-        before, after = [], []
-        try:
-            for _ in range(ROUNDS):
-                before.append(time_step(config))
-                after.append(time_step(variant.config))
-        except (AmpCompareError, RuntimeError, TypeError, ValueError) as error:
-            trials.append(Trial(change=variant.change, before_seconds=0, seconds=0, failure=f"{error}"[:200]))
-            continue
-        best = min(after) / variant.work
-        # A gain counts only where every round of the change is faster than every one of the arm as it is.
-        gained = best if max(after) / variant.work < min(before) else max(best, min(before))
-        trials.append(Trial(change=variant.change, before_seconds=min(before), seconds=gained))
-    return trials
-
-
-def run_memory_trials(
-    config: RunConfig, found: ArmProfile, measure_step: Callable[[RunConfig], tuple[float, int]]
+def run_trials(
+    config: RunConfig, variants: Iterable[_Variant], measure_step: Callable[[RunConfig], tuple[float, int | None]]
 ) -> list[Trial]:
-    """Train the arm and each variant that may be smaller in turns, some rounds, and return the peaks of both.
+    """Train the arm and each variant in turns, some rounds, and return the fastest step and the peaks of both.
 
-    A change that the model or optimizer does not have gives no trial.
+    A change that the model, the data or the optimizer does not have gives no trial.
 
     Args:
         measure_step: trains some steps of a configuration and returns the seconds of one, and its peak of memory in
-            bytes.
+            bytes; None where that is not measured.
     """
     trials = []
-    for variant in memory_variants(config, found):
+    for variant in variants:
         before, after = [], []
         try:
             for _ in range(ROUNDS):
@@ -255,8 +203,8 @@ def run_memory_trials(
                 change=variant.change,
                 before_seconds=min(old),
                 seconds=min(new) if is_apart else min(old),
-                before_peak_bytes=min(size for _, size in before),
-                peak_bytes=min(size for _, size in after),
+                before_peak_bytes=min((size for _, size in before if size is not None), default=None),
+                peak_bytes=min((size for _, size in after if size is not None), default=None),
             )
         )
     return trials

@@ -29,15 +29,11 @@ from ampcompare.diagnosis.profiling.trace import Account, read_trace
 from ampcompare.diagnosis.profiling.watch import Seen, StepSight
 from ampcompare.runs.records.profile import Memory, Phase
 
-__all__ = ["Enough", "Measured", "StepProfiler", "Steps"]
+__all__ = ["Measured", "StepProfiler", "Steps"]
 
 BEGIN = "ampcompare:memory"
 DEVICE_TYPES = {"cpu": 0, "cuda": 1}  # numbers of torch in a trace
 MAX_NESTED = 400  # operations that begin before a time and may still run then
-
-
-class Enough(Exception):
-    """All steps that were asked for are made; it ends the loop."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +74,6 @@ class Measured:
     seen: Seen | None = None
     steps: int = 0
     trace: dict[str, Any] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
 
 
 class StepProfiler:
@@ -203,7 +198,6 @@ class StepProfiler:
 
     def _prepare_memory(self) -> None:
         """Follow storages one step ahead: the allocator knows the size of what is freed only if it saw it begin."""
-        self.marks.modules_are_watched = True
         self._ledger = Ledger(self.marks, self._device)
         self._memory_profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
         self._memory_profiler.__enter__()
@@ -259,16 +253,13 @@ def faster_half(timed: Sequence[tuple[float, Any]]) -> list[tuple[float, Any]]:
 def memory_at_peak(
     ledger: Ledger, trace: Mapping[str, Any], device: torch.device, measured: int | None, reserved: int | None
 ) -> Memory:
-    """Return what holds the peak of memory, from the blocks of the allocator; from tensors if it told of none.
+    """Return what holds the peak of memory, from the blocks of the allocator.
 
     Args:
         measured: peak bytes of a GPU's allocator, which also has blocks of before; None on a CPU.
         reserved: bytes that it holds; None on a CPU.
     """
-    blocks, at = blocks_at_peak(trace, device)
-    if measured is not None and not blocks:
-        return ledger.memory(measured, reserved)
-    return ledger.memory_of(blocks, at, measured, reserved)
+    return ledger.memory_of(*blocks_at_peak(trace, device), measured, reserved)
 
 
 def blocks_at_peak(trace: Mapping[str, Any], device: torch.device) -> tuple[list[Block], int]:

@@ -19,7 +19,6 @@ from ampcompare.runs.records.profile import PHASES, Phase, WorkKind
 __all__ = [
     "MODULE",
     "PHASE",
-    "SHORT",
     "STEP",
     "Account",
     "Event",
@@ -49,7 +48,6 @@ _TYPES = {  # as a trace writes them
     "c10::Float8_e4m3fn": "fp8",
     "c10::Float8_e5m2": "fp8",
 }
-SHORT = {"float32": "fp32", "float64": "fp64", "float16": "fp16", "bfloat16": "bf16"}
 PRODUCTS = re.compile(
     r"^(mm|bmm|addmm|baddbmm|addbmm|mv|addmv|dot|_?convolution|.*_conv\w*|conv\w*|.*convolution\w*|linear|matmul|"
     r"_scaled_mm|_scaled_dot_product\w*|.*flash_attention\w*|.*efficient_attention\w*|einsum|_addmm_activation|"
@@ -110,7 +108,6 @@ class Account:
 
     Attributes:
         waits: seconds in which the host waited for the device, by the call.
-        launches: kernels.
     """
 
     steps: int = 0
@@ -124,10 +121,8 @@ class Account:
     communication: float = 0.0
     exposed: float = 0.0
     collectives: int = 0
-    launches: int = 0
     waits: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     is_gpu: bool = False
-    conv_kernels: set[str] = field(default_factory=set)
 
     def add(self, key: Key, name: str, dtype: str, module: str, microseconds: float, *, calls: int = 1) -> None:
         """Add the own time of an operation or kernel."""
@@ -402,9 +397,6 @@ def _account_of_device(
         own = max(0.0, stop - max(start, reached))
         account.add((launch.place.phase, kind), launch.operation or str(event["name"]), launch.dtype,
                     launch.place.module, own)  # fmt: skip
-        account.launches += 1
-        if kind == "product" and "conv" in launch.operation:
-            account.conv_kernels.add(str(event["name"]))
         reached = max(reached, stop)
     for start, stop in _without(wire, compute):
         account.parts["backward", "communication"] += (stop - start) * MICROSECOND

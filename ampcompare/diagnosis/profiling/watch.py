@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import os
 import sys
-import sysconfig
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -24,17 +22,16 @@ from ampcompare.base.tensors.products import OperationMode, narrowest, product_f
 from ampcompare.base.tensors.tree import tensors_in
 from ampcompare.diagnosis.profiling.ledger import Ledger
 from ampcompare.diagnosis.profiling.marks import Marks
-from ampcompare.diagnosis.profiling.trace import is_half, kind_of
+from ampcompare.diagnosis.profiling.trace import is_half
+from ampcompare.diagnosis.sites import PACKAGE, calling_line, shown_line
 
 __all__ = ["ProductShape", "Seen", "StepSight", "missed_sizes", "repeated_casts"]
 
 aten = torch.ops.aten
-PACKAGE = str(Path(__file__).resolve().parents[2])
 OVERFLOW_CHECKS = tuple(
     os.path.join(PACKAGE, *room.split("/"), "") for room in ("apex", "training/precision", "script", "base/tensors")
 )
 SCALER = os.path.join("torch", "amp", "grad_scaler.py")
-LIBRARIES = tuple({os.path.realpath(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib")})
 CASTS = (aten._to_copy.default,)
 TO_HOST = frozenset({Tensor.cpu, Tensor.numpy, Tensor.tolist, Tensor.__array__})
 COMPUTING = ("forward", "backward", "unscale")
@@ -83,17 +80,12 @@ class Seen:
     layer_flops: Counter[str] = field(default_factory=Counter)
     bytes: int = 0
     cast_bytes: int = 0
-    memory_bound_bytes: Counter[str] = field(default_factory=Counter)
-    operations: int = 0
     products: Counter[ProductShape] = field(default_factory=Counter)
     syncs: Counter[tuple[str, str]] = field(default_factory=Counter)
     sync_steps: Counter[tuple[str, str]] = field(default_factory=Counter)
     casts: dict[tuple[int, int, str], list[tuple[str, str, int]]] = field(default_factory=lambda: defaultdict(list))
     keep: list[Any] = field(default_factory=list)  # storages whose address must not be used again meanwhile
-    norm_types: Counter[tuple[str, str]] = field(default_factory=Counter)
-    convolutions: Counter[str] = field(default_factory=Counter)  # "NCHW" or "NHWC"
     optimizer_operations: int = 0
-    fp32_lines: Counter[tuple[str, str, str]] = field(default_factory=Counter)
 
 
 class StepSight(OperationMode):
@@ -171,7 +163,6 @@ class StepSight(OperationMode):
                 self._reads[self._reader("copy to the host")] += 1
         if seen.steps:
             return
-        seen.operations += 1
         if marks.phase == "optimizer":
             seen.optimizer_operations += 1
         moved = sum(map(size_of, inputs)) + sum(map(size_of, outputs))
@@ -179,27 +170,17 @@ class StepSight(OperationMode):
         if func in CASTS and inputs and outputs and inputs[0].dtype != outputs[0].dtype:
             self._cast(inputs[0], outputs[0], moved)
             return
-        kind = kind_of(func._schema.name)
         dtype = narrowest(inputs)
         product = product_flops(func, args, kwargs, result)
         flops = product or 0
         if product is not None:
             seen.flops += flops
             seen.mixed[dtype] += flops
-            seen.layer_flops[marks.module] += flops
-        elif marks.phase in ("forward", "backward"):
-            seen.memory_bound_bytes[dtype] += moved
-            if marks.phase == "forward" and dtype == "fp32" and moved >= 1024:
-                seen.fp32_lines[name, marks.module, ""] += moved
-        if kind == "normalization":
-            seen.norm_types[name, dtype] += 1
+            seen.layer_flops[marks.sites.module] += flops
         if marks.phase == "forward" and flops:
             shape = self._shape(name, args, outputs, dtype)
             if shape is not None:
                 seen.products[shape] += flops
-        if name == "convolution" and inputs and inputs[0].dim() == 4 and inputs[0].shape[1] > 1:
-            is_last = inputs[0].is_contiguous(memory_format=torch.channels_last)
-            seen.convolutions["NHWC" if is_last and not inputs[0].is_contiguous() else "NCHW"] += 1
 
     def _cast(self, source: Tensor, result: Tensor, moved: int) -> None:
         seen = self.seen
@@ -209,7 +190,7 @@ class StepSight(OperationMode):
         storage = source.untyped_storage()
         seen.keep.append(storage)
         key = (storage.data_ptr(), source._version, type_name(result))
-        seen.casts[key].append((self._line(), self.marks.module, moved))
+        seen.casts[key].append((calling_line(sys._getframe(2)), self.marks.sites.module, moved))
 
     def _shape(self, name: str, args: Sequence[Any], outputs: Sequence[Tensor], dtype: str) -> ProductShape | None:
         """Return the sizes of a product that tensor cores see."""
@@ -229,30 +210,19 @@ class StepSight(OperationMode):
             options = tuple(tuple(one) if isinstance(one, list) else one for one in args[3:9])
         else:
             return None
-        return ProductShape(self.marks.module, name, dtype, sizes, tuple(left.shape), tuple(right.shape), options)
+        return ProductShape(self.marks.sites.module, name, dtype, sizes, tuple(left.shape), tuple(right.shape), options)
 
     def _reader(self, what: str) -> tuple[str, str]:
         """Return the line that reads a value, and what it is: a gradient scaler reads whether there was an overflow."""
         frame: FrameType | None = sys._getframe(3)  # past the mode that has seen it
         while frame is not None:
+            if line := shown_line(frame):
+                return line, what
             name = frame.f_code.co_filename
             if name.endswith(SCALER) or name.startswith(OVERFLOW_CHECKS):
                 return "", "overflow check"
-            if _is_of_user(name):
-                break
             frame = frame.f_back
-        return self._line(), what
-
-    def _line(self) -> str:
-        """Return file:line of the innermost frame of the user's code."""
-        frame: FrameType | None = sys._getframe(2)
-        while frame is not None:
-            name = frame.f_code.co_filename
-            if _is_of_user(name):
-                shown = os.path.relpath(name)
-                return f"{name if shown.startswith('..') else shown}:{frame.f_lineno}"
-            frame = frame.f_back
-        return ""
+        return "", what
 
 
 class _Calls(TorchFunctionMode):
@@ -276,11 +246,6 @@ def _address(tensor: Tensor) -> int:
         return tensor.untyped_storage().data_ptr()
     except (NotImplementedError, RuntimeError):  # sparse tensors and others without a storage of their own
         return 0
-
-
-def _is_of_user(name: str) -> bool:
-    """Return whether a file of source is neither ampcompare's nor a library's."""
-    return not (name.startswith(("<", PACKAGE)) or os.path.realpath(name).startswith(LIBRARIES))
 
 
 def missed_sizes(shape: ProductShape) -> list[str]:

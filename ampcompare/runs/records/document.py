@@ -131,4 +131,6 @@ def read_with_source(path: Path, model: type[Stored], what: str) -> tuple[Stored
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
+        if "error" in first.get("ctx", {}):  # of a check that an older version may not have made
+            raise RecordError(f"{path}: this version refuses its {where}: {first['ctx']['error']}") from None
         raise RecordError(f"{path} is not a {what}: {where}: {first['msg']}") from None

@@ -29,6 +29,11 @@ class Prefix(FrozenRecord):
     total: int | None = Field(None, description="optimizer steps of the whole training, if known")
     basis: str = Field("", description="where the learning rates ahead come from; empty where the rate stays")
     rates_known: bool = True
+    is_floor: bool = Field(
+        False,
+        description="updates shrink as the loss falls, so that more is lost than `shares` say: with an optimizer that "
+        "does not divide by its second moment, or at a rate that does not fall",
+    )
     losses: list[Number] = Field([], description="of each backward pass")
     largest_gradient: Number | None = Field(None, description="magnitude, of any step, at a loss scale of 1")
     zero_denominators: dict[str, Number] = Field(

@@ -118,7 +118,8 @@ def execute(
     words = _in_words(error)
     prepared.close(status, f"{words}; {TO_CPU}" if needs_cpu else words)
     _print_missing(prepared.finder, error)
-    _print_sums(prepared.recorder)
+    if settings.watch or settings.arm is None:  # else the user has named no record
+        _print_sums(prepared.recorder)
     if status == 0 and settings.arm is None:  # which stays the last thing that is read
         point_at_migrate(settings)
     return status

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -57,7 +57,13 @@ class ParallelWrappers:
 
     def _make(self, original: Any, wrapper: Any, module: Any, *args: Any, **kwargs: Any) -> None:
         original(wrapper, module, *args, **kwargs)
-        self._made.append((weakref.ref(wrapper), args, kwargs))
+        if all(reference() is not wrapper for reference, _, _ in self._made):
+            self._made.append((weakref.ref(wrapper), args, kwargs))
+
+    def around(self, ids: Collection[int]) -> list[nn.Module]:
+        """Return the models in wrappers that have one of these parameters, given by their ids."""
+        wrappers = [wrapper for reference, _, _ in self._made if (wrapper := reference()) is not None]
+        return [one.module for one in wrappers if any(id(param) in ids for param in one.parameters())]
 
     def is_alone(self) -> bool:
         """Return whether there is no other rank."""

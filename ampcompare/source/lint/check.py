@@ -15,8 +15,8 @@ __all__ = ["UNREADABLE", "check_text", "is_of_interest"]
 UNREADABLE = "AMP000"
 WORDS = re.compile(
     r"\bapex\b|autocast|[Ss]caler\b|\bamp\b|_amp_|clip_grad_norm\(|type\s*=\s*bool|amp_(?:backend|level)\b"
-    r"""|precision\s*=\s*["']?16|float16|\.half\b|fp16_(?:backend|opt_level)|half_precision_backend|fp32_precision|allow_tf32"""
-    r"""|float32_matmul_precision|torch_dtype"""
+    r"""|precision\s*=\s*["']?(?:bf)?16|float16|\.half\b|fp16_(?:backend|opt_level)|half_precision_backend|fp32_precision|allow_tf32"""
+    r"""|float32_matmul_precision|torch_dtype|dtype\s*=\s*["']auto"""
 )
 CODES = r"[A-Za-z]+[0-9]*(?:[\s,]+[A-Za-z]+[0-9]+)*"
 OF_LINE = re.compile(rf"#\s*noqa\b(?:\s*:\s*(?P<codes>{CODES}))?", re.IGNORECASE)

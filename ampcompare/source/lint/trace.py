@@ -322,7 +322,7 @@ class Tracer(Follower):
         return ""
 
     def _bound_by_chain(self, call: ast.Call, statement: ast.stmt, frame: Frame) -> str:
-        """Return the name that gets the result of a chain such as `Net().half().cuda()` with a call in it."""
+        """Return the name that gets the result of a chain such as `compile(Net().half()).cuda()` with a call in it."""
         if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
             return ""
         pairs = [(statement.targets[0], statement.value)]
@@ -331,7 +331,10 @@ class Tracer(Follower):
         for target, value in pairs:
             node: ast.expr | None = value
             while isinstance(node, ast.Call) and node is not call:
-                node = node.func.value if isinstance(node.func, ast.Attribute) else None
+                if self.module.resolve(node.func, frame.scope) in (*WRAPPERS, "torch.compile"):
+                    node = node.args[0] if node.args else None
+                else:
+                    node = node.func.value if isinstance(node.func, ast.Attribute) else None
             if node is not None and node is call:
                 return self._canonical(target, frame)
         return ""

@@ -29,7 +29,7 @@ PROBE = (
     "the answer is yes now, whether Apex is there or not, since migrated files ask it; a file that asks it and still "
     "imports Apex fails without"
 )
-MARKS = (".scale(", ".unscale_(", ".scale_loss(", ".get_scale()")
+MARKS = (".scale(", ".unscale_(", ".scale_loss(", ".get_scale()", "clip_grad")
 PHRASES = (
     (re.compile(r"\b(?:NVIDIA|NVidia|nvidia|Nvidia)(?:'s)? [Aa](?:pex|PEX)(?: (?:amp|AMP))?\b"), "torch.amp"),
     (re.compile(r"\b[Aa](?:pex|PEX)[ .](?:amp|AMP)\b"), "torch.amp"),
@@ -90,7 +90,7 @@ def migrate_text(text: str, target: str = "torch", around: Around = ALONE) -> Mi
     if not may_use_apex(text):
         return Migration(text, [])
     module = Module(text)
-    names = Names(module, around.helpers(module), around.passed_on(module), around.running(module))
+    names = Names(module, around.passed_on(module), around.running(module))
     used = [node for node, _ in names.uses] + [call for call, _ in module.methods("step", "backward")]
     crowded = [
         each for each in map(module.statement, used) if not module.is_alone(each) and not isinstance(each, ast.With)
@@ -118,7 +118,7 @@ def migrate_text(text: str, target: str = "torch", around: Around = ALONE) -> Mi
         return result if apart == text else _of_other_lines(text, apart, target, around)
     if core is None and unsure is None:
         findings += [_by_hand(node, NO_EQUIVALENT.format(name)) for node, name in find_internals(module)]
-    twins = Twins(module, names, edits, torch, core, whole=unsure is None)
+    twins = Twins(module, names, edits, torch, whole=unsure is None)
     kept: list[ast.AST] = []
     for node, meaning in names.uses:
         if _is_of_core(meaning):
@@ -454,27 +454,17 @@ def _settle_try(module: Module, edits: Edits, node: ast.Try, gone: set[ast.stmt]
         return
     body: Block = [each for each in node.body if not edits.is_removed(each)]
     if body:
-        edits.unwrap(node, _whole(node.body))
+        edits.unwrap(node, node.body)
     else:
         edits.remove(node)
     if node.orelse:
         _keep_else(module, edits, node)
 
 
-def _whole(body: Block) -> Block:
-    return body
-
-
 def _keep_else(module: Module, edits: Edits, node: ast.Try) -> None:
-    outer = module.indent(node)
-    inner = module.indent(node.orelse[0])
-    text = "".join(
-        module.line_text(number)
-        for number in range(module.first_line(node.orelse[0]), (node.orelse[-1].end_lineno or 0) + 1)
-    )
-    lines = [line.removeprefix(inner) if line.startswith(inner) else line.strip() for line in text.splitlines()]
-    edits.after(node, lines)
-    del outer
+    inner, last = module.indent(node.orelse[0]), node.orelse[-1].end_lineno or 0
+    lines = (module.line_text(number).rstrip() for number in range(module.first_line(node.orelse[0]), last + 1))
+    edits.after(node, [line.removeprefix(inner) if line.startswith(inner) else line.strip() for line in lines])
 
 
 def _cannot_fail(statement: ast.stmt) -> bool:

@@ -189,13 +189,6 @@ class Precision:
         self._outcome = all_applied(len(optimizers), self.loss_scales())
         return self._outcome
 
-    def step_apart(self, optimizer: Optimizer, waiting: Sequence[Optimizer]) -> StepOutcome:
-        """Update the weights with one optimizer while others wait, whose gradients have the present loss scale.
-
-        For scripts that step their optimizers one by one; the default is right if nothing is scaled.
-        """
-        return self.step(optimizer)
-
     def state_dict(self) -> dict[str, Any]:
         """Return loss scales and counters: plain values only."""
         return {}
@@ -282,14 +275,19 @@ class PrecisionWrapper(Precision):
     def suspended(self) -> AbstractContextManager[None]:
         return self.inner.suspended()
 
+    def see_loss(self, loss: Tensor, loss_id: int) -> None:
+        """Look at a loss, before its backward pass begins; a subclass that watches overrides it."""
+
     def scale_loss(
         self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
     ) -> AbstractContextManager[Tensor]:
+        self.see_loss(loss, loss_id)
         return self.inner.scale_loss(loss, optimizers, loss_id=loss_id, delay_unscale=delay_unscale)
 
     def backward(
         self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
     ) -> None:
+        self.see_loss(loss, loss_id)
         self.inner.backward(loss, optimizers, loss_id=loss_id, delay_unscale=delay_unscale)
 
     def unscale(self, optimizer: Optimizer) -> list[Tensor]:
@@ -300,9 +298,6 @@ class PrecisionWrapper(Precision):
 
     def step(self, *optimizers: Optimizer) -> StepOutcome:
         return self.inner.step(*optimizers)
-
-    def step_apart(self, optimizer: Optimizer, waiting: Sequence[Optimizer]) -> StepOutcome:
-        return self.inner.step_apart(optimizer, waiting)
 
     def state_dict(self) -> dict[str, Any]:
         return self.inner.state_dict()

@@ -26,7 +26,7 @@ def test_the_peak_of_a_gpu_is_that_of_its_allocator() -> None:
     marks = Marks()
     ledger = Ledger(marks, torch.device("cpu"))  # stands for a GPU: it holds tensors of this machine
     model = torch.nn.Linear(64, 64, bias=False)
-    marks.models.append(model)
+    marks.know([model])
     ledger.begin()
     ledger.begin_step()
     base = time.time_ns()
@@ -60,17 +60,3 @@ def test_the_peak_of_a_gpu_is_that_of_its_allocator() -> None:
     }
     assert memory.rest_bytes == 96, "what the allocator rounds up"
     assert (memory.measured_bytes, memory.reserved_bytes) == (measured, 2**25)
-
-
-def test_a_gpu_whose_allocator_tells_nothing() -> None:
-    """The tensors are counted then, and what the allocator has in addition stays without a name."""
-    marks = Marks()
-    ledger = Ledger(marks, torch.device("cpu"))
-    ledger.begin()
-    ledger.begin_step()
-    tensor = torch.ones(1000)
-    ledger.made([tensor], [], is_cast=False)
-    ledger.end()
-    memory = memory_at_peak(ledger, {"traceEvents": []}, GPU, 5000, 2**21)
-    assert [(held.kind, held.bytes) for held in memory.held] == [("results in use", 4000)]
-    assert memory.rest_bytes == 1000

@@ -132,7 +132,6 @@ def test_a_step_on_a_gpu_is_kernels_gaps_and_waits() -> None:
     assert parts["data", "host"] == 100
     assert parts["backward", "communication"] == 15
     assert account.waits == pytest.approx({"aten::_local_scalar_dense": 90e-6})
-    assert account.launches == 3
 
 
 def test_one_trace_holds_all_arms_from_a_common_begin() -> None:

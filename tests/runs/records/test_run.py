@@ -142,7 +142,11 @@ GOOD = json.loads(dump_json(RunRecord(cell="c", arm="fp32", status="completed", 
         (json.dumps({**GOOD, "schema": SCHEMA + 1}), f"has schema {SCHEMA + 1}, .* reads up to {SCHEMA}; upgrade"),
         (json.dumps({**GOOD, "status": "fine"}), "status: Input should be 'completed'"),
         (json.dumps({name: value for name, value in GOOD.items() if name != "cell"}), "cell: Field required"),
-        (json.dumps({**GOOD, "config": {"arm": "apex:02"}}), "config.arm: .*write O2"),
+        (json.dumps({**GOOD, "config": {"arm": "apex:02"}}), "this version refuses its config.arm: .*write O2"),
+        (
+            json.dumps({**GOOD, "arm": "half:shadow", "config": {"arm": "half:shadow"}}),
+            "this version refuses its config.arm: backend 'half' has no option 'shadow'",
+        ),
         (json.dumps({**GOOD, "summary": {"loss_final": "large"}}), "summary.loss_final"),
     ],
 )

@@ -54,9 +54,8 @@ APEX = {
 }
 
 
-def printed(folder: Path, words: dict[str, str], arm: str) -> str:
+def printed(folder: Path, words: dict[str, str], arm: str, text: str = SCRIPT) -> str:
     """Return what two ranks print."""
-    text = SCRIPT
     for name, value in words.items():
         text = text.replace(name, value)
     (folder / "train.py").write_text(text)
@@ -81,3 +80,14 @@ def test_two_ranks_train_as_a_script_for_apex(tmp_path: Path, arm: str) -> None:
     ours = printed(tmp_path, TORCH, arm)
     assert ours.startswith("same True")
     assert ours == printed(tmp_path, APEX, arm)
+
+
+@pytest.mark.slow
+def test_two_ranks_with_lifted_weights_stay_together(tmp_path: Path) -> None:
+    """The script holds 16-bit weights, and makes its optimizer after the wrapper."""
+    made = "optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)"
+    wrapped = "model = nn.parallel.DistributedDataParallel(model)"
+    text = SCRIPT.replace(f"{made}\n", "model.bfloat16()\n").replace(wrapped, f"{wrapped}\n{made}")
+    words = {**TORCH, "PREPARE": "", "ENABLED": "False", "BACKWARD": "loss.backward()", "CLIP": ""}
+    words = {**words, "STEP": "optimizer.step()", "model(x)": "model(x.bfloat16())"}
+    assert printed(tmp_path, words, "fp32", text).startswith("same True")

@@ -139,6 +139,41 @@ PAIRS = {
             optimizer.step()
             optimizer.zero_grad()
     """,
+    "AMP239: in the type of its checkpoint": """
+        from transformers import AutoModelForCausalLM
+        model = AutoModelForCausalLM.from_pretrained(name, dtype="auto")  # wrong
+        model = AutoModelForCausalLM.from_pretrained(name, dtype="auto").float()  # right
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+        for batch in loader:
+            model(**batch).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    """,
+    "AMP239: compiled": """
+        model = torch.compile(Net().to(torch.bfloat16), mode="reduce-overhead")  # wrong
+        model = torch.compile(Net().to(torch.float32), mode="reduce-overhead")  # right
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+        for batch in loader:
+            model(batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    """,
+    "AMP239: by the Trainer of Lightning": """
+        import lightning.pytorch as pl
+        class Module(pl.LightningModule):
+            def __init__(self, net):
+                self.old = torch.optim.SGD(net.parameters())
+            def configure_optimizers(self):
+                return torch.optim.AdamW(self.parameters(), lr=1e-5)
+        trainer = pl.Trainer(precision="bf16-true")  # wrong
+        trainer = pl.Trainer(precision="bf16-mixed")  # right
+    """,
+    "AMP239: by Fabric": """
+        from lightning.fabric import Fabric
+        fabric = Fabric(precision="16-true")  # wrong
+        fabric = Fabric(precision="16-mixed")  # right
+        model, optimizer = fabric.setup(model, torch.optim.AdamW(model.parameters()))
+    """,
     "AMP239: a default type": """
         def main(loader):
             torch.set_default_dtype(torch.bfloat16)

@@ -17,6 +17,7 @@ __all__ = [
     "observed_text",
     "options_without_effect",
     "roles_next_to",
+    "update_options",
     "why_not_as_declared",
 ]
 
@@ -75,21 +76,29 @@ def why_not_as_declared(records: Iterable[RunRecord]) -> str:
     return ""
 
 
-def options_without_effect(arm: Arm, ledger: Ledger) -> list[str]:
-    """Return a sentence for each option of masters, gradients or state without which the arm declares what ran, too."""
-    sentences = []
+def update_options(arm: Arm) -> dict[str, tuple[Roles, set[str]]]:
+    """Return each option that is about masters, gradients or state alone: what the arm without it declares, and what
+    fields of `Roles` it changes."""
+    found = {}
     for name, word in arm.words.items():
         bare = arm.without(name)
-        if not ledger.groups or arm.roles is None or bare is None or bare.roles is None:
-            continue
-        roles, less = arm.roles, bare.roles
-        changed = {one.name for one in fields(Roles) if getattr(roles, one.name) != getattr(less, one.name)}
-        found = roles_next_to(roles, ledger)
-        if not changed or changed - OF_UPDATES or any(role.differs for role in (*found, *roles_next_to(less, ledger))):
-            continue
-        remarks = {role.name: role.remark for role in found if not role.observed}
-        part = "state" if changed == {"state"} else "accumulated gradients" if changed == {"gradients"} else ""
-        sentences.append(f"{word} has no effect on this training: {remarks.get(part) or 'every weight is fp32'}")
+        if arm.roles is not None and bare is not None and bare.roles is not None:
+            less = bare.roles
+            changed = {one.name for one in fields(Roles) if getattr(arm.roles, one.name) != getattr(less, one.name)}
+            if changed and changed <= OF_UPDATES:
+                found[word] = less, changed
+    return found
+
+
+def options_without_effect(arm: Arm, ledger: Ledger) -> list[str]:
+    """Return a sentence for each option of updates without which the arm declares what ran, too."""
+    sentences = []
+    for word, (less, changed) in update_options(arm).items() if ledger.groups else ():
+        found = roles_next_to(arm.roles, ledger)
+        if not any(role.differs for role in (*found, *roles_next_to(less, ledger))):
+            remarks = {role.name: role.remark for role in found if not role.observed}
+            part = "state" if changed == {"state"} else "accumulated gradients" if changed == {"gradients"} else ""
+            sentences.append(f"{word} has no effect on this training: {remarks.get(part) or 'every weight is fp32'}")
     return sentences
 
 
@@ -162,7 +171,7 @@ def _observed_parts(ledger: Ledger) -> list[tuple[str, str, str]]:
         ("reduction", observed_text(ledger.reduced), one_rank),
         ("state", observed_text(ledger.of_groups("state")), no_state or by.get("state", "")),
         ("rounding", ledger.update, ""),
-        ("loss scale", "" if scale is None else f"{scale:g}", by.get("loss scale", "")),
+        ("loss scale", *(("", "") if scale is None else (f"{scale:g}", by.get("loss scale", "")))),
         ("update lost", "" if ledger.lost is None else f"{_percent(100 * ledger.lost)} %", ""),
         ("largest gradient", *_largest_gradient(ledger)),
         ("zero denominators", f"{_percent(100 * zero)} %" if (zero := ledger.zero_denominators) else "", ""),

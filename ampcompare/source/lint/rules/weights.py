@@ -21,6 +21,9 @@ TYPES = {
 OF_METHODS = {"half": "fp16", "bfloat16": "bf16", "float": "fp32", "double": "fp32"}
 # The part of a weight below which each update is rounded away.
 LOST = {"fp16": "1/4096", "bf16": "1/512"}
+# Values of `precision` with which Lightning casts weights.
+OF_LIGHTNING = {"16-true": "fp16", "bf16-true": "bf16"}
+LIGHTNING = ("lightning.", "pytorch_lightning.", "lightning_fabric.")
 # Words of optimizers and libraries that keep fp32 copies, and of training only other weights than these.
 KEEPS_MASTERS = (
     r"(?i)master|FP16_Optimizer|deepspeed|fully_?shard|fsdp|MixedPrecision|kahan|stochastic_?round|amp\.initialize"
@@ -66,6 +69,8 @@ def _kind_of(module: LintModule, event: Event) -> str:
     if not method.startswith("from_"):
         values += call.args
     for value in values:
+        if method == "from_pretrained" and literal(value) == "auto":
+            return "auto"  # of the checkpoint
         if value is not None:
             kind = TYPES.get(literal(value) or module.resolve(value, event.scope) or "")
             if kind:
@@ -174,9 +179,29 @@ def weights_in_16_bits(module: LintModule) -> Iterator[Finding]:
             above = [one for one in casts if one.event in trace[:index] and one.event.may_follow(event)]
             casts_of_weights = [one for one in above if any(_holds(one.name, name) for name in event.sources)]
             cast = casts_of_weights[-1] if casts_of_weights else _default(module, trace[:index], event)
-            if cast is not None and cast.kind in LOST and _steps(module, event, cast):
-                shown = f"`{plain(cast.name)}` is {cast.kind} since line {cast.event.call.lineno}: updates below "
-                yield module.finding("AMP239", event.call, f"{shown}{LOST[cast.kind]} of a weight are lost")
+            if cast is not None and cast.kind != "fp32" and _steps(module, event, cast):
+                what = "has the type of its checkpoint, mostly bf16," if cast.kind == "auto" else f"is {cast.kind}"
+                shown = f"`{plain(cast.name)}` {what} since line {cast.event.call.lineno}"
+                yield module.finding("AMP239", event.call, shown + _lost(cast.kind))
+    for maker, kind in _in_lightning(module):
+        for call, name in module.resolved:
+            place = module.scope_of[call].node
+            is_asked = maker.endswith("Fabric") or getattr(place, "name", "") == "configure_optimizers"
+            if is_asked and re.fullmatch(r"torch\.optim\.[A-Z]\w+", name) and call.args:
+                what = f"{maker.rpartition('.')[2]} of Lightning casts the weights to {kind}"
+                yield module.finding("AMP239", call, what + _lost(kind))
+
+
+def _lost(kind: str) -> str:
+    return f": updates below {LOST.get(kind, LOST['bf16'])} of a weight are lost"
+
+
+def _in_lightning(module: LintModule) -> Iterator[tuple[str, str]]:
+    """Yield each Trainer and Fabric that casts weights: its full name, and the type."""
+    for call, name in module.resolved:
+        kind = OF_LIGHTNING.get(literal(argument(call, "precision")) or "")
+        if kind and name.startswith(LIGHTNING) and name.endswith((".Trainer", ".Fabric")):
+            yield name, kind
 
 
 def _holds(name: str, source: str) -> bool:

@@ -11,7 +11,7 @@ from ampcompare.source.migrate.finding import NOTE, Finding
 from ampcompare.source.migrate.read.forward import Forward
 from ampcompare.source.migrate.read.names import Names
 from ampcompare.source.migrate.read.order import Order
-from ampcompare.source.migrate.read.sites import Backward, Sites, Unsure
+from ampcompare.source.migrate.read.sites import Sites, Unsure
 from ampcompare.source.module import Function, Module
 
 __all__ = ["Core"]
@@ -29,6 +29,7 @@ class Core:
         target: "torch" or "precision".
         findings: notes on what differs.
         native: whether torch.amp is used in other branches, which must stay as they are.
+        handed_on: calls of functions of other files, with their names, that get a loss and may scale it.
         across: whether functions of another module step the same optimizers.
         helped: whether functions scale a loss for an optimizer that they are given.
         local: functions in which a variable has the scaler that the optimizer carries.
@@ -45,12 +46,11 @@ class Core:
     forward: Forward
     findings: list[Finding] = field(default_factory=list)
     native: bool = False
+    handed_on: list[tuple[ast.Call, str]] = field(default_factory=list)
     across: bool = False
     helped: bool = False
     always: bool = False
     update: str = ""
-    consumed: list[Backward] = field(default_factory=list)
-    replaced: list[ast.If] = field(default_factory=list)
     declared: set[Function] = field(default_factory=set)
     has_global: bool = False
     made: dict[ast.Call, list[str]] = field(default_factory=dict)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 
 from ampcompare.source.amp_names import AUTOCASTS, SCALERS
 from ampcompare.source.branches import branches_around, is_exclusive
@@ -23,7 +24,7 @@ from ampcompare.source.migrate.core.steps import (
 from ampcompare.source.migrate.core.timm_scaler import rewrite_timm, uses_timm_scaler
 from ampcompare.source.migrate.finding import Unsure
 from ampcompare.source.migrate.read.forward import find_forward, model_keys
-from ampcompare.source.migrate.read.names import Names, drop_passed
+from ampcompare.source.migrate.read.names import Names
 from ampcompare.source.migrate.read.neighbours import Around
 from ampcompare.source.migrate.read.order import find_order
 from ampcompare.source.migrate.read.sites import Backward, Initialize, Sites, Step, collect_sites
@@ -38,6 +39,10 @@ ONE_BY_ONE = (
     "scaler.update() below all of them, together with this block"
 )
 NO_STEP = "no {0}.step() is in this file; it must become scaler.step({0}) together with this block"
+HANDED_ON = (
+    "{0} gets the loss and the optimizer, and is no function of this file; if it scales the loss, the forward pass "
+    "must run under torch.autocast here, or in the model"
+)
 NO_GRAD = ("torch.no_grad", "torch.inference_mode")
 
 
@@ -64,6 +69,7 @@ def rewrite_core(module: Module, names: Names, edits: Edits, torch: str, target:
     core = Core(module, names, edits, torch, target, sites, scalers, order, find_forward(module, names, sites))
     core.native = native
     core.across, core.helped = around.across or helped, helped
+    core.handed_on = list(find_handed_on(core))
     if target == "torch" and uses_timm_scaler(module, sites):
         rewrite_timm(core)
         return core
@@ -77,14 +83,13 @@ def rewrite_core(module: Module, names: Names, edits: Edits, torch: str, target:
             "imports this one, so set that attribute where it is made",
         )
     if target == "precision":
-        if names.parameters:
-            raise Unsure(names.parameters[0][1], "apex.amp is passed as a value; what is called on it cannot be seen")
         if asked is not None:
             raise Unsure(asked, "amp._amp_state is internal to Apex, with no equivalent")
         _rewrite_for_precision(core)
         return core
     note_missing_forward(core)
-    note_handed_on(core)
+    for call, name in core.handed_on if not sites.initializes else ():
+        core.note(call, HANDED_ON.format(name))
     wrap_forward(core)
     _cast_evaluation(core)
     place_unscale(core)
@@ -95,7 +100,6 @@ def rewrite_core(module: Module, names: Names, edits: Edits, torch: str, target:
     refuse_half_leaves(core)
     rewrite_state(core)
     rewrite_internals(core)
-    drop_passed(module, edits, names.parameters)
     return core
 
 
@@ -103,7 +107,7 @@ def _refuse(module: Module, names: Names, sites: Sites) -> None:
     for initialize in sites.initializes if not sites.backwards else []:
         _refuse_library(module, initialize)
     for use, name in names.uses:
-        if name in ("apex", "apex.amp") and id(use) not in names.passed and _is_passed_on(module, use):
+        if name in ("apex", "apex.amp") and _is_passed_on(module, use):
             raise Unsure(use, f"{name} is passed as a value; what is called on it cannot be seen")
     for node in module.nodes:
         if isinstance(node, ast.Attribute) and node.attr in ("scale_loss", "master_params"):
@@ -134,7 +138,7 @@ def _is_passed_on(module: Module, node: ast.AST) -> bool:
 
 def _cast_evaluation(core: Core) -> None:
     """Add autocast to `with torch.no_grad():` around calls of a model, and note the calls that stay in fp32."""
-    if core.forward.missing or not core.sites.initializes or not any(each.scales for each in core.sites.backwards):
+    if core.forward.missing or not core.sites.initializes or not any(each.block for each in core.sites.backwards):
         return  # the model itself runs under autocast, or nothing is trained here
     tails = {_tail(key) for key in model_keys(core.module, core.sites)}
     wrapped: set[ast.AST] = set()
@@ -282,7 +286,7 @@ def _test(module: Module, backward: Backward, others: list[Backward]) -> str | N
     """Return the test of the nearest `if` that has the block in one branch and a plain backward pass in the other."""
     for outer, positive in branches_around(module, backward.statement):
         other = outer.orelse if positive else outer.body
-        if any(not each.scales and module.is_in(each.statement, other) for each in others):
+        if any(not each.block and module.is_in(each.statement, other) for each in others):
             text = ast.unparse(outer.test)
             return text if positive else f"not ({text})"
     return None
@@ -314,11 +318,9 @@ def _check_native(module: Module, names: Names, sites: Sites) -> bool:
             raise Unsure(step.call, "this step may follow a GradScaler or Apex; remove the branch of Apex by hand")
     if "autocast" not in module.text and "GradScaler" not in module.text:
         return False
-    found = [node for node in module.nodes if isinstance(node, (ast.Name, ast.Attribute)) and _is_native(names, node)]
-    used = [node for node in found if not _is_dead(module, node)]
+    used = [node for node in module.nodes if isinstance(node, (ast.Name, ast.Attribute)) and _is_native(names, node)]
     apart = bool(not sites.backwards and not sites.masters and sites.initializes)
     alive = [node for node in used if not _is_harmless(module, names, node) and not _is_elsewhere(module, sites, node)]
-    alive = [node for node in alive if not _is_another_branch(module, names, sites, node)]
     if not alive:
         return apart and bool(used)
     for node in alive:
@@ -365,20 +367,6 @@ def _is_elsewhere(module: Module, sites: Sites, node: ast.AST) -> bool:
     return not any(functions[-1] in module.ancestors(each) for each in statements)
 
 
-def _is_another_branch(module: Module, names: Names, sites: Sites, node: ast.Name | ast.Attribute) -> bool:
-    """Return whether a use is one of a branch that never runs together with a block of `scale_loss`.
-
-    A GradScaler is, wherever it is made: what it scales is looked at elsewhere.
-    """
-    blocks = [each.statement for each in sites.backwards if each.scales]
-    if not blocks:
-        return False
-    if str(names.meaning(node)).endswith(".GradScaler"):
-        return True
-    near = [each for each in blocks if module.function(each) is module.function(node)]
-    return bool(near) and all(is_exclusive(module, node, each) for each in near)
-
-
 def _steps_apart(module: Module, step: Step) -> bool:
     """Return whether another branch steps the same optimizer through a GradScaler, so that this one is not for it."""
     return any(
@@ -388,19 +376,6 @@ def _steps_apart(module: Module, step: Step) -> bool:
         and is_exclusive(module, call, step.statement)
         for call, _ in module.methods("step")
     )
-
-
-def _is_dead(module: Module, node: ast.AST) -> bool:
-    """Return whether an object is only bound to a name of the module that nothing reads."""
-    statement = module.statement(node)
-    if not isinstance(statement, ast.Assign) or module.function(statement) is not None:
-        return False
-    targets = {target.id for target in statement.targets if isinstance(target, ast.Name)}
-    if len(targets) != len(statement.targets):
-        return False
-    words = {each.value for each in module.nodes if isinstance(each, ast.Constant) and isinstance(each.value, str)}
-    read = {each.id for each in module.nodes if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)}
-    return not targets & (read | words)
 
 
 def _rewrite_backwards(core: Core) -> None:
@@ -417,29 +392,22 @@ def _optimizer_of(core: Core, backward: Backward) -> str | None:
     """Return the optimizer of a plain backward pass: that of the nearest block in its function."""
     if backward.optimizers:
         return backward.optimizers[0]
-    blocks = [each for each in core.sites.backwards if each.scales and each.function is backward.function]
+    blocks = [each for each in core.sites.backwards if each.block and each.function is backward.function]
     near = min(blocks, key=lambda each: abs(each.statement.lineno - backward.statement.lineno), default=None)
     return near.optimizers[0] if near is not None and near.optimizers else optimizer_near(core, backward.statement)
 
 
 def _backward(core: Core, backward: Backward) -> None:
     module, edits, statement = core.module, core.edits, backward.statement
-    if backward in core.consumed:
-        return
     loss = module.source(backward.loss)
     inline: list[str] = []
     if backward in core.forward.inline and not core.is_without_casts(statement):
         inline = [core.autocast(statement, _optimizer_of(core, backward)), f"{module.unit}loss = {loss}"]
         loss = "loss"
-    if backward.call is not None:  # the other file scales
-        if inline:
-            edits.before(statement, inline)
-            edits.replace(backward.loss, loss)
-        return
     scaler = core.scaler(statement, _optimizer_of(core, backward))
     if not backward.block:
         if inline:
-            raise Unsure(statement, "the forward pass is inside the call of backward; give the loss a name")
+            edits.before(statement, inline)
         edits.replace(backward.loss, f"{scaler}.scale({loss})")
         return
     assert isinstance(statement, ast.With)
@@ -466,8 +434,8 @@ def _backward(core: Core, backward: Backward) -> None:
         if node not in inside and not any(each.statement in module.ancestors(node) for each in others)
     ]
     if len(inside) == 1 and not later and _backward_receiver(module, inside[0]):
-        call = module.parent(module.parent(inside[0]))
-        _maybe_collapse(core, backward, statement, call, scaler, loss, inline)
+        edits.replace(inside[0], f"{scaler}.scale({loss})")
+        edits.unwrap(statement, statement.body, inline)
         return
     header = [*inline, f"{backward.name} = {scaler}.scale({loss})"] if backward.name else inline
     edits.unwrap(statement, statement.body, header)
@@ -476,31 +444,6 @@ def _backward(core: Core, backward: Backward) -> None:
 def _backward_receiver(module: Module, name: ast.Name) -> bool:
     attribute = module.parent(name)
     return isinstance(attribute, ast.Attribute) and attribute.attr == "backward"
-
-
-def _maybe_collapse(
-    core: Core, backward: Backward, statement: ast.With, call: ast.AST, scaler: str, loss: str, inline: list[str]
-) -> None:
-    """Inline the scaled loss; where the other branch of an `if` is the plain backward pass, the `if` goes."""
-    module, edits = core.module, core.edits
-    assert isinstance(call, ast.Call)
-    assert isinstance(call.func, ast.Attribute)
-    branch = module.parent(statement)
-    alone = len(statement.body) == 1 and isinstance(statement.body[0], ast.Expr) and statement.body[0].value is call
-    _, end = module.span(call.func)
-    scaled = f"{scaler}.scale({loss}).backward{module.text[end : module.span(call)[1]]}"
-    if isinstance(branch, ast.If) and alone and len(branch.body) == 1 and len(branch.orelse) == 1:
-        pair = {branch.body[0], branch.orelse[0]} - {statement}
-        other = next((each for each in core.sites.backwards if each.statement in pair), None)
-        if other is not None and not other.scales and ast.unparse(other.loss) == ast.unparse(backward.loss):
-            core.consumed.append(other)
-            lines = [*inline, scaled]
-            if module.text.startswith("elif", module.span(branch)[0]):
-                lines = ["else:", *(f"{module.unit}{each}" for each in lines)]
-            edits.replace_statement(branch, lines)
-            return
-    edits.replace(call.func.value, f"{scaler}.scale({loss})")
-    edits.unwrap(statement, statement.body, inline)
 
 
 def _refuse_inside(core: Core, statement: ast.With) -> None:
@@ -573,23 +516,16 @@ def note_missing_forward(core: Core) -> None:
         core.note(each.statement, f"the forward pass of this loss is in another file; it must run under {context}")
 
 
-def note_handed_on(core: Core) -> None:
-    """Note the calls of functions of other files that get a loss with an optimizer, and may scale it."""
+def find_handed_on(core: Core) -> Iterator[tuple[ast.Call, str]]:
+    """Yield the calls of functions of other files that get a loss with an optimizer, and may scale it."""
     known = {_tail(key) for key in core.sites.optimizers} | {_tail(each.optimizer) for each in core.sites.steps}
-    followed = {id(each.call) for each in core.sites.backwards}
     for node in core.module.calls:
-        if id(node) in followed or core.names.meaning(node.func) is not None:
-            continue
         key = dotted(node.func)
-        given = [dotted(each) or "" for each in passed(node)]
-        if key is None or key in core.module.functions or not any(_tail(each) in known for each in given if each):
+        if key is None or key in core.module.functions or core.names.meaning(node.func) is not None:
             continue
-        if any("loss" in _tail(each).lower() for each in given):
-            core.note(
-                node,
-                f"{key} gets the loss and the optimizer, and is no function of this file; if it scales the loss, the "
-                "forward pass must run under torch.autocast here, or in the model",
-            )
+        given = {_tail(name) for each in passed(node) if (name := dotted(each)) is not None}
+        if given & known and (key in core.names.running or any("loss" in each.lower() for each in given)):
+            yield node, key
 
 
 def wrap_forward(core: Core) -> None:

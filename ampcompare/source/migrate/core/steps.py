@@ -38,7 +38,6 @@ def place_unscale(core: Core) -> None:
     Raises:
         Unsure: gradients are read at another pace than the steps.
     """
-    masters = list(core.sites.masters)
     groups: dict[tuple[str, int], list[Read]] = {}
     for read in core.sites.reads:
         if _is_inside_block(core, read):
@@ -47,11 +46,7 @@ def place_unscale(core: Core) -> None:
         for optimizer in optimizers:
             step = _step_after(core, read, optimizer)
             if step is None and id(read.node) in core.order.pending:
-                for caller in _calls(core, read, optimizer):
-                    after = _step_after(core, caller, optimizer)
-                    assert after is not None
-                    groups.setdefault((optimizer, id(after)), []).append(caller)
-                continue
+                raise Unsure(read.node, "gradients that are still scaled are read in a function that does not step")
             if step is None:
                 if read.optimizers and not _is_after_all(core, read):
                     raise Unsure(read.node, f"no {optimizer}.step() follows these gradients in the same function")
@@ -60,42 +55,20 @@ def place_unscale(core: Core) -> None:
     steps = {id(step): step for step in core.sites.steps}
     for (optimizer, number), reads in groups.items():
         _place(core, optimizer, steps[number], reads)
-    done = {id(node) for branch in core.replaced for node in ast.walk(branch)}
-    for call in masters:
-        if id(call) not in done:
-            core.edits.replace(call, _parameters(core, call))
+    for call in core.sites.masters:
+        core.edits.replace(call, _parameters(core, call))
 
 
 def _scaled_elsewhere(core: Core, read: Read) -> tuple[str, ...]:
     """Return the optimizers of the steps below a read whose backward passes are in a function of another module."""
     module = core.module
-    if not core.across or any(each.scales for each in core.sites.backwards):
-        return ()
-    if any(isinstance(node, ast.Attribute) and node.attr == "backward" for node in module.nodes):
+    passes = {module.function(node) for node, _ in module.methods("backward")}
+    calls = (call for call in module.calls if module.function(call) is read.function)
+    runs_elsewhere = any(dotted(call.func) in core.names.running for call in calls)
+    if not core.across or (passes and not runs_elsewhere) or read.function in passes:
         return ()
     below = [each for each in core.sites.steps if each.function is read.function]
     return tuple({each.optimizer: None for each in below if each.statement.lineno > read.statement.lineno})
-
-
-def _calls(core: Core, read: Read, optimizer: str) -> list[Read]:
-    """Return the calls of the function that reads scaled gradients, as reads of the function that steps.
-
-    Raises:
-        Unsure: they cannot all be followed.
-    """
-    function, module = read.function, core.module
-    key = None if function is None else module.key(function)
-    found = []
-    for node in module.calls:
-        if key is not None and dotted(node.func) == key:
-            call = Read(node, module.statement(node), module.function(node), (optimizer,))
-            if _step_after(core, call, optimizer) is None:
-                break
-            found.append(call)
-    else:
-        if found:
-            return found
-    raise Unsure(read.node, "gradients that are still scaled are read in this function; unscale them before its call")
 
 
 def _is_inside_block(core: Core, read: Read) -> bool:
@@ -150,7 +123,7 @@ def _place(core: Core, optimizer: str, step: Step, reads: list[Read]) -> None:
             return
         only_if |= missing
     _refuse_mixed(core, optimizer, step, reads)
-    statements = {_collapsed(core, read) for read in reads}
+    statements = {_twin_branch(core, read) for read in reads}
     scaler = core.scaler(step.call, optimizer)
     lines = [f"{scaler}.unscale_({optimizer})"]
     if only_if and len({each.optimizer for each in core.sites.steps}) > 1:  # one of several may be None, or not step
@@ -219,34 +192,13 @@ def _limit(core: Core, call: ast.Call) -> ast.expr | None:
     return next((given[name] for name in ("limit", "max_norm", "clip_value") if name in given), None)
 
 
-def _collapsed(core: Core, read: Read) -> ast.stmt:
-    """Return the statement to unscale above; where the other branch of an `if` clips the plain parameters, it stays."""
-    module = core.module
-    branch = module.parent(read.statement)
-    if _stepped_apart(core, read.function):
-        return read.statement  # what the plain parameters hold beyond those of the optimizer is scaled
-    if not isinstance(branch, ast.If) or branch in core.replaced:
-        return branch if isinstance(branch, ast.If) and branch in core.replaced else read.statement
-    if len(branch.body) != 1 or len(branch.orelse) != 1 or read.statement is not branch.body[0]:
-        return read.statement
-    if module.text.startswith("elif", module.span(branch)[0]):
-        return read.statement
-    first, second = branch.body[0], branch.orelse[0]
-    if not isinstance(first, (ast.Expr, ast.Assign)) or type(first) is not type(second):
-        return read.statement
-    masters = {id(call) for call in core.sites.masters}
-    plain = ast.unparse(second)
-    for node in ast.walk(first):
-        if isinstance(node, ast.Call) and id(node) in masters:
-            before = ast.unparse(node)
-            for other in ast.walk(second):
-                if not isinstance(other, ast.Call) or not isinstance(other.func, ast.Attribute):
-                    continue
-                if other.func.attr == "parameters":
-                    if ast.unparse(first).replace(before, ast.unparse(other)) == plain:
-                        core.replaced.append(branch)
-                        core.edits.unwrap(branch, branch.orelse)
-                        return branch
+def _twin_branch(core: Core, read: Read) -> ast.stmt:
+    """Return the statement to unscale above: the `if` whose other branch does the same with the plain parameters."""
+    module, branch = core.module, core.module.parent(read.statement)
+    calls = [each for each in core.sites.masters if module.is_in(each, [read.statement])]
+    if isinstance(branch, ast.If) and calls and all(_plain_parameters(core, each) is not None for each in calls):
+        if len(branch.body) == len(branch.orelse) == 1 and not module.text.startswith("elif", module.start(branch)):
+            return branch
     return read.statement
 
 
@@ -364,7 +316,7 @@ def _stepped_apart(core: Core, function: Function | None) -> list[tuple[ast.Call
     known = {each.optimizer.rpartition(".")[2] for each in sites.steps}
     if any(each.function is function for each in sites.others):
         return []  # they have backward passes of their own
-    passes = [each.statement for each in sites.backwards if each.scales and each.function is function]
+    passes = [each.statement for each in sites.backwards if each.block and each.function is function]
     found, roles = [], Roles(module)
     for node, stepped in module.methods("step"):
         key = dotted(stepped)
@@ -425,7 +377,7 @@ def _is_half(core: Core, value: ast.expr | None) -> bool:
 
 def note_steps_apart(core: Core) -> None:
     """Note the optimizers that may step with gradients that are still scaled."""
-    for function in dict.fromkeys(each.function for each in core.sites.backwards if each.scales):
+    for function in dict.fromkeys(each.function for each in core.sites.backwards if each.block):
         for call, key in _stepped_apart(core, function):
             core.note(call, APART.format(key))
 

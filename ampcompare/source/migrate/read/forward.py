@@ -95,7 +95,7 @@ class _Finder:
         for backward in self._sites.backwards:
             if self._computes(backward.loss):
                 found.inline.append(backward)
-            elif not self._trace_loss(backward) and backward.scales:
+            elif not self._trace_loss(backward) and backward.block:
                 found.missing.append(backward)
         for backward in self._sites.others:
             self._trace_loss(backward)
@@ -200,9 +200,8 @@ class _Finder:
         return marked | below
 
     def _trace_outside(self, function: Function, needed: set[str], depth: int) -> bool:
-        """Follow parameters to the callers, and attributes of `self` to the other methods."""
+        """Follow parameters to the callers."""
         module = self._module
-        cls = module.class_of(function)
         found = False
         given = module.positional(function)
         key = module.key(function)
@@ -213,23 +212,6 @@ class _Finder:
             if values and not any(self._computes(value) for value in values):
                 keys = set().union(*(_loads(value) for value in values))
                 found = self._trace(module.statement(node), keys, depth + 1) or found
-        own = {key for key in needed if key.startswith("self.")}
-        if cls is None or not own or found:
-            return found
-        for method in walk(cls):
-            if isinstance(method, ast.FunctionDef) and method is not function and method.name != "__init__":
-                found = self._trace_method(method, own) or found
-        return found
-
-    def _trace_method(self, method: ast.FunctionDef, needed: set[str]) -> bool:
-        found = False
-        for block in _all_blocks(method):
-            marked = {each for each in block if each not in self._barriers and _defines(each, needed)}
-            marked = {each for each in marked if self._computes(each)}
-            if marked:
-                self._marks.setdefault(id(block), (block, set()))[1].update(marked)
-                found = True
-                break
         return found
 
     def _computes(self, node: ast.AST) -> bool:
@@ -281,11 +263,6 @@ def _own_calls(node: ast.AST) -> Iterator[ast.Call]:
     for each in walk(node):
         if isinstance(each, ast.Call):
             yield each
-
-
-def _all_blocks(function: Function) -> Iterator[Block]:
-    for node in walk(function):
-        yield from Module.blocks(node)
 
 
 def _loads(node: ast.AST) -> set[str]:

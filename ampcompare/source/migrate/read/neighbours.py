@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import islice
@@ -16,9 +16,9 @@ from ampcompare.base.files.read import FileFault
 from ampcompare.source.document import read_bytes
 from ampcompare.source.find import find_sources
 from ampcompare.source.module import Module
-from ampcompare.source.syntax import SourceInvalid, arguments, parameters, parse_tree
+from ampcompare.source.syntax import SourceInvalid, parse_tree
 
-__all__ = ["ALONE", "Around", "Helper", "look_around"]
+__all__ = ["ALONE", "Around", "look_around"]
 
 IMPORT = re.compile(
     r"^[ \t]*(?:from[ \t]+(\.*[\w.]*)[ \t]+import\b[ \t]*(\([^)]*|[^\n#]*)|import[ \t]+([\w.]+))", re.MULTILINE
@@ -29,28 +29,12 @@ SCALES = re.compile(r"\bamp\.scale_loss\(|\.grad_scaler\.scale\(|\.precision\.sc
 NEEDS = re.compile(
     r"\bamp\.(?:scale_loss|master_params|state_dict|load_state_dict)\(|\.(?:grad_scaler|precision)(?:\.| if )"
 )
-GIVEN = re.compile(r"\.grad_scaler\b")
 BACKWARD = re.compile(r"\.backward\(")
 STEPS = re.compile(r"\.step\(")
 Known = TypeVar("Known")
 LEVELS = 5  # folders above a module in which the modules that it imports are looked for
 TOP = (".git", "setup.py", "pyproject.toml", "requirements.txt", "README.md")  # next to the topmost scripts
 WIDTH = 2000  # files below a folder that are looked at
-
-
-@dataclass(frozen=True)
-class Helper:
-    """A function that scales a loss which it is given.
-
-    Attributes:
-        parameters: their names.
-        loss: the one that it scales.
-        optimizer: the one whose gradients it scales; None where it gets none, or steps it itself.
-    """
-
-    parameters: tuple[str, ...]
-    loss: str
-    optimizer: str | None
 
 
 @dataclass(frozen=True)
@@ -83,18 +67,11 @@ class Around:
                     return True
         return False
 
-    def helpers(self, module: Module) -> dict[str, Helper]:
-        """Return the functions of other files that scale a loss for a module, by what it calls them."""
-        found: dict[str, Helper] = {}
-        for node, alias, _ in module.imports if self.path is not None else ():
-            found |= _known_of(Path(str(self.path)), node, alias, _helpers_in)
-        return found
-
     def running(self, module: Module) -> set[str]:
         """Return the functions of other files that run a backward pass, by what a module calls them."""
         found: set[str] = set()
         for node, alias, _ in module.imports if self.path is not None else ():
-            found |= _known_of(Path(str(self.path)), node, alias, _running_in).keys()
+            found |= _running_names(Path(str(self.path)), node, alias)
         return found
 
     def importers(self, names: Collection[str], *, star: bool) -> dict[str, Path]:
@@ -145,67 +122,34 @@ def _from_apex(content: str) -> dict[str, str]:
     return {name: full for name, names in imports.items() for full in names if full.split(".")[0] == "apex"}
 
 
-def _known_of(
-    path: Path, node: ast.Import | ast.ImportFrom, alias: ast.alias, known_in: Callable[[str], dict[str, Known]]
-) -> dict[str, Known]:
-    """Return what is known of what one name of an import gives: a function, all of them, or those of a module.
-
-    Args:
-        known_in: returns that for the functions of a text.
-    """
+def _running_names(path: Path, node: ast.Import | ast.ImportFrom, alias: ast.alias) -> set[str]:
+    """Return what a module calls those functions that run a backward pass and that one name of an import gives it."""
     text = f"import {alias.name}"
     if isinstance(node, ast.ImportFrom):
         text = f"from {'.' * node.level}{node.module or ''} import {alias.name}"
-    found: dict[str, Known] = {}
+    found: set[str] = set()
+    own = alias.asname or alias.name
     for place in _imported(path, text):
-        known = known_in(_text(place))
-        own = alias.asname or alias.name
+        names = _running_in(_text(place))
         if isinstance(node, ast.Import) or place.stem == alias.name:
-            found |= {f"{own}.{name}": each for name, each in known.items()}
+            found |= {f"{own}.{name}" for name in names}
         elif alias.name == "*":
-            found |= known
-        elif alias.name in known:
-            found[own] = known[alias.name]
+            found |= names
+        elif alias.name in names:
+            found.add(own)
     return found
 
 
-def _functions_in(content: str) -> list[ast.FunctionDef]:
+def _running_in(content: str) -> set[str]:
     try:
-        module = parse_tree(content)
+        functions = parse_tree(content).body if BACKWARD.search(content) is not None else []
     except SourceInvalid:
-        return []
-    return [node for node in module.body if isinstance(node, ast.FunctionDef)]
-
-
-def _helpers_in(content: str) -> dict[str, Helper]:
-    if SCALES.search(content) is None and GIVEN.search(content) is None:
-        return {}
-    return {node.name: helper for node in _functions_in(content) if (helper := _as_helper(node)) is not None}
-
-
-def _running_in(content: str) -> dict[str, bool]:
-    if BACKWARD.search(content) is None:
-        return {}
-    return {node.name: True for node in _functions_in(content) if BACKWARD.search(ast.unparse(node)) is not None}
-
-
-def _as_helper(function: ast.FunctionDef) -> Helper | None:
-    names = tuple(parameters(function))
-    text = ast.unparse(function)
-    for node in ast.walk(function):
-        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
-            continue
-        given = arguments(node, ("loss", "optimizers"))
-        loss, optimizer = (getattr(given.get(name), "id", None) for name in ("loss", "optimizers"))
-        if loss not in names:
-            continue
-        if node.func.attr == "scale" and GIVEN.search(text) is not None:  # it is migrated already
-            optimizer = next((name for name in names if f"{name}.grad_scaler" in text), None)
-        elif node.func.attr != "scale_loss":
-            continue
-        steps = re.search(rf"\b{optimizer}\.step\(|\.step\({optimizer}\b", text) is not None
-        return Helper(names, str(loss), optimizer if optimizer in names and not steps else None)
-    return None
+        return set()
+    return {
+        node.name
+        for node in functions
+        if isinstance(node, ast.FunctionDef) and BACKWARD.search(ast.unparse(node)) is not None
+    }
 
 
 def look_around(path: Path, text: str) -> Around:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
 
 from ampcompare.source.migrate.finding import Unsure
 from ampcompare.source.module import Module
-from ampcompare.source.syntax import HIDDEN, arguments, dotted, last_name, walk
+from ampcompare.source.syntax import HIDDEN, arguments, last_name, walk
 
-__all__ = ["UNSEEN", "as_bool", "bind", "entries", "lookups", "members", "unknown_options"]
+__all__ = ["UNSEEN", "as_bool", "bind", "entries", "members"]
 
 UNSEEN = ast.Constant(...)  # stands for a value that only some runs give
-# What the rewriting asks of a dict of options that only a run knows; the defaults are those of amp.initialize.
-ASKED = {"enabled": '.get("enabled", True)', "opt_level": '.get("opt_level", "O1")', "loss_scale": '.get("loss_scale")'}
 # Options that torch.amp has nothing for, so that it does not matter whether a run gives them.
 WITHOUT_TWIN = frozenset({"keep_batchnorm_fp32", "master_weights", "verbosity"})
 FUNCTIONS = {"bool", "hasattr", "isinstance", "callable"}
@@ -53,19 +50,6 @@ def entries(module: Module, options: ast.expr, optional: frozenset[str]) -> dict
     return None if found is None else found | dict.fromkeys(later, UNSEEN)
 
 
-def lookups(module: Module, options: ast.expr, given: Iterable[str]) -> dict[str, ast.expr] | None:
-    """Return look-ups in a dict that only a run knows, such as one of a configuration; None where it has no plain name.
-
-    Args:
-        options: what stands behind `**`.
-        given: arguments of the call that the dict cannot hold.
-    """
-    if dotted(options) is None:
-        return None
-    text = module.source(options)
-    return {name: module.make(f"{text}{lookup}") for name, lookup in ASKED.items() if name not in given}
-
-
 def _literal(value: ast.expr) -> dict[str, ast.expr] | None:
     if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "dict":
         given = arguments(value)
@@ -103,7 +87,7 @@ def bind(call: ast.Call, names: tuple[str, ...], module: Module | None = None) -
     options: dict[str, ast.expr] | None = {}
     if spread is not None:
         single = sum(each.arg is None for each in call.keywords) == 1
-        options = entries(module, spread, WITHOUT_TWIN) or lookups(module, spread, bound) if module and single else None
+        options = entries(module, spread, WITHOUT_TWIN) if module and single else None
     if "*" in bound or options is None:
         raise Unsure(call, "its arguments are passed as * or **, so they cannot be seen here; write them out")
     bound |= options
@@ -111,12 +95,6 @@ def bind(call: ast.Call, names: tuple[str, ...], module: Module | None = None) -
     if unknown is not None:
         raise Unsure(call, f"Apex has no argument {unknown}")
     return bound
-
-
-def unknown_options(module: Module, call: ast.Call) -> ast.expr | None:
-    """Return the dict behind `**` in a call if only a run knows what it holds."""
-    spread = arguments(call).get("**")
-    return spread if spread is not None and entries(module, spread, WITHOUT_TWIN) is None else None
 
 
 def members(module: Module, value: ast.expr) -> list[ast.expr]:

@@ -88,7 +88,7 @@ class _Events(Follower):
 
 def _beside(plain: Backward, sites: Sites) -> list[str]:
     """Return the optimizers of the blocks in the function of a plain backward pass, whose other branch it is."""
-    near = [each for each in sites.backwards if each.scales and each.function is plain.function]
+    near = [each for each in sites.backwards if each.block and each.function is plain.function]
     return [key for each in near for key in each.optimizers]
 
 

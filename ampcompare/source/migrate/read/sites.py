@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ampcompare.source.amp_names import CORE
 from ampcompare.source.branches import is_exclusive
 from ampcompare.source.migrate.finding import Unsure
 from ampcompare.source.migrate.read.names import Names
-from ampcompare.source.migrate.read.options import UNSEEN, bind, members, unknown_options
+from ampcompare.source.migrate.read.options import UNSEEN, bind, members
 from ampcompare.source.module import Function, Module
-from ampcompare.source.syntax import arguments, dotted, is_literal, last_name, walk
+from ampcompare.source.syntax import dotted, is_literal, last_name, walk
 
 __all__ = ["Backward", "Initialize", "Read", "Sites", "Step", "Unsure", "collect_sites"]
 
@@ -43,7 +42,6 @@ class Initialize:
 
     Attributes:
         sometimes: arguments that only some runs give, by `**options`; torch.amp has no equivalent of theirs.
-        options: the dict behind `**` that only a run knows; None where all arguments are known.
     """
 
     call: ast.Call
@@ -51,7 +49,6 @@ class Initialize:
     function: Function | None
     arguments: dict[str, ast.expr]
     sometimes: frozenset[str] = frozenset()
-    options: ast.expr | None = None
 
 
 @dataclass
@@ -62,7 +59,6 @@ class Backward:
         statement: the `with`, or the expression statement.
         optimizers: the keys of the optimizers; empty for a plain one.
         block: whether it is a block of `scale_loss`.
-        call: of a function of another file that scales the loss; None for a pass in this file.
     """
 
     statement: ast.stmt
@@ -73,19 +69,14 @@ class Backward:
     loss_id: ast.expr | None = None
     name: str | None = None
     arguments: dict[str, ast.expr] = field(default_factory=dict)
-    call: ast.Call | None = None
 
     @property
     def made(self) -> ast.AST:
-        """The call by which it is made: of `scale_loss`, of `backward`, or of a function of another file."""
+        """The call by which it is made: of `scale_loss`, or of `backward`."""
         if isinstance(self.statement, ast.With):
             return self.statement.items[0].context_expr
-        return self.call or self.statement.value  # type: ignore[attr-defined]
-
-    @property
-    def scales(self) -> bool:
-        """Whether the loss goes through `scale_loss`, here or in another file."""
-        return self.block or self.call is not None
+        assert isinstance(self.statement, ast.Expr)
+        return self.statement.value
 
 
 @dataclass
@@ -161,17 +152,14 @@ def collect_sites(module: Module, names: Names) -> Sites:
         if what == "initialize":
             bound = bind(call, INITIALIZE, module)
             kept = {name: value for name, value in bound.items() if value is not UNSEEN}
-            sometimes, unknown = frozenset(set(bound) - set(kept)), unknown_options(module, call)
-            sites.initializes.append(
-                Initialize(call, module.statement(call), module.function(call), kept, sometimes, unknown)
-            )
+            sometimes = frozenset(bound.keys() - kept.keys())
+            sites.initializes.append(Initialize(call, module.statement(call), module.function(call), kept, sometimes))
         elif what == "scale_loss":
             sites.backwards.append(_block(module, call))
         elif what == "master_params":
             sites.masters.append(call)
         else:
             (sites.saves if what == "state_dict" else sites.loads).append(call)
-    sites.backwards += list(_handed_on(module, names))
     known = set(sites.optimizers) | {key for each in sites.initializes for key in _optimizers_of(each)}
     _add_steps(module, sites, known)
     _add_plain_backwards(module, sites, known, names)
@@ -220,22 +208,6 @@ def _block(module: Module, call: ast.Call) -> Backward:
     )
 
 
-def _handed_on(module: Module, names: Names) -> Iterator[Backward]:
-    """Yield the backward passes of losses that are handed to functions of other files, which scale them."""
-    for node in module.calls:
-        helper = names.helpers.get(dotted(node.func) or "")
-        if helper is None:
-            continue
-        bound = arguments(node, helper.parameters)
-        if helper.loss not in bound:
-            raise Unsure(node, "the loss that this function of another file scales is not among its arguments here")
-        given = None if helper.optimizer is None else bound.get(helper.optimizer)
-        keys = [] if given is None else [dotted(each) or module.source(each) for each in members(module, given)]
-        yield Backward(
-            module.statement(node), module.function(node), bound[helper.loss], tuple(keys), block=False, call=node
-        )
-
-
 def _add_steps(module: Module, sites: Sites, known: set[str]) -> None:
     tails = {key.rpartition(".")[2] for key in known}
     for node, stepped in module.methods("step"):
@@ -268,8 +240,6 @@ def _add_plain_backwards(module: Module, sites: Sites, known: set[str], names: N
     bodies = {each.statement: each.name for each in sites.backwards}
     for node, loss in module.methods("backward"):
         statement = module.statement(node)
-        if any(each.call is node for each in sites.backwards):
-            continue
         if module.function(node) not in functions or not isinstance(statement, ast.Expr) or statement.value is not node:
             continue
         receiver = dotted(loss)
@@ -278,12 +248,12 @@ def _add_plain_backwards(module: Module, sites: Sites, known: set[str], names: N
         if receiver is not None and receiver.rpartition(".")[2].startswith("optim"):
             continue  # FP16_Optimizer
         if _is_of_another(node, known, names):
-            if all(is_exclusive(module, node, each.statement) for each in sites.backwards if each.scales):
+            if all(is_exclusive(module, node, each.statement) for each in sites.backwards if each.block):
                 continue
             raise Unsure(node, f"what {ast.unparse(node.func)} does with its loss cannot be seen in this file")
         if isinstance(loss, ast.Call) and isinstance(loss.func, ast.Attribute) and loss.func.attr == "scale":
             blocks = [
-                each.statement for each in sites.backwards if each.scales and each.function is module.function(node)
+                each.statement for each in sites.backwards if each.block and each.function is module.function(node)
             ]
             if all(is_exclusive(module, node, each) for each in blocks):
                 sites.natives.append(node)

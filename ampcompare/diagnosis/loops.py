@@ -1,0 +1,117 @@
+"""A loop of training under an arm: how it is trained, what ends it, and the loop of a recipe."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ampcompare.backends.arm import Arm
+from ampcompare.base.errors import UnsupportedCombination
+from ampcompare.runs.settings.config import RunConfig
+from ampcompare.tasks.task import make_task
+from ampcompare.training.assemble import Assembly, assemble_single
+from ampcompare.training.build_loop import build_loop
+from ampcompare.training.precision.base import Precision, make_precision
+from ampcompare.training.precision.cpu_half import cpu_half
+
+__all__ = ["Conditions", "Enough", "Loop", "recipe_loop", "trained_under"]
+
+Loop = Callable[[Precision], Any]
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """How a loop is run and watched.
+
+    Attributes:
+        steps: updates.
+        at: steps to watch; None for all.
+        reference: type of the wide run; None for ranges alone.
+        half: how 16-bit arithmetic is computed on a CPU.
+    """
+
+    steps: int = 8
+    at: Sequence[int] | None = None
+    reference: torch.dtype | None = torch.float32
+    device: str = "cpu"
+    half: str = "auto"
+    seed: int = 0
+
+
+class Enough(Exception):
+    """All steps that were asked for are made; it ends the loop."""
+
+
+@contextmanager
+def trained_under(
+    arm: Arm, conditions: Conditions, beneath: Callable[[], AbstractContextManager[Any]] = nullcontext
+) -> Iterator[Precision]:
+    """Yield the precision of an arm with torch seeded and warnings off; at the end torch is as it was before.
+
+    Args:
+        beneath: makes a context to enter below an emulation of 16 bits, if there is one.
+    """
+    torch.manual_seed(conditions.seed)
+    precision = make_precision(arm, device=conditions.device)
+    mode, arithmetic = cpu_half(conditions.half, precision.half_dtype, torch.device(conditions.device))
+    try:
+        below = beneath() if "emulated" in (mode or "") else nullcontext()
+        with below, arithmetic, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield precision
+    finally:
+        _release(precision)
+
+
+def _release(precision: Precision) -> None:
+    """Undo the patches of O1, so that the next run begins with torch as it is."""
+    amp = getattr(precision, "amp", None)
+    close = getattr(getattr(amp, "_amp_state", None), "close", None)
+    if close is not None:
+        close()
+
+
+def recipe_loop(
+    config: RunConfig,
+    device: torch.device,
+    *,
+    is_twin: bool = False,
+    show: Callable[[Assembly], None] = lambda assembly: None,
+    epochs: Iterable[int] | None = None,
+    batches_of: Callable[[Any, Iterable[Any]], Iterable[Any]] = lambda precision, batches: batches,
+    drain_every: int = 1,
+) -> Callable[[Any], Any]:
+    """Return the loop: it assembles the run of the recipe again at each call, and trains until it is stopped.
+
+    Args:
+        is_twin: change the weights by one part in 512.
+        show: called with what is trained, before the first step.
+        epochs: to train; None for those of the recipe.
+        batches_of: what the loop iterates over, from the precision and the batches of an epoch.
+        drain_every: steps between two reads of losses.
+    """
+    recipe = config.recipe
+    task = make_task(recipe)
+
+    def train(precision: Precision) -> None:
+        if config.parallel.kind == "fsdp":
+            raise UnsupportedCombination(
+                f"a recipe is trained in one process here, but {config.arm} shards its weights over several; take "
+                "half:bf16,masters=fp32 or apex:O5, which compute in the same types"
+            )
+        assembly = assemble_single(recipe, task, precision, device, is_twin=is_twin)
+        show(assembly)
+        loop = build_loop(recipe, assembly, precision, drain_every=drain_every)
+        for epoch in range(recipe.epochs) if epochs is None else epochs:
+            batches = task.data.train_batches(
+                epoch, recipe.batch_size, device=device, workers=config.workers, pin_memory=config.pin_memory
+            )
+            for _ in loop.run(batches_of(precision, batches), epoch=epoch):
+                pass
+
+    return train
