@@ -22,10 +22,10 @@ from ampcompare.base.errors import ConfigError
 __all__ = [
     "MASK",
     "StreamMask",
-    "hidden",
     "hide",
     "hide_names",
     "is_secret_name",
+    "known_placeholders",
     "learn_file",
     "mask",
     "mask_variable",
@@ -223,13 +223,13 @@ def reveal(words: Sequence[str]) -> list[str]:
     return real
 
 
-def hidden() -> dict[str, str]:
+def known_placeholders() -> dict[str, str]:
     """Return what `restore` needs in another process."""
     return dict(_placeholders)
 
 
 def restore(placeholders: Mapping[str, str]) -> None:
-    """Know the secrets of the process that called `hidden`."""
+    """Know the secrets of the process that called `known_placeholders`."""
     for placeholder, value in placeholders.items():
         _placeholders[placeholder] = value
         _learn(value, placeholder)

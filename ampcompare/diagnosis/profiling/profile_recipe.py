@@ -20,7 +20,7 @@ from ampcompare.diagnosis.profiling.step_profiler import Steps
 from ampcompare.runs.records.profile import ArmProfile, Trial
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.examination import answering_errors
-from ampcompare.runs.settings.validation import validated
+from ampcompare.runs.settings.validation import validate
 from ampcompare.training.assemble import cpu_half_of
 from ampcompare.training.device import resolve_device
 
@@ -107,7 +107,7 @@ def profile_recipe(config: dict[str, Any], steps: int, profiled: int, trials: bo
     Args:
         trace: file for the trace; "" writes none.
     """
-    settings = validated(RunConfig, config)
+    settings = validate(RunConfig, config)
     torch.set_num_threads(settings.threads)
     found, events = profile_config(settings, Steps(timed=steps, profiled=profiled), trials=trials)
     if trace:
@@ -167,7 +167,7 @@ def _changed(config: RunConfig, name: str, values: dict[str, Any], *, work: floa
             place = place[folder]
         place[last] = value
     try:
-        yield _Variant(name, validated(RunConfig, data), work)
+        yield _Variant(name, validate(RunConfig, data), work)
     except AmpCompareError:
         return
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.experiment.matrix import crossed, find_reference
+from ampcompare.experiment.matrix import cross, find_reference
 from ampcompare.experiment.option_checks import check_cells
 from ampcompare.runs.settings.config import RunConfig
 
@@ -84,7 +84,7 @@ def test_it_is_the_reference() -> None:
         (["bf16", "fp32"], "fp32"),
         (["bf16"], "native:bf16"),
     ):
-        row = find_reference(crossed(arms, []), None)
+        row = find_reference(cross(arms, []), None)
         assert row.arm == expected
 
 

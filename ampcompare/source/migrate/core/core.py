@@ -399,8 +399,6 @@ def _optimizer_of(core: Core, backward: Backward) -> str | None:
 
 def _backward(core: Core, backward: Backward) -> None:
     module, edits, statement = core.module, core.edits, backward.statement
-    if backward in core.consumed:
-        return
     loss = module.source(backward.loss)
     inline: list[str] = []
     if backward in core.forward.inline and not core.is_without_casts(statement):
@@ -409,7 +407,7 @@ def _backward(core: Core, backward: Backward) -> None:
     scaler = core.scaler(statement, _optimizer_of(core, backward))
     if not backward.block:
         if inline:
-            raise Unsure(statement, "the forward pass is inside the call of backward; give the loss a name")
+            edits.before(statement, inline)
         edits.replace(backward.loss, f"{scaler}.scale({loss})")
         return
     assert isinstance(statement, ast.With)
@@ -436,8 +434,8 @@ def _backward(core: Core, backward: Backward) -> None:
         if node not in inside and not any(each.statement in module.ancestors(node) for each in others)
     ]
     if len(inside) == 1 and not later and _backward_receiver(module, inside[0]):
-        call = module.parent(module.parent(inside[0]))
-        _maybe_collapse(core, backward, statement, call, scaler, loss, inline)
+        edits.replace(inside[0], f"{scaler}.scale({loss})")
+        edits.unwrap(statement, statement.body, inline)
         return
     header = [*inline, f"{backward.name} = {scaler}.scale({loss})"] if backward.name else inline
     edits.unwrap(statement, statement.body, header)
@@ -446,31 +444,6 @@ def _backward(core: Core, backward: Backward) -> None:
 def _backward_receiver(module: Module, name: ast.Name) -> bool:
     attribute = module.parent(name)
     return isinstance(attribute, ast.Attribute) and attribute.attr == "backward"
-
-
-def _maybe_collapse(
-    core: Core, backward: Backward, statement: ast.With, call: ast.AST, scaler: str, loss: str, inline: list[str]
-) -> None:
-    """Inline the scaled loss; where the other branch of an `if` is the plain backward pass, the `if` goes."""
-    module, edits = core.module, core.edits
-    assert isinstance(call, ast.Call)
-    assert isinstance(call.func, ast.Attribute)
-    branch = module.parent(statement)
-    alone = len(statement.body) == 1 and isinstance(statement.body[0], ast.Expr) and statement.body[0].value is call
-    _, end = module.span(call.func)
-    scaled = f"{scaler}.scale({loss}).backward{module.text[end : module.span(call)[1]]}"
-    if isinstance(branch, ast.If) and alone and len(branch.body) == 1 and len(branch.orelse) == 1:
-        pair = {branch.body[0], branch.orelse[0]} - {statement}
-        other = next((each for each in core.sites.backwards if each.statement in pair), None)
-        if other is not None and not other.block and ast.unparse(other.loss) == ast.unparse(backward.loss):
-            core.consumed.append(other)
-            lines = [*inline, scaled]
-            if module.text.startswith("elif", module.span(branch)[0]):
-                lines = ["else:", *(f"{module.unit}{each}" for each in lines)]
-            edits.replace_statement(branch, lines)
-            return
-    edits.replace(call.func.value, f"{scaler}.scale({loss})")
-    edits.unwrap(statement, statement.body, inline)
 
 
 def _refuse_inside(core: Core, statement: ast.With) -> None:
