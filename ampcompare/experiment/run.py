@@ -92,7 +92,7 @@ def run_plan(
     is_pool = isinstance(launcher, LauncherPool) and launcher.are_equal
     left = [plan.cells[index] for index in running.missing(every)]
     together = may_start is None and (is_pool or (bool(left) and all(map(launcher.is_queue, left))))
-    observer.plan(Outline(plan.cells, plan.labels, tuple(records), folder, jobs, plan.timing_rounds, together=together))
+    observer.plan(Outline(plan.cells, plan.labels, tuple(records), folder, jobs, plan.timing_rounds))
     try:
         if check and left:
             running.check()

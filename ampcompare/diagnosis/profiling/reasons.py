@@ -336,7 +336,7 @@ def _communication(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
             "communication is "
             "hidden behind computation",
             share=share,
-            gain="larger --bucket-cap-mb, gradients in 16 bits, or more micro-batches for each step",
+            gain="a larger parallel.bucket_cap_mb (--set), gradients in 16 bits, or more micro-batches for each step",
         )
 
 

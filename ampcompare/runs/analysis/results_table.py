@@ -158,7 +158,10 @@ def _metric_of(
         return "", TOP1  # times alone
     if len(chosen) != 1 or chosen[0] not in head:
         what = f"no column {wanted!r}" if wanted else "several columns of numbers" if chosen else "no column of numbers"
-        raise ConfigError(f"the table has {what}; name one of {', '.join(numeric or head)} with --metric")
+        remedy = f"name one of {', '.join(numeric or head)} with --metric"
+        if not chosen:
+            remedy = f"write numbers without units (26.9, not 26.9Gb) below {', '.join(head)}"
+        raise ConfigError(f"the table has {what}; {remedy}")
     (column,) = chosen
     if column in ACCURACIES and better != "lower":
         return column, TOP1
