@@ -275,8 +275,13 @@ def _without_credentials(match: re.Match[str]) -> str:
 
 
 def _known() -> dict[str, str]:
-    known = dict(_values)
-    for name, value in os.environ.items():
+    return {**_known_in(tuple(os.environ.items()), tuple(_names)), **_values}
+
+
+@functools.lru_cache(maxsize=1)
+def _known_in(environment: tuple[tuple[str, str], ...], _patterns: tuple[str, ...]) -> dict[str, str]:
+    known: dict[str, str] = {}
+    for name, value in environment:
         is_one = is_secret_name(name) and len(value) >= MIN_SAFE_LITERAL and _is_secret(name, value)
         if is_one or TOKENS.fullmatch(value):
             known.setdefault(value, f"${name}")

@@ -80,7 +80,7 @@ class ScriptAmp:
             setattr(module, name, _cast_arguments(getattr(module, name), kind, self._casting.type_now))
         if self._rows is not None:
             self._rows.has_initialized = True
-            if self._plain.needs_scaler and options.get("num_losses", 1) > 1:
+            if self._plain.stages.needs_scaler and options.get("num_losses", 1) > 1:
                 self._rows.add_note(ONE_SCALE)
         return models if optimizers is None else (models, optimizers)
 
@@ -120,7 +120,7 @@ class ScriptAmp:
             ScalingError: before `initialize`.
         """
         self._check_initialized("state_dict")
-        state = self._plain.scaler_state()
+        state = self._plain.stages.state_dict()
         if destination is None:
             return state
         destination.update(state)
@@ -133,7 +133,7 @@ class ScriptAmp:
             ScalingError: before `initialize`, or the state of another arm.
         """
         self._check_initialized("load_state_dict")
-        lacking = set(self._plain.scaler_state()) - set(state_dict)
+        lacking = set(self._plain.stages.state_dict()) - set(state_dict)
         if lacking:
             remedy = "start from scratch"
             if "loss_scaler0" in state_dict:
@@ -144,7 +144,7 @@ class ScriptAmp:
                     f"{', '.join(map(repr, sorted(lacking)))}: the checkpoint is another arm's; {remedy}"
                 )
             )
-        self._plain.load_scaler_state(state_dict)
+        self._plain.stages.load_state_dict(state_dict)
 
     def disable_casts(self) -> AbstractContextManager[None]:
         """Run a block without the arm's casts."""

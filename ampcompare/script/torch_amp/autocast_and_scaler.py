@@ -11,7 +11,7 @@ import inspect
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from ampcompare.base.errors import ScalingError, UnsupportedCombination
 from ampcompare.guards.events import Points, Subscriptions, calling_frame
 from ampcompare.guards.location import here
 from ampcompare.script.legacy.record.recorder import Rows, value_of
+from ampcompare.training.precision.base import NO_CONTEXT
 from ampcompare.training.precision.half import hold_state_in
 
 __all__ = [
@@ -79,9 +80,12 @@ class Casting:
         self._close()
         self._make = None
 
-    @contextmanager
-    def off(self) -> Iterator[None]:
+    def off(self) -> AbstractContextManager[None]:
         """Run a part without casts; parts nest. Cached casts of weights are dropped."""
+        return NO_CONTEXT if self._make is None else self._without()
+
+    @contextmanager
+    def _without(self) -> Iterator[None]:
         self._close()
         self._parts += 1
         try:
@@ -131,14 +135,14 @@ class TorchNames:
         self._initialized = initialized
         self.is_initialized = False
         self.used = self.has_autocast = self.has_scaler = self.driven = self.is_driven = False
-        self.off_scalers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.off_scalers: list[Any] = []
 
     def note_scaler(self, scaler: Any, enabled: bool) -> None:
         """Note that a GradScaler is made, by the script or on its behalf."""
         if not self.driven:
             self.has_scaler = self.has_scaler or enabled
             if not enabled:
-                self.off_scalers.add(scaler)
+                self.off_scalers.append(scaler)
 
     def install(self, events: Subscriptions) -> None:
         """Begin."""

@@ -146,8 +146,15 @@ class GradientStages:
         """Return the present loss scale."""
         return float(self._scaler.get_scale())
 
+    @property
+    def needs_scaler(self) -> bool:
+        """Whether the losses of the script are scaled on its behalf."""
+        return self._names.needs_scaler
+
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the scaler."""
+        """Return the state of the scaler; empty under an arm that needs none."""
+        if not self.needs_scaler:
+            return {}
         self._make_scaler()
         if self._is_update_due:
             with GRADIENT_READS.paused():
@@ -157,8 +164,9 @@ class GradientStages:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self._make_scaler()
-        self._scaler.load_state_dict(dict(state))
+        if self.needs_scaler:
+            self._make_scaler()
+            self._scaler.load_state_dict(dict(state))
 
     # Backward passes.
 

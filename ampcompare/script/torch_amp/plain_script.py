@@ -20,7 +20,7 @@ import enum
 import functools
 import types
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -63,6 +63,7 @@ class PlainScript:
 
     Attributes:
         casting: what is cast everywhere, once the script has called `amp.initialize`.
+        stages: of the gradients, where the arm needs a scaler.
 
     Args:
         names: stands behind `torch.amp` for the arm; installed before this.
@@ -96,7 +97,7 @@ class PlainScript:
         self._mode = _Mode.UNKNOWN
         self._casts = arm.backend not in ("fp32", "script") and arm.options.get("opt_level") != "O0"
         self._optimizers = ScriptOptimizers(names)
-        self._stages = GradientStages(arm, names, self._optimizers)
+        self.stages = GradientStages(arm, names, self._optimizers)
         self._trained: dict[int, tuple[weakref.ref[nn.Module], bool]] = {}  # by the id of a module
         self._inside = False  # of a module that is trained
         self._shells: tuple[nn.Module, ...] = ()  # modules whose call is that of a method with the parts of its own
@@ -119,7 +120,7 @@ class PlainScript:
         events.wrap(*Points.GRAD, self._differentiated)
         for kind, name in HOOKS:
             events.wrap(kind, name, self._hook)
-        self._stages.install(events)
+        self.stages.install(events)
 
     # Which optimizers and modules there are.
 
@@ -183,7 +184,7 @@ class PlainScript:
             if self._mode is _Mode.PLAIN:
                 names.used = names.has_scaler or names.has_autocast
             self._mode = _Mode.OWN
-            self._stages.close()
+            self.stages.close()
             self._names.is_driven = False
         elif self._names.has_autocast:
             self._mode = _Mode.AUTOCAST
@@ -414,7 +415,7 @@ class PlainScript:
             if is_scaled and (optimizers := self._optimizers.live()):
                 for optimizer in optimizers:
                     self._take_over(optimizer)
-                scaled = self._stages.scaled(tensors, loss, kwargs)
+                scaled = self.stages.scaled(tensors, loss, kwargs)
             if scaled is None:
                 self._record(loss)
                 return original(tensors, **kwargs)
@@ -432,7 +433,7 @@ class PlainScript:
         @functools.wraps(hook)
         def hook_of_true(*values: Any) -> Any:
             types = [one.dtype for one in pytree.tree_leaves(values) if isinstance(one, Tensor)]
-            scale = self._stages.scale() if self._is_scaled_pass and types else 1.0
+            scale = self.stages.scale() if self._is_scaled_pass and types else 1.0
             if scale == 1.0:
                 return hook(*values)
             # In fp32: fp16 may lack the true ones.
@@ -464,20 +465,6 @@ class PlainScript:
             self._rows.add_backward(value_of(loss), 0, (None, None), None, [], [])
             self._has_loss = True
 
-    @property
-    def needs_scaler(self) -> bool:
-        """Whether the losses of the script are scaled on its behalf."""
-        return self._names.needs_scaler
-
-    def scaler_state(self) -> dict[str, Any]:
-        """Return the state of the loss scale; empty under an arm that needs none."""
-        return self._stages.state_dict() if self.needs_scaler else {}
-
-    def load_scaler_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `scaler_state` returned."""
-        if self.needs_scaler:
-            self._stages.load_state_dict(state)
-
     # The step.
 
     def _take_over(self, optimizer: Any) -> None:
@@ -496,7 +483,7 @@ class PlainScript:
 
     def _step(self, optimizer: Any, step: Any, closure: Any, kwargs: dict[str, Any]) -> Any:
         if self._stepping or self._decide() is _Mode.OWN:
-            self._stages.is_applied = True
+            self.stages.is_applied = True
             return step(**kwargs) if closure is None else step(closure, **kwargs)
         if closure is None:
             self._refuse_without_effect()
@@ -513,7 +500,7 @@ class PlainScript:
         self._stepping = True
         try:
             with self.casting.off():
-                is_over = self._stages.step(optimizer, kwargs)
+                is_over = self.stages.step(optimizer, kwargs)
         finally:
             self._stepping = False
         if not is_over:

@@ -34,12 +34,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import swa_utils
-from torch.utils import _pytree as pytree
 
 from ampcompare.apex.amp.scaler import LossScaler
 from ampcompare.backends.apex_levels import apex_level
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError, PreparationError, ScalingError, UnsupportedCombination
+from ampcompare.base.tensors.tree import mapped, tensors_in
 from ampcompare.guards.events import GRADIENT_READS, Points, Subscriptions, without_subscribers
 from ampcompare.guards.location import here
 from ampcompare.script.keep_fp32 import WRAPPERS, bare_model
@@ -176,10 +176,6 @@ def _alive(references: Iterable[weakref.ref[Any]]) -> list[Any]:
     return [one for reference in references if (one := reference()) is not None]
 
 
-def _as_fp32(value: Any) -> Any:
-    return value.float() if isinstance(value, Tensor) and value.dtype in HALF else value
-
-
 def _widened(tensor: Tensor) -> Tensor:
     return tensor.detach().float() if tensor.dtype in HALF else tensor
 
@@ -307,16 +303,11 @@ class WholeModel(TorchAmp):
 
     def alike(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Widen 16-bit tensors next to fp32 ones: the script passes weights of a model to a distance, say."""
-        args, kwargs = self._fitting((args, kwargs))
-        return args, kwargs
-
-    def _fitting(self, values: Any) -> Any:
-        """Return values whose 16-bit tensors are widened if there are fp32 ones too."""
-        if not self._is_prepared:
-            return values
-        types = {one.dtype for one in pytree.tree_leaves(values) if isinstance(one, Tensor)}
+        types = {tensor.dtype for tensor in tensors_in((args, kwargs))} if self._is_prepared else set()
         is_mixed = torch.float32 in types and not types.isdisjoint(HALF)
-        return pytree.tree_map(_as_fp32, values) if is_mixed else values
+        if is_mixed:
+            args, kwargs = mapped((args, kwargs), lambda one: one.float() if one.dtype in HALF else one)
+        return args, kwargs
 
     # What the scalers do.
 
@@ -559,7 +550,13 @@ class _FoundModels:
             models.append(_whole(model, optimizers, tree))
         models += tree.others(models, held - cast)
         for one in models:
-            self._check(one, tree)
+            if tree.is_sharded(one):
+                raise PreparationError(
+                    here(
+                        f"the weights of {type(one).__name__} are sharded, so {self._name} cannot cast them; use an "
+                        "arm that keeps fp32 weights"
+                    )
+                )
             parts = {id(part) for part in one.modules() if part is not one}
             if not parts.isdisjoint(map(id, _alive(self._cast))):  # which would give it outputs in fp32
                 raise PreparationError(
@@ -569,16 +566,6 @@ class _FoundModels:
                     )
                 )
         return models
-
-    def _check(self, model: nn.Module, tree: _Tree) -> None:
-        kind = type(model).__name__
-        if tree.is_sharded(model):
-            raise PreparationError(
-                here(
-                    f"the weights of {kind} are sharded, so {self._name} cannot cast them; use an arm that keeps "
-                    f"fp32 weights"
-                )
-            )
 
 
 def _whole(model: nn.Module, optimizers: Sequence[Any], tree: _Tree) -> nn.Module:

@@ -38,6 +38,7 @@ UNREAD = {
     "plain_backward": ("loss",),
     "step": ("applied",),
 }
+KNOWN = (float, bool, type(None), int)  # types of values that wait for nothing
 ENCODER = json.JSONEncoder(allow_nan=False)  # one for all rows: json.dumps would make one for each
 
 
@@ -179,6 +180,8 @@ class Recorder:
         for row in rows:
             for name in UNREAD.get(row["kind"], ()):
                 value = row[name]
+                if type(value) in KNOWN:
+                    continue
                 if callable(value):
                     value = row[name] = value()
                 if isinstance(value, torch.Tensor):
