@@ -111,6 +111,7 @@ def test_the_page_draws_bars_and_the_roofline(profile: Profile) -> None:
     ):
         assert part in page, part
     assert "https://" not in page
+    assert "<span>native:bf16</span>" in page, "beside the bar, which any width stretches"
 
 
 def test_a_profile_without_counts_has_a_page(profile: Profile) -> None:

@@ -11,7 +11,7 @@ from ampcompare.source.migrate.core.across_files import attach, carried_keys, is
 from ampcompare.source.migrate.core.scalers import conditions_of, is_constructor, lasts_beyond_call, loop_around, varies
 from ampcompare.source.migrate.read.options import as_bool
 from ampcompare.source.migrate.read.sites import Initialize, Unsure
-from ampcompare.source.module import Function, Module
+from ampcompare.source.module import Block, Function, Module
 from ampcompare.source.syntax import is_literal
 
 if TYPE_CHECKING:
@@ -148,8 +148,7 @@ def _declare_in_class(core: Core, initialize: Initialize) -> None:
     if holder is None or holder in core.defaults:
         return
     core.defaults.add(holder)
-    text = isinstance(holder.body[0], ast.Expr) and isinstance(holder.body[0].value, ast.Constant)
-    first = holder.body[1] if text and len(holder.body) > 1 else holder.body[0]
+    first = _below_docstring(holder.body)
     name = initialize.function.name if initialize.function is not None else ""
     lines = [f"{each} = {core.off}  # {name} sets it" for each in core.scalers.names]
     core.edits.before(first, [*lines, ""])
@@ -258,10 +257,10 @@ def _scaler_settings(module: Module, initialize: Initialize, *, single: bool) ->
     if enabled is not None and not is_literal(enabled, True):
         settings.enabled.append(module.source(enabled))
     _read_scale(module, given, settings, single)
-    if "min_loss_scale" in given and not _is_none(given["min_loss_scale"]):
+    if "min_loss_scale" in given and not is_literal(given["min_loss_scale"], None):
         settings.notes.append("GradScaler has no min_loss_scale: its scale can fall below the floor")
     limit = given.get("max_loss_scale")
-    if limit is not None and not _is_none(limit):
+    if limit is not None and not is_literal(limit, None):
         settings.notes.append("GradScaler has no max_loss_scale: its scale can grow above the ceiling")
         if not settings.arguments:
             settings.arguments.append(f"init_scale=min(2.0**16, {module.source(limit)})")
@@ -296,7 +295,7 @@ def _read_level(module: Module, given: dict[str, ast.expr], settings: _ScalerSet
 
 def _read_scale(module: Module, given: dict[str, ast.expr], settings: _ScalerSettings, single: bool) -> None:
     scale = given.get("loss_scale")
-    if scale is None or _is_none(scale) or (isinstance(scale, ast.Constant) and scale.value == "dynamic"):
+    if scale is None or is_literal(scale, None) or (isinstance(scale, ast.Constant) and scale.value == "dynamic"):
         return
     text = module.source(scale)
     number = _number(scale)
@@ -332,10 +331,6 @@ def _number(node: ast.expr) -> float | None:
     except (ArithmeticError, TypeError, ValueError):
         pass
     return None
-
-
-def _is_none(node: ast.expr) -> bool:
-    return is_literal(node, None)
 
 
 def _is_plain(node: ast.expr) -> bool:
@@ -466,9 +461,7 @@ def declare_global(core: Core, function: Function | None) -> None:
     module, edits, scalers = core.module, core.edits, core.scalers
     if function not in core.declared:
         core.declared.add(function)
-        body = function.body
-        first = body[1] if _is_docstring(body[0]) and len(body) > 1 else body[0]
-        edits.before(first, [f"global {', '.join(scalers.names)}"])
+        edits.before(_below_docstring(function.body), [f"global {', '.join(scalers.names)}"])
     if len(core.declared) == 1 and not core.has_global:
         core.has_global = True
         default = [f"{name} = {core.off}" for name in scalers.names]
@@ -479,9 +472,6 @@ def declare_global(core: Core, function: Function | None) -> None:
         edits.before(first_use, [f"{default[0]}  # {function.name} sets it", *default[1:], "", ""])
 
 
-def _is_docstring(statement: ast.stmt) -> bool:
-    return (
-        isinstance(statement, ast.Expr)
-        and isinstance(statement.value, ast.Constant)
-        and isinstance(statement.value.value, str)
-    )
+def _below_docstring(body: Block) -> ast.stmt:
+    is_text = isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
+    return body[1] if is_text and len(body) > 1 else body[0]
