@@ -219,20 +219,6 @@ def _ratios(run: dict[str, Any], row: str, base: str) -> list[float]:
     return [a / b for a, b in zip(run["seconds"][row], run["seconds"][base], strict=False)]
 
 
-def _rows(model: str, runs: list[dict[str, Any]]) -> list[list[str]]:
-    facts = runs[0]["facts"]
-    shown = []
-    for name, row in ROWS.items():
-        if name not in facts:
-            continue
-        micro = statistics.median(statistics.median(run["seconds"][name]) for run in runs) * 1e6
-        medians = [statistics.median(_ratios(run, name, row.bare)) for run in runs]
-        extra = [f"{facts[name][what] - facts[row.bare][what]:+d}" for what in ("calls", "operations")]
-        cells = [model, name, f"{micro:.0f}", row.bare, f"{statistics.median(medians):.3f}", *extra]
-        shown.append(cells + [str(facts[name][what]) for what in ("kernels", "syncs") if what in facts[name]])
-    return shown
-
-
 def _goals(model: str, runs: list[dict[str, Any]], device: str) -> list[list[str]]:
     pooled = sorted(ratio for run in runs for ratio in _ratios(run, AA, "bare fp32"))
     spread = pooled[int(len(pooled) * 0.95)]
@@ -294,36 +280,27 @@ def main(
 
 
 def text(data: list[dict[str, Any]], device: str) -> str:
-    """Return the tables of the page: goals, then times and counts, with columns for each model."""
+    """Return the table of the page, with columns for each model; times and counts are in the JSON."""
     goals = [row for each in data for row in _goals(each["model"], each["runs"], device)]
-    rows = [row for each in data for row in _rows(each["model"], each["runs"])]
     ratios = {
         (model, row, base): (f"{ratio} ({spread})" if spread else ratio) + (f", goal {goal}: {met}" if goal else "")
         for model, row, base, ratio, spread, goal, met in goals
-    }
-    extra = {"cuda": ["kernels", "host reads"]}.get(device, [])
-    counts = {
-        (model, row, base): micro if row == base else ", ".join([micro, ratio, *more])
-        for model, row, micro, base, ratio, *more in rows
     }
     missing = {row: why for each in data for row, why in each["runs"][0]["missing"].items()}
     return "\n\n".join(
         [
             "Ratio, its range over repetitions, and the goal:",
             _by_model(ratios),
-            f"{', '.join(['us a step', 'ratio to the bare loop of its format', 'calls', 'ATen operations', *extra])}:",
-            _by_model(counts, with_base=False),
             "\n".join(f"- not measured: {row}: {why}" for row, why in missing.items()),
         ]
     )
 
 
-def _by_model(cells: dict[tuple[str, str, str], str], *, with_base: bool = True) -> str:
+def _by_model(cells: dict[tuple[str, str, str], str]) -> str:
     models = list(dict.fromkeys(model for model, _, _ in cells))
     lines = list(dict.fromkeys((row, base) for _, row, base in cells))
-    heads = ["row", "divided by"] if with_base else ["row"]
-    shown = [[*line[: len(heads)], *(cells.get((model, *line), "") for model in models)] for line in lines]
-    return make_table(shown, [*heads, *models])
+    shown = [[*line, *(cells.get((model, *line), "") for model in models)] for line in lines]
+    return make_table(shown, ["row", "divided by", *models])
 
 
 if __name__ == "__main__":

@@ -16,8 +16,9 @@ from collections import Counter
 
 import click
 
+from ampcompare.source.find import find_sources
 from ampcompare.source.migrate.finding import BY_HAND
-from ampcompare.source.migrate.project import find_files, migrate_file
+from ampcompare.source.migrate.project import migrate_file
 from ampcompare.source.migrate.rewrite import migrate_text
 
 
@@ -49,7 +50,7 @@ def main(folders: tuple[str, ...], rows: bool, target: str) -> None:
     seconds = 0.0
     if rows:
         print("| file | lines | uses of Apex | left | by hand | notes |\n|---|---|---|---|---|---|")
-    for path in find_files(folders):
+    for path in find_sources(folders):
         begun = time.process_time()
         try:
             result = migrate_file(path, target)

@@ -150,8 +150,10 @@ def apex_script(options: dict[str, Any]) -> tuple[str, ...]:
     given = {name: value for name, value in options.items() if name not in ("engine", "keep_fp32")}
     words = [f"{name}={_python(name, value)}" for name, value in given.items()]
     return (
-        "from apex import amp  # or: from ampcompare.apex import amp",
-        f"model, optimizer = amp.initialize(model, optimizer, {', '.join(words)})  # on the GPU, before DDP",
+        "# or: from ampcompare.apex import amp",
+        "from apex import amp",
+        "# with the model on the GPU, before DDP",
+        f"model, optimizer = amp.initialize(model, optimizer, {', '.join(words)})",
         "loss = criterion(model(x), y)",
         "with amp.scale_loss(loss, optimizer) as scaled_loss:",
         "    scaled_loss.backward()",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import sys
 from collections.abc import Sequence
 
 __all__ = [
@@ -107,3 +110,27 @@ def few(names: Sequence[str]) -> str:
     """Return names as a list, of which a long one has only the first."""
     more = len(names) - MOST_NAMES
     return ", ".join(names) if more <= 1 else f"{', '.join(names[:MOST_NAMES])} and {more} more"
+
+
+def fold_to_terminal(line: str) -> str:
+    """Return a line as lines that fit the terminal that stderr is; whole elsewhere, where programs search it.
+
+    All but the first are two columns further to the right.
+    """
+    if not sys.stderr.isatty():
+        return line
+    try:
+        width = os.get_terminal_size(sys.stderr.fileno()).columns
+    except (OSError, ValueError):
+        width = 0
+    width = width or shutil.get_terminal_size().columns
+    if len(line) <= width:
+        return line
+    import textwrap  # which the first page of help need not wait for
+
+    text = line.lstrip()
+    margin = line[: len(line) - len(text)]
+    return textwrap.fill(
+        text, width, initial_indent=margin, subsequent_indent=f"{margin}  ", break_on_hyphens=False,
+        break_long_words=False,
+    )  # fmt: skip

@@ -22,10 +22,10 @@ from ampcompare.base.errors import ConfigError
 __all__ = [
     "MASK",
     "StreamMask",
-    "hidden",
     "hide",
     "hide_names",
     "is_secret_name",
+    "known_placeholders",
     "learn_file",
     "mask",
     "mask_variable",
@@ -223,13 +223,13 @@ def reveal(words: Sequence[str]) -> list[str]:
     return real
 
 
-def hidden() -> dict[str, str]:
+def known_placeholders() -> dict[str, str]:
     """Return what `restore` needs in another process."""
     return dict(_placeholders)
 
 
 def restore(placeholders: Mapping[str, str]) -> None:
-    """Know the secrets of the process that called `hidden`."""
+    """Know the secrets of the process that called `known_placeholders`."""
     for placeholder, value in placeholders.items():
         _placeholders[placeholder] = value
         _learn(value, placeholder)
@@ -275,8 +275,13 @@ def _without_credentials(match: re.Match[str]) -> str:
 
 
 def _known() -> dict[str, str]:
-    known = dict(_values)
-    for name, value in os.environ.items():
+    return {**_known_in(tuple(os.environ.items()), tuple(_names)), **_values}
+
+
+@functools.lru_cache(maxsize=1)
+def _known_in(environment: tuple[tuple[str, str], ...], _patterns: tuple[str, ...]) -> dict[str, str]:
+    known: dict[str, str] = {}
+    for name, value in environment:
         is_one = is_secret_name(name) and len(value) >= MIN_SAFE_LITERAL and _is_secret(name, value)
         if is_one or TOKENS.fullmatch(value):
             known.setdefault(value, f"${name}")

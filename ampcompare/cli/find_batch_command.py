@@ -88,7 +88,7 @@ def command(**parameters: Any) -> int:
     """
     from ampcompare.experiment.find_batch import BatchSearch, configs_of, search_batches
     from ampcompare.runs.records.run import dump_json
-    from ampcompare.runs.report.tables import listing, room
+    from ampcompare.runs.report.tables import listing_table, room
 
     config = collect_settings(request_from({**parameters, "arm_text": None}), one_run=True).config
     arms = [str(arm) for arm in parse_arms(parameters["arms"] or ("fp32",))]
@@ -104,7 +104,9 @@ def command(**parameters: Any) -> int:
     if parameters["as_json"]:
         click.echo(dump_json([asdict(limit) for limit in limits]))
     else:
-        click.echo(listing(_rows(limits), ["arm", "largest batch", "peak MiB", "next tried", "does not fit"], room()))
+        click.echo(
+            listing_table(_rows(limits), ["arm", "largest batch", "peak MiB", "next tried", "does not fit"], room())
+        )
     return 0
 
 

@@ -78,7 +78,8 @@ def command(
 
 
 def _migrate(paths: tuple[str, ...], target: str, torch_version: str | None, *, write: bool) -> int:
-    from ampcompare.source.migrate.project import find_files, find_mistakes, migrate_file
+    from ampcompare.source.find import find_sources
+    from ampcompare.source.migrate.project import find_mistakes, migrate_file
     from ampcompare.source.versions import known_versions
 
     versions = known_versions(torch_version)
@@ -89,7 +90,7 @@ def _migrate(paths: tuple[str, ...], target: str, torch_version: str | None, *, 
         faults.append(line)
         _say(f"ampcompare: {line}")
 
-    files = list(find_files(paths, unreadable=lambda path, reason: fail(f"{path}: not read: {reason}")))
+    files = list(find_sources(paths, unreadable=lambda path, reason: fail(f"{path}: not read: {reason}")))
     named = set(map(Path, paths))
     examine = find_mistakes if target == "torch" else lambda text: []  # lint knows the calls of torch.amp only
     changed = left = by_hand = 0

@@ -11,6 +11,8 @@ import stat
 import sys
 from collections.abc import Callable
 
+from ampcompare.base.formatting import fold_to_terminal
+
 __all__ = [
     "describe_unforeseen",
     "drop_output",
@@ -32,30 +34,6 @@ def text_width() -> int:
     return min(shutil.get_terminal_size((100, 24)).columns, MAX_TEXT_WIDTH)
 
 
-def _folded(line: str) -> str:
-    """Return a line as lines that fit the terminal that stderr is; whole elsewhere, where programs search it.
-
-    All but the first are two columns further to the right.
-    """
-    if not sys.stderr.isatty():
-        return line
-    try:
-        width = os.get_terminal_size(sys.stderr.fileno()).columns
-    except (OSError, ValueError):
-        width = 0
-    width = width or shutil.get_terminal_size().columns
-    if len(line) <= width:
-        return line
-    import textwrap
-
-    text = line.lstrip()
-    margin = line[: len(line) - len(text)]
-    return textwrap.fill(
-        text, width, initial_indent=margin, subsequent_indent=f"{margin}  ", break_on_hyphens=False,
-        break_long_words=False,
-    )  # fmt: skip
-
-
 def note(line: str, write: Callable[[str], object] | None = None) -> None:
     """Write a line for people to stderr, folded to the width of a terminal.
 
@@ -64,7 +42,7 @@ def note(line: str, write: Callable[[str], object] | None = None) -> None:
     """
     import click
 
-    text = _folded(line)
+    text = fold_to_terminal(line)
     if write is None:
         click.echo(text, err=True)
     else:

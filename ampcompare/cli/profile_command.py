@@ -61,7 +61,7 @@ def command(**parameters: Any) -> int:
     """
     from ampcompare.experiment.option_checks import check_cells
     from ampcompare.experiment.preflight import preflight_of
-    from ampcompare.experiment.profile import ProfileOptions, profile
+    from ampcompare.experiment.profile import ProfileOptions, profile, steps_needed
     from ampcompare.runs.records.run import dump_json
     from ampcompare.runs.report.terminal import Terminal
 
@@ -84,7 +84,7 @@ def command(**parameters: Any) -> int:
 
     with ended_by_signals():
         if options.reference.script is not None and parameters["preflight"]:
-            preflight_of(configs, say)
+            preflight_of(configs, say, min_steps=steps_needed(options.steps, options.profiled))
         folder = parameters["output_dir"]
         found = profile(options, output_dir=Path(folder) if folder else None, say=say)
     if parameters["as_json"]:

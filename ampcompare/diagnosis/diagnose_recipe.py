@@ -11,7 +11,7 @@ from ampcompare.diagnosis.loops import recipe_loop
 from ampcompare.diagnosis.options import DiagnoseOptions
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.examination import answering_errors
-from ampcompare.runs.settings.validation import validated
+from ampcompare.runs.settings.validation import validate
 from ampcompare.training.device import resolve_device
 
 __all__ = ["diagnose_recipe"]
@@ -26,7 +26,7 @@ def diagnose_recipe(
     cures: bool,
 ) -> dict[str, Any]:
     """Diagnose the arm and recipe of a configuration."""
-    settings = validated(RunConfig, config)
+    settings = validate(RunConfig, config)
     torch.set_num_threads(settings.threads)
     recipe = settings.recipe
     subject = f"{recipe.model.arch} on {recipe.data.name}, {recipe.optimizer.name}, seed {recipe.seed}"

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ampcompare.base.tensors.products import OperationMode, dtype_name
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.examination import answering_errors
-from ampcompare.runs.settings.validation import validated
+from ampcompare.runs.settings.validation import validate
 from ampcompare.tasks.data import tensors_of
 from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import Assembly, assemble_single
@@ -41,7 +41,7 @@ WATCHED = (
 @answering_errors
 def observe(config: dict[str, Any]) -> dict[str, Any]:
     """Prepare the model of a configuration, make one step and return what was seen, as plain data."""
-    settings = validated(RunConfig, config)
+    settings = validate(RunConfig, config)
     with own_group(settings):
         return _observe(settings)
 

@@ -14,7 +14,7 @@ from ampcompare.diagnosis.loops import Conditions, Enough, recipe_loop, trained_
 from ampcompare.diagnosis.prefix import PrefixWatch
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.examination import answering_errors
-from ampcompare.runs.settings.validation import validated
+from ampcompare.runs.settings.validation import validate
 from ampcompare.training.assemble import Assembly
 from ampcompare.training.device import resolve_device
 from ampcompare.training.precision.base import Precision, PrecisionWrapper, StepOutcome
@@ -42,7 +42,7 @@ class _Watched(PrecisionWrapper):
 @answering_errors
 def prefix_recipe(config: dict[str, Any], steps: int, total: int | None, is_twin: bool) -> dict[str, Any]:
     """Train the first steps of a configuration in fp32, and return what was seen."""
-    settings = validated(RunConfig, {**config, "arm": "fp32"})
+    settings = validate(RunConfig, {**config, "arm": "fp32"})
     torch.set_num_threads(settings.threads)
     device = resolve_device(settings.device)
     conditions = Conditions(device=str(device), seed=settings.recipe.seed)

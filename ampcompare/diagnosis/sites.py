@@ -27,8 +27,6 @@ HIDDEN = (
     os.path.join(PACKAGE, "testing.py"),
 )
 
-WRAPPER = re.compile(r"^module(\.|$)")  # in names of what DistributedDataParallel has wrapped
-
 
 @lru_cache(maxsize=4096)
 def _shown(name: str) -> str | None:
@@ -87,11 +85,10 @@ class Sites:
         self._listed: dict[int, list[tuple[str, nn.Parameter]]] = {}  # parameters of this step, by model
         self._current_node: Callable[[], Any] = torch._C._current_autograd_node
 
-    def name(self, model: nn.Module, prefix: str = "") -> None:
-        """Give each module of a model its dotted name behind a prefix."""
+    def name(self, model: nn.Module, prefix: str = "", *, wrapper: str = "") -> None:
+        """Give each module of a model its dotted name behind a prefix, without what `wrapper` matches."""
         self._models.append((prefix, model))
-        for name, module in model.named_modules():
-            self._names.setdefault(id(module), f"{prefix}{WRAPPER.sub('', name)}")
+        self._names |= {id(module): f"{prefix}{re.sub(wrapper, '', name)}" for name, module in model.named_modules()}
 
     def parameters(self, only: nn.Module | None = None) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield each parameter of the models, or of one of them, with its name; they are listed once a step."""

@@ -20,7 +20,7 @@ from typing import Any
 
 from ampcompare.base.errors import ConfigError, Ended, EnvironmentUnfit, LaunchError
 from ampcompare.base.files.write import write_atomically
-from ampcompare.base.secrets import hidden
+from ampcompare.base.secrets import known_placeholders
 from ampcompare.experiment.follow import following
 from ampcompare.experiment.launch.base import Launcher
 from ampcompare.experiment.launch.cell import command_of
@@ -275,7 +275,7 @@ def emit_cells(options: CompareOptions, file: Path) -> int:
     planned = plan_comparison(options)
     if requested_seeds(options, planned.sources) == "auto":
         raise ConfigError("--seeds auto decides by the first cells how many follow; with --emit-cells name the seeds")
-    if hidden():
+    if known_placeholders():
         raise ConfigError(
             "a secret among the arguments of the script is written to no file, so no command can have it; let the "
             "script read it from the environment"

@@ -7,12 +7,10 @@ projection of its running cell; else the mean of the arms whose cost is known. A
 from __future__ import annotations
 
 import heapq
-import itertools
 import os
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 
 from ampcompare.base.errors import RecordError
@@ -30,7 +28,6 @@ __all__ = ["TimeLeft", "estimate"]
 
 FIRST_SHARE = 0.02  # of the steps of a cell: below it, they say little about the whole
 MAX_OTHERS = 20  # run directories whose records are read
-MAX_GAP = 10.0  # seconds between two cells of one call
 
 
 @dataclass
@@ -185,7 +182,6 @@ def estimate(plan: Plan, folder: Path, found: Preflight | None = None) -> _Estim
     ]
     one_each = dict(left)
     alike: dict[str, list[RunRecord]] = {label: [] for label in one_each}
-    between: list[float] = []
     for place in _places(folder):
         lacking = [label for label, found_there in alike.items() if not found_there]
         if not lacking:
@@ -193,8 +189,6 @@ def estimate(plan: Plan, folder: Path, found: Preflight | None = None) -> _Estim
         records = _results(place)
         for label in lacking:
             alike[label] = [record for record in records if _is_alike(record, one_each[label])]
-        if any(alike[label] for label in lacking):
-            between += _between(records)
     unknown = tuple(label for label in plan.arms if label in alike and not alike[label])
     peaks = [record.summary.peak_bytes or 0 for records in alike.values() for record in records]
     peak = None if unknown else max(peaks, default=0)
@@ -202,17 +196,8 @@ def estimate(plan: Plan, folder: Path, found: Preflight | None = None) -> _Estim
     rest = 0.0 if not unknown else None if found is None else found.estimate([one for one in labels if one in unknown])
     if rest is None:
         return _Estimate(len(left), None, peak, unknown)
-    start = statistics.median(between) if between else 0.0
-    seconds = sum(_seconds(alike[label]) + start for label in labels if label not in unknown)
+    seconds = sum(_seconds(alike[label]) for label in labels if label not in unknown)
     return _Estimate(len(left), seconds + rest, peak, unknown)
-
-
-def _between(records: Sequence[RunRecord]) -> list[float]:
-    """Return the seconds between cells that ran one after the other: a process starts, and a report is written."""
-    walls = [(datetime.fromisoformat(one.started), one.summary.wall_seconds or 0.0) for one in records if one.started]
-    walls.sort()
-    gaps = [(after - began).total_seconds() - wall for (began, wall), (after, _) in itertools.pairwise(walls)]
-    return [gap for gap in gaps if 0 <= gap < MAX_GAP]
 
 
 def _places(folder: Path) -> list[Path]:

@@ -17,7 +17,7 @@ from ampcompare.experiment.options import LaunchOptions
 from ampcompare.experiment.preflight import check_arms, failure_of
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.validation import validated
+from ampcompare.runs.settings.validation import validate
 
 __all__ = [
     "BatchLimit",
@@ -216,7 +216,7 @@ def _with_batch(config: RunConfig, batch: int, arm: str) -> RunConfig:
     recipe |= {"batch_size": batch, "max_steps": STEPS, "early_stop": None, "target": None}
     if recipe["optimizer"]["lr_base"] is not None:  # the rate follows the batch
         del recipe["optimizer"]["lr"]
-    return validated(RunConfig, {**values, "arm": arm, "saving": {}, "on_nan": "continue"})
+    return validate(RunConfig, {**values, "arm": arm, "saving": {}, "on_nan": "continue"})
 
 
 def _limit(search: BatchSearch, record: RunRecord) -> int | None:

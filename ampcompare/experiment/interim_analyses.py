@@ -12,7 +12,7 @@ from ampcompare.experiment.run_directory import RunDirectory, StoredPlan
 from ampcompare.runs.analysis.inference.alpha_spending import error_rate_of_next
 from ampcompare.runs.analysis.inference.effect import MIN_PAIRS
 from ampcompare.runs.analysis.inference.verdict import Design
-from ampcompare.runs.analysis.runs.pairs import finished, pairs_by_seed
+from ampcompare.runs.analysis.runs.pairs import finished_runs, pairs_by_seed
 from ampcompare.runs.analysis.runs.scores import metric_of
 from ampcompare.runs.records.comparison import Comparison, Look
 from ampcompare.runs.records.run import RunRecord
@@ -65,7 +65,7 @@ class Journal:
         return comparison.model_copy(update={"looks": [*self.looks, look]})
 
     def _look_at(self, records: Sequence[RunRecord]) -> Look:
-        plan, terms, ended = self.plan, self.plan.terms, finished(records)
+        plan, terms, ended = self.plan, self.plan.terms, finished_runs(records)
         ran = {f"{run.arm}@{run.config.recipe.seed}" for run in ended}
         files = {label: self.run.cell_named(cell) / CellFile.RECORD for label, cell in plan.cells.items()}
         rows = {arm: [run for run in ended if run.arm == arm] for arm in plan.arms}

@@ -18,7 +18,7 @@ from ampcompare.base.files.read import FileFault, read_json
 from ampcompare.base.files.run_files import RunFile
 from ampcompare.diagnosis.profiling.reasons import deciding
 from ampcompare.experiment.interim_analyses import Journal
-from ampcompare.experiment.run_directory import RunDirectory, StoredPlan, labeled, row_of
+from ampcompare.experiment.run_directory import RunDirectory, StoredPlan, row_of, with_label
 from ampcompare.runs.analysis.conclusions.headline import headline
 from ampcompare.runs.analysis.conclusions.next_step import next_steps
 from ampcompare.runs.analysis.inference.alpha_spending import error_rate_of_next
@@ -31,7 +31,7 @@ from ampcompare.runs.analysis.summary import summarize
 from ampcompare.runs.records.comparison import Comparison, Look, read_comparison
 from ampcompare.runs.records.profile import Profile
 from ampcompare.runs.records.run import RunRecord
-from ampcompare.runs.settings.validation import validated
+from ampcompare.runs.settings.validation import validate
 
 __all__ = ["reload_comparison", "reload_together", "with_profile"]
 
@@ -94,7 +94,7 @@ def with_profile(comparison: Comparison, folder: Path) -> Comparison:
     if not os.path.lexists(path):
         return comparison
     try:
-        found = validated(Profile, read_json(path))
+        found = validate(Profile, read_json(path))
     except (FileFault, ConfigError) as error:
         note = f"{path} is not used: {error}"
         return comparison.model_copy(update={"reading": [*comparison.reading, note]})
@@ -128,7 +128,7 @@ def _from_folder(run: RunDirectory, reference: str | None) -> Comparison:
             whose = f"{record.config.arm}, seed {record.config.recipe.seed}"
             excluded.append(f"{run.plan_file}: it says that {label} is cell {cell}, which is {whose}")
             continue
-        mine.append(labeled(record, row_of(label)))
+        mine.append(with_label(record, row_of(label)))
     chosen = plan.model_copy(update={"reference": _chosen_reference(reference or plan.reference, plan.arms)})
 
     def sum_up(design: Design | None) -> Comparison:

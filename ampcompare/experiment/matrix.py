@@ -14,7 +14,7 @@ from ampcompare.runs.settings.config import NON_NUMERIC_SETTINGS, RunConfig
 from ampcompare.runs.settings.file import Matrix
 from ampcompare.runs.settings.layers import MUTUALLY_EXCLUSIVE
 
-__all__ = ["DEFAULT_ARMS", "Row", "crossed", "expand_matrix", "find_reference", "find_setting", "first_matching"]
+__all__ = ["DEFAULT_ARMS", "Row", "cross", "expand_matrix", "find_reference", "find_setting", "first_matching"]
 
 DEFAULT_ARMS = (
     "fp32",
@@ -50,7 +50,7 @@ class Row:
         return " ".join([self.arm, *named])
 
 
-def crossed(arms: Sequence[str], vary: Vary) -> list[Row]:
+def cross(arms: Sequence[str], vary: Vary) -> list[Row]:
     """Return every arm, which may be lists such as `fp32,bf16`, with every combination of the values of settings.
 
     Raises:
@@ -125,9 +125,9 @@ def expand_matrix(
     }
     axes = {path: values for path, values in axes.items() if kept(path)} | dict(vary)
     chosen = list(arms) or matrix.arms or list(DEFAULT_ARMS)
-    rows = crossed(chosen, list(axes.items()))
+    rows = cross(chosen, list(axes.items()))
     if reference is not None and find_reference(rows, reference) is None:
-        return crossed([reference, *chosen], list(axes.items()))
+        return cross([reference, *chosen], list(axes.items()))
     return rows
 
 

@@ -24,7 +24,6 @@ class Outline:
         folder: the run directory.
         jobs: cells that run in parallel.
         timing_rounds: times that every arm of a seed is timed again after its runs.
-        together: whether cells of several seeds run at the same time.
     """
 
     cells: Sequence[RunConfig]
@@ -33,7 +32,6 @@ class Outline:
     folder: Path
     jobs: int = 1
     timing_rounds: int = 0
-    together: bool = False
 
     @property
     def arms(self) -> list[str]:

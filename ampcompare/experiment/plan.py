@@ -24,10 +24,10 @@ from typing import Any
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.files.read import FileFault, parse_yaml
-from ampcompare.experiment.matrix import DEFAULT_ARMS, Row, crossed, find_reference, find_setting
+from ampcompare.experiment.matrix import DEFAULT_ARMS, Row, cross, find_reference, find_setting
 from ampcompare.runs.records.comparison import Published
 from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.validation import validated
+from ampcompare.runs.settings.validation import validate
 
 __all__ = [
     "DEFAULT_ARMS",
@@ -148,7 +148,7 @@ def make_plan(base: RunConfig, arms: Sequence[str], seeds: Sequence[int], vary: 
     Raises:
         ConfigError: an arm or setting that cannot be used, or a duplicate row.
     """
-    return plan_rows(base, crossed(arms, vary), seeds)
+    return plan_rows(base, cross(arms, vary), seeds)
 
 
 def plan_rows(base: RunConfig, rows: Sequence[Row], seeds: Sequence[int], reference: str | None = None) -> Plan:
@@ -212,7 +212,7 @@ def _cell(base: RunConfig, arm: str, varied: Mapping[str, Any], seed: int) -> Ru
         del recipe["batch_size"]  # derived again from what was varied
     if optimizer["lr_base"] is not None and "recipe.optimizer.lr" not in varied:
         del optimizer["lr"]
-    return validated(RunConfig, values)
+    return validate(RunConfig, values)
 
 
 def balanced_rows(arms: Sequence[str], recorded: Sequence[Sequence[str]], count: int, seed: int) -> list[list[str]]:

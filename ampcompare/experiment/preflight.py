@@ -19,6 +19,7 @@ from typing import Any
 
 from ampcompare.base.errors import AmpCompareError, ConfigError, LaunchError
 from ampcompare.base.files.run_files import CellFile
+from ampcompare.base.formatting import format_count
 from ampcompare.experiment.launch.base import Launcher, Progress
 from ampcompare.experiment.launch.cell_files import last_lines
 from ampcompare.experiment.launch.dispatch import DispatchingLauncher
@@ -137,22 +138,32 @@ def failure_of(found: Preflight, failed: Mapping[str, Sequence[str]]) -> AmpComp
 
 
 def preflight_of(
-    configs: Sequence[RunConfig], say: Callable[[str], Any] = lambda line: None, *, gpus: str | None = None
+    configs: Sequence[RunConfig],
+    say: Callable[[str], Any] = lambda line: None,
+    *,
+    gpus: str | None = None,
+    min_steps: int = 0,
 ) -> None:
     """Train a few steps under each of some configurations, one for each arm, and say what they show.
 
     Args:
         say: called with each line.
         gpus: that they may use.
+        min_steps: that a script has to make.
 
     Raises:
-        ConfigError, EnvironmentUnfit, LaunchError: none can train.
+        ConfigError, EnvironmentUnfit, LaunchError: none can train, or the script says that it ends earlier.
     """
     place = find_places(configs[:1], 1, gpus).all[0]
     with DispatchingLauncher(place=place) as launcher:
         launcher.on_note = say
         found = check_arms({config.arm: config for config in configs}, launcher, [configs[0].recipe.seed])
     require_trainable(found)
+    if found.cell_steps is not None and found.cell_steps < min_steps:
+        raise ConfigError(
+            f"the script makes {format_count(found.cell_steps, 'step')}, and {min_steps} are needed: let it train "
+            f"longer, or lower --steps {SKIPPED}"
+        )
     for line in found.lines():
         say(line)
 

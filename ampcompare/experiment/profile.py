@@ -22,7 +22,7 @@ from ampcompare.runs.settings.config import RunConfig
 if TYPE_CHECKING:
     from ampcompare.diagnosis.profiling.measure import Loop
 
-__all__ = ["ProfileOptions", "profile", "profile_script"]
+__all__ = ["ProfileOptions", "profile", "profile_script", "steps_needed"]
 
 SCRIPT_NOTE = "in a script torch.compile is off, and switches that may help are not trained"
 Say = Callable[[str], Any]
@@ -127,6 +127,11 @@ def require_arms(arms: Sequence[str]) -> None:
         raise ConfigError("profile needs at least one arm; name one with --arm")
 
 
+def steps_needed(steps: int, profiled: int) -> int:
+    """Return how many steps a script has to make for a profile with so many that are timed, and so many profiled."""
+    return steps + profiled + 8
+
+
 def profile_script(config: RunConfig, folder: Path, *, steps: int, profiled: int) -> tuple[ArmProfile, dict[str, Any]]:
     """Run a script under the arm of a configuration until its steps are profiled; return the profile and the trace.
 
@@ -159,7 +164,7 @@ def profile_script(config: RunConfig, folder: Path, *, steps: int, profiled: int
             raise ERRORS.get(code, LaunchError)(f"the script showed no step to profile: {error_of(code, folder)}")
         raise LaunchError(
             "the script ended before its steps were profiled; a step is a backward pass and an optimizer step, and a "
-            f"profile takes {steps + profiled + 8} of them: let it train longer, or lower --steps"
+            f"profile takes {steps_needed(steps, profiled)} of them: let it train longer, or lower --steps"
         )
     ranks = [_read(request.answer(rank)) for rank in range(config.processes) if request.answer(rank).exists()]
     found = ranks[0].model_copy(update={"ranks": _times(ranks) if len(ranks) > 1 else []})

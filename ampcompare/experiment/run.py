@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ampcompare.base.environment.fingerprint import fingerprint
 from ampcompare.base.errors import ConfigError, Ended
-from ampcompare.base.files.loaded_code import CODE, DIGITS, SETTINGS, Names, changed_code, differing
+from ampcompare.base.files.loaded_code import CODE, DIGITS, SETTINGS, Names, changed_code, differing_files
 from ampcompare.base.files.run_files import RunFile
 from ampcompare.base.files.write import write_atomically
 from ampcompare.experiment.interim_analyses import Journal
@@ -26,7 +26,7 @@ from ampcompare.experiment.launch.stop_signal import raised_later
 from ampcompare.experiment.observer import Observer, Outline
 from ampcompare.experiment.plan import Plan, device_of_cells
 from ampcompare.experiment.preflight import preflight, require_trainable
-from ampcompare.experiment.run_directory import Reuse, RunDirectory, StoredPlan, code_folder, labeled
+from ampcompare.experiment.run_directory import Reuse, RunDirectory, StoredPlan, code_folder, with_label
 from ampcompare.experiment.timing_rounds import run_timing_rounds
 from ampcompare.runs.analysis.inference.criteria import Criteria
 from ampcompare.runs.analysis.summary import summarize
@@ -92,7 +92,7 @@ def run_plan(
     is_pool = isinstance(launcher, LauncherPool) and launcher.are_equal
     left = [plan.cells[index] for index in running.missing(every)]
     together = may_start is None and (is_pool or (bool(left) and all(map(launcher.is_queue, left))))
-    observer.plan(Outline(plan.cells, plan.labels, tuple(records), folder, jobs, plan.timing_rounds, together=together))
+    observer.plan(Outline(plan.cells, plan.labels, tuple(records), folder, jobs, plan.timing_rounds))
     try:
         if check and left:
             running.check()
@@ -196,7 +196,9 @@ class RunningPlan:
 
     def done(self) -> list[RunRecord]:
         """Return the records so far, under the labels of their rows."""
-        return [labeled(record, label) for record, label in zip(self.records, self.plan.labels, strict=True) if record]
+        return [
+            with_label(record, label) for record, label in zip(self.records, self.plan.labels, strict=True) if record
+        ]
 
     def missing(self, indices: Iterable[int]) -> list[int]:
         """Return those of some cells that must run."""
@@ -530,7 +532,7 @@ class SameCode:
         # Files of data may change: a script often writes what another cell reads, and then the cells are no pairs.
         found = (record.code or {}).items()
         code = {name: digest for name, digest in found if name.endswith((*CODE, *SETTINGS))}
-        for name in differing(code, self._known):
+        for name in differing_files(code, self._known):
             self._refuse(name, f"was changed before {cell}")
         names = Names(self._folder)
         for name, digest in code.items():

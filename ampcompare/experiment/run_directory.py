@@ -37,7 +37,7 @@ from ampcompare.runs.records.document import read_with_source
 from ampcompare.runs.records.preflight import Preflight
 from ampcompare.runs.records.run import RunRecord, dump_json
 from ampcompare.runs.settings.config import LAUNCHERS, RunConfig
-from ampcompare.runs.settings.validation import validated
+from ampcompare.runs.settings.validation import validate
 
 __all__ = [
     "DEFAULT_FOLDER",
@@ -48,9 +48,9 @@ __all__ = [
     "StoredPlan",
     "code_folder",
     "find_runs",
-    "labeled",
     "newest_runs",
     "row_of",
+    "with_label",
 ]
 
 # As long as any name below a run directory.
@@ -119,7 +119,7 @@ def row_of(label: str) -> str:
     return label.rpartition("@")[0]
 
 
-def labeled(record: RunRecord, label: str) -> RunRecord:
+def with_label(record: RunRecord, label: str) -> RunRecord:
     """Return a record under the label of its row, which names the arm and what is varied."""
     return record if record.arm == label else record.model_copy(update={"arm": label})
 
@@ -315,7 +315,7 @@ class RunDirectory:
             FileFault: it cannot be read, or holds no object.
             ConfigError: it is not a plan.
         """
-        return validated(StoredPlan, _document(self.plan_file)) if os.path.lexists(self.plan_file) else None
+        return validate(StoredPlan, _document(self.plan_file)) if os.path.lexists(self.plan_file) else None
 
     def stored_preflight(self) -> Preflight | None:
         """Return what an earlier command has seen of the arms; None without a plan that can be read."""

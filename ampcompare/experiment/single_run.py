@@ -25,7 +25,7 @@ from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.records.step import iter_steps
 from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.validation import validated
+from ampcompare.runs.settings.validation import validate
 
 __all__ = ["RunOutcome", "Verification", "check_run", "run_single", "verify_resume", "verify_single"]
 
@@ -213,7 +213,7 @@ def _train_part(
     values["drain_every"] = 1
     form = config.saving.format
     values["saving"] = {"every_epochs": config.recipe.epochs, "keep_last": 1, "format": form, **saving}
-    config = validated(RunConfig, values)
+    config = validate(RunConfig, values)
     observer.begin(config, number, 3)
     record = launcher.launch(config, folder, partial(observer.progress, number))
     observer.end(record, reused=False)

@@ -19,7 +19,7 @@ from ampcompare.runs.settings.file import (
     PublishedResult,
     Reference,
     SettingsFile,
-    joined,
+    join_settings,
     load_recipe,
     read_settings_file,
 )
@@ -102,14 +102,14 @@ def collect_settings(request: SettingsRequest, *, one_run: bool = False) -> Sett
     layers = [Layer(f"recipe {name}", full.settings)] if full is not None else []
     if full is not None and size is not None:
         smaller = full.smaller(size, f"recipe {name}")
-        matrix = joined(matrix, smaller.matrix)
+        matrix = join_settings(matrix, smaller.matrix)
         layers.append(Layer(f"recipe {name}, size {size}", smaller.settings))
     recipe_matrix = matrix if full is not None else None
     file = read_settings_file(request.file) if request.file is not None else SettingsFile(Matrix())
     if file.matrix.reference is not None or file.matrix.scales:
         raise ConfigError(f"{request.file} has published results or sizes, so it is a recipe; give it with --recipe")
     above_recipe = [Layer(f"file {request.file}", file.settings), *request.layers]
-    matrix = joined(matrix, file.matrix)
+    matrix = join_settings(matrix, file.matrix)
     if one_run:
         layers += _first_row(matrix, above_recipe)
     resolved = resolve_settings([*layers, *above_recipe])

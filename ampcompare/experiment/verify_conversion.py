@@ -9,7 +9,7 @@ from typing import Any
 from ampcompare.base.errors import AmpCompareError, CheckpointError, ConfigError, EnvironmentUnfit, LaunchError
 from ampcompare.base.processes.call import call_in_child
 from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.validation import validated
+from ampcompare.runs.settings.validation import validate
 
 __all__ = ["ROUNDING", "Continued", "verify_conversion"]
 
@@ -78,7 +78,7 @@ def verify_conversion(
             raise ConfigError(
                 f"{source} does not say which model and data it belongs to; give --config with a file that names both"
             )
-        config = validated(RunConfig, {"recipe": recipe})
+        config = validate(RunConfig, {"recipe": recipe})
     apex = f"apex:{level or 'O1'}"
     native = "fp32" if level == "O0" else "native:fp16"
     from_apex = to == "native" if kind is None else kind != "native"
@@ -106,7 +106,7 @@ def _recipe(path: Path, trust: bool) -> tuple[dict[str, Any] | None, str | None]
 
 
 def _continue(config: RunConfig, checkpoint: Path, arm: str, steps: int, trust: bool) -> dict[str, Any]:
-    settings = validated(RunConfig, {**config.model_dump(mode="json"), "arm": arm, "processes": 1, "parallel": {}})
+    settings = validate(RunConfig, {**config.model_dump(mode="json"), "arm": arm, "processes": 1, "parallel": {}})
     options = {
         "config": settings.model_dump(mode="json"),
         "checkpoint": str(checkpoint),

@@ -39,9 +39,7 @@ def follow_fp16_optimizers(rows: Rows | None, events: Subscriptions) -> None:
         with suppress(ImportError):  # a build of the real Apex without the second
             kind = importlib.import_module(name).FP16_Optimizer
             events.wrap(kind, "__init__", _Follower(rows).make)
-            for method in {"backward", "update_master_grads", "clip_master_grads", "step", "zero_grad"} & vars(
-                kind
-            ).keys():
+            for method in METHODS & vars(kind).keys():
                 events.wrap(kind, method, getattr(_Follower, method))
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import re
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -35,7 +36,7 @@ from ampcompare.script.torch_amp.whole_model import WholeModel
 from ampcompare.script.trainers import follow_trainers
 from ampcompare.script.trainers.arm import Told
 from ampcompare.script.watch import Watch
-from ampcompare.training.precision.base import Precision, make_precision, owned_params
+from ampcompare.training.precision.base import make_precision
 from ampcompare.training.precision.keep_fp32 import kept_in_fp32, without_autocast, without_casts
 
 __all__ = ["StandIn", "check_arm", "half_dtype"]
@@ -101,7 +102,6 @@ class StandIn:
         check_arm(arm)
         self.arm = arm
         self._for_cuda = for_cuda
-        self.amp: ScriptAmp | None = None
         self.torch_amp: TorchAmp | O1BehindTorch | _AsWritten
         self._watch = watch
         if arm.options.get("tf32"):
@@ -111,26 +111,31 @@ class StandIn:
         self._keep = str(arm.options.get("keep_fp32", ""))
         if arm.backend == "script":
             frontend = importlib.import_module("apex.amp.frontend")
-            self._events.wrap(frontend, "_initialize", self._initialize_as_written)
-            self.torch_amp = _AsWritten(rows, self._initialized)
+            self._events.wrap(frontend, "_initialize", self._initialize)
+            self.torch_amp = _AsWritten(self._initialized)
         elif arm.backend == "apex":
             self._stand_behind_levels(engine, rows)
         else:
-            self._stand_behind_amp(rows)
+            kind = WholeModel if arm.backend == "half" or arm.options.get("weights") == "bfloat16" else TorchAmp
+            self.torch_amp = kind(arm, rows)
         if (reduce := arm.options.get("reduce")) is not None:
             reduce_wrappers_in(getattr(torch, reduce), str(arm), self._events)
         self.torch_amp.install(self._events)
         plain = PlainScript(arm, self.torch_amp, for_cuda=for_cuda, rows=rows, given=self._given, lifted=self._lifted)
         plain.install(self._events)
+        self._casting = plain.casting
         if arm.backend != "script":
             follow_fp16_optimizers(rows, self._events)
+        if arm.backend not in ("apex", "script"):
+            self._stand_behind_amp(ScriptAmp(arm, plain, rows))
+        elif rows is not None:
+            self._events.wrap(*Points.BACKWARD, functools.partial(_record_plain_backward, rows))
         if self._keep and not isinstance(self.torch_amp, WholeModel):
             context = without_autocast("cuda" if torch.cuda.is_available() else "cpu")
             if arm.backend == "apex":
                 context = without_casts(importlib.import_module("ampcompare.apex.amp"))
             names = self.torch_amp
             KeptAtFirstCall(self._keep, context, lambda: names.used).install(self._events)
-        _PlainBackward(self.amp, rows).install(self._events)
         half = half_dtype(arm) if arm.backend == "native" else None
         follow_trainers(Told(arm, half, rows, plain.through), self._events)
 
@@ -151,12 +156,8 @@ class StandIn:
         else:
             self.torch_amp = TorchAmp(self.arm, rows, self._initialized)
 
-    def _stand_behind_amp(self, rows: Rows | None) -> None:
-        arm = self.arm
-        self.amp = ScriptAmp(str(arm), self._make_precision, rows, self._given)
-        kind = WholeModel if arm.backend == "half" or arm.options.get("weights") == "bfloat16" else TorchAmp
-        self.torch_amp = kind(arm, rows, self._initialized)
-        functions = self.amp.functions()
+    def _stand_behind_amp(self, amp: ScriptAmp) -> None:
+        functions = amp.functions()
         for name in ("", ".frontend", ".handle", ".amp", "._amp_state"):
             module: Any = importlib.import_module(f"ampcompare.apex.amp{name}")
             # The package has the session's state under the name of the module.
@@ -166,16 +167,13 @@ class StandIn:
                     self._events.put(module, function, functions[function])
         self._events.wrap(dataloader._BaseDataLoaderIter, "__next__", self._next_batch)
         if hasattr(os, "register_at_fork"):  # where processes can be forked
-            os.register_at_fork(after_in_child=self.amp.end_casts)
-
-    def _make_precision(self, device: str) -> Precision:
-        """Build what prepares models on a device; torch's autocast has other lists of functions for CUDA."""
-        is_cast = self.arm.backend == "native"
-        return make_precision(self.arm, device="cuda" if self._for_cuda and is_cast else device)
+            os.register_at_fork(after_in_child=self._casting.end)
 
     def _initialize(self, original: Any, models: Any, optimizers: Any, *args: Any, **kwargs: Any) -> Any:
         """Call Apex's own, once the first weights are recorded."""
         self._given(_listed(models), _listed(optimizers))
+        if not self._keep:
+            return original(models, optimizers, *args, **kwargs)
         patches = LEVELS[self.arm.options["opt_level"]].patch_torch_functions
         with kept_in_fp32(
             _listed(models),
@@ -185,17 +183,12 @@ class StandIn:
         ):
             return original(models, optimizers, *args, **kwargs)
 
-    def _initialize_as_written(self, original: Any, models: Any, optimizers: Any, *args: Any, **kwargs: Any) -> Any:
-        self._given(_listed(models), _listed(optimizers))
-        return original(models, optimizers, *args, **kwargs)
-
     def _given(self, models: list[Any], optimizers: list[Any]) -> None:
         if self._watch is not None:
             self._watch.weights(models, optimizers)
 
     def _next_batch(self, original: Any, iterator: Any) -> Any:
-        assert self.amp is not None
-        with self.amp.disable_casts():  # a loader without workers runs the script's transforms here
+        with self._casting.off():  # a loader without workers runs the script's transforms here
             return original(iterator)
 
     def acted(self) -> bool:
@@ -274,9 +267,7 @@ class StandIn:
         return UnsupportedCombination(f"{line}: under {self.arm} {why} ({said}); {advice}")
 
     def _initialized(self) -> bool:
-        """Return whether the script has called `amp.initialize`."""
-        if self.arm.backend not in ("apex", "script"):
-            return self.amp is not None and bool(self.amp.precisions)
+        """Return whether the script has called the `amp.initialize` of an Apex, which the arm does not stand behind."""
         names = ("ampcompare.apex.amp._amp_state", "apex.amp._amp_state")
         states: list[Any] = [sys.modules.get(name) for name in names]
         return any("opt_properties" in vars(one._amp_state) for one in states if hasattr(one, "_amp_state"))
@@ -284,8 +275,7 @@ class StandIn:
     def end(self) -> None:
         """Restore all names; for tests, since the process belongs to the script."""
         self._events.end()
-        if self.amp is not None:
-            self.amp.end()
+        self._casting.end()
         torch.clear_autocast_cache()
 
 
@@ -342,47 +332,18 @@ def _listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-class _PlainBackward:
-    """Records losses that nothing scales, and prepares an arm for their gradients.
-
-    Apex adds such true gradients to those that it has unscaled at the end of each block. An arm unscales later, so it
-    must know.
-
-    Args:
-        amp: what stands behind `apex.amp`; None under arms of Apex, whose engine has true gradients at any time.
-        rows: records losses.
-    """
-
-    def __init__(self, amp: ScriptAmp | None, rows: Rows | None) -> None:
-        self._amp = amp
-        self._rows = rows
-
-    def install(self, events: Subscriptions) -> None:
-        """Watch all backward passes that accumulate gradients."""
-        events.wrap(*Points.BACKWARD, self._backward)
-
-    def _backward(self, original: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        losses: Sequence[Tensor] = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-        if self._amp is not None:
-            self._amp.before_backward(losses)
-        if self._rows is not None and self._rows.has_initialized and not self._rows.blocks:
-            self._rows.add_plain_backward(value_of(losses[0]))
-        return original(tensors, *args, **kwargs)
+def _record_plain_backward(rows: Rows, original: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+    """Record a loss that nothing scales, next to those of `scale_loss`."""
+    if rows.is_outside_of_blocks:
+        rows.add_plain_backward(value_of(tensors if isinstance(tensors, Tensor) else tensors[0]))
+    return original(tensors, *args, **kwargs)
 
 
 class _AsWritten(TorchNames):
-    """Follows `torch.autocast` and `GradScaler` of a script.
+    """Follows `torch.autocast` and `GradScaler` of a script."""
 
-    Args:
-        rows: get a note of the script's precision at the first step; None records nothing.
-        initialized: returns whether the script trains through `apex.amp`.
-    """
-
-    def __init__(self, rows: Rows | None, initialized: Callable[[], bool]) -> None:
+    def __init__(self, initialized: Callable[[], bool]) -> None:
         super().__init__(initialized)
-        self._rows = rows
-        self._has_stepped = False
-        self._casts = ""
         self._by_optimizer = False
 
     def install(self, events: Subscriptions) -> None:
@@ -393,13 +354,11 @@ class _AsWritten(TorchNames):
             with suppress(ImportError):  # a build of the real Apex without the second
                 kind = importlib.import_module(name).FP16_Optimizer
                 events.wrap(kind, "__init__", self._make_optimizer)
-        events.at_end(register_optimizer_step_pre_hook(self._before_step).remove)
+        events.at_end(register_optimizer_step_pre_hook(lambda *_: self.use()).remove)
 
     def _make_autocast(self, original: Any, block: Any, *args: Any, **kwargs: Any) -> None:
         original(block, *args, **kwargs)
-        if block._enabled and not self._casts:
-            self.has_autocast = True
-            self._casts = str(block.fast_dtype).removeprefix("torch.")
+        self.has_autocast = self.has_autocast or block._enabled
 
     def _scale(self, original: Any, scaler: Any, outputs: Any) -> Any:
         self.has_scaler = True
@@ -409,30 +368,6 @@ class _AsWritten(TorchNames):
         self._by_optimizer = True
         original(optimizer, *args, **kwargs)
 
-    def _before_step(self, optimizer: Any, *_arguments: Any) -> None:
-        if self._has_stepped:
-            return
-        self._has_stepped = self.used = True
-        if self._rows is not None and (own := self._own(optimizer)):
-            self._rows.add_note(f"the script's own precision: {own}")
-
-    def _own(self, optimizer: Any) -> str:
-        """Return the precision that the script has by itself; "" for fp32."""
-        if self._initialized():
-            return f"apex.amp {importlib.import_module('apex.amp')._amp_state.opt_properties.opt_level}"
-        if self._by_optimizer:
-            return "FP16_Optimizer"
-        held = {str(param.dtype).removeprefix("torch.") for param in owned_params(optimizer)} - {"float32"}
-        parts = [f"{' and '.join(sorted(held))} weights"] if held else []
-        if self._casts:
-            parts.append(f"torch.autocast in {self._casts}")
-        if self.has_scaler:
-            parts.append("GradScaler")
-        return " with ".join(parts)
-
     def is_by_apex(self) -> bool:
         """Return whether the script trains through Apex, which is recorded there."""
         return self._initialized() or self._by_optimizer
-
-    def use(self) -> None:
-        """Do nothing: the arm has no effect."""

@@ -6,7 +6,6 @@ What files alone cannot decide passes; the process that builds the model and rea
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,10 +13,11 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from ampcompare.base.environment.packages import entry_points, find_module
+from ampcompare.base.environment.packages import entry_points
 from ampcompare.base.errors import BackendUnavailable, ConfigError, did_you_mean
 from ampcompare.runs.records.metric import TOP1, TOP5, Metric
 from ampcompare.runs.settings.recipe import DEFAULT_TASK, DataConfig, Recipe
+from ampcompare.tasks.factory import check_module
 
 __all__ = [
     "AP50",
@@ -384,11 +384,8 @@ def check_files(recipe: Recipe) -> None:
     """
     for path in (task_path(recipe.task)[0], recipe.model.arch, recipe.data.name):
         module, colon, _ = path.partition(":")
-        if colon and module not in PREFIXES and not find_module(module)[0]:
-            here = os.getcwd()
-            raise ConfigError(
-                f"factory {path}: there is no module {module!r}; it was looked for in {here} and on sys.path"
-            )
+        if colon and module not in PREFIXES:
+            check_module(path)
     kind, _, folder = recipe.data.name.partition(":")
     if kind == "imagefolder":
         check_layout(folder or recipe.data.dir or "")

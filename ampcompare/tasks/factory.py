@@ -17,9 +17,10 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import FrameType, ModuleType
 from typing import Any
 
+from ampcompare.base.environment.packages import find_module
 from ampcompare.base.errors import AmpCompareError, ConfigError, did_you_mean
 
-__all__ = ["NeighborFinder", "blamed", "install_finder", "named_by", "resolve_factory"]
+__all__ = ["NeighborFinder", "blamed", "check_module", "install_finder", "named_by", "resolve_factory"]
 
 
 IMPORTERS = ("importlib", "_frozen_importlib", "_frozen_importlib_external")
@@ -76,6 +77,19 @@ def install_finder(folder: str) -> None:
         sys.meta_path.append(NeighborFinder(folder))
 
 
+def check_module(path: str) -> None:
+    """Check that there is the module that `package.module:function` names; nothing is imported.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    module = path.partition(":")[0]
+    if not find_module(module)[0]:
+        raise ConfigError(
+            f"factory {path}: there is no module {module!r}; it was looked for in {os.getcwd()} and on sys.path"
+        )
+
+
 def resolve_factory(path: str) -> Callable[..., Any]:
     """Import what `package.module:function` names.
 
@@ -85,16 +99,9 @@ def resolve_factory(path: str) -> Callable[..., Any]:
     module_name, _, attribute = path.partition(":")
     if not module_name or not attribute:
         raise ConfigError(f"{path!r} does not name a factory; write it as package.module:function")
-    importlib.invalidate_caches()
+    check_module(path)
     with blamed(path, "importing its module"):
-        try:
-            found: Any = importlib.import_module(module_name)
-        except ModuleNotFoundError as error:
-            if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-                raise
-            raise ConfigError(
-                f"factory {path}: there is no module {error.name!r}; it was looked for in {os.getcwd()} and on sys.path"
-            ) from error
+        found: Any = importlib.import_module(module_name)
     for part in attribute.split("."):
         if not hasattr(found, part):
             names = [name for name in vars(found) if not name.startswith("_")]

@@ -52,8 +52,7 @@ from ampcompare.training.parallel.replication import (
 )
 from ampcompare.training.precision.base import Precision, owned_params
 from ampcompare.training.state.capture import restore_training
-from ampcompare.training.state.check_checkpoint import Names, parameter_names
-from ampcompare.training.state.schema import require_position
+from ampcompare.training.state.check_checkpoint import Names, parameter_names, require_position
 from ampcompare.training.twin import change_weights
 
 __all__ = [

@@ -11,7 +11,7 @@ import torch
 
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.examination import answering_errors
-from ampcompare.runs.settings.validation import validated
+from ampcompare.runs.settings.validation import validate
 from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble_single
 from ampcompare.training.build_loop import build_loop
@@ -31,7 +31,7 @@ def continue_checkpoint(config: dict[str, Any], checkpoint: str, steps: int, tru
     Returns:
         Losses, loss scales after each step (empty if nothing is scaled) and skipped steps.
     """
-    settings = validated(RunConfig, config)
+    settings = validate(RunConfig, config)
     with own_group(settings):
         return _continue(settings, Path(checkpoint), steps, trust)
 

@@ -22,7 +22,6 @@ from ampcompare.runs.settings.config import RunConfig
 from ampcompare.training.assemble import Assembly
 from ampcompare.training.ema import ModelEma
 from ampcompare.training.precision.base import FixedOutcome, Precision, PrecisionWrapper, StepOutcome, owned_params
-from ampcompare.training.state.schema import NO_VALUE
 
 __all__ = [
     "DivergenceDetector",
@@ -35,6 +34,8 @@ __all__ = [
     "make_policies",
     "weights_finite",
 ]
+
+NO_VALUE = -1.0  # what older checkpoints hold as the best value before the first evaluation
 
 
 class Policy:

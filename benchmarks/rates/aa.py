@@ -25,7 +25,7 @@ from scipy.stats import binomtest
 from ampcompare.experiment.launch.forked import ForkedLauncher
 from ampcompare.runs.analysis.effects.step_time import TIME_FLOOR, invalid_reason
 from ampcompare.runs.analysis.inference.criteria import Criteria
-from ampcompare.runs.analysis.inference.effect import Effect, min_resolvable_spread, p_values, paired
+from ampcompare.runs.analysis.inference.effect import Effect, min_resolvable_spread, p_values, paired_effect
 from ampcompare.runs.analysis.inference.sample_size import pairs_needed
 from ampcompare.runs.analysis.inference.verdict import Margin, decide
 from ampcompare.runs.records.run import RunRecord
@@ -76,7 +76,7 @@ def _seconds(record: RunRecord) -> float:
 def _ungated(records: Sequence[RunRecord]) -> Effect:
     """Return the effect on time that there would be without the gate of validity."""
     pairs = list(_pairs(records))
-    return paired(
+    return paired_effect(
         [-math.log(_seconds(arm)) for arm, _ in pairs], [-math.log(_seconds(other)) for _, other in pairs], TIME_FLOOR
     )
 
@@ -125,7 +125,7 @@ def _found(spread: float, shift: float, pairs: int, floor: float, margin: Margin
     """Return how often simulated pairs with a true difference of `shift` are called worse."""
     generator = np.random.default_rng(0)
     samples = generator.normal(shift, spread, (SIMULATIONS, pairs))
-    verdicts = (decide([paired(list(row), [0.0] * pairs, floor)], margin)[0] for row in samples)
+    verdicts = (decide([paired_effect(list(row), [0.0] * pairs, floor)], margin)[0] for row in samples)
     return sum(str(verdict) == "worse" for verdict in verdicts) / SIMULATIONS
 
 

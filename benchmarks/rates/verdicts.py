@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from ampcompare.experiment.compare import pilot_seeds
 from ampcompare.runs.analysis.inference.alpha_spending import error_rate_of_next
 from ampcompare.runs.analysis.inference.criteria import AccuracyMargin, margin_error, parse_margin, resolve_margin
-from ampcompare.runs.analysis.inference.effect import Effect, interval, min_resolvable_spread, paired, two_stage
+from ampcompare.runs.analysis.inference.effect import Effect, interval, min_resolvable_spread, paired_effect, two_stage
 from ampcompare.runs.analysis.inference.sample_size import stein_pairs
 from ampcompare.runs.analysis.inference.verdict import decide
 from ampcompare.runs.records.comparison import Look
@@ -139,7 +139,7 @@ def _effects(values: Floats, case: Scenario, margin: AccuracyMargin, pilot: int 
             effect = two_stage(arm, reference, early, floor, rounded=True)
             moved = margin_error(arm[:pilot], reference[:pilot], margin.error_share) * math.sqrt(pilot / len(arm))
         else:
-            effect = paired(arm, reference, floor, rounded=True)
+            effect = paired_effect(arm, reference, floor, rounded=True)
             moved = margin_error(arm, reference, margin.error_share)
         effects.append(replace(effect, margin_error=moved, step=step))
     return effects

@@ -10,7 +10,7 @@ import pytest
 
 from ampcompare.runs.analysis.effects.step_time import TIME_FLOOR
 from ampcompare.runs.analysis.inference.criteria import Criteria
-from ampcompare.runs.analysis.inference.effect import paired
+from ampcompare.runs.analysis.inference.effect import paired_effect
 from ampcompare.runs.analysis.inference.verdict import Margin, decide
 from benchmarks.rates import gates
 from benchmarks.rates.__main__ import STUDIES
@@ -27,7 +27,7 @@ def test_gates_of_arrays_agree_with_the_verdicts(spread: float, arms: int) -> No
     drawn = np.random.default_rng(17).normal(-0.3, spread, (20, arms, 5))
     failed = gates.failures(drawn)
     for number, comparison in enumerate(drawn):
-        effects = [paired(list(arm), [0.0] * 5, gates.FLOOR) for arm in comparison]
+        effects = [paired_effect(list(arm), [0.0] * 5, gates.FLOOR) for arm in comparison]
         words = [str(verdict) for verdict in decide(effects, Margin(gates.MARGIN, "0.5"))]
         assert [word == "worse" for word in words] == list(failed["accuracy:worse"][number])
         unshown = [not word.startswith(("equivalent", "better", "non-inferior")) for word in words]
@@ -40,7 +40,7 @@ def test_winners_of_arrays_agree_with_the_verdicts() -> None:
     found = is_winner(logs)
     assert found.any()
     for winners, its in zip(found, logs, strict=True):
-        effects = [paired(list(-its[:, arm]), list(-its[:, 0]), TIME_FLOOR) for arm in (1, 2)]
+        effects = [paired_effect(list(-its[:, arm]), list(-its[:, 0]), TIME_FLOOR) for arm in (1, 2)]
         words = [str(verdict) for verdict in decide(effects, Criteria().time())]
         assert [word in ("better", "worse") for word in words] == list(winners)
 

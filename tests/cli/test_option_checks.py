@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.base.environment.gpus import torch_build, why_no_cuda
+from ampcompare.base.environment.gpus import torch_build
 
 # Calls the command line once per line of input, and tells whether torch was imported.
 WITHOUT_TORCH = """
@@ -88,45 +88,6 @@ def test_refused_by_the_cell(call: Any, tmp_path: Path, words: list[str], code: 
         done = call(*command, *words, *device, "-o", str(out))
         assert (done.code, done.err.count(said)) == (code, 1), done.err
         assert len(list(out.glob("cells/*"))) == (command == ["run"])
-
-
-def _root(folder: Path, *names: str) -> Path:
-    for name in names:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).touch()
-    return folder
-
-
-Build = dict[str, str | None]
-CUDA: Build = {"cuda": "12.6", "hip": None}
-CPU: Build = {"cuda": None, "hip": None}
-ROCM: Build = {"cuda": None, "hip": "6.2"}
-
-
-def test_cuda_is_refused_only_where_it_is_certain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A build without CUDA, hidden GPUs or no driver at all are certain; any trace of a driver is left to torch."""
-
-    def no_library(name: str) -> None:
-        raise OSError(f"{name}: cannot open shared object file")
-
-    monkeypatch.setattr("ctypes.CDLL", no_library)
-    monkeypatch.setattr("sys.platform", "linux")
-    bare = _root(tmp_path / "bare")
-
-    def ask(build: dict[str, str | None], root: Path = bare, here: bool = True, **environment: str) -> str:
-        return why_no_cuda(here=here, build=build, root=root, environment=environment)
-
-    assert ask(CPU) == ask(CPU, here=False) == "this torch is built without CUDA"
-    assert ask(ROCM) == ""
-    assert ask(CUDA) == "this machine has no NVIDIA driver"
-    assert ask(CUDA, here=False) == ""
-    for name in ("dev/nvidiactl", "dev/nvidia0", "dev/dxg", "dev/nvhost-gpu", "proc/driver/nvidia"):
-        root = _root(tmp_path / name.replace("/", "-"), name)
-        assert ask(CUDA, root) == ask(CUDA, root, CUDA_VISIBLE_DEVICES="0") == ""
-        assert "hides all GPUs" in ask(CUDA, root, CUDA_VISIBLE_DEVICES="-1")
-        assert "hides all GPUs" in ask(CUDA, root, CUDA_VISIBLE_DEVICES="")
-    monkeypatch.setattr("ctypes.CDLL", lambda name: None)
-    assert ask(CUDA) == ""
 
 
 def test_the_build_of_torch(tmp_path: Path) -> None:

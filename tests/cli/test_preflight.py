@@ -139,6 +139,14 @@ DOUBTFUL: dict[str, tuple[str, tuple[str, ...], str]] = {
 }  # fmt: skip
 
 
+def test_a_profile_of_too_few_steps_does_not_begin(call: Any, folder: Path) -> None:
+    """The loops of the script say how many it makes."""
+    (folder / "train.py").write_text(script())
+    done = call("profile", "--arm", "fp32", "--device", "cpu", "--", "train.py")
+    assert done.code == 2
+    assert "the script makes 8 steps, and" in done.err
+
+
 @pytest.mark.parametrize("what", DOUBTFUL)
 def test_what_is_doubtful_is_said_and_the_matrix_starts(call: Any, folder: Path, what: str) -> None:
     """Once, before the first cell."""

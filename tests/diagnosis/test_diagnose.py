@@ -177,7 +177,7 @@ def test_a_scale_that_falls_through_a_run_has_a_cause(bad: tuple[int, ...], fall
         return
     (fault,) = found.faults
     assert (fault.kind, fault.place.phase) == ("gradient overflow", "backward")
-    assert "at loss scale 256, which has fallen from 1024" in fault.text
+    assert "at loss scale 128, which has fallen from 1024" in fault.text
 
 
 @pytest.fixture(scope="module")

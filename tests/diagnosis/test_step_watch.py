@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from ampcompare.diagnosis.faults import find_faults
 from ampcompare.diagnosis.observation import Observation
-from ampcompare.diagnosis.sites import HIDDEN, PACKAGE, calling_line
+from ampcompare.diagnosis.profiling.marks import Marks
+from ampcompare.diagnosis.sites import HIDDEN, PACKAGE, Sites, calling_line
 from ampcompare.diagnosis.step_watch import StepWatch, lines_in_fp32
 
 
@@ -99,6 +100,17 @@ def test_a_kept_line_casts_nothing_to_16_bits() -> None:
     assert torch.isfinite(kept).all()
     assert torch.isinf(cast).all()
     assert called == {"torch.Tensor.mul"}
+
+
+def test_a_diagnosis_names_modules_as_the_model_does(model: nn.Module) -> None:
+    """So that a pattern of `keep_fp32` finds them; a profile leaves out the wrapper of DistributedDataParallel."""
+    outer = nn.ModuleDict({"module": model})
+    sites, marks = Sites(), Marks()
+    sites.name(outer)
+    marks.know([outer])
+    for known, name in ((sites, "module"), (marks.sites, "")):
+        known.enter(model)
+        assert known.module == name
 
 
 def test_what_is_hidden_is_there() -> None:

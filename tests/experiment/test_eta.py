@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -166,8 +166,7 @@ def test_jobs_share_the_rest() -> None:
 
 def test_cells_of_all_seeds_in_a_queue() -> None:
     """A queue that runs three cells at a time is expected to go on like that, and to wait for no seed."""
-    plan = replace(outline(["fp32"], 9), together=True)
-    left = TimeLeft(plan)
+    left = TimeLeft(outline(["fp32"], 9))
     for cell in range(3):
         left.begin(cell, 0.0)
         left.report(cell, Progress(0, STEPS, 0), 0.0)

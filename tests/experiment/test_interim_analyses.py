@@ -15,7 +15,7 @@ from ampcompare.base.errors import RecordError
 from ampcompare.experiment.launch.base import Launcher
 from ampcompare.experiment.launch.cell_files import write_record
 from ampcompare.experiment.load import reload_comparison, reload_together
-from ampcompare.experiment.matrix import crossed
+from ampcompare.experiment.matrix import cross
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.plan import plan_rows
 from ampcompare.experiment.run import run_plan
@@ -62,7 +62,7 @@ def _compare(
     folder: Path, seeds: Sequence[int], arms: Sequence[str] = ARMS, launcher: Pretend | None = None, **options: Any
 ) -> Comparison:
     terms = options.pop("terms", Criteria(margin=0.5))
-    plan = plan_rows(RunConfig(), crossed(arms, ()), seeds, options.pop("reference", None))
+    plan = plan_rows(RunConfig(), cross(arms, ()), seeds, options.pop("reference", None))
     return run_plan(plan, folder, launcher or Pretend(), terms=terms, **options)
 
 

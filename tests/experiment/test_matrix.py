@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.experiment.matrix import DEFAULT_ARMS, Row, crossed, expand_matrix, find_reference
+from ampcompare.experiment.matrix import DEFAULT_ARMS, Row, cross, expand_matrix, find_reference
 from ampcompare.experiment.plan import plan_rows
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.file import Matrix
@@ -19,7 +19,7 @@ def _arms(rows: list[Row]) -> list[str]:
 
 def test_arms_are_lists_too() -> None:
     """A text may hold several arms, on the command line and in a file."""
-    assert _arms(crossed(["fp32,bf16", "o2"], ())) == ["fp32", "native:bf16", "apex:O2"]
+    assert _arms(cross(["fp32,bf16", "o2"], ())) == ["fp32", "native:bf16", "apex:O2"]
     assert _arms(expand_matrix(Matrix(arms=["fp32,O1"]))) == ["fp32", "apex:O1"]
     assert _arms(expand_matrix(Matrix.model_validate({"arms": "fp32,O1"}))) == ["fp32", "apex:O1"]
 
@@ -43,7 +43,7 @@ def test_a_reference_that_is_missing_comes_first() -> None:
 
 def test_the_reference_of_rows() -> None:
     """By default fp32 or the first; else the first row of the arm, or the row of that label."""
-    rows = crossed(["half", "fp32"], SIZES)
+    rows = cross(["half", "fp32"], SIZES)
     assert find_reference(rows, None) == rows[2]
     assert find_reference(rows[:2], None) == rows[0]
     assert find_reference(rows, "Half") == rows[0]
@@ -55,7 +55,7 @@ def test_the_reference_of_rows() -> None:
 
 def test_a_plan_holds_its_reference() -> None:
     """The plan names the reference; its cells, folder and seeds are those of another reference."""
-    rows = crossed(["fp32", "O2"], ())
+    rows = cross(["fp32", "O2"], ())
     plan, other = (plan_rows(RunConfig(), rows, [0, 1], reference) for reference in (None, "O2"))
     assert (plan.reference, other.reference) == ("fp32", "apex:O2")
     assert plan.digest() == other.digest()

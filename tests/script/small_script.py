@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ampcompare.script.apex_amp import ScriptAmp
-
-Make = Callable[[str], ScriptAmp]
+Make = Callable[[str], Any]
 ARMS = {
     "fp32": "fp32",
     "fp16": "native:fp16,init_scale=1024,growth_interval=3",

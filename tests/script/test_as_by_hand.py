@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from operator import methodcaller
 from typing import Any
 
 import pytest
@@ -11,8 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.script.behind import arms
 from tests.script.small_script import ARMS
-from tests.script.trainings import Gan, OurLoop, Program, TorchAmp, assert_equal, for_arm, train, train_gan
+from tests.script.trainings import Apex, Gan, OurLoop, Plain, Program, TorchAmp, Trained, assert_equal, train, train_gan
 
 pytestmark = pytest.mark.integration  # many trainings, each twice
 
@@ -22,6 +25,14 @@ BY_HAND: dict[str, Any] = {
     "odd": partial(TorchAmp, torch.float16, init_scale=1000, growth_interval=2),
     "bf16": partial(TorchAmp, torch.bfloat16),
 }
+
+
+def under(arm: str, run: Callable[[Callable[[], Plain]], Trained]) -> Trained:
+    """Run a script for Apex whose `amp` is the arm's."""
+    with arms() as behind:
+        return run(lambda: Apex(behind.amp(arm), end=behind.end))
+
+
 PROGRAMS = st.builds(
     Program,
     optimizer=st.sampled_from(["sgd", "adam", "fused"]),
@@ -44,7 +55,7 @@ def test_a_script_for_apex_trains_as_written_by_hand(program: Program, arm: str)
     if arm != "fp16" and arm != "odd":
         program = replace(program, overflow_at=-1)
     # To the end, one after the other: the casts of the first must not act on the second.
-    ours = train(program, lambda: for_arm(ARMS[arm]))
+    ours = under(ARMS[arm], lambda make: train(program, make))
     assert_equal(ours, train(program, BY_HAND[arm]), (arm, program))
 
 
@@ -62,7 +73,8 @@ GANS = st.builds(
 @given(GANS)
 def test_two_optimizers_share_a_scale(program: Gan) -> None:
     """A GAN trains as by hand with one GradScaler, whether its optimizers take turns or one waits for the other."""
-    assert_equal(train_gan(program, for_arm(ARMS["fp16"])), train_gan(program, BY_HAND["fp16"]()), program)
+    ours = under(ARMS["fp16"], lambda make: train_gan(program, make()))
+    assert_equal(ours, train_gan(program, BY_HAND["fp16"]()), program)
 
 
 @pytest.mark.parametrize(
@@ -72,4 +84,5 @@ def test_two_optimizers_share_a_scale(program: Gan) -> None:
 def test_a_half_arm_trains_as_in_our_loop(arm: str, micro: int) -> None:
     """A script's calls do to a model what the loop's do."""
     program = Program(micro=micro, clip="master", evaluate=True)
-    assert_equal(train(program, lambda: for_arm(arm)), train(program, lambda: OurLoop(arm)))
+    ours = under(arm, lambda make: train(program, make, lambda side: side.state().get("scale", 1.0)))
+    assert_equal(ours, train(program, lambda: OurLoop(arm), methodcaller("scale")))

@@ -19,7 +19,6 @@ from ampcompare.script.stand_in import check_arm
 class Rows:
     """Counts what is recorded."""
 
-    has_amp = False
     has_initialized = False
     blocks = 0
 
@@ -29,6 +28,10 @@ class Rows:
         self.notes: list[str] = []
         self.steps = 0
         self.ignored: set[Any] = set()
+
+    @property
+    def is_outside_of_blocks(self) -> bool:
+        return self.has_initialized and not self.blocks
 
     def number(self, optimizer: Any) -> tuple[int, bool]:
         return 0, False

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_value_
 
 from ampcompare.apex.optimizers import FusedAdam
-from ampcompare.script.apex_amp import ScriptAmp
 from ampcompare.training.precision.base import make_precision
 from tests.script.small_script import batch, gan_loss, network, two_networks
 
@@ -143,8 +142,8 @@ class TorchAmp(Plain):
 class Apex(Plain):
     """A script for Apex: on ampcompare's engine, or on what stands behind its names under an arm."""
 
-    def __init__(self, amp: Any, level: str = "O1") -> None:
-        self.amp, self.level = amp, level
+    def __init__(self, amp: Any, level: str = "O1", end: Callable[[], None] | None = None) -> None:
+        self.amp, self.level, self.end = amp, level, end or amp._amp_state.close  # type: ignore[method-assign]
 
     def prepare(self, models: list[nn.Module], optimizers: list[Any]) -> tuple[list[Any], list[Any]]:
         options: dict[str, Any] = {"opt_level": self.level, "verbosity": 0}
@@ -166,14 +165,6 @@ class Apex(Plain):
 
     def load(self, state: Any) -> None:
         self.amp.load_state_dict(state)
-
-    def end(self) -> None:
-        (self.amp.end if isinstance(self.amp, ScriptAmp) else self.amp._amp_state.close)()
-
-
-def for_arm(arm: str) -> Apex:
-    """Return a script for Apex whose `amp` is the arm's."""
-    return Apex(ScriptAmp(arm, lambda device: make_precision(arm, device=device)))
 
 
 class OurLoop(Plain):

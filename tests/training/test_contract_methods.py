@@ -264,3 +264,19 @@ def test_numbers_among_the_arguments_do_not_stop_the_compiler() -> None:
     precision.weights_replaced()
     assert torch.equal(compiled(model, "eager", CPU)(x), expected)
     assert expected.dtype is torch.float16
+
+
+@pytest.mark.usefixtures("functions_of_torch")
+def test_a_weight_that_is_cast_twice_does_not_stop_the_compiler() -> None:
+    """In one graph where two layers share it, and in a second graph while the first one's loss awaits its backward."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    ready_compiler("eager")
+    linear = nn.Linear(4, 4)
+    precision = make_precision("apex:O1")
+    (model,), _ = precision.prepare([nn.Sequential(linear, nn.ReLU(), linear)], [SGD(linear.parameters(), lr=LR)])
+    first, second = torch.randn(4, 4), torch.randn(3, 4)
+    expected = [model(first), model(second)]
+    precision.weights_replaced()
+    graph = torch.compile(model, backend="eager", fullgraph=True)
+    assert [torch.equal(graph(x), y) for x, y in zip((first, second), expected, strict=True)] == [True, True]

@@ -10,12 +10,12 @@ import torch
 from ampcompare.apex.optimizers import FusedAdam, FusedSGD
 from ampcompare.base.errors import ConfigError, UnsupportedCombination
 from ampcompare.runs.settings.recipe import OptimizerConfig
-from ampcompare.runs.settings.validation import validated
+from ampcompare.runs.settings.validation import validate
 from ampcompare.training.assemble import optimizer_arguments
 
 
 def arguments(factory: Any, **settings: Any) -> dict[str, Any]:
-    return optimizer_arguments(validated(OptimizerConfig, {"name": "mine:make", "lr": 0.5, **settings}), factory)
+    return optimizer_arguments(validate(OptimizerConfig, {"name": "mine:make", "lr": 0.5, **settings}), factory)
 
 
 def test_settings_go_where_they_are_taken() -> None:

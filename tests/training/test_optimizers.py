@@ -14,7 +14,7 @@ from ampcompare.base.errors import ConfigError, UnsupportedCombination
 from ampcompare.base.tensors.skippable_step import obeys_flag
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.recipe import OptimizerConfig
-from ampcompare.runs.settings.validation import validated
+from ampcompare.runs.settings.validation import validate
 from ampcompare.training.assemble import make_optimizer, param_groups
 from ampcompare.training.precision.base import make_precision
 from tests.covering import covering
@@ -32,7 +32,7 @@ def groups(**settings: Any) -> list[tuple[list[str], float, float]]:
     """Names, learning rate and weight decay of each group."""
     model = net()
     names = {id(param): name for name, param in model.named_parameters()}
-    config = validated(OptimizerConfig, {"lr": 0.5, "weight_decay": 0.25, **settings})
+    config = validate(OptimizerConfig, {"lr": 0.5, "weight_decay": 0.25, **settings})
     return [
         ([names[id(param)] for param in group["params"]], group["lr"], group["weight_decay"])
         for group in param_groups(config, model)
@@ -78,7 +78,7 @@ def test_a_mistyped_key_of_a_group_has_the_nearest_name() -> None:
     """The error names the place in the list, and what was meant."""
     values = {"recipe": {"optimizer": {"groups": [{"match": "*"}, {"match": "*", "lr_facter": 2}]}}}
     with pytest.raises(ConfigError, match=r"no setting 'recipe.optimizer.groups.1.lr_facter' \(did you mean .*factor"):
-        validated(RunConfig, values)
+        validate(RunConfig, values)
 
 
 ARMS = ["fp32", "apex:O0", "apex:O1", "apex:O2", "apex:O3", "native:fp16", "native:bf16", "half", "half:loss_scale=8"]
@@ -100,7 +100,7 @@ def trained(arm: str, make: Any, *, infinite: bool = False) -> list[torch.Tensor
 
 
 def adaptive(kind: str, trust: float = 0.02) -> Any:
-    config = validated(OptimizerConfig, {"lr": 0.5, "weight_decay": 0.01, "layer_lr": kind, "trust_coefficient": trust})
+    config = validate(OptimizerConfig, {"lr": 0.5, "weight_decay": 0.01, "layer_lr": kind, "trust_coefficient": trust})
     return lambda model: make_optimizer(config, model)
 
 
@@ -157,7 +157,7 @@ def test_every_arm_trains_by_any_implementation(arm: str, implementation: str, n
     settings: dict[str, Any] = {"name": name, "lr": 0.01, **({} if name == "sgd" else {"eps": 1e-3})}
 
     def make(how: str) -> Any:
-        config = validated(OptimizerConfig, {**settings, "implementation": how})
+        config = validate(OptimizerConfig, {**settings, "implementation": how})
         return lambda model: make_optimizer(config, model)
 
     infinite = "dynamic" in arm or arm in ("apex:O1", "apex:O2", "native:fp16")
@@ -172,7 +172,7 @@ def test_every_arm_trains_by_any_implementation(arm: str, implementation: str, n
 def test_the_implementation_is_that_of_torch() -> None:
     found = []
     for implementation in ("default", "for-loop", "foreach", "fused"):
-        config = validated(OptimizerConfig, {"implementation": implementation})
+        config = validate(OptimizerConfig, {"implementation": implementation})
         (group,) = make_optimizer(config, net()).param_groups
         found.append((group["foreach"], group["fused"]))
     assert found == [(None, None), (False, None), (True, None), (None, True)]
@@ -186,14 +186,14 @@ def test_what_torch_lacks_is_refused(name: str) -> None:
     with pytest.raises(
         UnsupportedCombination, match=r"wave is torch.complex64; use --optimizer-implementation foreach"
     ):
-        make_optimizer(validated(OptimizerConfig, {"name": name, "implementation": "fused"}), model)
-    make_optimizer(validated(OptimizerConfig, {"name": name, "implementation": "foreach"}), model)
+        make_optimizer(validate(OptimizerConfig, {"name": name, "implementation": "fused"}), model)
+    make_optimizer(validate(OptimizerConfig, {"name": name, "implementation": "foreach"}), model)
 
 
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
 def test_parameters_that_an_optimizer_does_not_support_are_named() -> None:
     """Muon takes matrices; the others of a network are named, and a network of matrices trains."""
-    config = validated(OptimizerConfig, {"name": "torch.optim.Muon"})
+    config = validate(OptimizerConfig, {"name": "torch.optim.Muon"})
     with pytest.raises(
         UnsupportedCombination,
         match=r"does not support 0.bias of shape \[3\], 1.weight of shape \[3\], 1.bias of shape \[3\] and 1 more .*2D",
@@ -203,14 +203,14 @@ def test_parameters_that_an_optimizer_does_not_support_are_named() -> None:
 
 
 def test_an_argument_that_an_optimizer_refuses_is_an_error_of_the_settings() -> None:
-    config = validated(OptimizerConfig, {"name": "fused_adam", "args": {"amsgrad": True}})
+    config = validate(OptimizerConfig, {"name": "fused_adam", "args": {"amsgrad": True}})
     with pytest.raises(ConfigError, match=r"optimizer fused_adam cannot be built: RuntimeError: .*amsgrad"):
         make_optimizer(config, net())
 
 
 def test_what_is_no_optimizer_is_refused() -> None:
     """A function may build the optimizer, and nothing else."""
-    config = validated(OptimizerConfig, {"name": "tests.training.test_optimizers:not_an_optimizer"})
+    config = validate(OptimizerConfig, {"name": "tests.training.test_optimizers:not_an_optimizer"})
     with pytest.raises(ConfigError, match=r"is a list; it must be a torch\.optim\.Optimizer"):
         make_optimizer(config, net())
 
@@ -231,7 +231,7 @@ def not_an_optimizer(params: Any, lr: float) -> list[Any]:
 )
 def test_methods_that_an_optimizer_cannot_have_are_refused(settings: dict[str, Any], text: str) -> None:
     with pytest.raises(UnsupportedCombination, match=text):
-        make_optimizer(validated(OptimizerConfig, settings), net())
+        make_optimizer(validate(OptimizerConfig, settings), net())
 
 
 @pytest.mark.parametrize("name", ["fused_adam", "fused_lamb", "fused_novograd", "fused_sgd", "fused_adagrad"])
@@ -247,7 +247,7 @@ def test_every_arm_trains_by_the_optimizers_of_apex(arm: str, name: str) -> None
     def trained_weights(arm: str) -> torch.Tensor:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 3, bias=False), nn.Tanh(), nn.Linear(3, 2, bias=False))
-        config = validated(OptimizerConfig, {"name": name, "lr": 0.02})
+        config = validate(OptimizerConfig, {"name": name, "lr": 0.02})
         precision = make_precision(arm)
         (model,), (optimizer,) = precision.prepare([model], [make_optimizer(config, model)])  # type: ignore[assignment]
         for _ in range(3):
@@ -271,8 +271,8 @@ def test_every_arm_trains_by_the_optimizers_of_apex(arm: str, name: str) -> None
 def test_skipping_on_the_device_is_asked_for(name: str, implementation: str) -> None:
     """`skip_on_device` prepares the optimizer in any implementation, and without it nothing does."""
     settings = {"name": name, "implementation": implementation}
-    assert obeys_flag(make_optimizer(validated(OptimizerConfig, {**settings, "skip_on_device": True}), net()))
-    assert not obeys_flag(make_optimizer(validated(OptimizerConfig, settings), net()))
+    assert obeys_flag(make_optimizer(validate(OptimizerConfig, {**settings, "skip_on_device": True}), net()))
+    assert not obeys_flag(make_optimizer(validate(OptimizerConfig, settings), net()))
 
 
 @pytest.mark.parametrize(
@@ -286,4 +286,4 @@ def test_skipping_on_the_device_is_asked_for(name: str, implementation: str) -> 
 def test_settings_that_exclude_each_other(kind: Any, settings: dict[str, Any], text: str) -> None:
     """Layer rates need unscaled gradients and steps that are taken; kernels chosen by their time may differ."""
     with pytest.raises(ConfigError, match=text):
-        validated(kind, settings)
+        validate(kind, settings)

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from shlex import quote
 from typing import Literal
 
-from ampcompare.api.doctor.ask import ask
-from ampcompare.api.doctor.finding import Check, Verdict
+from ampcompare.api.doctor.finding import Check, Verdict, ask
 from ampcompare.base.environment.apex import ApexInstall, probe_apex
 from ampcompare.base.processes.call import search_path
 

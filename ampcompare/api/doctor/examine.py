@@ -17,8 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ampcompare.api.doctor.apex import examine_apex
-from ampcompare.api.doctor.ask import ask
-from ampcompare.api.doctor.finding import Check, Verdict, worst
+from ampcompare.api.doctor.finding import Check, Verdict, ask, worst
 from ampcompare.api.doctor.gpu import driver_version, examine_gpus, has_nvidia_gpu
 from ampcompare.api.doctor.machine import examine_machine, examine_processor, examine_torch, examine_vision
 from ampcompare.api.doctor.needs import ArmNeeds, MachineFacts, examine_arm

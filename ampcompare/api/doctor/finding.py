@@ -1,12 +1,19 @@
-"""One line of the doctor's report."""
+"""One line of the doctor's report, and how what it says is asked."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
-__all__ = ["VERDICTS", "Check", "Verdict", "worst"]
+from ampcompare.base.processes.call import call_in_child
+
+__all__ = ["VERDICTS", "Check", "Verdict", "ask", "worst"]
+
+# Runs a probe of `probes.py`, by its name, in a child process with a time limit.
+ask = partial(call_in_child, Path(__file__).resolve().with_name("probes.py"))
 
 Verdict = Literal["ok", "note", "warning", "problem"]
 VERDICTS: tuple[Verdict, ...] = ("ok", "note", "warning", "problem")

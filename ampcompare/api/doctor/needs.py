@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ampcompare.api.doctor.apex import INSTALL
-from ampcompare.api.doctor.ask import ask
-from ampcompare.api.doctor.finding import Check
+from ampcompare.api.doctor.finding import Check, ask
 from ampcompare.backends.apex_levels import ROCM_LEVELS
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import BUILT_IN

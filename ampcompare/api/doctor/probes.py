@@ -61,7 +61,7 @@ def gpus() -> dict[str, Any]:
         if not device["failure"]:
             device["free_bytes"] = torch.cuda.mem_get_info(index)[0]
         devices.append(device)
-    return {"available": True, "devices": devices, "built_for": list(torch.cuda.get_arch_list())}
+    return {"available": True, "devices": devices}
 
 
 def accelerators(kinds: list[str]) -> dict[str, Any]:

@@ -6,14 +6,12 @@ in 16-bit weights.
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,7 +23,6 @@ __all__ = [
     "torch_build",
     "visible_gpus",
     "why_no_accelerator",
-    "why_no_cuda",
 ]
 
 QUERY = ("index", "uuid", "name", "pci.bus_id", "memory.used")
@@ -33,8 +30,6 @@ LISTED = re.compile(r"^(?P<mig>\s+MIG (?P<profile>\S+)\s+Device\s+\d+:|GPU (?P<i
 MIB = 2**20
 MAX_IDLE_BYTES = 2 * 2**30  # a driver, a display or monitoring takes some; a container hides the processes of others
 SECONDS = 20.0
-# NVIDIA's driver, that of Jetson boards, and the one of WSL leave at least one of these.
-DRIVER_FILES = ("dev/nvidia*", "dev/nvhost*", "dev/nvmap", "dev/dxg", "proc/driver/nvidia")
 FACT = re.compile(r"""^(cuda|hip|xpu)\b[^=\n]*=\s*(None|'[^']*'|"[^"]*")\s*$""", flags=re.MULTILINE)
 
 
@@ -168,40 +163,6 @@ def torch_build(folder: Path | None = None) -> dict[str, str | None] | None:
         return None
     facts = {name: None if value == "None" else value[1:-1] for name, value in FACT.findall(text)}
     return facts if "cuda" in facts else None
-
-
-def why_no_cuda(
-    *,
-    here: bool = True,
-    build: Mapping[str, str | None] | None = None,
-    root: Path = Path("/"),
-    environment: Mapping[str, str] | None = None,
-) -> str:
-    """Return why torch certainly cannot use CUDA; "" where it may.
-
-    Args:
-        here: whether it would run on this machine, and not on one that a queue chooses.
-        build: as `torch_build` returns it, which is asked by default.
-        root: of the file system.
-        environment: variables; those of this process by default.
-    """
-    build = torch_build() if build is None else build
-    if build is None or build.get("hip") is not None:
-        return ""
-    if build["cuda"] is None:
-        return "this torch is built without CUDA"
-    if not here:
-        return ""
-    visible = (os.environ if environment is None else environment).get("CUDA_VISIBLE_DEVICES")
-    if visible is not None and (not visible.strip() or visible.strip().startswith("-1")):
-        return f"CUDA_VISIBLE_DEVICES={visible} hides all GPUs"
-    if sys.platform != "linux" or any(next(root.glob(name), None) is not None for name in DRIVER_FILES):
-        return ""
-    try:
-        ctypes.CDLL("libcuda.so.1")  # as torch does; `find_library` would start a compiler
-    except OSError:
-        return "this machine has no NVIDIA driver"
-    return ""
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ __all__ = [
     "LoadedCode",
     "Names",
     "changed_code",
-    "differing",
+    "differing_files",
     "digest_of",
     "distributions_of",
     "end_watch",
@@ -434,6 +434,6 @@ def changed_code(files: Mapping[str, str], base: Path) -> dict[str, str]:
     return changed
 
 
-def differing(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
+def differing_files(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
     """Return the files that two runs both loaded, with other contents."""
     return [name for name, digest in one.items() if other.get(name, digest) != digest]

@@ -21,17 +21,12 @@ import psutil
 from ampcompare.base.errors import LaunchError
 from ampcompare.base.processes.start import kill_group, start_command
 
-__all__ = ["MAX_SERVERS", "Fork", "ProcessServer", "ServerLost", "can_fork"]
+__all__ = ["MAX_SERVERS", "Fork", "ProcessServer", "ServerLost"]
 
 MAX_SERVERS = 5  # for one process: if each of them is killed, the next one would be too
 POLL_SECONDS = 0.1
 START_SECONDS = 600.0  # of a file system that is slow, too
 END_SECONDS = 5.0
-
-
-def can_fork() -> bool:
-    """Return whether this system can have a process server."""
-    return hasattr(os, "fork") and hasattr(socket, "send_fds")
 
 
 class ServerLost(Exception):

@@ -26,6 +26,8 @@ from ampcompare.runs.records.profile import Phase
 
 __all__ = ["Marks"]
 
+WRAPPER = r"^module(\.|$)"  # in names of what DistributedDataParallel has wrapped
+
 
 class Marks:
     """Follows the phases of steps; a step ends where `end_step` is called.
@@ -84,7 +86,8 @@ class Marks:
         for model in given:
             known = self.sites.models
             if all(model is not other for other in known):
-                self.sites.name(model, f"{type(model).__name__}:" if len(given) > 1 or known else "")
+                prefix = f"{type(model).__name__}:" if len(given) > 1 or known else ""
+                self.sites.name(model, prefix, wrapper=WRAPPER)
 
     def enter(self, phase: Phase) -> None:
         """Begin a phase."""

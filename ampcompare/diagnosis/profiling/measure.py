@@ -244,9 +244,7 @@ def build_profile(arm: str, measured: Measured, **facts: object) -> ArmProfile:
         ),
         communication=communication,
         fp32_seconds=_fp32_seconds(account, factors),
-        formats={} if seen is None else dict(seen.convolutions),
         optimizer_operations=0 if seen is None else seen.optimizer_operations,
-        conv_kernels=sorted(account.conv_kernels)[:MAX_OPERATIONS],
         **facts,
     )
 

@@ -20,7 +20,7 @@ from ampcompare.diagnosis.profiling.step_profiler import Steps
 from ampcompare.runs.records.profile import ArmProfile, Trial
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.examination import answering_errors
-from ampcompare.runs.settings.validation import validated
+from ampcompare.runs.settings.validation import validate
 from ampcompare.training.assemble import cpu_half_of
 from ampcompare.training.device import resolve_device
 
@@ -30,7 +30,6 @@ NEVER = 1_000_000  # steps between two reads of losses: none in a profile
 TRIAL_STEPS = Steps(warmup=2, timed=4, profiled=0, watched=0)
 MEMORY_STEPS = Steps(warmup=1, timed=2, profiled=0, watched=1)
 MIN_OPTIMIZER = 0.10
-MIN_CONVOLUTION = 0.20
 MIN_DATA = 0.15
 MIN_OVERHEAD = 0.15
 MIN_ACTIVATIONS = 0.10  # of the peak of memory
@@ -108,7 +107,7 @@ def profile_recipe(config: dict[str, Any], steps: int, profiled: int, trials: bo
     Args:
         trace: file for the trace; "" writes none.
     """
-    settings = validated(RunConfig, config)
+    settings = validate(RunConfig, config)
     torch.set_num_threads(settings.threads)
     found, events = profile_config(settings, Steps(timed=steps, profiled=profiled), trials=trials)
     if trace:
@@ -132,11 +131,6 @@ def time_variants(config: RunConfig, found: ArmProfile) -> Iterator[_Variant]:
         names = ["foreach"] if "foreach" not in found.optimizer else []
         for name in [*(["fused"] if recipe.optimizer.name in FUSED else []), *names]:
             yield from _changed(config, f"--optimizer-implementation {name}", {"recipe.optimizer.implementation": name})
-    convolutions = sum(one.seconds for one in found.operations if "conv" in one.name)
-    if convolutions / whole >= MIN_CONVOLUTION and found.formats.get("NCHW"):
-        yield from _changed(config, "--channels-last", {"recipe.channels_last": True})
-        if found.device != "cpu" and not recipe.cudnn_benchmark:
-            yield from _changed(config, "--cudnn-benchmark", {"recipe.cudnn_benchmark": True})
     if found.of_phase("data") / whole >= MIN_DATA and not config.workers:
         yield from _changed(config, "--workers 2", {"workers": 2})
     overhead = found.of_kind("host") + found.of_kind("other") + found.of_phase("optimizer")
@@ -173,7 +167,7 @@ def _changed(config: RunConfig, name: str, values: dict[str, Any], *, work: floa
             place = place[folder]
         place[last] = value
     try:
-        yield _Variant(name, validated(RunConfig, data), work)
+        yield _Variant(name, validate(RunConfig, data), work)
     except AmpCompareError:
         return
 

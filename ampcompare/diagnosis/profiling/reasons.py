@@ -304,31 +304,6 @@ def _optimizer(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     )
 
 
-def _channels_last(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
-    trial = _trial(arm, "--channels-last")
-    if trial is not None and arm.formats.get("NCHW"):
-        yield Reason(
-            kind="channels_last",
-            text=f"{arm.formats['NCHW']} convolutions of a step read images in the format NCHW",
-            share=trial.gain,
-            gain=_gain(trial),
-            tested=True,
-        )
-
-
-def _benchmark(arm: ArmProfile, reference: ArmProfile) -> Iterator[Reason]:
-    trial = _trial(arm, "--cudnn-benchmark")
-    if trial is not None:
-        yield Reason(
-            kind="algorithms",
-            text=f"cuDNN chose {len(arm.conv_kernels)} kernels for convolutions without timing them",
-            share=trial.gain,
-            gain=_gain(trial),
-            tested=True,
-            evidence=[*arm.conv_kernels[:MAX_EVIDENCE], *(f"reference: {name}" for name in reference.conv_kernels[:2])],
-        )
-
-
 def _twice(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     memory = arm.memory
     if memory is None or not memory.measured_bytes:
@@ -361,7 +336,7 @@ def _communication(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
             "communication is "
             "hidden behind computation",
             share=share,
-            gain="larger --bucket-cap-mb, gradients in 16 bits, or more micro-batches for each step",
+            gain="a larger parallel.bucket_cap_mb (--set), gradients in 16 bits, or more micro-batches for each step",
         )
 
 
@@ -399,8 +374,6 @@ RULES: Sequence[Rule] = (
     _wide,
     _casts,
     _optimizer,
-    _channels_last,
-    _benchmark,
     _twice,
     _communication,
     _graph_breaks,

@@ -123,7 +123,6 @@ class Account:
     collectives: int = 0
     waits: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     is_gpu: bool = False
-    conv_kernels: set[str] = field(default_factory=set)
 
     def add(self, key: Key, name: str, dtype: str, module: str, microseconds: float, *, calls: int = 1) -> None:
         """Add the own time of an operation or kernel."""
@@ -398,8 +397,6 @@ def _account_of_device(
         own = max(0.0, stop - max(start, reached))
         account.add((launch.place.phase, kind), launch.operation or str(event["name"]), launch.dtype,
                     launch.place.module, own)  # fmt: skip
-        if kind == "product" and "conv" in launch.operation:
-            account.conv_kernels.add(str(event["name"]))
         reached = max(reached, stop)
     for start, stop in _without(wire, compute):
         account.parts["backward", "communication"] += (stop - start) * MICROSECOND

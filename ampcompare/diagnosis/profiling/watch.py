@@ -85,7 +85,6 @@ class Seen:
     sync_steps: Counter[tuple[str, str]] = field(default_factory=Counter)
     casts: dict[tuple[int, int, str], list[tuple[str, str, int]]] = field(default_factory=lambda: defaultdict(list))
     keep: list[Any] = field(default_factory=list)  # storages whose address must not be used again meanwhile
-    convolutions: Counter[str] = field(default_factory=Counter)  # "NCHW" or "NHWC"
     optimizer_operations: int = 0
 
 
@@ -182,9 +181,6 @@ class StepSight(OperationMode):
             shape = self._shape(name, args, outputs, dtype)
             if shape is not None:
                 seen.products[shape] += flops
-        if name == "convolution" and inputs and inputs[0].dim() == 4 and inputs[0].shape[1] > 1:
-            is_last = inputs[0].is_contiguous(memory_format=torch.channels_last)
-            seen.convolutions["NHWC" if is_last and not inputs[0].is_contiguous() else "NCHW"] += 1
 
     def _cast(self, source: Tensor, result: Tensor, moved: int) -> None:
         seen = self.seen

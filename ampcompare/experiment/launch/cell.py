@@ -20,7 +20,7 @@ from ampcompare.base.processes.start import start_command
 from ampcompare.experiment.launch.base import Launcher
 from ampcompare.experiment.launch.cell_files import progress_writer, read_config
 from ampcompare.experiment.launch.local import ExternalLauncher, LocalLauncher
-from ampcompare.experiment.launch.stop_signal import end_signals
+from ampcompare.experiment.launch.stop_signal import end_signals, held_signals
 from ampcompare.runs.records.run import RunRecord, read_record
 
 __all__ = ["command_of", "train_cell", "train_cells"]
@@ -53,28 +53,39 @@ def train_cells(folders: Sequence[Path], where: str = "") -> None:
         Ended: it was asked to stop, and cells are left.
         LaunchError: a cell failed; the others were trained.
     """
-    stopped = False
     world = world_of()
-    if world is not None and len(folders) > 1:
+    if world is None:
+        records, is_main = _train_in_turn(folders, where), True
+    elif len(folders) > 1:
         raise ConfigError(f"ranks train one cell, but {len(folders)} were named; start one command for each")
-    with LocalLauncher() if world is None else ExternalLauncher(world) as launcher:
-
-        def stop(number: int, frame: object) -> None:
-            nonlocal stopped
-            stopped = True
-            launcher.terminate()
-
-        before = [(number, signal.signal(number, stop)) for number in end_signals()]
-        try:
-            records = [train_cell(folder, launcher, where) for folder in folders if not stopped]
-        finally:
-            for number, handler in before:
-                signal.signal(number, handler)
+    else:
+        launcher = ExternalLauncher(world)
+        with held_signals():
+            records = [train_cell(folders[0], launcher, where)]
+        is_main = launcher.is_main
     if len(records) < len(folders) or any(record.status == "interrupted" for record in records):
         raise Ended("the command was asked to stop, and cells are left; the same command resumes them")
     failed = [f"{record.arm} failed: {record.error}" for record in records if record.status == "failed"]
-    if failed and launcher.is_main:
+    if failed and is_main:
         raise LaunchError("; ".join(failed))
+
+
+def _train_in_turn(folders: Sequence[Path], where: str) -> list[RunRecord]:
+    """Return the records of cells that are trained on this machine, up to one that was asked to stop."""
+    stopped = False
+
+    def stop(number: int, frame: object) -> None:
+        nonlocal stopped
+        stopped = True
+        launcher.terminate()
+
+    with LocalLauncher() as launcher:
+        before = [(number, signal.signal(number, stop)) for number in end_signals()]
+        try:
+            return [train_cell(folder, launcher, where) for folder in folders if not stopped]
+        finally:
+            for number, handler in before:
+                signal.signal(number, handler)
 
 
 def main(arguments: list[str]) -> int:

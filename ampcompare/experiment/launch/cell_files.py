@@ -25,7 +25,7 @@ from ampcompare.experiment.launch.base import Progress
 from ampcompare.runs.records.document import sealed_json
 from ampcompare.runs.records.run import RunRecord, dump_json
 from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.validation import validated
+from ampcompare.runs.settings.validation import validate
 
 __all__ = [
     "announce_cell",
@@ -151,7 +151,7 @@ def read_config(folder: Path) -> RunConfig:
     Raises:
         ConfigError: a setting is unknown to this version, or invalid in it.
     """
-    return validated(RunConfig, json.loads((folder / CellFile.CONFIG).read_text(encoding="utf-8")))
+    return validate(RunConfig, json.loads((folder / CellFile.CONFIG).read_text(encoding="utf-8")))
 
 
 def write_record(record: RunRecord, folder: Path) -> None:

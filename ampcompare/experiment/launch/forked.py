@@ -1,20 +1,16 @@
-"""One process per cell, forked from a server that has torch imported; a new interpreter where fork is missing."""
+"""One process per cell, forked from a server that has torch imported."""
 
 from __future__ import annotations
 
-import contextlib
 import signal
-import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from ampcompare.base.environment.fingerprint import THREAD_VARIABLES
 from ampcompare.base.files.run_files import CellFile
-from ampcompare.base.processes.client import MAX_SERVERS, Fork, ProcessServer, ServerLost, can_fork
-from ampcompare.base.processes.start import isolated_environment, start_command
+from ampcompare.base.processes.client import MAX_SERVERS, ProcessServer, ServerLost
+from ampcompare.base.processes.start import isolated_environment
 from ampcompare.experiment.launch.base import Launcher, Progress, Stoppable, failed_record, interrupted_record
 from ampcompare.experiment.launch.cell_files import (
     log_tail,
@@ -58,17 +54,13 @@ class ForkedLauncher(Launcher):
     def __init__(self, place: Place = ANYWHERE) -> None:
         self._place = place
         self._server: Stoppable[ProcessServer] = Stoppable(ProcessServer.close)
-        self._interpreter: Stoppable[psutil.Popen] = Stoppable(psutil.Popen.kill)
 
     def launch(
         self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
     ) -> RunRecord:
         with self._server.busy(), sandboxed_cell(config, folder) as sandbox:
             environment = {**worker_environment(self._place), **sandbox.environment}
-            if can_fork():
-                code, killed_by = self._run(config, folder, environment, on_progress)
-            else:
-                code, killed_by = self._run_interpreter(config, folder, environment)
+            code, killed_by = self._run(config, folder, environment, on_progress)
             self._server.check()
         path = folder / CellFile.RECORD
         if code == 0 and not killed_by and path.exists():
@@ -128,7 +120,7 @@ class ForkedLauncher(Launcher):
             options: dict[str, Any] = {"environment": environment, "load": load, "is_attached": True}
             cell = server.start(f"{CELL}:main", words, output=log.fileno(), **options)
         if self._is_asked():
-            self._send_stop(cell)
+            cell.send_signal(signal.SIGTERM)
         orphaned = False
         for values in cell.reports():
             if values is not None and on_progress is not None:
@@ -139,40 +131,23 @@ class ForkedLauncher(Launcher):
         code = cell.returncode or 0
         return max(code, 0), max(-code, 0)
 
-    def _run_interpreter(self, config: RunConfig, folder: Path, environment: Mapping[str, str]) -> tuple[int, int]:
-        make_cell_folder(folder)
-        write_config(config, folder)
-        with (folder / CellFile.LOG).open("wb") as log, self._place.pinned():
-            command = start_command(CELL, str(folder))
-            streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
-            process = self._interpreter.start(lambda: psutil.Popen(command, env=environment, **streams))
-        if self._is_asked():
-            self._send_stop(process)
-        try:
-            code = process.wait()
-        finally:
-            self._interpreter.drop()
-        return max(code, 0), max(-code, 0)
-
     def _is_asked(self) -> bool:
         return self._server.is_asked or not self.may_start()
 
     def terminate(self) -> bool:
         if not self._server.ask():
             return False
-        server = self._server.process
-        self._send_stop(self._interpreter.process if server is None else server.fork)
+        self._send_stop(signal.SIGTERM)
         return True
 
     def end_cell(self) -> None:
         if self._server.ask():
-            server = self._server.process
-            self._send_stop(self._interpreter.process if server is None else server.fork, signal.SIGKILL)
+            self._send_stop(signal.SIGKILL)
 
-    def _send_stop(self, cell: Fork | psutil.Process | None, number: int = signal.SIGTERM) -> None:
-        if cell is not None:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                cell.send_signal(number)
+    def _send_stop(self, number: signal.Signals) -> None:
+        server = self._server.process
+        if server is not None and server.fork is not None:
+            server.fork.send_signal(number)
 
     def _ensure_server(self) -> ProcessServer:
         with self._place.pinned():
@@ -181,7 +156,6 @@ class ForkedLauncher(Launcher):
             )
 
     def close(self) -> None:
-        self._interpreter.close()
         self._server.close()
 
 

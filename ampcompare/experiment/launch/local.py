@@ -17,7 +17,7 @@ from ampcompare.experiment.launch.multi_process import MultiProcessLauncher
 from ampcompare.experiment.launch.places import ANYWHERE, Place
 from ampcompare.runs.records.run import FellBack, RunRecord
 from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.validation import validated
+from ampcompare.runs.settings.validation import validate
 
 __all__ = ["ExternalLauncher", "LocalLauncher"]
 
@@ -112,7 +112,7 @@ class LocalLauncher(ChoosingLauncher):
             diverged[trained] = record.summary.diverged_step or 0
             self.note(f"{trained}, seed {config.recipe.seed}, has diverged at step {diverged[trained]}: now {arm}")
             trained = arm
-            other = validated(RunConfig, {**config.model_dump(), "arm": arm, "on_nan": "stop"})
+            other = validate(RunConfig, {**config.model_dump(), "arm": arm, "on_nan": "stop"})
             record = super().launch(other, folder, on_progress)
         if not diverged:
             return record

@@ -19,7 +19,7 @@ from typing import Any
 from ampcompare.base.environment.gpus import visible_gpus
 from ampcompare.base.errors import BackendUnavailable, ConfigError, EnvironmentUnfit, LaunchError
 from ampcompare.base.files.run_files import CellFile
-from ampcompare.base.secrets import hidden, restore
+from ampcompare.base.secrets import known_placeholders, restore
 from ampcompare.experiment.launch.base import Progress, QueueLauncher, failed_record, interrupted_record
 from ampcompare.experiment.launch.cell import train_cell
 from ampcompare.experiment.launch.cell_files import (
@@ -97,7 +97,7 @@ class RayLauncher(QueueLauncher):
                 self._check(needs)
                 announce_cell(config, folder)
                 task = self._ray.remote(**needs)(train)
-                self._tasks[folder] = task.remote(config.model_dump_json(), str(folder), hidden())
+                self._tasks[folder] = task.remote(config.model_dump_json(), str(folder), known_placeholders())
                 self._announced += 1
 
     def _check(self, needs: dict[str, Any]) -> None:

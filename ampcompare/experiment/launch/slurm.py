@@ -50,7 +50,6 @@ JOB_NAME = "ampcompare"
 MAX_ARRAY = 1000  # tasks; Slurm takes 1001 unless it is configured otherwise
 NOISE = re.compile(r"submitit \w+ |srun: |slurmstepd\S*: ")
 ISOLATION = ("PYTHONPATH", "PYTHONSAFEPATH")
-TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<fields>\d+(?::\d+){0,2})")
 RESERVED_OPTIONS = {
     **dict.fromkeys(("ntasks", "ntasks-per-node", "n"), "--nproc-per-node"),
     **dict.fromkeys(("nodes", "N", "array", "chdir", "comment", "error", "job-name"), "ampcompare"),
@@ -86,7 +85,7 @@ def parse_slurm_options(texts: Sequence[str]) -> dict[str, str]:
     """Read options of sbatch such as `partition=gpu`, `time=2:00:00` or `exclusive`, without their dashes.
 
     Raises:
-        ConfigError: not an option, a duplicate, an invalid time, or an option that ampcompare sets itself.
+        ConfigError: not an option, a duplicate, or an option that ampcompare sets itself.
     """
     options: dict[str, str] = {}
     for text in texts:
@@ -98,30 +97,8 @@ def parse_slurm_options(texts: Sequence[str]) -> dict[str, str]:
             raise ConfigError(f"--slurm-option {text!r}: {name} is set by {RESERVED_OPTIONS[name]}")
         if name in options:
             raise ConfigError(f"--slurm-option {name} is given twice")
-        if name == "time":
-            _minutes(value)
         options[name] = value
     return options
-
-
-def _minutes(text: str) -> int:
-    """Return the minutes, rounded up, of a time as Slurm reads it: 30, 30:00, 1:30:00, 1-12, 1-12:30 or 1-12:30:00.
-
-    Raises:
-        ConfigError: it is not a time.
-    """
-    match = TIME.fullmatch(text)
-    if match is None:
-        raise ConfigError(f"--slurm-option time={text} is not a time such as 30 (minutes), 1:30:00 or 1-12:00:00")
-    fields = [int(field) for field in match["fields"].split(":")]
-    if match["days"] is not None:
-        hours, minutes, seconds = [*fields, 0, 0][:3]
-        hours += 24 * int(match["days"])
-    else:
-        hours, minutes, seconds = (
-            (0, *fields, 0)[:3] if len(fields) == 1 else (0, *fields)[-3:] if len(fields) == 2 else fields
-        )
-    return max(1, math.ceil(hours * 60 + minutes + seconds / 60))
 
 
 def require_slurm() -> None:
@@ -306,16 +283,14 @@ class SlurmLauncher(QueueLauncher):
 
     def _needs(self, config: RunConfig) -> dict[str, Any]:
         """Return the parameters of submitit for the job of a cell."""
-        options = dict(self._options)
-        minutes = _minutes(options.pop("time")) if "time" in options else DEFAULT_MINUTES
         environment = worker_environment()
         exported = {name: environment[name] for name in (*ISOLATION, *THREAD_VARIABLES) if name in environment}
-        extra: dict[str, Any] = {name: value or True for name, value in options.items()}
+        extra: dict[str, Any] = {name: value or True for name, value in self._options.items()}
         extra.setdefault("cpus-per-task", config.processes * (config.threads + config.workers))
         return {
             "job_name": JOB_NAME,
-            "time": minutes,
-            "signal_delay_s": min(WARNING_SECONDS, 60 * minutes // 4),
+            "time": DEFAULT_MINUTES,
+            "signal_delay_s": WARNING_SECONDS,
             "nodes": 1,
             "ntasks_per_node": 1,
             "setup": [*(f"export {name}={shlex.quote(value)}" for name, value in exported.items()), *REQUEUE_PREEMPTED],

@@ -48,10 +48,10 @@ def make_record(
         ValidationError: a field does not exist, or cannot have such a value.
     """
     config = RunConfig(arm=arm, recipe=Recipe(seed=seed))
-    epoch = EpochResult(
-        epoch=0, samples=SAMPLES, top1_correct=round(top1 * SAMPLES), top5_correct=SAMPLES, loss=1.0,
-        majority_correct=majority, train_seconds=1.0, eval_seconds=0.1,
-    )  # fmt: skip
+    counts = {"top1_correct": round(top1 * SAMPLES), "top5_correct": SAMPLES, "majority_correct": majority}
+    epoch = EpochResult.model_validate(
+        {"epoch": 0, "samples": SAMPLES, "loss": 1.0, "train_seconds": 1.0, "eval_seconds": 0.1, **counts}
+    )
     numbers: dict[str, Any] = {
         "metric_final": top1 if status == "completed" else None,
         "metric_best": top1,

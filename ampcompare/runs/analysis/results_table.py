@@ -18,10 +18,10 @@ from ampcompare.backends.arm import same_arm
 from ampcompare.base.errors import ConfigError, RecordError
 from ampcompare.base.files.read import read_text
 from ampcompare.base.formatting import few
-from ampcompare.runs.analysis.conclusions.headline import not_recommended
+from ampcompare.runs.analysis.conclusions.headline import why_none_recommended
 from ampcompare.runs.analysis.effects.step_time import TIME_FLOOR
 from ampcompare.runs.analysis.inference.criteria import AccuracyMargin, Criteria, resolve_margin
-from ampcompare.runs.analysis.inference.effect import MIN_PAIRS, SPREAD_IS_KNOWN, Effect, paired, welch
+from ampcompare.runs.analysis.inference.effect import MIN_PAIRS, SPREAD_IS_KNOWN, Effect, paired_effect, welch
 from ampcompare.runs.analysis.inference.verdict import EMPTY, Design, Evidence
 from ampcompare.runs.analysis.runs.scores import grid_step, in_steps, rounding_spread
 from ampcompare.runs.analysis.summary import Line, conclude, decided_rows
@@ -158,7 +158,10 @@ def _metric_of(
         return "", TOP1  # times alone
     if len(chosen) != 1 or chosen[0] not in head:
         what = f"no column {wanted!r}" if wanted else "several columns of numbers" if chosen else "no column of numbers"
-        raise ConfigError(f"the table has {what}; name one of {', '.join(numeric or head)} with --metric")
+        remedy = f"name one of {', '.join(numeric or head)} with --metric"
+        if not chosen:
+            remedy = f"write numbers without units (26.9, not 26.9Gb) below {', '.join(head)}"
+        raise ConfigError(f"the table has {what}; {remedy}")
     (column,) = chosen
     if column in ACCURACIES and better != "lower":
         return column, TOP1
@@ -278,7 +281,7 @@ def _compare(
         effect = Effect(ours.mean - theirs.mean, sd * math.sqrt(2), error, SPREAD_IS_KNOWN, min(counts))
     elif is_paired:
         least = max(floor, math.sqrt(sum(rounding)))
-        effect = in_steps(paired([a for a, _ in pairs], [b for _, b in pairs], least, rounded=True), step)
+        effect = in_steps(paired_effect([a for a, _ in pairs], [b for _, b in pairs], least, rounded=True), step)
     else:
         variances = [
             max(floor**2 / 2, rounded, sample.variance + sample.single * rounded)
@@ -328,7 +331,7 @@ def judge(
         reference=base[0].arm,
         seeds=sorted({seed for row in rows for seed in row.seeds}),
         reading=[
-            *not_recommended(rows, base[0].arm, terms.prefer, metric),
+            *why_none_recommended(rows, base[0].arm, terms.prefer, metric),
             *_notes(table, rows, sd if not uses_sd else None),
         ],
         records=[],

@@ -42,7 +42,7 @@ from ampcompare.runs.analysis.runs.pairs import (
     Pair,
     counterparts,
     equal_losses,
-    finished,
+    finished_runs,
     pairs_by_seed,
     surviving_seeds,
 )
@@ -287,7 +287,7 @@ def _peak(records: Iterable[RunRecord]) -> int | None:
 
 def _memory_verdict(records: Sequence[RunRecord], reference: Sequence[RunRecord]) -> Verdict:
     """Return the difference of the largest peaks, or why there is none."""
-    pairs = counterparts(finished(records), finished(reference))
+    pairs = counterparts(finished_runs(records), finished_runs(reference))
     here, there = _peak(arm for arm, _ in pairs), _peak(other for _, other in pairs)
     verdict = incomparable_memory(pairs)
     return verdict if verdict or here is None or there is None else Verdict(effect=here - there)
@@ -296,7 +296,7 @@ def _memory_verdict(records: Sequence[RunRecord], reference: Sequence[RunRecord]
 def _row(arm: str, records: Sequence[RunRecord], pairs: Sequence[Pair]) -> ArmSummary:
     """Return a row with what no test gives, and without what takes the runs of the reference."""
     done = [record for record in records if record.status == "completed"]
-    ran = finished(records)
+    ran = finished_runs(records)
     metric = metric_of(records)
     finals = [record.summary.metric_final for record in done]
     engines = sorted({f"{record.engine.name} {record.engine.version}" for record in ran if record.engine})
@@ -459,5 +459,5 @@ def _floor_sentence(
 
 def _twin_label(label: str, records: Sequence[RunRecord]) -> str:
     """Return the row of an arm's twin: that arm, and behind it what is varied in the matrix; "" if there is none."""
-    twin = records[0].config.parsed_arm.twin if finished(records) and not why_not_as_declared(records) else None
+    twin = records[0].config.parsed_arm.twin if finished_runs(records) and not why_not_as_declared(records) else None
     return "" if twin is None else f"{twin}{label.removeprefix(records[0].config.arm)}"

@@ -297,6 +297,13 @@ class Comparison(Shown, FrozenRecord):
             return values
         return {**values, "metric": _metric_of_older(table)}
 
+    def by_arm(self) -> dict[str, list[RunRecord]]:
+        """Return the records of each row; none of a row that no run belongs to."""
+        found: dict[str, list[RunRecord]] = {row.arm: [] for row in self.arms}
+        for record in self.records:
+            found.setdefault(record.arm, []).append(record)
+        return found
+
     def __str__(self) -> str:
         """Return the headline, a line for each arm, and the details; `ampcompare report` has the tables."""
         rows = (_line(row, self.reference, self.metric) for row in self.arms)

@@ -315,9 +315,7 @@ class ArmProfile(FrozenRecord):
     communication: Communication | None = None
     ranks: list[RankTimes] = Field(default_factory=list)
     graph_breaks: dict[str, int] | None = None
-    conv_kernels: list[str] = Field(default_factory=list)
     fp32_seconds: Finite = Field(0.0, description="of operations of the forward and backward pass in fp32, but casts")
-    formats: dict[str, int] = Field(default_factory=dict, description="convolutions of a step by format of the image")
     optimizer_operations: int = Field(0, description="in a step")
     batch_size: int | None = None
     trials: list[Trial] = Field(default_factory=list)

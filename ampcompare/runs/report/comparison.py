@@ -201,7 +201,7 @@ def legend(comparison: Comparison) -> str:
 
 def margin_words(comparison: Comparison) -> str:
     """Return the margin of the metric, with the rule that gave it and why."""
-    unit = comparison.metric.difference_unit.replace("pp", "points")
+    unit = comparison.metric.difference_unit.replace("pp", "point" if comparison.margin == 1 else "points")
     of = f"{unit} of {comparison.metric.quality}".strip()
     shown = f"{comparison.margin:g} {printable(of)}"
     rule = f"{comparison.margin_rule}: " if comparison.margin_rule == "auto" else ""

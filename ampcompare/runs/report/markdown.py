@@ -10,13 +10,13 @@ from ampcompare.base.formatting import printable
 from ampcompare.runs.report.base import MAX_LINE, Reporter
 from ampcompare.runs.report.document import Block, Code, Document, Facts, Figure, Items, Step, Table, Text
 
-__all__ = ["Markdown", "escaped"]
+__all__ = ["Markdown", "escape"]
 
 SPECIAL = str.maketrans({char: f"\\{char}" for char in "\\`*_{}[]<>|#~"})
 LINKS = (("://", r"\://"), ("www.", r"www\."), ("@", r"\@"))  # which a viewer would make a link without any brackets
 
 
-def escaped(text: str) -> str:
+def escape(text: str) -> str:
     """Return text as one line in which nothing is markup."""
     shown = printable(text, MAX_LINE).translate(SPECIAL)
     for start, inert in LINKS:
@@ -28,7 +28,7 @@ class Markdown(Reporter):
     """GitHub-flavored Markdown: headings, tables and code blocks, in which nothing but these is markup."""
 
     def write(self, document: Document) -> str:
-        parts = [f"# {escaped(document.name)}"] if document.name else []
+        parts = [f"# {escape(document.name)}"] if document.name else []
         for section in document.shown("md"):
             parts += _heading(section.title)
             for block in section.blocks:
@@ -37,26 +37,26 @@ class Markdown(Reporter):
 
 
 def _heading(title: str) -> list[str]:
-    return [f"## {escaped(title)}"] if title else []
+    return [f"## {escape(title)}"] if title else []
 
 
 def _parts(block: Block) -> list[str]:
     """Return the paragraphs of a block."""
     match block:
         case Text(sentences):
-            return [" ".join(map(escaped, sentences))]
+            return [" ".join(map(escape, sentences))]
         case Items():
             return [*_heading(block.title), "\n".join(_bullets(block))]
         case Table():
-            return [*_heading(block.title), _table(block), *map(escaped, block.legend)]
+            return [*_heading(block.title), _table(block), *map(escape, block.legend)]
         case Step(why, command):
-            return [f"Next: {escaped(why)}", _fence(printable(command, MAX_LINE))]
+            return [f"Next: {escape(why)}", _fence(printable(command, MAX_LINE))]
         case Code(text, title):
             return [*_heading(title), _fence(text)]
         case Facts():
             return [
                 *_heading(block.title),
-                "\n".join(f"- {escaped(name)}: {escaped(value)}" for name, value in block.pairs),
+                "\n".join(f"- {escape(name)}: {escape(value)}" for name, value in block.pairs),
             ]
         case Figure():
             return []
@@ -64,8 +64,8 @@ def _parts(block: Block) -> list[str]:
 
 def _bullets(items: Items) -> Iterator[str]:
     for item, further in items:
-        yield f"- {escaped(item)}"
-        yield from (f"  - {escaped(text)}" for text in further)
+        yield f"- {escape(item)}"
+        yield from (f"  - {escape(text)}" for text in further)
 
 
 def _table(table: Table) -> str:
@@ -75,8 +75,8 @@ def _table(table: Table) -> str:
         heads, numeric = [*heads, "notes"], [*numeric, False]
     sides = ["right" if right else "left" for right in numeric]
     text: str = tabulate(
-        [[escaped(cell) for cell in row] for row in rows],
-        headers=[escaped(head) for head in heads],
+        [[escape(cell) for cell in row] for row in rows],
+        headers=[escape(head) for head in heads],
         tablefmt="pipe",
         disable_numparse=True,
         colalign=sides if rows else None,

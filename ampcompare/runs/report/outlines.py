@@ -83,7 +83,7 @@ LEAD: dict[str, Outline] = {
     "exec": ("endings", "next"),
     "judged": ("answer", "next"),
     "outlook": ("arms",),
-    "profile": ("further", "reasons"),
+    "profile": ("further", "reasons", "notes"),
 }
 """What stands above everything else on a page, below its title."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ampcompare.base.formatting import format_count, printable
 from ampcompare.runs.records.outlook import ArmOutlook, Outlook, Prefix, ShareLost
 from ampcompare.runs.report.document import Document, Figure, Section, Table, Text
-from ampcompare.runs.report.tables import listing
+from ampcompare.runs.report.tables import listing_table
 
 __all__ = ["outlook_document", "outlook_text"]
 
@@ -21,7 +21,7 @@ def outlook_text(found: Outlook, width: int) -> str:
     Args:
         width: of a line, in characters.
     """
-    return f"{listing(_rows(found), HEADS, width)}\n\n{textwrap.fill(_basis(found), width)}"
+    return f"{listing_table(_rows(found), HEADS, width)}\n\n{textwrap.fill(_basis(found), width)}"
 
 
 def outlook_document(found: Outlook) -> Document:

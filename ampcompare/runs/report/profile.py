@@ -230,7 +230,6 @@ def profile_document(profile: Profile) -> Document:
         "Profile",
         printable(answer, 600),
         [printable(part, 120) for part in (profile.subject, profile.device) if part],
-        _notes(profile),
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from tabulate import tabulate
 
-__all__ = ["grid", "listing", "room"]
+__all__ = ["grid_table", "listing_table", "room"]
 
 GAP = 2
 MIN_WIDTH = 20
@@ -23,7 +23,7 @@ def room() -> int | None:
     return max(shutil.get_terminal_size().columns, MIN_WIDTH) if sys.stdout.isatty() else None
 
 
-def grid(rows: Sequence[Sequence[str]], headers: Iterable[str], width: int | None = None) -> str:
+def grid_table(rows: Sequence[Sequence[str]], headers: Iterable[str], width: int | None = None) -> str:
     """Return a table; if it is wider than `width`, its columns continue below, each part with the first column.
 
     A column that is wider than `width` by itself stays whole.
@@ -45,7 +45,7 @@ def grid(rows: Sequence[Sequence[str]], headers: Iterable[str], width: int | Non
     )
 
 
-def listing(rows: Sequence[Sequence[str]], headers: Iterable[str], width: int | None = None) -> str:
+def listing_table(rows: Sequence[Sequence[str]], headers: Iterable[str], width: int | None = None) -> str:
     """Return a table whose last column is text, which is wrapped if lines would be longer than `width`.
 
     Where the others leave less than `MIN_WIDTH` for it, each row is a paragraph below its first column.

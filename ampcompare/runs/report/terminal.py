@@ -26,7 +26,7 @@ from ampcompare.runs.report.document import (
     Text,
     Tone,
 )
-from ampcompare.runs.report.tables import grid
+from ampcompare.runs.report.tables import grid_table
 
 __all__ = ["WIDTH", "Terminal", "fold", "has_color", "paint", "paragraph"]
 
@@ -118,7 +118,7 @@ class Terminal(Reporter):
                 [textwrap.fill(text, at) if at else text for text, at in zip(row, wraps, strict=True)]
                 for row in table.texts
             ]
-            text = grid(rows, table.heads, self.width)
+            text = grid_table(rows, table.heads, self.width)
         named = f"{table.title}\n{text}" if table.title else text
         return "\n\n".join(filter(None, [named, self._lines(legend)]))
 

@@ -16,14 +16,14 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from ampcompare.base.errors import ConfigError, close_matches
 from ampcompare.base.files.read import FileFault, parse_yaml, read_text
 from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.validation import setting_paths, suggest, validated
+from ampcompare.runs.settings.validation import setting_paths, suggest, validate
 
 __all__ = [
     "Matrix",
     "PublishedResult",
     "Reference",
     "SettingsFile",
-    "joined",
+    "join_settings",
     "list_recipes",
     "load_recipe",
     "read_settings",
@@ -120,7 +120,7 @@ class SettingsFile:
         return read_settings(scales[scale], f"size {scale} of {name}")
 
 
-def joined(below: Matrix, above: Matrix) -> Matrix:
+def join_settings(below: Matrix, above: Matrix) -> Matrix:
     """Return a matrix in which the values of `above` replace its own; given arms or crossed values replace rows."""
     given = {name: getattr(above, name) for name in above.model_fields_set}
     if given.keys() & {"arms", "vary"} and "rows" not in given:
@@ -144,7 +144,7 @@ def read_settings(values: Mapping[str, Any], name: str) -> SettingsFile:
             hint = suggest(str(key), [*Matrix.model_fields, *setting_paths(RunConfig)])
             raise ConfigError(f"{name}: there is no setting {key!r} ({hint})")
     try:
-        matrix = validated(Matrix, {key: value for key, value in values.items() if key in about_many})
+        matrix = validate(Matrix, {key: value for key, value in values.items() if key in about_many})
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from None
     return SettingsFile(matrix, {key: value for key, value in values.items() if key not in about_many})

@@ -9,7 +9,7 @@ from typing import Any
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.files.read import FileFault, parse_yaml
 from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.validation import flatten, validated
+from ampcompare.runs.settings.validation import flatten, validate
 
 __all__ = [
     "MUTUALLY_EXCLUSIVE",
@@ -84,7 +84,7 @@ def resolve_settings(layers: Sequence[Layer]) -> ResolvedSettings:
                 continue  # an empty group in a file removes nothing
             set_path(values, path, value)
             given[path] = layer.origins.get(path, layer.origin)
-    config = validated(RunConfig, values)
+    config = validate(RunConfig, values)
     return ResolvedSettings(config, _origins(config, given), given)
 
 

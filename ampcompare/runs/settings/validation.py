@@ -10,14 +10,14 @@ from pydantic import BaseModel, ValidationError
 
 from ampcompare.base.errors import ConfigError, close_matches
 
-__all__ = ["flatten", "setting_paths", "suggest", "validated"]
+__all__ = ["flatten", "setting_paths", "suggest", "validate"]
 
 Model = TypeVar("Model", bound=BaseModel)
 MAX_FAULTS = 10
 MAX_NAMES = 15
 
 
-def validated(model: type[Model], values: Mapping[str, Any]) -> Model:
+def validate(model: type[Model], values: Mapping[str, Any]) -> Model:
     """Build `model` from `values`.
 
     Raises:

@@ -23,7 +23,7 @@ from ampcompare.script.legacy.missing_names import missing_names
 from ampcompare.script.legacy.old_script import COMPAT_HINT, is_of_old_script
 from ampcompare.script.legacy.prepare import Prepared, prepare_process
 from ampcompare.script.legacy.settings import ExecSettings
-from ampcompare.script.legacy.stderr import point_at_migrate
+from ampcompare.script.legacy.stderr import point_at_migrate, say
 from ampcompare.script.legacy.target import NEEDED_LATER, Target, import_without_first_entry
 
 if TYPE_CHECKING:
@@ -103,17 +103,16 @@ def execute(
             _print_traceback(error, code)
         if isinstance(refusal, AmpCompareError):
             status, error = refusal.exit_code, refusal
-            print(f"ampcompare: {_in_words(refusal)}", file=sys.stderr)
+            say(str(_in_words(refusal)))
         if needs_cpu := settings.device is None and lacks_gpu(error):
-            print(
-                f"ampcompare: this machine has no GPU; for a smoke test on the CPU put --device cpu before the script: "
-                f"ampcompare exec --device cpu {settings.name}",
-                file=sys.stderr,
+            say(
+                "this machine has no GPU; for a smoke test on the CPU put --device cpu before the script: "
+                f"ampcompare exec --device cpu {settings.name}"
             )
             if settings.watch:
                 status = EnvironmentUnfit.exit_code
         if not settings.compat_torch and is_of_old_script(f"{type(error).__name__}: {error}"):
-            print(f"ampcompare: {COMPAT_HINT}", file=sys.stderr)
+            say(COMPAT_HINT)
         if isinstance(error, KeyboardInterrupt):
             interrupted.append(True)
     words = _in_words(error)
@@ -226,11 +225,9 @@ def _outside(traceback: TracebackType | None) -> TracebackType | None:
 def _print_missing(finder: ApexFinder | None, error: BaseException | None) -> None:
     names = [] if finder is None else missing_names(finder, error)
     if names:
-        print(
-            f"ampcompare: the script asked for {', '.join(names)}, which the compat engine does not have; "
-            "if it caught the error, it silently took another path; "
-            "run with --engine nvidia where that Apex is installed",
-            file=sys.stderr,
+        say(
+            f"the script asked for {', '.join(names)}, which the compat engine does not have; if it caught the error, "
+            "it silently took another path; run with --engine nvidia where that Apex is installed"
         )
 
 
@@ -239,7 +236,7 @@ def _print_sums(recorder: Recorder | None) -> None:
         empty = "the record has no step: none went through apex.amp, FP16_Optimizer or GradScaler"
         if child_processes.started():
             empty = "the record has no step of this process; processes that it started write their own files"
-        print(f"ampcompare: {recorder.sums() or empty}", file=sys.stderr)
+        say(recorder.sums() or empty)
 
 
 def lacks_gpu(error: BaseException) -> bool:

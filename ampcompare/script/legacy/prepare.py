@@ -20,7 +20,7 @@ from ampcompare.guards.location import user_location
 from ampcompare.script.legacy import child_processes
 from ampcompare.script.legacy.missing_names import watch_names
 from ampcompare.script.legacy.settings import ExecSettings
-from ampcompare.script.legacy.stderr import note, point_at_migrate
+from ampcompare.script.legacy.stderr import note, point_at_migrate, print_violation
 
 if TYPE_CHECKING:
     from ampcompare.guards.events import Subscriptions
@@ -65,7 +65,7 @@ class Prepared:
 
 
 def _warn(violation: guards.Violation, settings: ExecSettings) -> None:
-    print(f"ampcompare {violation}", file=sys.stderr, flush=True)
+    print_violation(violation)
     point_at_migrate(settings)
 
 

@@ -7,19 +7,31 @@ import shlex
 import sys
 
 from ampcompare.base.environment.ranks import rank_of
+from ampcompare.base.formatting import fold_to_terminal
+from ampcompare.guards import Violation
 from ampcompare.script.legacy.settings import ExecSettings
 from ampcompare.script.legacy.target import files_with_apex
 
-__all__ = ["note", "point_at_migrate"]
+__all__ = ["note", "point_at_migrate", "print_violation", "say"]
 
 _printed: set[str] = set()
+
+
+def say(text: str) -> None:
+    """Print `ampcompare: TEXT` on stderr, folded to a terminal."""
+    print(fold_to_terminal(f"ampcompare: {text}"), file=sys.stderr, flush=True)
 
 
 def note(text: str) -> None:
     """Print `ampcompare: TEXT` on stderr, once per text and process."""
     if text not in _printed:
         _printed.add(text)
-        print(f"ampcompare: {text}", file=sys.stderr, flush=True)
+        say(text)
+
+
+def print_violation(violation: Violation) -> None:
+    """Print `ampcompare guard NAME: FILE:LINE: WHAT; REMEDY` on stderr."""
+    print(fold_to_terminal(f"ampcompare {violation}"), file=sys.stderr, flush=True)
 
 
 def point_at_migrate(settings: ExecSettings) -> None:

@@ -10,7 +10,8 @@ import functools
 import inspect
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -23,9 +24,11 @@ from ampcompare.base.errors import ScalingError, UnsupportedCombination
 from ampcompare.guards.events import Points, Subscriptions, calling_frame
 from ampcompare.guards.location import here
 from ampcompare.script.legacy.record.recorder import Rows, value_of
+from ampcompare.training.precision.base import NO_CONTEXT
 from ampcompare.training.precision.half import hold_state_in
 
 __all__ = [
+    "Casting",
     "TorchAmp",
     "TorchNames",
     "forget_steps",
@@ -43,6 +46,67 @@ SCALER = inspect.signature(torch.amp.GradScaler)
 SETTINGS = ("growth_factor", "backoff_factor", "growth_interval")
 
 
+class Casting:
+    """One autocast block that stays open, and the parts of a script without it.
+
+    The block is left and made again, not nested: only at the outermost exit does torch drop the casts of weights that
+    it has cached.
+    """
+
+    def __init__(self) -> None:
+        self._make: Callable[[], torch.autocast] | None = None
+        self._block: torch.autocast | None = None
+        self._parts = 0
+
+    def type_now(self) -> torch.dtype | None:
+        """Return the type that functions are cast to; None where casts are off."""
+        if self._block is None or not torch.is_autocast_enabled(self._block.device):
+            return None
+        return torch.get_autocast_dtype(self._block.device)
+
+    def start(self, make: Callable[[], torch.autocast]) -> None:
+        """Switch casts on, instead of those of an earlier call.
+
+        Args:
+            make: returns a new block.
+        """
+        self.end()
+        self._make = make
+        if not self._parts:
+            self._enter()
+
+    def end(self) -> None:
+        """Switch casts off until the next `start`."""
+        self._close()
+        self._make = None
+
+    def off(self) -> AbstractContextManager[None]:
+        """Run a part without casts; parts nest. Cached casts of weights are dropped."""
+        return NO_CONTEXT if self._make is None else self._without()
+
+    @contextmanager
+    def _without(self) -> Iterator[None]:
+        self._close()
+        self._parts += 1
+        try:
+            yield
+        finally:
+            self._parts -= 1
+            if not self._parts:
+                self._enter()
+
+    def _enter(self) -> None:
+        if self._make is not None:
+            self._block = self._make()
+            self._block.__enter__()
+
+    def _close(self) -> None:
+        if self._block is not None:
+            block, self._block = self._block, None
+            block.__exit__(None, None, None)
+            torch.clear_autocast_cache()  # a block of the script may still be open around this one
+
+
 class TorchNames:
     """What stands behind `torch.amp`.
 
@@ -51,52 +115,51 @@ class TorchNames:
         has_autocast: the script itself has made an enabled autocast block.
         has_scaler: the script itself has made a GradScaler that is on.
         off_scalers: GradScalers that the script itself has made and switched off.
+        is_initialized: the script has called `amp.initialize`, which this arm stands behind.
         driven: objects of `torch.amp` are made on behalf of the script at present.
         is_driven: the steps of the script are made and recorded on its behalf; what they lack is no fault of it.
+        needs_scaler: the arm scales the loss, or moves gradients to master weights.
+        casts_loss: casts last from the forward pass to the backward pass, as O1's do.
+        casts_weights: the arm acts by casting the weights of models, so not on modules whose weights no optimizer has.
+        steps_copies: optimizers step other tensors than the weights of models: masters, or copies made for a step.
+        widens: the type of the outputs of modules that become fp32; None where the arm does that itself, or not at all.
 
     Args:
-        initialized: returns whether the script trains through `apex.amp`.
+        initialized: returns whether the script trains through an Apex that the arm does not stand behind.
     """
+
+    needs_scaler = casts_loss = casts_weights = steps_copies = False
+    widens: torch.dtype | None = None
 
     def __init__(self, initialized: Callable[[], bool]) -> None:
         self._initialized = initialized
+        self.is_initialized = False
         self.used = self.has_autocast = self.has_scaler = self.driven = self.is_driven = False
-        self.off_scalers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.off_scalers: list[Any] = []
 
     def note_scaler(self, scaler: Any, enabled: bool) -> None:
         """Note that a GradScaler is made, by the script or on its behalf."""
         if not self.driven:
             self.has_scaler = self.has_scaler or enabled
             if not enabled:
-                self.off_scalers.add(scaler)
+                self.off_scalers.append(scaler)
 
     def install(self, events: Subscriptions) -> None:
         """Begin."""
 
-    @property
-    def needs_scaler(self) -> bool:
-        """Whether the arm scales the loss, or moves gradients to master weights."""
-        return False
+    def initialize(self, models: list[nn.Module], optimizers: list[Any]) -> None:
+        """Prepare models and optimizers that the script names."""
+        self.is_initialized = self.has_autocast = True
+        self.use()
 
-    @property
-    def casts_loss(self) -> bool:
-        """Whether casts last from the forward pass to the backward pass, as O1's do."""
-        return False
-
-    @property
-    def casts_weights(self) -> bool:
-        """Whether the arm acts by casting the weights of models, so not on modules whose weights no optimizer has."""
-        return False
-
-    @property
-    def steps_copies(self) -> bool:
-        """Whether optimizers step other tensors than the weights of models: masters, or copies made for a step."""
-        return False
-
-    @property
-    def widens(self) -> torch.dtype | None:
-        """The type of the outputs of modules that become fp32; None where the arm does that itself, or not at all."""
-        return None
+    @contextmanager
+    def on_behalf(self) -> Iterator[None]:
+        """Run a block that makes objects of `torch.amp` for the script."""
+        self.driven = True
+        try:
+            yield
+        finally:
+            self.driven = False
 
     def is_by_apex(self) -> bool:
         """Return whether the script trains through `apex.amp`."""
@@ -155,6 +218,7 @@ class TorchAmp(TorchNames):
         self._dtype: torch.dtype | None = None
         if arm.backend == "native":
             self._dtype = getattr(torch, arm.options["dtype"])
+        self.needs_scaler, self.widens = self._dtype is torch.float16, self._dtype
         state = arm.options.get("state") if arm.backend == "native" else None
         self._state_dtype: torch.dtype | None = None if state is None else getattr(torch, state)
         self._with_state: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers whose state is held in that type
@@ -181,14 +245,6 @@ class TorchAmp(TorchNames):
     def _watch_steps(self, events: Subscriptions) -> None:
         events.at_end(register_optimizer_step_pre_hook(self._before_step).remove)
         events.at_end(register_optimizer_step_post_hook(self._after_step).remove)
-
-    @property
-    def needs_scaler(self) -> bool:
-        return self._dtype is torch.float16
-
-    @property
-    def widens(self) -> torch.dtype | None:
-        return self._dtype
 
     def _note(self, enabled: bool, scaler: Any = None) -> None:
         """Note that the script makes an object of `torch.amp`, which it may have switched off."""
@@ -279,9 +335,7 @@ class TorchAmp(TorchNames):
 
     def _is_plain(self) -> bool:
         """Return whether the script trains without a GradScaler, and nobody records that."""
-        return (
-            not self.is_driven and self.used and not self._scales and self._rows is not None and not self._rows.has_amp
-        )
+        return not self.is_driven and self.used and not self._scales and self._rows is not None
 
     def _backward(self, original: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
         if self._is_plain() and self._rows is not None:

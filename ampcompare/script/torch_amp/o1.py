@@ -13,6 +13,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils import checkpoint
 
+from ampcompare.apex.amp.scaler import LossScaler
 from ampcompare.backends.apex_levels import apex_level
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import UnsupportedCombination
@@ -25,7 +26,7 @@ from ampcompare.script.torch_amp.autocast_and_scaler import (
     unscaled,
     without_autocast,
 )
-from ampcompare.script.torch_amp.script_scaler import ApexScale, LossScale, ScriptScaler
+from ampcompare.script.torch_amp.script_scaler import ScriptScaler
 from ampcompare.training.precision.base import owned_params
 
 __all__ = ["O1BehindTorch"]
@@ -132,9 +133,6 @@ class O1BehindTorch(TorchNames):
     def is_left_alone(self) -> bool:
         return False
 
-    def new_scale(self) -> LossScale:
-        return ApexScale(self._level)
-
     def before_scale(self, *, unscaled: bool) -> None:
         pass
 
@@ -143,11 +141,10 @@ class O1BehindTorch(TorchNames):
             raise without_autocast(self._name)
 
     @torch.no_grad()
-    def unscale(self, optimizer: Any, scale: LossScale) -> bool:
-        assert isinstance(scale, ApexScale)
-        scale.scaler.clear_overflow_state()
-        scale.scaler.unscale_([param.grad for param in owned_params(optimizer) if param.grad is not None])
-        return bool(scale.scaler._read_flags())
+    def unscale(self, optimizer: Any, scaler: LossScaler) -> bool:
+        scaler.clear_overflow_state()
+        scaler.unscale_([param.grad for param in owned_params(optimizer) if param.grad is not None])
+        return scaler._read_flags()
 
     def apply(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         return optimizer.step(*args, **kwargs)

@@ -6,8 +6,8 @@ private state too, is the arm's: `_scale`, `_growth_tracker`, and what `unscale_
 
 from __future__ import annotations
 
-import abc
 import functools
+import math
 import weakref
 from typing import Any, Protocol
 
@@ -16,68 +16,14 @@ from torch import Tensor
 from torch.amp.grad_scaler import OptState
 
 from ampcompare.apex.amp.scaler import LossScaler
-from ampcompare.backends.apex_levels import Level
 from ampcompare.backends.arm import Arm
 from ampcompare.guards.events import Points, Subscriptions
 from ampcompare.script.torch_amp.autocast_and_scaler import forget_steps, not_scaled, refuse_closure, scaler_settings
 
-__all__ = ["ApexScale", "LossScale", "ScaledGradients", "ScriptScaler"]
+__all__ = ["ScaledGradients", "ScriptScaler"]
 
 METHODS = ("scale", "unscale_", "step", "update", "get_scale", "state_dict", "load_state_dict")
 SETTERS = ("set_growth_factor", "set_backoff_factor", "set_growth_interval")  # which the arm decides
-
-
-class LossScale(abc.ABC):
-    """Of one GradScaler."""
-
-    growth_interval: int = 2000
-
-    @property
-    @abc.abstractmethod
-    def value(self) -> float:
-        """The present loss scale; 1 if nothing is scaled."""
-
-    @property
-    @abc.abstractmethod
-    def good_steps(self) -> int:
-        """Updates without an overflow since it moved last."""
-
-    @abc.abstractmethod
-    def move(self, *, overflow: bool) -> None:
-        """Move after an update."""
-
-    @abc.abstractmethod
-    def load(self, value: float, good_steps: int) -> None:
-        """Continue from an earlier state."""
-
-
-class ApexScale(LossScale):
-    """The loss scaler of an opt level.
-
-    Attributes:
-        scaler: of ampcompare's engine.
-    """
-
-    def __init__(self, level: Level) -> None:
-        self.scaler = LossScaler(
-            level.loss_scale, min_loss_scale=level.min_loss_scale, max_loss_scale=level.max_loss_scale
-        )
-        self.growth_interval = self.scaler._scale_seq_len
-
-    @property
-    def value(self) -> float:
-        return self.scaler.loss_scale()
-
-    @property
-    def good_steps(self) -> int:
-        return self.scaler._unskipped
-
-    def move(self, *, overflow: bool) -> None:
-        self.scaler._has_overflow = overflow
-        self.scaler.update_scale()
-
-    def load(self, value: float, good_steps: int) -> None:
-        self.scaler._loss_scale, self.scaler._unskipped = value, good_steps
 
 
 class ScaledGradients(Protocol):
@@ -89,9 +35,6 @@ class ScaledGradients(Protocol):
     def is_left_alone(self) -> bool:
         """Return whether GradScaler is torch's own by now: the script trains through `apex.amp`."""
 
-    def new_scale(self) -> LossScale:
-        """Return the loss scale of another GradScaler."""
-
     def before_scale(self, *, unscaled: bool) -> None:
         """Prepare for the backward pass of a loss.
 
@@ -102,7 +45,7 @@ class ScaledGradients(Protocol):
     def check_unscale(self, optimizer: Any) -> None:
         """Raise if the gradients of `optimizer` cannot be those of a scaled loss under the arm."""
 
-    def unscale(self, optimizer: Any, scale: LossScale) -> bool:
+    def unscale(self, optimizer: Any, scaler: LossScaler) -> bool:
         """Give what the optimizer steps true gradients, and return whether one overflowed."""
 
     def apply(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -131,7 +74,7 @@ class ScriptScaler:
         self._arm = arm
         self._gradients = gradients
         self._runs_closures = runs_closures
-        self._scales: weakref.WeakKeyDictionary[Any, LossScale] = weakref.WeakKeyDictionary()
+        self._scales: weakref.WeakKeyDictionary[Any, LossScaler] = weakref.WeakKeyDictionary()
         self._has_scaled: weakref.WeakSet[Any] = weakref.WeakSet()  # since the last update
         self._optimizers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # unscaled, by id
 
@@ -153,32 +96,32 @@ class ScriptScaler:
             return original(scaler, *args, **kwargs)
         return method(scaler, self._scale_of(scaler), *args, **kwargs)
 
-    def _scale_of(self, scaler: Any) -> LossScale:
+    def _scale_of(self, scaler: Any) -> LossScaler:
         """Return the loss scale of a scaler, with what the script has written into its `_scale`."""
         scale = self._scales.get(scaler)
         if scale is None:
-            scale = self._scales[scaler] = self._gradients.new_scale()
+            scale = self._scales[scaler] = _loss_scaler(self._arm)
             scaler._growth_factor, scaler._backoff_factor = 2.0, 0.5
-            scaler._growth_interval, scaler._init_scale = scale.growth_interval, scale.value
+            scaler._growth_interval, scaler._init_scale = scale._scale_seq_len, scale.loss_scale()
             self._show(scaler, scale)
-        elif (written := float(scaler._scale)) != scale.value:
-            scale.load(written, scale.good_steps)
+        elif (written := float(scaler._scale)) != scale.loss_scale():
+            scale._loss_scale = written
         return scale
 
-    def _show(self, scaler: Any, scale: LossScale) -> None:
-        scaler._scale = torch.tensor(scale.value, dtype=torch.float32)
-        scaler._growth_tracker = torch.tensor(scale.good_steps, dtype=torch.int32)
+    def _show(self, scaler: Any, scale: LossScaler) -> None:
+        scaler._scale = torch.tensor(scale.loss_scale(), dtype=torch.float32)
+        scaler._growth_tracker = torch.tensor(scale._unskipped, dtype=torch.int32)
 
-    def _scale(self, scaler: Any, scale: LossScale, outputs: Any) -> Any:
+    def _scale(self, scaler: Any, scale: LossScaler, outputs: Any) -> Any:
         self.scales = True
         if not isinstance(outputs, Tensor):
             return type(outputs)(self._scale(scaler, scale, output) for output in outputs)
         stages = [state["stage"] for state in scaler._per_optimizer_states.values()]
         self._gradients.before_scale(unscaled=OptState.UNSCALED in stages)
         self._has_scaled.add(scaler)
-        return outputs.float() * scale.value
+        return outputs.float() * scale.loss_scale()
 
-    def _unscale(self, scaler: Any, scale: LossScale, optimizer: Any) -> None:
+    def _unscale(self, scaler: Any, scale: LossScaler, optimizer: Any) -> None:
         state = scaler._per_optimizer_states[id(optimizer)]
         self._gradients.check_unscale(optimizer)
         if scaler not in self._has_scaled:
@@ -191,7 +134,7 @@ class ScriptScaler:
         state["stage"] = OptState.UNSCALED
         self._optimizers[id(optimizer)] = optimizer
 
-    def _step(self, scaler: Any, scale: LossScale, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    def _step(self, scaler: Any, scale: LossScaler, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if self._runs_closures and (args or kwargs):
             return optimizer.step(*args, **kwargs)
         refuse_closure(self._arm, args, kwargs)
@@ -205,29 +148,44 @@ class ScriptScaler:
             return self._gradients.skip(optimizer)
         return self._gradients.apply(optimizer, *args, **kwargs)
 
-    def _update(self, scaler: Any, scale: LossScale, new_scale: Any = None) -> None:
+    def _update(self, scaler: Any, scale: LossScaler, new_scale: Any = None) -> None:
         states: dict[int, Any] = scaler._per_optimizer_states
         for number, state in states.items():
             if state["stage"] is OptState.UNSCALED and (optimizer := self._optimizers.get(number)) is not None:
                 self._gradients.skip(optimizer)
         if new_scale is not None:
-            scale.load(float(new_scale), scale.good_steps)
+            scale._loss_scale = float(new_scale)
         elif any(state["stage"] is not OptState.READY for state in states.values()):
-            scale.move(overflow=any(map(_has_overflow, states.values())))
+            scale._has_overflow = any(map(_has_overflow, states.values()))
+            scale.update_scale()
         forget_steps(scaler)
         self._has_scaled.discard(scaler)
         self._show(scaler, scale)
 
-    def _get_scale(self, scaler: Any, scale: LossScale) -> float:
-        return scale.value
+    def _get_scale(self, scaler: Any, scale: LossScaler) -> float:
+        return scale.loss_scale()
 
-    def _state_dict(self, scaler: Any, scale: LossScale) -> dict[str, Any]:
-        settings = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": scale.growth_interval}
-        return {"scale": scale.value, **settings, "_growth_tracker": scale.good_steps}
+    def _state_dict(self, scaler: Any, scale: LossScaler) -> dict[str, Any]:
+        settings = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": scale._scale_seq_len}
+        return {"scale": scale.loss_scale(), **settings, "_growth_tracker": scale._unskipped}
 
-    def _load_state_dict(self, scaler: Any, scale: LossScale, state: dict[str, Any]) -> None:
-        scale.load(float(state["scale"]), int(state["_growth_tracker"]))
+    def _load_state_dict(self, scaler: Any, scale: LossScaler, state: dict[str, Any]) -> None:
+        scale._loss_scale, scale._unskipped = float(state["scale"]), int(state["_growth_tracker"])
         self._show(scaler, scale)
+
+
+def _loss_scaler(arm: Arm) -> LossScaler:
+    """Return what moves a loss scale as the arm declares it."""
+    declared = None if arm.roles is None else arm.roles.loss_scale
+    if declared is None or declared.interval is None:
+        return LossScaler(1.0 if declared is None else declared.first)
+    return LossScaler(
+        "dynamic",
+        declared.first,
+        scale_window=declared.interval,
+        min_loss_scale=declared.lowest,
+        max_loss_scale=math.inf if declared.highest is None else declared.highest,
+    )
 
 
 def _has_overflow(state: dict[str, Any]) -> bool:

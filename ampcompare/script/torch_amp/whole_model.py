@@ -22,7 +22,6 @@ the arguments of the script.
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import functools
 import gc
@@ -35,11 +34,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import swa_utils
-from torch.utils import _pytree as pytree
 
+from ampcompare.apex.amp.scaler import LossScaler
 from ampcompare.backends.apex_levels import apex_level
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError, PreparationError, ScalingError, UnsupportedCombination
+from ampcompare.base.tensors.tree import mapped, tensors_in
 from ampcompare.guards.events import GRADIENT_READS, Points, Subscriptions, without_subscribers
 from ampcompare.guards.location import here
 from ampcompare.script.keep_fp32 import WRAPPERS, bare_model
@@ -51,7 +51,7 @@ from ampcompare.script.torch_amp.autocast_and_scaler import (
     without_autocast,
 )
 from ampcompare.script.torch_amp.parallel_wrappers import ParallelWrappers
-from ampcompare.script.torch_amp.script_scaler import ApexScale, LossScale, ScriptScaler
+from ampcompare.script.torch_amp.script_scaler import ScriptScaler
 from ampcompare.training.precision.base import make_precision, owned_params
 from ampcompare.training.precision.half import HalfOptimizer
 
@@ -60,48 +60,13 @@ __all__ = ["WholeModel"]
 CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # they hold models, and are never called
 
 
-class _LossScaling(abc.ABC):
-    """What an arm does to models and optimizers, and to gradients.
+class _ApexScaling:
+    """O2, O3 or O5 of ampcompare's engine.
 
     Attributes:
         needs_scaler: whether steps go through a GradScaler: the loss is scaled, or gradients move to other tensors.
         steps_copies: whether the optimizer steps other tensors than the model's weights.
     """
-
-    needs_scaler: bool
-    steps_copies: bool
-
-    @abc.abstractmethod
-    def prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Any]) -> None:
-        """Cast models, and prepare optimizers, in place."""
-
-    @abc.abstractmethod
-    def new_scale(self) -> LossScale:
-        """Return a loss scale; that of the arm itself if it has one for all."""
-
-    @abc.abstractmethod
-    def before_backward(self, optimizers: Sequence[Any]) -> None:
-        """Prepare for the next backward pass."""
-
-    @abc.abstractmethod
-    def unscale(self, optimizer: Any, scale: LossScale) -> bool:
-        """Give what the optimizer steps true gradients, and return whether one overflowed."""
-
-    def masters(self, optimizer: Any) -> list[tuple[Tensor, Tensor]]:
-        """Return each weight of the model in whose place the optimizer has another tensor at present, with that."""
-        return []
-
-    @abc.abstractmethod
-    def step(self, optimizer: Any) -> Any:
-        """Step, and give the model the weights."""
-
-    @abc.abstractmethod
-    def skip(self, optimizer: Any) -> None:
-        """End an update without a step."""
-
-
-class _ApexScaling(_LossScaling):
-    """O2, O3 or O5 of ampcompare's engine."""
 
     def __init__(self, arm: Arm, device: str) -> None:
         self._level = apex_level(arm.options)
@@ -110,6 +75,7 @@ class _ApexScaling(_LossScaling):
         self.needs_scaler = self.steps_copies or self._level.loss_scale != 1.0
 
     def prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Any]) -> None:
+        """Cast models, and prepare optimizers, in place."""
         if self._level.master_weights:
             for optimizer in optimizers:
                 if not getattr(optimizer, "materialize_master_grads", True):
@@ -121,10 +87,8 @@ class _ApexScaling(_LossScaling):
         with without_subscribers(frontend, "_initialize"):  # which see the calls of the script
             self._precision.prepare(models, optimizers)
 
-    def new_scale(self) -> LossScale:
-        return ApexScale(self._level)
-
     def before_backward(self, optimizers: Sequence[Any]) -> None:
+        """Prepare for the next backward pass."""
         for optimizer in optimizers:  # masters that are made after a backward pass would drop its gradients
             if optimizer._amp_stash.lazy_init_called:
                 continue
@@ -136,81 +100,48 @@ class _ApexScaling(_LossScaling):
             for param in frozen:
                 param.requires_grad = False
 
-    def unscale(self, optimizer: Any, scale: LossScale) -> bool:
-        assert isinstance(scale, ApexScale)
-        scaler = scale.scaler
+    def unscale(self, optimizer: Any, scaler: LossScaler) -> bool:
+        """Give what the optimizer steps true gradients, and return whether one overflowed."""
         scaler.clear_overflow_state()
         optimizer._post_amp_backward(scaler)
         return scaler.dynamic and scaler._read_flags()
 
     def masters(self, optimizer: Any) -> list[tuple[Tensor, Tensor]]:
+        """Return each weight of the model in whose place the optimizer has another tensor at present, with that."""
         stash = optimizer._amp_stash
         if not self._level.master_weights or not stash.lazy_init_called:
             return []
         return list(zip(stash.all_fp16_params, stash.all_fp32_from_fp16_params, strict=True))
 
     def step(self, optimizer: Any) -> Any:
+        """Step, and give the model the weights."""
         return optimizer.step()
 
     def skip(self, optimizer: Any) -> None:
+        """End an update without a step."""
         if self._level.master_weights:
             optimizer._amp_stash.release_buffers()
         optimizer._opt_called = True  # the script called step: schedulers warn otherwise
 
 
-class _HalfScale(LossScale):
-    def __init__(self, precision: Any) -> None:
-        self._precision = precision
-
-    @property
-    def value(self) -> float:
-        return next(iter(self._precision.loss_scales()), 1.0)
-
-    @property
-    def growth_interval(self) -> int:  # type: ignore[override]
-        return int(getattr(self._precision, "growth_interval", 2000))
-
-    @property
-    def good_steps(self) -> int:
-        return int(self._precision.state_dict().get("good_steps", 0))
-
-    def move(self, *, overflow: bool) -> None:
-        if isinstance(self._precision, HalfOptimizer):
-            self._precision.move_scale(overflow=overflow)
-
-    def load(self, value: float, good_steps: int) -> None:
-        if self._precision.loss_scales():
-            self._precision.load_state_dict({"loss_scale": value, "good_steps": good_steps})
-
-
-class _HalfScaling(_LossScaling):
-    """A `half` arm."""
+class _HalfScaling:
+    """An arm with `Half` or `HalfOptimizer`; the methods are those of `_ApexScaling`."""
 
     def __init__(self, arm: Arm, device: str) -> None:
         self._precision: Any = make_precision(arm, device=device)
         self.steps_copies = self._precision.steps_copies
         self.needs_scaler = self.steps_copies or bool(self._precision.loss_scales())
-        self._scale: weakref.ref[_HalfScale] | None = None
-        self._first = next(iter(self._precision.loss_scales()), 1.0)
 
     def prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Any]) -> None:
         self._precision.prepare(models, optimizers)
-
-    def new_scale(self) -> LossScale:
-        if self._scale is not None and self._scale() is not None and self._precision.loss_scales():
-            raise PreparationError(
-                here("the script has a second GradScaler, and a half arm has one loss scale for all")
-            )
-        scale = _HalfScale(self._precision)
-        scale.load(self._first, 0)
-        self._scale = weakref.ref(scale)
-        return scale
 
     def before_backward(self, optimizers: Sequence[Any]) -> None:
         if isinstance(self._precision, HalfOptimizer):
             self._precision.collect(optimizers)
 
-    def unscale(self, optimizer: Any, scale: LossScale) -> bool:
+    def unscale(self, optimizer: Any, scaler: LossScaler) -> bool:
+        if self._precision.loss_scales():
+            self._precision.load_state_dict({"loss_scale": scaler.loss_scale()})
         self._precision.unscale(optimizer)
         return isinstance(self._precision, HalfOptimizer) and self._precision.overflows(optimizer)
 
@@ -224,11 +155,6 @@ class _HalfScaling(_LossScaling):
     def skip(self, optimizer: Any) -> None:
         self._precision.end_update(optimizer, good=False)
         optimizer._opt_called = True
-
-
-def _make_loss_scaling(arm: Arm, device: str) -> _LossScaling:
-    """Return that of an arm of `half`, or of `apex` at a level that casts weights."""
-    return _ApexScaling(arm, device) if arm.backend == "apex" else _HalfScaling(arm, device)
 
 
 class _InFp32:
@@ -250,10 +176,6 @@ def _alive(references: Iterable[weakref.ref[Any]]) -> list[Any]:
     return [one for reference in references if (one := reference()) is not None]
 
 
-def _as_fp32(value: Any) -> Any:
-    return value.float() if isinstance(value, Tensor) and value.dtype in HALF else value
-
-
 def _widened(tensor: Tensor) -> Tensor:
     return tensor.detach().float() if tensor.dtype in HALF else tensor
 
@@ -264,11 +186,15 @@ class WholeModel(TorchAmp):
     Args: as for `TorchAmp`; the arm is of the backend half, or of apex at a level that casts weights.
     """
 
+    casts_weights = True
+
     def __init__(self, arm: Arm, *args: Any, **kwargs: Any) -> None:
         super().__init__(arm, *args, **kwargs)
         self._casts = False
-        self._found = _FoundModels(str(arm), self._prepare, self.is_by_apex)
-        self._scaling: _LossScaling = _make_loss_scaling(arm, "cuda" if torch.cuda.is_available() else "cpu")
+        self._found = _FoundModels(str(arm), self._prepare, lambda: self.is_initialized or self.is_by_apex())
+        scaling = _ApexScaling if arm.backend == "apex" else _HalfScaling
+        self._scaling = scaling(arm, "cuda" if torch.cuda.is_available() else "cpu")
+        self.needs_scaler, self.steps_copies = self._scaling.needs_scaler, self._scaling.steps_copies
         self._scaler = ScriptScaler(arm, self, runs_closures=not self._scaling.needs_scaler)
         self._gradients = ShownGradients()
         self._model_references: list[weakref.ref[nn.Module]] = []
@@ -302,24 +228,16 @@ class WholeModel(TorchAmp):
         """Return whether the script has prepared its models by `apex.amp`."""
         return not self._is_prepared and self._initialized()
 
-    @property
-    def needs_scaler(self) -> bool:
-        return self._scaling.needs_scaler
-
-    @property
-    def casts_weights(self) -> bool:
-        return True
-
-    @property
-    def steps_copies(self) -> bool:
-        return self._scaling.steps_copies
-
     def casts_now(self) -> bool:
         """Return whether the weights are cast."""
         return self._is_prepared or self._initialized()
 
     def use(self) -> None:
         self.used = True
+
+    def initialize(self, models: list[nn.Module], optimizers: list[Any]) -> None:
+        super().initialize(models, optimizers)
+        self._found.add(models, optimizers)
 
     def take_back(self, optimizer: Any) -> None:
         with GRADIENT_READS.paused():
@@ -385,16 +303,11 @@ class WholeModel(TorchAmp):
 
     def alike(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Widen 16-bit tensors next to fp32 ones: the script passes weights of a model to a distance, say."""
-        args, kwargs = self._fitting((args, kwargs))
-        return args, kwargs
-
-    def _fitting(self, values: Any) -> Any:
-        """Return values whose 16-bit tensors are widened if there are fp32 ones too."""
-        if not self._is_prepared:
-            return values
-        types = {one.dtype for one in pytree.tree_leaves(values) if isinstance(one, Tensor)}
+        types = {tensor.dtype for tensor in tensors_in((args, kwargs))} if self._is_prepared else set()
         is_mixed = torch.float32 in types and not types.isdisjoint(HALF)
-        return pytree.tree_map(_as_fp32, values) if is_mixed else values
+        if is_mixed:
+            args, kwargs = mapped((args, kwargs), lambda one: one.float() if one.dtype in HALF else one)
+        return args, kwargs
 
     # What the scalers do.
 
@@ -403,9 +316,6 @@ class WholeModel(TorchAmp):
 
     def is_left_alone(self) -> bool:
         return self.is_by_apex()
-
-    def new_scale(self) -> LossScale:
-        return self._scaling.new_scale()
 
     def before_scale(self, *, unscaled: bool) -> None:
         self._scales = True
@@ -441,9 +351,9 @@ class WholeModel(TorchAmp):
                 here("the gradients of the last step were not cleared, and new ones were added; call zero_grad first")
             )
 
-    def unscale(self, optimizer: Any, scale: LossScale) -> bool:
+    def unscale(self, optimizer: Any, scaler: LossScaler) -> bool:
         self._gradients.hide(self._weights_of(optimizer))
-        overflow = self._scaling.unscale(optimizer, scale)
+        overflow = self._scaling.unscale(optimizer, scaler)
         pairs = self.masters(optimizer)
         self._gradients.show(pairs)
         if pairs and optimizer not in self._given_weights:
@@ -619,11 +529,15 @@ class _FoundModels:
         optimizers = _alive(self._optimizers)
         models = self._models_of(model, held, optimizers)
         self._wrappers.check(models, self._name)
-        self._found(models, optimizers)
+        self.add(models, optimizers)
         self._optimizers.clear()
+        self._wrappers.make_again(models)
+
+    def add(self, models: list[nn.Module], optimizers: list[Any]) -> None:
+        """Call `found`, and know these models from now on."""
+        self._found(models, optimizers)
         self._cast += map(weakref.ref, models)
         self._cast_weights.update({id(param): param for model in models for param in model.parameters()})
-        self._wrappers.make_again(models)
 
     def _models_of(self, model: nn.Module, held: set[int], optimizers: list[Any]) -> list[nn.Module]:
         """Return the models that are not cast yet and have weights of `held`, given as ids."""
@@ -636,7 +550,13 @@ class _FoundModels:
             models.append(_whole(model, optimizers, tree))
         models += tree.others(models, held - cast)
         for one in models:
-            self._check(one, tree)
+            if tree.is_sharded(one):
+                raise PreparationError(
+                    here(
+                        f"the weights of {type(one).__name__} are sharded, so {self._name} cannot cast them; use an "
+                        "arm that keeps fp32 weights"
+                    )
+                )
             parts = {id(part) for part in one.modules() if part is not one}
             if not parts.isdisjoint(map(id, _alive(self._cast))):  # which would give it outputs in fp32
                 raise PreparationError(
@@ -646,16 +566,6 @@ class _FoundModels:
                     )
                 )
         return models
-
-    def _check(self, model: nn.Module, tree: _Tree) -> None:
-        kind = type(model).__name__
-        if tree.is_sharded(model):
-            raise PreparationError(
-                here(
-                    f"the weights of {kind} are sharded, so {self._name} cannot cast them; use an arm that keeps "
-                    f"fp32 weights"
-                )
-            )
 
 
 def _whole(model: nn.Module, optimizers: Sequence[Any], tree: _Tree) -> nn.Module:

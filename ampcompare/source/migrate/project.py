@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from difflib import unified_diff
 from pathlib import Path
@@ -14,7 +14,6 @@ from typing import ClassVar, TypeAlias
 from ampcompare.base.files.read import FileFault
 from ampcompare.base.notebook_display import Shown
 from ampcompare.source.document import Document, parse_document, read_bytes, write_document
-from ampcompare.source.find import find_sources
 from ampcompare.source.migrate.core.state_dict import FROM_APEX
 from ampcompare.source.migrate.finding import BY_HAND, NOTE, Finding, origins_of_lines
 from ampcompare.source.migrate.read.neighbours import look_around
@@ -22,7 +21,7 @@ from ampcompare.source.migrate.rewrite import Migration, may_use_apex, migrate_t
 from ampcompare.source.syntax import SourceInvalid, parse_tree, walk
 from ampcompare.source.versions import Versions, known_versions
 
-__all__ = ["FileMigration", "find_files", "find_mistakes", "is_script", "migrate_file"]
+__all__ = ["FileMigration", "find_mistakes", "is_script", "migrate_file"]
 
 # Without one of these a file is not parsed; a null byte means text in UTF-16, or no text.
 SIGNS = (
@@ -116,11 +115,6 @@ class FileMigration(Shown):
             write_document(self.document, self.migration.text)
 
 
-def find_files(paths: Iterable[str], *, unreadable: Callable[[Path, str], None] | None = None) -> Iterator[Path]:
-    """Yield the Python files and notebooks below paths."""
-    return find_sources(paths, unreadable=unreadable)
-
-
 def is_script(path: Path) -> bool:
     """Return whether a file does something where it is run: it asks for `__main__`, or calls or loops at the top."""
     try:
@@ -128,11 +122,8 @@ def is_script(path: Path) -> bool:
     except (FileFault, SourceInvalid):
         return False
     asks = any(isinstance(each, ast.Constant) and each.value == "__main__" for each in walk(tree))
-    return asks or any(isinstance(each, (ast.For, ast.While, ast.With)) or _calls(each) for each in tree.body)
-
-
-def _calls(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)
+    calls = any(isinstance(each, ast.Expr) and isinstance(each.value, ast.Call) for each in tree.body)
+    return asks or calls or any(isinstance(each, (ast.For, ast.While, ast.With)) for each in tree.body)
 
 
 def migrate_file(

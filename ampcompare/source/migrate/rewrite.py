@@ -29,7 +29,7 @@ PROBE = (
     "the answer is yes now, whether Apex is there or not, since migrated files ask it; a file that asks it and still "
     "imports Apex fails without"
 )
-MARKS = (".scale(", ".unscale_(", ".scale_loss(", ".get_scale()")
+MARKS = (".scale(", ".unscale_(", ".scale_loss(", ".get_scale()", "clip_grad")
 PHRASES = (
     (re.compile(r"\b(?:NVIDIA|NVidia|nvidia|Nvidia)(?:'s)? [Aa](?:pex|PEX)(?: (?:amp|AMP))?\b"), "torch.amp"),
     (re.compile(r"\b[Aa](?:pex|PEX)[ .](?:amp|AMP)\b"), "torch.amp"),

@@ -189,13 +189,6 @@ class Precision:
         self._outcome = all_applied(len(optimizers), self.loss_scales())
         return self._outcome
 
-    def step_apart(self, optimizer: Optimizer, waiting: Sequence[Optimizer]) -> StepOutcome:
-        """Update the weights with one optimizer while others wait, whose gradients have the present loss scale.
-
-        For scripts that step their optimizers one by one; the default is right if nothing is scaled.
-        """
-        return self.step(optimizer)
-
     def state_dict(self) -> dict[str, Any]:
         """Return loss scales and counters: plain values only."""
         return {}
@@ -305,9 +298,6 @@ class PrecisionWrapper(Precision):
 
     def step(self, *optimizers: Optimizer) -> StepOutcome:
         return self.inner.step(*optimizers)
-
-    def step_apart(self, optimizer: Optimizer, waiting: Sequence[Optimizer]) -> StepOutcome:
-        return self.inner.step_apart(optimizer, waiting)
 
     def state_dict(self) -> dict[str, Any]:
         return self.inner.state_dict()

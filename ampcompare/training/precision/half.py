@@ -543,11 +543,6 @@ class HalfOptimizer(Precision):
         ends = list(accumulate(map(len, flags)))
         return [any(values[end - len(some) : end]) for some, end in zip(flags, ends, strict=True)]
 
-    def step_apart(self, optimizer: Optimizer, waiting: Sequence[Optimizer]) -> StepOutcome:
-        for other in waiting:  # by the scale that their gradients have
-            self.unscale(other)
-        return self.step(optimizer)
-
     def step(self, *optimizers: Optimizer) -> StepOutcome:
         for optimizer in optimizers:
             self.unscale(optimizer)

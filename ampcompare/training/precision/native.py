@@ -31,24 +31,16 @@ class _ScaleReplay:
         self.scaler = scaler
         self.scale = scaler.get_scale()
         self.tracker = int(scaler._get_growth_tracker())
-        self._overflow = False  # in a step since the scale last moved
         self._outcomes = LateOutcomes()
 
-    def add(self, flags: list[Tensor | None], *, moves: bool = True) -> StepOutcome:
-        """Return the outcome of a step, from a scalar for each optimizer that is not 0 after an overflow.
-
-        Args:
-            moves: the scale moves after this step, by its flags and those of the steps since it last moved.
-        """
+    def add(self, flags: list[Tensor | None]) -> StepOutcome:
+        """Return the outcome of a step, from a scalar for each optimizer that is not 0 after an overflow."""
         on_device = [flag for flag in flags if flag is not None]
 
         def resolve(values: list[float]) -> tuple[tuple[bool, ...], tuple[float, ...]]:
             overflow_values = iter(values)
             overflows = [flag is not None and next(overflow_values) != 0 for flag in flags]
-            self._overflow = self._overflow or any(overflows)
-            if moves:
-                self._update(self._overflow)
-                self._overflow = False
+            self._update(any(overflows))
             return tuple([not overflow for overflow in overflows]), (self.scale,)
 
         return self._outcomes.add(on_device, resolve)
@@ -143,27 +135,18 @@ class Native(UnscaleOnce):
         if self._replay is None:
             self._forget(optimizers)
             return super().step(*optimizers)
-        flags = self._step_scaled(optimizers)
+        for optimizer in optimizers:
+            if obeys_flag(optimizer):  # one pass over the gradients: else the scaler checks them, and `step` unscales
+                self.unscale(optimizer)
+            self.scaler.step(optimizer)
+        shared = len(self.scaler._per_optimizer_states) > 1
+        flags = [self._overflow_flag(optimizer, shared=shared) for optimizer in optimizers]
         self.scaler.update()  # once: an update between two steps would unscale the second by the wrong scale
         self._unscaled.clear()
         if self._recording:
             self._recorded = flags
             return all_applied(len(optimizers))
         return self._replay.add(flags)
-
-    def step_apart(self, optimizer: Optimizer, waiting: Sequence[Optimizer]) -> StepOutcome:
-        if self._replay is None or not waiting:
-            return self.step(optimizer)
-        return self._replay.add(self._step_scaled([optimizer]), moves=False)  # the last of them updates the scaler
-
-    def _step_scaled(self, optimizers: Sequence[Optimizer]) -> list[Tensor | None]:
-        """Step or skip each optimizer, and return the overflow flags."""
-        for optimizer in optimizers:
-            if obeys_flag(optimizer):  # one pass over the gradients: else the scaler checks them, and `step` unscales
-                self.unscale(optimizer)
-            self.scaler.step(optimizer)
-        shared = len(self.scaler._per_optimizer_states) > 1
-        return [self._overflow_flag(optimizer, shared=shared) for optimizer in optimizers]
 
     def unrecordable(self, optimizers: Sequence[Optimizer]) -> str | None:
         return None if self.state_dtype is None else "the state changes its type, and its memory, at each step"

@@ -6,6 +6,7 @@ the model that the user's code builds, and its order and groups of parameters.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from ampcompare.training.checkpoint.convert.between_arms import has_masters
 from ampcompare.training.checkpoint.store.layout import CONVERTED, TENSOR_SHARDS, as_list
 from ampcompare.training.precision.base import owned_params
 
-__all__ = ["Names", "parameter_names", "require_fit", "require_training_fits"]
+__all__ = ["Names", "parameter_names", "require_fit", "require_position", "require_training_fits"]
 
 # Each tensor that these keep of a parameter has its shape, except counts.
 LIKE_THEIR_PARAMETER = ("SGD", "Adam", "AdamW", "FusedAdam", "FusedLAMB", "FusedNovoGrad", "FusedSGD", "FusedAdagrad")
@@ -53,8 +54,9 @@ def require_training_fits(
             f"the checkpoint holds {len(saved_models)} models and {len(saved_optimizers)} optimizers, but the run has "
             f"{len(models)} and {len(optimizers)}; use one of this model"
         )
+    is_own = "arm" in state and CONVERTED not in state  # another program may save other types than its arm holds
     for model, weights in zip(models, saved_models, strict=True):
-        require_fit(model, weights, same_types=CONVERTED not in state)
+        require_fit(model, weights, same_types=is_own)
     faults: list[str] = []
     # Of another program's file, masters are what was found to round to its weights.
     wanted = _wanted_masters(str(state["arm"]), models, optimizers, names) if "arm" in state else []
@@ -80,6 +82,23 @@ def require_fit(model: nn.Module, weights: Mapping[str, Any], *, same_types: boo
         if name in weights and (fault := _unlike(weights[name], tensor, same_type=same_types)):
             faults.append(f"{name} {fault}")
     _raise_on(faults, "is of another model", "tensors")
+
+
+def require_position(progress: Mapping[str, Any], steps_per_epoch: int, total_steps: int) -> None:
+    """Check that a position is one that a run of this length can have.
+
+    Raises:
+        CheckpointError: steps, epochs and batches do not add up.
+    """
+    step, epoch, batch = progress["step"], progress["epoch"], progress["batch"]
+    # A run that was stopped after the last update of an epoch still lacks its evaluation.
+    inside = step == epoch * steps_per_epoch + batch and batch <= steps_per_epoch
+    cut_short = step == total_steps and batch == 0 and epoch == math.ceil(total_steps / steps_per_epoch)
+    if step > total_steps or not (inside or cut_short):
+        raise CheckpointError(
+            f"progress of the checkpoint is {step} steps, {epoch} epochs and {batch} batches, and an epoch of this run "
+            f"has {steps_per_epoch} of {total_steps} steps; use the checkpoint before it"
+        )
 
 
 def _raise_on(faults: Sequence[str], what: str, kind: str) -> None:

@@ -15,7 +15,6 @@ from ampcompare.base.files.run_files import RunFile
 from ampcompare.runs.records.run import Resumption
 from ampcompare.runs.settings.config import RunConfig
 from ampcompare.runs.settings.recipe import Recipe
-from ampcompare.training.state.schema import require_plain_parts
 
 __all__ = ["AUTO", "FoundCheckpoint", "find_checkpoint", "validate_resume"]
 
@@ -92,21 +91,20 @@ def validate_resume(
         raise CheckpointError(
             f"{path} has no {', '.join(missing)}, so a run cannot resume from it; use a step-*.pt that a run wrote"
         )
-    saved = require_plain_parts(state)
+    progress, arm = state["progress"], str(state["arm"])
     for part, is_needed in (
         ("tally", True),
         ("average", config.recipe.ema_decay is not None),
         ("early_stop", config.recipe.early_stop is not None or config.recipe.target is not None),
     ):
-        if is_needed and saved.parts.get(part) is None:
+        if is_needed and state["parts"].get(part) is None:
             raise CheckpointError(f"{path} has no parts.{part}; use a step-*.pt that a run of this recipe wrote")
-    arm = saved.arm
     if arm != config.arm and not config.saving.resume_into_other_arm:
         raise CheckpointError(
             f"{path} was written by {arm}, and the arm is {config.arm}; resume with --arm {arm}, or add "
             "--convert-on-resume to convert it"
         )
-    size, total = saved.progress.world_size, saved.progress.total_batch_size
+    size, total = progress["world_size"], progress["total_batch_size"]
     if total != config.recipe.batch_size * world_size:
         raise CheckpointError(
             f"{path} was written with {total} samples in an update, {total // size} on each of {size} processes, and "
@@ -116,6 +114,7 @@ def validate_resume(
     notes = [*notes, *_changes(state.get("versions") or {}, {**fingerprint(), "host": host_name()})]
     if size != world_size:
         notes.append(f"{size} processes then, {world_size} now: the random generators of all ranks are seeded again")
+    trainer = state.get("trainer") or arm
     if arm != config.arm:
         from ampcompare.training.checkpoint.convert.between_arms import into_arm
         from ampcompare.training.checkpoint.reader.foreign import explained
@@ -128,7 +127,7 @@ def validate_resume(
             *conversion.changed,
             *(f"not carried over: {item}" for item in conversion.lost),
         ]
-    return state, Resumption(step=saved.progress.step, processes=size, arm=saved.trainer or arm, notes=notes)
+    return state, Resumption(step=progress["step"], processes=size, arm=trainer, notes=notes)
 
 
 def _require_recipe(path: Path, saved: Mapping[str, Any], recipe: Recipe, *, same_size: bool) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.api.doctor.ask import ask
+from ampcompare.api.doctor.finding import ask
 
 
 @pytest.mark.parametrize(

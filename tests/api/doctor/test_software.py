@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.api.doctor.ask import ask
+from ampcompare.api.doctor.finding import ask
 from ampcompare.api.doctor.machine import examine_torch
 from ampcompare.base.processes.call import Answer
 

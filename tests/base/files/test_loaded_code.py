@@ -20,7 +20,7 @@ import pytest
 from ampcompare.base.files import loaded_code
 from ampcompare.base.files.loaded_code import (
     changed_code,
-    differing,
+    differing_files,
     digest_of,
     distributions_of,
     end_watch,
@@ -206,7 +206,7 @@ def test_a_file_that_changes_meanwhile_equals_neither_form(project: Path, tmp_pa
 
 def test_only_common_files_differ() -> None:
     """An arm may load a file that another does not need."""
-    assert differing({"a": "1", "b": "2"}, {"b": "3", "c": "4"}) == ["b"]
+    assert differing_files({"a": "1", "b": "2"}, {"b": "3", "c": "4"}) == ["b"]
 
 
 def test_data_counts_wherever_it_lies_and_whatever_its_name(project: Path, tmp_path: Path) -> None:

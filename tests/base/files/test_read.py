@@ -14,7 +14,7 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.base.files import read
 from ampcompare.base.files.read import FileFault, check_plain, parse_json, parse_yaml, read_json, read_text
 from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.validation import validated
+from ampcompare.runs.settings.validation import validate
 
 needs_fifo = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
 
@@ -165,4 +165,4 @@ def test_arguments_of_a_model(value: Any, fault: str) -> None:
     with pytest.raises(FileFault, match=fault):
         check_plain({"x": value})
     with pytest.raises(ConfigError, match=f"recipe.model.args: .*{fault}"):
-        validated(RunConfig, {"recipe": {"model": {"args": {"x": value}}}})
+        validate(RunConfig, {"recipe": {"model": {"args": {"x": value}}}})

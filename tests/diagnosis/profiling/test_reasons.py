@@ -61,7 +61,6 @@ def _read(calls: float, steps: int, seconds: float = 0.0, where: str = "a.py:3")
     return Sync(where=where, what="item", calls=calls, seconds=seconds, steps=steps, watched=5)
 
 
-CHANNELS = {"formats": {"NCHW": 4}, "trials": _tried("--channels-last", 0.8)}
 SMALL = {"trials": _tried("--batch-size 8", 0.4), "batch_size": 2}
 CASES: list[tuple[str, dict[str, float], dict[str, Any], str]] = [
     ("data", {"data_host": 0.3}, {}, "30 % of the step waits for the next batch"),
@@ -101,7 +100,6 @@ CASES: list[tuple[str, dict[str, float], dict[str, Any], str]] = [
         {"trials": _tried("--optimizer-implementation fused", 0.88)},
         "takes 15 %",
     ),
-    ("channels_last", {}, CHANNELS, "4 convolutions of a step read images in the format NCHW"),
     ("kept twice", {}, {"memory": TWICE}, "20 % of the peak of memory, are kept in two types: mid"),
     (
         "communication",
@@ -110,12 +108,6 @@ CASES: list[tuple[str, dict[str, float], dict[str, Any], str]] = [
         "30 % of the step waits for other ranks; 25 %",
     ),
     ("graph breaks", {}, {"graph_breaks": {"item": 2}}, "breaks the graph 2 times (0 in the reference): item"),
-    (
-        "algorithms",
-        {},
-        {"trials": _tried("--cudnn-benchmark", 0.9), "conv_kernels": ["winograd"]},
-        "1 kernels for convolutions",
-    ),
     ("emulation", {}, {"half": "bf16 emulated"}, "products of bf16 are computed in fp32 and rounded"),
 ]
 
@@ -130,11 +122,10 @@ def test_a_cause_is_named_alone(kind: str, parts: dict[str, float], facts: dict[
 def test_a_change_that_saves_nothing_is_no_reason() -> None:
     """A trial that was slower, or failed, gives none, and neither does an optimizer whose cures did not help."""
     trials = [
-        Trial(change="--channels-last", before_seconds=1, seconds=1.2),
         Trial(change="--batch-size 8", before_seconds=1, seconds=0, failure="no such batch"),
         Trial(change="--optimizer-implementation fused", before_seconds=1, seconds=0.99),
     ]
-    arm = _arm(optimizer_pointwise=0.3).model_copy(update={"trials": trials, "formats": {"NCHW": 4}})
+    arm = _arm(optimizer_pointwise=0.3).model_copy(update={"trials": trials})
     assert find_reasons(arm, _arm("fp32")) == []
 
 

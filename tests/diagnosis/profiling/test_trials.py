@@ -12,7 +12,7 @@ from ampcompare.diagnosis.profiling.step_profiler import Steps
 from ampcompare.runs.records.profile import ArmProfile, Held, Memory
 from ampcompare.runs.report.profile import memory_sentences
 from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.validation import validated
+from ampcompare.runs.settings.validation import validate
 
 CHECKPOINT, HALF, LOOP = "--checkpoint-activations", "--batch-size 32", "--optimizer-implementation for-loop"
 
@@ -39,14 +39,14 @@ def _found(activations: int = 60, **facts: Any) -> ArmProfile:
 )
 def test_what_holds_the_peak_suggests_changes(found: ArmProfile, changes: list[str]) -> None:
     """Activations suggest checkpoints and half the batch, and lists of an optimizer at the peak a loop."""
-    config = validated(RunConfig, {"arm": "fp32", "recipe": {"batch_size": 64}})
+    config = validate(RunConfig, {"arm": "fp32", "recipe": {"batch_size": 64}})
     assert [variant.change for variant in memory_variants(config, found)] == changes
 
 
 @pytest.mark.parametrize(("steps", "seconds"), [((0.6, 0.7), 1.2), ((0.4, 0.6), 1.0), ((0.3, 0.4), 0.6)])
 def test_a_trial_of_memory_has_both_peaks(steps: tuple[float, float], seconds: float) -> None:
     """The time is that of the same work, equal where rounds overlap; what a model lacks gives no trial."""
-    config = validated(RunConfig, {"arm": "fp32", "recipe": {"batch_size": 64}})
+    config = validate(RunConfig, {"arm": "fp32", "recipe": {"batch_size": 64}})
     of_half = iter(steps)
 
     def measure(tried: RunConfig) -> tuple[float, int]:
@@ -72,7 +72,7 @@ def test_changes_are_trained(monkeypatch: pytest.MonkeyPatch) -> None:
         "model": {"args": {"width": 32, "depth": 2, "heads": 2}},
         "data": {"sequence_length": 32, "train_size": 64, "val_size": 8},
     }
-    config = validated(RunConfig, {"arm": "fp32", "device": "cpu", "recipe": recipe})
+    config = validate(RunConfig, {"arm": "fp32", "device": "cpu", "recipe": recipe})
     found, _ = profile_config(config, Steps(warmup=1, timed=1, profiled=1), trials=True)
     assert [trial.change for trial in found.memory_trials] == [CHECKPOINT, "--batch-size 16"]
     for trial in found.memory_trials:

@@ -68,7 +68,7 @@ def test_a_command_that_is_killed(
         process.send_signal(signal.SIGKILL)
     go.touch()
     killed, whole = run(tmp_path / "killed", tmp_path / "whole")
-    assert [each.step for each in killed.resumed] == [2]
+    assert [each.step for each in killed.resumed] in ([2], [3])  # its ranks may save once more as they end
     assert killed.summary.weights_sha256 == whole.summary.weights_sha256
     losses = [[step.loss for step in iter_steps(tmp_path / name / "steps.jsonl")] for name in ("killed", "whole")]
     assert losses[0] == losses[1]

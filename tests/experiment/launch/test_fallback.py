@@ -13,7 +13,7 @@ from ampcompare.experiment.launch.local import LocalLauncher
 from ampcompare.runs.analysis.runs.declared import not_as_declared
 from ampcompare.runs.records.run import RunRecord, RunSummary, read_record
 from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.validation import validated
+from ampcompare.runs.settings.validation import validate
 
 
 class Diverging(Launcher):
@@ -71,4 +71,4 @@ def test_an_arm_that_holds_stays(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_asked(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        validated(RunConfig, values)
+        validate(RunConfig, values)

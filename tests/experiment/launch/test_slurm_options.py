@@ -65,22 +65,12 @@ def test_options_of_sbatch() -> None:
         (["nodes=2"], "nodes is set by ampcompare"),
         (["ntasks_per_node=2"], "ntasks-per-node is set by --nproc-per-node"),
         (["output=x"], "output is set by ampcompare"),
-        (["time=soon"], "time=soon is not a time such as 30"),
     ],
 )
 def test_options_that_cannot_be(texts: list[str], message: str) -> None:
     """What is no option, is given twice, or is not the user's to set, is refused."""
     with pytest.raises(ConfigError, match=message):
         parse_slurm_options(texts)
-
-
-@pytest.mark.parametrize(
-    ("text", "minutes"),
-    [("30", 30), ("30:30", 31), ("1:30:00", 90), ("1-12", 2160), ("1-00:30", 1470), ("2-1:00:01", 2941), ("0:01", 1)],
-)
-def test_times(text: str, minutes: int) -> None:
-    """Every form of time that Slurm knows is read as Slurm reads it, rounded up to minutes."""
-    assert module._minutes(text) == minutes
 
 
 def test_what_is_missing(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +175,15 @@ def test_what_is_submitted(programs: Programs, tmp_path: Path) -> None:
     assert (saved["job"], saved["task"]) == ("31", 0)
     (path,) = (tmp_path / "cell" / "slurm").glob("*_submission.sh")
     lines = path.read_text().splitlines()
-    for line in ("partition=gpu", "exclusive", "nodes=1", "ntasks-per-node=1", "cpus-per-task=12", "time=60"):
+    for line in (
+        "partition=gpu",
+        "exclusive",
+        "nodes=1",
+        "ntasks-per-node=1",
+        "cpus-per-task=12",
+        "time=60",
+        "signal=USR2@90",
+    ):
         assert f"#SBATCH --{line}" in lines
     assert f"#SBATCH --comment={saved['token']}" in lines
     assert not any("--array" in line for line in lines)

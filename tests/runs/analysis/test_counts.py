@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from ampcompare.runs.analysis.inference.criteria import margin_error
-from ampcompare.runs.analysis.inference.effect import Effect, min_resolvable_spread, p_values, paired
+from ampcompare.runs.analysis.inference.effect import Effect, min_resolvable_spread, p_values, paired_effect
 from ampcompare.runs.analysis.inference.verdict import Margin, decide
 from tests.covering import covering
 
@@ -31,7 +31,7 @@ def _effect(differences: NDArray[np.float64] | list[int]) -> Effect:
 def _effect_of(differences: tuple[int, ...]) -> Effect:
     reference = [324 / IMAGES] * len(differences)
     arm = [one + difference / IMAGES for one, difference in zip(reference, differences, strict=True)]
-    effect = paired(arm, reference, min_resolvable_spread(IMAGES), rounded=True)
+    effect = paired_effect(arm, reference, min_resolvable_spread(IMAGES), rounded=True)
     return replace(effect, margin_error=margin_error(arm, reference, 0.0), step=1 / IMAGES)
 
 

@@ -151,7 +151,11 @@ def test_what_is_no_table_of_results(text: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("text", "options", "words"),
     [
-        ("arm,memory,speed\nfp32,26.9Gb,2.08it/s\n", {}, "no column of numbers; name one of arm, memory, speed"),
+        (
+            "arm,memory,speed\nfp32,26.9Gb,2.08it/s\n",
+            {},
+            "no column of numbers; write numbers without units",
+        ),
         ("arm,bleu,chrf\nfp32,1,2\n", {}, "several columns of numbers; name one of bleu, chrf with --metric"),
         ("arm,bleu\nfp32,1\n", {}, "direction of bleu"),
         ("arm,bleu\nfp32,1\n", {"metric": "wer"}, "no column 'wer'"),

@@ -374,11 +374,6 @@ def test_an_invalid_pair_is_left_out_where_enough_remain() -> None:
     assert row.time.effect == pytest.approx(1.5, abs=0.01)
 
 
-def test_emulated_times_are_not_compared() -> None:
-    """fp16 that was computed in fp32 has no time of its own."""
-    assert str(_times(half="fp16 emulated").time) == "not comparable (fp16 computed in fp32)"
-
-
 @pytest.mark.parametrize(("half", "is_below"), [(0.02, True), (0.10, False)])
 def test_a_twin_is_the_floor_of_what_can_be_told(half: float, is_below: bool) -> None:
     """The headline is not about the twin; it names the arms whose difference is no larger than the twin's."""

@@ -65,10 +65,6 @@ def test_one_lost_seed_is_enough() -> None:
     assert str(row.quality) == "conditional on 7 of 8 seeds (equivalent (±0.5))"
 
 
-def test_an_arm_that_diverged_is_diverged() -> None:
-    assert str(_half(_comparison({"half": ("diverged", 2)})).quality) == "diverged 2/8"
-
-
 def test_an_interruption_selects_no_seeds() -> None:
     """A run that the user stopped was not lost by what it computed."""
     row = _half(_comparison({"half": ("interrupted", 3)}))

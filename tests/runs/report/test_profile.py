@@ -111,6 +111,7 @@ def test_the_page_draws_bars_and_the_roofline(profile: Profile) -> None:
     ):
         assert part in page, part
     assert "https://" not in page
+    assert "<span>native:bf16</span>" in page, "beside the bar, which any width stretches"
 
 
 def test_a_profile_without_counts_has_a_page(profile: Profile) -> None:
@@ -132,6 +133,8 @@ def test_a_record_is_read_back(profile: Profile) -> None:
 def test_the_page_begins_with_the_answer(profile: Profile) -> None:
     """What the reference takes comes behind it; a step alone is the answer where there is no other arm."""
     assert profile_document(profile).title == profile.headline[1]
+    page = FORMATS["html"].reporter().render(profile)
+    assert page.index("<h1>") < page.index("of the peak of memory is workspace")
     alone = profile.model_copy(update={"headline": profile.headline[:1], "arms": profile.arms[:1]})
     assert profile_document(alone).title == profile.headline[0]
 

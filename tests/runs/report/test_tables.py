@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from ampcompare.runs.records.comparison import Comparison
-from ampcompare.runs.report.tables import grid, listing, room
+from ampcompare.runs.report.tables import grid_table, listing_table, room
 from ampcompare.runs.report.terminal import Terminal
 
 ROWS = [["fp32", "1.25", "a" * 12], ["apex:O2", "-", "b"]]
@@ -17,10 +17,10 @@ HEADERS = ["arm", "top-1 %", "engine"]
 
 def test_a_wide_table_is_folded() -> None:
     """Columns that do not fit go on below, each part with the first column; every cell is there once more."""
-    whole = grid(ROWS, HEADERS)
+    whole = grid_table(ROWS, HEADERS)
     assert len(whole.splitlines()) == 4
-    assert grid(ROWS, HEADERS, 80) == whole
-    first, second = grid(ROWS, HEADERS, 24).split("\n\n")
+    assert grid_table(ROWS, HEADERS, 80) == whole
+    first, second = grid_table(ROWS, HEADERS, 24).split("\n\n")
     assert first.splitlines()[0].split() == ["arm", "top-1", "%"]
     assert second.splitlines()[0].split() == ["arm", "engine"]
     assert [line.split()[0] for line in second.splitlines()[2:]] == ["fp32", "apex:O2"]
@@ -29,8 +29,8 @@ def test_a_wide_table_is_folded() -> None:
 
 def test_a_cell_wider_than_the_terminal_is_whole() -> None:
     """No text is cut off, however narrow the terminal is."""
-    assert "a" * 12 in grid(ROWS, HEADERS, 1)
-    assert grid([], HEADERS, 1) == grid([], HEADERS)
+    assert "a" * 12 in grid_table(ROWS, HEADERS, 1)
+    assert grid_table([], HEADERS, 1) == grid_table([], HEADERS)
 
 
 def test_a_listing_without_room_for_its_text_has_a_paragraph_for_each_row() -> None:
@@ -38,7 +38,7 @@ def test_a_listing_without_room_for_its_text_has_a_paragraph_for_each_row() -> N
     rows = [["runs/one", "2026-01-02 03:04", "-", "script, native:bf16", "0-2", " ".join(["word"] * 20)]]
     heads = ["folder", "changed", "tag", "arms", "seeds", "headline"]
     for width in (60, 80):
-        first, *rest = listing(rows * 2, heads, width).splitlines()
+        first, *rest = listing_table(rows * 2, heads, width).splitlines()
         assert first == "runs/one"
         assert rest.count("runs/one") == 1
         assert max(map(len, rest)) <= width
@@ -48,10 +48,10 @@ def test_a_listing_without_room_for_its_text_has_a_paragraph_for_each_row() -> N
 
 def test_the_last_column_of_a_listing_is_wrapped() -> None:
     text = " ".join(["word"] * 20)
-    lines = listing([["x", text]], ["name", "what"], 40).splitlines()
+    lines = listing_table([["x", text]], ["name", "what"], 40).splitlines()
     assert max(map(len, lines)) <= 40
     assert " ".join(" ".join(lines[2:]).split()) == f"x {text}"
-    assert text in listing([["x", text]], ["name", "what"])
+    assert text in listing_table([["x", text]], ["name", "what"])
 
 
 def test_a_comparison_fits_the_terminal(make_comparison: Callable[..., Comparison]) -> None:

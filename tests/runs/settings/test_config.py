@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from ampcompare.base.errors import ConfigError
 from ampcompare.runs.settings.config import NON_NUMERIC_SETTINGS, RunConfig
 from ampcompare.runs.settings.recipe import OptimizerConfig, Recipe
-from ampcompare.runs.settings.validation import validated
+from ampcompare.runs.settings.validation import validate
 
 
 def _nested(place: str, value: Any) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def _nested(place: str, value: Any) -> dict[str, Any]:
 def test_a_bad_value_is_named_and_shown(place: str, value: Any, message: str) -> None:
     """A value out of range is refused in one short line with its place, what was seen, and what is taken."""
     with pytest.raises(ConfigError) as caught:
-        validated(RunConfig, _nested(place, value))
+        validate(RunConfig, _nested(place, value))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 300
@@ -67,14 +67,14 @@ def test_a_bad_value_is_named_and_shown(place: str, value: Any, message: str) ->
 def test_a_batch_that_cannot_be_cut() -> None:
     """Micro-batches are equal, so their number must divide the batch."""
     with pytest.raises(ConfigError, match="batch size 10 cannot be cut into 4 equal micro-batches"):
-        validated(Recipe, {"batch_size": 10, "grad_accum_steps": 4})
+        validate(Recipe, {"batch_size": 10, "grad_accum_steps": 4})
 
 
 @pytest.mark.parametrize("values", [{"momentum": 0.0}, {"name": "adam"}])
 def test_nesterov_needs_momentum(values: dict[str, Any]) -> None:
     """Nesterov without momentum, or with another optimizer, is refused as torch would refuse it later."""
     with pytest.raises(ConfigError, match="nesterov needs an optimizer such as sgd, with a momentum above 0"):
-        validated(OptimizerConfig, {"nesterov": True, **values})
+        validate(OptimizerConfig, {"nesterov": True, **values})
 
 
 def test_the_arm_is_canonical() -> None:
@@ -130,7 +130,7 @@ CHANGES = dict(_changes(RunConfig()))
 @cache
 def _name_of_kind(kind: str) -> str:
     """Return the name of the cell that has every default, but for the kind of its parallelism."""
-    return validated(RunConfig, _nested("parallel.kind", kind) if kind else {}).digest()
+    return validate(RunConfig, _nested("parallel.kind", kind) if kind else {}).digest()
 
 
 @pytest.mark.parametrize("place", CHANGES)
@@ -139,7 +139,7 @@ def test_any_setting_makes_another_cell(place: str) -> None:
     values = _nested(place, CHANGES[place])
     if place in KINDS:
         values.setdefault("parallel", {})["kind"] = KINDS[place]
-    changed = validated(RunConfig, values).digest() != _name_of_kind(KINDS.get(place, ""))
+    changed = validate(RunConfig, values).digest() != _name_of_kind(KINDS.get(place, ""))
     assert changed != (place.partition(".")[0] in NON_NUMERIC_SETTINGS)
 
 
@@ -171,12 +171,12 @@ def _with(processes: int, **recipe: Any) -> dict[str, Any]:
 
 def test_several_processes_share_gradients() -> None:
     """Several processes train by ddp unless told otherwise, and not as replicas that know nothing of each other."""
-    assert validated(RunConfig, {"processes": 2}).parallel.kind == "ddp"
-    assert validated(RunConfig, {"processes": 2, "parallel": {"kind": "apex-ddp"}}).parallel.kind == "apex-ddp"
-    assert validated(RunConfig, {}).parallel.kind == "none"
+    assert validate(RunConfig, {"processes": 2}).parallel.kind == "ddp"
+    assert validate(RunConfig, {"processes": 2, "parallel": {"kind": "apex-ddp"}}).parallel.kind == "apex-ddp"
+    assert validate(RunConfig, {}).parallel.kind == "none"
     for kind in ("none", "dp"):
         with pytest.raises(ConfigError, match=f"2 processes with parallel kind {kind} would not share"):
-            validated(RunConfig, {"processes": 2, "parallel": {"kind": kind}})
+            validate(RunConfig, {"processes": 2, "parallel": {"kind": kind}})
 
 
 @pytest.mark.parametrize(
@@ -192,25 +192,25 @@ def test_several_processes_share_gradients() -> None:
 def test_options_of_another_kind(values: dict[str, Any], message: str) -> None:
     """An option that the kind of replicas does not take is refused."""
     with pytest.raises(ConfigError, match=message):
-        validated(RunConfig, {"parallel": values})
+        validate(RunConfig, {"parallel": values})
 
 
 def test_the_total_batch() -> None:
     """The total batch gives that of each process; both may stand together where they agree, as in a record."""
-    config = validated(RunConfig, _with(4, global_batch_size=32))
+    config = validate(RunConfig, _with(4, global_batch_size=32))
     assert (config.recipe.batch_size, config.total_batch_size) == (8, 32)
     assert RunConfig.model_validate(config.model_dump(mode="json")) == config
     with pytest.raises(ConfigError, match="a total batch of 33 cannot be split over 4 processes"):
-        validated(RunConfig, _with(4, global_batch_size=33))
+        validate(RunConfig, _with(4, global_batch_size=33))
     with pytest.raises(ConfigError, match="is 8 for each, but batch_size is 16; give only one of them"):
-        validated(RunConfig, _with(4, global_batch_size=32, batch_size=16))
+        validate(RunConfig, _with(4, global_batch_size=32, batch_size=16))
 
 
 @pytest.mark.parametrize(("rule", "lr"), [("linear", 0.2), ("sqrt", 0.1 * 2**0.5)])
 def test_the_learning_rate_follows_the_total_batch(rule: str, lr: float) -> None:
     """The rate at a base batch gives that of the total batch, by the rule; both may stand together in a record."""
     optimizer = {"lr_base": 0.1, "lr_base_batch": 64, "lr_rule": rule}
-    config = validated(RunConfig, _with(2, batch_size=64, optimizer=optimizer))
+    config = validate(RunConfig, _with(2, batch_size=64, optimizer=optimizer))
     assert config.recipe.optimizer.lr == pytest.approx(lr)
     assert RunConfig.model_validate(config.model_dump(mode="json")) == config
     with pytest.raises(
@@ -218,18 +218,18 @@ def test_the_learning_rate_follows_the_total_batch(rule: str, lr: float) -> None
         match=r"lr_base 0.1 gives lr .* for a total batch of 128, but lr is 3; give only "
         r"one",
     ):
-        validated(RunConfig, _with(2, batch_size=64, optimizer={**optimizer, "lr": 3}))
+        validate(RunConfig, _with(2, batch_size=64, optimizer={**optimizer, "lr": 3}))
 
 
 def test_an_arm_in_shards_is_its_own_kind() -> None:
     """Whatever the number of processes; another kind is refused."""
     for processes in (1, 2):
-        config = validated(RunConfig, {"arm": "fsdp:bf16", "processes": processes})
+        config = validate(RunConfig, {"arm": "fsdp:bf16", "processes": processes})
         assert (config.arm, config.parallel.kind) == ("fsdp:param=bf16", "fsdp")
     with pytest.raises(
         ConfigError, match="fsdp:param=bf16 uses parallel kind fsdp, but the kind given is ddp; leave the kind"
     ):
-        validated(RunConfig, {"arm": "fsdp:bf16", "parallel": {"kind": "ddp"}})
+        validate(RunConfig, {"arm": "fsdp:bf16", "parallel": {"kind": "ddp"}})
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_an_arm_in_shards_is_its_own_kind() -> None:
 def test_arms_that_need_whole_weights(arm: str, message: str) -> None:
     """Arms that hold or check whole tensors are refused with the reason."""
     with pytest.raises(ConfigError, match=f"cannot be combined with parallel kind fsdp: .*{message}"):
-        validated(RunConfig, {"arm": arm, "parallel": {"kind": "fsdp"}})
+        validate(RunConfig, {"arm": arm, "parallel": {"kind": "fsdp"}})
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_arms_that_need_whole_weights(arm: str, message: str) -> None:
 )
 def test_settings_that_need_whole_weights(values: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="whole weights, but fsdp shards them"):
-        validated(RunConfig, {**values, "parallel": {"kind": "fsdp"}})
+        validate(RunConfig, {**values, "parallel": {"kind": "fsdp"}})
 
 
 @pytest.mark.parametrize("arm", ["fp32", "native:fp16", "native:bf16,weights=bf16", "half:bf16,masters=fp32"])

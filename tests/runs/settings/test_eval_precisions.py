@@ -8,7 +8,7 @@ import pytest
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.runs.settings.config import EVAL_PRECISIONS, RunConfig, parse_eval_precisions
-from ampcompare.runs.settings.validation import validated
+from ampcompare.runs.settings.validation import validate
 
 
 def test_names_are_read_from_text_and_lists() -> None:
@@ -27,10 +27,10 @@ def test_other_names_are_refused(name: str) -> None:
 
 def test_a_setting_takes_text_and_names_another_cell() -> None:
     """Settings hold the names in order; a cell without any keeps the digest of earlier versions."""
-    config = validated(RunConfig, {"eval_precision": "half,bf16"})
+    config = validate(RunConfig, {"eval_precision": "half,bf16"})
     assert config.eval_precision == ("fp16", "bf16")
-    assert validated(RunConfig, config.model_dump(mode="json")) == config
-    assert validated(RunConfig, {"eval_precision": ""}).digest() == RunConfig().digest() != config.digest()
+    assert validate(RunConfig, config.model_dump(mode="json")) == config
+    assert validate(RunConfig, {"eval_precision": ""}).digest() == RunConfig().digest() != config.digest()
 
 
 @pytest.mark.parametrize(
@@ -44,4 +44,4 @@ def test_a_setting_takes_text_and_names_another_cell() -> None:
 def test_settings_that_cannot_be_used_are_named(values: dict[str, Any], message: str) -> None:
     """A bad name, a list of something else, and a script end in one line."""
     with pytest.raises(ConfigError, match=message):
-        validated(RunConfig, values)
+        validate(RunConfig, values)

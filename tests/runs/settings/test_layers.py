@@ -8,7 +8,7 @@ import pytest
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.file import Matrix, joined, read_settings, schema
+from ampcompare.runs.settings.file import Matrix, join_settings, read_settings, schema
 from ampcompare.runs.settings.layers import Layer, resolve_settings
 
 
@@ -109,9 +109,9 @@ def test_what_a_file_may_not_hold(values: dict[str, Any], message: str) -> None:
 def test_arms_take_the_place_of_rows() -> None:
     """A file that names arms is not crossed with the rows of the recipe below it."""
     rows = Matrix(rows=[{"arm": "fp32", "lr": 0.1}], seeds="0-4")
-    both = joined(rows, Matrix(arms=["half"]))
+    both = join_settings(rows, Matrix(arms=["half"]))
     assert (both.rows, both.arms, both.seeds) == (None, ["half"], "0-4")
-    assert joined(rows, Matrix(seeds=3)).rows == rows.rows
+    assert join_settings(rows, Matrix(seeds=3)).rows == rows.rows
 
 
 def test_the_schema_knows_every_key() -> None:

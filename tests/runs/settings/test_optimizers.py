@@ -19,7 +19,7 @@ from ampcompare.runs.settings.optimizers import (
     require_optimizer,
 )
 from ampcompare.runs.settings.recipe import OptimizerConfig
-from ampcompare.runs.settings.validation import validated
+from ampcompare.runs.settings.validation import validate
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_digests_of_older_cells_stay() -> None:
     """Without arguments the digest is that of a configuration that had no such setting; with them it is another."""
     plain = RunConfig()
     assert plain.digest() == "4df56dc61c50"
-    other = validated(RunConfig, {"recipe": {"optimizer": {"args": {"dampening": 0.1}}}})
+    other = validate(RunConfig, {"recipe": {"optimizer": {"args": {"dampening": 0.1}}}})
     assert other.digest() != plain.digest()
 
 
@@ -66,20 +66,20 @@ def test_digests_of_older_cells_stay() -> None:
 )
 def test_arguments_that_are_settings_are_refused(args: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
-        validated(OptimizerConfig, {"args": args})
+        validate(OptimizerConfig, {"args": args})
 
 
 def test_rates_by_layer_are_not_adapted_twice() -> None:
     with pytest.raises(ConfigError, match="fused_lamb already does"):
-        validated(OptimizerConfig, {"name": "fused_lamb", "layer_lr": "larc"})
+        validate(OptimizerConfig, {"name": "fused_lamb", "layer_lr": "larc"})
 
 
 def test_gradients_that_stay_scaled_are_not_clipped() -> None:
     """FusedSGD without master gradients leaves nothing to clip at its size."""
     optimizer = {"name": "fused_sgd", "args": {"materialize_master_grads": False}}
     with pytest.raises(ConfigError, match="clip_grad reads unscaled gradients"):
-        validated(RunConfig, {"recipe": {"optimizer": optimizer, "clip_grad": 1.0}})
-    validated(RunConfig, {"recipe": {"optimizer": optimizer}})
+        validate(RunConfig, {"recipe": {"optimizer": optimizer, "clip_grad": 1.0}})
+    validate(RunConfig, {"recipe": {"optimizer": optimizer}})
 
 
 def test_what_is_not_installed_is_refused_with_the_line_to_type(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from ampcompare.experiment.matrix import expand_matrix
 from ampcompare.experiment.plan import parse_seeds, plan_rows
 from ampcompare.experiment.sources import RecipeAtSize, published_beside
 from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.file import joined, list_recipes, load_recipe
+from ampcompare.runs.settings.file import join_settings, list_recipes, load_recipe
 from ampcompare.runs.settings.layers import Layer, resolve_settings
 
 NAMES = [
@@ -35,7 +35,7 @@ def test_a_recipe_can_be_planned(name: str) -> None:
     for scale in recipe.matrix.scales:
         smaller = recipe.smaller(scale, name)
         config = resolve_settings([Layer("recipe", recipe.settings), Layer(scale, smaller.settings)]).config
-        there = expand_matrix(joined(recipe.matrix, smaller.matrix))
+        there = expand_matrix(join_settings(recipe.matrix, smaller.matrix))
         assert [row.arm for row in there] == [row.arm for row in rows]
         assert [list(row.varied) for row in there] == [list(row.varied) for row in rows]
         plan_rows(config, there, [0])
@@ -54,7 +54,7 @@ def test_published_figures_have_their_rows(name: str) -> None:
     assert published.differs == []
     assert all(line.row for line in published.rows)
     for scale in recipe.matrix.scales:
-        there = expand_matrix(joined(recipe.matrix, recipe.smaller(scale, name).matrix))
+        there = expand_matrix(join_settings(recipe.matrix, recipe.smaller(scale, name).matrix))
         again = published_beside(reference, RecipeAtSize(name, scale, full, rows, there), there, full)
         places = {row.label: place for place, row in enumerate(rows)}
         found = {row.label: place for place, row in enumerate(there)}
@@ -69,7 +69,7 @@ def test_learning_rates_follow_the_batch() -> None:
         (recipe.matrix, layers),
         (recipe.smaller("small", "it").matrix, [*layers, Layer("small", recipe.smaller("small", "it").settings)]),
     ):
-        plan = plan_rows(resolve_settings(below).config, expand_matrix(joined(recipe.matrix, matrix)), [0])
+        plan = plan_rows(resolve_settings(below).config, expand_matrix(join_settings(recipe.matrix, matrix)), [0])
         ratios = {round(cell.recipe.optimizer.lr / cell.total_batch_size, 9) for cell in plan.cells}
         assert len(ratios) == 1
     lrs = sorted(

@@ -9,7 +9,7 @@ import pytest
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.validation import validated
+from ampcompare.runs.settings.validation import validate
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_an_unknown_setting_gives_the_nearest(place: str, hint: str) -> None:
     for above in filter(None, reversed(group.split("."))):
         values = {above: values}
     with pytest.raises(ConfigError) as caught:
-        validated(RunConfig, values)
+        validate(RunConfig, values)
     assert "there is no setting" in str(caught.value)
     assert hint in str(caught.value)
 
@@ -42,7 +42,7 @@ def test_an_unknown_setting_gives_the_nearest(place: str, hint: str) -> None:
 def test_all_mistakes_are_told_at_once() -> None:
     """Two mistakes are two parts of one message."""
     with pytest.raises(ConfigError) as caught:
-        validated(RunConfig, {"recipe": {"epochs": 0}, "devcie": "cpu"})
+        validate(RunConfig, {"recipe": {"epochs": 0}, "devcie": "cpu"})
     assert "recipe.epochs" in str(caught.value)
     assert "'devcie'" in str(caught.value)
 
@@ -51,7 +51,7 @@ def test_many_and_long_mistakes_take_no_time() -> None:
     """Of thousands of unknown settings, or one with a name of a hundred thousand letters, a few are explained, soon."""
     begin = time.monotonic()
     with pytest.raises(ConfigError, match="and 4990 more"):
-        validated(RunConfig, {f"epochs{number}": 1 for number in range(5000)})
+        validate(RunConfig, {f"epochs{number}": 1 for number in range(5000)})
     with pytest.raises(ConfigError, match="there is no setting"):
-        validated(RunConfig, {"epochs" * 20_000: 1})
+        validate(RunConfig, {"epochs" * 20_000: 1})
     assert time.monotonic() - begin < 5

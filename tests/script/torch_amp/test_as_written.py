@@ -1,4 +1,4 @@
-"""The arm `script` equals plain Python, records everything, and names the precision that a script has by itself."""
+"""The arm `script` equals plain Python, and records everything."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.experiment.matrix import crossed, find_reference
+from ampcompare.experiment.matrix import cross, find_reference
 from ampcompare.experiment.option_checks import check_cells
 from ampcompare.runs.settings.config import RunConfig
 
@@ -51,20 +51,19 @@ def closure():
 for step in range(5): print(optimizer.step(closure).item())
 """
 SCRIPTS = {
-    "plain": (LOOP.format(forward="loss = loss_of()"), None),
-    "bf16": (LOOP.format(forward=BLOCK), "torch.autocast in bfloat16"),
-    "fp16": (SCALED, "torch.autocast in float16 with GradScaler"),
-    "weights": ("model.bfloat16(); x = x.bfloat16()" + LOOP.format(forward="loss = loss_of()"), "bfloat16 weights"),
-    "lbfgs": (LBFGS, None),
+    "plain": LOOP.format(forward="loss = loss_of()"),
+    "bf16": LOOP.format(forward=BLOCK),
+    "fp16": SCALED,
+    "weights": "model.bfloat16(); x = x.bfloat16()" + LOOP.format(forward="loss = loss_of()"),
+    "lbfgs": LBFGS,
 }
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_it_equals_plain_python(tmp_path: Path, forked_python: Any, name: str) -> None:
     """All that a script prints, its weights and its exit code; losses are recorded as printed."""
-    text, precision = SCRIPTS[name]
     script, record = tmp_path / "train.py", tmp_path / "rows.jsonl"
-    script.write_text(HEAD + text + TAIL)
+    script.write_text(HEAD + SCRIPTS[name] + TAIL)
     plain = forked_python.run([str(script)], tmp_path, os.environ)
     options = ["exec", "--arm", "script", "--record", str(record)]
     ours = forked_python.run(["-m", "ampcompare", *options, str(script)], tmp_path, os.environ)
@@ -77,8 +76,6 @@ def test_it_equals_plain_python(tmp_path: Path, forked_python: Any, name: str) -
     ledger = next(row for row in rows if row.get("kind") == "ledger")
     assert (ledger["loss_scale"] is not None) == (name == "fp16")
     assert ledger["groups"]
-    notes = [row["text"] for row in rows if row.get("kind") == "note"]
-    assert notes == ([] if precision is None else [f"the script's own precision: {precision}"])
 
 
 def test_it_is_the_reference() -> None:
@@ -87,7 +84,7 @@ def test_it_is_the_reference() -> None:
         (["bf16", "fp32"], "fp32"),
         (["bf16"], "native:bf16"),
     ):
-        row = find_reference(crossed(arms, []), None)
+        row = find_reference(cross(arms, []), None)
         assert row.arm == expected
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from ampcompare.source.find import find_sources
 from ampcompare.source.migrate import project
-from ampcompare.source.migrate.project import find_files, find_mistakes, migrate_file
+from ampcompare.source.migrate.project import find_mistakes, migrate_file
 from ampcompare.source.migrate.rewrite import Migration
 from ampcompare.source.versions import Versions
 
@@ -81,7 +82,7 @@ def test_files_below_a_folder_are_found_once(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "train.py").write_text(SCRIPT, encoding="utf-8")
     (tmp_path / "a" / "loop").symlink_to(tmp_path)
-    assert [path.name for path in find_files([str(tmp_path)])] == ["train.py"]
+    assert [path.name for path in find_sources([str(tmp_path)])] == ["train.py"]
 
 
 def test_a_result_that_is_not_python_is_not_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,11 +102,13 @@ def _cached(handle: AmpHandle, convert: Cast) -> Cast:
 
 def _cached_weight(handle: AmpHandle, convert: Cast) -> Cast:
     cache, groups = handle.cache, handle.groups
-    is_grad_enabled = torch.is_grad_enabled
+    is_grad_enabled, is_compiling = torch.is_grad_enabled, torch.compiler.is_dynamo_compiling
 
     def cast_weight(value: Tensor) -> Tensor:
+        if is_compiling():  # the compiler cannot compare pointers, nor take a cast from outside of its graph
+            return convert(value)
         key = id(value)
-        cached = cache.get(key)  # looked up here: the compiler of torch 2.11 cannot trace a bound method of a dict
+        cached = cache.get(key)
         if cached is not None and cached[2] == value._version and cached[3] == value.data_ptr():
             cast = cached[1]
             if value.requires_grad == cast.requires_grad or not is_grad_enabled():

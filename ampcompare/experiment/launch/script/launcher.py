@@ -25,7 +25,7 @@ import psutil
 from ampcompare.base.environment.fingerprint import THREAD_VARIABLES, fingerprint, host_name
 from ampcompare.base.errors import EnvironmentUnfit, LaunchError
 from ampcompare.base.files.run_files import CellFile
-from ampcompare.base.processes.client import MAX_SERVERS, ProcessServer, ServerLost, can_fork
+from ampcompare.base.processes.client import MAX_SERVERS, ProcessServer, ServerLost
 from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, Sandbox
 from ampcompare.base.processes.start import start_command
 from ampcompare.base.rank_marks import CELL_FOLDER
@@ -195,7 +195,7 @@ class ScriptLauncher(Launcher):
         if sandbox.is_partial and not self._has_copies:
             self._has_copies = True
             self.note(WITHOUT_OVERLAYS)
-        if script.torchrun or config.processes > 1 or not can_fork():  # torchrun starts interpreters
+        if script.torchrun or config.processes > 1:  # torchrun starts interpreters
             with self._place.pinned():
                 return self._process.start(lambda: _start_interpreter(command, environment))
         words = command[start + 1 :]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.experiment.launch.cell_files import last_lines
-from ampcompare.experiment.launch.script.output import COLOR
+from ampcompare.experiment.launch.script.output import COLOR, widened
 from ampcompare.experiment.launch.script.rows import read_rows
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.settings.config import RunConfig
@@ -32,11 +32,15 @@ MAX_LINES = 2000
 # A number as Python prints it; without a point only behind a sign of equality, where it is no number of a list.
 NUMBER = r"[-+]?(?:(?:\d+\.\d*|\.\d+)(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+|(?i:nan|inf)\b)"
 WORD = r"[A-Za-z][\w@./-]*"
-# What stands before tells figures of one name apart: `tot_loss[loss=0.5`, `validation: loss=0.5`.
-PRINTED = re.compile(
-    rf"(?<![\w.])(?P<of>{WORD}(?:\[|: ))?(?P<name>{WORD}(?: {WORD})?)"
-    rf"(?:\s*[:=]\s*|\s+)(?P<number>{NUMBER})(?!\.?\d|:\d)"
+PRINTED = re.compile(rf"(?<![\w.])(?P<name>{WORD}(?: {WORD})?)(?:\s*[:=]\s*|\s+)(?P<number>{NUMBER})(?!\.?\d|:\d)")
+# What the figures behind it belong to: `tot_loss[`, `"valid": {`, `validation: ` or `[test]`; a number in it counts on.
+OWNER = re.compile(
+    r"""(?P<tag>\[[A-Za-z_ -]+\])|(?P<open>[A-Za-z_./-]+[\[(]|['"][A-Za-z_./-]+['"]: ?\{)|(?P<close>[\])}])"""
+    r"""|(?P<word>(?<![\w.])[A-Za-z_./-]+: (?=[A-Za-z]))"""
 )
+CLOSING = {"[": "]", "(": ")", "{": "}"}
+NEXT_OWNER = r"\w: [A-Za-z]"
+BOUNDARY = r"(?<![\w@./-])"
 # A figure whose name has numbers of its own, such as the thresholds of COCO: `AP @[ IoU=0.50:0.95 | area=all ] = 0.4`.
 BRACKETED = re.compile(rf"(?P<name>[A-Za-z].*\[[^\]]*\])\s*[:=]\s*(?P<number>{NUMBER})\s*")
 # An entry of a dict or of JSON; its number may be a text, as HF's Trainer prints it, or a scalar of numpy or torch.
@@ -45,6 +49,8 @@ ENTRY = re.compile(
     rf"""(?P<open>['"]|[\w.]+\()?(?P<number>{NUMBER})(?=['"),}}]|$)"""
 )
 VALUE = r"([-+]?[\d.]+(?:[eE][-+]?\d+)?|nan|[-+]?inf)"
+OWNERS_MARKS = "[](){}:'\" "
+Place: TypeAlias = tuple[int, int]  # the line, and the first character
 LOWER = re.compile(r"loss|err|perplexity|ppl|mse|mae", re.IGNORECASE)
 
 
@@ -114,29 +120,68 @@ def script_steps(config: RunConfig) -> int:
 
 def printed_metrics(lines: list[str]) -> Iterator[SeenMetric]:
     """Yield the numbers that lines of output show with a name before them."""
-    found: dict[tuple[str, str, str], list[float]] = {}
-    for line in (COLOR.sub("", line) for line in lines):
-        if line.startswith("ampcompare"):
-            continue
-        if whole := BRACKETED.fullmatch(line.strip()):
-            words = whole["name"].split()
-            before = r"\s+".join(map(re.escape, words)) + r"\s*[:=]\s*"
-            found.setdefault((" ".join(words), "", before), []).append(float(whole["number"]))
-            continue
-        for printed in PRINTED.finditer(line):
-            before = rf"{re.escape(printed['name'])}(?:\s*[:=]\s*|\s+)"
-            key = (printed["name"], printed["of"] or "", before)
-            found.setdefault(key, []).append(float(printed["number"]))
-        for entry in ENTRY.finditer(line):
-            quote, name, opening = entry["quote"], entry["name"], entry["open"] or ""
-            before = _without_apostrophe(f"{quote}{re.escape(name)}{quote}: ?{re.escape(opening)}")
-            found.setdefault((name, "", before), []).append(float(entry["number"]))
-    several = Counter((name, before) for name, _, before in found)
-    for (name, of, before), values in found.items():
-        if several[name, before] > 1:  # else one pattern would mix them
-            before = (rf"(?<![\w.]){re.escape(of)}" if of else r"(?<![\w.\[])(?<!: )") + before
-            name = f"{of.rstrip('[: ')} {name}" if of else name
-        yield SeenMetric(name, "output", len(values), values[-1], _option(name, before + VALUE))
+    plain = [COLOR.sub("", line) for line in lines if not line.startswith("ampcompare")]
+    found: dict[tuple[str, str], dict[str, list[tuple[Place, float]]]] = {}
+    for row, line in enumerate(plain):
+        for name, before, match in _figures(line):
+            owner = _owner(line, match.start("name"))
+            value = (row, match.start("number")), float(match["number"])
+            found.setdefault((name, before), {}).setdefault(owner, []).append(value)
+    for (name, before), by_owner in found.items():
+        for owner, values in by_owner.items():
+            shown = f"{owner.strip(OWNERS_MARKS)} {name}".strip() if len(by_owner) > 1 else name
+            patterns = _patterns(name, before, owner, [*by_owner], [other for other, _ in found])
+            places = [place for place, _ in values]
+            pattern = next((one for one in patterns if _places(one, plain) == places), patterns[-1])
+            yield SeenMetric(shown, "output", len(values), values[-1][1], _option(shown, pattern))
+
+
+def _figures(line: str) -> Iterator[tuple[str, str, re.Match[str]]]:
+    """Yield the numbers of a line that have a name, with the name and a pattern of what stands before them."""
+    if whole := BRACKETED.fullmatch(line.strip()):
+        words = whole["name"].split()
+        yield " ".join(words), r"\s+".join(map(re.escape, words)) + r"\s*[:=]\s*", BRACKETED.search(line) or whole
+        return
+    for printed in PRINTED.finditer(line):
+        yield printed["name"], rf"{re.escape(printed['name'])}(?:\s*[:=]\s*|\s+)", printed
+    for entry in ENTRY.finditer(line):
+        quote, name, opening = entry["quote"], entry["name"], entry["open"] or ""
+        yield name, _without_apostrophe(f"{quote}{re.escape(name)}{quote}: ?{re.escape(opening)}"), entry
+
+
+def _owner(line: str, place: int) -> str:
+    """Return what the figure at a place belongs to: the bracket that is open, else the last word with a colon."""
+    opened: list[str] = []
+    last = ""
+    for found in OWNER.finditer(line):
+        if found.end() > place:
+            break
+        if found["open"]:
+            opened.append(found["open"])
+        elif found["close"]:
+            opened = opened[:-1]
+        else:
+            last = found[0]
+    return opened[-1] if opened else last
+
+
+def _patterns(name: str, before: str, owner: str, owners: list[str], names: list[str]) -> list[str]:
+    """Return patterns for a figure, the shortest first, which other figures of its name may match too."""
+    words = [other.removesuffix(name) for other in names if other != name and other.endswith(f" {name}")]
+    apart = BOUNDARY + "".join(rf"(?<!{re.escape(word)})" for word in dict.fromkeys(words))
+    inside = rf"[^{re.escape(CLOSING[owner[-1]])}]*?" if owner[-1:] in CLOSING else rf"(?:(?!{NEXT_OWNER}).)*?"
+    others = "|".join(_without_apostrophe(re.escape(one)) for one in owners if one)
+    outside = rf"^(?:(?!{others}).)*?" if others else ""
+    place = rf"(?<![\w.]){_without_apostrophe(re.escape(owner))}{inside}" if owner else outside
+    return [one + VALUE for one in (before, BOUNDARY + before, apart + before, place + apart + before)]
+
+
+def _places(pattern: str, lines: list[str]) -> list[Place]:
+    """Return where a pattern takes a number, as it reads the output of a script."""
+    wide = widened(pattern)
+    return [
+        (row, found.end(1) - len(found[1].lstrip())) for row, line in enumerate(lines) for found in wide.finditer(line)
+    ]
 
 
 def _without_apostrophe(pattern: str) -> str:

@@ -35,10 +35,10 @@ __all__ = [
     "details",
     "headline",
     "look_sentences",
-    "not_recommended",
-    "recommended",
+    "recommended_arms",
     "use_sentence",
     "warnings_and_answer",
+    "why_none_recommended",
 ]
 
 HALF_ON_CPU = {
@@ -63,10 +63,7 @@ def headline(comparison: Comparison) -> list[str]:
     Args:
         comparison: with its rows; its own headline is not used.
     """
-    by_arm: dict[str, list[RunRecord]] = {row.arm: [] for row in comparison.arms}
-    for record in comparison.records:
-        by_arm.setdefault(record.arm, []).append(record)
-    return [*_warnings(comparison), *_answer_sentences(comparison, by_arm)]
+    return [*_warnings(comparison), *_answer_sentences(comparison, comparison.by_arm())]
 
 
 def warnings_and_answer(comparison: Comparison) -> tuple[list[str], list[str]]:
@@ -111,7 +108,7 @@ def _answer_sentences(comparison: Comparison, by_arm: Mapping[str, Sequence[RunR
     if wide:
         yield wide
     else:
-        chosen = recommended(rows, comparison.prefer, comparison.metric)[:1]
+        chosen = recommended_arms(rows, comparison.prefer, comparison.metric)[:1]
         yield from (use_sentence(row, comparison, quality) for row in chosen)
         yield from _accuracy_sentences(comparison, [row for row in rows if row not in chosen], quality)
     yield from outcomes
@@ -172,7 +169,7 @@ def _engines(comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]) 
     return f"Two engines of apex.amp ran: {'; '.join(parts)}. Results of compat are not results of NVIDIA's Apex."
 
 
-def recommended(rows: Sequence[ArmSummary], prefer: str, metric: Metric) -> list[ArmSummary]:
+def recommended_arms(rows: Sequence[ArmSummary], prefer: str, metric: Metric) -> list[ArmSummary]:
     """Return the arms to use for what is preferred, the best first.
 
     For time or memory an arm qualifies where its accuracy is kept by verdict, not by a look at the mean. An arm that is
@@ -220,10 +217,10 @@ def use_sentence(row: ArmSummary, comparison: Comparison, quality: Quality) -> s
     return f"Use {row.arm}: {', '.join([kept, *gains])}."
 
 
-def not_recommended(rows: Sequence[ArmSummary], reference: str, prefer: str, metric: Metric) -> Iterable[str]:
+def why_none_recommended(rows: Sequence[ArmSummary], reference: str, prefer: str, metric: Metric) -> Iterable[str]:
     """Yield why no arm is recommended; nothing where one is, or where there is none besides the reference."""
     rows, quality = [row for row in rows if row.arm != reference], metric.quality
-    if not rows or recommended(rows, prefer, metric):
+    if not rows or recommended_arms(rows, prefer, metric):
         return
     if prefer == "accuracy":
         why = f"no arm is better than {reference}"
@@ -240,14 +237,13 @@ def details(comparison: Comparison) -> Iterable[str]:
     """Yield what neither the headline nor the tables show of the runs of a comparison."""
     rows, records, reference = comparison.arms, comparison.records, comparison.reference
     margin, metric = comparison.margin, comparison.metric
-    by_arm = {
-        arm: [record for record in records if record.arm == arm] for arm in [reference, *(row.arm for row in rows)]
-    }
+    known = comparison.by_arm()
+    by_arm = {arm: known.get(arm, []) for arm in [reference, *(row.arm for row in rows)]}
     enough = max((row.completed for row in rows), default=0) >= MIN_PAIRS
     untested = comparison.error_rate == 0
     blocked = untested or idle_verdict(by_arm[reference]) or too_wide(by_arm[reference], reference, margin)
     if enough and not blocked:
-        yield from not_recommended(rows, reference, comparison.prefer, metric)
+        yield from why_none_recommended(rows, reference, comparison.prefer, metric)
     diverged = [row for row in rows if row.diverged]
     if diverged:
         yield f"Rate of divergence: {'; '.join(map(_rate, diverged))}."

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ampcompare.base.files.run_files import CellFile, file_of_cell
-from ampcompare.runs.analysis.conclusions.headline import recommended
+from ampcompare.runs.analysis.conclusions.headline import recommended_arms
 from ampcompare.runs.analysis.conclusions.phrases import names_of
 from ampcompare.runs.analysis.inference.effect import MIN_PAIRS
 from ampcompare.runs.analysis.runs.learning import EPS, divergence_cause, idle_verdict
@@ -47,11 +47,8 @@ def next_steps(comparison: Comparison, next_error_rate: float) -> list[NextStep]
     Args:
         next_error_rate: of one more look at the same run directory; 0 where none is left.
     """
-    by_arm: dict[str, list[RunRecord]] = {row.arm: [] for row in comparison.arms}
-    for record in comparison.records:
-        by_arm.setdefault(record.arm, []).append(record)
     typed = TypedCommand.parse(comparison.command)
-    steps = list(_steps(comparison, by_arm, typed, next_error_rate))
+    steps = list(_steps(comparison, comparison.by_arm(), typed, next_error_rate))
     return list({step.command: step for step in reversed(steps)}.values())[::-1][:MAX_STEPS]
 
 
@@ -75,7 +72,7 @@ def _steps(
         other = "fp32" if comparison.reference != "fp32" else "native:fp16"
         command = TypedCommand((*typed.words, "--arm", other), typed.script)
         yield NextStep(command=str(command), why=f"add an arm to compare {comparison.reference} with")
-    for row in recommended(rows, comparison.prefer, comparison.metric)[:1]:
+    for row in recommended_arms(rows, comparison.prefer, comparison.metric)[:1]:
         yield NextStep(
             command=shlex.join(["ampcompare", "explain", _arm(by_arm[row.arm])]),
             why=f"see what to write in a training script for {row.arm}",

@@ -14,9 +14,9 @@ from ampcompare.runs.analysis.inference.effect import (
     FLOAT32_STEP,
     Effect,
     interval,
-    paired,
+    paired_effect,
     two_stage,
-    unpaired,
+    unpaired_effect,
 )
 from ampcompare.runs.analysis.inference.verdict import Design, Evidence
 from ampcompare.runs.analysis.runs.comparability import began_apart, incomparable_accuracy
@@ -90,8 +90,8 @@ def accuracy_effect(pairs: Sequence[Pair], error_share: float = 0.0, pilot: Coll
     floor = spread_floor(metric, samples, [*arm, *reference], step)
     if not pilot:
         if any(began_apart(*pair) for pair in pairs):
-            return unpaired(arm, reference, floor, rounded=True)
-        effect = paired(arm, reference, floor, rounded=True)
+            return unpaired_effect(arm, reference, floor, rounded=True)
+        effect = paired_effect(arm, reference, floor, rounded=True)
         moved = margin_error(arm, reference, error_share) if metric.counts else None
         return replace(effect, margin_error=moved, step=step) if metric.counts else in_steps(effect, step)
     early = [seed in pilot for *_, seed in whole]
@@ -212,7 +212,7 @@ def _interval(
     if not all(has_score(value, metric) for value in [*values, *owns]):
         return None, None
     here, there = ([metric.score(value) for value in side] for side in (values, owns))
-    effect = paired(here, there, spread_floor(metric, samples, [*here, *there]), rounded=metric.counts)
+    effect = paired_effect(here, there, spread_floor(metric, samples, [*here, *there]), rounded=metric.counts)
     bounds = interval(effect, 1 - ERROR_RATE)
     if bounds is None:
         return None, None

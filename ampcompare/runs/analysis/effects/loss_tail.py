@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ampcompare.runs.analysis.inference.effect import float_spread, paired, two_stage, unpaired
+from ampcompare.runs.analysis.inference.effect import float_spread, paired_effect, two_stage, unpaired_effect
 from ampcompare.runs.analysis.inference.verdict import Design, Evidence
 from ampcompare.runs.analysis.runs.comparability import began_apart, incomparable_accuracy
 from ampcompare.runs.analysis.runs.learning import NO_VERDICT, idle_pairs, idle_verdict
@@ -39,7 +39,7 @@ def tail_loss(pairs: Sequence[Pair], pilot: frozenset[int] = frozenset()) -> Evi
     # The logarithm of a loss, negative so that larger is better.
     here, there = ([-math.log(loss) for loss in side] for side in zip(*losses, strict=True))
     floor = float_spread([1.0])
-    whole = (unpaired if any(began_apart(*pair) for pair in known) else paired)(here, there, floor)
+    whole = (unpaired_effect if any(began_apart(*pair) for pair in known) else paired_effect)(here, there, floor)
     if not pilot:
         return Evidence(whole, mean=whole.mean)
     early = [reference.config.recipe.seed in pilot for _, reference in known]

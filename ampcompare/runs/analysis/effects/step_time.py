@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ampcompare.runs.analysis.inference.effect import MIN_PAIRS, Effect, paired
+from ampcompare.runs.analysis.inference.effect import MIN_PAIRS, Effect, paired_effect
 from ampcompare.runs.analysis.inference.verdict import Evidence
 from ampcompare.runs.analysis.runs.comparability import incomparable_time
 from ampcompare.runs.analysis.runs.pairs import Pair, divergence_verdict
@@ -176,7 +176,7 @@ def ratio_of(logarithm: float) -> float:
 def _time_effect(seeds: Sequence[Sequence[Pair]]) -> Effect:
     """Return the effect on the logarithm of the step time over the means of seeds, positive where the arm is faster."""
     logs = [[statistics.fmean(map(_log_time, side)) for side in zip(*seed, strict=True)] for seed in seeds]
-    return paired([there for _, there in logs], [here for here, _ in logs], TIME_FLOOR)
+    return paired_effect([there for _, there in logs], [here for here, _ in logs], TIME_FLOOR)
 
 
 def _log_time(record: RunRecord) -> float:

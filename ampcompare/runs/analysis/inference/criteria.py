@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, cast, get_args
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.runs.analysis.inference.effect import ERROR_RATE, MIN_PAIRS, paired
+from ampcompare.runs.analysis.inference.effect import ERROR_RATE, MIN_PAIRS, paired_effect
 from ampcompare.runs.analysis.inference.verdict import Margin
 from ampcompare.runs.records.comparison import LOSS_MARGIN, Comparison
 from ampcompare.runs.records.metric import TOP1, Metric
@@ -283,7 +283,7 @@ def margin_error(arm: Sequence[float], reference: Sequence[float], error_share: 
     Source: Fieller's theorem, as in tests of non-inferiority by a ratio of means.
     """
     moved = ([factor * value for value in reference] for factor in (1 + error_share, 1 - error_share))
-    return max(paired(arm, other, NO_FLOOR).error for other in moved)
+    return max(paired_effect(arm, other, NO_FLOOR).error for other in moved)
 
 
 def _least_sd(values: Sequence[float]) -> float:

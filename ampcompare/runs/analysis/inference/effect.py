@@ -25,9 +25,9 @@ __all__ = [
     "margin_bounds",
     "min_resolvable_spread",
     "p_values",
-    "paired",
+    "paired_effect",
     "two_stage",
-    "unpaired",
+    "unpaired_effect",
     "welch",
     "wilson",
 ]
@@ -101,7 +101,7 @@ def float_spread(values: Sequence[float]) -> float:
     return max(largest, TINY) * FLOAT32_STEP / math.sqrt(6)
 
 
-def paired(arm: Sequence[float], reference: Sequence[float], floor: float, *, rounded: bool = False) -> Effect:
+def paired_effect(arm: Sequence[float], reference: Sequence[float], floor: float, *, rounded: bool = False) -> Effect:
     """Return the effect over pairs, by Student's t on the differences.
 
     Args:
@@ -127,21 +127,21 @@ def two_stage(
 
     Args:
         pilot: which pairs belong to it.
-        floor: as for `paired`, and so is `rounded`.
+        floor: as for `paired_effect`, and so is `rounded`.
 
     Source: Stein 1945, "A two-sample test for a linear hypothesis whose power is independent of the variance".
     """
-    whole = paired(arm, reference, floor, rounded=rounded)
+    whole = paired_effect(arm, reference, floor, rounded=rounded)
     ours, theirs = ([value for value, early in zip(side, pilot, strict=True) if early] for side in (arm, reference))
-    first = paired(ours, theirs, floor, rounded=rounded)
+    first = paired_effect(ours, theirs, floor, rounded=rounded)
     return Effect(whole.mean, first.spread, first.spread / math.sqrt(whole.pairs), first.freedom, whole.pairs)
 
 
-def unpaired(arm: Sequence[float], reference: Sequence[float], floor: float, *, rounded: bool = False) -> Effect:
+def unpaired_effect(arm: Sequence[float], reference: Sequence[float], floor: float, *, rounded: bool = False) -> Effect:
     """Return the effect between two separate samples, by Welch: unequal variances, Satterthwaite's freedom.
 
     Args:
-        floor: as for `paired`, and so is `rounded`.
+        floor: as for `paired_effect`, and so is `rounded`.
     """
     counts = len(arm), len(reference)
     shown = [statistics.variance(values) if len(values) > 1 else 0.0 for values in (arm, reference)]

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ampcompare.base.environment.fingerprint import SWITCHES
-from ampcompare.base.files.loaded_code import differing
+from ampcompare.base.files.loaded_code import differing_files
 from ampcompare.runs.analysis.runs.declared import why_not_as_declared
-from ampcompare.runs.analysis.runs.pairs import Pair, finished, pairs_by_seed, surviving_seeds
+from ampcompare.runs.analysis.runs.pairs import Pair, finished_runs, pairs_by_seed, surviving_seeds
 from ampcompare.runs.analysis.runs.scores import other_metric
 from ampcompare.runs.records.run import RunRecord, RunSummary
 from ampcompare.runs.records.verdict import Verdict
@@ -272,13 +272,13 @@ def _switch_reason(arm: RunRecord, reference: RunRecord) -> str:
 
 def code_reason(arm: RunRecord, reference: RunRecord) -> str:
     """Return in which of the user's files, or of the packages that these import, two runs differ; "" if in none."""
-    files = differing(arm.code or {}, reference.code or {})
+    files = differing_files(arm.code or {}, reference.code or {})
     variables, files = ([name for name in files if name.startswith("$") == is_one] for is_one in (True, False))
     if files:
         return f"of another version of {_join_words(files, ', ')}"
     if variables:
         return f"with another {_join_words(variables, ', ')}"
-    packages = [name for name in differing(arm.packages, reference.packages) if name not in EVERYWHERE]
+    packages = [name for name in differing_files(arm.packages, reference.packages) if name not in EVERYWHERE]
     return _join_words([f"{name} {arm.packages[name]}, not {reference.packages[name]}" for name in packages])
 
 
@@ -402,7 +402,7 @@ DIFFERENCES: dict[str, Callable[[RunRecord], object]] = {
 def circumstances(records: Sequence[RunRecord], reference: str) -> Iterator[str]:
     """Yield a line for each difference between the cells of a comparison, except arm, seed and recipe."""
     rows: dict[str, list[RunRecord]] = {}
-    for record in sorted(finished(records), key=lambda record: record.arm != reference):
+    for record in sorted(finished_runs(records), key=lambda record: record.arm != reference):
         rows.setdefault(record.arm, []).append(record)
     for what, value_of in DIFFERENCES.items():
         yield from _difference(what, rows, value_of)
@@ -541,7 +541,7 @@ def script_sentences(records: Sequence[RunRecord], reference: str) -> Iterator[s
 
 def _other_code(record: RunRecord, theirs: Mapping[int, RunRecord]) -> str:
     other = theirs.get(record.config.recipe.seed)
-    files = differing(record.code or {}, other.code or {}) if other is not None else []
+    files = differing_files(record.code or {}, other.code or {}) if other is not None else []
     return f"of other versions of {', '.join(files)}" if files else ""
 
 

@@ -11,7 +11,7 @@ import statistics
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from ampcompare.runs.analysis.inference.effect import ERROR_RATE, Effect, p_values, paired
+from ampcompare.runs.analysis.inference.effect import ERROR_RATE, Effect, p_values, paired_effect
 from ampcompare.runs.analysis.runs.scores import has_score, metric_of, spread_floor
 from ampcompare.runs.records.evaluation import EpochResult
 from ampcompare.runs.records.metric import Metric
@@ -267,7 +267,7 @@ def _late_gain(records: Sequence[RunRecord]) -> Effect | None:
                 late.append(metric.score(ends[0]))
                 before.append(metric.score(ends[1]))
                 samples.append(record.summary.epochs[-1].samples)
-    return paired(late, before, spread_floor(metric, min(samples), [*late, *before])) if late else None
+    return paired_effect(late, before, spread_floor(metric, min(samples), [*late, *before])) if late else None
 
 
 def first_divergence(records: Sequence[RunRecord]) -> str:

@@ -14,7 +14,7 @@ __all__ = [
     "counterparts",
     "divergence_verdict",
     "equal_losses",
-    "finished",
+    "finished_runs",
     "identical",
     "other_weights",
     "pairs_by_seed",
@@ -63,10 +63,10 @@ def surviving_seeds(arm: Sequence[RunRecord], reference: Sequence[RunRecord]) ->
 def divergence_verdict(records: Sequence[RunRecord]) -> Verdict:
     """Return how many of the runs that ended by themselves diverged, as a verdict; an empty one if none did."""
     count = sum(record.status == "diverged" for record in records)
-    return Verdict(kind="diverged", share=(count, len(finished(records)))) if count else Verdict()
+    return Verdict(kind="diverged", share=(count, len(finished_runs(records)))) if count else Verdict()
 
 
-def finished(records: Sequence[RunRecord]) -> list[RunRecord]:
+def finished_runs(records: Sequence[RunRecord]) -> list[RunRecord]:
     """Return the runs that ended by themselves, in a good state or not."""
     return [record for record in records if record.status in ("completed", "diverged")]
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.report.document import Table
-from ampcompare.runs.report.html.runs import ArmRuns, rounded
+from ampcompare.runs.report.html.runs import ArmRuns, round_digits
 from ampcompare.runs.report.html.tracks import make_scale
 
 __all__ = [
@@ -118,8 +118,12 @@ def band_series(arm: ArmRuns, band: Band, *, stairs: bool = False, dots: bool = 
     """Return the mean over seeds, and the range over them where it has a width; nothing for an empty band."""
     if not band.x:
         return []
-    series: Series = {"a": arm.index, "x": [rounded(x, 7) for x in band.x], "y": [rounded(y) for y in band.mean]}
-    low, high = ([rounded(y) for y in side] for side in (band.low, band.high))
+    series: Series = {
+        "a": arm.index,
+        "x": [round_digits(x, 7) for x in band.x],
+        "y": [round_digits(y) for y in band.mean],
+    }
+    low, high = ([round_digits(y) for y in side] for side in (band.low, band.high))
     if low != high:
         series |= {"lo": low, "hi": high}
     if stairs:
@@ -140,9 +144,9 @@ def point(arm: ArmRuns, x: Sequence[float], y: Sequence[float]) -> list[Series]:
         return []
     series: Series = {"a": arm.index, "dots": 1}
     for name, values in (("x", x), ("y", y)):
-        series[name] = [rounded(sum(values) / len(values))]
+        series[name] = [round_digits(sum(values) / len(values))]
         if len(values) > 1:
-            series[f"{name}r"] = [rounded(min(values)), rounded(max(values))]
+            series[f"{name}r"] = [round_digits(min(values)), round_digits(max(values))]
     return [series]
 
 
@@ -154,8 +158,8 @@ def stops_of(arm: ArmRuns, curves: Iterable[tuple[RunRecord, Curve]]) -> list[Se
     return [
         {
             "a": arm.index,
-            "x": [rounded(x, 7) for _, x, _ in ends],
-            "y": [rounded(y) for _, _, y in ends],
+            "x": [round_digits(x, 7) for _, x, _ in ends],
+            "y": [round_digits(y) for _, _, y in ends],
             "text": [
                 f"seed {run.config.recipe.seed} diverged at step {run.summary.diverged_step}" for run, _, _ in ends
             ],

@@ -24,7 +24,7 @@ from ampcompare.runs.report.html.charts import (
     point,
 )
 from ampcompare.runs.report.html.learning_curves import metric_by_epoch, metric_of_arms
-from ampcompare.runs.report.html.runs import ArmRuns, not_drawn, rounded, time_marks
+from ampcompare.runs.report.html.runs import ArmRuns, round_digits, time_marks, undrawn_sentences
 from ampcompare.runs.report.html.tracks import Track, TrackPlot, make_scale
 
 __all__ = ["memory_plot", "step_time_plot", "time_charts"]
@@ -143,7 +143,7 @@ def _target(arms: Sequence[ArmRuns], reference: str) -> tuple[float | None, str]
         return None, ""
     metric = metric_of_arms(arms)
     share = NEAR_FINAL if metric.better == "higher" else 2 - NEAR_FINAL
-    target = rounded(metric.factor * share * chosen.row.metric_mean, 4)
+    target = round_digits(metric.factor * share * chosen.row.metric_mean, 4)
     return target, f" The dotted line is {target:g}{_unit(metric)}: {100 * share:g} % of what {chosen.name} ends with."
 
 
@@ -213,7 +213,7 @@ def _accuracy_against_time(arms: Sequence[ArmRuns]) -> Chart:
         "pareto",
         f"{sentence_start(printable(metric.quality))} vs. time",
         f"Final {printable(metric.name)} and seconds of training: mean, and range over seeds. The dotted line joins "
-        f"arms that no other beats in both.{not_drawn(arms, drawn, _why_not_drawn)}",
+        f"arms that no other beats in both.{undrawn_sentences(arms, drawn, _why_not_drawn)}",
         "seconds of training",
         [View("", head, series, decimals=metric.decimals, unit=_unit(metric))],
         Table.of(["arm", head, "seconds", "why times do not count"], rows) if rows else None,

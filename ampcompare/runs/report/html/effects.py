@@ -14,13 +14,13 @@ from ampcompare.runs.records.run import RunRecord
 from ampcompare.runs.records.verdict import UNJUDGED
 from ampcompare.runs.report.columns import difference_interval, margin_limits, ratio_interval, verdict_cell
 from ampcompare.runs.report.document import Cell
-from ampcompare.runs.report.html.runs import ArmRuns, listed
+from ampcompare.runs.report.html.runs import ArmRuns, join_names
 from ampcompare.runs.report.html.tracks import Track, TrackPlot, make_scale
 
-__all__ = ["accuracy_effects", "signed", "tick_text", "time_effects"]
+__all__ = ["accuracy_effects", "signed_text", "tick_text", "time_effects"]
 
 
-def signed(value: float, decimals: int = 2) -> str:
+def signed_text(value: float, decimals: int = 2) -> str:
     """Return a number with its sign, a minus that is as wide as a plus."""
     return format_decimal(value, decimals, "+").replace("-", "\u2212")
 
@@ -61,13 +61,13 @@ def accuracy_effects(comparison: Comparison, arms: Sequence[ArmRuns]) -> TrackPl
                 None if mean is None else scale.at(metric.shown_difference(mean)),
                 (scale.at(interval[0]), scale.at(interval[1])) if has_interval else None,
                 [
-                    (scale.at(gap), f"seed {seed}: {signed(gap, metric.difference_decimals)} {unit}".rstrip())
+                    (scale.at(gap), f"seed {seed}: {signed_text(gap, metric.difference_decimals)} {unit}".rstrip())
                     for gap, seed in points[arm.index]
                 ],
             )
         )
     levels = {f"{100 * arm.row.quality.confidence:.3g}" for arm in rows if arm.row.quality.confidence}
-    confidence = f" ({listed(sorted(levels))} %)" if levels else ""
+    confidence = f" ({join_names(sorted(levels))} %)" if levels else ""
     bend = " Beyond the labels next to 0 the axis is logarithmic." if scale.kind == "asinh" else ""
     drawn = any(track.mean is not None for track in tracks)
     return TrackPlot(
@@ -156,7 +156,7 @@ def _untimed_text(rows: Sequence[ArmRuns]) -> str:
     for arm in rows:
         if arm.row.time.kind in UNJUDGED:
             reasons.setdefault(printable(str(arm.row.time), 120), []).append(arm.name)
-    return "; ".join(f"{listed(names)}: {reason}" for reason, names in reasons.items())
+    return "; ".join(f"{join_names(names)}: {reason}" for reason, names in reasons.items())
 
 
 def _ratio(pair: tuple[RunRecord, RunRecord]) -> tuple[float, int]:

@@ -24,9 +24,17 @@ from ampcompare.runs.report.html.charts import (
     over_seeds,
     stops_of,
 )
-from ampcompare.runs.report.html.runs import ArmRuns, listed, not_drawn
+from ampcompare.runs.report.html.runs import ArmRuns, join_names, undrawn_sentences
 
-__all__ = ["NO_TRACE", "epochs_of", "learning_charts", "metric_by_epoch", "metric_of_arms", "traced", "why_no_epoch"]
+__all__ = [
+    "NO_TRACE",
+    "epochs_of",
+    "learning_charts",
+    "metric_by_epoch",
+    "metric_of_arms",
+    "trace_curve",
+    "why_no_epoch",
+]
 
 NO_TRACE = "These records were made before runs kept a trace of their steps; run the cells again with --force."
 NO_EPOCH = "No epoch was evaluated."
@@ -70,7 +78,7 @@ def _loss_of_epochs(record: RunRecord) -> Curve:
     return epochs_of(record, lambda epoch: epoch.loss)
 
 
-def traced(record: RunRecord, values: Sequence[float]) -> Curve:
+def trace_curve(record: RunRecord, values: Sequence[float]) -> Curve:
     """Return values of the steps that a record kept; empty without a trace."""
     return make_curve(zip(record.trace.steps, values, strict=False)) if record.trace else Curve([], [])
 
@@ -127,7 +135,7 @@ def _views(arms: Sequence[ArmRuns], reference: str, most: int, quantity: _Quanti
     )  # fmt: skip
     log = "can" if quantity.can_log else ""
     values = View("Absolute", quantity.label, absolute, stops, decimals=decimals, unit=quantity.unit, log=log)
-    equal = f" Equal to {of} at every point, and not drawn as a difference: {listed(same)}." if same else ""
+    equal = f" Equal to {of} at every point, and not drawn as a difference: {join_names(same)}." if same else ""
     return [gaps, values], equal
 
 
@@ -157,7 +165,7 @@ def _of_metric(arms: Sequence[ArmRuns], reference: str, most: int) -> Chart:
         "accuracy",
         f"Validation {metric.quality}",
         f"{sentence_start(name)} after each epoch, paired by seed."
-        f"{not_drawn(arms, _arms_in(views), why_no_epoch)}{same}",
+        f"{undrawn_sentences(arms, _arms_in(views), why_no_epoch)}{same}",
         "epoch",
         views,
         _by_epoch([(arm, bands[arm.index]) for arm in arms], metric.decimals),
@@ -208,7 +216,7 @@ def _training_loss(arms: Sequence[ArmRuns], reference: str, most: int) -> Chart:
     return Chart(
         "training-loss",
         "Training loss",
-        f"Loss of single steps, evenly chosen, paired by seed.{not_drawn(arms, _arms_in(views), why)}{same}",
+        f"Loss of single steps, evenly chosen, paired by seed.{undrawn_sentences(arms, _arms_in(views), why)}{same}",
         "step",
         views,
         sentence="" if _longest(views) else NO_TRACE,
@@ -221,7 +229,7 @@ def _reason_without_loss(arm: ArmRuns) -> str:
 
 def _before_divergence(record: RunRecord) -> Curve:
     """Return the losses up to the step at which the run diverged; its end is where the cross is drawn."""
-    curve = traced(record, record.trace.losses if record.trace else [])
+    curve = trace_curve(record, record.trace.losses if record.trace else [])
     end = record.summary.diverged_step
     if end is None or not curve.x:
         return curve

@@ -18,12 +18,12 @@ __all__ = [
     "arm_facts",
     "arms_with_runs",
     "chosen_settings",
-    "listed",
-    "not_drawn",
-    "rounded",
+    "join_names",
+    "round_digits",
     "shared_environment",
     "shared_settings",
     "time_marks",
+    "undrawn_sentences",
 ]
 
 VARIED = ("arm", "recipe.seed")  # by the matrix itself
@@ -69,9 +69,7 @@ class ArmRuns:
 
 def arms_with_runs(comparison: Comparison) -> list[ArmRuns]:
     """Return the arms in the order of the rows."""
-    by_arm: dict[str, list[RunRecord]] = {row.arm: [] for row in comparison.arms}
-    for record in comparison.records:
-        by_arm.setdefault(record.arm, []).append(record)
+    by_arm = comparison.by_arm()
     return [ArmRuns(index, row, by_arm[row.arm]) for index, row in enumerate(comparison.arms)]
 
 
@@ -83,19 +81,19 @@ def time_marks(arms: Sequence[ArmRuns]) -> str:
             faults.setdefault(arm.time_fault, []).append(arm.name)
     if not faults:
         return ""
-    return f"Times that do not count: {'; '.join(f'{listed(names)} ({fault})' for fault, names in faults.items())}."
+    return f"Times that do not count: {'; '.join(f'{join_names(names)} ({fault})' for fault, names in faults.items())}."
 
 
-def not_drawn(arms: Sequence[ArmRuns], drawn: Collection[int], why: Callable[[ArmRuns], str]) -> str:
+def undrawn_sentences(arms: Sequence[ArmRuns], drawn: Collection[int], why: Callable[[ArmRuns], str]) -> str:
     """Return a sentence for each reason why arms are not in a figure that shows others."""
     reasons: dict[str, list[str]] = {}
     for arm in arms:
         if drawn and arm.index not in drawn and (reason := why(arm)):
             reasons.setdefault(reason, []).append(arm.name)
-    return "".join(f" Not drawn: {listed(names)} ({reason})." for reason, names in reasons.items())
+    return "".join(f" Not drawn: {join_names(names)} ({reason})." for reason, names in reasons.items())
 
 
-def rounded(value: float, digits: int = 5) -> float:
+def round_digits(value: float, digits: int = 5) -> float:
     """Return a number with this many digits; a whole one as an int, which is shorter in JSON."""
     short = float(f"{value:.{digits}g}")
     return int(short) if short.is_integer() else short
@@ -191,11 +189,11 @@ def _shared_facts(records: Sequence[RunRecord], facts: Sequence[Mapping[str, Any
         by_value: dict[str, dict[str, None]] = {}
         for record, value in zip(records, seen, strict=True):
             by_value.setdefault(value, {})[printable(record.arm, 60)] = None
-        differing.append((_value_text(name), [(value, listed(arms)) for value, arms in by_value.items()]))
+        differing.append((_value_text(name), [(value, join_names(arms)) for value, arms in by_value.items()]))
     return Shared(equal, differing)
 
 
-def listed(names: Iterable[str]) -> str:
+def join_names(names: Iterable[str]) -> str:
     """Return names in a row; of very many, the first ones and how many more there are."""
     known = list(names)
     shown = ", ".join(known[:MAX_NAMED])

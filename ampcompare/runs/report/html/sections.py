@@ -29,19 +29,19 @@ from ampcompare.runs.report.html.charts import (
 )
 from ampcompare.runs.report.html.costs import memory_plot, step_time_plot, time_charts
 from ampcompare.runs.report.html.effects import accuracy_effects, time_effects
-from ampcompare.runs.report.html.learning_curves import NO_TRACE, learning_charts, traced
+from ampcompare.runs.report.html.learning_curves import NO_TRACE, learning_charts, trace_curve
 from ampcompare.runs.report.html.runs import (
     ArmRuns,
     Shared,
     arm_facts,
     arms_with_runs,
     chosen_settings,
-    listed,
-    not_drawn,
-    rounded,
+    join_names,
+    round_digits,
     shared_environment,
     shared_settings,
     time_marks,
+    undrawn_sentences,
 )
 from ampcompare.runs.report.html.tracks import TrackPlot
 
@@ -262,8 +262,8 @@ def drift_chart(arms: Sequence[ArmRuns]) -> Chart:
         if first is None or not timed:
             continue
         median = statistics.median(seconds for _, seconds in timed)
-        x = [rounded((moment - first) / 60) for moment, _ in timed]
-        y = [rounded(100 * seconds / median) for _, seconds in timed]
+        x = [round_digits((moment - first) / 60) for moment, _ in timed]
+        y = [round_digits(100 * seconds / median) for _, seconds in timed]
         series.append({"a": arm.index, "x": x, "y": y, "dots": 1})
         rows.append([arm.name, str(len(timed)), f"{min(y):.1f}", f"{max(y):.1f}", f"{y[0]:.1f}", f"{y[-1]:.1f}"])
     since = "" if first is None else f" since {datetime.fromtimestamp(first, UTC):%Y-%m-%d %H:%M:%S} UTC"
@@ -272,7 +272,7 @@ def drift_chart(arms: Sequence[ArmRuns]) -> Chart:
         "drift",
         "Step time over wall-clock time",
         f"Medians of both halves of each run, and of timing rounds, over the minutes{since}. A drift of the machine "
-        f"affects all arms alike.{not_drawn(arms, drawn, lambda arm: 'no start is recorded')}",
+        f"affects all arms alike.{undrawn_sentences(arms, drawn, lambda arm: 'no start is recorded')}",
         "minutes",
         [View("", "% of the arm's median", series, rules=[100.0] if series else [], decimals=1, unit=" %")],
         Table.of(["arm", "points", "lowest %", "highest %", "first %", "last %"], rows) if rows else None,
@@ -319,9 +319,9 @@ def _loss_scale(arms: Sequence[ArmRuns], most: int) -> Chart:
         series += band_series(arm, band, stairs=True)
         stops += stops_of(arm, curves)
     unscaled = [arm.name for arm in arms if arm.ran and any(r.trace and not r.trace.loss_scales for r in arm.ran)]
-    words = [f"{scale:,g} in {listed(names)}" for scale, names in sorted(constant.items(), reverse=True)]
+    words = [f"{scale:,g} in {join_names(names)}" for scale, names in sorted(constant.items(), reverse=True)]
     said = f"Constant: {'; '.join(words)}." if words else ""
-    none = f"Without loss scaling: {listed(unscaled)}." if unscaled else ""
+    none = f"Without loss scaling: {join_names(unscaled)}." if unscaled else ""
     sentence = ""
     if not series:
         has_trace = any(record.trace for arm in arms for record in arm.ran)
@@ -349,7 +349,7 @@ def _skipped_steps_chart(arms: Sequence[ArmRuns], most: int) -> Chart:
     stops: list[Series] = []
     without: list[str] = []
     for arm in arms:
-        curves = [(record, traced(record, record.trace.skipped)) for record in arm.ran if record.trace]
+        curves = [(record, trace_curve(record, record.trace.skipped)) for record in arm.ran if record.trace]
         band = over_seeds((curve for _, curve in curves), most, hold=True)
         if band.x and not any(band.high):
             without.append(arm.name)
@@ -359,7 +359,7 @@ def _skipped_steps_chart(arms: Sequence[ArmRuns], most: int) -> Chart:
     sentence = ""
     if not series:
         sentence = "No arm skipped a step." if without else NO_TRACE
-    none = f" None were skipped in {listed(without)}." if without else ""
+    none = f" None were skipped in {join_names(without)}." if without else ""
     return Chart(
         "skipped",
         "Skipped steps",

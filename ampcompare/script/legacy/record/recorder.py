@@ -38,6 +38,7 @@ UNREAD = {
     "plain_backward": ("loss",),
     "step": ("applied",),
 }
+KNOWN = (float, bool, type(None), int)  # types of values that wait for nothing
 ENCODER = json.JSONEncoder(allow_nan=False)  # one for all rows: json.dumps would make one for each
 
 
@@ -179,6 +180,8 @@ class Recorder:
         for row in rows:
             for name in UNREAD.get(row["kind"], ()):
                 value = row[name]
+                if type(value) in KNOWN:
+                    continue
                 if callable(value):
                     value = row[name] = value()
                 if isinstance(value, torch.Tensor):
@@ -219,14 +222,12 @@ class Rows:
     Attributes:
         has_initialized: the script has called `amp.initialize`.
         blocks: of `scale_loss` that are open.
-        has_amp: losses and steps come from what stands behind `apex.amp`; a GradScaler is a part of that.
         ignored: GradScalers that are off, and any `FP16_Optimizer` under an arm: both are recorded elsewhere.
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.optimizers: list[Any] = []
-        self.has_amp = False
         self.has_initialized = False
         self.blocks = 0
         self.ignored: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -234,6 +235,11 @@ class Rows:
         self._last_step: list[float | None] = []
         self._backwards = 0
         self._loss_ids = 0
+
+    @property
+    def is_outside_of_blocks(self) -> bool:
+        """Whether a script for Apex is in no block of `scale_loss`; a loss is that of a regularizer, say."""
+        return self.has_initialized and not self.blocks
 
     def number(self, optimizer: Any) -> tuple[int, bool]:
         """Return the number of an optimizer, and whether it is new."""

@@ -313,24 +313,24 @@ class _ScalerHooks:
             self._windows[scaler] = _Window(self._rows.new_loss_id())
         return self._windows[scaler]
 
-    def _is_ignored(self, scaler: Any) -> bool:
-        return self._rows.has_amp or scaler in self._rows.ignored
-
     def scale(self, original: Any, scaler: Any, outputs: Any) -> Any:
         """Note losses."""
         result = original(scaler, outputs)
-        if self._is_ignored(scaler):
+        if scaler in self._rows.ignored:
+            return result
+        losses = outputs if isinstance(outputs, (list, tuple)) else [outputs]
+        if self._rows.is_outside_of_blocks:
+            self._rows.add_plain_backward(value_of(losses[0]))
             return result
         window = self._window(scaler)
         if not window.losses:
             window.scale = _scale_of(scaler)
-        losses = outputs if isinstance(outputs, (list, tuple)) else [outputs]
         window.losses += map(value_of, losses)
         return result
 
     def step(self, original: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         """Note a step, and whether it was skipped."""
-        if self._is_ignored(scaler):
+        if scaler in self._rows.ignored:
             return original(scaler, optimizer, *args, **kwargs)
         called: list[Any] = []
         hook = None
@@ -351,7 +351,7 @@ class _ScalerHooks:
     def update(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
         """Write what the scaler did since the last update."""
         result = original(scaler, *args, **kwargs)
-        if not self._is_ignored(scaler):
+        if scaler not in self._rows.ignored:
             self._close(scaler, self._window(scaler), ended=True)
         return result
 

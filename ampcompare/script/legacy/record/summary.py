@@ -28,7 +28,7 @@ __all__ = [
     "plain_data",
     "read_exec_record",
     "records_document",
-    "tabulated",
+    "summary_table",
 ]
 
 FORMAT = "ampcompare-exec"
@@ -202,7 +202,7 @@ ROWS = {
 }
 
 
-def tabulated(summary: ExecSummary) -> tuple[list[str], list[list[str]]]:
+def summary_table(summary: ExecSummary) -> tuple[list[str], list[list[str]]]:
     """Return headers and one row per optimizer and loss; what does not apply is empty."""
     rows = [_optimizer_row(number, one) for number, one in sorted(summary.optimizers.items())]
     return HEADERS, rows + [_loss_row(number, one) for number, one in sorted(summary.losses.items())]
@@ -264,7 +264,7 @@ def records_document(paths: Sequence[Path], summaries: Sequence[ExecSummary]) ->
     names = _short_names(paths)
     named = list(zip(names, summaries, strict=True))
     whose = ["" if len(names) == 1 else f"{name}: " for name in names]
-    heads, rows = tabulated(summaries[0]) if len(summaries) == 1 else _side_by_side(names, summaries)
+    heads, rows = summary_table(summaries[0]) if len(summaries) == 1 else _side_by_side(names, summaries)
     data: Any = [{"file": name, **plain_data(one)} for name, one in named]
     endings = [printable(f"{start}{ending(one)}", 500) for start, one in zip(whose, summaries, strict=True)]
     steps = [
@@ -328,7 +328,7 @@ def _side_by_side(names: Sequence[str], summaries: Sequence[ExecSummary]) -> tup
     found: dict[str, dict[int, str]] = {}
     for place, summary in enumerate(summaries):
         found.setdefault("opt level", {})[place] = printable(", ".join(dict.fromkeys(summary.opt_levels)), MAX_NAME)
-        headers, rows = tabulated(summary)
+        headers, rows = summary_table(summary)
         for row in rows:
             item = row[0]
             for head, value in zip(headers[1:], row[1:], strict=True):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["attach", "carried_keys", "is_bound_above", "is_list", "wrapped_models"]
 
-COPIES = re.compile(r"deepcopy|\b(?:[Ee]ma|EMA)\b|ModelEma|ExponentialMovingAverage|AveragedModel")
+COPIES = re.compile(r"deepcopy|\bDataParallel\b|\b(?:[Ee]ma|EMA)\b|ModelEma|ExponentialMovingAverage|AveragedModel")
 PLURAL = re.compile(r"(?:optimizers|optims|opts)$", re.IGNORECASE)
 SUBCLASS = (
     "copies and replicas of a model share no wrapped forward, so the model gets a subclass of its class; torch.save of "
@@ -102,11 +102,11 @@ def wrapped_models(core: Core, initialize: Initialize) -> list[str]:
     if not (_trains_elsewhere(core) or core.forward.missing or core.handed_on):
         return []
     module = core.module
-    replicated = _replicated(core, initialize)
     models = initialize.arguments.get("models")
     elements: list[ast.expr] = [] if models is None else members(module, models)
-    lines = []
-    keys = []
+    lines: list[str] = []
+    # A copy or a replica would call the forward pass of the model that it is a copy of.
+    is_copied = COPIES.search(module.text) is not None
     enabled = "" if core.always else f", enabled={_made_here(core)}.is_enabled()"
     target = initialize.statement.targets[0] if isinstance(initialize.statement, ast.Assign) else None
     if len(elements) == 1 and isinstance(target, ast.Name):
@@ -118,15 +118,8 @@ def wrapped_models(core: Core, initialize: Initialize) -> list[str]:
         if key is None:
             raise Unsure(initialize.call, "the model is not a plain name, and its forward pass is not in this file")
         context = f'{core.torch}.autocast("cuda", dtype={core.torch}.float16{enabled})'
-        line = f"{key}.forward = {context}({key}.forward)"
-        if replicated is None:
-            keys.append(key)
-        elif key in replicated:
-            core.edits.after(_beside(module, replicated[key], initialize.statement), [line])
-        else:
-            lines.append(line)
-    if replicated is None:
-        lines += _subclasses(core, keys)
+        lines += _subclass(core, key) if is_copied else [f"{key}.forward = {context}({key}.forward)"]
+    if is_copied:
         core.note(initialize.call, SUBCLASS)
     core.note(
         initialize.call,
@@ -136,18 +129,9 @@ def wrapped_models(core: Core, initialize: Initialize) -> list[str]:
     return lines
 
 
-def _subclasses(core: Core, keys: list[str]) -> list[str]:
-    """Return lines that give models a class with autocast, which copies and replicas of them have too."""
-    if len(keys) > 1:
-        names = {node.id for node in core.module.nodes if isinstance(node, ast.Name)}
-        each = next(name for name in ("each", "module", "part", "one_model") if name not in names)
-        inside = _subclasses(core, [each])
-        head = [line for line in inside if line.startswith("casts = ")]
-        body = [f"{core.module.unit}{line}" for line in inside if line and line not in head]
-        return [*head, f"for {each} in ({', '.join(keys)}):", *body]
-    (key,) = keys
-    unit = core.module.unit
-    casts = "" if core.always else ", enabled=casts"
+def _subclass(core: Core, key: str) -> list[str]:
+    """Return lines that give a model a class with autocast, which copies and replicas of it have too."""
+    unit, casts = core.module.unit, "" if core.always else ", enabled=casts"
     context = f'{core.torch}.autocast("cuda", dtype={core.torch}.float16{casts})'
     return [
         *([f"casts = {_made_here(core)}.is_enabled()"] if casts else []),
@@ -160,33 +144,3 @@ def _subclasses(core: Core, keys: list[str]) -> list[str]:
         f"Autocast.__name__ = type({key}).__name__",
         f"{key}.__class__ = Autocast",
     ]
-
-
-def _replicated(core: Core, initialize: Initialize) -> dict[str, ast.stmt] | None:
-    """Return the last statement that puts a model under DataParallel, by the key of the model.
-
-    A replica would call the forward pass of the model that it is a copy of, so DataParallel itself is wrapped; it
-    carries autocast to the threads of its replicas. None if a model may be put under DataParallel in another function,
-    or be copied: the forward pass of a copy would be that of the model.
-    """
-    module, found = core.module, {}
-    if COPIES.search(module.text):
-        return None
-    for node in module.nodes:
-        if not isinstance(node, (ast.Name, ast.Attribute)) or (dotted(node) or "").split(".")[-1] != "DataParallel":
-            continue
-        call, statement = module.parent(node), module.statement(node)
-        key = dotted(call.args[0]) if isinstance(call, ast.Call) and call.func is node and call.args else None
-        bound = [dotted(each) for each in statement.targets] if isinstance(statement, ast.Assign) else []
-        if key is None or bound != [key] or module.function(node) is not initialize.function:
-            return None
-        if statement.lineno > initialize.statement.lineno:  # else it is what goes through initialize
-            found[key] = statement
-    return found
-
-
-def _beside(module: Module, statement: ast.stmt, other: ast.stmt) -> ast.stmt:
-    """Return the statement, or the one around it, in the innermost block that holds another statement too."""
-    while not module.is_in(other, module.block(statement)):
-        statement = module.statement(module.parent(statement))
-    return statement

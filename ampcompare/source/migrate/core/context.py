@@ -11,7 +11,7 @@ from ampcompare.source.migrate.finding import NOTE, Finding
 from ampcompare.source.migrate.read.forward import Forward
 from ampcompare.source.migrate.read.names import Names
 from ampcompare.source.migrate.read.order import Order
-from ampcompare.source.migrate.read.sites import Backward, Sites, Unsure
+from ampcompare.source.migrate.read.sites import Sites, Unsure
 from ampcompare.source.module import Function, Module
 
 __all__ = ["Core"]
@@ -51,8 +51,6 @@ class Core:
     helped: bool = False
     always: bool = False
     update: str = ""
-    consumed: list[Backward] = field(default_factory=list)
-    replaced: list[ast.If] = field(default_factory=list)
     declared: set[Function] = field(default_factory=set)
     has_global: bool = False
     made: dict[ast.Call, list[str]] = field(default_factory=dict)

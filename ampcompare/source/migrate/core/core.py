@@ -93,7 +93,8 @@ def rewrite_core(module: Module, names: Names, edits: Edits, torch: str, target:
     wrap_forward(core)
     _cast_evaluation(core)
     place_unscale(core)
-    _rewrite_backwards(core)
+    for backward in sites.backwards:
+        _rewrite_backward(core, backward)
     rewrite_steps(core)
     note_steps_apart(core)
     note_joint_steps(core)
@@ -213,7 +214,7 @@ def _rewrite_for_precision(core: Core) -> None:
     for backward in core.sites.backwards:
         if backward.block:
             precision = core.scaler(backward.statement, backward.optimizers[0])
-            edits.replace(_call(backward), f"{precision}.scale_loss({_arguments(core, backward)})")
+            edits.replace(backward.made, f"{precision}.scale_loss({_arguments(core, backward)})")
     for step in core.sites.steps:
         if step.options:
             raise Unsure(step.call, "step of the contract takes no options; set them before it by hand")
@@ -226,11 +227,6 @@ def _rewrite_for_precision(core: Core) -> None:
         _, end = module.span(call.func)
         precision = core.scaler(call, optimizer_of_state(core, call))
         edits.replace(call, f"{precision}.{method}{module.text[end : module.span(call)[1]]}")
-
-
-def _call(backward: Backward) -> ast.expr:
-    assert isinstance(backward.statement, ast.With)
-    return backward.statement.items[0].context_expr
 
 
 def _arguments(core: Core, backward: Backward) -> str:
@@ -378,16 +374,6 @@ def _steps_apart(module: Module, step: Step) -> bool:
     )
 
 
-def _rewrite_backwards(core: Core) -> None:
-    """Scale the loss of each backward pass by its scaler.
-
-    Raises:
-        Unsure: gradients are clipped or stepped inside of a block, or a loss has no name.
-    """
-    for backward in core.sites.backwards:
-        _backward(core, backward)
-
-
 def _optimizer_of(core: Core, backward: Backward) -> str | None:
     """Return the optimizer of a plain backward pass: that of the nearest block in its function."""
     if backward.optimizers:
@@ -397,10 +383,13 @@ def _optimizer_of(core: Core, backward: Backward) -> str | None:
     return near.optimizers[0] if near is not None and near.optimizers else optimizer_near(core, backward.statement)
 
 
-def _backward(core: Core, backward: Backward) -> None:
+def _rewrite_backward(core: Core, backward: Backward) -> None:
+    """Scale the loss of a backward pass by its scaler.
+
+    Raises:
+        Unsure: gradients are clipped or stepped inside of a block.
+    """
     module, edits, statement = core.module, core.edits, backward.statement
-    if backward in core.consumed:
-        return
     loss = module.source(backward.loss)
     inline: list[str] = []
     if backward in core.forward.inline and not core.is_without_casts(statement):
@@ -409,7 +398,7 @@ def _backward(core: Core, backward: Backward) -> None:
     scaler = core.scaler(statement, _optimizer_of(core, backward))
     if not backward.block:
         if inline:
-            raise Unsure(statement, "the forward pass is inside the call of backward; give the loss a name")
+            edits.before(statement, inline)
         edits.replace(backward.loss, f"{scaler}.scale({loss})")
         return
     assert isinstance(statement, ast.With)
@@ -435,42 +424,12 @@ def _backward(core: Core, backward: Backward) -> None:
         for node in uses
         if node not in inside and not any(each.statement in module.ancestors(node) for each in others)
     ]
-    if len(inside) == 1 and not later and _backward_receiver(module, inside[0]):
-        call = module.parent(module.parent(inside[0]))
-        _maybe_collapse(core, backward, statement, call, scaler, loss, inline)
+    if len(inside) == 1 and not later and getattr(module.parent(inside[0]), "attr", "") == "backward":
+        edits.replace(inside[0], f"{scaler}.scale({loss})")
+        edits.unwrap(statement, statement.body, inline)
         return
     header = [*inline, f"{backward.name} = {scaler}.scale({loss})"] if backward.name else inline
     edits.unwrap(statement, statement.body, header)
-
-
-def _backward_receiver(module: Module, name: ast.Name) -> bool:
-    attribute = module.parent(name)
-    return isinstance(attribute, ast.Attribute) and attribute.attr == "backward"
-
-
-def _maybe_collapse(
-    core: Core, backward: Backward, statement: ast.With, call: ast.AST, scaler: str, loss: str, inline: list[str]
-) -> None:
-    """Inline the scaled loss; where the other branch of an `if` is the plain backward pass, the `if` goes."""
-    module, edits = core.module, core.edits
-    assert isinstance(call, ast.Call)
-    assert isinstance(call.func, ast.Attribute)
-    branch = module.parent(statement)
-    alone = len(statement.body) == 1 and isinstance(statement.body[0], ast.Expr) and statement.body[0].value is call
-    _, end = module.span(call.func)
-    scaled = f"{scaler}.scale({loss}).backward{module.text[end : module.span(call)[1]]}"
-    if isinstance(branch, ast.If) and alone and len(branch.body) == 1 and len(branch.orelse) == 1:
-        pair = {branch.body[0], branch.orelse[0]} - {statement}
-        other = next((each for each in core.sites.backwards if each.statement in pair), None)
-        if other is not None and not other.block and ast.unparse(other.loss) == ast.unparse(backward.loss):
-            core.consumed.append(other)
-            lines = [*inline, scaled]
-            if module.text.startswith("elif", module.span(branch)[0]):
-                lines = ["else:", *(f"{module.unit}{each}" for each in lines)]
-            edits.replace_statement(branch, lines)
-            return
-    edits.replace(call.func.value, f"{scaler}.scale({loss})")
-    edits.unwrap(statement, statement.body, inline)
 
 
 def _refuse_inside(core: Core, statement: ast.With) -> None:

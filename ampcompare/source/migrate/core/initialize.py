@@ -11,8 +11,8 @@ from ampcompare.source.migrate.core.across_files import attach, carried_keys, is
 from ampcompare.source.migrate.core.scalers import conditions_of, is_constructor, lasts_beyond_call, loop_around, varies
 from ampcompare.source.migrate.read.options import as_bool
 from ampcompare.source.migrate.read.sites import Initialize, Unsure
-from ampcompare.source.module import Function, Module
-from ampcompare.source.syntax import dotted, is_literal, walk
+from ampcompare.source.module import Block, Function, Module
+from ampcompare.source.syntax import is_literal
 
 if TYPE_CHECKING:
     from ampcompare.source.migrate.core.context import Core
@@ -30,8 +30,6 @@ NO_TWIN = (
 )
 AGAIN = "Apex begins again at its first loss scale here; the scaler keeps the one it has"
 AT_TIMES = "amp.initialize runs here in some rounds or branches only, and elsewhere too; make one {} by hand"
-LEAVING = (ast.Return, ast.Raise, ast.Continue, ast.Break)
-REPEATABLE = {"hasattr", "getattr", "isinstance", "len"}
 OPTIONS = ("keep_batchnorm_fp32", "master_weights", "loss_scale", "max_loss_scale")
 NO_OPTIONS = ("cast_model_type", "cast_model_outputs", "patch_torch_functions", "min_loss_scale", "num_losses")
 
@@ -51,7 +49,7 @@ def create_scalers(core: Core) -> None:
         _refuse_in_expression(core, each)
     core.update = made[0][1].update if made else ""
     conditional = any(settings.enabled for _, settings in made) or any(
-        conditions_of(core.module, each) and _always_above(core, each) is None for each in initializes
+        _conditions(core, each) and _always_above(core, each) is None for each in initializes
     )
     core.always = bool(made) and not conditional and core.scalers.home not in ("module", "optimizer")
     if core.scalers.home == "module" and made and all(each.function is None for each, _ in made):
@@ -69,29 +67,22 @@ def _create(core: Core, initialize: Initialize, settings: _ScalerSettings, singl
         _create_precision(core, initialize)
         return
     inside = "self." if scalers.home == "self" else ""
-    conditions = conditions_of(module, initialize)
-    enabled = list(settings.enabled)
-    hoisted = not core.native and single and bool(conditions) and _can_hoist(core, initialize, conditions)
-    changes = varies(module, initialize)
-    again = changes or not single or _may_run_again(function, conditions)
-    at_times = scalers.home == "self" and bool(conditions) and again and not is_constructor(function)
-    hoisted &= not at_times and not changes
-    if hoisted:
-        enabled = [_text_of_test(core, each.test) for each in reversed(conditions)] + enabled
-        enabled = list({ast.unparse(ast.parse(each)): each for each in enabled if each}.values())
+    conditions = _conditions(core, initialize)
+    # A method may run again for another purpose: a default of its class does not take the scaler away.
+    in_class = scalers.home == "self" and bool(conditions) and not is_constructor(function)
     arguments = ['"cuda"', *settings.arguments]
-    if "False" in enabled:
-        enabled = ["False"]
+    enabled = ["False"] if "False" in settings.enabled else settings.enabled
     if enabled:
-        arguments.append(f"enabled={as_bool(module, _joined(enabled))}")
-    lines = [line for name in scalers.names for line in _construction(core, f"{inside}{name}", arguments)]
+        arguments.append(f"enabled={as_bool(module, ' and '.join(enabled))}")
+    construction = f"{core.torch}.amp.GradScaler"
+    lines = [line for name in scalers.names for line in call_lines(core, f"{inside}{name} = {construction}", arguments)]
     in_module = scalers.home == "module" and function is not None
     if in_module:
         declare_global(core, function)
     default = [f"{inside}{name} = {core.off}" for name in scalers.names]
     carried = carried_keys(core, initialize)
     models = wrapped_models(core, initialize)
-    if at_times and not _is_again(core, initialize):
+    if in_class and not _is_again(core, initialize):
         _declare_in_class(core, initialize)
     above = _always_above(core, initialize)
     unused = core.always and "optimizers" not in initialize.arguments and not core.sites.backwards
@@ -103,33 +94,10 @@ def _create(core: Core, initialize: Initialize, settings: _ScalerSettings, singl
             core.note(initialize.call, AGAIN)
     else:
         core.made[initialize.call] = lines
-    if hoisted:
-        _hoist(core, initialize, conditions[-1], lines, carried, models)
-        return
-    if conditions and not in_module and not at_times and above is None and not _is_again(core, initialize):
+    if conditions and not in_module and not in_class and above is None and not _is_again(core, initialize):
         default += attach(core, initialize, [each for each in carried if is_bound_above(conditions[-1], each)])
         _put_default(core, initialize, conditions[-1], default)
     replace_call(core, initialize, lines + attach(core, initialize, carried) + models)
-
-
-def _hoist(
-    core: Core, initialize: Initialize, condition: ast.If, lines: list[str], carried: list[str], models: list[str]
-) -> None:
-    """Make the scaler above a condition; optimizers that are there already carry it in both of its branches."""
-    late = [each for each in carried if not is_bound_above(condition, each)]
-    below: list[str] = []
-    if _leaves(core.module, initialize, condition):  # above the call, as where there is nothing to train
-        late, below = (carried, []) if isinstance(condition.body[-1], LEAVING) else ([], carried)
-    core.edits.before(
-        condition, lines + attach(core, initialize, [each for each in carried if each not in late + below])
-    )
-    core.edits.after(condition, attach(core, initialize, below))
-    replace_call(core, initialize, attach(core, initialize, late) + models)
-
-
-def _leaves(module: Module, initialize: Initialize, condition: ast.If) -> bool:
-    """Return whether the function may be left inside of a condition, above a call."""
-    return any(isinstance(each, LEAVING) and each.lineno < initialize.call.lineno for each in walk(condition))
 
 
 def _put_default(core: Core, initialize: Initialize, condition: ast.If, default: list[str]) -> None:
@@ -174,24 +142,13 @@ def _refuse_in_expression(core: Core, initialize: Initialize) -> None:
             return
 
 
-def _may_run_again(function: Function | None, conditions: list[ast.If]) -> bool:
-    """Return whether a method may run again for another purpose, which an argument with a default says."""
-    if function is None or is_constructor(function):
-        return False
-    given = function.args.args
-    modes = {each.arg for each in (*given[len(given) - len(function.args.defaults) :], *function.args.kwonlyargs)}
-    asked = {part.id for each in conditions for part in _parts(each.test) if isinstance(part, ast.Name)}
-    return bool(modes & asked)
-
-
 def _declare_in_class(core: Core, initialize: Initialize) -> None:
     """Make a scaler that does nothing the default of a class, once."""
     holder = core.module.class_of(initialize.function)
     if holder is None or holder in core.defaults:
         return
     core.defaults.add(holder)
-    text = isinstance(holder.body[0], ast.Expr) and isinstance(holder.body[0].value, ast.Constant)
-    first = holder.body[1] if text and len(holder.body) > 1 else holder.body[0]
+    first = _below_docstring(holder.body)
     name = initialize.function.name if initialize.function is not None else ""
     lines = [f"{each} = {core.off}  # {name} sets it" for each in core.scalers.names]
     core.edits.before(first, [*lines, ""])
@@ -203,75 +160,15 @@ def _is_again(core: Core, initialize: Initialize) -> bool:
     return core.scalers.home == "self" and any(map(is_constructor, constructors))
 
 
-def _construction(core: Core, name: str, arguments: list[str]) -> list[str]:
-    return call_lines(core, f"{name} = {core.torch}.amp.GradScaler", arguments)
-
-
-def _joined(tests: list[str]) -> str:
-    return " and ".join(tests)
-
-
-def _parts(test: ast.expr) -> list[ast.expr]:
-    return test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]
-
-
-def _asks_for_apex(core: Core, test: ast.expr) -> bool | None:
-    """Return whether a test is `amp` or `amp is not None`, which holds now; None if it uses Apex in another way."""
-    uses = {id(node) for node, _ in core.names.uses}
-    if not any(id(node) in uses for node in ast.walk(test)):
-        return False
-    asked = test
-    if isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.IsNot):
-        asked = test.left
-    return True if id(asked) in uses and not core.names.may_be_none(asked) else None
-
-
-def _text_of_test(core: Core, test: ast.expr) -> str:
-    """Return a test as text, without its parts that ask for Apex; empty if nothing remains."""
-    kept = [part for part in _parts(test) if not _asks_for_apex(core, part)]
-    if len(kept) < len(_parts(test)):
-        return " and ".join(_text_of_test(core, part) for part in kept)
-    text = core.module.source(test)
-    if "\n" in text:
-        text = ast.unparse(test)
-    return f"({text})" if isinstance(test, (ast.BoolOp, ast.IfExp, ast.NamedExpr, ast.Lambda)) else text
-
-
-def _can_hoist(core: Core, initialize: Initialize, conditions: list[ast.If]) -> bool:
-    """Return whether the tests around a call can be evaluated above the outermost one, with the same results."""
-    module = core.module
-    if any(_asks_for_apex(core, part) is None for each in conditions for part in _parts(each.test)):
-        return False
-    below: ast.stmt = initialize.statement
-    for condition in conditions:
-        chain = [below, *(each for each in module.ancestors(below))]
-        if not any(each in chain for each in condition.body):
-            return False  # in an else or elif
-        for node in ast.walk(condition.test):
-            if isinstance(node, (ast.NamedExpr, ast.Await, ast.Yield, ast.Lambda)):
-                return False
-            if isinstance(node, ast.Call) and dotted(node.func) not in REPEATABLE:
-                return False
-    outermost = conditions[-1]
-    if any(isinstance(each, ast.If) and outermost in each.orelse for each in [module.parent(outermost)]):
-        return False  # an elif
-    used = {
-        key
-        for expression in (*(each.test for each in conditions), *initialize.arguments.values())
-        for node in ast.walk(expression)
-        if isinstance(node, ast.Name) and (key := node.id)
-    }
-    models = {
-        node.id
-        for name in ("models", "optimizers")
-        if name in initialize.arguments
-        for node in ast.walk(initialize.arguments[name])
-        if isinstance(node, ast.Name)
-    }
-    for node in ast.walk(outermost):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in used - models:
-            return False
-    return True
+def _conditions(core: Core, initialize: Initialize) -> list[ast.If]:
+    """Return the conditions of a call, but those that only ask for Apex, which is always there now."""
+    uses = {node for node, _ in core.names.uses}
+    found = []
+    for each in conditions_of(core.module, initialize):
+        asked = each.test.left if isinstance(each.test, ast.Compare) else each.test
+        if asked not in uses or core.names.may_be_none(asked):
+            found.append(each)
+    return found
 
 
 def _results(module: Module, initialize: Initialize) -> str:
@@ -360,10 +257,10 @@ def _scaler_settings(module: Module, initialize: Initialize, *, single: bool) ->
     if enabled is not None and not is_literal(enabled, True):
         settings.enabled.append(module.source(enabled))
     _read_scale(module, given, settings, single)
-    if "min_loss_scale" in given and not _is_none(given["min_loss_scale"]):
+    if "min_loss_scale" in given and not is_literal(given["min_loss_scale"], None):
         settings.notes.append("GradScaler has no min_loss_scale: its scale can fall below the floor")
     limit = given.get("max_loss_scale")
-    if limit is not None and not _is_none(limit):
+    if limit is not None and not is_literal(limit, None):
         settings.notes.append("GradScaler has no max_loss_scale: its scale can grow above the ceiling")
         if not settings.arguments:
             settings.arguments.append(f"init_scale=min(2.0**16, {module.source(limit)})")
@@ -398,7 +295,7 @@ def _read_level(module: Module, given: dict[str, ast.expr], settings: _ScalerSet
 
 def _read_scale(module: Module, given: dict[str, ast.expr], settings: _ScalerSettings, single: bool) -> None:
     scale = given.get("loss_scale")
-    if scale is None or _is_none(scale) or (isinstance(scale, ast.Constant) and scale.value == "dynamic"):
+    if scale is None or is_literal(scale, None) or (isinstance(scale, ast.Constant) and scale.value == "dynamic"):
         return
     text = module.source(scale)
     number = _number(scale)
@@ -434,10 +331,6 @@ def _number(node: ast.expr) -> float | None:
     except (ArithmeticError, TypeError, ValueError):
         pass
     return None
-
-
-def _is_none(node: ast.expr) -> bool:
-    return is_literal(node, None)
 
 
 def _is_plain(node: ast.expr) -> bool:
@@ -568,9 +461,7 @@ def declare_global(core: Core, function: Function | None) -> None:
     module, edits, scalers = core.module, core.edits, core.scalers
     if function not in core.declared:
         core.declared.add(function)
-        body = function.body
-        first = body[1] if _is_docstring(body[0]) and len(body) > 1 else body[0]
-        edits.before(first, [f"global {', '.join(scalers.names)}"])
+        edits.before(_below_docstring(function.body), [f"global {', '.join(scalers.names)}"])
     if len(core.declared) == 1 and not core.has_global:
         core.has_global = True
         default = [f"{name} = {core.off}" for name in scalers.names]
@@ -581,9 +472,6 @@ def declare_global(core: Core, function: Function | None) -> None:
         edits.before(first_use, [f"{default[0]}  # {function.name} sets it", *default[1:], "", ""])
 
 
-def _is_docstring(statement: ast.stmt) -> bool:
-    return (
-        isinstance(statement, ast.Expr)
-        and isinstance(statement.value, ast.Constant)
-        and isinstance(statement.value.value, str)
-    )
+def _below_docstring(body: Block) -> ast.stmt:
+    is_text = isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
+    return body[1] if is_text and len(body) > 1 else body[0]

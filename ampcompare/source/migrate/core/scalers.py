@@ -11,7 +11,16 @@ from ampcompare.source.migrate.read.sites import Backward, Initialize, Sites
 from ampcompare.source.module import Function, Module
 from ampcompare.source.syntax import arguments, dotted, walk
 
-__all__ = ["Scalers", "conditions_of", "is_constructor", "lasts_beyond_call", "loop_around", "plan_scalers", "varies"]
+__all__ = [
+    "Scalers",
+    "bound_in",
+    "conditions_of",
+    "is_constructor",
+    "lasts_beyond_call",
+    "loop_around",
+    "plan_scalers",
+    "varies",
+]
 
 # Attributes of an optimizer, where initialize and scale_loss stand in two files, by the plain name of a variable.
 CARRIED = {"scaler": "grad_scaler", "precision": "precision"}
@@ -234,12 +243,12 @@ def _keys(nodes: list[ast.expr]) -> set[str]:
 def _varies_in_loop(module: Module, initialize: Initialize) -> bool:
     keys = _keys(_tests_around(module, initialize))
     return any(
-        isinstance(loop, (ast.For, ast.AsyncFor, ast.While)) and keys & _bound_in(loop)
+        isinstance(loop, (ast.For, ast.AsyncFor, ast.While)) and keys & bound_in(loop)
         for loop in module.within_function(initialize.statement)
     )
 
 
-def _bound_in(node: ast.AST) -> set[str]:
+def bound_in(node: ast.AST) -> set[str]:
     """Return the keys of names and attributes that a node binds, or nodes below it."""
     return {key for each in walk(node) if isinstance(getattr(each, "ctx", None), ast.Store) if (key := dotted(each))}
 
@@ -257,7 +266,7 @@ def lasts_beyond_call(module: Module, initialize: Initialize) -> bool:
     keys = _keys(tests)
     models = _keys([each for name in ("models", "optimizers") if (each := initialize.arguments.get(name)) is not None])
     first = min((each.lineno for each in tests), default=0)
-    flags = {key for each in walk(function) if getattr(each, "lineno", 0) > first for key in _bound_in(each)} - models
+    flags = {key for each in walk(function) if getattr(each, "lineno", 0) > first for key in bound_in(each)} - models
     if any(key in keys and ("." in key or key in module.scope_from[function].globals) for key in flags):
         return True
     asked = keys & module.scope_from[function].parameters
@@ -268,7 +277,7 @@ def lasts_beyond_call(module: Module, initialize: Initialize) -> bool:
         if dotted(call.func) == module.key(function):
             given = [value for name, value in arguments(call, names).items() if name in asked]
             loops = [each for each in module.within_function(call) if isinstance(each, (ast.For, ast.While))]
-            if any(_keys(given) & _bound_in(loop) for loop in loops):
+            if any(_keys(given) & bound_in(loop) for loop in loops):
                 return True
     return False
 

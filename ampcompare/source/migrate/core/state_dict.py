@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from ampcompare.source.migrate.core.scalers import bound_in
 from ampcompare.source.migrate.read.sites import Unsure
-from ampcompare.source.module import Function, Module
 from ampcompare.source.syntax import dotted, walk
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def optimizer_of_state(core: Core, call: ast.Call) -> str | None:
     keys = [*core.sites.optimizers, *(each.optimizer for each in core.sites.steps)]
     if keys:
         return next((key for key in keys if _is_in_reach(core, call, key)), None)
-    own = {key for node in ast.walk(function or core.module.tree) if (key := _attribute_of_self(node)) in OWN}
+    own = {dotted(node) for node in walk(function or core.module.tree) if isinstance(node, ast.Attribute)} & {*OWN}
     return next((name for name in names if name in ("optimizer", "optim", "opt")), own.pop() if len(own) == 1 else None)
 
 
@@ -49,35 +49,12 @@ def _is_in_reach(core: Core, call: ast.Call, key: str) -> bool:
     users = {each.function for each in core.sites.backwards if key in each.optimizers}
     users |= {each.function for each in core.sites.steps if each.optimizer == key}
     if key.startswith("self."):
-        if "self" not in _parameters(module, call) or key in _bound_in(function):
+        given = {name for scope in module.scope_of[call].enclosing() for name in scope.parameters}
+        if "self" not in given or (function is not None and key in bound_in(function)):
             return False
         return module.class_of(function) in {module.class_of(each) for each in users} - {None}
     root = key.split(".")[0]
     return any(root in one.parameters or root in one.values for one in module.scope_of[call].enclosing())
-
-
-def _parameters(module: Module, node: ast.AST) -> set[str]:
-    """Return the parameters of the functions around a node."""
-    return {name for scope in module.scope_of[node].enclosing() for name in scope.parameters}
-
-
-def _bound_in(function: Function | None) -> dict[str, str | None]:
-    """Return what a function assigns: each target, and the name of its value, if it has one."""
-    found: dict[str, str | None] = {}
-    for node in walk(function) if function is not None else ():
-        if isinstance(node, ast.Assign):
-            for target in node.targets:
-                targets = target.elts if isinstance(target, ast.Tuple) else [target]
-                values = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
-                pairs = zip(targets, values if len(values) == len(targets) else [None] * len(targets), strict=True)
-                found |= {
-                    key: None if value is None else dotted(value) for each, value in pairs if (key := dotted(each))
-                }
-    return found
-
-
-def _attribute_of_self(node: ast.AST) -> str | None:
-    return dotted(node) if isinstance(node, ast.Attribute) else None
 
 
 def _saved(core: Core, call: ast.Call) -> str:
@@ -103,7 +80,8 @@ def _load(core: Core, call: ast.Call) -> None:
     if not single:
         scalers = [f"self.{name}" if core.scalers.home == "self" else name for name in names]
     lines: list[str] = []
-    if dotted(value) is None and not _is_lookup(value):
+    is_lookup = isinstance(value, ast.Subscript) and isinstance(value.slice, ast.Constant)
+    if dotted(value.value if is_lookup else value) is None:  # type: ignore[attr-defined]
         lines, text = [f"amp_state = {text}"], "amp_state"
     unit = module.unit
     lines.append(f'if "loss_scaler0" in {text}:  {FROM_APEX}')
@@ -123,9 +101,3 @@ def _load(core: Core, call: ast.Call) -> None:
         pairs = zip(names, scalers, strict=True)
         lines += [f'{unit}{scaler}.load_state_dict({text}["{name}"])' for name, scaler in pairs]
     core.edits.replace_statement(statement, lines)
-
-
-def _is_lookup(value: ast.expr) -> bool:
-    return (
-        isinstance(value, ast.Subscript) and dotted(value.value) is not None and isinstance(value.slice, ast.Constant)
-    )

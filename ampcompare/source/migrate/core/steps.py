@@ -38,7 +38,6 @@ def place_unscale(core: Core) -> None:
     Raises:
         Unsure: gradients are read at another pace than the steps.
     """
-    masters = list(core.sites.masters)
     groups: dict[tuple[str, int], list[Read]] = {}
     for read in core.sites.reads:
         if _is_inside_block(core, read):
@@ -56,10 +55,8 @@ def place_unscale(core: Core) -> None:
     steps = {id(step): step for step in core.sites.steps}
     for (optimizer, number), reads in groups.items():
         _place(core, optimizer, steps[number], reads)
-    done = {id(node) for branch in core.replaced for node in ast.walk(branch)}
-    for call in masters:
-        if id(call) not in done:
-            core.edits.replace(call, _parameters(core, call))
+    for call in core.sites.masters:
+        core.edits.replace(call, _parameters(core, call))
 
 
 def _scaled_elsewhere(core: Core, read: Read) -> tuple[str, ...]:
@@ -126,7 +123,7 @@ def _place(core: Core, optimizer: str, step: Step, reads: list[Read]) -> None:
             return
         only_if |= missing
     _refuse_mixed(core, optimizer, step, reads)
-    statements = {_collapsed(core, read) for read in reads}
+    statements = {_twin_branch(core, read) for read in reads}
     scaler = core.scaler(step.call, optimizer)
     lines = [f"{scaler}.unscale_({optimizer})"]
     if only_if and len({each.optimizer for each in core.sites.steps}) > 1:  # one of several may be None, or not step
@@ -195,34 +192,13 @@ def _limit(core: Core, call: ast.Call) -> ast.expr | None:
     return next((given[name] for name in ("limit", "max_norm", "clip_value") if name in given), None)
 
 
-def _collapsed(core: Core, read: Read) -> ast.stmt:
-    """Return the statement to unscale above; where the other branch of an `if` clips the plain parameters, it stays."""
-    module = core.module
-    branch = module.parent(read.statement)
-    if _stepped_apart(core, read.function):
-        return read.statement  # what the plain parameters hold beyond those of the optimizer is scaled
-    if not isinstance(branch, ast.If) or branch in core.replaced:
-        return branch if isinstance(branch, ast.If) and branch in core.replaced else read.statement
-    if len(branch.body) != 1 or len(branch.orelse) != 1 or read.statement is not branch.body[0]:
-        return read.statement
-    if module.text.startswith("elif", module.span(branch)[0]):
-        return read.statement
-    first, second = branch.body[0], branch.orelse[0]
-    if not isinstance(first, (ast.Expr, ast.Assign)) or type(first) is not type(second):
-        return read.statement
-    masters = {id(call) for call in core.sites.masters}
-    plain = ast.unparse(second)
-    for node in ast.walk(first):
-        if isinstance(node, ast.Call) and id(node) in masters:
-            before = ast.unparse(node)
-            for other in ast.walk(second):
-                if not isinstance(other, ast.Call) or not isinstance(other.func, ast.Attribute):
-                    continue
-                if other.func.attr == "parameters":
-                    if ast.unparse(first).replace(before, ast.unparse(other)) == plain:
-                        core.replaced.append(branch)
-                        core.edits.unwrap(branch, branch.orelse)
-                        return branch
+def _twin_branch(core: Core, read: Read) -> ast.stmt:
+    """Return the statement to unscale above: the `if` whose other branch does the same with the plain parameters."""
+    module, branch = core.module, core.module.parent(read.statement)
+    calls = [each for each in core.sites.masters if module.is_in(each, [read.statement])]
+    if isinstance(branch, ast.If) and calls and all(_plain_parameters(core, each) is not None for each in calls):
+        if len(branch.body) == len(branch.orelse) == 1 and not module.text.startswith("elif", module.start(branch)):
+            return branch
     return read.statement
 
 

@@ -61,11 +61,7 @@ class Around:
         path = self.path
         if any(INITIALIZES.search(_text(each)) for each in _imported(path, text)):
             return True
-        for folder in (path.parent, path.parent.parent):
-            for other in folder.glob("*.py"):
-                if other != path and INITIALIZES.search(content := _text(other)) and path in _imported(other, content):
-                    return True
-        return False
+        return _is_imported_by_script(path)
 
     def running(self, module: Module) -> set[str]:
         """Return the functions of other files that run a backward pass, by what a module calls them."""
@@ -167,11 +163,13 @@ def _trains_elsewhere(path: Path, text: str) -> bool:
         return True
     if NEEDS.search(text) is None:
         return False
-    for folder in (path.parent, path.parent.parent):
-        for other in sorted(folder.glob("*.py")):
-            if other != path and INITIALIZES.search(content := _text(other)) and path in _imported(other, content):
-                return True
-    return False
+    return _is_imported_by_script(path)
+
+
+def _is_imported_by_script(path: Path) -> bool:
+    """Return whether a module near another one initializes and imports it."""
+    near = (other for folder in (path.parent, path.parent.parent) for other in folder.glob("*.py") if other != path)
+    return any(INITIALIZES.search(text := _text(other)) and path in _imported(other, text) for other in near)
 
 
 def _is_stepped(path: Path) -> bool:

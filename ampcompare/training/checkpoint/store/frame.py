@@ -8,27 +8,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ampcompare.base.errors import CheckpointError
-from ampcompare.base.files.read import FileFault, open_regular
 
-__all__ = ["COMMENT", "COMMENT_SIZE", "read_frame", "require_checkpoint"]
+__all__ = ["COMMENT", "COMMENT_SIZE", "read_frame"]
 
 COMMENT = "ampcompare checkpoint 1 xxh3-128 {}"
 COMMENT_SIZE = len(COMMENT.format("0" * 32))
 ANY_COMMENT = re.compile(rb"ampcompare checkpoint (\d{1,9}) [\w-]+ [0-9a-f]+")
 END_RECORD_SIZE = 22
-
-
-def require_checkpoint(path: Path) -> None:
-    """Check that a file begins and ends as a checkpoint does; the checksum itself is compared when it is read.
-
-    Raises:
-        CheckpointError: it does not, or cannot be read.
-    """
-    try:
-        with os.fdopen(open_regular(path), "rb") as file:
-            read_frame(path, file)
-    except (FileFault, OSError) as error:
-        raise CheckpointError(f"cannot read the checkpoint {path}: {error}") from None
 
 
 def read_frame(path: Path, file: BinaryIO) -> tuple[int, bytes]:

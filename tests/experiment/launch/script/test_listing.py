@@ -60,6 +60,17 @@ def test_colors_are_no_part_of_a_metric() -> None:
         ),
         ("AR [0.5:0.95]: 0.31", {"AR [0.5:0.95]": 0.31}),
         ("loss[loss=0.51, over 12.00], tot[loss=0.42]", {"loss loss": 0.51, "tot loss": 0.42, "over": 12.0}),
+        (
+            "tot[ctc=0.5, loss=0.75], val[ctc=0.25, loss=0.875]",
+            {"tot ctc": 0.5, "tot loss": 0.75, "val ctc": 0.25, "val loss": 0.875},
+        ),
+        ("valid | loss 0.5 | nll_loss 7.25 | best_loss 0.25", {"loss": 0.5, "nll_loss": 7.25, "best_loss": 0.25}),
+        (
+            "[train] acc 0.5 loss=0.75 [test] acc 0.25 loss=1.5",
+            {"train acc": 0.5, "train loss": 0.75, "test acc": 0.25, "test loss": 1.5},
+        ),
+        ("loss: 0.5, average loss: 0.25", {"loss": 0.5, "average loss": 0.25}),
+        ('{"valid": {"loss": 0.5}, "test": {"loss": 0.25}}', {"valid loss": 0.5, "test loss": 0.25}),
         ("train: loss=0.5 valid: loss=0.25", {"train loss": 0.5, "valid loss": 0.25}),
         ("loss=0.5 | test: loss=0.75", {"loss": 0.5, "test loss": 0.75}),
     ],

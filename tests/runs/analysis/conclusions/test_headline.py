@@ -14,7 +14,7 @@ from ampcompare.runs.analysis.inference.verdict import Design
 from ampcompare.runs.analysis.results_table import judge, read_table
 from ampcompare.runs.analysis.summary import summarize
 from ampcompare.runs.records.comparison import Comparison, Look
-from ampcompare.runs.records.run import EngineInfo, Resumption, RunRecord
+from ampcompare.runs.records.run import EngineInfo, RunRecord
 from ampcompare.runs.settings.script import ScriptConfig
 from ampcompare.testing import make_record
 
@@ -270,15 +270,6 @@ def test_missing_cells(runs: Any) -> None:
     assert (step.command, step.why) == (COMMAND, "finish the 2 missing runs; the others are kept")
 
 
-def test_steps_of_another_arm(runs: Any) -> None:
-    """A run that another arm trained at first is not compared."""
-    half = runs("half", EQUAL, seconds=0.005)
-    half[0] = half[0].model_copy(update={"resumed": [Resumption(step=60, arm="fp32")]})
-    comparison = compare(runs("fp32", FP32), half)
-    assert "Not compared with fp32: half (trained by fp32 for 60 of 100 steps)." in first_lines(comparison)
-    assert not comparison.headline[0].startswith("Use")
-
-
 def test_what_weakens_the_rest_stands_first(runs: Any) -> None:
     """Records that are not used, and in older reports terms that were changed between looks."""
     change = "margin 3 pp instead of 0.5 pp"
@@ -396,15 +387,6 @@ def test_an_open_result_names_the_seeds_that_settle_it(runs: Any) -> None:
     more = int(word.split("≤")[1].split()[0])
     assert comparison.next_steps[0].command == f"ampcompare compare --arm fp32 --arm half --seeds 0-{4 + more}"
     assert f"{more} more seeds at most" in comparison.next_steps[0].why
-
-
-def test_a_margin_that_guessing_is_within(runs: Any) -> None:
-    """By such a margin nothing is claimed to be kept."""
-    comparison = compare(
-        runs("fp32", FP32, majority=100), runs("half", EQUAL, majority=100, seconds=0.005), terms=Criteria(margin=41.0)
-    )
-    assert comparison.headline[0].startswith("No verdict counts at a margin of ±41 pp: fp32 is only 40.5 pp better")
-    assert not any("keep" in line or "Use" in line for line in comparison.headline)
 
 
 def test_the_only_arm(runs: Any) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.runs.analysis.conclusions.headline import not_recommended, recommended, use_sentence
+from ampcompare.runs.analysis.conclusions.headline import recommended_arms, use_sentence, why_none_recommended
 from ampcompare.runs.analysis.conclusions.phrases import Quality
 from ampcompare.runs.analysis.inference.criteria import Preference
 from ampcompare.runs.analysis.summary import summarize
@@ -29,14 +29,14 @@ def _use(*rows: ArmSummary, prefer: Preference = "time") -> str:
     comparison = Comparison(
         command="", reference="fp32", seeds=[0], arms=[REFERENCE, *rows], reading=[], records=[], prefer=prefer
     )
-    fit = recommended(rows, prefer, TOP1)
+    fit = recommended_arms(rows, prefer, TOP1)
     return use_sentence(fit[0], comparison, Quality(TOP1)) if fit else ""
 
 
 def test_the_fastest_that_keeps_the_accuracy() -> None:
     """Of two faster arms the faster is recommended, with its reason."""
     rows = [_row("a", EQUAL, "better", time_ratio=0.7), _row("b", EQUAL, "better", time_ratio=0.6)]
-    assert [row.arm for row in recommended(rows, "time", TOP1)] == ["b", "a"]
+    assert [row.arm for row in recommended_arms(rows, "time", TOP1)] == ["b", "a"]
     assert _use(*rows) == "Use b: accuracy of fp32 kept (Δ +0.00 pp, within ±0.5), 0.60x its step time."
 
 
@@ -44,8 +44,8 @@ def test_the_fastest_that_keeps_the_accuracy() -> None:
 def test_speed_without_accuracy_recommends_nothing(accuracy: str) -> None:
     """An arm that is not known to keep the accuracy is never recommended for its speed."""
     row = _row("a", accuracy, "better", time_ratio=0.1)
-    assert recommended([row], "time", TOP1) == []
-    assert list(not_recommended([row], "fp32", "time", TOP1)) == [
+    assert recommended_arms([row], "time", TOP1) == []
+    assert list(why_none_recommended([row], "fp32", "time", TOP1)) == [
         "No arm is recommended for time: none was shown to be non-inferior in accuracy to fp32."
     ]
 
@@ -54,8 +54,8 @@ def test_speed_without_accuracy_recommends_nothing(accuracy: str) -> None:
 def test_a_time_that_is_not_known_recommends_nothing(time: str) -> None:
     """A low ratio that the verdict does not bear out is no reason."""
     row = _row("a", EQUAL, time, time_ratio=0.5)
-    assert recommended([row], "time", TOP1) == []
-    assert list(not_recommended([row], "fp32", "time", TOP1)) == [
+    assert recommended_arms([row], "time", TOP1) == []
+    assert list(why_none_recommended([row], "fp32", "time", TOP1)) == [
         "No arm is recommended for time: none was shown to be both non-inferior in accuracy to fp32 and faster."
     ]
 
@@ -65,15 +65,15 @@ def test_memory_by_its_exact_difference() -> None:
     small = _row("a", EQUAL, peak_bytes=600, memory_difference=-400)
     assert _use(small, prefer="memory").endswith("within ±0.5), 40 % less peak memory.")
     same = _row("a", EQUAL, peak_bytes=990, memory_difference=-10)
-    assert recommended([same], "memory", TOP1) == []
-    assert "5 % smaller in memory" in " ".join(not_recommended([same], "fp32", "memory", TOP1))
+    assert recommended_arms([same], "memory", TOP1) == []
+    assert "5 % smaller in memory" in " ".join(why_none_recommended([same], "fp32", "memory", TOP1))
 
 
 def test_accuracy_needs_a_better_arm() -> None:
     better = _row("a", "better", metric_difference=0.02, metric_difference_low=0.01, metric_difference_high=0.03)
     assert _use(better, prefer="accuracy") == "Use a: better accuracy than fp32 (Δ +2.00 pp, +1.00 to +3.00)."
-    assert recommended([_row("a", EQUAL)], "accuracy", TOP1) == []
-    assert list(not_recommended([_row("a", EQUAL)], "fp32", "accuracy", TOP1)) == [
+    assert recommended_arms([_row("a", EQUAL)], "accuracy", TOP1) == []
+    assert list(why_none_recommended([_row("a", EQUAL)], "fp32", "accuracy", TOP1)) == [
         "No arm is recommended for accuracy: no arm is better than fp32."
     ]
 

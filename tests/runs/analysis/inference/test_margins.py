@@ -10,7 +10,7 @@ import pytest
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.runs.analysis.inference.criteria import Criteria, MarginRule, margin_error, parse_margin, resolve_margin
-from ampcompare.runs.analysis.inference.effect import paired
+from ampcompare.runs.analysis.inference.effect import paired_effect
 from ampcompare.runs.analysis.inference.verdict import Margin, decide
 from ampcompare.runs.analysis.results_table import judge, read_table
 from ampcompare.runs.records.comparison import Comparison
@@ -83,7 +83,7 @@ def _level(margin: float, errors: float, sd: float, correlation: float, count: i
     wrong = 0
     for a, r in zip(arm / 100, reference / 100, strict=True):
         found = resolve_margin(parse_margin(rule), [100 * x for x in r], resolution=1e-4, reference="fp32")
-        effect = replace(paired(a, r, 1e-9), margin_error=margin_error(a, r, found.error_share))
+        effect = replace(paired_effect(a, r, 1e-9), margin_error=margin_error(a, r, found.error_share))
         # Not rounded down, which would hide a test that errs too often.
         exact = found.error_share * (1 - float(np.mean(r))) or found.points / 100
         (verdict,) = decide([effect], Margin(exact, "exact"))

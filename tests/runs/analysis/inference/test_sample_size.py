@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ampcompare.runs.analysis.inference.effect import Effect, paired, two_stage
+from ampcompare.runs.analysis.inference.effect import Effect, paired_effect, two_stage
 from ampcompare.runs.analysis.inference.sample_size import pairs_needed, pairs_to_settle, spread_limit, stein_pairs
 from ampcompare.runs.analysis.inference.verdict import Margin, decide
 
@@ -56,7 +56,7 @@ def _promised(word: str) -> int:
 
 def test_the_level_of_the_next_look_counts() -> None:
     """A later look that is tested at a lower level needs more pairs, and none is promised where no look is left."""
-    effect = paired([1.2, -0.8, 0.7, -1.1, 0.2], [0.0] * 5, 1e-9)
+    effect = paired_effect([1.2, -0.8, 0.7, -1.1, 0.2], [0.0] * 5, 1e-9)
     now, later, never = (str(decide([effect], POINT, 0.05, rate)[0]) for rate in (0.05, 0.005, 0.0))
     assert _promised(now) < _promised(later)
     assert never == "inconclusive"
@@ -70,13 +70,13 @@ def test_the_promise_comes_true(truth: float, sd: float) -> None:
     settled = open_ = 0
     for _ in range(400):
         first = list(generator.normal(truth, sd, 5))
-        effect = paired(first, [0.0] * 5, 1e-9)
+        effect = paired_effect(first, [0.0] * 5, 1e-9)
         if not str(decide([effect], POINT, 0.04, 0.005)[0]).startswith("inconclusive"):
             continue
         more = (pairs_to_settle(effect.mean, effect.spread, 4, effect.error, 0.5, 0.005, practical=False) or 0) - 5
         whole = first + list(generator.normal(truth, sd, more))
         open_ += 1
-        settled += not str(decide([paired(whole, [0.0] * len(whole), 1e-9)], POINT, 0.005)[0]).startswith(
+        settled += not str(decide([paired_effect(whole, [0.0] * len(whole), 1e-9)], POINT, 0.005)[0]).startswith(
             "inconclusive"
         )
     assert open_ > 100

@@ -14,8 +14,8 @@ from ampcompare.runs.analysis.inference.effect import (
     interval,
     min_resolvable_spread,
     p_values,
-    paired,
-    unpaired,
+    paired_effect,
+    unpaired_effect,
     wilson,
 )
 from ampcompare.runs.analysis.inference.sample_size import pairs_needed
@@ -33,7 +33,7 @@ def _words(effects: list[Effect], margin: Margin) -> list[str]:
 
 def test_interval_by_hand() -> None:
     """Differences 1, 2, 3, 4 have mean 2.5 and the 95 % interval 2.5 -+ 3.182446 * 1.290994 / 2."""
-    effect = paired([11, 12, 13, 14], [10, 10, 10, 10], FLOOR)
+    effect = paired_effect([11, 12, 13, 14], [10, 10, 10, 10], FLOOR)
     bounds = interval(effect)
     assert (effect.mean, effect.pairs) == (2.5, 4)
     half = 3.182446305 * 1.290994449 / 2
@@ -46,7 +46,7 @@ def test_paired_effect_is_that_of_scipy(pairs: list[tuple[float, float]], confid
     arm, reference = map(list, zip(*pairs, strict=True))
     differences = np.subtract(arm, reference)
     assume(np.ptp(differences) > 1e-6)
-    effect = paired(arm, reference, FLOOR)
+    effect = paired_effect(arm, reference, FLOOR)
     assert interval(effect, confidence) == pytest.approx(
         tuple(stats.ttest_rel(arm, reference).confidence_interval(confidence)), rel=1e-9, abs=1e-12
     )
@@ -64,7 +64,7 @@ def test_unpaired_effect_is_welchs(pairs: list[tuple[float, float]]) -> None:
     arm, reference = [a for a, _ in pairs], [b for _, b in pairs][:-1]
     assume(np.ptp(arm) > 1e-3)
     assume(np.ptp(reference) > 1e-3)
-    effect = unpaired(arm, reference, FLOOR)
+    effect = unpaired_effect(arm, reference, FLOOR)
     welch = stats.ttest_ind(arm, reference, equal_var=False)
     assert p_values(effect, 1).different == pytest.approx(welch.pvalue, abs=1e-9)
     assert effect.freedom == pytest.approx(welch.df)
@@ -73,14 +73,14 @@ def test_unpaired_effect_is_welchs(pairs: list[tuple[float, float]]) -> None:
 @pytest.mark.parametrize("pairs", range(1, MIN_PAIRS))
 def test_too_few_pairs_give_no_interval_and_no_winner(pairs: int) -> None:
     """Below three pairs there is an estimate and nothing else, however large the difference."""
-    effect = paired([0.9] * pairs, [0.1] * pairs, FLOOR)
+    effect = paired_effect([0.9] * pairs, [0.1] * pairs, FLOOR)
     assert interval(effect) is None
     assert str(decide([effect], POINT)[0]) == "inconclusive (fewer than 3 seeds)"
 
 
 def test_equal_counts_are_not_taken_for_certainty() -> None:
     """Three seeds that agree to the last of 360 images have the spread of the counting, not none."""
-    effect = paired([0.5, 0.6, 0.7], [0.5, 0.6, 0.7], min_resolvable_spread(360))
+    effect = paired_effect([0.5, 0.6, 0.7], [0.5, 0.6, 0.7], min_resolvable_spread(360))
     bounds = interval(effect)
     assert bounds is not None
     assert bounds[0] < 0 < bounds[1]
@@ -90,7 +90,7 @@ def test_equal_counts_are_not_taken_for_certainty() -> None:
 
 def test_one_image_in_every_seed_is_no_winner() -> None:
     """Three seeds that all differ by the same one image of 360 are too little to name a winner."""
-    effect = paired([0.5 + 1 / 360] * 3, [0.5] * 3, min_resolvable_spread(360))
+    effect = paired_effect([0.5 + 1 / 360] * 3, [0.5] * 3, min_resolvable_spread(360))
     assert "better" not in _words([effect], Margin(0.0001, "0.01"))
 
 
@@ -114,7 +114,7 @@ def test_count_floor_is_the_spread_of_rounding() -> None:
 )
 def test_each_word(differences: list[float], word: str) -> None:
     """Each pattern of differences in points gets its fixed word at a margin of half a point."""
-    assert _words([paired(differences, [0.0] * 5, FLOOR)], POINT) == [word]
+    assert _words([paired_effect(differences, [0.0] * 5, FLOOR)], POINT) == [word]
 
 
 def test_a_practical_margin_names_no_small_winner() -> None:
@@ -126,7 +126,7 @@ def test_a_practical_margin_names_no_small_winner() -> None:
 
 def test_what_is_missing_stays_empty() -> None:
     """An arm without an effect has no verdict, and does not count among the tests of the others."""
-    effect = paired([1.0, 1.2, 0.9], [0.0, 0.0, 0.0], FLOOR)
+    effect = paired_effect([1.0, 1.2, 0.9], [0.0, 0.0, 0.0], FLOOR)
     assert decide([None, effect, None], POINT) == [Verdict(), *decide([effect], POINT), Verdict()]
 
 
@@ -164,7 +164,7 @@ def test_word_and_interval_agree_in_counts(arms: int) -> None:
     words = set()
     for shift, spread, pairs in [(0, 1, 3), (-2, 2, 3), (1, 4, 5), (-3, 2, 5), (0, 1, 10), (4, 3, 10)] * 8:
         counts = np.round(generator.normal(340, 2, pairs) + generator.normal(shift, spread, (arms, pairs))) / 360
-        effects = [paired(list(row), [340 / 360] * pairs, min_resolvable_spread(360)) for row in counts]
+        effects = [paired_effect(list(row), [340 / 360] * pairs, min_resolvable_spread(360)) for row in counts]
         for effect, verdict in zip(effects, decide(effects, Margin(0.005, "0.5")), strict=True):
             _check_agreement(effect, verdict, 0.005, practical=False)
             words.add(str(verdict).partition(" (")[0])
@@ -214,7 +214,7 @@ def test_the_level_of_a_one_sided_test() -> None:
         ([-2.0, -2.2, -1.9, -2.1, -2.0], 0.95),
         ([3.0, -3.0, 2.0, -2.0, 0.5], 0.95),
     ):
-        verdict = decide([paired(differences, [0.0] * 5, FLOOR)], POINT)[0]
+        verdict = decide([paired_effect(differences, [0.0] * 5, FLOOR)], POINT)[0]
         assert verdict.confidence == pytest.approx(confidence)
         expected = stats.ttest_1samp(differences, 0).confidence_interval(confidence)
         assert (verdict.low, verdict.high) == pytest.approx(tuple(expected))
@@ -260,7 +260,7 @@ def test_equal_arms_win_at_most_one_time_in_twenty(arms: int) -> None:
     runs, wrong = 600, 0
     for _ in range(runs):
         reference = generator.normal(size=5)
-        effects = [paired(list(generator.normal(size=5)), list(reference), FLOOR) for _ in range(arms)]
+        effects = [paired_effect(list(generator.normal(size=5)), list(reference), FLOOR) for _ in range(arms)]
         wrong += any(word in ("better", "worse") for word in _words(effects, Margin(0.01, "0.01")))
     assert stats.binomtest(wrong, runs, 0.05, alternative="greater").pvalue > 0.01
     assert wrong > 0
@@ -275,4 +275,4 @@ def test_wilson_is_that_of_scipy() -> None:
 def test_unpaired_runs_are_refused() -> None:
     """Two samples of unequal size are no pairs."""
     with pytest.raises(ValueError, match="shorter"):
-        paired([1.0, 2.0, 3.0], [1.0, 2.0], FLOOR)
+        paired_effect([1.0, 2.0, 3.0], [1.0, 2.0], FLOOR)
