@@ -209,7 +209,7 @@ def test_a_cell_of_a_queue_that_moves(terminal: Terminal) -> None:
     """Until a cell runs the queue is named; a job that is queued again is seen at its new node, and ends there."""
     config = RunConfig(arm="half", launcher="slurm")
     with terminal.display() as display:
-        display.plan(Outline([config] * 2, ["half"] * 2, [None] * 2, Path("out"), together=True))
+        display.plan(Outline([config] * 2, ["half"] * 2, [None] * 2, Path("out")))
         assert "waiting in the queue" in terminal.read(0.2)
         display.begin(config, 2, 2)
         for node in ("n1", "n2"):

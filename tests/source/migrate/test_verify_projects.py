@@ -71,39 +71,12 @@ def main():
 
 main()
 """
-HELPER = """
-def backward(loss, opt, half_prec):
-    if half_prec:
-        with amp.scale_loss(loss, opt) as scaled_loss:
-            scaled_loss.backward()
-    else:
-        loss.backward()
-"""
-ATTACK = """
-def main(level):
-    model, opt, loader = build()
-    model, opt = amp.initialize(model, opt, opt_level=level)
-    for _ in range(3):
-        for x, y in loader:
-            delta = torch.zeros_like(x, requires_grad=True)
-            loss = torch.nn.functional.cross_entropy(model(x + delta), y)
-            with amp.scale_loss(loss, opt) as scaled_loss:
-                grad = torch.autograd.grad(scaled_loss, delta)[0]
-            loss = torch.nn.functional.cross_entropy(model(x + 0.1 * grad.sign()), y)
-            opt.zero_grad()
-            helper.backward(loss, opt, True)
-            opt.step()
-
-
-main(sys.argv[1])
-"""
 FILES = {
     "the loop in another file": {"main": f"{HEAD}from engine import *\n{BUILD}{MAIN}", "engine": HEAD + TRAIN},
     "a function of another script": {
         "main": f"{HEAD}from other import *\n{MAIN}",
         "other": HEAD + BUILD + TRAIN + MAIN,
     },
-    "a helper next to a block": {"main": f"{HEAD}import helper\n{BUILD}{ATTACK}", "helper": HEAD + HELPER},
     "two optimizers": {"main": HEAD + TWO_OPTIMIZERS},
 }
 
@@ -122,7 +95,6 @@ def known() -> dict[str, Run]:
         ("the loop in another file", "O1", "torch", 6, 12),
         ("the loop in another file", "O2", "precision", 6, 12),
         ("a function of another script", "O1", "torch", 6, 12),
-        ("a helper next to a block", "O1", "torch", 6, 12),
         ("two optimizers", "O1", "torch", 10, 10),
     ],
 )
