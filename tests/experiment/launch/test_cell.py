@@ -93,7 +93,7 @@ def test_what_no_command_can_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="--seeds auto decides by the first cells"):
         emit_cells(CompareOptions(seeds="auto", **TINY), tmp_path / "cells.sh")
-    monkeypatch.setattr("ampcompare.experiment.compare.hidden", lambda: {"$TOKEN": "value"})
+    monkeypatch.setattr("ampcompare.experiment.compare.known_placeholders", lambda: {"$TOKEN": "value"})
     with pytest.raises(ConfigError, match="secret among the arguments"):
         emit_cells(CompareOptions(seeds="0", **TINY), tmp_path / "cells.sh")
     assert not list(tmp_path.iterdir())

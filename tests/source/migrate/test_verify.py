@@ -56,8 +56,10 @@ from apex import amp
 from apex.optimizers import FusedAdam, FusedSGD
 
 model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2)).cuda()
-chosen = {"adam": FusedAdam, "sgd": FusedSGD}[sys.argv[1]]
-optimizer = chosen(model.parameters(), lr=0.01)
+if sys.argv[1] == "adam":
+    optimizer = FusedAdam(model.parameters(), lr=0.01)
+else:
+    optimizer = FusedSGD(model.parameters(), lr=0.01)
 model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
 for step in range(12):
     x, y = torch.randn(4, 8).cuda(), torch.randint(2, (4,)).cuda()
