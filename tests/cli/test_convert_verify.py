@@ -57,7 +57,7 @@ def test_both_files_train_on_alike(
     state = torch.load(tmp_path / "b.pt")
     state["model"] = {name: value * 1.5 for name, value in state["model"].items()}
     torch.save(state, tmp_path / "b.pt")
-    settings = module.validated(module.RunConfig, yaml.safe_load(SETTINGS))
+    settings = module.validate(module.RunConfig, yaml.safe_load(SETTINGS))
     again = verify_conversion(tmp_path / "a.pt", tmp_path / "b.pt", level="O1", to="native", config=settings, steps=1)
     assert not again.agrees
 

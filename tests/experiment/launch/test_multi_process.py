@@ -120,7 +120,6 @@ def test_a_rank_that_was_killed(make_config: MakeConfig, tmp_path: Path, launche
     assert not alive(tmp_path)
 
 
-@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.slow
 def test_an_agent_that_was_killed(make_config: MakeConfig, tmp_path: Path) -> None:
     """A cell whose starter of ranks was killed is a failed row that says so, and no rank lives on."""
