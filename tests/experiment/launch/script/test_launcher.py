@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import threading
 import time
 import types
@@ -198,6 +199,7 @@ def test_ranks_of_a_launcher_stand_for_the_cell(
 ) -> None:
     """torchrun inside of the cell starts ranks under the arm; rank 0 is recorded, and a rank says why it failed."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("ampcompare.base.processes.client.subprocess", subprocess)  # not what `launcher` forks
     (tmp_path / "train.py").write_text(RANKS)
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "train.py", size]
     config = RunConfig(arm="bf16", warmup_steps=0, script=script_config(command))
