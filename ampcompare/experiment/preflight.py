@@ -347,7 +347,6 @@ def _found(trials: Mapping[str, _Trial], seconds: float) -> Preflight:
         numbers=first.numbers,
         written=[] if facts is None else [os.path.relpath(file) for file in facts.files],
         overwritten=[] if facts is None else [os.path.relpath(file) for file in facts.files if os.path.exists(file)],
-        inputs=[] if facts is None else [os.path.relpath(file) for file in facts.inputs],
         cell_steps=first.total_steps or None,
         seconds=seconds,
     )

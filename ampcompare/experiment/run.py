@@ -20,13 +20,13 @@ from ampcompare.base.files.run_files import RunFile
 from ampcompare.base.files.write import write_atomically
 from ampcompare.experiment.interim_analyses import Journal
 from ampcompare.experiment.launch.base import Launcher, Progress, failed_record
-from ampcompare.experiment.launch.cell_files import make_cell_folder, write_config, write_record
+from ampcompare.experiment.launch.cell_files import code_folder, make_cell_folder, write_config, write_record
 from ampcompare.experiment.launch.dispatch import LauncherPool
 from ampcompare.experiment.launch.stop_signal import raised_later
 from ampcompare.experiment.observer import Observer, Outline
 from ampcompare.experiment.plan import Plan, device_of_cells
 from ampcompare.experiment.preflight import preflight, require_trainable
-from ampcompare.experiment.run_directory import Reuse, RunDirectory, StoredPlan, code_folder, with_label
+from ampcompare.experiment.run_directory import Reuse, RunDirectory, StoredPlan, with_label
 from ampcompare.experiment.timing_rounds import run_timing_rounds
 from ampcompare.runs.analysis.inference.criteria import Criteria
 from ampcompare.runs.analysis.summary import summarize

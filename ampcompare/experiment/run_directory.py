@@ -27,7 +27,7 @@ from ampcompare.base.files.run_files import CellFile, RunFile
 from ampcompare.base.files.write import append_line, write_atomically
 from ampcompare.base.secrets import hide
 from ampcompare.experiment.launch.base import Launcher
-from ampcompare.experiment.launch.cell_files import remove_leftovers
+from ampcompare.experiment.launch.cell_files import code_folder, remove_leftovers
 from ampcompare.experiment.plan import Plan
 from ampcompare.runs.analysis.inference.criteria import Criteria
 from ampcompare.runs.analysis.runs.comparability import foreign_steps
@@ -46,7 +46,6 @@ __all__ = [
     "RunBrief",
     "RunDirectory",
     "StoredPlan",
-    "code_folder",
     "find_runs",
     "newest_runs",
     "row_of",
@@ -460,11 +459,6 @@ class RunDirectory:
             with contextlib.suppress(OSError):
                 times.append((self.path / name).stat().st_mtime)
         return max(times)
-
-
-def code_folder(config: RunConfig) -> Path:
-    """Return the folder to which the names of a run's own files are relative."""
-    return Path.cwd() if config.script is None else config.script.folder
 
 
 def _why_again(record: RunRecord, config: RunConfig) -> str:

@@ -29,7 +29,7 @@ from ampcompare.base.environment.fingerprint import fingerprint, host_name
 from ampcompare.base.environment.ranks import DistributedEnv
 from ampcompare.base.environment.torch_names import missing_torch_name
 from ampcompare.base.errors import AmpCompareError, EnvironmentUnfit
-from ampcompare.base.files.loaded_code import end_watch, watch_code
+from ampcompare.base.files.loaded_code import CodeWatch
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.files.write import write_atomically
 from ampcompare.base.tensors.tf32 import Tf32, set_tf32
@@ -93,7 +93,7 @@ def run_cell(
     Errors of the user's code, of torch and of this package end in a record with status "failed".
     """
     write_config(config, folder)
-    code = watch_code(folder, Path.cwd())
+    code = CodeWatch(folder, Path.cwd())
     try:
         with own_group(config):
             result = train_cell(config, folder, on_progress)
@@ -102,7 +102,6 @@ def run_cell(
             traceback.print_exc()
         result = failed_with(config, error)
     code.end()
-    end_watch()
     result = with_place(with_code(result, folder))
     write_record(result, folder)
     return result
