@@ -45,9 +45,9 @@ from ampcompare.experiment.launch.cell_files import (
 from ampcompare.experiment.launch.places import with_place
 from ampcompare.experiment.launch.stop_signal import stopped_by_signal
 from ampcompare.experiment.launch.worker.monitor import SystemMonitor
-from ampcompare.runs.records.evaluation import EpochResult
-from ampcompare.runs.records.run import ProcessFacts, Resumption, RunRecord, RunSummary, StepRecord, dump_json
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.evaluation import EpochResult
+from ampcompare.results.records.run import ProcessFacts, Resumption, RunRecord, RunSummary, StepRecord, dump_json
+from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble, cpu_half_of, make_parallel
 from ampcompare.training.device import resolve_device
