@@ -39,7 +39,7 @@ def test_a_recipe_can_be_planned(name: str) -> None:
         assert [row.arm for row in there] == [row.arm for row in rows]
         assert [list(row.varied) for row in there] == [list(row.varied) for row in rows]
         plan_rows(config, there, [0])
-        assert config.recipe.data.name in ("digits", "ampcompare.tasks.bright:bright_digits")
+        assert config.recipe.data.name in ("digits", "ampcompare.tasks.overflow_digits:overflow_digits")
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("articles/")])

@@ -13,11 +13,11 @@ from torch import Tensor
 from ampcompare.base.errors import CheckpointError, EnvironmentUnfit
 from ampcompare.base.tensors.sharded import is_sharded, local
 from ampcompare.settings.config import SavingConfig
+from ampcompare.training.checkpoint.state.flattened import is_wrapped
 from ampcompare.training.checkpoint.store.file import checksum
 from ampcompare.training.checkpoint.store.folder import CheckpointFolder
 from ampcompare.training.checkpoint.store.sharded import FILES, PARTS
 from ampcompare.training.parallel.ranks import Communicator, SingleProcess
-from ampcompare.training.state.flattened import is_wrapped
 
 if TYPE_CHECKING:
     from ampcompare.training.checkpoint.store.folder import BackgroundFolder

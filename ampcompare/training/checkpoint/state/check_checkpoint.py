@@ -20,7 +20,7 @@ from ampcompare.training.checkpoint.convert.between_arms import has_masters
 from ampcompare.training.checkpoint.store.layout import CONVERTED, TENSOR_SHARDS, as_list
 from ampcompare.training.precision.base import owned_params
 
-__all__ = ["Names", "parameter_names", "require_fit", "require_position", "require_training_fits"]
+__all__ = ["Names", "check_model", "check_position", "check_training_state", "parameter_names"]
 
 # Each tensor that these keep of a parameter has its shape, except counts.
 LIKE_THEIR_PARAMETER = ("SGD", "Adam", "AdamW", "FusedAdam", "FusedLAMB", "FusedNovoGrad", "FusedSGD", "FusedAdagrad")
@@ -36,7 +36,7 @@ def parameter_names(models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
     return [[names[id(param)] for param in owned_params(optimizer)] for optimizer in optimizers]
 
 
-def require_training_fits(
+def check_training_state(
     state: Mapping[str, Any], models: Sequence[nn.Module], optimizers: Sequence[Optimizer], names: Names
 ) -> None:
     """Check that weights, masters and optimizers of a state are those of this run, in name and shape.
@@ -56,7 +56,7 @@ def require_training_fits(
         )
     is_own = "arm" in state and CONVERTED not in state  # another program may save other types than its arm holds
     for model, weights in zip(models, saved_models, strict=True):
-        require_fit(model, weights, same_types=is_own)
+        check_model(model, weights, same_types=is_own)
     faults: list[str] = []
     # Of another program's file, masters are what was found to round to its weights.
     wanted = _wanted_masters(str(state["arm"]), models, optimizers, names) if "arm" in state else []
@@ -69,7 +69,7 @@ def require_training_fits(
     _raise_on(faults, "does not fit this run", "entries")
 
 
-def require_fit(model: nn.Module, weights: Mapping[str, Any], *, same_types: bool = False) -> None:
+def check_model(model: nn.Module, weights: Mapping[str, Any], *, same_types: bool = False) -> None:
     """Check that weights have the names and shapes of a model, and its dtypes if asked for.
 
     Raises:
@@ -84,7 +84,7 @@ def require_fit(model: nn.Module, weights: Mapping[str, Any], *, same_types: boo
     _raise_on(faults, "is of another model", "tensors")
 
 
-def require_position(progress: Mapping[str, Any], steps_per_epoch: int, total_steps: int) -> None:
+def check_position(progress: Mapping[str, Any], steps_per_epoch: int, total_steps: int) -> None:
     """Check that a position is one that a run of this length can have.
 
     Raises:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ampcompare.base.tensors.tree import tensors_in
-from ampcompare.training.state.flattened import flattened, is_wrapped, plain_state, rebuilt
+from ampcompare.training.checkpoint.state.flattened import flattened, is_wrapped, plain_state, rebuilt
 
 
 class Pair(Tensor):

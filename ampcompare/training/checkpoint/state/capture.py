@@ -20,12 +20,12 @@ from ampcompare.base.errors import CheckpointError
 from ampcompare.base.tensors.lists import copies_on_host
 from ampcompare.base.tensors.sharded import from_part, is_sharded, placed_like, rank_in, whole_tree
 from ampcompare.base.tensors.tree import mapped
+from ampcompare.training.checkpoint.state.check_checkpoint import Names, check_training_state
+from ampcompare.training.checkpoint.state.flattened import is_flattened, plain_state, rebuilt
 from ampcompare.training.checkpoint.store.layout import CONVERTED, TENSOR_SHARDS, as_list, one_or_list
 from ampcompare.training.device import random_state, set_random_state
 from ampcompare.training.parallel.ranks import Communicator
 from ampcompare.training.precision.base import Precision, owned_params
-from ampcompare.training.state.check_checkpoint import Names, require_training_fits
-from ampcompare.training.state.flattened import is_flattened, plain_state, rebuilt
 
 __all__ = [
     "kept_random_states",
@@ -131,7 +131,7 @@ def restore_training(
     Raises:
         CheckpointError: it is of other models or optimizers; names what differs.
     """
-    require_training_fits(state, models, optimizers, names)
+    check_training_state(state, models, optimizers, names)
     for model, weights in zip(models, as_list(state["model"]), strict=True):
         here = model.state_dict()
         model.load_state_dict({name: placed_like(value, here[name]) for name, value in weights.items()})

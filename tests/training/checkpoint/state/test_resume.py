@@ -23,16 +23,16 @@ from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble_single
 from ampcompare.training.checkpoint.convert.between_arms import into_arm
 from ampcompare.training.checkpoint.inspect import inspect_file
+from ampcompare.training.checkpoint.state.check_checkpoint import check_model
+from ampcompare.training.checkpoint.state.flattened import is_flattened
+from ampcompare.training.checkpoint.state.resume import find_checkpoint, validate_resume
+from ampcompare.training.checkpoint.state.saver import Saver
 from ampcompare.training.checkpoint.store.file import write_checkpoint
 from ampcompare.training.checkpoint.store.layout import apex_layout
 from ampcompare.training.precision.base import make_precision, owned_params
 from ampcompare.training.precision.cpu_half import cpu_half
 from ampcompare.training.run_summary import RunMetrics
 from ampcompare.training.session import Session
-from ampcompare.training.state.check_checkpoint import require_fit
-from ampcompare.training.state.flattened import is_flattened
-from ampcompare.training.state.resume import find_checkpoint, validate_resume
-from ampcompare.training.state.saver import Saver
 from ampcompare.training.stop_request import StopRequest
 
 pytestmark = pytest.mark.integration
@@ -203,18 +203,18 @@ def test_a_checkpoint_of_another_model_is_refused_by_name() -> None:
     """Missing, unexpected and mis-shaped tensors are named, at most ten of them, with their number."""
     model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
     weights = dict(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)).state_dict())
-    require_fit(model, weights)
+    check_model(model, weights)
     weights["1.weight"] = torch.zeros(5, 3)
     weights["head"] = weights.pop("0.bias")
     with pytest.raises(CheckpointError) as caught:
-        require_fit(model, weights)
+        check_model(model, weights)
     assert str(caught.value) == (
         "the checkpoint is of another model: 3 of its tensors do not fit: 0.bias is missing; head is unexpected; "
         "1.weight is [5, 3] there and [2, 3] here; use one of this model"
     )
     many = {f"layer{index}": torch.zeros(1) for index in range(20)}
     with pytest.raises(CheckpointError, match=r"24 of its tensors.* and 14 more"):
-        require_fit(model, many)
+        check_model(model, many)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ampcompare.base.errors import CheckpointError
-from ampcompare.training.state.check_checkpoint import parameter_names, require_training_fits
+from ampcompare.training.checkpoint.state.check_checkpoint import check_training_state, parameter_names
 
 Change = Callable[[dict[str, Any]], Any]
 
@@ -41,7 +41,7 @@ def test_what_is_of_another_model_is_named(change: Change, words: str) -> None:
     state = copy.deepcopy({"model": dict(model.state_dict()), "optimizer": optimizer.state_dict()})
     state |= {"arm": "fp32", "masters": {}}
     arguments = ([model], [optimizer], parameter_names([model], [optimizer]))
-    require_training_fits(state, *arguments)
+    check_training_state(state, *arguments)
     change(state)
     with pytest.raises(CheckpointError, match=words):
-        require_training_fits(state, *arguments)
+        check_training_state(state, *arguments)
