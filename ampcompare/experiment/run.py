@@ -28,12 +28,12 @@ from ampcompare.experiment.plan import Plan, device_of_cells
 from ampcompare.experiment.preflight import preflight, require_trainable
 from ampcompare.experiment.run_directory import Reuse, RunDirectory, StoredPlan, with_label
 from ampcompare.experiment.timing_rounds import run_timing_rounds
-from ampcompare.runs.analysis.inference.criteria import Criteria
-from ampcompare.runs.analysis.summary import summarize
-from ampcompare.runs.records.comparison import Comparison
-from ampcompare.runs.records.preflight import ArmTrial
-from ampcompare.runs.records.run import RunRecord, dump_json
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.analysis.inference.criteria import Criteria
+from ampcompare.results.analysis.summary import summarize
+from ampcompare.results.records.comparison import Comparison
+from ampcompare.results.records.preflight import ArmTrial
+from ampcompare.results.records.run import RunRecord, dump_json
+from ampcompare.settings.config import RunConfig
 
 __all__ = ["AllFailAlike", "CellRunner", "FinishedCell", "RunningPlan", "SameCode", "order_as_run", "run_plan"]
 

@@ -29,15 +29,15 @@ from ampcompare.base.secrets import hide
 from ampcompare.experiment.launch.base import Launcher
 from ampcompare.experiment.launch.cell_files import code_folder, remove_leftovers
 from ampcompare.experiment.plan import Plan
-from ampcompare.runs.analysis.inference.criteria import Criteria
-from ampcompare.runs.analysis.runs.comparability import foreign_steps
-from ampcompare.runs.analysis.runs.record_checks import check_record, read_checked
-from ampcompare.runs.records.comparison import Look, Published
-from ampcompare.runs.records.document import read_with_source
-from ampcompare.runs.records.preflight import Preflight
-from ampcompare.runs.records.run import RunRecord, dump_json
-from ampcompare.runs.settings.config import LAUNCHERS, RunConfig
-from ampcompare.runs.settings.validation import validate
+from ampcompare.results.analysis.inference.criteria import Criteria
+from ampcompare.results.analysis.pairing.comparability import foreign_steps
+from ampcompare.results.analysis.pairing.record_checks import check_record, read_checked
+from ampcompare.results.records.comparison import Look, Published
+from ampcompare.results.records.document import read_with_source
+from ampcompare.results.records.preflight import Preflight
+from ampcompare.results.records.run import RunRecord, dump_json
+from ampcompare.settings.config import LAUNCHERS, RunConfig
+from ampcompare.settings.validation import validate
 
 __all__ = [
     "DEFAULT_FOLDER",

@@ -23,10 +23,10 @@ from ampcompare.base.files.write import write_atomically
 from ampcompare.base.processes.sandbox import Sandbox, Written, remove_tree, sandboxed
 from ampcompare.base.secrets import mask
 from ampcompare.experiment.launch.base import Progress
-from ampcompare.runs.records.document import sealed_json
-from ampcompare.runs.records.run import RunRecord, dump_json
-from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.validation import validate
+from ampcompare.results.records.document import sealed_json
+from ampcompare.results.records.run import RunRecord, dump_json
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.validation import validate
 
 __all__ = [
     "announce_cell",

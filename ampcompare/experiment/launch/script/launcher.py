@@ -54,12 +54,12 @@ from ampcompare.experiment.launch.script.rows import (
     training_children,
 )
 from ampcompare.experiment.launch.script.supervise import end_family
-from ampcompare.runs.records.evaluation import EpochResult
-from ampcompare.runs.records.metric import metrics_of
-from ampcompare.runs.records.run import EngineInfo, RunRecord, RunSummary, StepRecord, dump_json, loss_tail
-from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.script import LOSS, ScriptConfig, ScriptMetric
+from ampcompare.results.records.evaluation import EpochResult
+from ampcompare.results.records.metric import metrics_of
+from ampcompare.results.records.run import EngineInfo, RunRecord, RunSummary, StepRecord, dump_json, loss_tail
 from ampcompare.script.legacy.old_script import COMPAT_HINT, is_of_old_script
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.script import LOSS, ScriptConfig, ScriptMetric
 from ampcompare.training.run_summary import Tracer
 
 __all__ = ["ScriptLauncher", "failed_script", "picked", "script_command", "script_record"]

@@ -45,11 +45,13 @@ from ampcompare.experiment.launch.cell_files import (
 from ampcompare.experiment.launch.places import with_place
 from ampcompare.experiment.launch.stop_signal import stopped_by_signal
 from ampcompare.experiment.launch.worker.monitor import SystemMonitor
-from ampcompare.runs.records.evaluation import EpochResult
-from ampcompare.runs.records.run import ProcessFacts, Resumption, RunRecord, RunSummary, StepRecord, dump_json
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.evaluation import EpochResult
+from ampcompare.results.records.run import ProcessFacts, Resumption, RunRecord, RunSummary, StepRecord, dump_json
+from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble, cpu_half_of, make_parallel
+from ampcompare.training.checkpoint.state.resume import AUTO, find_checkpoint, validate_resume
+from ampcompare.training.checkpoint.state.saver import Saver
 from ampcompare.training.device import resolve_device
 from ampcompare.training.hashes import parameters_sha256, weights_sha256
 from ampcompare.training.loop import allreduce_share
@@ -62,8 +64,6 @@ from ampcompare.training.precision.fp32 import require_tf32
 from ampcompare.training.process_group import own_group
 from ampcompare.training.run_summary import RunMetrics
 from ampcompare.training.session import Session
-from ampcompare.training.state.resume import AUTO, find_checkpoint, validate_resume
-from ampcompare.training.state.saver import Saver
 from ampcompare.training.stop_request import StopRequest
 
 __all__ = [

@@ -40,8 +40,8 @@ from ampcompare.experiment.launch.places import with_place
 from ampcompare.experiment.launch.stop_signal import stopped_by_signal
 from ampcompare.experiment.launch.worker.cell import failed_with, train_cell
 from ampcompare.experiment.launch.worker.stall import Roll, is_timeout, show_stack_on_signal
-from ampcompare.runs.records.run import RunRecord
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.run import RunRecord
+from ampcompare.settings.config import RunConfig
 from ampcompare.training.parallel.ranks import ProcessGroup, require_equal
 from ampcompare.training.process_group import bound_to, choose_backend
 from ampcompare.training.stop_request import StopRequest
