@@ -28,7 +28,7 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 def examine_machine(environment: Mapping[str, str]) -> list[Check]:
     """Check memory, shared memory, disk and threads."""
-    return [_memory(), *_shared(), _disk(Path.cwd()), _threads(environment)]
+    return [_memory(), *_shared_memory(), _disk(Path.cwd()), _threads(environment)]
 
 
 def _memory() -> Check:
@@ -49,7 +49,7 @@ def _memory() -> Check:
     return Check("Machine", "memory", value, "warning", reason, ("ampcompare compare --workers 0",), facts)
 
 
-def _shared() -> list[Check]:
+def _shared_memory() -> list[Check]:
     """Check the size of shared memory, which is 64 MiB in a container by default."""
     if not SHARED.is_dir():
         return []

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ampcompare.runs.settings.config import RunConfig
+
 from ampcompare.base.files.run_files import CellFile
-from ampcompare.experiment.launch.base import Progress
 from ampcompare.experiment.launch.cell_files import (
     archive_previous,
     earlier_files,
@@ -13,7 +14,7 @@ from ampcompare.experiment.launch.cell_files import (
     progress_reader,
     progress_writer,
 )
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.experiment.launch.contract import Progress
 
 
 def test_files_of_an_earlier_run_are_kept_under_another_name(tmp_path: Path) -> None:
