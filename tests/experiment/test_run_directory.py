@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ampcompare.base.errors import Ended
-from ampcompare.experiment import run as run_module
+from ampcompare.experiment import run_plan as run_module
 from ampcompare.experiment.launch.cell_files import write_record
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.plan import Plan, make_plan

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ampcompare.runs.settings.config import RunConfig
-
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.experiment.launch.cell_files import (
     archive_previous,
@@ -15,6 +13,7 @@ from ampcompare.experiment.launch.cell_files import (
     progress_writer,
 )
 from ampcompare.experiment.launch.contract import Progress
+from ampcompare.settings.config import RunConfig
 
 
 def test_files_of_an_earlier_run_are_kept_under_another_name(tmp_path: Path) -> None:
