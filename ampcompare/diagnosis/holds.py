@@ -27,7 +27,7 @@ from ampcompare.diagnosis.sites import calling_line
 from ampcompare.diagnosis.step_watch import MAX_SKIPPED
 from ampcompare.diagnosis.watched_loop import watch_loop
 from ampcompare.diagnosis.watched_precision import Enough
-from ampcompare.runs.records.diagnosis import Diagnosis, Fault, PlaceReport
+from ampcompare.results.records.diagnosis import Diagnosis, Fault, PlaceReport
 from ampcompare.training.device import resolve_device
 from ampcompare.training.precision.base import Precision, PrecisionWrapper, StepOutcome
 

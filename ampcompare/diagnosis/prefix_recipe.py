@@ -11,9 +11,9 @@ from ampcompare.backends.arm import Arm
 from ampcompare.diagnosis.loops import Conditions, recipe_loop, trained_under
 from ampcompare.diagnosis.prefix import PrefixWatch
 from ampcompare.diagnosis.watched_precision import Enough, WatchedPrecision
-from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.examination import answering_errors
-from ampcompare.runs.settings.validation import validate
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.examination import answering_errors
+from ampcompare.settings.validation import validate
 from ampcompare.training.assemble import Assembly
 from ampcompare.training.device import resolve_device
 

@@ -17,7 +17,7 @@ from ampcompare.diagnosis.observation import Observation, StepFacts
 from ampcompare.diagnosis.operation_watch import Key, OperationWatch, unseen
 from ampcompare.diagnosis.sites import Sites
 from ampcompare.diagnosis.watched_precision import StepObserver
-from ampcompare.runs.records.diagnosis import LostUpdates, Phase
+from ampcompare.results.records.diagnosis import LostUpdates, Phase
 from ampcompare.training.ledger import is_zero_eps
 from ampcompare.training.precision.base import StepOutcome, owned_params
 

@@ -20,7 +20,7 @@ from ampcompare.diagnosis.loops import Conditions
 from ampcompare.diagnosis.observation import Observation
 from ampcompare.diagnosis.operation_watch import Called
 from ampcompare.diagnosis.watched_loop import watch_loop
-from ampcompare.runs.records.diagnosis import Diagnosis
+from ampcompare.results.records.diagnosis import Diagnosis
 
 PLANTED = (
     "cube, O2",

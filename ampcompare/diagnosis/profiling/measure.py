@@ -29,7 +29,7 @@ from ampcompare.diagnosis.profiling.operation_counter import Counts, ProductShap
 from ampcompare.diagnosis.profiling.step_profiler import Measured, StepProfiler, Steps
 from ampcompare.diagnosis.profiling.trace import Account
 from ampcompare.diagnosis.watched_precision import Enough, WatchedPrecision
-from ampcompare.runs.records.profile import (
+from ampcompare.results.records.profile import (
     ArmProfile,
     Communication,
     Layer,
@@ -42,7 +42,7 @@ from ampcompare.runs.records.profile import (
     Sync,
     WorkKind,
 )
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.settings.config import RunConfig
 from ampcompare.training.device import resolve_device, synchronize
 from ampcompare.training.precision.base import Precision, StepOutcome
 from ampcompare.training.precision.cpu_half import cpu_half

@@ -15,7 +15,7 @@ from torch import Tensor
 from ampcompare.base.tensors.products import OperationMode, dtype_name
 from ampcompare.base.tensors.tree import tensors_in
 from ampcompare.diagnosis.profiling.marks import Marks
-from ampcompare.runs.records.profile import Held, Memory
+from ampcompare.results.records.profile import Held, Memory
 
 __all__ = ["Block", "MemoryLedger"]
 

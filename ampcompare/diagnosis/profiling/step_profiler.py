@@ -30,7 +30,7 @@ from ampcompare.diagnosis.profiling.memory import Block, MemoryLedger
 from ampcompare.diagnosis.profiling.operation_counter import Counts, OperationCounter
 from ampcompare.diagnosis.profiling.trace import Account, read_trace
 from ampcompare.diagnosis.watched_precision import StepObserver
-from ampcompare.runs.records.profile import Memory, Phase
+from ampcompare.results.records.profile import Memory, Phase
 
 __all__ = ["Measured", "StepProfiler", "Steps"]
 
