@@ -32,9 +32,9 @@ from ampcompare.base.errors import (
     did_you_mean,
 )
 from ampcompare.base.tensors.skippable_step import skip_on_device
-from ampcompare.runs.settings.config import ParallelConfig
-from ampcompare.runs.settings.optimizers import APEX, LIBRARIES, OWN_APEX, optimizer_path, require_optimizer
-from ampcompare.runs.settings.recipe import OWN_SETTINGS, OptimizerConfig, Recipe, ScheduleConfig
+from ampcompare.settings.config import ParallelConfig
+from ampcompare.settings.optimizers import APEX, LIBRARIES, OWN_APEX, optimizer_path, require_optimizer
+from ampcompare.settings.recipe import OWN_SETTINGS, OptimizerConfig, Recipe, ScheduleConfig
 from ampcompare.tasks.data import seed_globals
 from ampcompare.tasks.factory import resolve_factory
 from ampcompare.tasks.task import Task

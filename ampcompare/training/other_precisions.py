@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ampcompare.base.tensors.sharded import whole_tree
-from ampcompare.runs.records.evaluation import PrecisionResult
+from ampcompare.results.records.evaluation import PrecisionResult
 from ampcompare.tasks.data import in_fp32
 from ampcompare.tasks.task import Task
 from ampcompare.training.checkpoint.state.capture import restore_random_states

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from ampcompare.base.environment.fingerprint import fingerprint, host_name
-from ampcompare.runs.records.evaluation import EpochResult
-from ampcompare.runs.records.run import Resumption, StepRecord
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.evaluation import EpochResult
+from ampcompare.results.records.run import Resumption, StepRecord
+from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.data import derive, tensors_of
 from ampcompare.training.assemble import Assembly
 from ampcompare.training.build_loop import build_loop

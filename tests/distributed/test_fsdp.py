@@ -20,9 +20,9 @@ from torch import nn
 from ampcompare.backends import fp8
 from ampcompare.base.errors import AmpCompareError
 from ampcompare.base.tensors.tree import first_difference
-from ampcompare.runs.records.evaluation import EpochResult
-from ampcompare.runs.records.run import StepRecord
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.evaluation import EpochResult
+from ampcompare.results.records.run import StepRecord
+from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble, make_parallel
 from ampcompare.training.checkpoint.convert.between_arms import into_arm

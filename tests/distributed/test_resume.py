@@ -16,8 +16,8 @@ from ampcompare.apex.amp import _amp_state
 from ampcompare.backends import fp8
 from ampcompare.base.errors import CheckpointError
 from ampcompare.base.tensors.tree import first_difference
-from ampcompare.runs.records.evaluation import EpochResult
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.evaluation import EpochResult
+from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble, make_parallel
 from ampcompare.training.checkpoint.state.resume import find_checkpoint, validate_resume

@@ -12,9 +12,9 @@ from pydantic_core import PydanticSerializationError
 from ampcompare.base.environment.fingerprint import fingerprint, host_name
 from ampcompare.base.errors import CheckpointError
 from ampcompare.base.files.run_files import RunFile
-from ampcompare.runs.records.run import Resumption
-from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.recipe import Recipe
+from ampcompare.results.records.run import Resumption
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.recipe import Recipe
 
 __all__ = ["AUTO", "FoundCheckpoint", "find_checkpoint", "validate_resume"]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ampcompare.base.errors import CheckpointError, EnvironmentUnfit
 from ampcompare.base.tensors.sharded import is_sharded, local
-from ampcompare.runs.settings.config import SavingConfig
+from ampcompare.settings.config import SavingConfig
 from ampcompare.training.checkpoint.state.flattened import is_wrapped
 from ampcompare.training.checkpoint.store.file import checksum
 from ampcompare.training.checkpoint.store.folder import CheckpointFolder

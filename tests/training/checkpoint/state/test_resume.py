@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from ampcompare.apex.amp import _amp_state
 from ampcompare.base.errors import CheckpointError, EnvironmentUnfit
 from ampcompare.base.tensors.tree import first_difference, tensors_in
-from ampcompare.runs.records.evaluation import EpochResult
-from ampcompare.runs.records.run import StepRecord
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.evaluation import EpochResult
+from ampcompare.results.records.run import StepRecord
+from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble_single
 from ampcompare.training.checkpoint.convert.between_arms import into_arm
