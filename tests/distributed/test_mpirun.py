@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.runs.records.run import read_record
+from ampcompare.results.records.run import read_record
 from tests.distributed.test_run_rank import command, free_port
 
 SIZE = ["--max-steps", "3", "--train-size", "64", "--val-size", "32", "-b", "8", "-a", "mlp"]
