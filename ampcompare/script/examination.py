@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
     from ampcompare.diagnosis.options import PrefixRequest, Request
     from ampcompare.diagnosis.profiling.options import ProfileRequest
-    from ampcompare.runs.settings.examination import ScriptRequest
     from ampcompare.script.legacy.prepare import Prepared
     from ampcompare.script.legacy.record.recorder import Recorder
     from ampcompare.script.legacy.settings import ExecSettings
+    from ampcompare.settings.examination import ScriptRequest
 
 __all__ = ["main"]
 
@@ -158,7 +158,7 @@ def _watched(request: PrefixRequest, rank: int) -> int:
     def row(given: dict[str, Any]) -> None:
         (watch,) = watches
         if given["kind"] in ("backward", "plain_backward"):
-            watch.add_loss(given["loss"])
+            watch.see_loss(given["loss"])
         elif given["kind"] == "step":
             watch.loops = watch.loops or planned_loops() or ()
             if watch.is_over:

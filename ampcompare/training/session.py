@@ -14,20 +14,20 @@ import torch
 from torch import nn
 
 from ampcompare.base.environment.fingerprint import fingerprint, host_name
-from ampcompare.runs.records.evaluation import EpochResult
-from ampcompare.runs.records.run import Resumption, StepRecord
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.evaluation import EpochResult
+from ampcompare.results.records.run import Resumption, StepRecord
+from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.data import derive, tensors_of
 from ampcompare.training.assemble import Assembly
 from ampcompare.training.build_loop import build_loop
+from ampcompare.training.checkpoint.state.capture import rank_states, restore_rank, training_state
+from ampcompare.training.checkpoint.state.saver import Position, Saver
 from ampcompare.training.device import synchronize
 from ampcompare.training.evaluate import Evaluation, Extra, evaluate
 from ampcompare.training.ledger import LedgerKeeper
 from ampcompare.training.parallel.ranks import require_equal, weights_digest
 from ampcompare.training.policies import DivergenceDetector, Rollback, make_policies
 from ampcompare.training.precision.base import Precision
-from ampcompare.training.state.capture import rank_states, restore_rank, training_state
-from ampcompare.training.state.saver import Position, Saver
 from ampcompare.training.stop_request import StopRequest
 
 __all__ = ["CopyStream", "CudaCopyStream", "Session", "TrainingPhase", "prefetch"]
@@ -90,9 +90,9 @@ class Session:
         return self.assembly.precision
 
     @property
-    def ended(self) -> str | None:
+    def end_reason(self) -> str | None:
         """Why training ended before its last epoch, in a good state; None if it did not."""
-        return next((policy.ended for policy in self.policies if policy.ended is not None), None)
+        return next((policy.end_reason for policy in self.policies if policy.end_reason is not None), None)
 
     @property
     def rollbacks(self) -> list[int]:
@@ -112,7 +112,7 @@ class Session:
         for epoch in range(position.epoch, recipe.epochs):
             left = assembly.total_steps - position.step
             # An epoch whose steps are all made still lacks its evaluation if the run was stopped in between.
-            if (left <= 0 and position.batch == 0) or self.ended:
+            if (left <= 0 and position.batch == 0) or self.end_reason:
                 break
             self._enter("training")
             begin = self._now() - position.train_seconds
@@ -281,13 +281,13 @@ class Session:
         )
 
     @contextmanager
-    def averaged(self) -> Iterator[None]:
+    def with_average(self) -> Iterator[None]:
         """Put the moving average of the weights in their place, and on exit the weights back to the last bit."""
         average, ranks = self.assembly.average, self.assembly.ranks
         assert average is not None
         if ranks.size > 1:
             average.equalize_buffers(ranks)
-        with average.applied(self.precision):
+        with average.put_in_place(self.precision):
             yield
 
     def _share(self) -> dict[str, Any]:
@@ -309,7 +309,7 @@ class Session:
     def _evaluate_average(self) -> Evaluation | None:
         if self.assembly.average is None:
             return None
-        with self.averaged():
+        with self.with_average():
             return self._evaluate()
 
     def _require_equal_ranks(self, epoch: int) -> None:

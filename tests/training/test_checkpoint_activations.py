@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.runs.records.evaluation import EpochResult
-from ampcompare.runs.records.run import StepRecord
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.evaluation import EpochResult
+from ampcompare.results.records.run import StepRecord
+from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.lm import repeated_blocks
 from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble_single
@@ -20,7 +20,7 @@ from ampcompare.training.precision.cpu_half import cpu_half
 from ampcompare.training.session import Session
 
 CPU = torch.device("cpu")
-ARMS = ["fp32", "apex:O1,engine=compat", "apex:O2,engine=compat", "native:bf16", "half:master_weights,dynamic"]
+ARMS = ["fp32", "apex:O1,engine=compat", "half:master_weights,dynamic"]
 
 
 def config(arm: str = "fp32", *, checkpoint: bool, task: str = "lm", **recipe: Any) -> RunConfig:

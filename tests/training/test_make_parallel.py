@@ -11,7 +11,7 @@ from torch import nn
 
 from ampcompare.apex.parallel import SyncBatchNorm
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.runs.settings.config import ParallelConfig
+from ampcompare.settings.config import ParallelConfig
 from ampcompare.training.assemble import make_parallel
 from ampcompare.training.parallel.replication import DDP, DP, ApexDDP, Single
 
@@ -52,12 +52,6 @@ def test_batch_norms_are_replaced() -> None:
     converted = make(kind="ddp", sync_bn="apex").convert_batchnorm(model)
     assert isinstance(converted[1], SyncBatchNorm)
     assert converted[1].weight is weight
-
-
-def test_torch_batch_norms_on_a_gpu() -> None:
-    """torch's SyncBatchNorm is what `sync_bn=torch` means where there are kernels for it."""
-    converted = make(GPU, kind="apex-ddp", sync_bn="torch").convert_batchnorm(nn.Sequential(nn.BatchNorm2d(2)))
-    assert isinstance(converted[0], nn.SyncBatchNorm)
 
 
 class Wrapper(nn.Module):

@@ -8,19 +8,16 @@ import pytest
 import torch
 
 from ampcompare.base.tensors.skippable_step import skip_on_device
-from ampcompare.runs.records.run import StepRecord
+from ampcompare.results.records.run import StepRecord
 from ampcompare.training.policies import DivergenceDetector, Rollback, Snapshot
 from ampcompare.training.precision.base import make_precision, owned_params
 
 ARMS = [
     "fp32",
-    "apex:O0,engine=compat",
     "apex:O1,engine=compat",
     "apex:O2,engine=compat",
     "apex:O3,loss_scale=dynamic,engine=compat",
     "native:fp16,growth_interval=2",
-    "native:bf16",
-    "half",
     "half:bn_fp32",
     "half:master_weights,dynamic,growth_interval=2",
 ]

@@ -23,7 +23,7 @@ from ampcompare.base.environment.fingerprint import fingerprint
 from ampcompare.base.environment.ranks import rank_of
 from ampcompare.base.errors import EnvironmentUnfit
 from ampcompare.base.secrets import hide, mask
-from ampcompare.runs.records.run import dump_json
+from ampcompare.results.records.run import dump_json
 from ampcompare.script.legacy.record.summary import FORMAT, SCHEMA, ExecSummary, add_row, in_words
 from ampcompare.script.legacy.settings import ExecSettings
 from ampcompare.script.legacy.stderr import note

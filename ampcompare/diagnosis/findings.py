@@ -1,0 +1,409 @@
+"""From the numbers of a run to its faults: each with the place where it began and what led from there to the loss."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ampcompare.diagnosis.laws import HIGH
+from ampcompare.diagnosis.observation import Observation, StepFacts, error_of, place_of
+from ampcompare.diagnosis.operation_watch import FP16_LARGEST, FP16_ZERO, Event
+from ampcompare.diagnosis.ranges import HALF, counts_of, make_range
+from ampcompare.results.records.diagnosis import Fault, FaultKind, Place, Range
+
+__all__ = ["Reason", "find_faults", "lost_share", "reason_of"]
+
+HARM = 0.5  # relative error from which a gradient or a loss is wrong rather than inexact
+HARM_IN_BF16 = 0.9  # whose three bits less make half of a gradient noise in a sound network of many layers
+UNDERFLOW = 0.1  # share of a wrong gradient that is zero in the arm alone, from which that is called the cause
+NEGLIGIBLE = 0.1  # of the largest gradient of a module: a smaller one may be what sums that cancel have left
+FALL = 8  # times below a scale that was applied, more than the gradients of a sound training grow in its first steps
+SMALL_SCALE = ("underflow", "rounding")  # which a loss scale that has fallen leads to
+MAX_CHAIN = 12
+MAX_NEAR = 2
+
+
+@dataclass(frozen=True)
+class Reason:
+    """What is said of a fault, and where to look first.
+
+    Attributes:
+        text: the reason.
+        at: place among the events where it was made; None if that is the fault's own.
+    """
+
+    text: str
+    at: int | None = None
+
+
+def reason_of(events: Sequence[Event], origin: int) -> Reason | None:
+    """Return why the result at `origin` is the first that is not finite; None if that is not known."""
+    number = events[origin].number
+    if abs(number) > FP16_LARGEST:
+        return Reason(f"{number:g} is beyond the largest number of fp16")
+
+    def before(at: int) -> list[int]:
+        return [source for source in events[at].sources if source < at and lost_share(events[source])]
+
+    zeros = sorted(set(_walked_back([origin], before)) - {origin})
+    if not zeros:
+        return None
+    small = [at for at in zeros if 0 < abs(events[at].number) <= FP16_ZERO]
+    at = max(small, default=zeros[0])
+    name = _named(events[at], events[origin])
+    made = None if _line(events[at]) == _line(events[origin]) else at
+    if small:
+        return Reason(f"{events[at].number:g} in {name} is zero in fp16", made)
+    return Reason(f"{100 * lost_share(events[at]):.2g} % of the results of {name} are zero in the arm alone", made)
+
+
+def lost_share(event: Event) -> float:
+    """Return the share of a result that is zero in the arm alone."""
+    elements, _, lost = counts_of(event.row)
+    return lost / elements if elements else 0.0
+
+
+def _line(event: Event) -> tuple[str, str]:
+    return event.key[0], event.key[2]
+
+
+def _named(event: Event, other: Event) -> str:
+    """Return the name of a place for a reader who knows another one."""
+    place = place_of(event.key)
+    if _line(event) == _line(other):
+        return place.operation
+    return f"{place.name} ({place.where})" if place.where else place.name
+
+
+def find_faults(observation: Observation) -> list[Fault]:
+    """Return the faults of a run, at most one of each kind, the earliest first."""
+    found: dict[FaultKind, Fault] = {}
+    highest = 0.0  # scale at which a step was applied
+    fallen = False
+    for facts in observation.facts:
+        if facts.applied:
+            highest = max(highest, facts.scale)
+            faults = [one for one in _of_step(facts) if not (fallen and one.kind in SMALL_SCALE)]
+        else:
+            is_falling = facts.scale <= highest / FALL
+            faults = list(_of_skipped_step(facts, highest if is_falling else None))
+            fallen |= is_falling and bool(faults)
+        for fault in faults:
+            found.setdefault(fault.kind, fault)
+    collapse = _collapse(observation)
+    if collapse is not None and "overflow" not in found:
+        found.setdefault(collapse.kind, collapse)
+    lost = _lost_updates(observation)
+    if lost is not None and not {"overflow", "gradient overflow", "underflow"} & set(found):
+        found.setdefault(lost.kind, lost)
+    return list(found.values())
+
+
+def _of_step(facts: StepFacts) -> Iterator[Fault]:
+    events = facts.step.events
+    loss = None if facts.step.loss is None else events[facts.step.loss]
+    if loss is not None and _nonfinite(loss):
+        yield _overflow(facts, facts.step.loss or 0)
+        return
+    gradients = [(at, event) for at, event in enumerate(events) if event.key[3] == "gradient"]
+    broken = [at for at, event in gradients if _nonfinite(event)]
+    if broken:
+        yield _gradient_overflow(facts, broken)
+        return
+    update = next((one for one in facts.updates if one.nonfinite), None)
+    if update is not None:
+        yield Fault(
+            kind="update",
+            place=Place(module=update.parameter.rpartition(".")[0], operation="optimizer step", phase="weight"),
+            step=facts.index,
+            text=f"the optimizer made {update.nonfinite} elements of {update.parameter} non-finite, not its gradients",
+            reason="" if update.eps is None else f"its eps={update.eps:g} is zero in {update.dtype}",
+        )
+        return
+    harm = HARM_IN_BF16 if any(event.dtype is torch.bfloat16 for event in events) else HARM
+    wrong = [(at, event) for at, event in gradients if _is_wrong(event, [one for _, one in gradients], harm)]
+    if wrong:
+        yield _inexact(facts, wrong)
+    elif loss is not None and error_of(loss) > harm:
+        yield _inexact(facts, [(facts.step.loss or 0, loss)])
+
+
+def _of_skipped_step(facts: StepFacts, fallen_from: float | None) -> Iterator[Fault]:
+    """Yield the fault of a step that was skipped, unless a smaller loss scale may be all that it needs.
+
+    Args:
+        fallen_from: a scale far above this step's at which others are applied; None if there is none.
+    """
+    events, end = facts.step.events, facts.step.loss
+    if end is not None and _nonfinite(events[end]):
+        yield _overflow(facts, end)
+        return
+    broken = [at for at, event in enumerate(events) if event.key[3] == "gradient" and _nonfinite(event)]
+    if broken and (fallen_from is not None or _is_before_scaling(facts, min(_origins(events, broken)))):
+        yield _gradient_overflow(facts, broken, fallen_from=fallen_from)
+
+
+def _is_before_scaling(facts: StepFacts, origin: int) -> bool:
+    """Return whether a result of the forward pass comes before the loss is scaled."""
+    is_forward = facts.step.events[origin].key[3] == "forward"
+    return is_forward and (facts.step.loss is None or origin < facts.step.loss)
+
+
+def _overflow(facts: StepFacts, at: int) -> Fault:
+    """Return the fault of a loss that is not finite: the first place that its values lead back to."""
+    events = facts.step.events
+    origin = min(_origins(events, [at]))
+    name = place_of(events[origin].key).name
+    if _is_narrow(events[origin]):
+        text = f"{name} is the first result that is not finite"
+        reason = reason_of(events, origin)
+        return _fault("overflow", facts, origin, text, _onward(events, origin, at), reason=reason)
+    chosen = _deciding_origin(events, origin)
+    if chosen is not None:
+        text = (
+            f"{place_of(events[chosen].key).name} is not finite and decides an index or a mask, by which {name} fails"
+        )
+        return _fault("overflow", facts, chosen, text, _onward(events, origin, at), reason=reason_of(events, chosen))
+    text = f"{name} is the first result that is not finite, and it is not finite in fp32 either"
+    return _fault("not precision", facts, origin, text, _onward(events, origin, at))
+
+
+def _gradient_overflow(
+    facts: StepFacts, broken: Sequence[int], *, always: bool = False, fallen_from: float | None = None
+) -> Fault:
+    """Return the fault of gradients that are not finite.
+
+    Args:
+        always: they were not in any step, whatever the loss scale.
+        fallen_from: a scale from which the loss scale has fallen to this step's.
+    """
+    events = facts.step.events
+    origin = min(_origins(events, broken))
+    first = events[origin]
+    kind: FaultKind = "gradient overflow" if _is_narrow(first) else "not precision"
+    when = f"at loss scale {facts.scale:g}"
+    if fallen_from is not None:
+        when += f", which has fallen from {fallen_from:g}"
+    if always:
+        when = f"in every step, down to loss scale {facts.scale:g}"
+    elif _is_before_scaling(facts, origin):
+        when = "whatever the loss scale"
+    name = place_of(first.key).name
+    if first.key[3] == "forward":
+        text = f"{name} is not finite, which the loss does not show, and breaks gradients {when}"
+    else:
+        text = f"{name} makes a gradient that is not finite {when}"
+    if kind == "not precision":
+        return _fault(kind, facts, origin, f"{text}, and in fp32 too", _onward(events, origin, broken[0]))
+    return _fault(kind, facts, origin, text, _onward(events, origin, broken[0]), reason=reason_of(events, origin))
+
+
+def _collapse(observation: Observation) -> Fault | None:
+    """Return the fault of a run in which no step was applied although its loss was finite."""
+    if observation.steps == 0 or observation.skipped < observation.steps:
+        return None
+    for facts in reversed(observation.facts):
+        broken = [at for at, event in enumerate(facts.step.events) if event.key[3] == "gradient" and _nonfinite(event)]
+        if broken:
+            return _gradient_overflow(facts, broken, always=True)
+    return None
+
+
+def _inexact(facts: StepFacts, wrong: Sequence[tuple[int, Event]]) -> Fault:
+    """Return the fault of a finite result that is wrong: the place where its error first becomes large."""
+    events = facts.step.events
+    origins = {at: _first_wrong(events, at) for at, _ in wrong}
+    origin = min(origins.values())
+    at, worst = max((pair for pair in wrong if origins[pair[0]] == origin), key=lambda pair: _size(pair[1]))
+    kind: FaultKind = "underflow" if _lost_share(events, origin, at) > UNDERFLOW else "rounding"
+    name, first = place_of(worst.key).name, place_of(events[origin].key).name
+    if kind == "underflow":
+        at_origin = lost_share(events[origin]) > lost_share(worst)
+        share, what = (
+            (lost_share(events[origin]), "its results") if at_origin else (lost_share(worst), f"the gradient of {name}")
+        )
+        text = (
+            f"{first} loses gradients below the range of fp16: {100 * share:.0f} % of {what} are zero in the arm alone"
+        )
+        if at_origin:
+            text += f", and the gradient of {name} is {_size(worst):.1g} of its size away from fp32"
+    else:
+        text = f"{first} makes or amplifies rounding errors: {name} is {_size(worst):.1g} of its size away from fp32"
+    return _fault(kind, facts, origin, text, _onward(events, origin, at), severity=_size(worst))
+
+
+def _size(event: Event) -> float:
+    """Return the error of a result, finite so that errors can be compared."""
+    return min(error_of(event), 1e30)
+
+
+def _lost_updates(observation: Observation) -> Fault | None:
+    worst = max(
+        (one for one in observation.updates.values() if one.dtype in ("fp16", "bf16") and one.moved),
+        key=lambda one: one.lost / one.moved,
+        default=None,
+    )
+    if worst is None or worst.lost <= HIGH * worst.moved:
+        return None
+    return Fault(
+        kind="lost updates",
+        place=Place(module=worst.parameter.rpartition(".")[0], operation="optimizer step", phase="weight"),
+        step=observation.facts[-1].index,
+        text=f"{100 * worst.lost / worst.moved:.0f} % of the updates of {worst.parameter} are below half a unit in the "
+        f"last place of its {worst.dtype} weights and are lost at this learning rate; diagnose --ahead counts the rest",
+        severity=worst.lost / worst.moved,
+    )
+
+
+def _is_wrong(event: Event, gradients: Sequence[Event], harm: float) -> bool:
+    """Return whether the gradient of a parameter is far from that of the wide run, and matters in its module."""
+    if event.constant or event.errors is None or error_of(event) <= harm:
+        return False
+    sizes = [_rms(one, 1) for one in gradients if one.key[0] == event.key[0] and one.errors is not None]
+    return not _rms(event, 0) <= HARM * NEGLIGIBLE * max(sizes, default=0.0)
+
+
+def _rms(event: Event, norm: int) -> float:
+    """Return the root mean square that belongs to a norm of `Event.errors`."""
+    return float(event.errors[norm]) / math.sqrt(max(1, counts_of(event.row)[0]))
+
+
+def _nonfinite(event: Event) -> bool:
+    return counts_of(event.row)[1] > 0 and not event.constant
+
+
+def _is_narrow(event: Event) -> bool:
+    """Return whether a result is finite in the wide run, or, without one, is of a 16-bit type."""
+    return event.dtype in HALF if event.errors is None or event.key[3] == "weight" else math.isfinite(event.errors[1])
+
+
+def _origins(events: Sequence[Event], ends: Iterable[int]) -> list[int]:
+    """Return the non-finite results that others come from and that have only finite inputs, or inputs asked for."""
+
+    def before(at: int) -> list[int]:
+        return [source for source in events[at].sources if source < at and _nonfinite(events[source])]
+
+    return [at for at in _walked_back(ends, before) if not before(at)]
+
+
+def _deciding_origin(events: Sequence[Event], end: int) -> int | None:
+    """Return the first result, not finite in the arm alone, that decided an index or a mask behind `end`.
+
+    The wide run takes the indices and masks of the arm, so that what they spoil is spoiled there too.
+    """
+
+    def before(at: int) -> list[int]:
+        return [source for source in (*events[at].sources, *events[at].decided) if source < at]
+
+    behind = _walked_back([end], before)
+    deciding = {one for at in behind for one in events[at].decided if _nonfinite(events[one])}
+    return min((one for one in _origins(events, deciding) if _is_narrow(events[one])), default=None)
+
+
+def _first_wrong(events: Sequence[Event], end: int) -> int:
+    """Return the earliest result that leads to `end` with a large error all the way."""
+
+    def before(at: int) -> list[int]:
+        return [source for source in events[at].sources if source < at and error_of(events[source]) > HARM / 2]
+
+    return min(_walked_back([end], before))
+
+
+def _lost_share(events: Sequence[Event], origin: int, end: int) -> float:
+    """Return the share of a gradient that is zero in the arm alone, where it is wrong first or at its end."""
+    return max(lost_share(events[origin]), lost_share(events[end])) if events[origin].key[3] != "forward" else 0.0
+
+
+def _onward(events: Sequence[Event], origin: int, end: int) -> list[str]:
+    """Return the places from `origin` to `end` along sources, each once, in order."""
+    reached = {origin}
+    for at in range(origin + 1, end + 1):
+        if any(source in reached for source in events[at].sources):
+            reached.add(at)
+    ends = [end] if end in reached else []
+    back = _walked_back(ends, lambda at: [source for source in events[at].sources if source < at and source in reached])
+    names = list(dict.fromkeys(place_of(events[at].key).name for at in sorted(back)))
+    return names if len(names) <= MAX_CHAIN else [*names[: MAX_CHAIN - 2], "...", names[-1]]
+
+
+def _fault(
+    kind: FaultKind,
+    facts: StepFacts,
+    origin: int,
+    text: str,
+    chain: list[str],
+    *,
+    severity: float = 1.0,
+    reason: Reason | None = None,
+) -> Fault:
+    events = facts.step.events
+    event = events[origin]
+    made = [] if reason is None or reason.at is None else [_where(events[reason.at])]
+    return Fault(
+        kind=kind,
+        place=place_of(event.key),
+        step=facts.index,
+        text=text,
+        severity=severity,
+        inputs=[
+            f"{place_of(events[at].key).name}: {_spread(make_range(events[at].row))}"
+            for at in event.sources
+            if at < origin
+        ],
+        chain=chain,
+        near=list(dict.fromkeys([*made, *_near(events, origin)])),
+        reason="" if reason is None else reason.text,
+    )
+
+
+def _near(events: Sequence[Event], origin: int) -> list[tuple[str, str]]:
+    """Return where the inputs of a result were made, and where it went next: the two nearest other places of each."""
+    after: dict[int, list[int]] = defaultdict(list)
+    for at, event in enumerate(events):
+        for source in event.sources:
+            if source < at:
+                after[source].append(at)
+    before = _other_places(events, origin, lambda at: [source for source in events[at].sources if source < at])
+    return list(dict.fromkeys([*before, *_other_places(events, origin, lambda at: after[at])]))
+
+
+def _other_places(events: Sequence[Event], origin: int, next_to: Callable[[int], list[int]]) -> list[tuple[str, str]]:
+    """Return the first places that are reached from a result through results of the same place."""
+    here = _where(events[origin])
+    found: list[tuple[str, str]] = []
+    todo, seen = deque([origin]), {origin}
+    while todo and len(found) < MAX_NEAR:
+        at = todo.popleft()
+        if _where(events[at]) != here and events[at].key[3] in ("forward", "backward"):
+            found = list(dict.fromkeys([*found, _where(events[at])]))
+        else:
+            todo += [other for other in next_to(at) if other not in seen]
+            seen.update(next_to(at))
+    return found
+
+
+def _where(event: Event) -> tuple[str, str]:
+    """Return the module and the line of a result."""
+    return event.key[0], event.key[2]
+
+
+def _spread(values: Range) -> str:
+    if values.largest is None:
+        return "zeros" if not values.nonfinite else "not finite"
+    return f"{values.smallest:.3g} to {values.largest:.3g}"
+
+
+def _walked_back(ends: Iterable[int], before: Callable[[int], Iterable[int]]) -> Iterator[int]:
+    """Yield each place that is reached from `ends` by going to the places before it, once, in no order."""
+    seen: set[int] = set()
+    todo = list(ends)
+    while todo:
+        at = todo.pop()
+        if at not in seen:
+            seen.add(at)
+            yield at
+            todo += before(at)

@@ -1,0 +1,400 @@
+"""Watches operations as torch dispatches them and keeps numbers only: ranges, errors against a wide run, and types."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporarily
+
+from ampcompare.base.tensors.products import dtype_name
+from ampcompare.diagnosis.fp32_reference import Fp32Reference, written_arguments
+from ampcompare.diagnosis.ranges import HALF, counts_of, range_row, widened
+from ampcompare.diagnosis.sites import Sites
+from ampcompare.results.records.diagnosis import Phase
+
+__all__ = [
+    "FP16_LARGEST",
+    "FP16_ZERO",
+    "Called",
+    "Event",
+    "Key",
+    "OperationWatch",
+    "errors_of",
+    "unseen",
+]
+
+MIN_SQUARE = 1e-30  # of sums in fp32: what is below has lost digits
+
+
+def errors_of(result: Tensor, exact: Tensor, own: Tensor | None) -> Any:
+    """Return what errors are computed from: norms of the difference, the wide result, the own difference, the result.
+
+    Args:
+        exact: the result of the wide run, fp32 or float64, of the shape of `result`.
+        own: the result of the operation alone in the wide type; None if unknown, and its norm is 0.
+
+    Returns:
+        (4,) floats for tensors on the host; a float64 tensor on another device, unread.
+    """
+    wide = exact.detach().reshape(-1)
+    values = result.detach().reshape(-1).to(wide.dtype, copy=True)
+    alone = None if own is None or own.numel() != len(values) else own.detach().reshape(-1)
+    if values.device.type != "cpu":
+        return _device_norms(values, wide, alone)
+    size, apart = _square(values), 0.0 if alone is None else _square(values - alone)
+    difference = _square(values.sub_(wide))  # in place, which takes no memory
+    return tuple(map(math.sqrt, (difference, _square(wide), apart, size)))
+
+
+def _square(part: Tensor) -> float:
+    array = part.numpy()
+    with np.errstate(all="ignore"):
+        total = float(array.dot(array))
+    if part.dtype is torch.float64 or MIN_SQUARE < total < math.inf:
+        return total
+    double = part.double()  # too large or too small for squares in fp32
+    return float(torch.dot(double, double))
+
+
+def _device_norms(values: Tensor, wide: Tensor, own: Tensor | None) -> Tensor:
+    norm = torch.ops.aten.linalg_vector_norm.default
+    alone = values.new_zeros(()) if own is None else norm(values - own)
+    return torch.stack([norm(values - wide), norm(wide), alone, norm(values)]).double()
+
+
+# They make constants or move values: an infinity that they write was asked for.
+CONSTANT = frozenset(
+    (
+        *("full", "full_like", "fill", "masked_fill", "new_full", "scalar_tensor", "lift_fresh", "zeros", "zeros_like"),
+        *("new_zeros", "ones", "ones_like", "where", "tril", "triu"),
+    )
+)
+# They use a number of the code as an element of the result's type would be used.
+WITH_NUMBER = frozenset(("add", "sub", "rsub", "mul", "clamp", "clamp_min", "clamp_max"))
+FP16_ZERO, FP16_LARGEST = 2.0**-25, 65504.0  # what is not above the first is rounded to zero
+OWN_RUNS = 2  # of a place: what an operation itself rounds hardly changes from step to step
+# Their backward pass reads a workspace whose layout depends on the type: with one of another type it corrupts memory.
+OPAQUE = ("mkldnn_rnn", "_cudnn_rnn", "miopen_rnn", "cudnn_batch_norm", "miopen_batch_norm")
+COLLECTIVE = ("c10d", "c10d_functional")  # other ranks would wait for a repeated one
+UNSET = ("empty", "new_empty")
+RANDOM = torch.Tag.nondeterministic_seeded
+Key = tuple[str, str, str, Phase]  # module, operation, file:line, phase
+
+
+class Called(NamedTuple):
+    """An operation with the types of its floating inputs and outputs."""
+
+    operation: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    module: str
+    phase: Phase
+
+
+@contextmanager
+def unseen() -> Iterator[None]:
+    """Compute without any mode, cast or gradient: nothing of it is emulated, watched or recorded."""
+    with torch._C.DisableTorchFunction(), torch._C._DisableAutocast(), torch._C._DisableTorchDispatch():
+        with torch.no_grad():
+            yield
+
+
+@dataclass(slots=True)
+class Event:
+    """One floating result of an operation, in the order of a step.
+
+    Attributes:
+        row: counts of `ranges.range_row`.
+        errors: see `errors.errors_of`; None without a wide run.
+        sources: places in the step's list of the results that went in.
+        constant: whether the values were asked for rather than computed, or are gradients that no step has used.
+        wide: counts of the wide result, for gradients.
+        version: of the tensor when it was counted, with its number of elements.
+        decided: places of the results from which an index or a mask was computed that went in.
+        number: that the operation adds, takes as a limit or multiplies by and that fp16 lacks; 0 for none.
+    """
+
+    key: Key
+    dtype: torch.dtype
+    row: Any
+    errors: Any
+    sources: tuple[int, ...]
+    constant: bool = False
+    wide: Any = None
+    version: tuple[int, int] = (-1, -1)
+    decided: tuple[int, ...] = ()
+    number: float = 0.0
+
+
+@dataclass
+class Step:
+    """What one step showed, drained from the device.
+
+    Attributes:
+        losses: their places among the events.
+    """
+
+    events: list[Event] = field(default_factory=list)
+    types: Counter[Called] = field(default_factory=Counter)
+    losses: list[int] = field(default_factory=list)
+
+    @property
+    def loss(self) -> int | None:
+        """The place of the first loss that is not finite, else of the last one; None without any."""
+        broken = (at for at in self.losses if counts_of(self.events[at].row)[1])
+        return next(broken, self.losses[-1] if self.losses else None)
+
+
+class OperationWatch(TorchDispatchMode):
+    """Counts the results of each operation while it is entered and not paused.
+
+    Args:
+        sites: say where an operation belongs.
+        reference: the wide run; None for ranges alone.
+    """
+
+    def __init__(self, sites: Sites, reference: Fp32Reference | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.sites = sites
+        self.reference = reference
+        self.is_paused = False
+        self._step = Step()
+        self._producer: dict[int, int] = {}  # storage of a floating result -> its place in the step's list
+        self._decided: dict[int, frozenset[int]] = {}  # storage of whole numbers or booleans -> places behind them
+        self._own_runs: Counter[Key] = Counter()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled under a watch, and the guard against it costs time at each operation
+
+    def mark_loss(self, loss: Tensor) -> None:
+        """Remember which result of this step is a loss."""
+        place = self._producer.get(_storage(loss))
+        if place is not None:
+            self._step.losses.append(place)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let what runs inside pass unseen, without a call of this mode if no other one was entered behind it."""
+        before, self.is_paused = self.is_paused, True
+        is_last = torch._C._len_torch_dispatch_stack() > 0 and _last_mode() is self
+        try:
+            with _pop_mode_temporarily() if is_last else nullcontext():
+                yield
+        finally:
+            self.is_paused = before
+
+    def drain(self) -> Step:
+        """Return what was seen since the last call, with its numbers read from the device at once."""
+        step, self._step = self._step, Step()
+        self._producer.clear()
+        self._decided.clear()
+        with unseen():
+            if step.events:
+                for name in ("row", "wide", "errors"):
+                    _read_field(step.events, name)
+        return step
+
+    def add(self, tensors: Iterable[tuple[Key, Tensor]], unused: Container[Key] = ()) -> None:
+        """Count weights, or gradients, of which those that no operation of this step made are left from another one.
+
+        Args:
+            unused: gradients that no step uses.
+        """
+        with unseen():
+            for key, tensor in tensors:
+                self._add(key, tensor, key in unused)
+
+    def _add(self, key: Key, tensor: Tensor, is_unused: bool) -> None:
+        exact = None if self.reference is None else self.reference.of(tensor)
+        source = self._producer.get(_storage(tensor))
+        known = self._event_of(tensor)
+        if key[3] == "weight":
+            self._producer[_storage(tensor)] = len(self._step.events)
+        row = known.row if known is not None and known.dtype is tensor.dtype else range_row(tensor, exact)
+        errors = None if exact is None else errors_of(tensor, exact, None)
+        sources = () if source is None else (source,)
+        wide_row = range_row(exact) if exact is not None and key[3] == "gradient" else None
+        constant = is_unused or (key[3] == "gradient" and source is None)
+        self._step.events.append(Event(key, tensor.dtype, row, errors, sources, constant, wide_row))
+
+    def _event_of(self, tensor: Tensor) -> Event | None:
+        """Return the event that has counted a tensor, if all of it was and nothing was written to it since."""
+        place = self._producer.get(_storage(tensor))
+        event = None if place is None else self._step.events[place]
+        return event if event is not None and event.version == (tensor._version, tensor.numel()) else None
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if self.is_paused:
+            return func(*args, **(kwargs or {}))
+        kwargs = dict(kwargs or {})
+        module, where, phase = self.sites.here()
+        if func.is_view:
+            return func(*args, **kwargs)
+        tensors = _tensors(args) + _tensors(kwargs) if kwargs else _tensors(args)
+        given = [value for value in tensors if value.is_floating_point()]
+        decided = self._behind(tensors) if len(given) < len(tensors) else frozenset()
+        key = (module, _operation(func), where, phase)
+        exact, own, written = None, None, []
+        if self.reference is not None:
+            # As `unseen`, at less cost: nothing records gradients here anyway.
+            with torch._C.DisableTorchFunction(), torch._C._DisableAutocast(), torch._C._DisableTorchDispatch():
+                written = written_arguments(func, tuple(args), kwargs)
+                exact, own = self._wide_results(func, key, tuple(args), kwargs, given, written)
+        output = func(*args, **kwargs)
+        with torch._C.DisableTorchFunction(), torch._C._DisableAutocast(), torch._C._DisableTorchDispatch():
+            number = _missing(args) if key[1] in WITH_NUMBER else 0.0
+            self._record(key, given, output, exact, own, {id(one) for one in written}, decided, number)
+        return output
+
+    def _behind(self, tensors: Iterable[Tensor]) -> frozenset[int]:
+        """Return the places of the results that decided whole numbers or booleans among some arguments."""
+        known = (self._decided.get(_storage(one)) for one in tensors if not one.is_floating_point())
+        return frozenset().union(*filter(None, known))
+
+    def _wide_results(
+        self, func: Any, key: Key, args: Any, kwargs: dict[str, Any], given: list[Tensor], written: list[Tensor]
+    ) -> tuple[Any, Any]:
+        """Return the results of the wide run, and those of the arm's own inputs in the wide type; None for neither."""
+        reference = self.reference
+        if reference is None:
+            return None, None
+        if func.namespace.endswith(COLLECTIVE):
+            reference.forget(given)  # their schemas do not say that they write
+            return None, None
+        if RANDOM in func.tags or key[1].startswith(UNSET):
+            reference.forget(written)
+            return None, None
+        if key[1].startswith(OPAQUE):
+            reference.forget(written)
+            reference.failures.add(key[1])
+            return None, None
+        narrows = kwargs.get("dtype") in HALF
+        if not narrows and not reference.concerns(given):
+            return None, None
+        own = None
+        is_half = narrows or any(tensor.dtype in HALF for tensor in given)
+        if is_half and self._own_runs[key] < OWN_RUNS:
+            self._own_runs[key] += 1
+            own = reference.run_on_values(func, args, kwargs, written)
+        return reference.repeat(func, args, kwargs, written), own
+
+    def _record(
+        self,
+        key: Key,
+        given: Sequence[Tensor],
+        output: Any,
+        exact: Any,
+        own: Any,
+        written: set[int],
+        decided: frozenset[int],
+        number: float,
+    ) -> None:
+        if key[1].startswith(UNSET):
+            return
+        sources = tuple({at for one in given if (at := self._producer.get(_storage(one))) is not None})
+        results = []
+        for value in _tensors(output):
+            if value.is_floating_point():
+                results.append(value)
+            else:
+                self._decided[_storage(value)] = decided.union(sources)
+        if not results:
+            return
+        wide, alone = _floating(exact), _floating(own)
+        wide = wide if len(wide) == len(results) else []
+        alone = alone if len(alone) == len(results) else []
+        constant = key[1] in CONSTANT
+        # To widen a 16-bit tensor changes no value: its counts are known.
+        source = self._event_of(given[0]) if key[1] == "_to_copy" and given and given[0].dtype in HALF else None
+        for place, result in enumerate(results):
+            wide_result = wide[place] if wide else None
+            if wide_result is not None and id(result) not in written and self.reference is not None:
+                if wide_result.shape != result.shape:
+                    wide_result = None
+                else:
+                    self.reference.keep(result, wide_result)
+            self._producer[_storage(result)] = len(self._step.events)
+            by_itself = alone[place] if alone else None
+            if source is not None and result.dtype is torch.float32 and source.version[1] == result.numel():
+                row = widened(source.row)
+            else:
+                row = range_row(result, wide_result if result.dtype in HALF else None)
+            errors = None if wide_result is None else errors_of(result, wide_result, by_itself)
+            version = (result._version, result.numel())
+            event = Event(key, result.dtype, row, errors, sources, constant, None, version, tuple(decided))
+            event.number = number if result.dtype is torch.float16 else 0.0
+            self._step.events.append(event)
+        self._step.types[Called(key[1], _types(given), _types(results), key[0], key[3])] += 1
+
+
+def _last_mode() -> Any:
+    return torch._C._get_dispatch_stack_at(torch._C._len_torch_dispatch_stack() - 1)
+
+
+def _read_field(events: Sequence[Event], name: str) -> None:
+    """Replace a field of events that lies on a device by numbers, with one read."""
+    waiting = [event for event in events if isinstance(getattr(event, name), Tensor)]
+    if waiting:
+        values = torch.stack([getattr(event, name) for event in waiting]).cpu().numpy()
+        for event, value in zip(waiting, values, strict=True):
+            setattr(event, name, value)
+
+
+@lru_cache(maxsize=4096)
+def _operation(func: Any) -> str:
+    """Return the name of an operation without its overload, such as add."""
+    return str(func.__name__).partition(".")[0].rstrip("_")
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _missing(args: Sequence[Any]) -> float:
+    """Return a number among the arguments of an operation that is zero or not finite in fp16; 0 for none."""
+    for value in args:
+        if type(value) is float and not FP16_ZERO < abs(value) <= FP16_LARGEST and math.isfinite(value):
+            return value
+    return 0.0
+
+
+def _types(tensors: Iterable[Tensor]) -> tuple[str, ...]:
+    return _sorted_names(frozenset(tensor.dtype for tensor in tensors))
+
+
+@lru_cache(maxsize=256)
+def _sorted_names(dtypes: frozenset[torch.dtype]) -> tuple[str, ...]:
+    return tuple(sorted(map(dtype_name, dtypes)))
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    """Return the tensors of the arguments or the result of an operation."""
+    if isinstance(value, Tensor):
+        return [value]
+    found: list[Tensor] = []
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():
+        if isinstance(item, Tensor):  # by far the most
+            found.append(item)
+        elif isinstance(item, list | tuple | dict):
+            found += _tensors(item)
+    return found
+
+
+def _floating(value: Any) -> list[Tensor]:
+    return [tensor for tensor in _tensors(value) if tensor.is_floating_point()]

@@ -1,0 +1,273 @@
+"""Who holds memory in a step: every storage from its first tensor to its end, and what it is for."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ampcompare.base.tensors.products import OperationMode, dtype_name
+from ampcompare.base.tensors.tree import tensors_in
+from ampcompare.diagnosis.profiling.marks import Marks
+from ampcompare.results.records.profile import Held, Memory
+
+__all__ = ["Block", "MemoryLedger"]
+
+MAX_LAYERS = 8
+ACTIVATIONS = "activations"
+CACHED_CASTS = "casts cached by autocast"
+WEIGHTS, MASTERS, STATE, GRADIENTS, BATCH = "weights", "master weights", "optimizer state", "gradients", "batch"
+TEMPORARY = "results in use"
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of an allocator that is in use: when it was allocated, in ns since 1970, and by which operation.
+
+    Attributes:
+        end: when its address was allocated again, at the earliest.
+    """
+
+    address: int
+    bytes: int
+    begin: int
+    end: float
+    operation: str
+
+
+@dataclass
+class _Storage:
+    """A storage while it lives.
+
+    Attributes:
+        kind: what it is for; "" until it is known.
+        source: the storage that it is a cast of.
+        saved: it is kept for the backward pass.
+        address, made, ended: where it lies; when it was first seen and when it was freed, in ns since 1970.
+    """
+
+    bytes: int
+    dtype: str
+    module: str
+    phase: str
+    kind: str = ""
+    source: _Storage | None = None
+    saved: bool = False
+    address: int = 0
+    made: int = 0
+    ended: int | None = None
+
+
+class MemoryLedger(OperationMode):
+    """Counts storages from `begin` to `end`, those that operations make while it is entered.
+
+    Args:
+        marks: says phase, module, models and optimizers.
+        device: whose memory counts.
+    """
+
+    def __init__(self, marks: Marks, device: torch.device) -> None:
+        super().__init__()
+        self.is_idle = True
+        self._marks = marks
+        self._device = device
+        self._live: dict[int, _Storage] = {}
+        self._first: list[_Storage] = []
+        self._all: dict[int, list[_Storage]] = defaultdict(list)
+        self._finalizers: list[Any] = []
+        self._hooks: Any = None
+        self._phases: list[tuple[int, str]] = []
+
+    def begin(self) -> None:
+        """Count what models and optimizers hold, and begin to follow storages."""
+        self.is_idle = False
+        weights = [one for model in self._marks.models for one in [*model.parameters(), *model.buffers()]]
+        for tensor in weights:
+            self._hold(tensor, WEIGHTS)
+            if tensor.grad is not None:
+                self._hold(tensor.grad, GRADIENTS)
+        for optimizer in self._marks.optimizers:
+            for group in optimizer.param_groups:
+                for param in group["params"]:
+                    # A script names no model: what an optimizer steps is a weight then.
+                    self._hold(param, MASTERS if self._marks.models else WEIGHTS)
+                    if param.grad is not None:
+                        self._hold(param.grad, GRADIENTS)
+            for values in list(optimizer.state.values()):
+                for value in tensors_in(values):
+                    self._hold(value, STATE)
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
+        self._hooks.__enter__()
+
+    def begin_step(self) -> None:
+        """Begin the step whose peak counts; what the step before it left is known by now."""
+        self._first = [one for one in self._first if one.ended is None]
+
+    def end(self) -> None:
+        """Stop following storages."""
+        self.is_idle = True
+        self._hooks.__exit__(None, None, None)
+        for finalizer in self._finalizers:
+            finalizer.detach()
+
+    def see(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+        """Follow the storages of the results of an operation that are new."""
+        inputs = [*tensors_in(args), *tensors_in(kwargs)]
+        is_cast = func is torch.ops.aten._to_copy.default
+        given = {self._key(tensor) for tensor in inputs}
+        for tensor in tensors_in(result):
+            key = self._key(tensor)
+            if key is None or key in self._live or key in given:  # a view of what was there before, such as a data set
+                continue
+            source = None
+            if is_cast and inputs:
+                other = self._key(inputs[0])
+                source = None if other is None else self._live.get(other)
+            one = self._add(tensor, key)
+            if source is not None:
+                one.source = source
+                is_narrower = tensor.element_size() < inputs[0].element_size()
+                if is_narrower and source.kind in (WEIGHTS, MASTERS) and self._marks.phase == "forward":
+                    one.kind = CACHED_CASTS
+
+    def note_phase(self, phase: str) -> None:
+        """Note that a phase begins now."""
+        self._phases.append((time.time_ns(), phase))
+
+    def note_gradients(self) -> None:
+        """Label the gradients that exist now."""
+        given: list[Tensor] = [param for model in self._marks.models for param in model.parameters()]
+        given += [
+            param
+            for optimizer in self._marks.optimizers
+            for group in optimizer.param_groups
+            for param in group["params"]
+        ]
+        for param in given:
+            if param.grad is not None:
+                key = self._key(param.grad)
+                if key is not None and key in self._live:
+                    self._live[key].kind = GRADIENTS
+
+    def memory_of(
+        self, blocks: Sequence[Block], at: int, measured: int | None = None, reserved: int | None = None
+    ) -> Memory:
+        """Return what holds the peak, from the blocks of the allocator that are in use then.
+
+        Args:
+            blocks: allocated since `begin`.
+            at: time of the peak, in ns since 1970.
+            measured: peak bytes of the allocator; None for the sum of what was found, on a CPU.
+            reserved: bytes held by the allocator; None on a CPU.
+        """
+        found: list[_Storage] = []
+        work: dict[str, int] = defaultdict(int)
+        for block in blocks:
+            known = [one for one in self._all.get(block.address, ()) if block.begin <= one.made < block.end]
+            if known:
+                found.append(known[0])
+            else:
+                work[block.operation] += block.bytes
+        held = [*self._first, *found]
+        alive = {id(one) for one in held}
+        gone = {id(one) for ones in self._all.values() for one in ones if id(one) not in alive}
+        if measured is None:
+            measured = sum(one.bytes for one in held) + sum(work.values())
+        phases = [phase for when, phase in self._phases if when <= at]
+        return self._split(held, work, gone, measured, reserved, phases[-1] if phases else "other")
+
+    def _split(
+        self,
+        storages: Sequence[_Storage],
+        work: Mapping[str, int],
+        gone: Collection[int],
+        measured: int,
+        reserved: int | None,
+        phase: str,
+    ) -> Memory:
+        """Return bytes by kind and layer.
+
+        Args:
+            work: bytes inside of operations, by operation.
+            gone: storages that are freed at the peak, by identity.
+        """
+        held: dict[tuple[str, str], int] = defaultdict(int)
+        layers: dict[tuple[str, str], int] = defaultdict(int)
+        twice: dict[tuple[str, str], int] = defaultdict(int)
+        for one in storages:
+            kind = self._kind(one)
+            held[kind, one.dtype] += one.bytes
+            if kind == ACTIVATIONS:
+                layers[one.module, one.dtype] += one.bytes
+                if one.source is not None and one.source.saved and id(one.source) not in gone:
+                    twice[one.module, one.dtype] += min(one.bytes, one.source.bytes)
+        for operation, size in work.items():
+            held[f"workspace of {operation}", ""] += size
+        counted = sum(held.values())
+        return Memory(
+            measured_bytes=measured,
+            held=[Held(kind=kind, dtype=dtype, bytes=size) for (kind, dtype), size in _largest(held)],
+            rest_bytes=measured - counted,
+            layers=[Held(kind=name, dtype=dtype, bytes=size) for (name, dtype), size in _largest(layers)[:MAX_LAYERS]],
+            kept_twice_bytes=sum(twice.values()),
+            kept_twice=[
+                Held(kind=name, dtype=dtype, bytes=size) for (name, dtype), size in _largest(twice)[:MAX_LAYERS]
+            ],
+            reserved_bytes=reserved,
+            at=phase,
+        )
+
+    def _kind(self, one: _Storage) -> str:
+        if one.kind:
+            return one.kind
+        if one.phase == "data":
+            return BATCH
+        return ACTIVATIONS if one.saved else TEMPORARY
+
+    def _hold(self, tensor: Tensor, kind: str) -> None:
+        key = self._key(tensor)
+        if key is not None and key not in self._live:
+            one = self._add(tensor, key)
+            one.kind = kind
+            self._first.append(one)
+
+    def _pack(self, tensor: Tensor) -> Tensor:
+        if not self.is_idle:
+            key = self._key(tensor)
+            if key is not None and key in self._live:
+                self._live[key].saved = True
+        return tensor
+
+    def _key(self, tensor: Tensor) -> int | None:
+        if tensor.device.type != self._device.type or tensor.layout != torch.strided:
+            return None
+        try:
+            return int(tensor.untyped_storage()._cdata)
+        except (RuntimeError, NotImplementedError):
+            return None  # a subclass without storage
+
+    def _add(self, tensor: Tensor, key: int) -> _Storage:
+        storage = tensor.untyped_storage()
+        one = _Storage(storage.nbytes(), dtype_name(tensor.dtype), self._marks.module, self._marks.phase)
+        one.address, one.made = storage.data_ptr(), time.time_ns()
+        self._live[key] = one
+        self._all[one.address].append(one)
+        finalizer = weakref.finalize(storage, self._note_end, key)
+        finalizer.atexit = False
+        self._finalizers.append(finalizer)
+        return one
+
+    def _note_end(self, key: int) -> None:
+        one = self._live.pop(key, None)
+        if one is not None and not self.is_idle:
+            one.ended = time.time_ns()
+
+
+def _largest(sizes: Mapping[tuple[str, str], int]) -> list[tuple[tuple[str, str], int]]:
+    return sorted(((key, size) for key, size in sizes.items() if size), key=lambda pair: (-pair[1], pair[0]))

@@ -1,0 +1,271 @@
+"""One step, operation by operation: FLOPs, bytes, casts, host reads and products by layer.
+
+Times are not taken here. The mode is entered last, so that an emulation of 16 bits on a CPU runs beneath it and is not
+counted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from ampcompare.base.tensors.products import OperationMode, narrowest, product_flops, type_name
+from ampcompare.base.tensors.tree import tensors_in
+from ampcompare.diagnosis.profiling.marks import Marks
+from ampcompare.diagnosis.profiling.trace import is_half
+from ampcompare.diagnosis.sites import PACKAGE, calling_line, shown_line
+
+__all__ = ["Counts", "OperationCounter", "ProductShape", "missed_sizes", "repeated_casts"]
+
+aten = torch.ops.aten
+OVERFLOW_CHECKS = tuple(
+    os.path.join(PACKAGE, *room.split("/"), "") for room in ("apex", "training/precision", "script", "base/tensors")
+)
+SCALER = os.path.join("torch", "amp", "grad_scaler.py")
+CASTS = (aten._to_copy.default,)
+TO_HOST = frozenset({Tensor.cpu, Tensor.numpy, Tensor.tolist, Tensor.__array__})
+COMPUTING = ("forward", "backward", "unscale")
+ALLOCATIONS = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+
+
+def size_of(tensor: Tensor) -> int:
+    """Return the bytes of the elements of a tensor."""
+    return tensor.numel() * tensor.element_size()
+
+
+@dataclass(frozen=True)
+class ProductShape:
+    """A product of the forward pass.
+
+    Attributes:
+        sizes: that tensor cores see, by name.
+        left, right: shapes of the two matrices, or of image and weight.
+        options: of a convolution, from its stride on.
+    """
+
+    module: str
+    operation: str
+    dtype: str
+    sizes: tuple[tuple[str, int], ...]
+    left: tuple[int, ...] = ()
+    right: tuple[int, ...] = ()
+    options: tuple[Any, ...] = ()
+
+
+@dataclass
+class Counts:
+    """What was counted in some steps.
+
+    Attributes:
+        cast_chains: casts of one tensor to one type: by line, module, type, with the number for each tensor.
+        mixed: FLOPs by the type of the inputs.
+        steps: that were counted; all but host reads are of the first.
+        syncs, sync_steps: host reads by line and sort, and the steps that have any.
+    """
+
+    steps: int = 0
+
+    flops: int = 0
+    mixed: Counter[str] = field(default_factory=Counter)
+    layer_flops: Counter[str] = field(default_factory=Counter)
+    bytes: int = 0
+    cast_bytes: int = 0
+    products: Counter[ProductShape] = field(default_factory=Counter)
+    syncs: Counter[tuple[str, str]] = field(default_factory=Counter)
+    sync_steps: Counter[tuple[str, str]] = field(default_factory=Counter)
+    casts: dict[tuple[int, int, str], list[tuple[str, str, int]]] = field(default_factory=lambda: defaultdict(list))
+    keep: list[Any] = field(default_factory=list)  # storages whose address must not be used again meanwhile
+    optimizer_operations: int = 0
+
+
+class OperationCounter(OperationMode):
+    """Counts the operations of a step, and host reads of the steps after it.
+
+    Args:
+        marks: says phase and module.
+        device: on which the loop trains.
+    """
+
+    def __init__(self, marks: Marks, device: torch.device) -> None:
+        super().__init__()
+        self.marks = marks
+        self.device = device
+        self.counts = Counts()
+        self._reads: Counter[tuple[str, str]] = Counter()  # of the present step
+        self._computed: set[int] = set()  # addresses of storages that the model's work has filled
+        self._calls = _HostReads(self)
+
+    def __enter__(self) -> OperationCounter:
+        self._calls.__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._calls.__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def end_step(self) -> None:
+        """Add the host reads of the step that ends."""
+        self.counts.syncs.update(self._reads)
+        self.counts.sync_steps.update(self._reads.keys())
+        self.counts.steps += 1
+        self._reads.clear()
+
+    def count_transfer(self, tensor: Tensor) -> None:
+        """Count that a tensor is asked for by the host: on a CPU no operation tells, as it is there already.
+
+        A result counts once, and a batch does not: on a GPU it may be asked for before it is brought to the device.
+        """
+        address = _address(tensor)
+        if self.device.type == "cpu" and address in self._computed:
+            self._computed.discard(address)
+            self._reads[self._reader("copy to the host")] += 1
+
+    def count_print(self) -> None:
+        """Count that the host reads a tensor to print it."""
+        self._reads[self._reader("print")] += 1
+
+    def see(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+        counts, marks = self.counts, self.marks
+        name = func._schema.name.rpartition("::")[2]
+        inputs = [*tensors_in(args), *tensors_in(kwargs)]
+        outputs = list(tensors_in(result))
+        if func.is_view or name in ALLOCATIONS or name == "detach":
+            return
+        if self.device.type == "cpu":
+            note = self._computed.update if marks.phase in COMPUTING else self._computed.difference_update
+            note(map(_address, outputs))
+        if name == "_local_scalar_dense":
+            # An optimizer keeps its number of steps on the host, and what the host holds is not waited for.
+            is_host = inputs[0].device.type == "cpu"
+            if marks.phase != "optimizer" and not (is_host and self.device.type != "cpu"):
+                self._reads[self._reader("item")] += 1
+            return
+        if inputs and any(one.device.type != "cpu" for one in inputs):
+            if name == "nonzero":
+                self._reads[self._reader("nonzero")] += 1
+            elif name in ("_to_copy", "copy_") and outputs and outputs[0].device.type == "cpu":
+                self._reads[self._reader("copy to the host")] += 1
+        if counts.steps:
+            return
+        if marks.phase == "optimizer":
+            counts.optimizer_operations += 1
+        moved = sum(map(size_of, inputs)) + sum(map(size_of, outputs))
+        counts.bytes += moved
+        if func in CASTS and inputs and outputs and inputs[0].dtype != outputs[0].dtype:
+            self._cast(inputs[0], outputs[0], moved)
+            return
+        dtype = narrowest(inputs)
+        product = product_flops(func, args, kwargs, result)
+        flops = product or 0
+        if product is not None:
+            counts.flops += flops
+            counts.mixed[dtype] += flops
+            counts.layer_flops[marks.module] += flops
+        if marks.phase == "forward" and flops:
+            shape = self._shape(name, args, outputs, dtype)
+            if shape is not None:
+                counts.products[shape] += flops
+
+    def _cast(self, source: Tensor, result: Tensor, moved: int) -> None:
+        counts = self.counts
+        if not (source.dtype.is_floating_point and result.dtype.is_floating_point):
+            return
+        counts.cast_bytes += moved
+        storage = source.untyped_storage()
+        counts.keep.append(storage)
+        key = (storage.data_ptr(), source._version, type_name(result))
+        counts.casts[key].append((calling_line(sys._getframe(2)), self.marks.module, moved))
+
+    def _shape(self, name: str, args: Sequence[Any], outputs: Sequence[Tensor], dtype: str) -> ProductShape | None:
+        """Return the sizes of a product that tensor cores see."""
+        sizes: tuple[tuple[str, int], ...]
+        options: tuple[Any, ...] = ()
+        if name in ("mm", "addmm"):
+            left, right = args[-2:] if name == "mm" else args[1:3]
+            sizes = (("rows", left.shape[0]), ("in", left.shape[1]), ("out", right.shape[1]))
+        elif name in ("bmm", "baddbmm"):
+            left, right = args[-2:] if name == "bmm" else args[1:3]
+            sizes = (("rows", left.shape[1]), ("in", left.shape[2]), ("out", right.shape[2]))
+        elif name == "convolution":
+            left, right = args[:2]
+            if args[8] > 1 and right.shape[1] <= 4:  # depthwise: no product of matrices
+                return None
+            sizes = (("in channels", left.shape[1]), ("out channels", outputs[0].shape[1]))
+            options = tuple(tuple(one) if isinstance(one, list) else one for one in args[3:9])
+        else:
+            return None
+        return ProductShape(self.marks.module, name, dtype, sizes, tuple(left.shape), tuple(right.shape), options)
+
+    def _reader(self, what: str) -> tuple[str, str]:
+        """Return the line that reads a value, and what it is: a gradient scaler reads whether there was an overflow."""
+        frame: FrameType | None = sys._getframe(3)  # past the mode that has seen it
+        while frame is not None:
+            if line := shown_line(frame):
+                return line, what
+            name = frame.f_code.co_filename
+            if name.endswith(SCALER) or name.startswith(OVERFLOW_CHECKS):
+                return "", "overflow check"
+            frame = frame.f_back
+        return "", what
+
+
+class _HostReads(TorchFunctionMode):
+    """Tells a counter which tensors the host asks for."""
+
+    def __init__(self, counter: OperationCounter) -> None:
+        super().__init__()
+        self._counter = counter
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in TO_HOST:
+            self._counter.count_transfer(args[0])
+        return result
+
+
+def _address(tensor: Tensor) -> int:
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):  # sparse tensors and others without a storage of their own
+        return 0
+
+
+def missed_sizes(shape: ProductShape) -> list[str]:
+    """Return the sizes of a product that are no multiples of 8 and keep a GPU from its tensor cores, or slow it there.
+
+    These are the sizes that are contiguous in memory: not the rows of a batch. The channels of an image at the input of
+    a network are left out too, as kernels pad these.
+    """
+    if not is_half(shape.dtype):
+        return []
+    return [
+        f"{name} {size}"
+        for name, size in shape.sizes
+        if size % 8 and size > 1 and name != "rows" and not (name == "in channels" and size <= 4)
+    ]
+
+
+def repeated_casts(counts: Counts) -> list[tuple[str, str, int, int]]:
+    """Return line, module, number and bytes of the tensors that were cast to one type again, the largest first."""
+    found: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
+    for calls in counts.casts.values():
+        if len(calls) < 2:
+            continue
+        line, module, _ = calls[-1]
+        one = found[line, module]
+        one[0] += len(calls)
+        one[1] += sum(moved for _, _, moved in calls[1:])
+    rows = [(line, module, count, size) for (line, module), (count, size) in found.items()]
+    return sorted(rows, key=lambda row: -row[3])

@@ -1,0 +1,351 @@
+"""Add a tested cure to a diagnosis, as code and as an arm. Needs no torch: other processes may train candidates."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ampcompare.backends.arm import Arm
+from ampcompare.base.errors import AmpCompareError
+from ampcompare.results.records.diagnosis import Cure, Diagnosis, Fault, Headroom, Trial
+
+__all__ = ["Change", "Tested", "conclusion_of", "cure_of", "search", "verdict_of", "with_cure"]
+
+_MAX_TRIALS = 40
+MAX_SCALE = 2.0**24
+ROOM = 4.0  # between the scale that is tried and the largest one
+MAX_ROUNDS = 5
+PER_ROUND = 8
+MAX_TOGETHER = 4
+FROM_GRADIENTS = ("gradient overflow", "underflow")
+NARROWING = re.compile(r"\.(half|bfloat16)\(|torch\.(b?float16|half)\b")
+UNCURED = "none of the tested modules, functions and options removes it"
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a candidate changes: modules or lines in fp32, options of the arm."""
+
+    modules: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
+    options: tuple[tuple[str, object], ...] = ()
+
+    def __or__(self, other: Change) -> Change:
+        return Change(
+            tuple(dict.fromkeys([*self.modules, *other.modules])),
+            tuple(dict.fromkeys([*self.lines, *other.lines])),
+            tuple(dict([*self.options, *other.options]).items()),
+        )
+
+    def parts(self) -> list[Change]:
+        """Return the single changes that it is made of."""
+        return [
+            *(Change(modules=(name,)) for name in self.modules),
+            *(Change(lines=(line,)) for line in self.lines),
+            *(Change(options=(pair,)) for pair in self.options),
+        ]
+
+    def __str__(self) -> str:
+        return ", ".join([*self.modules, *self.lines, *(f"{name}={value}" for name, value in self.options)])
+
+    def applied_to(self, arm: Arm) -> Arm:
+        """Return the arm with the modules and options of this change.
+
+        Raises:
+            ConfigError: the arm takes none of them.
+        """
+        names = [name.rpartition(":")[2] for name in self.modules]  # a pattern is of every model
+        kept = [*filter(None, str(arm.options.get("keep_fp32", "")).split("|")), *names]
+        changed = {**arm.options, **dict(self.options)}
+        if self.modules:
+            changed["keep_fp32"] = "|".join(kept)
+        return Arm.make(arm.backend, **changed)
+
+
+@dataclass(frozen=True)
+class Tested:
+    """What a run under a candidate showed.
+
+    Attributes:
+        functions: names of those that ran in fp32 because of their line, such as torch.exp.
+    """
+
+    faults: Sequence[Fault]
+    functions: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The change that removes the faults, if one does, with its functions in fp32, and all trials."""
+
+    change: Change | None
+    trials: list[Trial]
+    functions: Sequence[str] = ()
+
+
+def search(
+    arm: Arm,
+    faults: Sequence[Fault],
+    scale: float | None,
+    run: Callable[[Arm, Sequence[str]], Tested],
+    modules: Sequence[str],
+    *,
+    most: int = _MAX_TRIALS,
+) -> _Found:
+    """Test candidates until the faults are gone.
+
+    A round tests each candidate that the present faults suggest, in addition to what is kept already. If none removes
+    all faults, the first that moves them to another place is kept for the next round; if none does, the first few are
+    tested together. At the end each part that is not needed is dropped.
+
+    Args:
+        scale: a loss scale under which no gradient overflows and most are kept; None if unknown.
+        run: trains for some steps under an arm, with lines in fp32.
+        modules: names, in the order of their first call.
+        most: runs that are allowed.
+    """
+    tested: dict[Change, Tested | None] = {}
+    trials: list[Trial] = []
+
+    def faults_after(change: Change) -> Sequence[Fault] | None:
+        """Return what remains, or None if the change cannot be made."""
+        if change not in tested and len(tested) < most:
+            try:
+                result = tested[change] = run(change.applied_to(arm), change.lines)
+                left = result.faults
+                trials.append(Trial(name=str(change), cures=not left, left=left[0].text if left else ""))
+            except (AmpCompareError, RuntimeError, TypeError) as error:
+                tested[change] = None
+                trials.append(Trial(name=str(change), cures=False, left=f"cannot be tested: {error}"[:200]))
+        known = tested.get(change)
+        return None if known is None else known.faults
+
+    def found_with(change: Change) -> _Found:
+        known = tested.get(change)
+        return _Found(change, trials, () if known is None else known.functions)
+
+    kept: Change = Change()
+    present: Sequence[Fault] = faults
+    for _ in range(MAX_ROUNDS):
+        step: tuple[Change, Sequence[Fault]] | None = None
+        for candidate in _candidates(arm, present, scale, modules):
+            change = kept | candidate
+            if change == kept or (candidate.options and _has(arm, candidate)):
+                continue
+            left = faults_after(change)
+            if left is None:
+                continue
+            if not left:
+                return found_with(_prune(change, faults_after))
+            if step is None and _progress(present, left):
+                step = change, left
+        if step is None:
+            together = _together(arm, present, scale, modules, kept)
+            for change in together:
+                if (left := faults_after(change)) is not None and not left:
+                    return found_with(_prune(change, faults_after))
+            return _Found(None, trials)
+        kept, present = step
+    return _Found(None, trials)
+
+
+def _together(
+    arm: Arm, faults: Sequence[Fault], scale: float | None, modules: Sequence[str], kept: Change
+) -> Iterator[Change]:
+    """Yield the first two, three and four candidates in fp32 at once, for a fault that none of them alone changes."""
+    change, count = kept, 0
+    for candidate in _candidates(arm, faults, scale, modules):
+        if candidate.options or change | candidate == change:
+            continue
+        change, count = change | candidate, count + 1
+        if count > 1:
+            yield change
+        if count == MAX_TOGETHER:
+            return
+
+
+def _prune(change: Change, faults_after: Callable[[Change], Sequence[Fault] | None]) -> Change:
+    """Drop each part without which the faults are gone as well."""
+    for part in change.parts():
+        rest = Change()
+        for other in change.parts():
+            rest = rest if other == part else rest | other
+        if rest != Change() and (left := faults_after(rest)) is not None and not left:
+            change = rest
+    return change
+
+
+def _progress(before: Sequence[Fault], after: Sequence[Fault]) -> bool:
+    """Return whether the first fault begins at another place or is much smaller."""
+    first, now = before[0], after[0]
+    moved = (first.kind, first.place.module, first.place.where) != (now.kind, now.place.module, now.place.where)
+    return moved or now.severity < first.severity / 2
+
+
+def _candidates(arm: Arm, faults: Sequence[Fault], scale: float | None, modules: Sequence[str]) -> Iterator[Change]:
+    """Yield what may remove the first fault, the likeliest first: options, its place, its neighbors, its parents."""
+    fault = faults[0]
+    if fault.kind == "not precision":
+        return
+    yield from _options(arm, fault, scale)
+    if fault.kind in ("lost updates", "update"):
+        return
+    yielded: list[Change] = []
+    for module, line in [(fault.place.module, fault.place.where), *fault.near]:
+        is_leaf = not any(name.startswith(f"{module}.") for name in modules)
+        by_module = [Change(modules=(module,))] if module and not module.endswith(":") else []
+        by_line = [Change(lines=(line,))] if line else []
+        yielded += by_module + by_line if is_leaf else by_line + by_module
+    yielded = list(dict.fromkeys(yielded))
+    yield from yielded[:PER_ROUND]
+    parent = fault.place.module.rpartition(".")[0]
+    while parent:
+        yield Change(modules=(parent,))
+        parent = parent.rpartition(".")[0]
+
+
+def _scale_to_try(found: Headroom | None) -> float | None:
+    """Return a loss scale with room below the largest, if it differs much from the arm's own."""
+    if found is None or found.largest_scale is None:
+        return None
+    scale = min(MAX_SCALE, found.largest_scale / ROOM)
+    return scale if scale >= 1 and not found.own_scale / ROOM < scale < found.own_scale * ROOM else None
+
+
+def _has(arm: Arm, candidate: Change) -> bool:
+    """Return whether the arm runs with the options of a candidate as it is, by default too."""
+    scale = arm.options.get("loss_scale")
+    dynamic = scale is None and arm.backend == "apex" and arm.options.get("opt_level") in ("O1", "O2")
+    return all(arm.options.get(name) == value or (value == "dynamic" and dynamic) for name, value in candidate.options)
+
+
+def _options(arm: Arm, fault: Fault, scale: float | None) -> Iterator[Change]:
+    """Yield options of the arm that may remove a fault; those that it lacks are refused when they are tested."""
+    has_no_masters = arm.backend == "half" or arm.options.get("opt_level") == "O3"
+    if fault.kind in ("lost updates", "update") and has_no_masters:
+        yield Change(options=(("master_weights", True),))
+        yield Change(options=(("master_weights", True), ("loss_scale", "dynamic")))
+    if fault.kind in FROM_GRADIENTS:
+        name = "init_scale" if arm.backend == "native" else "loss_scale"
+        if arm.backend != "native":
+            yield Change(options=((name, "dynamic"),))
+        if scale is not None:
+            yield Change(options=((name, scale),))
+
+
+def cure_of(arm: Arm, change: Change, functions: Sequence[str], device: str) -> Cure:
+    """Return the cure that a change is.
+
+    Args:
+        functions: names such as torch.exp that its lines call.
+    """
+    changed = change.applied_to(arm)
+    lines = [*_arm_code(arm, changed, change), *(code for line in change.lines for code in _line_code(line, device))]
+    if change.lines and arm.options.get("opt_level") == "O1":
+        lines += ["# or, before amp.initialize, everywhere:", *_registrations(functions)]
+    return Cure(
+        keeps=[*change.modules, *change.lines],
+        option=", ".join(f"{name}={value}" for name, value in change.options),
+        arm=str(changed) if changed != arm and not change.lines else None,
+        code="\n".join(lines),
+    )
+
+
+def _arm_code(arm: Arm, changed: Arm, change: Change) -> list[str]:
+    if changed == arm:
+        return []
+    lines = [f"# as an arm: {changed}"]
+    if arm.backend == "native":
+        for name in change.modules:
+            lines += [
+                f"# around the call of {name}:",
+                "with torch.autocast(device_type, enabled=False):",
+                f"    output = {_attribute(name)}(input.float())",
+            ]
+    elif change.modules:
+        lines += [f"{_attribute(name)}.float()  # and cast its inputs with .float()" for name in change.modules]
+    return lines
+
+
+def _attribute(name: str) -> str:
+    """Return a dotted name as code: "layers.0.norm" as model.layers[0].norm, "Net:norm" as net.norm."""
+    model, _, inner = name.rpartition(":")
+    parts = (f"[{part}]" if part.isdigit() else f".{part}" for part in inner.split("."))
+    return "".join([model.lower() or "model", *parts])
+
+
+def _line_code(place: str, device: str) -> list[str]:
+    """Return a line of the user's code in a block without casts."""
+    name, _, number = place.rpartition(":")
+    is_file = name not in linecache.cache and not os.path.exists(name)
+    source = linecache.getline(os.path.abspath(name) if is_file else name, int(number)).strip()
+    without = " and without its cast to 16 bits" if NARROWING.search(source) else ""
+    return [
+        f"# {place}, with .float() on its 16-bit inputs{without}:",
+        f'with torch.autocast("{device}", enabled=False):',
+        f"    {source or '...'}",
+    ]
+
+
+def _registrations(functions: Iterable[str]) -> list[str]:
+    """Return the registrations of functions; a method is one of torch.Tensor."""
+    return [
+        f'amp.register_float_function({owner}, "{name}")'
+        for owner, _, name in (function.rpartition(".") for function in functions)
+        if owner
+    ]
+
+
+def with_cure(
+    found: Diagnosis,
+    arm: Arm,
+    run: Callable[[Arm, Sequence[str]], Tested],
+    *,
+    device_type: str = "cpu",
+    most: int = _MAX_TRIALS,
+) -> Diagnosis:
+    """Return a diagnosis with the smallest change that removes its faults; as it is, if it has none.
+
+    Args:
+        run: trains for some steps under an arm, with lines in fp32.
+        device_type: "cpu" or "cuda", for code to paste.
+        most: runs that are allowed.
+    """
+    if not found.faults:
+        return found
+    result = search(arm, found.faults, _scale_to_try(found.headroom), run, found.modules, most=most)
+    cure = None
+    if result.change is not None:
+        cure = cure_of(arm, result.change, result.functions, device_type)
+    found = found.model_copy(update={"trials": result.trials, "cure": cure})
+    return found.model_copy(update={"verdict": verdict_of(arm, found)})
+
+
+def verdict_of(arm: Arm, found: Diagnosis) -> str:
+    """Return the result in one sentence that begins with the arm."""
+    return f"{arm}: {conclusion_of(found)}"
+
+
+def conclusion_of(found: Diagnosis) -> str:
+    """Return the first fault and what cures it in one sentence; that there is none, where there is none."""
+    if not found.faults:
+        steps = f"{found.steps} {'step' if found.steps == 1 else 'steps'}"
+        skipped = f", {found.skipped} of them skipped while the loss scale settled" if found.skipped else ""
+        failure = f"; then the script failed: {found.failure}" if found.failure else ""
+        return f"no fault in {steps}{skipped}{failure}"
+    first, cure = found.faults[0], found.cure
+    where = f" ({first.place.where})" if first.place.where else ""
+    if first.kind == "not precision":
+        return f"no fault of precision: at step {first.step} {first.text}{where}"
+    why = f", as {first.reason}" if first.reason else ""
+    fault = f"{first.kind} at step {first.step}: {first.text}{where}{why}"
+    if cure is None:
+        return f"{fault}; {UNCURED}" if found.trials else fault
+    return f"{fault}; {' and '.join([*cure.keeps, *([cure.option] if cure.option else [])])} {_verb(cure)} it"
+
+
+def _verb(cure: Cure) -> str:
+    return "in fp32 cures" if cure.keeps and not cure.option else "cures"

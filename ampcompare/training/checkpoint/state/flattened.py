@@ -1,0 +1,123 @@
+"""Tensor subclasses, such as moments in 8 bits, as dictionaries of the plain tensors that they hold.
+
+torch calls such a class a traceable wrapper subclass: `__tensor_flatten__` gives the names of its plain tensors and
+what else it is made of. A dictionary of these can be stored, compared and read without the class. Nothing is imported
+by a stored name: the class is looked up in the module of its name, which the optimizer of the run has loaded.
+
+Of a sharded tensor each rank may hold such a tensor. Their blocks do not add up to those of the whole, so that a shard
+is kept for each rank, and goes back to as many ranks only.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from ampcompare.base.errors import CheckpointError
+from ampcompare.base.tensors.sharded import is_sharded, local, whole_tree
+from ampcompare.base.tensors.tree import map_tree
+from ampcompare.training.checkpoint.store.layout import TENSOR_CLASS, TENSOR_SHARDS
+
+__all__ = [
+    "class_name",
+    "flatten_tensor",
+    "is_flattened",
+    "is_wrapped",
+    "plain_state",
+    "rebuild_tensor",
+]
+
+
+def is_wrapped(value: Any) -> bool:
+    """Return whether a value is a tensor subclass; a sharded tensor does not count."""
+    return isinstance(value, Tensor) and not is_sharded(value) and is_traceable_wrapper_subclass(value)
+
+
+def is_flattened(value: Any) -> bool:
+    """Return whether a value is what `flatten_tensor` makes of a tensor subclass."""
+    return isinstance(value, Mapping) and TENSOR_CLASS in value
+
+
+def class_name(kind: type) -> str:
+    """Return the name under which a class is stored."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def flatten_tensor(value: Any) -> Any:
+    """Return a tensor subclass as a dictionary of plain tensors, not copied; anything else as it is."""
+    if not is_wrapped(value):
+        return value
+    names, attributes = value.__tensor_flatten__()
+    return {
+        TENSOR_CLASS: class_name(type(value)),
+        "tensors": {name: flatten_tensor(getattr(value, name)) for name in names},
+        "attributes": attributes,
+        "shape": value.shape,
+        "stride": value.stride(),
+    }
+
+
+def rebuild_tensor(saved: Mapping[str, Any]) -> Tensor:
+    """Return the tensor that `flatten_tensor` was given; it holds the stored tensors themselves.
+
+    Raises:
+        CheckpointError: no module that is loaded has the class.
+    """
+    tensors = {
+        name: rebuild_tensor(inner) if is_flattened(inner) else inner for name, inner in saved["tensors"].items()
+    }
+    module, _, name = saved[TENSOR_CLASS].rpartition(".")
+    kind: Any = getattr(sys.modules.get(module), name, None)
+    is_known = isinstance(kind, type) and issubclass(kind, Tensor) and hasattr(kind, "__tensor_unflatten__")
+    if not is_known:
+        raise CheckpointError(
+            f"the optimizer of the checkpoint holds tensors of class {saved[TENSOR_CLASS]}, which nothing here has "
+            "loaded; use one of this recipe"
+        )
+    made: Tensor = kind.__tensor_unflatten__(
+        tensors, saved["attributes"], torch.Size(saved["shape"]), tuple(saved["stride"])
+    )
+    return made
+
+
+def plain_state(state: dict[str, Any]) -> dict[str, Any]:
+    """Return the state dict of an optimizer in whole, plain tensors: shards gathered, other classes flattened.
+
+    Every rank calls it with its parts of the same state.
+    """
+    entries: dict[Any, dict[str, Any]] = state["state"]
+    values = [value for entry in entries.values() for value in entry.values()]
+    sharded = any(isinstance(value, Tensor) and is_sharded(value) for value in values)
+    if not _on_any_rank(any(is_wrapped(_part(value)) for value in values), ask=sharded):
+        return whole_tree(state)  # type: ignore[no-any-return]
+    plain = {number: {name: _plain(value) for name, value in entry.items()} for number, entry in entries.items()}
+    return {**state, "state": plain}
+
+
+def _plain(value: Any) -> Any:
+    if not isinstance(value, Tensor) or not is_sharded(value):
+        return flatten_tensor(value)
+    # A short shard may be plain where the others are not: what they are is known once all are here.
+    parts: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, map_tree(flatten_tensor(local(value.detach())), lambda tensor: tensor.detach().cpu()))
+    if not any(map(is_flattened, parts)):
+        return whole_tree(value)
+    return parts[0] if len(parts) == 1 else {TENSOR_SHARDS: parts}
+
+
+def _part(value: Any) -> Any:
+    return local(value) if isinstance(value, Tensor) else value
+
+
+def _on_any_rank(here: bool, *, ask: bool) -> bool:
+    if not ask:
+        return here
+    answers: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(answers, here)
+    return any(answers)
