@@ -22,7 +22,7 @@ from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.run import RunRecord, StepRecord
 from ampcompare.results.records.step import parse_step
 from ampcompare.settings.config import RunConfig
-from ampcompare.tasks.factory import blamed, resolve_factory
+from ampcompare.tasks.factory import blame_factory, resolve_factory
 
 __all__ = ["Callback", "CellInfo", "Follower", "following", "load_callback"]
 
@@ -83,7 +83,7 @@ def load_callback(text: str) -> Callback:
         ConfigError: it cannot be imported, raises, or returns something else.
     """
     factory = resolve_factory(text)
-    with blamed(text, "calling it"):
+    with blame_factory(text, "calling it"):
         made = factory()
     if not isinstance(made, Callback):
         raise ConfigError(f"factory {text} returned a {type(made).__name__}; it must return an ampcompare.Callback")

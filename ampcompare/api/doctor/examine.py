@@ -40,7 +40,6 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "hf": (("transformers", "datasets"), "its language models and data sets by name: --arch hf:gpt2, --data hf:PATH"),
     "lightning": (("lightning",), "arms and guards in its Trainer: ampcompare.integrations.lightning"),
     "notebook": (("ipykernel", "nbclient", "nbformat"), "notebooks, run from the command line"),
-    "triton": (("triton",), "unscaling and master copies of O2 in two kernels, on a GPU"),
     **{
         spec.library.extra: (spec.library.distributions[:1], f"the arms {name}:...")
         for name, spec in BUILT_IN.items()

@@ -308,7 +308,7 @@ def record(cell: Cell, world: DistributedEnv | None, *, start_seconds: float, se
     """
     config, session, metrics = cell.config, cell.session, cell.metrics
     summary = metrics.summary(
-        session.divergence, cell.memory.peak(), seconds, ended=session.ended, rollbacks=session.rollbacks
+        session.divergence, cell.memory.peak(), seconds, ended=session.end_reason, rollbacks=session.rollbacks
     )
     models, initial = session.assembly.replicas, metrics.initial_parameters
     summary = summary.model_copy(
