@@ -12,10 +12,7 @@ from ampcompare.experiment.launch.cell_files import (
     progress_reader,
     progress_writer,
 )
-<<<<<<< HEAD
 from ampcompare.experiment.launch.contract import Progress
-=======
->>>>>>> main
 from ampcompare.settings.config import RunConfig
 
 
