@@ -46,7 +46,6 @@ class Preflight(FrozenRecord):
     numbers: dict[str, str] = Field({}, description="what the script showed, each with the option that takes it")
     written: list[str] = Field([], description="files that it wrote outside of the folder of its cell")
     overwritten: list[str] = Field([], description="those of them that lie there")
-    inputs: list[str] = Field([], description="those of them that it read first, from an earlier run or as its input")
     cell_steps: int | None = Field(None, description="of a whole cell, as far as it is known")
     seconds: float = 0.0
 
@@ -111,11 +110,11 @@ class Preflight(FrozenRecord):
         if labels and self.is_script and not self.metrics:
             shown = f"; it shows {few(list(self.numbers)[:MAX_SHOWN])}: see --list-metrics" if self.numbers else ""
             lines.append(f"  metric: its training loss{shown}")
-        if self.inputs:
-            lines.append(f"  reads and then writes {few(self.inputs)}: it may resume what an earlier run has left")
-        if others := [name for name in self.overwritten if name not in self.inputs]:
-            lines.append(f"  writes {few(others)}, which is there: an earlier run may have left it")
-        elif self.written and not self.overwritten:
+        if self.overwritten:
+            lines.append(
+                f"  writes {few(self.overwritten)}, which is there: a script that reads it may resume an earlier run"
+            )
+        elif self.written:
             lines.append(f"  writes {few(self.written)}")
         return [*lines, *self._cost_lines(labels)]
 

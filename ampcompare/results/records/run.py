@@ -246,7 +246,7 @@ class ScriptFacts(FrozenRecord):
     weights: list[str] = Field([], description="hash of the parameters at each initialize, before any cast")
     batches: list[str] = Field([], description="hashes of what entered the model first")
     files: list[str] = Field([], description="files that it wrote; they lie in `written` in the folder of the cell")
-    inputs: list[str] = Field([], description="those that lay there, and that it read before it wrote them")
+    inputs: list[str] = Field([], description="of old records: those that it read before it wrote them")
     inherited: list[str] = Field(
         [], description="of old records: files outside its folder that it read, and that another run had written"
     )
@@ -282,8 +282,8 @@ class RunRecord(Shown, FrozenRecord):
     environment: dict[str, Any] = Field({})
     code: dict[str, str] | None = Field(
         None,
-        description="start of the SHA-256 of each of the user's files that the run loaded, and of each variable "
-        "that its code asked for, as `$NAME`; None in old records",
+        description="start of the SHA-256 of each of the user's modules in the run, of each file that they or the "
+        "settings name, and of each variable that they ask for, as `$NAME`; None in old records",
     )
     packages: dict[str, str] = Field(
         {}, description="versions of packages that the user's code imported, or that train"

@@ -26,9 +26,8 @@ import torch.distributed as dist
 from ampcompare.base.environment.fingerprint import fingerprint
 from ampcompare.base.environment.ranks import DistributedEnv, loopback, world_of
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit, LaunchError
-from ampcompare.base.files.loaded_code import watch_code
+from ampcompare.base.files.loaded_code import CodeWatch
 from ampcompare.base.files.run_files import log_name
-from ampcompare.experiment.launch.base import Progress
 from ampcompare.experiment.launch.cell_files import (
     progress_writer,
     read_config,
@@ -36,6 +35,7 @@ from ampcompare.experiment.launch.cell_files import (
     with_code,
     write_record,
 )
+from ampcompare.experiment.launch.contract import Progress
 from ampcompare.experiment.launch.places import with_place
 from ampcompare.experiment.launch.stop_signal import stopped_by_signal
 from ampcompare.experiment.launch.worker.cell import failed_with, train_cell
@@ -82,7 +82,7 @@ def run_rank(
     """
     roll: Roll | None = None
     show_stack_on_signal()
-    code = watch_code(folder, Path.cwd())
+    code = CodeWatch(folder, Path.cwd())
     with contextlib.ExitStack() as stack:
         try:
             device = local_device(config.device, world)
