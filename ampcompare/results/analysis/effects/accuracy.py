@@ -20,7 +20,7 @@ from ampcompare.results.analysis.inference.effect import (
 )
 from ampcompare.results.analysis.inference.verdict import Evidence
 from ampcompare.results.analysis.pairing.comparability import began_apart
-from ampcompare.results.analysis.pairing.learning import idle_pairs, idle_verdict, no_number, no_ratio, unjudged
+from ampcompare.results.analysis.pairing.learning import idle_pairs, idle_verdict, no_number, no_ratio, untested_verdict
 from ampcompare.results.analysis.pairing.pairs import (
     IDENTICAL,
     Pair,
@@ -125,7 +125,7 @@ def accuracy_evidence(pairing: Pairing, margin: AccuracyMargin, pilot: Collectio
     """Return what pairs say of the metric, and the verdict of an arm that needs no test."""
     pairs = pairing.pairs
     untested = (
-        unjudged(pairing, no_ratio([*pairing.arm, *(reference for _, reference in pairs)]))
+        untested_verdict(pairing, no_ratio([*pairing.arm, *(reference for _, reference in pairs)]))
         or no_number(pairs)
         or idle_pairs(pairs)
         or (IDENTICAL if identical(pairs) else Verdict())

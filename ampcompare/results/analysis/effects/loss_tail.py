@@ -14,7 +14,7 @@ from dataclasses import replace
 from ampcompare.results.analysis.inference.effect import float_spread, paired_effect, two_stage, unpaired_effect
 from ampcompare.results.analysis.inference.verdict import Evidence
 from ampcompare.results.analysis.pairing.comparability import began_apart
-from ampcompare.results.analysis.pairing.learning import idle_pairs, unjudged
+from ampcompare.results.analysis.pairing.learning import idle_pairs, untested_verdict
 from ampcompare.results.analysis.pairing.pairs import IDENTICAL, Pair, Pairing, equal_losses
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.verdict import Verdict
@@ -52,7 +52,7 @@ def loss_evidence(pairing: Pairing, pilot: Collection[int] = ()) -> Evidence:
     if tail.effect is None and not tail.untested:
         return tail
     untested = (
-        unjudged(pairing, tail.untested)
+        untested_verdict(pairing, tail.untested)
         or idle_pairs(pairing.pairs)
         or (IDENTICAL if equal_losses(pairing.pairs) else Verdict())
     )

@@ -31,7 +31,7 @@ __all__ = [
     "no_ratio",
     "still_improving",
     "too_wide",
-    "unjudged",
+    "untested_verdict",
     "why_idle",
 ]
 
@@ -113,7 +113,7 @@ def _final_score(record: RunRecord) -> float:
     return record.metric.score(value) if has_score(value, record.metric) else -math.inf
 
 
-def unjudged(pairing: Pairing, no_effect: Verdict) -> Verdict:
+def untested_verdict(pairing: Pairing, no_effect: Verdict) -> Verdict:
     """Return the verdict of an arm that cannot be judged by what its trainings reached; an empty one if it can.
 
     Args:
