@@ -30,11 +30,11 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 
 def fingerprint() -> dict[str, Any]:
     """Return what the result of a cell depends on outside its configuration: versions, processor and switches."""
-    return {"ampcompare": __version__, **_fixed(), **_switches()}
+    return {"ampcompare": __version__, **_fixed_facts(), **_switches()}
 
 
 @functools.cache
-def _fixed() -> dict[str, str | None]:
+def _fixed_facts() -> dict[str, str | None]:
     """Return what no run changes, read once: every checkpoint has it, and torch's metadata is long."""
     return {
         "torch": installed_version("torch"),
