@@ -16,7 +16,7 @@ from typing import Any
 
 from ampcompare.base.environment.gpus import visible_gpus
 from ampcompare.base.errors import ConfigError, LaunchError
-from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, sandboxed
+from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, open_sandbox
 from ampcompare.base.processes.start import kill_group, start_command
 from ampcompare.source.migrate.finding import NOTE
 from ampcompare.source.migrate.project import FileMigration, migrate_file
@@ -216,7 +216,7 @@ def run_script(
             "opt_level": opt_level,
             "folder": str(folder),
         }
-        with sandboxed(Path(outer, "store"), shared=[folder], roots=[script.parent]) as sandbox:
+        with open_sandbox(Path(outer, "store"), shared=[folder], roots=[script.parent]) as sandbox:
             request["script"] = sandbox.at(str(script))
             code, text = _wait_for(
                 start_command("ampcompare.script.legacy.replay", json.dumps(request)),
