@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from ampcompare.base.environment.ranks import DistributedEnv
-from ampcompare.experiment.launch.base import Progress
 from ampcompare.experiment.launch.cell_files import private_folder
+from ampcompare.experiment.launch.contract import Progress
 from ampcompare.experiment.launch.multi_process import MultiProcessLauncher
 from ampcompare.experiment.launch.start_ranks import Request, _torchrun_arguments, _url
 from ampcompare.experiment.launch.worker.rank import open_store
