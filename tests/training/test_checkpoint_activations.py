@@ -14,7 +14,7 @@ from ampcompare.results.records.run import StepRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.lm import repeated_blocks
 from ampcompare.tasks.task import make_task
-from ampcompare.training.assemble import assemble_single
+from ampcompare.training.assemble import assemble
 from ampcompare.training.precision.base import make_precision
 from ampcompare.training.precision.cpu_half import cpu_half
 from ampcompare.training.session import Session
@@ -34,7 +34,7 @@ def config(arm: str = "fp32", *, checkpoint: bool, task: str = "lm", **recipe: A
 
 def session(settings: RunConfig) -> Session:
     precision = make_precision(settings.arm)
-    return Session(settings, assemble_single(settings.recipe, make_task(settings.recipe), precision, CPU))
+    return Session(settings, assemble(settings.recipe, make_task(settings.recipe), precision, CPU))
 
 
 def play(settings: RunConfig) -> tuple[list[float], list[dict[str, float]], Session]:

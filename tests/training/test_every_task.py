@@ -15,13 +15,13 @@ from torch import Tensor
 
 from ampcompare.apex.amp import _amp_state
 from ampcompare.base.errors import UnsupportedCombination
+from ampcompare.base.tensors.tree import tensors_in
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.run import Resumption, StepRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.catalog import TASKS
-from ampcompare.tasks.data import tensors_of
 from ampcompare.tasks.task import make_task
-from ampcompare.training.assemble import assemble_single
+from ampcompare.training.assemble import assemble
 from ampcompare.training.precision.base import make_precision
 from ampcompare.training.precision.cpu_half import cpu_half
 from ampcompare.training.session import Session
@@ -57,7 +57,7 @@ def config(task: str, arm: str = "fp32", **recipe: Any) -> RunConfig:
 def start(settings: RunConfig, state: Any = None) -> Session:
     """Return the session that a worker would make."""
     precision = make_precision(settings.arm)
-    assembly = assemble_single(settings.recipe, make_task(settings.recipe), precision, CPU, state=state)
+    assembly = assemble(settings.recipe, make_task(settings.recipe), precision, CPU, state=state)
     return Session(settings, assembly)
 
 
@@ -145,7 +145,7 @@ def test_ranks_share_the_batches_of_one_process(task: str, world_size: int) -> N
         shared.append(make_task(recipe).data.train_batches(1, 4, device=CPU, rank=rank, world_size=world_size))
     count = 0
     for whole, *parts in zip(alone, *shared, strict=True):
-        for tensor, *pieces in zip(tensors_of(whole), *map(tensors_of, parts), strict=True):
+        for tensor, *pieces in zip(tensors_in(whole), *map(tensors_in, parts), strict=True):
             woven = torch.stack(pieces, 1).flatten(0, 1)
             assert torch.equal(woven, tensor)
         count += 1

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ampcompare.results.records.evaluation import PrecisionResult
 from ampcompare.settings.config import EVAL_PRECISIONS, RunConfig
 from ampcompare.tasks.task import make_task
-from ampcompare.training.assemble import assemble_single
+from ampcompare.training.assemble import assemble
 from ampcompare.training.hashes import weights_sha256
 from ampcompare.training.other_precisions import EvaluationPrecision, evaluate_in_others
 from ampcompare.training.precision.base import Precision, make_precision
@@ -41,7 +41,7 @@ def _session(task: str, arm: str, precisions: Any = EVAL_PRECISIONS, **recipe: A
         {"arm": arm, "recipe": {**RECIPES[task], **values, **recipe}, "eval_precision": precisions}
     )
     precision = make_precision(arm)
-    session = Session(config, assemble_single(config.recipe, make_task(config.recipe), precision, CPU))
+    session = Session(config, assemble(config.recipe, make_task(config.recipe), precision, CPU))
     _, compute = cpu_half("auto", precision.half_dtype, CPU)
     with compute:
         events = [event for event in session.events() if not isinstance(event, list)]

@@ -14,7 +14,7 @@ from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.classification import Classification
 from ampcompare.tasks.in_memory import memory_data
 from ampcompare.tasks.task import make_task
-from ampcompare.training.assemble import assemble_single
+from ampcompare.training.assemble import assemble
 from ampcompare.training.evaluate import evaluate
 from ampcompare.training.meters import PeakMemory
 from ampcompare.training.precision.base import make_precision
@@ -34,7 +34,7 @@ def config(arm: str = "fp32", **options: Any) -> RunConfig:
 
 def session(settings: RunConfig) -> Session:
     precision = make_precision(settings.arm)
-    return Session(settings, assemble_single(settings.recipe, make_task(settings.recipe), precision, CPU))
+    return Session(settings, assemble(settings.recipe, make_task(settings.recipe), precision, CPU))
 
 
 def play(settings: RunConfig) -> tuple[list[StepRecord], list[EpochResult], Session]:
@@ -72,20 +72,17 @@ def test_max_steps_ends_in_the_middle_of_an_epoch_and_evaluates() -> None:
 
 
 def test_adam_in_half_diverges_and_master_weights_do_not() -> None:
-    """Adam's eps of 1e-8 is 0 in fp16, so a second moment that underflowed divides by zero; fp32 masters keep it."""
+    """Adam's eps of 1e-8 is 0 in fp16, so a second moment that underflowed divides by zero; fp32 masters keep it.
+
+    Where that was asked for, a diverged run goes on to its end.
+    """
     adam = {"optimizer": {"name": "adam", "lr": 1e-3}}
     steps, epochs, made = play(config("half", recipe=adam, drain_every=4))
     assert made.divergence.reason == "non-finite weights"
     assert made.divergence.diverged_step is not None
     assert made.divergence.diverged_step < 4 <= len(steps) < 12
     assert epochs == []
-    for arm in ("apex:O1,engine=compat", "apex:O2,engine=compat"):
-        assert play(config(arm, recipe=adam))[2].divergence.diverged_step is None
-
-
-def test_on_nan_continue_trains_to_the_end() -> None:
-    """A diverged run goes on where that was asked for, and is still known to have diverged."""
-    adam = {"optimizer": {"name": "adam", "lr": 1e-3}}
+    assert play(config("apex:O2,engine=compat", recipe=adam))[2].divergence.diverged_step is None
     steps, epochs, made = play(config("half", recipe=adam, on_nan="continue"))
     assert (len(steps), len(epochs)) == (12, 2)
     assert made.divergence.diverged_step is not None
@@ -136,7 +133,7 @@ def test_evaluation_of_another_number_of_samples_has_no_images(count: int) -> No
 
 def test_every_arm_has_per_image_results() -> None:
     """The bits of each arm's last evaluation sum to its count, and are of the same images."""
-    arms = ("fp32", "apex:O2,engine=compat", "native:bf16", "half")
+    arms = ("fp32", "apex:O2,engine=compat")
     ends = [play(config(arm, recipe={"epochs": 1}))[1][-1] for arm in arms]
     for end in ends:
         bits = unpack_samples(end)

@@ -12,7 +12,7 @@ from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.run import StepRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.task import make_task
-from ampcompare.training.assemble import assemble_single
+from ampcompare.training.assemble import assemble
 from ampcompare.training.precision.base import make_precision
 from ampcompare.training.session import Session
 
@@ -30,7 +30,7 @@ def config(arm: str = "fp32", **options: Any) -> RunConfig:
 def play(settings: RunConfig, spoil: Spoil | None = None) -> tuple[list[StepRecord], list[EpochResult], Session]:
     """Train to the end; `spoil` may change the images of a batch by its number."""
     precision = make_precision(settings.arm)
-    made = Session(settings, assemble_single(settings.recipe, make_task(settings.recipe), precision, CPU))
+    made = Session(settings, assemble(settings.recipe, make_task(settings.recipe), precision, CPU))
     if spoil is not None:
         run, number = made.loop.run, -1
 
@@ -85,7 +85,7 @@ def test_rollback_goes_back_and_on(arm: str) -> None:
 
     settings = config(arm, on_nan="rollback", rollback_every=2)
     precision = make_precision(arm)
-    made = Session(settings, assemble_single(settings.recipe, make_task(settings.recipe), precision, CPU))
+    made = Session(settings, assemble(settings.recipe, make_task(settings.recipe), precision, CPU))
     data = made.assembly.task.data
     whole = data.train_batches
     numbers = iter(range(99))
