@@ -248,8 +248,8 @@ def test_moments_of_bitsandbytes_resume_to_the_last_bit(arm: str, tmp_path: Path
 @pytest.mark.parametrize(
     ("arm", "name"),
     [
-        ("fp32", "AdamFp8"),
-        ("apex:O4,engine=compat,cast_model_outputs=float32", "AdamW8bit"),
+        pytest.param("fp32", "AdamFp8", marks=pytest.mark.slow),
+        pytest.param("apex:O4,engine=compat,cast_model_outputs=float32", "AdamW8bit", marks=pytest.mark.slow),
         ("half:bf16", "AdamW4bit"),
         ("half:bf16,rounding=stochastic,state=fp32", "AdamW8bit"),
     ],
