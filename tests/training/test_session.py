@@ -8,21 +8,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ampcompare.results.records.evaluation import EpochResult, pack_right, unpack_samples
-from ampcompare.results.records.run import StepRecord
+from ampcompare.results.records.evaluation import pack_right, unpack_samples
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.classification import Classification
 from ampcompare.tasks.in_memory import memory_data
-from ampcompare.tasks.task import make_task
-from ampcompare.training.assemble import assemble
 from ampcompare.training.evaluate import evaluate
 from ampcompare.training.meters import PeakMemory
 from ampcompare.training.precision.base import make_precision
 from ampcompare.training.precision.cpu_half import EmulatedHalf, cpu_half
 from ampcompare.training.run_summary import RunMetrics
-from ampcompare.training.session import Session
-
-CPU = torch.device("cpu")
+from tests.training.sessions import CPU, make_session, play
 
 
 def config(arm: str = "fp32", **options: Any) -> RunConfig:
@@ -30,25 +25,6 @@ def config(arm: str = "fp32", **options: Any) -> RunConfig:
     recipe = {"data": {"train_size": 192, "val_size": 64}, "model": {"arch": "convnet", "args": {"width": 8}}}
     recipe |= {"epochs": 2, "batch_size": 32, **options.pop("recipe", {})}
     return RunConfig.model_validate({"arm": arm, "recipe": recipe, **options})
-
-
-def session(settings: RunConfig) -> Session:
-    precision = make_precision(settings.arm)
-    return Session(settings, assemble(settings.recipe, make_task(settings.recipe), precision, CPU))
-
-
-def play(settings: RunConfig) -> tuple[list[StepRecord], list[EpochResult], Session]:
-    made = session(settings)
-    steps: list[StepRecord] = []
-    epochs: list[EpochResult] = []
-    _, context = cpu_half(settings.cpu_half, made.precision.half_dtype, CPU)
-    with context:
-        for event in made.events():
-            if isinstance(event, EpochResult):
-                epochs.append(event)
-            else:
-                steps.extend(event)
-    return steps, epochs, made
 
 
 class Identity(nn.Module):
@@ -144,7 +120,7 @@ def test_every_arm_has_per_image_results() -> None:
 
 def test_evaluation_leaves_the_mode_as_it_was() -> None:
     """Batch norm is back in training mode afterwards, and its statistics did not move."""
-    made = session(config())
+    made = make_session(config())
     model = made.assembly.models[0]
     before = {name: value.clone() for name, value in model.state_dict().items()}
     task = made.assembly.task
