@@ -13,7 +13,7 @@ from ampcompare.diagnosis.operation_watch import Called, Event, Key, Step
 from ampcompare.diagnosis.ranges import added, counts_of, make_range
 from ampcompare.results.records.diagnosis import LostUpdates, ModuleStep, Place, PlaceReport
 
-__all__ = ["Observation", "StepFacts", "error_of", "made_of", "place_of"]
+__all__ = ["Observation", "StepFacts", "error_of", "made_of", "place_of", "relative_error"]
 
 MAX_BROKEN_LOSSES = 3  # in a row
 ULP = {"fp16": 2.0**-10, "bf16": 2.0**-7}
@@ -138,15 +138,16 @@ def place_of(key: Key) -> Place:
 
 def error_of(event: Event) -> float:
     """Return the relative error of a result against the wide run; infinite where it is not finite and that is."""
-    return 0.0 if event.errors is None else _ratio(event.errors[0], event.errors[1])
+    return 0.0 if event.errors is None else relative_error(event.errors[0], event.errors[1])
 
 
 def made_of(event: Event) -> float:
     """Return the part of the relative error that the operation itself has made."""
-    return 0.0 if event.errors is None else _ratio(event.errors[2], event.errors[1])
+    return 0.0 if event.errors is None else relative_error(event.errors[2], event.errors[1])
 
 
-def _ratio(difference: float, size: float) -> float:
+def relative_error(difference: float, size: float) -> float:
+    """Return a difference relative to a size; infinite where it is not finite, or is relative to zero."""
     if not math.isfinite(size):
         return 0.0  # the wide run is not finite either
     if not math.isfinite(difference):
