@@ -212,11 +212,11 @@ def diagnose_loop(
     if not cures:
         return found
 
-    def tested(other: Arm, lines: Sequence[str]) -> Tested:
+    def test(other: Arm, lines: Sequence[str]) -> Tested:
         seen = watch_loop(loop, other, conditions, lines)
         return Tested(find_faults(seen, left_out), sorted(seen.functions))
 
-    return with_cure(found, arm, tested, device_type=observation.device_type)
+    return with_cure(found, arm, test, device_type=observation.device_type)
 
 
 def report_of(

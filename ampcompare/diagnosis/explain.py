@@ -178,7 +178,7 @@ def render_observation(observation: dict[str, Any], *, width: int, every_module:
 
     rows = observation["modules"]
     if len(rows) > MAX_ROWS and not every_module:
-        headers, table = ["module", "type", "modules", *HEADERS[2:]], _grouped(rows)
+        headers, table = ["module", "type", "modules", *HEADERS[2:]], _group_rows(rows)
     else:
         headers, table = [*HEADERS], [[row["module"], row["type"], *_cells(row)] for row in rows]
     unit = "KiB" if observation["bytes"]["total"] < 10 * UNITS["MiB"] else "MiB"
@@ -225,7 +225,7 @@ def _types(names: list[str]) -> str:
     return ", ".join(names) or "-"
 
 
-def _grouped(rows: list[dict[str, Any]]) -> list[list[str]]:
+def _group_rows(rows: list[dict[str, Any]]) -> list[list[str]]:
     """Return a row for all modules of one type with equal dtypes, named by the first of them."""
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for row in rows:

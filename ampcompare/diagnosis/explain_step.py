@@ -155,13 +155,13 @@ class _OpTracer:
             handle.remove()
 
     def _hook(self, name: str) -> Callable[..., None]:
-        def seen(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        def note(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             if name not in self.inputs:
                 self.order.append(name)
             _add(self.inputs.setdefault(name, []), [args, kwargs])
             _add(self.outputs.setdefault(name, []), output)
 
-        return seen
+        return note
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a row per module: those that ran in the order of their first end, the model itself last."""

@@ -1,4 +1,4 @@
-"""All steps of one run, added up by place: what a diagnosis reports, and what its cures are judged by."""
+"""All steps of one run, add_rows up by place: what a diagnosis reports, and what its cures are judged by."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from ampcompare.base.tensors.products import dtype_name
 from ampcompare.diagnosis.operation_watch import Called, Event, Key, Step
-from ampcompare.diagnosis.ranges import added, counts_of, make_range
+from ampcompare.diagnosis.ranges import add_rows, counts_of, make_range
 from ampcompare.results.records.diagnosis import LostUpdates, ModuleStep, Place, PlaceReport
 
 __all__ = ["Observation", "StepFacts", "error_of", "made_of", "place_of", "relative_error"]
@@ -47,7 +47,7 @@ class _Total:
     cosine: float | None = None
 
     def add(self, event: Event) -> None:
-        self.row = added(self.row, event.row)
+        self.row = add_rows(self.row, event.row)
         self.calls += 1
         self.dtypes.add(dtype_name(event.dtype))
         if event.errors is not None:
@@ -104,7 +104,7 @@ class Observation:
             module, _, _, phase = event.key
             if phase == "forward" and not event.constant:
                 place = (module, facts.index)
-                self._map[place] = added(self._map.get(place), event.row)
+                self._map[place] = add_rows(self._map.get(place), event.row)
         for update in facts.updates:
             known = self.updates.get(update.parameter)
             self.updates[update.parameter] = update if known is None else _sum(known, update)

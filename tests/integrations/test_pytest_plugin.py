@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch  # noqa: F401  # else pytester, which forgets what a run has imported, loads it twice
 
-from ampcompare.integrations.pytest_plugin import _named
+from ampcompare.integrations.pytest_plugin import _arms_in
 
 pytest_plugins = ["pytester"]
 PLUGIN = ("-p", "no:ampcompare", "-p", "ampcompare.integrations.pytest_plugin", "-p", "no:cacheprovider")
@@ -87,7 +87,7 @@ def test_an_unfit_machine_skips(pytester: pytest.Pytester, monkeypatch: pytest.M
 
 def test_arms_of_a_setting() -> None:
     """Arms are divided by spaces and commas, except where a comma belongs to an option."""
-    assert _named("bf16, fp16 apex:O2,loss_scale=128,keep_fp32=head O1") == [
+    assert _arms_in("bf16, fp16 apex:O2,loss_scale=128,keep_fp32=head O1") == [
         *("bf16", "fp16", "apex:O2,loss_scale=128,keep_fp32=head", "O1")
     ]
 

@@ -55,7 +55,7 @@ __all__ = [
     "measure_loop",
     "measured_peak",
     "optimizer_name",
-    "padded",
+    "pad_product",
     "profile_loop",
     "profile_of",
     "time_product",
@@ -478,7 +478,7 @@ def _time_padded(product: Product, counts: Counts, time_one: Callable[[ProductSh
         shape for shape in counts.products if (shape.module, shape.operation, shape.dtype, missed_sizes(shape)) == key
     ]
     shape = max(shapes, key=lambda one: counts.products[one])
-    wide = padded(shape)
+    wide = pad_product(shape)
     if wide is None:
         return product
     before, after = [], []
@@ -492,7 +492,7 @@ def _time_padded(product: Product, counts: Counts, time_one: Callable[[ProductSh
     return product.model_copy(update={"seconds": min(before), "padded_seconds": best})
 
 
-def padded(shape: ProductShape) -> ProductShape | None:
+def pad_product(shape: ProductShape) -> ProductShape | None:
     """Return a product with all sizes but the rows padded; None for one of groups, which have no such form."""
     left, right = list(shape.left), list(shape.right)
     if shape.operation == "convolution":

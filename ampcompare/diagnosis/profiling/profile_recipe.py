@@ -130,12 +130,12 @@ def time_variants(config: RunConfig, found: ArmProfile) -> Iterator[_Variant]:
     if found.of_phase("optimizer") / whole >= MIN_OPTIMIZER and "fused" not in found.optimizer:
         names = ["foreach"] if "foreach" not in found.optimizer else []
         for name in [*(["fused"] if recipe.optimizer.name in FUSED else []), *names]:
-            yield from _changed(config, f"--optimizer-implementation {name}", {"recipe.optimizer.implementation": name})
+            yield from _variant(config, f"--optimizer-implementation {name}", {"recipe.optimizer.implementation": name})
     if found.of_phase("data") / whole >= MIN_DATA and not config.workers:
-        yield from _changed(config, "--workers 2", {"workers": 2})
+        yield from _variant(config, "--workers 2", {"workers": 2})
     overhead = found.of_kind("host") + found.of_kind("other") + found.of_phase("optimizer")
     if overhead / whole >= MIN_OVERHEAD and recipe.compile == "none":  # refused by the data if they have no such batch
-        yield from _changed(
+        yield from _variant(
             config, f"{BATCH} {MORE * recipe.batch_size}", {"recipe.batch_size": MORE * recipe.batch_size}, work=MORE
         )
 
@@ -148,17 +148,17 @@ def memory_variants(config: RunConfig, found: ArmProfile) -> Iterator[_Variant]:
     kept = sum(held.bytes for held in memory.held if held.kind in ("activations", "batch"))
     if kept / memory.measured_bytes >= MIN_ACTIVATIONS:
         if not recipe.checkpoint_activations:
-            yield from _changed(config, "--checkpoint-activations", {"recipe.checkpoint_activations": True})
+            yield from _variant(config, "--checkpoint-activations", {"recipe.checkpoint_activations": True})
         if recipe.batch_size > 1:
             half = recipe.batch_size // 2
             work = half / recipe.batch_size
-            yield from _changed(config, f"{BATCH} {half}", {"recipe.batch_size": half}, work=work)
+            yield from _variant(config, f"{BATCH} {half}", {"recipe.batch_size": half}, work=work)
     if memory.at == "optimizer" and "foreach" in found.optimizer:  # whose lists of results are held at once
         loop = {"recipe.optimizer.implementation": "for-loop"}
-        yield from _changed(config, "--optimizer-implementation for-loop", loop)
+        yield from _variant(config, "--optimizer-implementation for-loop", loop)
 
 
-def _changed(config: RunConfig, name: str, values: dict[str, Any], *, work: float = 1.0) -> Iterator[_Variant]:
+def _variant(config: RunConfig, name: str, values: dict[str, Any], *, work: float = 1.0) -> Iterator[_Variant]:
     data = config.model_dump(mode="json")
     for path, value in values.items():
         *folders, last = path.split(".")
