@@ -23,7 +23,7 @@ from ampcompare.training.precision.base import NO_CONTEXT, make_precision, owned
 from ampcompare.training.precision.cpu_half import cpu_half
 from ampcompare.training.process_group import own_group
 
-__all__ = ["observe"]
+__all__ = ["explain_step"]
 
 MAX_STEPS = 30  # a dynamic scale that begins too high is halved at each
 # Operations that decide what an arm is worth; the others follow their inputs.
@@ -39,7 +39,7 @@ WATCHED = (
 
 
 @answering_errors
-def observe(config: dict[str, Any]) -> dict[str, Any]:
+def explain_step(config: dict[str, Any]) -> dict[str, Any]:
     """Prepare the model of a configuration, make one step and return what was seen, as plain data."""
     settings = validate(RunConfig, config)
     with own_group(settings):
