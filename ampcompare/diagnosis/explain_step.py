@@ -52,16 +52,21 @@ def _observe(config: RunConfig) -> dict[str, Any]:
     precision = make_precision(config.arm, device=str(device))
     task = make_task(config.recipe)
     assembly = assemble_single(config.recipe, task, precision, device)
-    model, optimizers = _as_one(assembly.models), assembly.optimizers
+    models, optimizers = assembly.models, assembly.optimizers
+    model = models[0] if len(models) == 1 else nn.ModuleList(models)
     batch = next(iter(task.data.train_batches(0, config.recipe.batch_size, device=device)))
     how, context = cpu_half(config.cpu_half, precision.half_dtype, device)
-    watch = _OpTracer(model)
+    watch, operations = _OpTracer(model), _Operations()
     with context:
         scales_before = precision.loss_scales()
-        loss, operations = _first_pass(assembly, batch, watch)
-        masters = _masters(model, optimizers)
-        gradients = _gradients(model.parameters())
-        master_gradients = _gradients(masters)
+        with watch:
+            loss = _pass(assembly, batch, operations)
+        own = {id(param) for param in model.parameters()}
+        masters = [param for each in optimizers for param in owned_params(each) if id(param) not in own]
+        gradients, master_gradients = (
+            _by_dtype(param.grad for param in params if param.grad is not None)
+            for params in (model.parameters(), masters)
+        )
         skipped = 0
         while not all(precision.step(*optimizers).applied) and skipped < MAX_STEPS:
             skipped += 1
@@ -91,7 +96,7 @@ def _observe(config: RunConfig) -> dict[str, Any]:
         "engine_version": None if precision.engine is None else precision.engine.version,
         "kept_fp32": list(precision.kept_fp32),
         "modules": watch.rows(),
-        "operations": operations,
+        "operations": operations.rows(),
         "loss": {"dtype": dtype_name(loss.dtype), "value": float(loss.detach())},
         "loss_scale": {"before": list(scales_before), "after": list(precision.loss_scales()), "skipped_steps": skipped},
         "counts": counts,
@@ -99,14 +104,6 @@ def _observe(config: RunConfig) -> dict[str, Any]:
         "bytes": {**held, "total": sum(held.values())},
         "bytes_per_parameter": sum(held.values()) / parameters if parameters else None,
     }
-
-
-def _first_pass(assembly: Assembly, batch: Any, watch: _OpTracer) -> tuple[Tensor, list[dict[str, Any]]]:
-    """Make the pass that is watched; the hooks are gone afterwards."""
-    seen = _Operations()
-    with watch:
-        loss = _pass(assembly, batch, seen)
-    return loss, seen.rows()
 
 
 def _pass(assembly: Assembly, batch: Any, seen: AbstractContextManager[Any] = NO_CONTEXT) -> Tensor:
@@ -123,11 +120,6 @@ def _pass(assembly: Assembly, batch: Any, seen: AbstractContextManager[Any] = NO
         assembly.precision.backward(loss, stepped, loss_id=loss_id)
         losses.append(loss)
     return losses[0]
-
-
-def _as_one(models: Sequence[nn.Module]) -> nn.Module:
-    """Return the only model, or all of them in a list."""
-    return models[0] if len(models) == 1 else nn.ModuleList(models)
 
 
 class _OpTracer:
@@ -212,16 +204,6 @@ def _add(names: list[str], value: Any) -> None:
     for tensor in tensors_of(value):
         if tensor.is_floating_point() and dtype_name(tensor.dtype) not in names:
             names.append(dtype_name(tensor.dtype))
-
-
-def _masters(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> list[Tensor]:
-    """Return what the optimizers step instead of the model's own parameters."""
-    own = {id(param) for param in model.parameters()}
-    return [param for optimizer in optimizers for param in owned_params(optimizer) if id(param) not in own]
-
-
-def _gradients(params: Iterable[Tensor]) -> dict[str, dict[str, int]]:
-    return _by_dtype(param.grad for param in params if param.grad is not None)
 
 
 def _inner(tensor: Tensor) -> Iterator[Tensor]:

@@ -58,7 +58,7 @@ class _Total:
 
 
 class Observation:
-    """Receives steps from `Observed`.
+    """Receives steps from `StepWatch`.
 
     Attributes:
         facts: the steps themselves, as numbers; at most `keep` of them, the last ones.
