@@ -66,8 +66,8 @@ def profile_config(config: RunConfig, steps: Steps, *, trials: bool) -> tuple[Ar
     half = cpu_half_of(config.cpu_half, config.recipe.compile)
     arm = config.parsed_arm
     seed = config.recipe.seed
-    measured, precision, profiler, mode = measure_loop(_loop(config, device), arm, steps, device, half=half, seed=seed)
-    found = profile_of(arm, measured, precision.half_dtype, profiler, mode, device)
+    profiler, half_dtype, mode = measure_loop(_loop(config, device), arm, steps, device, half=half, seed=seed)
+    found = profile_of(arm, profiler, half_dtype, mode)
     changes: dict[str, Any] = {"batch_size": config.recipe.batch_size}
     if is_compiled:
         changes["graph_breaks"] = graph_breaks()
@@ -79,7 +79,7 @@ def profile_config(config: RunConfig, steps: Steps, *, trials: bool) -> tuple[Ar
     if trials:
         tried = run_trials(config, memory_variants(config, found), _measurer(device, half, MEMORY_STEPS))
         found = found.model_copy(update={"memory_trials": tried})
-    return found, measured.trace
+    return found, profiler.measured.trace
 
 
 def _measurer(device: torch.device, half: str, steps: Steps) -> Callable[[RunConfig], tuple[float, int | None]]:
@@ -88,7 +88,8 @@ def _measurer(device: torch.device, half: str, steps: Steps) -> Callable[[RunCon
     def measure_step(config: RunConfig) -> tuple[float, int | None]:
         torch.backends.cudnn.benchmark = config.recipe.cudnn_benchmark
         arm, seed = config.parsed_arm, config.recipe.seed
-        measured, *_ = measure_loop(_loop(config, device), arm, steps, device, half=half, seed=seed)
+        profiler, *_ = measure_loop(_loop(config, device), arm, steps, device, half=half, seed=seed)
+        measured = profiler.measured
         return measured.step_seconds, None if measured.memory is None else measured.memory.measured_bytes
 
     return measure_step

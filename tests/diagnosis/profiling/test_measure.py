@@ -40,8 +40,8 @@ def loop(precision: Any, *, model: Callable[[], nn.Module] = _net, **options: An
 
 
 def _profile(arm: str, train: Loop = loop, steps: Steps = FEW) -> ArmProfile:
-    measured, *_ = measure_loop(train, ampcompare.Arm.parse(arm), steps, CPU)
-    return build_profile(arm, measured, half_dtype="bf16" if "bf16" in arm else "")
+    profiler, *_ = measure_loop(train, ampcompare.Arm.parse(arm), steps, CPU)
+    return build_profile(arm, profiler.measured, half_dtype="bf16" if "bf16" in arm else "")
 
 
 @pytest.fixture(scope="module")
