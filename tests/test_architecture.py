@@ -160,7 +160,7 @@ WRONG = {  # a line for a file, and the contracts that refuse it
     "source/edits.py": ("def f():\n    import ampcompare.source.lint.check", "source"),
     "guards/detector.py": ("import ampcompare.source.migrate.rewrite", "guards"),
     "training/parallel/ranks.py": ("import ampcompare.training.loop", "training"),
-    "experiment/launch/dispatch.py": ("if TYPE_CHECKING:\n    import ampcompare.experiment.run", "launch"),
+    "experiment/launch/dispatch.py": ("if TYPE_CHECKING:\n    import ampcompare.experiment.run_plan", "launch"),
     "api/doctor/finding.py": ("import ampcompare.api.arguments", "doctor"),
     "diagnosis/profiling/memory.py": ("import ampcompare.diagnosis.operation_watch", "profiling"),
     "diagnosis/ranges.py": ("import ampcompare.diagnosis.profiling.memory", "diagnosis"),

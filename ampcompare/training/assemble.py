@@ -58,9 +58,8 @@ from ampcompare.training.twin import change_weights
 __all__ = [
     "Assembly",
     "assemble",
-    "assemble_single",
     "checkpoint_activations",
-    "compiled",
+    "compile_model",
     "cpu_half_of",
     "load_optimizer",
     "make_optimizer",
@@ -154,26 +153,13 @@ class Assembly:
     workers: int = 0
 
 
-def assemble_single(
-    recipe: Recipe,
-    task: Task,
-    precision: Precision,
-    device: torch.device,
-    *,
-    state: Mapping[str, Any] | None = None,
-    is_twin: bool = False,
-) -> Assembly:
-    """Assemble a run of one process, as `assemble` does."""
-    return assemble(recipe, task, precision, Single(), device, state=state, is_twin=is_twin)
-
-
 def assemble(
     recipe: Recipe,
     task: Task,
     precision: Precision,
-    parallel: Parallel,
     device: torch.device,
     *,
+    parallel: Parallel | None = None,
     workers: int = 0,
     ranks: Communicator | None = None,
     state: Mapping[str, Any] | None = None,
@@ -182,6 +168,7 @@ def assemble(
     """Assemble a run from its seed: equal recipes start from bitwise equal weights.
 
     Args:
+        parallel: how replicas work together; one model in one process by default.
         state: checkpoint from which weights, optimizers and precision are restored.
         is_twin: change each weight by one part in 512.
 
@@ -189,7 +176,7 @@ def assemble(
         RanksDiffer: the model of another rank has other parameters.
         CheckpointError: the checkpoint is of another model.
     """
-    ranks = ranks or SingleProcess()
+    ranks, parallel = ranks or SingleProcess(), parallel or Single()
     torch.manual_seed(recipe.seed)
     seed_globals(recipe.seed)  # numpy and Python too: a user's model may draw from their generators
     built = [parallel.convert_batchnorm(model).to(device) for model in task.make_models()]
@@ -224,7 +211,7 @@ def assemble(
         restore_training(state, replicas, optimizers, precision, names)
     if average is not None:
         average.follow(replicas, optimizers, params)
-    models = [parallel.wrap(compiled(model, recipe.compile, device)) for model in replicas]
+    models = [parallel.wrap(compile_model(model, recipe.compile, device)) for model in replicas]
     return Assembly(
         task=task,
         models=models,
@@ -416,7 +403,7 @@ def make_optimizer(config: OptimizerConfig, model: nn.Module, *, engine: str | N
                     f"a fused optimizer needs floating-point parameters, and {name} is {param.dtype}; use "
                     "--optimizer-implementation foreach"
                 )
-    optimizer = _built(config.name, factory, groups, arguments, model)
+    optimizer = _call_factory(config.name, factory, groups, arguments, model)
     if config.skip_on_device:
         try:
             skip_on_device(optimizer)
@@ -432,7 +419,7 @@ def make_optimizer(config: OptimizerConfig, model: nn.Module, *, engine: str | N
     return optimizer
 
 
-def _built(
+def _call_factory(
     name: str,
     factory: Callable[..., Any],
     groups: list[dict[str, Any]],
@@ -576,7 +563,7 @@ def _first_use(value: Tensor) -> Tensor:
     return torch.relu(value).add(1).float()
 
 
-def compiled(model: nn.Module, backend: str, device: torch.device) -> nn.Module:
+def compile_model(model: nn.Module, backend: str, device: torch.device) -> nn.Module:
     """Return `model` compiled by a backend of torch.compile, sharing its parameters; itself for "none".
 
     Raises:

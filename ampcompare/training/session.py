@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import functools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,10 +13,11 @@ import torch
 from torch import nn
 
 from ampcompare.base.environment.fingerprint import fingerprint, host_name
+from ampcompare.base.tensors.tree import tensors_in
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.run import Resumption, StepRecord
 from ampcompare.settings.config import RunConfig
-from ampcompare.tasks.data import derive, tensors_of
+from ampcompare.tasks.data import derive
 from ampcompare.training.assemble import Assembly
 from ampcompare.training.build_loop import build_loop
 from ampcompare.training.checkpoint.state.capture import rank_states, restore_rank, training_state
@@ -26,7 +26,7 @@ from ampcompare.training.device import synchronize
 from ampcompare.training.evaluate import Evaluation, Extra, evaluate
 from ampcompare.training.ledger import LedgerKeeper
 from ampcompare.training.parallel.ranks import require_equal, weights_digest
-from ampcompare.training.policies import DivergenceDetector, Rollback, make_policies
+from ampcompare.training.policies import DivergenceDetector, Rollback, SkippingPrecision, make_policies
 from ampcompare.training.precision.base import Precision
 from ampcompare.training.stop_request import StopRequest
 
@@ -77,7 +77,9 @@ class Session:
         }
         if assembly.average is not None:
             self.stateful["average"] = assembly.average
-        precision = functools.reduce(lambda inner, policy: policy.wrap(inner), self.policies, assembly.precision)
+        precision = assembly.precision
+        if config.on_nan == "skip":
+            precision = SkippingPrecision(precision, assembly.replicas, ranks.any)
         self.loop = build_loop(config.recipe, assembly, precision, drain_every=config.drain_every)
         self.ledger = LedgerKeeper(
             assembly.replicas, config.drain_every, sees_operations=config.recipe.compile == "none"
@@ -90,9 +92,9 @@ class Session:
         return self.assembly.precision
 
     @property
-    def ended(self) -> str | None:
+    def end_reason(self) -> str | None:
         """Why training ended before its last epoch, in a good state; None if it did not."""
-        return next((policy.ended for policy in self.policies if policy.ended is not None), None)
+        return next((policy.end_reason for policy in self.policies if policy.end_reason is not None), None)
 
     @property
     def rollbacks(self) -> list[int]:
@@ -112,7 +114,7 @@ class Session:
         for epoch in range(position.epoch, recipe.epochs):
             left = assembly.total_steps - position.step
             # An epoch whose steps are all made still lacks its evaluation if the run was stopped in between.
-            if (left <= 0 and position.batch == 0) or self.ended:
+            if (left <= 0 and position.batch == 0) or self.end_reason:
                 break
             self._enter("training")
             begin = self._now() - position.train_seconds
@@ -281,13 +283,13 @@ class Session:
         )
 
     @contextmanager
-    def averaged(self) -> Iterator[None]:
+    def with_average(self) -> Iterator[None]:
         """Put the moving average of the weights in their place, and on exit the weights back to the last bit."""
         average, ranks = self.assembly.average, self.assembly.ranks
         assert average is not None
         if ranks.size > 1:
             average.equalize_buffers(ranks)
-        with average.applied(self.precision):
+        with average.put_in_place(self.precision):
             yield
 
     def _share(self) -> dict[str, Any]:
@@ -309,7 +311,7 @@ class Session:
     def _evaluate_average(self) -> Evaluation | None:
         if self.assembly.average is None:
             return None
-        with self.averaged():
+        with self.with_average():
             return self._evaluate()
 
     def _require_equal_ranks(self, epoch: int) -> None:
@@ -375,7 +377,7 @@ class CudaCopyStream(CopyStream):
     def hand_over(self, batch: Any, mark: Any) -> None:
         main = torch.cuda.current_stream(self._device)
         main.wait_event(mark)
-        for part in tensors_of(batch):
+        for part in tensors_in(batch):
             part.record_stream(main)  # its memory is not reused while the main stream reads it
 
 

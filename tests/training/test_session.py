@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from ampcompare.results.records.evaluation import EpochResult, pack_right, unpack_samples
-from ampcompare.results.records.run import StepRecord
+from ampcompare.results.records.evaluation import pack_right, unpack_samples
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.classification import Classification
 from ampcompare.tasks.in_memory import memory_data
-from ampcompare.tasks.task import make_task
-from ampcompare.training.assemble import assemble_single
 from ampcompare.training.evaluate import evaluate
 from ampcompare.training.meters import PeakMemory
 from ampcompare.training.precision.base import make_precision
 from ampcompare.training.precision.cpu_half import EmulatedHalf, cpu_half
 from ampcompare.training.run_summary import RunMetrics
-from ampcompare.training.session import Session
-
-CPU = torch.device("cpu")
+from tests.training.sessions import CPU, make_session, play
 
 
 def config(arm: str = "fp32", **options: Any) -> RunConfig:
@@ -33,33 +27,12 @@ def config(arm: str = "fp32", **options: Any) -> RunConfig:
     return RunConfig.model_validate({"arm": arm, "recipe": recipe, **options})
 
 
-def session(settings: RunConfig) -> Session:
-    precision = make_precision(settings.arm)
-    return Session(settings, assemble_single(settings.recipe, make_task(settings.recipe), precision, CPU))
-
-
-def play(settings: RunConfig) -> tuple[list[StepRecord], list[EpochResult], Session]:
-    made = session(settings)
-    steps: list[StepRecord] = []
-    epochs: list[EpochResult] = []
-    _, context = cpu_half(settings.cpu_half, made.precision.half_dtype, CPU)
-    with context:
-        for event in made.events():
-            if isinstance(event, EpochResult):
-                epochs.append(event)
-            else:
-                steps.extend(event)
-    return steps, epochs, made
-
-
 class Identity(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x
 
 
-@pytest.mark.parametrize(
-    "arm", ["apex:O1,engine=compat", "apex:O2,engine=compat", "native:fp16", "native:bf16", "half"]
-)
+@pytest.mark.parametrize("arm", ["apex:O2,engine=compat", "native:fp16", "half"])
 def test_arms_of_a_seed_start_from_equal_weights_and_batches(arm: str) -> None:
     """The first loss of every arm is that of fp32 up to rounding; with another seed it is not."""
     first = play(config(recipe={"max_steps": 1}))[0][0].loss
@@ -75,20 +48,17 @@ def test_max_steps_ends_in_the_middle_of_an_epoch_and_evaluates() -> None:
 
 
 def test_adam_in_half_diverges_and_master_weights_do_not() -> None:
-    """Adam's eps of 1e-8 is 0 in fp16, so a second moment that underflowed divides by zero; fp32 masters keep it."""
+    """Adam's eps of 1e-8 is 0 in fp16, so a second moment that underflowed divides by zero; fp32 masters keep it.
+
+    Where that was asked for, a diverged run goes on to its end.
+    """
     adam = {"optimizer": {"name": "adam", "lr": 1e-3}}
     steps, epochs, made = play(config("half", recipe=adam, drain_every=4))
     assert made.divergence.reason == "non-finite weights"
     assert made.divergence.diverged_step is not None
     assert made.divergence.diverged_step < 4 <= len(steps) < 12
     assert epochs == []
-    for arm in ("apex:O1,engine=compat", "apex:O2,engine=compat"):
-        assert play(config(arm, recipe=adam))[2].divergence.diverged_step is None
-
-
-def test_on_nan_continue_trains_to_the_end() -> None:
-    """A diverged run goes on where that was asked for, and is still known to have diverged."""
-    adam = {"optimizer": {"name": "adam", "lr": 1e-3}}
+    assert play(config("apex:O2,engine=compat", recipe=adam))[2].divergence.diverged_step is None
     steps, epochs, made = play(config("half", recipe=adam, on_nan="continue"))
     assert (len(steps), len(epochs)) == (12, 2)
     assert made.divergence.diverged_step is not None
@@ -137,23 +107,9 @@ def test_evaluation_of_another_number_of_samples_has_no_images(count: int) -> No
     assert (result.samples, result.counts["top-1"], result.per_sample) == (count, count, None)
 
 
-def test_evaluation_does_not_keep_the_batches() -> None:
-    """A data set that writes every batch into the same memory gets its own bits."""
-    logits, labels = torch.eye(7).repeat(3, 1), torch.arange(21) % 7
-    labels[9] = 0
-
-    def reused() -> Iterator[tuple[Tensor, Tensor]]:
-        samples, targets = torch.empty(7, 7), torch.empty(7, dtype=torch.int64)
-        for start in range(0, 21, 7):
-            yield samples.copy_(logits[start : start + 7]), targets.copy_(labels[start : start + 7])
-
-    result = evaluate(seven_classes(), [Identity()], make_precision("fp32"), reused(), CPU, indices=range(21))
-    assert result.per_sample == pack_right((logits.argmax(1) == labels).numpy(), labels.numpy())
-
-
 def test_every_arm_has_per_image_results() -> None:
     """The bits of each arm's last evaluation sum to its count, and are of the same images."""
-    arms = ("fp32", "apex:O2,engine=compat", "native:bf16", "half")
+    arms = ("fp32", "apex:O2,engine=compat")
     ends = [play(config(arm, recipe={"epochs": 1}))[1][-1] for arm in arms]
     for end in ends:
         bits = unpack_samples(end)
@@ -164,7 +120,7 @@ def test_every_arm_has_per_image_results() -> None:
 
 def test_evaluation_leaves_the_mode_as_it_was() -> None:
     """Batch norm is back in training mode afterwards, and its statistics did not move."""
-    made = session(config())
+    made = make_session(config())
     model = made.assembly.models[0]
     before = {name: value.clone() for name, value in model.state_dict().items()}
     task = made.assembly.task
@@ -201,12 +157,6 @@ def test_emulated_half_overflows_to_infinity() -> None:
         assert torch.isinf(x @ x).all()
 
 
-def test_emulated_half_leaves_mixed_types_to_fail() -> None:
-    """A half input on fp32 weights raises with the mode as it does without."""
-    with EmulatedHalf(), pytest.raises(RuntimeError):
-        nn.Linear(2, 2)(torch.ones(1, 2, dtype=torch.float16))
-
-
 def test_how_half_is_computed_is_named() -> None:
     """The record says emulated or native, and an arm in fp32 says nothing."""
     assert cpu_half("auto", None, CPU)[0] is None
@@ -235,7 +185,7 @@ def test_bf16_is_emulated_where_the_cpu_has_no_instructions(
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("arm", ["apex:O1,engine=compat", "apex:O2,engine=compat", "half"])
+@pytest.mark.parametrize("arm", ["apex:O2,engine=compat"])
 def test_the_average_is_evaluated_beside_the_weights(arm: str) -> None:
     """Every epoch has a second result, training has the bits that it has without, and the summary has the last."""
     steps, epochs, made = play(config(arm, recipe={"ema_decay": 0.8}))

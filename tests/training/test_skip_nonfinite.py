@@ -19,18 +19,13 @@ from ampcompare.training.precision.base import make_precision
 
 ARMS = [
     "fp32",
-    "apex:O0,engine=compat",
     "apex:O1,engine=compat",
     "apex:O2,engine=compat",
     "apex:O2,loss_scale=128,engine=compat",
     "apex:O3,engine=compat",
     "native:fp16",
-    "native:bf16",
-    "half",
     "half:bn_fp32",
-    "half:dtype=bf16",
     "half:loss_scale=128",
-    "half:master_weights",
     "half:master_weights,dynamic",
 ]
 GOOD = torch.linspace(-1, 1, 24).reshape(6, 4)
@@ -53,8 +48,13 @@ def train(arm: str, batches: list[Tensor], **options: Any) -> tuple[list[StepRec
     return records, [tensor.detach().float() for tensor in (*model.parameters(), *model.buffers())], precision
 
 
-@pytest.mark.parametrize("options", [{}, {"accumulation": 2}, {"clip_norm": 0.5}], ids=["plain", "cut", "clipped"])
-@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize(
+    ("arm", "options"),
+    [
+        *((arm, {}) for arm in ARMS),
+        *((arm, options) for arm in ARMS[:3] for options in ({"accumulation": 2}, {"clip_norm": 0.5})),
+    ],
+)
 def test_a_bad_batch_leaves_no_trace(arm: str, options: dict[str, Any]) -> None:
     """Weights, optimizer state and running statistics go on as they do without the batch; the record says skipped."""
     records, tensors, precision = train(arm, [GOOD, BAD, GOOD.flip(0), GOOD], **options)
@@ -65,16 +65,6 @@ def test_a_bad_batch_leaves_no_trace(arm: str, options: dict[str, Any]) -> None:
         torch.testing.assert_close(tensor, other, rtol=1e-3, atol=1e-3)
     if precision.loss_scales() == plain[-1].loss_scales:  # nothing moved by the overflow: then to the last bit
         assert all(torch.equal(tensor, other) for tensor, other in zip(tensors, expected, strict=True))
-
-
-@pytest.mark.parametrize(
-    "arm", ["apex:O1,engine=compat", "apex:O2,engine=compat", "native:fp16", "half:master_weights,dynamic"]
-)
-def test_a_dynamic_scale_still_moves(arm: str) -> None:
-    """The scaler sees the overflow of a dropped update and halves its scale, as it does without the policy."""
-    records, _, _ = train(arm, [GOOD, BAD, GOOD])
-    (first,), (second,), (third,) = (record.loss_scales for record in records)
-    assert (second, third) == (first / 2, first / 2)
 
 
 def test_another_ranks_bad_loss_drops_the_update_here() -> None:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ampcompare.source.edits import Edit, Edits
-from ampcompare.source.lint.trace import Event, Kind, Tracer
+from ampcompare.source.lint.update_events import Event, Kind, Tracer
 from ampcompare.source.module import Module, Scope
-from ampcompare.source.roles import Roles
-from ampcompare.source.syntax import argument, dotted, last_name
+from ampcompare.source.object_kinds import ObjectKinds
+from ampcompare.source.syntax import argument, dotted_name, is_literal, last_name
 from ampcompare.source.versions import LATEST, Versions
 
 __all__ = [
@@ -25,6 +25,9 @@ __all__ = [
     "Rule",
     "Trace",
     "events_between",
+    "first_after",
+    "is_off",
+    "last_before",
     "literal",
     "name_of",
     "rule",
@@ -33,6 +36,7 @@ __all__ = [
 
 Trace = list[Event]
 RULES: list[Rule] = []
+AMP_KINDS = (Kind.SCALE, Kind.SCALER_STEP, Kind.SCALE_LOSS, Kind.INITIALIZE)
 # Calls that end the process.
 EXITS = re.compile(r"^(?:sys\.|os\._?)?(?:exit|quit|abort)$")
 # A comment, or text between quotes as its group.
@@ -61,7 +65,6 @@ class Mistake:
         example: code with the mistake, on each line that ends in a comment with the code.
         harmless: code that looks like it and is right.
         fixable: whether `lint --fix` can correct it where it is sure.
-        by_default: whether `lint` reports it unless it is asked not to.
         guard: the guard of `exec` that sees the same mistake at run time, if it has another name.
     """
 
@@ -73,7 +76,6 @@ class Mistake:
     example: str = ""
     harmless: str = ""
     fixable: bool = False
-    by_default: bool = True
     guard: str = ""
 
 
@@ -132,19 +134,31 @@ class LintModule(Module):
     def __init__(self, text: str, versions: Versions = LATEST) -> None:
         super().__init__(text)
         self.versions = versions
-        self.roles = Roles(self)
+        self.kinds = ObjectKinds(self)
 
     @functools.cached_property
     def traces(self) -> list[Trace]:
         """The events of each function and of the module, those that have nothing to do with training left out."""
-        tracer = Tracer(self, self.roles)
+        tracer = Tracer(self, self.kinds)
         scopes = training_scopes(self)
         return [trace for scope in scopes if (trace := tracer.trace(scope))]
+
+    def events(self, *kinds: Kind, with_amp: bool = False) -> Iterator[tuple[Trace, int, Event]]:
+        """Yield the events of some kinds, each with its trace and its place there.
+
+        Args:
+            with_amp: only those of traces in which Apex or a GradScaler takes part.
+        """
+        for trace in self.traces:
+            if not with_amp or any(event.kind in AMP_KINDS for event in trace):
+                for index, event in enumerate(trace):
+                    if event.kind in kinds:
+                        yield trace, index, event
 
     @functools.cached_property
     def new_scalers(self) -> list[ast.Call]:
         """All calls that build a GradScaler."""
-        return [call for call in self.calls if self.roles.is_new_scaler(call, self.scope_of[call])]
+        return [call for call in self.calls if self.kinds.is_new_scaler(call, self.scope_of[call])]
 
     @functools.cached_property
     def opt_levels(self) -> set[str | None]:
@@ -190,21 +204,21 @@ class LintModule(Module):
         edits = Edits(self)
         if self.is_alone(statement):
             edits.before(statement, [line])
-        return edits.settled()
+        return edits.sorted_edits()
 
     def insert_after(self, statement: ast.stmt, line: str) -> tuple[Edit, ...]:
         """Return the edits that put a line below a statement, or none where other code is on its line."""
         edits = Edits(self)
         if self.is_alone(statement):
             edits.after(statement, [line])
-        return edits.settled()
+        return edits.sorted_edits()
 
     def delete(self, statement: ast.stmt) -> tuple[Edit, ...]:
         """Return the edits that remove a statement with its lines, or none where other code is on them."""
         edits = Edits(self)
         if self.is_alone(statement):
             edits.remove(statement)
-        return edits.settled()
+        return edits.sorted_edits()
 
     def replace(self, node: ast.AST, text: str) -> tuple[Edit, ...]:
         """Return the edit that replaces a node by other text."""
@@ -222,9 +236,26 @@ def events_between(trace: Trace, first: Event, last: Event, *kinds: Kind) -> lis
     return [event for event in inside if event.kind in kinds and event.may_follow(first) and event.may_follow(last)]
 
 
+def last_before(trace: Trace, event: Event, *kinds: Kind) -> Event | None:
+    """Return the last event of some kinds before another one, of those that one run can meet with it."""
+    before = reversed(trace[: trace.index(event)])
+    return next((other for other in before if other.kind in kinds and other.may_follow(event)), None)
+
+
+def first_after(trace: Trace, event: Event, *kinds: Kind) -> Event | None:
+    """Return the first event of some kinds behind another one, of those that one run can meet with it."""
+    after = trace[trace.index(event) + 1 :]
+    return next((other for other in after if other.kind in kinds and other.may_follow(event)), None)
+
+
+def is_off(call: ast.Call) -> bool:
+    """Return whether a scaler or autocast is switched off by a literal."""
+    return is_literal(argument(call, "enabled"), False)
+
+
 def name_of(node: ast.AST) -> str:
     """Return the dotted text of a node, or an empty text."""
-    return dotted(node) or ""
+    return dotted_name(node) or ""
 
 
 def training_scopes(module: Module) -> list[Scope]:
@@ -258,6 +289,6 @@ def training_scopes(module: Module) -> list[Scope]:
 def _is_of_training(call: ast.Call, scope: Scope, module: Module) -> bool:
     function = call.func
     if isinstance(function, ast.Attribute):
-        return OF_TRAINING.search(function.attr) is not None or "scaler" in (dotted(function) or "").lower()
+        return OF_TRAINING.search(function.attr) is not None or "scaler" in (dotted_name(function) or "").lower()
     full = module.resolve(function, scope) or last_name(function)
     return OF_TRAINING.search(full.rpartition(".")[2]) is not None

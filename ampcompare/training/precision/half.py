@@ -478,7 +478,7 @@ class HalfOptimizer(Precision):
         if self._scale is None:
             return nullcontext(loss)
         on_device = self._device_scale(loss.device)
-        return nullcontext(loss * self._scale if on_device is None else on_device.scaled(loss))
+        return nullcontext(loss * self._scale if on_device is None else on_device.scale_loss(loss))
 
     def collect(self, optimizers: Sequence[Optimizer]) -> None:
         """Add up the gradients of earlier micro-batches, if in fp32, before a backward pass."""

@@ -6,7 +6,6 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ampcompare.source.amp_names import AUTOCASTS
 from ampcompare.source.lint.module import Finding, LintModule, Mistake, literal, name_of, rule
 from ampcompare.source.syntax import argument, is_literal
 
@@ -140,7 +139,7 @@ def scaler_of_main(module: LintModule) -> Iterator[Finding]:
         ]
         if not setters or not all(_runs_as_script(module, scope.node) for scope in setters):
             continue
-        if not any(module.roles.is_new_scaler(value, one) for one in setters for value in one.values.get(name, ())):
+        if not any(module.kinds.is_new_scaler(value, one) for one in setters for value in one.values.get(name, ())):
             continue
         for scope in module.top.functions.values():
             if scope in setters or name in scope.parameters or name in scope.values:
@@ -162,7 +161,7 @@ def _is_none_or_off(module: LintModule, value: ast.expr) -> bool:
         return value.value is None
     enabled = argument(value, "enabled") if isinstance(value, ast.Call) else None
     off = is_literal(enabled, False)
-    return off and module.roles.is_new_scaler(value, module.top)
+    return off and module.kinds.is_new_scaler(value, module.top)
 
 
 def _runs_as_script(module: LintModule, node: ast.AST) -> bool:
@@ -177,59 +176,3 @@ def _runs_as_script(module: LintModule, node: ast.AST) -> bool:
 
 def _under_main(module: LintModule, node: ast.AST) -> bool:
     return any(isinstance(outer, ast.If) and "__name__" in ast.unparse(outer.test) for outer in module.ancestors(node))
-
-
-@rule(
-    Mistake(
-        "AMP408",
-        "evaluation-without-autocast",
-        "a function with `torch.no_grad` calls the model outside autocast, in a module that trains with it",
-        "correct but slower; accuracy is measured in another precision than users of the model will have",
-        "evaluate under the same autocast",
-        """
-import torch
-
-
-def train(model, batch):
-    with torch.autocast("cuda"):
-        return model(batch)
-
-
-@torch.no_grad()
-def evaluate(model, batch):
-    return model(batch)  # AMP408
-""",
-        """
-import torch
-
-
-def train(model, batch):
-    with torch.autocast("cuda"):
-        return model(batch)
-
-
-@torch.no_grad()
-def evaluate(model, batch):
-    with torch.autocast("cuda"):
-        return model(batch)
-""",
-        by_default=False,
-    ),
-)
-def evaluation_without_autocast(module: LintModule) -> Iterator[Finding]:
-    """A forward pass without gradients outside autocast, in a module that trains under it."""
-    if next(module.calls_of(*AUTOCASTS), None) is None:
-        return
-    for scope in module.scopes:
-        if not isinstance(scope.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            continue
-        decorated = {name_of(one.func if isinstance(one, ast.Call) else one) for one in scope.node.decorator_list}
-        if not decorated & {"torch.no_grad", "torch.inference_mode"}:
-            continue
-        inside = [call for call in module.calls if module.scope_of[call] is scope]
-        if any(module.resolve(call.func) in AUTOCASTS for call in inside):
-            continue
-        for call in inside:
-            if name_of(call.func).rpartition(".")[2] in ("model", "net", "network"):
-                yield module.finding("AMP408", call, "this forward pass runs in another precision than training")
-                break

@@ -6,10 +6,9 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from ampcompare.source.migrate.read.options import members
 from ampcompare.source.migrate.read.sites import Initialize, Unsure
 from ampcompare.source.module import Module
-from ampcompare.source.syntax import dotted, is_literal, last_name, parameters
+from ampcompare.source.syntax import dotted_name, elements, is_literal, last_name, parameters
 
 if TYPE_CHECKING:
     from ampcompare.source.migrate.core.context import Core
@@ -39,27 +38,26 @@ def carried_keys(core: Core, initialize: Initialize) -> list[str]:
         return []
     if is_literal(optimizers, None):
         return []
-    elements = members(core.module, optimizers)
-    keys = [dotted(each) for each in elements]
+    given = elements(optimizers)
+    keys = [dotted_name(each) for each in given]
     found = [key for key in keys if key is not None]
     if len(found) < len(keys):
         raise Unsure(initialize.call, "the optimizer is not a plain name, and scale_loss is not in this file")
-    if any(is_list(core.module, each) for each in elements):
+    if any(is_list(core.module, each) for each in given):
         raise Unsure(initialize.call, "the optimizers are in a list, which cannot carry the scaler to scale_loss")
-    helped = core.helped
     if found:
         core.note(
             initialize.call,
-            f"scale_loss is called in another {'function' if helped else 'file'}: the optimizer carries the "
-            f"{'scaler' if core.target == 'torch' else 'precision'} there, as {core.scalers.attribute}"
-            f"{'' if helped else '; migrate that file too'}",
+            f"scale_loss is called in another file: the optimizer carries the "
+            f"{'scaler' if core.target == 'torch' else 'precision'} there, as {core.scalers.attribute}; migrate that "
+            "file too",
         )
     return found
 
 
 def is_list(module: Module, optimizers: ast.expr) -> bool:
     """Return whether a name stands for several optimizers: by what it is bound to, or else by its plural."""
-    key, scope = dotted(optimizers) or "", module.scope_of.get(optimizers, module.top)
+    key, scope = dotted_name(optimizers) or "", module.scope_of.get(optimizers, module.top)
     values = [each for each in module.values_of(key, scope) or [] if not is_literal(each, None)]
     lists = (ast.List, ast.Tuple, ast.Dict, ast.ListComp, ast.DictComp)
     makers = [last_name(each.func) for each in values if isinstance(each, ast.Call)]
@@ -80,7 +78,7 @@ def is_bound_above(condition: ast.If, key: str) -> bool:
         return False
     for node in ast.walk(condition):
         if isinstance(node, ast.Assign) and not isinstance(node.targets[0], (ast.Tuple, ast.List)):
-            if any(dotted(target) == key for target in node.targets):
+            if any(dotted_name(target) == key for target in node.targets):
                 return False
     return True
 
@@ -103,18 +101,18 @@ def wrapped_models(core: Core, initialize: Initialize) -> list[str]:
         return []
     module = core.module
     models = initialize.arguments.get("models")
-    elements: list[ast.expr] = [] if models is None else members(module, models)
+    given = [] if models is None else elements(models)
     lines: list[str] = []
     # A copy or a replica would call the forward pass of the model that it is a copy of.
     is_copied = COPIES.search(module.text) is not None
     enabled = "" if core.always else f", enabled={_made_here(core)}.is_enabled()"
     target = initialize.statement.targets[0] if isinstance(initialize.statement, ast.Assign) else None
-    if len(elements) == 1 and isinstance(target, ast.Name):
-        elements = [target]
-    elif len(elements) == 1 and isinstance(target, ast.Tuple) and len(target.elts) == 2 and dotted(target.elts[0]):
-        elements = [target.elts[0]]  # `model, optimizer = amp.initialize(model.cuda(), optimizer)`
-    for each in elements:
-        key = dotted(each)
+    if len(given) == 1 and isinstance(target, ast.Name):
+        given = [target]
+    elif len(given) == 1 and isinstance(target, ast.Tuple) and len(target.elts) == 2 and dotted_name(target.elts[0]):
+        given = [target.elts[0]]  # `model, optimizer = amp.initialize(model.cuda(), optimizer)`
+    for each in given:
+        key = dotted_name(each)
         if key is None:
             raise Unsure(initialize.call, "the model is not a plain name, and its forward pass is not in this file")
         context = f'{core.torch}.autocast("cuda", dtype={core.torch}.float16{enabled})'

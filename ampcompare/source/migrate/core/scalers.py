@@ -9,15 +9,13 @@ from itertools import pairwise
 from ampcompare.source.branches import is_exclusive
 from ampcompare.source.migrate.read.sites import Backward, Initialize, Sites
 from ampcompare.source.module import Function, Module
-from ampcompare.source.syntax import arguments, dotted, walk
+from ampcompare.source.syntax import arguments, dotted_name, walk
 
 __all__ = [
     "Scalers",
     "bound_in",
     "conditions_of",
     "is_constructor",
-    "lasts_beyond_call",
-    "loop_around",
     "plan_scalers",
     "varies",
 ]
@@ -121,7 +119,7 @@ def _groups(sites: Sites, shared: list[tuple[Backward, Backward]]) -> list[tuple
     """
     blocks = [each for each in sites.backwards if each.block]
     identifiers = {id(each): _constant(each) for each in blocks}
-    if len(set(identifiers.values())) <= 1 or None in identifiers.values():
+    if len(set(identifiers.values())) <= 1 or None in identifiers.values() or shared:
         return [sites.optimizers] if sites.optimizers else []
     members: list[tuple[set[int], list[str]]] = []
     for each in blocks:
@@ -135,12 +133,6 @@ def _groups(sites: Sites, shared: list[tuple[Backward, Backward]]) -> list[tuple
             members.remove(group)
         merged[1].extend(key for key in each.optimizers if key not in merged[1])
         members.append(merged)
-    for one, other in shared:
-        first, second = (next(each for each in members if identifiers[id(loss)] in each[0]) for loss in (one, other))
-        if first is not second:
-            first[0].update(second[0])
-            first[1].extend(second[1])
-            members.remove(second)
     return [tuple(keys) for _, keys in members]
 
 
@@ -161,7 +153,7 @@ def _suffix(key: str, number: int) -> str:
 
 
 def _free_name(module: Module, word: str, *, attribute: bool) -> str:
-    used = {node.attr for node in module.nodes if isinstance(node, ast.Attribute) and dotted(node.value) == "self"}
+    used = {node.attr for node in module.nodes if isinstance(node, ast.Attribute) and dotted_name(node.value) == "self"}
     if not attribute:
         used = {node.id for node in module.nodes if isinstance(node, ast.Name)}
         used |= {node.arg for node in module.nodes if isinstance(node, ast.arg)}
@@ -182,8 +174,7 @@ def _home(module: Module, sites: Sites) -> str:
         if function is None:
             # A class body at the top of the module is no scope for the functions in it.
             return "module"
-        lasts = any(lasts_beyond_call(module, each) for each in sites.initializes)
-        if not lasts and all(each is not None and function in (each, *module.functions_around(each)) for each in used):
+        if all(each is not None and function in (each, *module.functions_around(each)) for each in used):
             return "local"
     owners = {module.class_of(_outermost(module, each)) for each in created | used}
     if len(owners) == 1 and None not in owners:
@@ -210,21 +201,12 @@ def conditions_of(module: Module, initialize: Initialize) -> list[ast.If]:
     return found
 
 
-def loop_around(module: Module, initialize: Initialize) -> ast.stmt | None:
-    """Return the outermost loop around a call in its function, or the `if` around that; None without a loop."""
-    found: ast.stmt | None = None
-    for outer in module.within_function(initialize.statement):
-        if isinstance(outer, (ast.For, ast.AsyncFor, ast.While)) or (found is not None and isinstance(outer, ast.If)):
-            found = outer
-    return found
-
-
 def varies(module: Module, initialize: Initialize) -> bool:
     """Return whether a call runs under tests that change from round to round of a loop, or from call to call.
 
     What was initialized once stays so where they do not hold, as in `if epoch == 0:`.
     """
-    return _varies_in_loop(module, initialize) or lasts_beyond_call(module, initialize)
+    return _varies_in_loop(module, initialize) or _lasts_beyond_call(module, initialize)
 
 
 def _tests_around(module: Module, initialize: Initialize) -> list[ast.expr]:
@@ -237,7 +219,7 @@ def _tests_around(module: Module, initialize: Initialize) -> list[ast.expr]:
 
 
 def _keys(nodes: list[ast.expr]) -> set[str]:
-    return {key for node in nodes for each in walk(node) if (key := dotted(each)) is not None}
+    return {key for node in nodes for each in walk(node) if (key := dotted_name(each)) is not None}
 
 
 def _varies_in_loop(module: Module, initialize: Initialize) -> bool:
@@ -250,10 +232,12 @@ def _varies_in_loop(module: Module, initialize: Initialize) -> bool:
 
 def bound_in(node: ast.AST) -> set[str]:
     """Return the keys of names and attributes that a node binds, or nodes below it."""
-    return {key for each in walk(node) if isinstance(getattr(each, "ctx", None), ast.Store) if (key := dotted(each))}
+    return {
+        key for each in walk(node) if isinstance(getattr(each, "ctx", None), ast.Store) if (key := dotted_name(each))
+    }
 
 
-def lasts_beyond_call(module: Module, initialize: Initialize) -> bool:
+def _lasts_beyond_call(module: Module, initialize: Initialize) -> bool:
     """Return whether a function initializes in some of its calls only, and trains in later ones with the same scaler.
 
     Its test asks for a parameter that counts, or one that a loop binds where the function is called, or for a flag that
@@ -274,7 +258,7 @@ def lasts_beyond_call(module: Module, initialize: Initialize) -> bool:
         return True
     names = module.positional(function)
     for call in module.calls:
-        if dotted(call.func) == module.key(function):
+        if dotted_name(call.func) == module.key(function):
             given = [value for name, value in arguments(call, names).items() if name in asked]
             loops = [each for each in module.within_function(call) if isinstance(each, (ast.For, ast.While))]
             if any(_keys(given) & bound_in(loop) for loop in loops):
@@ -290,7 +274,7 @@ def is_constructor(function: Function | None) -> bool:
 def _counts(test: ast.Compare, names: set[str]) -> bool:
     """Return whether a comparison asks which number a name is, or whether it is one of several."""
     sides = [test.left, *test.comparators]
-    if not any((dotted(part) or "") in names for side in sides for part in walk(side)):
+    if not any((dotted_name(part) or "") in names for side in sides for part in walk(side)):
         return False
     numbers = any(isinstance(each, ast.Constant) and type(each.value) in (int, float) for each in sides)
     return numbers or any(isinstance(each, (ast.In, ast.NotIn)) for each in test.ops)

@@ -19,8 +19,8 @@ from ampcompare.settings.recipe import Recipe
 __all__ = ["AUTO", "FoundCheckpoint", "find_checkpoint", "validate_resume"]
 
 AUTO = "auto"
-NEEDED = ("model", "optimizer", "masters", "progress", "best", "parts", "rng", "buffers", "zeroed", "arm", "recipe")
 FOLLOW_TOTAL_BATCH = ("batch_size", "global_batch_size", "grad_accum_steps")
+MACHINE = ("torch", "processor", "machine", "host")  # on which it depends how long a step takes
 MAX_NAMED = 3
 MAX_LENGTH = 80
 
@@ -86,19 +86,7 @@ def validate_resume(
         CheckpointError: it is of another arm, another recipe or another total batch, or is not the state of a run.
     """
     path, state, notes = checkpoint
-    missing = [name for name in NEEDED if name not in state]
-    if missing:
-        raise CheckpointError(
-            f"{path} has no {', '.join(missing)}, so a run cannot resume from it; use a step-*.pt that a run wrote"
-        )
     progress, arm = state["progress"], str(state["arm"])
-    for part, is_needed in (
-        ("tally", True),
-        ("average", config.recipe.ema_decay is not None),
-        ("early_stop", config.recipe.early_stop is not None or config.recipe.target is not None),
-    ):
-        if is_needed and state["parts"].get(part) is None:
-            raise CheckpointError(f"{path} has no parts.{part}; use a step-*.pt that a run of this recipe wrote")
     if arm != config.arm and not config.saving.resume_into_other_arm:
         raise CheckpointError(
             f"{path} was written by {arm}, and the arm is {config.arm}; resume with --arm {arm}, or add "
@@ -111,15 +99,16 @@ def validate_resume(
             f"this run has {config.recipe.batch_size} on each of {world_size}; resume with --global-batch-size {total}"
         )
     _require_recipe(path, state["recipe"], config.recipe, same_size=size == world_size)
-    notes = [*notes, *_changes(state.get("versions") or {}, {**fingerprint(), "host": host_name()})]
+    changes = _changes(state.get("versions") or {}, {**fingerprint(), "host": host_name()})
+    notes = [*notes, *changes.values()]
     if size != world_size:
         notes.append(f"{size} processes then, {world_size} now: the random generators of all ranks are seeded again")
     trainer = state.get("trainer") or arm
     if arm != config.arm:
         from ampcompare.training.checkpoint.convert.between_arms import into_arm
-        from ampcompare.training.checkpoint.reader.foreign import explained
+        from ampcompare.training.checkpoint.reader.foreign import name_faults
 
-        with explained(path):
+        with name_faults(path):
             conversion = into_arm(state, config.arm)
         state = conversion.state
         notes += [
@@ -127,7 +116,8 @@ def validate_resume(
             *conversion.changed,
             *(f"not carried over: {item}" for item in conversion.lost),
         ]
-    return state, Resumption(step=progress["step"], processes=size, arm=trainer, notes=notes)
+    moved = [change for name, change in changes.items() if name in MACHINE]
+    return state, Resumption(step=progress["step"], processes=size, arm=trainer, notes=notes, machine=moved)
 
 
 def _require_recipe(path: Path, saved: Mapping[str, Any], recipe: Recipe, *, same_size: bool) -> None:
@@ -164,9 +154,9 @@ def _short(value: Any) -> str:
     return text if len(text) <= MAX_LENGTH else f"{text[: MAX_LENGTH - 1]}…"
 
 
-def _changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    return [
-        f"{name} {_short(then[name])} then, {value} now"
+def _changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        name: f"{name} {_short(then[name])} then, {value} now"
         for name, value in now.items()
         if name in then and str(then[name]) != str(value)
-    ]
+    }

@@ -20,10 +20,9 @@ from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.run import StepRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.task import make_task
-from ampcompare.training.assemble import assemble_single
+from ampcompare.training.assemble import assemble
 from ampcompare.training.checkpoint.convert.between_arms import into_arm
 from ampcompare.training.checkpoint.inspect import inspect_file
-from ampcompare.training.checkpoint.state.check_checkpoint import check_model
 from ampcompare.training.checkpoint.state.flattened import is_flattened
 from ampcompare.training.checkpoint.state.resume import find_checkpoint, validate_resume
 from ampcompare.training.checkpoint.state.saver import Saver
@@ -48,20 +47,15 @@ MOVING = (
 )
 ARMS = [
     "fp32",
-    "apex:O0,engine=compat",
     "apex:O1,engine=compat",
     "apex:O2,engine=compat",
     "apex:O3,engine=compat",
-    "apex:O4,engine=compat",
     "apex:O4,engine=compat,loss_scale=dynamic",
-    "apex:O5,engine=compat",
     "apex:O5,engine=compat,loss_scale=dynamic",
     "apex:O2,engine=compat,loss_scale=128",
     "native:fp16,init_scale=16777216,growth_interval=2",
     "native:bf16",
     "half:loss_scale=128",
-    "half:bn_fp32",
-    "half:bf16,masters=fp32",
     "half:bf16,rounding=stochastic,state=fp32,reduce=fp32",
     "half:bf16,kahan,state=fp32,keep_fp32=BatchNorm2d",
     "half:bf16,masters=fp32,state=bf16,grads=fp32",
@@ -108,7 +102,7 @@ class Played:
             state, resumption = validate_resume(found, settings, 1)
         precision = make_precision(settings.arm)
         task = make_task(settings.recipe)
-        assembly = assemble_single(settings.recipe, task, precision, CPU, state=state)
+        assembly = assemble(settings.recipe, task, precision, CPU, state=state)
         assembly.replicas[0].register_forward_pre_hook(noisy, prepend=True)  # type: ignore[arg-type]
         self.zeroed = [[param.grad is not None for param in owned_params(each)] for each in assembly.optimizers]
         if precision.key == "amp":  # a scale that changes while the run goes on
@@ -190,31 +184,13 @@ def test_policies_go_on_where_they_were(on_nan: str, tmp_path: Path) -> None:
     recipe = {"early_stop": 1, "epochs": 4, "optimizer": {"lr": 1e-30}}
     options = {"on_nan": on_nan, "rollback_every": 1, "max_skipped": 3, "recipe": recipe}
     unbroken = Played(config(**options), tmp_path / "a")
-    assert (len(unbroken.tally.epochs), unbroken.session.ended is not None) == (2, True)
+    assert (len(unbroken.tally.epochs), unbroken.session.end_reason is not None) == (2, True)
     for stop in (5, 7):
         first = Played(config(**options), tmp_path / f"{stop}", stop=stop)
         second = Played(config(**options), tmp_path / f"{stop}", resume=True)
         assert repr(untimed(first.steps + second.steps)) == repr(untimed(unbroken.steps))
-        assert second.session.ended == unbroken.session.ended
+        assert second.session.end_reason == unbroken.session.end_reason
         assert first_difference(unbroken.end, second.end, apart=APART) == ""
-
-
-def test_a_checkpoint_of_another_model_is_refused_by_name() -> None:
-    """Missing, unexpected and mis-shaped tensors are named, at most ten of them, with their number."""
-    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
-    weights = dict(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)).state_dict())
-    check_model(model, weights)
-    weights["1.weight"] = torch.zeros(5, 3)
-    weights["head"] = weights.pop("0.bias")
-    with pytest.raises(CheckpointError) as caught:
-        check_model(model, weights)
-    assert str(caught.value) == (
-        "the checkpoint is of another model: 3 of its tensors do not fit: 0.bias is missing; head is unexpected; "
-        "1.weight is [5, 3] there and [2, 3] here; use one of this model"
-    )
-    many = {f"layer{index}": torch.zeros(1) for index in range(20)}
-    with pytest.raises(CheckpointError, match=r"24 of its tensors.* and 14 more"):
-        check_model(model, many)
 
 
 @pytest.mark.slow
@@ -233,6 +209,7 @@ def test_arms_of_other_libraries_go_on_to_the_last_bit(arm: str, package: str, t
     unbroken_and_rest(config(arm, recipe=SHORT), tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arm",
     [
@@ -271,11 +248,9 @@ def test_moments_of_bitsandbytes_resume_to_the_last_bit(arm: str, tmp_path: Path
 @pytest.mark.parametrize(
     ("arm", "name"),
     [
-        ("fp32", "AdamFp8"),
-        ("apex:O4,engine=compat,cast_model_outputs=float32", "AdamW8bit"),
-        ("apex:O5,engine=compat", "AdamW8bit"),
+        pytest.param("fp32", "AdamFp8", marks=pytest.mark.slow),
+        pytest.param("apex:O4,engine=compat,cast_model_outputs=float32", "AdamW8bit", marks=pytest.mark.slow),
         ("half:bf16", "AdamW4bit"),
-        ("half:bf16,masters=fp32", "AdamW8bit"),
         ("half:bf16,rounding=stochastic,state=fp32", "AdamW8bit"),
     ],
 )
@@ -323,7 +298,6 @@ def test_gradients_that_were_zeros_are_zeros_again(tmp_path: Path) -> None:
         ("fp32", "apex:O2,engine=compat"),
         ("apex:O2,engine=compat", "native:fp16"),
         ("native:fp16", "apex:O1,engine=compat"),
-        ("apex:O2,engine=compat", "half"),
         ("half", "fp32"),
         ("apex:O3,engine=compat", "native:bf16"),
     ],
@@ -358,15 +332,6 @@ def test_an_arm_that_never_scales_shows_no_loss_scale(tmp_path: Path) -> None:
     assert Played(config("native:bf16", recipe=SHORT), tmp_path / "b", resume=True).tally.final_loss_scale is None
 
 
-def test_a_converted_file_is_resumed(tmp_path: Path) -> None:
-    """What `convert` writes for another arm is one that this arm goes on from, masters and scale with it."""
-    first = Played(config("native:fp16,init_scale=1024", recipe=SHORT), tmp_path / "a", stop=3)
-    for arm in ("apex:O2,engine=compat", "apex:O1,engine=compat", "fp32", "half"):
-        conversion = into_arm({"schema": 1, **(first.end or {})}, arm)
-        write_checkpoint(checkpoint_of(tmp_path / arm, 3), conversion.state)
-        assert [step.step for step in Played(config(arm, recipe=SHORT), tmp_path / arm, resume=True).steps] == [3]
-
-
 def test_a_run_with_compensation_is_resumed_without(tmp_path: Path) -> None:
     """What Kahan's summation keeps has no place in another arm: the conversion names the loss, and the arm trains."""
     arm = "apex:O5,engine=compat"
@@ -375,33 +340,6 @@ def test_a_run_with_compensation_is_resumed_without(tmp_path: Path) -> None:
     assert any("compensation of" in line for line in conversion.lost)
     write_checkpoint(checkpoint_of(tmp_path / "b", 3), conversion.state)
     assert [step.step for step in Played(config(arm, recipe=SHORT), tmp_path / "b", resume=True).steps] == [3]
-
-
-def loads(*args: Any, **kwargs: Any) -> None:
-    raise AssertionError("something was loaded")
-
-
-def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Masters that are missing or of another shape are refused before a weight is written."""
-    settings = config("apex:O2,engine=compat")
-    Played(settings, tmp_path / "a", stop=1)
-    found = find_checkpoint("auto", tmp_path / "a")
-    assert found is not None
-    monkeypatch.setattr(nn.Module, "load_state_dict", loads)
-    for change, said in (
-        (lambda masters: masters.pop("head.weight"), "head.weight is missing"),
-        (lambda masters: masters.update({"head.weight": torch.zeros(3)}), r"head.weight is \[3\] there"),
-    ):
-        state, _ = validate_resume(found, settings, 1)
-        state = {**state, "masters": dict(state["masters"])}
-        change(state["masters"])
-        precision = make_precision(settings.arm)
-        try:
-            task = make_task(settings.recipe)
-            with pytest.raises(CheckpointError, match=said):
-                assemble_single(settings.recipe, task, precision, CPU, state=state)
-        finally:
-            _amp_state.close()
 
 
 class Full:
@@ -452,13 +390,9 @@ def test_saving_changes_no_number(tmp_path: Path) -> None:
     ("arm", "name"),
     [
         ("fp32", "fused_novograd"),
-        ("fp32", "fused_lamb"),
         ("apex:O2,engine=compat", "fused_adam"),
-        ("apex:O2,engine=compat", "fused_novograd"),
         ("apex:O2,engine=compat", "fused_sgd"),
-        ("half:loss_scale=128", "fused_adam"),
         ("half:loss_scale=128", "fused_lamb"),
-        ("half:loss_scale=128", "fused_novograd"),
         ("half:loss_scale=128", "fused_adagrad"),
     ],
 )
