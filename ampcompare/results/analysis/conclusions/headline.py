@@ -163,7 +163,7 @@ def _accuracy_sentences(comparison: Comparison, rows: Sequence[ArmSummary], name
     if tested := those("equivalent", "non-inferior"):
         yield _sentence_on_kept([row for row in rows if row in tried or row in tested], comparison, names)
     if same := [row.arm for row in those("identical")]:
-        yield f"{names.first(same, 'is', 'are')} identical to {reference}, every loss and all weights to the last bit."
+        yield f"{names.begin(same, 'is', 'are')} identical to {reference}, every loss and all weights to the last bit."
     for kind in ("better", "worse"):
         if different := those(kind):
             yield _sentence_on_difference(kind, different, comparison)
@@ -178,14 +178,14 @@ def _accuracy_sentences(comparison: Comparison, rows: Sequence[ArmSummary], name
         names.said.add(row.arm)
     if apart := those("not comparable"):
         why = _such_as(row.quality.why for row in apart)
-        yield f"Not compared with {reference}: {names.within([row.arm for row in apart])} ({why})."
+        yield f"Not compared with {reference}: {names.name([row.arm for row in apart])} ({why})."
     for row in those("not as declared"):
         yield f"No verdict on {row.arm}: it is {row.quality}."
         names.said.add(row.arm)
     for word, arms in _by_reason((str(row.quality), row) for row in those("learned nothing")).items():
-        yield f"{names.first(arms, word, word)}."
+        yield f"{names.begin(arms, word, word)}."
     for reason, arms in _by_reason(_without_pairs(comparison, rows)).items():
-        yield f"No verdict on {names.within(arms)}: {reason}."
+        yield f"No verdict on {names.name(arms)}: {reason}."
 
 
 def _by_reason(reasons: Iterable[tuple[str, ArmSummary]]) -> dict[str, list[str]]:
@@ -225,7 +225,7 @@ def _sentence_on_kept(rows: Sequence[ArmSummary], comparison: Comparison, names:
     sides = "within ±" if all(row.quality.kind == "equivalent" for row in tested) else "margin "
     shown = f"{_differences(rows, metric)}, {sides}{metric.margin_text(comparison.margin)}"
     identical = f"; {names_of(same)} {'is' if len(same) == 1 else 'are'} identical to the last bit" if same else ""
-    keep = names.first([row.arm for row in rows], "keeps", "keep")
+    keep = names.begin([row.arm for row in rows], "keeps", "keep")
     what = f"{comparison.reference}'s {metric.quality}{on_these_samples(tested, comparison)}"
     return f"{keep} {what} ({shown}){identical}."
 
@@ -257,7 +257,7 @@ def _sentences_on_open(rows: Sequence[ArmSummary], comparison: Comparison, names
     few = [row for row in rows if row.quality.kind == "few seeds"]
     if few:
         seeds = max(row.pairs for row in few)
-        whose = names.within([row.arm for row in few])
+        whose = names.name([row.arm for row in few])
         whose = "between arms" if len(few) == len(names.everyone) else f"of {whose}"
         what = "run" if comparison.judged else "seed"
         noun = f"One {what}" if seeds == 1 else f"{count_of(seeds).capitalize()} {what}s"
@@ -267,11 +267,11 @@ def _sentences_on_open(rows: Sequence[ArmSummary], comparison: Comparison, names
         noun = "the interval reaches" if len(tested) == 1 else "their intervals reach"
         shown = f" ({difference_with_interval(tested[0], metric)})" if len(tested) == 1 else ""
         width = f"±{comparison.margin:g}{metric.unit_behind}"
-        arms = names.within([row.arm for row in tested])
+        arms = names.name([row.arm for row in tested])
         yield f"Inconclusive for {arms}: {noun} beyond the margin of {width}{shown}."
     others = [row for row in rows if row.quality.kind == "inconclusive" and row not in tested]
     for why, undecided in _by_reason((row.quality.detail, row) for row in others).items():
-        yield f"Inconclusive for {names.within(undecided)}{f': {why}' if why else ''}."
+        yield f"Inconclusive for {names.name(undecided)}{f': {why}' if why else ''}."
 
 
 def _outcome_sentences(comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]) -> Iterable[str]:
@@ -290,7 +290,7 @@ def _outcome_sentences(comparison: Comparison, by_arm: Mapping[str, Sequence[Run
             diverged.setdefault((share, divergence_cause(records)), []).append(row.arm)
     for (share, cause), arms in diverged.items():
         first = first_divergence([record for arm in arms for record in by_arm.get(arm, [])])
-        subject = ArmNames(everyone).first(arms, "diverged", "diverged")
+        subject = ArmNames(everyone).begin(arms, "diverged", "diverged")
         yield f"{subject} in {share}{first}{f': {cause}' if cause else ''}."
     failed: dict[tuple[str, str, str], list[str]] = {}
     for row in comparison.arms:
@@ -304,7 +304,7 @@ def _outcome_sentences(comparison: Comparison, by_arm: Mapping[str, Sequence[Run
                 failed.setdefault((status, share, error), []).append(row.arm)
     for (status, share, error), arms in failed.items():
         one, several = ("failed", "failed") if status == "failed" else ("was interrupted", "were interrupted")
-        yield f"{ArmNames(everyone).first(arms, one, several)} in {share}{f': {error}' if error else ''}."
+        yield f"{ArmNames(everyone).begin(arms, one, several)} in {share}{f': {error}' if error else ''}."
 
 
 def _speed_sentences(comparison: Comparison, rows: Sequence[ArmSummary], everyone: Sequence[str]) -> Iterable[str]:
@@ -327,7 +327,7 @@ def _speed_sentences(comparison: Comparison, rows: Sequence[ArmSummary], everyon
     if len(unknown) == 1 and not known:
         yield f"Speed is not known: {unknown[0][1]}."
     elif unknown:
-        (names, why), *rest = [(ArmNames(everyone).within(arms), why) for arms, why in unknown]
+        (names, why), *rest = [(ArmNames(everyone).name(arms), why) for arms, why in unknown]
         yield f"Speed of {names} is not known: {why}{''.join(f'; of {others}: {its}' for others, its in rest)}."
 
 

@@ -24,13 +24,13 @@ class ArmNames:
     everyone: Sequence[str]
     said: set[str] = field(default_factory=set)
 
-    def within(self, arms: Sequence[str]) -> str:
+    def name(self, arms: Sequence[str]) -> str:
         """Return arms as they stand within a sentence."""
         text = _group_of(arms, self.everyone, self.said) or names_of(arms)
         self.said.update(arms)
         return text
 
-    def first(self, arms: Sequence[str], one: str, several: str) -> str:
+    def begin(self, arms: Sequence[str], one: str, several: str) -> str:
         """Return arms with a verb in the right number, as the beginning of a sentence."""
         group = _group_of(arms, self.everyone, self.said)
         subject = f"{group[0].upper()}{group[1:]}" if group else names_of(arms)
