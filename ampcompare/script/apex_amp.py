@@ -29,7 +29,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import PreparationError, ScalingError
 from ampcompare.base.tensors.tree import cast_floating, tensors_in
 from ampcompare.guards.location import here
-from ampcompare.script.legacy.record.recorder import Rows
+from ampcompare.script.recording.recorder import Rows
 from ampcompare.script.torch_amp.plain_script import PlainScript
 from ampcompare.training.precision.base import owned_params
 

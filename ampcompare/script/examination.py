@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from ampcompare.diagnosis.profiling.options import ProfileRequest
     from ampcompare.runs.settings.examination import ScriptRequest
     from ampcompare.script.legacy.prepare import Prepared
-    from ampcompare.script.legacy.record.recorder import Recorder
     from ampcompare.script.legacy.settings import ExecSettings
+    from ampcompare.script.recording.recorder import Recorder
 
 __all__ = ["main"]
 

@@ -18,8 +18,8 @@ from typing import Any
 
 from torch import nn
 
-from ampcompare.guards.events import Subscriptions
-from ampcompare.script.legacy.record.recorder import Rows
+from ampcompare.base.patches import Subscriptions
+from ampcompare.script.recording.recorder import Rows
 from ampcompare.training.precision.base import owned_params
 
 __all__ = ["follow_fp16_optimizers"]

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from ampcompare.guards.events import Layer, Points, Subscriptions, calling_frame
+from ampcompare.base.patches import Layer, Points, Subscriptions, calling_frame
 from ampcompare.guards.location import Location, user_location
 from ampcompare.runs.records.ledger import Ledger
-from ampcompare.script.legacy.record.recorder import Rows
+from ampcompare.script.recording.recorder import Rows
 from ampcompare.training.ledger import StepLook
 
 __all__ = ["ScriptLedger"]

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from ampcompare.base.patches import Layer, Points, Subscriptions, calling_frame
 from ampcompare.diagnosis.step_watch import StepWatch
-from ampcompare.guards.events import Layer, Points, Subscriptions, calling_frame
 from ampcompare.script.keep_fp32 import bare_model
-from ampcompare.script.legacy.record.recorder import Recorder
+from ampcompare.script.recording.recorder import Recorder
 from ampcompare.script.watch import EnoughSteps
 
 __all__ = ["ScriptObserver"]

@@ -20,10 +20,10 @@ from ampcompare.script.ledger import ScriptLedger
 from ampcompare.script.legacy import child_processes
 from ampcompare.script.legacy.execute import execute
 from ampcompare.script.legacy.prepare import Prepared, prepare_process
-from ampcompare.script.legacy.record.recorder import Rows
 from ampcompare.script.legacy.settings import ExecSettings
 from ampcompare.script.legacy.stderr import note
 from ampcompare.script.legacy.target import Target
+from ampcompare.script.recording.recorder import Rows
 from ampcompare.script.stand_in import StandIn, half_dtype
 from ampcompare.script.watch import Watch, seed_all
 from ampcompare.training.precision.cpu_half import cpu_half

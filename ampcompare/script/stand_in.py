@@ -21,18 +21,18 @@ from ampcompare.backends.apex_levels import LEVELS
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import SCRIPT_BACKENDS
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.guards.events import Layer, Points, Subscriptions
+from ampcompare.base.patches import Layer, Points, Subscriptions
 from ampcompare.script.apex_amp import ScriptAmp
 from ampcompare.script.fp16_optimizers import follow_fp16_optimizers
 from ampcompare.script.keep_fp32 import KeptAtFirstCall
 from ampcompare.script.legacy.prepare import override_opt_level
-from ampcompare.script.legacy.record.recorder import Rows, value_of
 from ampcompare.script.lifted_weights import LiftedWeights
-from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmp, TorchNames
+from ampcompare.script.recording.recorder import Rows, value_of
+from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmp, TorchAmpStandIn
+from ampcompare.script.torch_amp.half_weights import HalfWeights
 from ampcompare.script.torch_amp.o1 import O1BehindTorch
 from ampcompare.script.torch_amp.parallel_wrappers import reduce_wrappers_in
 from ampcompare.script.torch_amp.plain_script import PlainScript
-from ampcompare.script.torch_amp.whole_model import WholeModel
 from ampcompare.script.trainers import follow_trainers
 from ampcompare.script.trainers.arm import Told
 from ampcompare.script.watch import Watch
@@ -116,7 +116,7 @@ class StandIn:
         elif arm.backend == "apex":
             self._stand_behind_levels(engine, rows)
         else:
-            kind = WholeModel if arm.backend == "half" or arm.options.get("weights") == "bfloat16" else TorchAmp
+            kind = HalfWeights if arm.backend == "half" or arm.options.get("weights") == "bfloat16" else TorchAmp
             self.torch_amp = kind(arm, rows)
         if (reduce := arm.options.get("reduce")) is not None:
             reduce_wrappers_in(getattr(torch, reduce), str(arm), self._events)
@@ -130,7 +130,7 @@ class StandIn:
             self._stand_behind_amp(ScriptAmp(arm, plain, rows))
         elif rows is not None:
             self._events.wrap(*Points.BACKWARD, functools.partial(_record_plain_backward, rows))
-        if self._keep and not isinstance(self.torch_amp, WholeModel):
+        if self._keep and not isinstance(self.torch_amp, HalfWeights):
             context = without_autocast("cuda" if torch.cuda.is_available() else "cpu")
             if arm.backend == "apex":
                 context = without_casts(importlib.import_module("ampcompare.apex.amp"))
@@ -152,7 +152,7 @@ class StandIn:
         if LEVELS[level].patch_torch_functions and engine == "compat":
             self.torch_amp = O1BehindTorch(self.arm, self._initialized)
         elif LEVELS[level].is_half and engine == "compat":
-            self.torch_amp = WholeModel(self.arm, rows, self._initialized)
+            self.torch_amp = HalfWeights(self.arm, rows, self._initialized)
         else:
             self.torch_amp = TorchAmp(self.arm, rows, self._initialized)
 
@@ -228,7 +228,7 @@ class StandIn:
             return None
         if "without overflow" in said:  # a number of the script, whatever the types
             return None
-        is_whole, is_o1 = (isinstance(self.torch_amp, kind) for kind in (WholeModel, O1BehindTorch))
+        is_whole, is_o1 = (isinstance(self.torch_amp, kind) for kind in (HalfWeights, O1BehindTorch))
         # Only arms that can compute what has failed here.
         others = "" if is_whole or is_o1 else "compare fp32, or "
         if ATTENTION.search(said) and (is_whole or is_o1):
@@ -339,7 +339,7 @@ def _record_plain_backward(rows: Rows, original: Any, tensors: Any, *args: Any, 
     return original(tensors, *args, **kwargs)
 
 
-class _AsWritten(TorchNames):
+class _AsWritten(TorchAmpStandIn):
     """Follows `torch.autocast` and `GradScaler` of a script."""
 
     def __init__(self, initialized: Callable[[], bool]) -> None:

@@ -22,10 +22,10 @@ import torch
 from torch import distributed
 
 from ampcompare.base.metric_log import listen, log_metric
-from ampcompare.guards.events import Layer, Points, Subscriptions
+from ampcompare.base.patches import Layer, Points, Subscriptions
 from ampcompare.guards.import_hook import ImportHook
-from ampcompare.script.legacy.record.recorder import Recorder
 from ampcompare.script.planned_steps import planned_steps
+from ampcompare.script.recording.recorder import Recorder
 from ampcompare.training.hashes import inputs_sha256, parameters_sha256
 from ampcompare.training.meters import MemoryMeter, make_memory_meter
 from ampcompare.training.precision.base import owned_params

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from ampcompare.guards.events import Layer, Points, Subscriptions
+from ampcompare.base.patches import Layer, Points, Subscriptions
 from ampcompare.script.watch import FirstBatches, seed_all
 
 

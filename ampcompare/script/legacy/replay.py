@@ -174,7 +174,7 @@ class _Trace:
 
     def begin(self) -> None:
         """Watch every step that is recorded."""
-        from ampcompare.script.legacy.record.recorder import Rows
+        from ampcompare.script.recording.recorder import Rows
 
         original = Rows.step_row
 
@@ -215,7 +215,7 @@ class _Trace:
 
     def _watch_passes(self) -> None:
         """Note the operations of each backward pass by their precision."""
-        from ampcompare.guards.events import Layer, Points, Subscriptions
+        from ampcompare.base.patches import Layer, Points, Subscriptions
 
         inside = False
 

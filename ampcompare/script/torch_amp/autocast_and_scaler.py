@@ -21,16 +21,16 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ScalingError, UnsupportedCombination
-from ampcompare.guards.events import Points, Subscriptions, calling_frame
+from ampcompare.base.patches import Points, Subscriptions, calling_frame
 from ampcompare.guards.location import here
-from ampcompare.script.legacy.record.recorder import Rows, value_of
+from ampcompare.script.recording.recorder import Rows, value_of
 from ampcompare.training.precision.base import NO_CONTEXT
 from ampcompare.training.precision.half import hold_state_in
 
 __all__ = [
     "Casting",
     "TorchAmp",
-    "TorchNames",
+    "TorchAmpStandIn",
     "forget_steps",
     "is_own",
     "not_scaled",
@@ -107,7 +107,7 @@ class Casting:
             torch.clear_autocast_cache()  # a block of the script may still be open around this one
 
 
-class TorchNames:
+class TorchAmpStandIn:
     """What stands behind `torch.amp`.
 
     Attributes:
@@ -196,7 +196,7 @@ class TorchNames:
         scaler._per_optimizer_states.pop(id(optimizer), None)
 
 
-class TorchAmp(TorchNames):
+class TorchAmp(TorchAmpStandIn):
     """The names of `torch.amp` under an arm in fp32 or of `torch.amp`.
 
     Args:

@@ -28,9 +28,9 @@ from torch import Tensor, distributed, nn
 from ampcompare.backends.apex_levels import apex_level
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ScalingError
-from ampcompare.guards.events import GRADIENT_READS, Subscriptions
+from ampcompare.base.patches import GRADIENT_READS, Subscriptions
 from ampcompare.guards.location import call_site, here
-from ampcompare.script.torch_amp.autocast_and_scaler import TorchNames
+from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmpStandIn
 from ampcompare.training.precision.base import owned_params
 
 __all__ = ["GradientStages", "ScriptOptimizers", "skips_overflows"]
@@ -45,7 +45,7 @@ class ScriptOptimizers:
         names: know the 16-bit weights in whose place an optimizer has masters.
     """
 
-    def __init__(self, names: TorchNames) -> None:
+    def __init__(self, names: TorchAmpStandIn) -> None:
         self._names = names
         self._made: list[weakref.ref[Any]] = []
         self._owners: dict[int, weakref.ref[Any]] = {}  # by the id of a parameter
@@ -101,7 +101,7 @@ class GradientStages:
         names: stand behind the scaler.
     """
 
-    def __init__(self, arm: Arm, names: TorchNames, optimizers: ScriptOptimizers) -> None:
+    def __init__(self, arm: Arm, names: TorchAmpStandIn, optimizers: ScriptOptimizers) -> None:
         self._arm = arm
         self._names = names
         self._optimizers = optimizers

@@ -17,9 +17,9 @@ from ampcompare.apex.amp.scaler import LossScaler
 from ampcompare.backends.apex_levels import apex_level
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.guards.events import Points, Subscriptions
+from ampcompare.base.patches import Points, Subscriptions
 from ampcompare.script.torch_amp.autocast_and_scaler import (
-    TorchNames,
+    TorchAmpStandIn,
     is_own,
     present,
     switched_off,
@@ -32,7 +32,7 @@ from ampcompare.training.precision.base import owned_params
 __all__ = ["O1BehindTorch"]
 
 
-class O1BehindTorch(TorchNames):
+class O1BehindTorch(TorchAmpStandIn):
     """Replaces what both classes do; O1's patches of torch are on from the first block of the script on.
 
     Args:

@@ -30,12 +30,12 @@ from torch.utils import _pytree as pytree
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import PreparationError, UnsupportedCombination
+from ampcompare.base.patches import GRADIENT_READS, Points, Subscriptions, follow_own_calls
 from ampcompare.base.tensors.tree import cast_floating, mapped
-from ampcompare.guards.events import GRADIENT_READS, Points, Subscriptions, follow_own_calls
 from ampcompare.guards.location import here
-from ampcompare.script.legacy.record.recorder import Rows, value_of
 from ampcompare.script.lifted_weights import HALF, LiftedWeights
-from ampcompare.script.torch_amp.autocast_and_scaler import Casting, TorchNames
+from ampcompare.script.recording.recorder import Rows, value_of
+from ampcompare.script.torch_amp.autocast_and_scaler import Casting, TorchAmpStandIn
 from ampcompare.script.torch_amp.gradient_stages import GradientStages, ScriptOptimizers, skips_overflows
 from ampcompare.training.precision.base import owned_params, refuse_wrapped
 
@@ -77,7 +77,7 @@ class PlainScript:
     def __init__(
         self,
         arm: Arm,
-        names: TorchNames,
+        names: TorchAmpStandIn,
         *,
         for_cuda: bool = False,
         rows: Rows | None = None,

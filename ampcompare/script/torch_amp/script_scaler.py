@@ -17,7 +17,7 @@ from torch.amp.grad_scaler import OptState
 
 from ampcompare.apex.amp.scaler import LossScaler
 from ampcompare.backends.arm import Arm
-from ampcompare.guards.events import Points, Subscriptions
+from ampcompare.base.patches import Points, Subscriptions
 from ampcompare.script.torch_amp.autocast_and_scaler import forget_steps, not_scaled, refuse_closure, scaler_settings
 
 __all__ = ["ScaledGradients", "ScriptScaler"]

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ampcompare.guards.events import Subscriptions
+from ampcompare.base.patches import Subscriptions
 from ampcompare.script.trainers.arm import Follow, Told, log_numbers
 
 __all__ = ["MODULES"]

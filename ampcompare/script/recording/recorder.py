@@ -24,9 +24,9 @@ from ampcompare.base.environment.ranks import rank_of
 from ampcompare.base.errors import EnvironmentUnfit
 from ampcompare.base.secrets import hide, mask
 from ampcompare.runs.records.run import dump_json
-from ampcompare.script.legacy.record.summary import FORMAT, SCHEMA, ExecSummary, add_row, in_words
 from ampcompare.script.legacy.settings import ExecSettings
 from ampcompare.script.legacy.stderr import note
+from ampcompare.script.recording.summary import FORMAT, SCHEMA, ExecSummary, add_row, in_words
 
 __all__ = ["Recorder", "Rows", "header", "value_of"]
 

@@ -39,12 +39,12 @@ from ampcompare.apex.amp.scaler import LossScaler
 from ampcompare.backends.apex_levels import apex_level
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError, PreparationError, ScalingError, UnsupportedCombination
+from ampcompare.base.patches import GRADIENT_READS, Points, Subscriptions, without_subscribers
 from ampcompare.base.tensors.tree import mapped, tensors_in
-from ampcompare.guards.events import GRADIENT_READS, Points, Subscriptions, without_subscribers
 from ampcompare.guards.location import here
+from ampcompare.script.gradient_mirror import GradientMirror, Pairs
 from ampcompare.script.keep_fp32 import WRAPPERS, bare_model
 from ampcompare.script.lifted_weights import HALF, follow_averages
-from ampcompare.script.shown_gradients import Pairs, ShownGradients
 from ampcompare.script.torch_amp.autocast_and_scaler import (
     TorchAmp,
     unscaled,
@@ -55,7 +55,7 @@ from ampcompare.script.torch_amp.script_scaler import ScriptScaler
 from ampcompare.training.precision.base import make_precision, owned_params
 from ampcompare.training.precision.half import HalfOptimizer
 
-__all__ = ["WholeModel"]
+__all__ = ["HalfWeights"]
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # they hold models, and are never called
 
@@ -180,7 +180,7 @@ def _widened(tensor: Tensor) -> Tensor:
     return tensor.detach().float() if tensor.dtype in HALF else tensor
 
 
-class WholeModel(TorchAmp):
+class HalfWeights(TorchAmp):
     """The names of `torch.amp` under an arm that casts the weights of models.
 
     Args: as for `TorchAmp`; the arm is of the backend half, or of apex at a level that casts weights.
@@ -196,7 +196,7 @@ class WholeModel(TorchAmp):
         self._scaling = scaling(arm, "cuda" if torch.cuda.is_available() else "cpu")
         self.needs_scaler, self.steps_copies = self._scaling.needs_scaler, self._scaling.steps_copies
         self._scaler = ScriptScaler(arm, self, runs_closures=not self._scaling.needs_scaler)
-        self._gradients = ShownGradients()
+        self._gradients = GradientMirror()
         self._model_references: list[weakref.ref[nn.Module]] = []
         self._optimizer_references: list[weakref.ref[Any]] = []
         self._stepping: Any = None
@@ -462,7 +462,7 @@ class WholeModel(TorchAmp):
             self._gradients.show_scaled(self.masters(optimizer))
 
 
-def _zero_grad(names: WholeModel, optimizer: Any, set_to_none: bool = True) -> None:
+def _zero_grad(names: HalfWeights, optimizer: Any, set_to_none: bool = True) -> None:
     names.cleared(optimizer, set_to_none=set_to_none)
 
 

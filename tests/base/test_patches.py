@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from ampcompare.guards.events import (
+from ampcompare.base.patches import (
     GRADIENT_READS,
     Layer,
     Points,

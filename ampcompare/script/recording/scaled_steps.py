@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from ampcompare.guards.events import Layer, Subscriptions
-from ampcompare.script.legacy.record.recorder import Rows, value_of
+from ampcompare.base.patches import Layer, Subscriptions
+from ampcompare.script.recording.recorder import Rows, value_of
 
 __all__ = ["record_grad_scalers", "record_steps"]
 

@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ampcompare.guards.events import GRADIENT_READS
+from ampcompare.base.patches import GRADIENT_READS
 
-__all__ = ["Pairs", "ShownGradients"]
+__all__ = ["GradientMirror", "Pairs"]
 
 Pairs = Sequence[tuple[Tensor, Tensor]]
 _GRAD: Any = vars(torch._C.TensorBase)["grad"]
 
 
-class ShownGradients:
+class GradientMirror:
     """`tensor.grad` for 16-bit weights and masters that show each other's; for all others it is what it was."""
 
     def __init__(self) -> None:

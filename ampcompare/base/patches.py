@@ -1,4 +1,4 @@
-"""What a training script does, as events: the functions of torch and Apex that every script passes, each replaced once.
+"""The registry of patches: the functions of torch and Apex that every script passes, each replaced once.
 
 A subscriber wraps a point by `around(inner, *args, **kwargs)`, which calls `inner` or does something in its place.
 Several subscribers of one point lie around each other in the order of their layers, whichever came first. A point

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from ampcompare.guards.events import Layer, Subscriptions
-from ampcompare.script.legacy.record.recorder import Rows
-from ampcompare.script.legacy.record.scaled_steps import record_grad_scalers
+from ampcompare.base.patches import Layer, Subscriptions
+from ampcompare.script.recording.recorder import Rows
+from ampcompare.script.recording.scaled_steps import record_grad_scalers
 
 
 class Recorder:
