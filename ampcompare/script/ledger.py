@@ -196,8 +196,11 @@ class ScriptLedger:
         self._follows = False
         self._passes_of_step.end()
 
-    def result(self) -> Ledger:
-        """Return what was seen so far."""
+    def result(self) -> Ledger | None:
+        """Look no longer, and return what was seen; None if no step was looked at."""
+        self.end()
+        if not self._look.steps:
+            return None
         scale = self._scale() if callable(self._scale) else self._scale
         ledger = self._look.result(loss_scale=None if scale is None else float(scale), emulated=self._emulated)
         by = dict(self._by)
@@ -208,9 +211,8 @@ class ScriptLedger:
         return ledger.model_copy(update={"by": by})
 
     def _end(self) -> None:
-        self.end()
-        if self._look.steps:
-            self._rows.recorder.add_row({"kind": "ledger", **self.result().model_dump()})
+        if (ledger := self.result()) is not None:
+            self._rows.recorder.add({"kind": "ledger", **ledger.model_dump()})
 
 
 def _is_by_arm() -> bool:

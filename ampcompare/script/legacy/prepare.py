@@ -97,8 +97,8 @@ def prepare_process(
 
         patch_torch()
     recorder, rows = None, None
-    if settings.record is not None:
-        # Imported here: without --record a script that needs no torch loads none.
+    if settings.record is not None or settings.ledger:
+        # Imported here: without them a script that needs no torch loads none.
         from ampcompare.script.recording.recorder import Recorder, Rows, header
 
         recorder = Recorder(settings.record, header(settings), child=child)

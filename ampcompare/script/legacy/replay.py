@@ -11,7 +11,6 @@ import importlib.machinery
 import importlib.util
 import json
 import os
-import random
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -61,12 +60,9 @@ def _target(request: dict[str, Any]) -> Any:
         """A script that starts with fixed seeds, and rewritten if it is to be."""
 
         def load(self) -> tuple[CodeType, ModuleType]:
-            import numpy
-            import torch
+            from ampcompare.script.prepare import seed_all
 
-            random.seed(SEED)
-            numpy.random.seed(SEED)  # the generator that scripts use
-            torch.manual_seed(SEED)
+            seed_all(SEED)
             if request["target"] is None:
                 return super().load()
             sys.dont_write_bytecode = True

@@ -384,7 +384,7 @@ class _ScalerHooks:
                 skips if decides else [],
             )
         for row in steps:
-            rows.recorder.add_row(row)
+            rows.recorder.add(row)
 
 
 def _scale_of(scaler: Any) -> Any:
