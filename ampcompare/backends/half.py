@@ -101,7 +101,7 @@ def _unsharded(options: Options) -> str:
 
 SPEC = BackendSpec(
     summary="manual .half(): 16-bit weights; masters, a loss scale, other types and roundings as options",
-    implementation="ampcompare.training.precision.half:make_half",
+    implementation="ampcompare.training.precision.half:Half",
     explain=_explain,
     roles=_roles,
     parsers={

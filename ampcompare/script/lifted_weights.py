@@ -36,17 +36,16 @@ class LiftedWeights:
         types: that were lifted, such as "bfloat16".
 
     Args:
+        wrappers: of the script; those around lifted weights are made again.
         rows: get a note for each type and line; None records nothing.
-        events: of the arm; None for an arm that does not follow averages.
+        events: of the arm.
     """
 
-    def __init__(self, rows: Rows | None = None, events: Subscriptions | None = None) -> None:
+    def __init__(self, wrappers: ParallelWrappers, rows: Rows | None, events: Subscriptions) -> None:
         self.types: list[str] = []
         self._rows = rows
         self._events = events
-        self._wrappers = ParallelWrappers()
-        if events is not None:
-            self._wrappers.install(events)
+        self._wrappers = wrappers
         self._notes: set[str] = set()
         self._frozen: weakref.WeakKeyDictionary[Any, list[Tensor]] = weakref.WeakKeyDictionary()  # that may be thawed
 
@@ -57,7 +56,7 @@ class LiftedWeights:
         self._frozen[optimizer] = [param for param in halves if not param.requires_grad]
         if not trained:
             return
-        if self._events is not None and not self.types:  # an average that the script has copied before stays narrow
+        if not self.types:  # an average that the script has copied before stays narrow
             follow_averages(self._events)
         types = sorted({_name(param.dtype) for param in trained})
         self.types += [name for name in types if name not in self.types]

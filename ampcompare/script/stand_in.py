@@ -9,7 +9,6 @@ import re
 import sys
 import types
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from ampcompare.backends.catalog import SCRIPT_BACKENDS
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.base.patches import Layer, Points, Subscriptions
 from ampcompare.script.apex_amp import ScriptAmp
-from ampcompare.script.fp16_optimizers import follow_fp16_optimizers
+from ampcompare.script.fp16_optimizers import follow_fp16_optimizers, fp16_optimizer_classes
 from ampcompare.script.keep_fp32 import KeptAtFirstCall
 from ampcompare.script.legacy.prepare import override_opt_level
 from ampcompare.script.lifted_weights import LiftedWeights
@@ -31,7 +30,7 @@ from ampcompare.script.recording.recorder import Rows, value_of
 from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmp, TorchAmpStandIn
 from ampcompare.script.torch_amp.half_weights import HalfWeights
 from ampcompare.script.torch_amp.o1 import O1BehindTorch
-from ampcompare.script.torch_amp.parallel_wrappers import reduce_wrappers_in
+from ampcompare.script.torch_amp.parallel_wrappers import ParallelWrappers, reduce_wrappers_in
 from ampcompare.script.torch_amp.plain_script import PlainScript
 from ampcompare.script.trainers import follow_trainers
 from ampcompare.script.trainers.arm import Told
@@ -107,7 +106,9 @@ class StandIn:
         if arm.options.get("tf32"):
             make_precision(arm, device="cpu" if for_cuda or not torch.cuda.is_available() else "cuda").prepare([], [])
         self._events = Subscriptions(Layer.STAND_IN)
-        self._lifted = LiftedWeights(rows, self._events)
+        self._wrappers = ParallelWrappers()
+        self._wrappers.install(self._events)
+        self._lifted = LiftedWeights(self._wrappers, rows, self._events)
         self._keep = str(arm.options.get("keep_fp32", ""))
         if arm.backend == "script":
             frontend = importlib.import_module("apex.amp.frontend")
@@ -116,12 +117,12 @@ class StandIn:
         elif arm.backend == "apex":
             self._stand_behind_levels(engine, rows)
         else:
-            kind = HalfWeights if arm.backend == "half" or arm.options.get("weights") == "bfloat16" else TorchAmp
-            self.torch_amp = kind(arm, rows)
+            is_half = arm.backend == "half" or arm.options.get("weights") == "bfloat16"
+            self.torch_amp = HalfWeights(arm, rows, wrappers=self._wrappers) if is_half else TorchAmp(arm, rows)
         if (reduce := arm.options.get("reduce")) is not None:
             reduce_wrappers_in(getattr(torch, reduce), str(arm), self._events)
         self.torch_amp.install(self._events)
-        plain = PlainScript(arm, self.torch_amp, for_cuda=for_cuda, rows=rows, given=self._given, lifted=self._lifted)
+        plain = PlainScript(arm, self.torch_amp, self._lifted, for_cuda=for_cuda, rows=rows, given=self._given)
         plain.install(self._events)
         self._casting = plain.casting
         if arm.backend != "script":
@@ -152,7 +153,7 @@ class StandIn:
         if LEVELS[level].patch_torch_functions and engine == "compat":
             self.torch_amp = O1BehindTorch(self.arm, self._initialized)
         elif LEVELS[level].is_half and engine == "compat":
-            self.torch_amp = HalfWeights(self.arm, rows, self._initialized)
+            self.torch_amp = HalfWeights(self.arm, rows, self._initialized, wrappers=self._wrappers)
         else:
             self.torch_amp = TorchAmp(self.arm, rows, self._initialized)
 
@@ -350,10 +351,8 @@ class _AsWritten(TorchAmpStandIn):
         """Note uses from now on."""
         events.wrap(*Points.MAKE_AUTOCAST, self._make_autocast)
         events.wrap(torch.amp.GradScaler, "scale", self._scale)
-        for name in ("apex.fp16_utils", "apex.contrib.optimizers.fp16_optimizer"):
-            with suppress(ImportError):  # a build of the real Apex without the second
-                kind = importlib.import_module(name).FP16_Optimizer
-                events.wrap(kind, "__init__", self._make_optimizer)
+        for kind in fp16_optimizer_classes():
+            events.wrap(kind, "__init__", self._make_optimizer)
         events.at_end(register_optimizer_step_pre_hook(lambda *_: self.use()).remove)
 
     def _make_autocast(self, original: Any, block: Any, *args: Any, **kwargs: Any) -> None:

@@ -6,7 +6,6 @@ These are `torch.amp.GradScaler`, and the two `FP16_Optimizer` classes: of `apex
 
 from __future__ import annotations
 
-import importlib
 import sys
 import types
 import weakref
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 
 from ampcompare.base.patches import Layer, Subscriptions
+from ampcompare.script.fp16_optimizers import fp16_optimizer_classes
 from ampcompare.script.recording.recorder import Rows, value_of
 
 __all__ = ["record_grad_scalers", "record_steps"]
@@ -180,17 +180,11 @@ def _replace_step(optimizer: Any, step: Any, inner: Any) -> None:
 
 def _record_fp16_optimizers(rows: Rows, events: Subscriptions) -> None:
     """Record what goes through all objects of both classes from now on, ampcompare's or the real ones."""
-    kind, hooks = importlib.import_module("apex.fp16_utils").FP16_Optimizer, _OptimizerHooks(rows)
-    events.wrap(kind, "backward", hooks.backward)
-    events.wrap(kind, "update_master_grads", hooks.update_master_grads)
-    events.wrap(kind, "step", hooks.step)
-    try:
-        kind = importlib.import_module("apex.contrib.optimizers.fp16_optimizer").FP16_Optimizer
-    except ImportError:  # a build of the real Apex without it
-        return
-    hooks = _OptimizerHooks(rows)
-    events.wrap(kind, "backward", hooks.backward)
-    events.wrap(kind, "_update_scale", hooks.update_scale)
+    methods = (("backward", "update_master_grads", "step"), ("backward", "_update_scale"))
+    for kind, names in zip(fp16_optimizer_classes(), methods, strict=False):
+        hooks = _OptimizerHooks(rows)
+        for name in names:
+            events.wrap(kind, name, getattr(hooks, name.lstrip("_")))
 
 
 class _OptimizerHooks:

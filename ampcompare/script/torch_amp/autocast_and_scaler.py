@@ -195,6 +195,36 @@ class TorchAmpStandIn:
         """Let gradients be unscaled once more before the step."""
         scaler._per_optimizer_states.pop(id(optimizer), None)
 
+    # What `ScriptScaler` asks of an arm with a loss scale of its own.
+
+    def scaler_made(self, scaler: Any, enabled: bool) -> None:
+        """Note that the script has made a scaler, or that it was made on its behalf."""
+
+    def is_left_alone(self) -> bool:
+        """Return whether GradScaler is torch's own by now: the script trains through `apex.amp`."""
+        return False
+
+    def before_scale(self, *, unscaled: bool) -> None:
+        """Prepare for the backward pass of a loss.
+
+        Args:
+            unscaled: the gradients of an optimizer are true by now, and it has not stepped.
+        """
+
+    def check_unscale(self, optimizer: Any) -> None:
+        """Raise if the gradients of `optimizer` cannot be those of a scaled loss under the arm."""
+
+    def unscale(self, optimizer: Any, scaler: Any) -> bool:
+        """Give what the optimizer steps true gradients, by a `LossScaler`, and return whether one overflowed."""
+        raise NotImplementedError
+
+    def apply(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        """Step an optimizer whose gradients are true."""
+        return optimizer.step(*args, **kwargs)
+
+    def skip(self, optimizer: Any) -> None:
+        """End an update of an optimizer without a step."""
+
 
 class TorchAmp(TorchAmpStandIn):
     """The names of `torch.amp` under an arm in fp32 or of `torch.amp`.

@@ -53,7 +53,6 @@ from ampcompare.script.torch_amp.autocast_and_scaler import (
 from ampcompare.script.torch_amp.parallel_wrappers import ParallelWrappers
 from ampcompare.script.torch_amp.script_scaler import ScriptScaler
 from ampcompare.training.precision.base import make_precision, owned_params
-from ampcompare.training.precision.half import HalfOptimizer
 
 __all__ = ["HalfWeights"]
 
@@ -125,7 +124,7 @@ class _ApexScaling:
 
 
 class _HalfScaling:
-    """An arm with `Half` or `HalfOptimizer`; the methods are those of `_ApexScaling`."""
+    """An arm with `Half`; the methods are those of `_ApexScaling`."""
 
     def __init__(self, arm: Arm, device: str) -> None:
         self._precision: Any = make_precision(arm, device=device)
@@ -136,24 +135,23 @@ class _HalfScaling:
         self._precision.prepare(models, optimizers)
 
     def before_backward(self, optimizers: Sequence[Any]) -> None:
-        if isinstance(self._precision, HalfOptimizer):
-            self._precision.collect(optimizers)
+        self._precision.collect(optimizers)
 
     def unscale(self, optimizer: Any, scaler: LossScaler) -> bool:
         if self._precision.loss_scales():
             self._precision.load_state_dict({"loss_scale": scaler.loss_scale()})
         self._precision.unscale(optimizer)
-        return isinstance(self._precision, HalfOptimizer) and self._precision.overflows(optimizer)
+        return bool(self._precision.overflows(optimizer))
 
     def masters(self, optimizer: Any) -> list[tuple[Tensor, Tensor]]:
         pairs: list[tuple[Tensor, Tensor]] = self._precision.masters(optimizer)
         return pairs
 
     def step(self, optimizer: Any) -> Any:
-        return self._precision.end_update(optimizer, good=True)
+        return self._precision.apply(optimizer, good=True)
 
     def skip(self, optimizer: Any) -> None:
-        self._precision.end_update(optimizer, good=False)
+        self._precision.apply(optimizer, good=False)
         optimizer._opt_called = True
 
 
@@ -184,14 +182,15 @@ class HalfWeights(TorchAmp):
     """The names of `torch.amp` under an arm that casts the weights of models.
 
     Args: as for `TorchAmp`; the arm is of the backend half, or of apex at a level that casts weights.
+        wrappers: of the script; those around cast weights are made again.
     """
 
     casts_weights = True
 
-    def __init__(self, arm: Arm, *args: Any, **kwargs: Any) -> None:
-        super().__init__(arm, *args, **kwargs)
+    def __init__(self, arm: Arm, *args: Any, wrappers: ParallelWrappers) -> None:
+        super().__init__(arm, *args)
         self._casts = False
-        self._found = _FoundModels(str(arm), self._prepare, lambda: self.is_initialized or self.is_by_apex())
+        self._found = _FoundModels(str(arm), self._prepare, lambda: self.is_initialized or self.is_by_apex(), wrappers)
         scaling = _ApexScaling if arm.backend == "apex" else _HalfScaling
         self._scaling = scaling(arm, "cuda" if torch.cuda.is_available() else "cpu")
         self.needs_scaler, self.steps_copies = self._scaling.needs_scaler, self._scaling.steps_copies
@@ -477,6 +476,7 @@ class _FoundModels:
         found: called with models and optimizers before the module runs; without models where an optimizer has
             weights of those that were found before.
         is_over: returns whether the script has named its models by itself.
+        wrappers: of the script.
 
     Raises:
         PreparationError: from the script's call, if the module is sharded, or holds an earlier one.
@@ -486,7 +486,8 @@ class _FoundModels:
         self,
         name: str,
         found: Callable[[list[nn.Module], list[Any]], None],
-        is_over: Callable[[], bool] = lambda: False,
+        is_over: Callable[[], bool],
+        wrappers: ParallelWrappers,
     ) -> None:
         self._name = name
         self._found = found
@@ -495,12 +496,11 @@ class _FoundModels:
         self._cast: list[weakref.ref[nn.Module]] = []
         self._cast_weights: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()  # by id
         self._is_done = False
-        self._wrappers = ParallelWrappers()
+        self._wrappers = wrappers
 
     def install(self, events: Subscriptions) -> None:
         """Follow the optimizers from now on."""
         events.wrap(*Points.MAKE_OPTIMIZER, self._made)
-        self._wrappers.install(events)
 
     def _made(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)

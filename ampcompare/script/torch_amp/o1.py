@@ -130,12 +130,6 @@ class O1BehindTorch(TorchAmpStandIn):
         self.note_scaler(scaler, enabled)
         self._note_off(enabled)
 
-    def is_left_alone(self) -> bool:
-        return False
-
-    def before_scale(self, *, unscaled: bool) -> None:
-        pass
-
     def check_unscale(self, optimizer: Any) -> None:
         if not self.used:
             raise without_autocast(self._name)
@@ -145,9 +139,3 @@ class O1BehindTorch(TorchAmpStandIn):
         scaler.clear_overflow_state()
         scaler.unscale_([param.grad for param in owned_params(optimizer) if param.grad is not None])
         return scaler._read_flags()
-
-    def apply(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        return optimizer.step(*args, **kwargs)
-
-    def skip(self, optimizer: Any) -> None:
-        pass

@@ -67,29 +67,29 @@ class PlainScript:
 
     Args:
         names: stands behind `torch.amp` for the arm; installed before this.
+        lifted: lifts 16-bit weights, unless the arm is `script`.
         for_cuda: what the script does on CUDA happens on the CPU, with the casts of CUDA.
         rows: records what nothing scales; a GradScaler records itself.
         given: called with the optimizers that there are before the first pass, or with what `amp.initialize` gets;
             Apex's own calls it by itself.
-        lifted: lifts 16-bit weights, unless the arm is `script`.
     """
 
     def __init__(
         self,
         arm: Arm,
         names: TorchAmpStandIn,
+        lifted: LiftedWeights,
         *,
         for_cuda: bool = False,
         rows: Rows | None = None,
         given: Callable[[list[Any], list[Any]], None] = lambda models, optimizers: None,
-        lifted: LiftedWeights | None = None,
     ) -> None:
         self._arm = arm
         self._names = names
         self._given = given
         self._has_begun = False
         self.casting = Casting()
-        self._lifted = lifted or LiftedWeights(rows)
+        self._lifted = lifted
         self._for_cuda = for_cuda
         self._rows = rows
         self._loss: Any = None  # of torch.autograd.grad, since the last step

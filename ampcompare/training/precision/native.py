@@ -15,7 +15,7 @@ from ampcompare.base.tensors.loss_scale import FLOAT32_MAX, moved_scale
 from ampcompare.base.tensors.skippable_step import obeys_flag
 from ampcompare.training.parallel.replication import note_reduction_type
 from ampcompare.training.precision.base import LateOutcomes, Precision, Prepared, StepOutcome, UnscaleOnce, all_applied
-from ampcompare.training.precision.half import HalfOptimizer, cast_weights, hold_state_in
+from ampcompare.training.precision.half import Half, cast_weights, hold_state_in
 from ampcompare.training.precision.keep_fp32 import kept_in_fp32, without_autocast
 
 __all__ = ["Native", "make_native"]
@@ -198,12 +198,12 @@ def make_native(
     return _NativeWeights(device=device, master_weights=masters == "float32", **options)
 
 
-class _NativeWeights(HalfOptimizer):
+class _NativeWeights(Half):
     """`torch.autocast` in bfloat16 over weights that are stored in it, except those of batch norm.
 
     Args:
         device: the device type to autocast for, with or without an index.
-        options: those of `HalfOptimizer`.
+        options: those of `Half`.
     """
 
     key = "scaler"
