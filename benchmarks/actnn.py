@@ -22,7 +22,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
 from ampcompare import compare
-from ampcompare.runs.settings.recipe import Recipe
+from ampcompare.settings.recipe import Recipe
 from ampcompare.tasks.models import build_model
 from ampcompare.training.precision.actnn import ActNN, Quantized
 from ampcompare.training.precision.base import Precision, make_precision

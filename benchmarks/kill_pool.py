@@ -26,8 +26,8 @@ import click
 import psutil
 from harness import environment, load, make_table, write_results
 
-from ampcompare.runs.records.comparison import read_comparison
-from ampcompare.runs.records.run import RunRecord, read_record
+from ampcompare.results.records.comparison import read_comparison
+from ampcompare.results.records.run import RunRecord, read_record
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 TARGETS = ("command", "server", "cell")

@@ -30,7 +30,7 @@ GOAL = 0.8
 BARE = """
 import sys
 import torch
-from ampcompare.runs.settings.config import Recipe
+from ampcompare.settings.config import Recipe
 from ampcompare.training.precision.cpu_half import cpu_half
 from ampcompare.training.precision.base import make_precision
 from ampcompare.tasks.task import make_task

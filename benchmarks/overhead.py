@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from workloads import WORKLOADS, sgd
 
-from ampcompare.runs.settings.config import ParallelConfig
+from ampcompare.settings.config import ParallelConfig
 from ampcompare.training.assemble import make_parallel
 from ampcompare.training.loop import Loop
 from ampcompare.training.meters import HostClock

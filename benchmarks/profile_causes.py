@@ -23,7 +23,7 @@ from planted_causes import HEALTHY, HELD_OUT_HEALTHY, HELD_OUT_PLANTED, PLANTED,
 from tabulate import tabulate
 
 import ampcompare
-from ampcompare.runs.records.profile import ArmProfile, Memory
+from ampcompare.results.records.profile import ArmProfile, Memory
 
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")])
 KINDS = {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ampcompare.runs.settings.file import read_settings_file
+from ampcompare.settings.file import read_settings_file
 
 CLAIMS = Path(__file__).parents[1] / "examples" / "claims"
 RECIPES = sorted(CLAIMS.glob("*.yaml"))

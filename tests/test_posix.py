@@ -14,7 +14,7 @@ import pytest
 from ampcompare.base.errors import EnvironmentUnfit
 from ampcompare.base.processes.start import kill_group
 from ampcompare.experiment.option_checks import check_cells
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.settings.config import RunConfig
 
 # Libraries first: what they import is theirs. Then the names that Windows lacks are gone, and each module must load.
 HIDDEN = """

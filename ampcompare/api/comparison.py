@@ -15,11 +15,11 @@ from ampcompare.experiment.notebook_progress import default_observer
 from ampcompare.experiment.options import CompareOptions, RunOptions, settings_request
 from ampcompare.experiment.single_run import run_single
 from ampcompare.experiment.sources import collect_settings
-from ampcompare.runs.records.comparison import Comparison
-from ampcompare.runs.records.run import RunRecord
-from ampcompare.runs.report.export import make_exporter
-from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.recipe import Recipe
+from ampcompare.results.records.comparison import Comparison
+from ampcompare.results.records.run import RunRecord
+from ampcompare.results.report.export import make_exporter
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.recipe import Recipe
 
 __all__ = ["compare", "export", "load_comparison", "resolve_config", "run"]
 

@@ -11,10 +11,10 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.diagnosis.options import DiagnoseOptions
 from ampcompare.diagnosis.profiling.options import ProfileOptions
 from ampcompare.experiment.sources import collect_settings
-from ampcompare.runs.records.diagnosis import Diagnosis
-from ampcompare.runs.records.outlook import Outlook
-from ampcompare.runs.records.profile import Profile
-from ampcompare.runs.settings.recipe import Recipe
+from ampcompare.results.records.diagnosis import Diagnosis
+from ampcompare.results.records.outlook import Outlook
+from ampcompare.results.records.profile import Profile
+from ampcompare.settings.recipe import Recipe
 
 if TYPE_CHECKING:
     from ampcompare.diagnosis.explain import Explanation

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TextIO
 
-from ampcompare.runs.analysis.inference.criteria import Criteria, Preference
-from ampcompare.runs.analysis.results_table import Better, judge, read_table
-from ampcompare.runs.records.comparison import Comparison
+from ampcompare.results.analysis.inference.criteria import Criteria, Preference
+from ampcompare.results.analysis.results_table import Better, judge, read_table
+from ampcompare.results.records.comparison import Comparison
 
 __all__ = ["judge_table"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ampcompare.backends.arm import Arm
 from ampcompare.experiment.follow import Callback, CellInfo
-from ampcompare.runs.records.run import RunRecord
-from ampcompare.runs.records.step import StepRecord
-from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.recipe import Recipe
+from ampcompare.results.records.run import RunRecord
+from ampcompare.results.records.step import StepRecord
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.recipe import Recipe
 
 __all__ = ["Arm", "Callback", "CellInfo", "Recipe", "RunConfig", "RunRecord", "StepRecord"]

@@ -56,7 +56,7 @@ class GateFailed(AmpCompareError):
     """An arm exceeds a limit that was set.
 
     Attributes:
-        comparison: the results, an `ampcompare.runs.records.comparison.Comparison`.
+        comparison: the results, an `ampcompare.results.records.comparison.Comparison`.
     """
 
     exit_code = 1

@@ -29,7 +29,7 @@ from ampcompare.cli.settings import ScriptCommand, request_from, script_options,
 from ampcompare.cli.values import ARM, ARM_LIST, FILE, FOLDER
 from ampcompare.experiment.options import CompareOptions, to_seconds
 from ampcompare.experiment.plan import parse_vary
-from ampcompare.runs.settings.script import SCRIPT_ARMS
+from ampcompare.settings.script import SCRIPT_ARMS
 
 __all__ = ["command", "options_from"]
 

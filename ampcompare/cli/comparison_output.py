@@ -15,8 +15,8 @@ from ampcompare.cli.output import note, say
 
 if TYPE_CHECKING:
     from ampcompare.experiment.compare import ComparisonOutcome, PlannedComparison
-    from ampcompare.runs.records.comparison import Comparison
-    from ampcompare.runs.records.preflight import Preflight
+    from ampcompare.results.records.comparison import Comparison
+    from ampcompare.results.records.preflight import Preflight
 
 __all__ = ["details_option", "show_checks", "show_comparison", "show_plan", "terminal_text"]
 
@@ -31,15 +31,15 @@ details_option = option(
 
 def terminal_text(comparison: Comparison, *, details: bool = False) -> str:
     """Return the report for stdout, in the width and the colors that it has."""
-    from ampcompare.runs.report.tables import room
-    from ampcompare.runs.report.terminal import Terminal, has_color
+    from ampcompare.results.report.tables import room
+    from ampcompare.results.report.terminal import Terminal, has_color
 
     return Terminal(room(), color=has_color(sys.stdout), details=details).render(comparison)
 
 
 def show_comparison(outcome: ComparisonOutcome, *, as_json: bool, quiet: bool, details: bool = False) -> None:
     """Print the table or the JSON document; if all cells failed with one error, that error instead of the table."""
-    from ampcompare.runs.report.base import FORMATS
+    from ampcompare.results.report.base import FORMATS
 
     failure = outcome.common_failure
     if as_json:
@@ -77,7 +77,7 @@ def show_checks(outcome: ComparisonOutcome, *, quiet: bool) -> None:
 def show_plan(planned: PlannedComparison, found: Preflight | None, *, as_json: bool) -> None:
     """Print the cells of a plan, what a few steps of their arms have shown, and an estimate of time and memory."""
     from ampcompare.experiment.eta import estimate
-    from ampcompare.runs.records.run import dump_json
+    from ampcompare.results.records.run import dump_json
 
     plan, folder = planned.plan, planned.folder
     remaining = estimate(plan, folder, found)

@@ -49,10 +49,10 @@ def command(context: click.Context, what: str, origin: bool, name: str, as_json:
     as YAML that --config accepts. `schema` is for editors: put `# yaml-language-server: $schema=FILE` into the first
     line of a file of settings.
     """
-    from ampcompare.runs.records.run import dump_json
+    from ampcompare.results.records.run import dump_json
 
     if what == "schema":
-        from ampcompare.runs.settings.file import schema
+        from ampcompare.settings.file import schema
 
         if options or origin:
             raise ConfigError(f"config schema takes no options; leave out {' '.join(options) or '--origin'}")

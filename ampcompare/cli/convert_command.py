@@ -159,6 +159,6 @@ def _inspect(source: Path, as_json: bool) -> int:
 
 
 def _show(document: dict[str, Any], lines: list[str], as_json: bool) -> None:
-    from ampcompare.runs.records.run import dump_json
+    from ampcompare.results.records.run import dump_json
 
     click.echo(dump_json(document) if as_json else "\n".join(lines))

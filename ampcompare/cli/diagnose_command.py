@@ -89,8 +89,8 @@ def command(**parameters: Any) -> int:
     from ampcompare.experiment.diagnose import DiagnoseOptions, diagnose
     from ampcompare.experiment.option_checks import check_cells
     from ampcompare.experiment.preflight import preflight_of
-    from ampcompare.runs.records.run import dump_json
-    from ampcompare.runs.report.terminal import Terminal
+    from ampcompare.results.records.run import dump_json
+    from ampcompare.results.report.terminal import Terminal
 
     arms = parse_arms(parameters["arms"] or (DEFAULT_ARM,))
     if len(arms) != 1:
@@ -126,9 +126,9 @@ def command(**parameters: Any) -> int:
 def _ahead(parameters: dict[str, Any]) -> int:
     """Print what the first steps tell of the rest."""
     from ampcompare.experiment.look_ahead import AheadOptions, look_ahead
-    from ampcompare.runs.records.run import dump_json
-    from ampcompare.runs.report.base import write_result
-    from ampcompare.runs.report.outlook import outlook_text
+    from ampcompare.results.records.run import dump_json
+    from ampcompare.results.report.base import write_result
+    from ampcompare.results.report.outlook import outlook_text
 
     derived = {"arm_text": "fp32", "processes": parameters["nproc_per_node"], "metric": ()}
     config = collect_settings(request_from({**parameters, **derived}), one_run=True).config

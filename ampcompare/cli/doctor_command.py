@@ -43,7 +43,7 @@ def command(arms: tuple[str, ...], as_json: bool, time_limit: float) -> int:
     becomes a line of the report. Nothing is changed.
     """
     from ampcompare.api.doctor.examine import examine, render
-    from ampcompare.runs.records.run import dump_json
+    from ampcompare.results.records.run import dump_json
 
     examination = examine(parse_arms(arms), seconds=time_limit)
     if as_json:

@@ -96,7 +96,7 @@ def command(module: bool, ledger: bool, script: str, arguments: tuple[str, ...],
 
 def _has_update_options(arm: Arm) -> bool:
     """Return whether an arm has options that may be without effect on a training."""
-    from ampcompare.runs.analysis.runs.declared import update_options
+    from ampcompare.results.analysis.pairing.declared import update_options
 
     return bool(update_options(arm))
 
@@ -107,9 +107,9 @@ def _say_what_ran(arm: Arm, *, whole: bool) -> None:
     Args:
         whole: the ledger; else which options had no effect.
     """
-    from ampcompare.runs.analysis.runs.declared import options_without_effect
-    from ampcompare.runs.report.ledger import ledger_document
-    from ampcompare.runs.report.terminal import Terminal
+    from ampcompare.results.analysis.pairing.declared import options_without_effect
+    from ampcompare.results.report.ledger import ledger_document
+    from ampcompare.results.report.terminal import Terminal
     from ampcompare.script.prepare import script_ledger
 
     found = script_ledger()

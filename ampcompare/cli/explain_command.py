@@ -18,8 +18,8 @@ from ampcompare.cli.values import ARM
 from ampcompare.experiment.sources import collect_settings
 
 if TYPE_CHECKING:
-    from ampcompare.runs.records.ledger import Ledger
-    from ampcompare.runs.settings.config import RunConfig
+    from ampcompare.results.records.ledger import Ledger
+    from ampcompare.settings.config import RunConfig
 
 __all__ = ["command"]
 
@@ -47,9 +47,9 @@ def command(**parameters: Any) -> int:
     is trained for some steps under ARM; what ran is shown next to what ARM declares.
     """
     from ampcompare.diagnosis.explain import explain_arm
-    from ampcompare.runs.records.run import dump_json
-    from ampcompare.runs.report.ledger import ledger_document
-    from ampcompare.runs.report.terminal import Terminal
+    from ampcompare.results.records.run import dump_json
+    from ampcompare.results.report.ledger import ledger_document
+    from ampcompare.results.report.terminal import Terminal
 
     arm = Arm.parse(parameters["arm_text"])
     explanation = explain_arm(arm)

@@ -46,7 +46,7 @@ def command(run: str | None, tracker: str, output: str | None, project: str) -> 
     """
     from ampcompare.experiment.load import reload_comparison
     from ampcompare.experiment.run_directory import newest_runs
-    from ampcompare.runs.report.export import make_exporter
+    from ampcompare.results.report.export import make_exporter
 
     folder = newest_runs()[0] if run is None else Path(run)
     if not folder.is_dir():

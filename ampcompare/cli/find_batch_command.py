@@ -87,8 +87,8 @@ def command(**parameters: Any) -> int:
     does not stay free; on a CPU, if the process grows by more than --memory-limit, which is required there.
     """
     from ampcompare.experiment.find_batch import BatchSearch, configs_of, search_batches
-    from ampcompare.runs.records.run import dump_json
-    from ampcompare.runs.report.tables import listing_table, room
+    from ampcompare.results.records.run import dump_json
+    from ampcompare.results.report.tables import listing_table, room
 
     config = collect_settings(request_from({**parameters, "arm_text": None}), one_run=True).config
     arms = [str(arm) for arm in parse_arms(parameters["arms"] or ("fp32",))]

@@ -47,8 +47,8 @@ def command(table: str | None, as_json: bool, example: bool, details: bool, **op
     seed, seconds and a metric such as accuracy; a mean has its standard deviation (77.01 ± 0.16, or a column named
     like the metric with sd behind it) and n, its number of runs. A metric of NaN marks a run that diverged.
     """
-    from ampcompare.runs.analysis.results_table import EXAMPLE, EXAMPLE_SD
-    from ampcompare.runs.report.base import FORMATS
+    from ampcompare.results.analysis.results_table import EXAMPLE, EXAMPLE_SD
+    from ampcompare.results.report.base import FORMATS
 
     if example == (table is not None):
         raise ConfigError("name one table, a CSV or Markdown file, or give --example")

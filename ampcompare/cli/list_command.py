@@ -44,7 +44,7 @@ def command(what: str, folder: str | None) -> int:
     if folder is not None:
         raise ConfigError(f"FOLDER is for list runs; list {what} takes none")
     from ampcompare.experiment.choices import list_choices
-    from ampcompare.runs.report.tables import listing_table, room
+    from ampcompare.results.report.tables import listing_table, room
 
     for name, rows in list_choices().items():
         if what in (name, "all"):
@@ -55,7 +55,7 @@ def command(what: str, folder: str | None) -> int:
 
 def _list_runs(folder: str | None) -> int:
     from ampcompare.experiment.run_directory import DEFAULT_FOLDER, find_runs
-    from ampcompare.runs.report.tables import listing_table, room
+    from ampcompare.results.report.tables import listing_table, room
 
     root = Path(folder) if folder is not None else DEFAULT_FOLDER
     found = find_runs(root) if folder is not None or root.is_dir() else []

@@ -67,8 +67,8 @@ def command(
 
         def check() -> None:
             from ampcompare.experiment.preflight import preflight_of
-            from ampcompare.runs.settings.config import RunConfig
-            from ampcompare.runs.settings.script import script_config
+            from ampcompare.settings.config import RunConfig
+            from ampcompare.settings.script import script_config
 
             preflight_of([RunConfig(arm="script", device="cpu", script=script_config(paths))], _say)
 

@@ -48,7 +48,7 @@ from ampcompare.cli.values import (
     Name,
     Place,
 )
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.settings.config import RunConfig
 
 __all__ = [
     "RECIPE_OPTIONS",

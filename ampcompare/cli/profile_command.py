@@ -62,8 +62,8 @@ def command(**parameters: Any) -> int:
     from ampcompare.experiment.option_checks import check_cells
     from ampcompare.experiment.preflight import preflight_of
     from ampcompare.experiment.profile import ProfileOptions, profile, steps_needed
-    from ampcompare.runs.records.run import dump_json
-    from ampcompare.runs.report.terminal import Terminal
+    from ampcompare.results.records.run import dump_json
+    from ampcompare.results.report.terminal import Terminal
 
     configs = []
     for arm in _arms(parameters):

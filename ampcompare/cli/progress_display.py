@@ -18,8 +18,8 @@ from ampcompare.cli.progress_lines import describe_outline, notices
 from ampcompare.experiment.launch.base import Progress
 from ampcompare.experiment.observer import Observer, Outline
 from ampcompare.experiment.running_cells import RunningCells
-from ampcompare.runs.records.run import RunRecord
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.run import RunRecord
+from ampcompare.settings.config import RunConfig
 
 if TYPE_CHECKING:
     from ampcompare.cli.progress_region import Region

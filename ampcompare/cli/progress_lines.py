@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ampcompare.base.formatting import format_count, printable
 from ampcompare.experiment.observer import Outline
 from ampcompare.experiment.running_cells import CellView, MatrixView, span
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.settings.config import RunConfig
 
 __all__ = ["describe_outline", "notice", "notices"]
 

@@ -20,9 +20,9 @@ from ampcompare.cli.comparison_output import details_option
 from ampcompare.cli.help import ARMS, OUTPUT, Command, option
 from ampcompare.cli.output import say
 from ampcompare.cli.values import ARM, FILE, Choice, Place
-from ampcompare.runs.report.base import FORMATS, Reporter
-from ampcompare.runs.report.tables import room
-from ampcompare.runs.report.terminal import has_color
+from ampcompare.results.report.base import FORMATS, Reporter
+from ampcompare.results.report.tables import room
+from ampcompare.results.report.terminal import has_color
 
 __all__ = ["command"]
 
@@ -140,7 +140,7 @@ def _report(
 ) -> tuple[str, list[str]]:
     """Return the report of an experiment, and which records are not used."""
     from ampcompare.experiment.load import reload_comparison, reload_together
-    from ampcompare.runs.report.base import log_links
+    from ampcompare.results.report.base import log_links
 
     comparison = reload_together(paths) if len(paths) > 1 else reload_comparison(paths[0], reference=reference)
     reporter = target.reporter(details)

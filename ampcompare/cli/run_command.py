@@ -75,7 +75,7 @@ def command(**parameters: Any) -> int:
     """
     from ampcompare.cli.progress_display import Display
     from ampcompare.experiment.single_run import check_run, run_single, verify_single
-    from ampcompare.runs.records.run import dump_json
+    from ampcompare.results.records.run import dump_json
 
     as_json, quiet = parameters["as_json"], parameters["quiet"]
     sources = sources_from(parameters)
@@ -119,8 +119,8 @@ def _show_run(outcome: RunOutcome, sources: SettingsSources, *, as_json: bool, q
     Raises:
         Ended: the run was asked to stop.
     """
-    from ampcompare.runs.analysis.summary import summarize
-    from ampcompare.runs.records.run import dump_json
+    from ampcompare.results.analysis.summary import summarize
+    from ampcompare.results.records.run import dump_json
 
     record = outcome.record
     if as_json:
@@ -140,7 +140,7 @@ def _show_run(outcome: RunOutcome, sources: SettingsSources, *, as_json: bool, q
 
 def _show_verification(verification: Verification, *, as_json: bool) -> None:
     """Print whether a run that was stopped and resumed equals one that was not."""
-    from ampcompare.runs.records.run import dump_json
+    from ampcompare.results.records.run import dump_json
 
     stopped = f"stopped after step {verification.step} of {verification.steps}"
     if as_json:

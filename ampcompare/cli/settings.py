@@ -14,9 +14,9 @@ from ampcompare.base.formatting import printable
 from ampcompare.cli.help import OUTPUT, SCRIPT, Command, add_options, option
 from ampcompare.cli.options import RECIPE_OPTIONS, parameter_of
 from ampcompare.experiment.sources import SettingsRequest
-from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.layers import Layer, parse_assignment, set_path
-from ampcompare.runs.settings.script import ScriptConfig, script_config
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.layers import Layer, parse_assignment, set_path
+from ampcompare.settings.script import ScriptConfig, script_config
 
 __all__ = ["ScriptCommand", "request_from", "script_options", "show_metrics", "watched_script_options"]
 

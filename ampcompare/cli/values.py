@@ -189,13 +189,13 @@ def _data_sets() -> Iterable[str]:
 
 
 def _optimizers() -> Iterable[str]:
-    from ampcompare.runs.settings.optimizers import optimizer_names
+    from ampcompare.settings.optimizers import optimizer_names
 
     return optimizer_names()
 
 
 def _recipes() -> Iterable[str]:
-    from ampcompare.runs.settings.file import recipe_names
+    from ampcompare.settings.file import recipe_names
 
     return recipe_names()
 

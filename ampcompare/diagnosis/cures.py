@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError
-from ampcompare.runs.records.diagnosis import Cure, Diagnosis, Fault, Headroom, Trial
+from ampcompare.results.records.diagnosis import Cure, Diagnosis, Fault, Headroom, Trial
 
 __all__ = ["Change", "Tested", "cure_of", "search", "verdict_of", "with_cure"]
 

@@ -24,7 +24,7 @@ from ampcompare.diagnosis.observation import Observation, StepFacts
 from ampcompare.diagnosis.options import DiagnoseOptions
 from ampcompare.diagnosis.ranges import HALF, counts_of, make_range
 from ampcompare.diagnosis.watch import Called
-from ampcompare.runs.records.diagnosis import Audit, Diagnosis, Headroom
+from ampcompare.results.records.diagnosis import Audit, Diagnosis, Headroom
 from ampcompare.training.device import resolve_device
 
 __all__ = ["audit", "diagnose_given", "diagnose_loop", "headroom", "in_fp32", "report_of"]

@@ -9,9 +9,9 @@ import torch
 from ampcompare.diagnosis.diagnose import diagnose_given
 from ampcompare.diagnosis.loops import recipe_loop
 from ampcompare.diagnosis.options import DiagnoseOptions
-from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.examination import answering_errors
-from ampcompare.runs.settings.validation import validate
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.examination import answering_errors
+from ampcompare.settings.validation import validate
 from ampcompare.training.device import resolve_device
 
 __all__ = ["diagnose_recipe"]

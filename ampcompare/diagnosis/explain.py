@@ -14,9 +14,9 @@ from ampcompare.backends.explanation import ArmExplanation
 from ampcompare.backends.roles import BytesPerParameter, Roles
 from ampcompare.base.notebook_display import Shown
 from ampcompare.base.processes.call import call_in_child
-from ampcompare.runs.report.document import Block, Code, Document, Facts, Items, Section, Text
-from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.examination import result_of
+from ampcompare.results.report.document import Block, Code, Document, Facts, Items, Section, Text
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.examination import result_of
 
 __all__ = [
     "MAX_SAMPLES",
@@ -65,7 +65,7 @@ class Explanation(Shown):
     roles: Roles | None
     memory: BytesPerParameter | None
 
-    _view: ClassVar[str] = "ampcompare.runs.report.html.notebook:result_view"
+    _view: ClassVar[str] = "ampcompare.results.report.html.notebook:result_view"
 
     def _document(self) -> Document:
         return explanation_document(self)

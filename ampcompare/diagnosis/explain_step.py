@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from ampcompare.base.tensors.products import OperationMode, dtype_name
-from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.examination import answering_errors
-from ampcompare.runs.settings.validation import validate
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.examination import answering_errors
+from ampcompare.settings.validation import validate
 from ampcompare.tasks.data import tensors_of
 from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import Assembly, assemble_single

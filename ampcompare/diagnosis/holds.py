@@ -26,7 +26,7 @@ from ampcompare.diagnosis.measure import measure
 from ampcompare.diagnosis.observation import Observation
 from ampcompare.diagnosis.sites import calling_line
 from ampcompare.diagnosis.step_watch import MAX_SKIPPED
-from ampcompare.runs.records.diagnosis import Diagnosis, Fault, PlaceReport
+from ampcompare.results.records.diagnosis import Diagnosis, Fault, PlaceReport
 from ampcompare.training.device import resolve_device
 from ampcompare.training.precision.base import Precision, PrecisionWrapper, StepOutcome
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.roles import FP16_MAX, Roles
-from ampcompare.runs.records.outlook import ArmOutlook, Prefix
+from ampcompare.results.records.outlook import ArmOutlook, Prefix
 
 __all__ = ["HIGH", "outlook_of", "twin_distance"]
 

@@ -12,7 +12,7 @@ import torch
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import Assembly, assemble_single
 from ampcompare.training.build_loop import build_loop

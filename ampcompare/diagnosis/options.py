@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Literal
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.runs.records.diagnosis import Diagnosis
-from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.examination import ScriptRequest, examine_in_child
+from ampcompare.results.records.diagnosis import Diagnosis
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.examination import ScriptRequest, examine_in_child
 
 __all__ = ["DiagnoseOptions", "PrefixRequest", "Request", "diagnose_in_child"]
 

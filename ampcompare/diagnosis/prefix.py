@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ampcompare.diagnosis.rates import RateHistory, Rates
-from ampcompare.runs.records.outlook import Prefix, ShareLost
+from ampcompare.results.records.outlook import Prefix, ShareLost
 from ampcompare.training.ledger import is_zero_eps, second_moment
 
 __all__ = ["PrefixWatch", "share_lost", "zero_denominators"]

@@ -12,9 +12,9 @@ from torch.optim import Optimizer
 from ampcompare.backends.arm import Arm
 from ampcompare.diagnosis.loops import Conditions, Enough, recipe_loop, trained_under
 from ampcompare.diagnosis.prefix import PrefixWatch
-from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.examination import answering_errors
-from ampcompare.runs.settings.validation import validate
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.examination import answering_errors
+from ampcompare.settings.validation import validate
 from ampcompare.training.assemble import Assembly
 from ampcompare.training.device import resolve_device
 from ampcompare.training.precision.base import Precision, PrecisionWrapper, StepOutcome

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ampcompare.runs.records.diagnosis import Range
+from ampcompare.results.records.diagnosis import Range
 
 __all__ = ["HALF", "WIDTH", "added", "counts_of", "make_range", "range_row", "widened"]
 

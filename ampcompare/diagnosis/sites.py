@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ampcompare.runs.records.diagnosis import Phase
+from ampcompare.results.records.diagnosis import Phase
 
 __all__ = ["Sites", "calling_line", "shown_line"]
 

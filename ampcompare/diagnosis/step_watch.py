@@ -19,7 +19,7 @@ from ampcompare.diagnosis.ranges import HALF
 from ampcompare.diagnosis.shadow import Shadows
 from ampcompare.diagnosis.sites import Sites, calling_line
 from ampcompare.diagnosis.watch import Key, Watch, unseen
-from ampcompare.runs.records.diagnosis import LostUpdates, Phase
+from ampcompare.results.records.diagnosis import LostUpdates, Phase
 from ampcompare.training.ledger import is_zero_eps
 from ampcompare.training.precision.base import owned_params
 from ampcompare.training.precision.keep_fp32 import without_casts

@@ -19,7 +19,7 @@ from ampcompare.base.tensors.products import dtype_name
 from ampcompare.diagnosis.ranges import HALF, counts_of, range_row, widened
 from ampcompare.diagnosis.shadow import Shadows, written_arguments
 from ampcompare.diagnosis.sites import Sites
-from ampcompare.runs.records.diagnosis import Phase
+from ampcompare.results.records.diagnosis import Phase
 
 __all__ = [
     "FP16_LARGEST",

@@ -12,8 +12,8 @@ from ampcompare.backends.catalog import BUILT_IN, described_backends, third_part
 from ampcompare.backends.spec import BackendSpec
 from ampcompare.base.environment.apex import probe_apex
 from ampcompare.guards import checks
-from ampcompare.runs.settings.file import list_recipes
-from ampcompare.runs.settings.optimizers import list_optimizers
+from ampcompare.settings.file import list_recipes
+from ampcompare.settings.optimizers import list_optimizers
 from ampcompare.tasks.catalog import MODEL_LIBRARIES, TASKS, list_data, list_models, list_tasks, torchvision_models
 
 __all__ = ["Choice", "data_names", "list_choices", "model_names", "task_names"]

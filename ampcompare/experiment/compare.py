@@ -45,19 +45,19 @@ from ampcompare.experiment.sources import (
     matrix_seeds,
     plan_with_published,
 )
-from ampcompare.runs.analysis.effects.accuracy import accuracy_effects, accuracy_margin
-from ampcompare.runs.analysis.gates import Check, Gate, VerdictGate, check_gates, parse_gate
-from ampcompare.runs.analysis.inference.alpha_spending import error_rate_of_next
-from ampcompare.runs.analysis.inference.criteria import Criteria, check_margin, criteria_of, parse_margin
-from ampcompare.runs.analysis.inference.effect import Effect
-from ampcompare.runs.analysis.inference.sample_size import stein_pairs
-from ampcompare.runs.records.comparison import Comparison, Look
-from ampcompare.runs.records.metric import Metric, metrics_of
-from ampcompare.runs.records.preflight import Preflight
-from ampcompare.runs.records.run import RunRecord
-from ampcompare.runs.report.base import FORMATS, write_reports
-from ampcompare.runs.report.junit import JUnit
-from ampcompare.runs.report.tensorboard import EventFiles
+from ampcompare.results.analysis.effects.accuracy import accuracy_effects, accuracy_margin
+from ampcompare.results.analysis.gates import Check, Gate, VerdictGate, check_gates, parse_gate
+from ampcompare.results.analysis.inference.alpha_spending import error_rate_of_next
+from ampcompare.results.analysis.inference.criteria import Criteria, check_margin, criteria_of, parse_margin
+from ampcompare.results.analysis.inference.effect import Effect
+from ampcompare.results.analysis.inference.sample_size import stein_pairs
+from ampcompare.results.records.comparison import Comparison, Look
+from ampcompare.results.records.metric import Metric, metrics_of
+from ampcompare.results.records.preflight import Preflight
+from ampcompare.results.records.run import RunRecord
+from ampcompare.results.report.base import FORMATS, write_reports
+from ampcompare.results.report.junit import JUnit
+from ampcompare.results.report.tensorboard import EventFiles
 from ampcompare.tasks.catalog import TASKS
 
 __all__ = [

@@ -27,10 +27,10 @@ from ampcompare.experiment.launch.cell_files import log_tail, sandboxed_cell
 from ampcompare.experiment.launch.places import find_places
 from ampcompare.experiment.launch.script.rows import read_rows
 from ampcompare.experiment.launch.script.supervise import end_family
-from ampcompare.runs.records.diagnosis import Diagnosis
-from ampcompare.runs.report.base import write_result
-from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.examination import ERRORS
+from ampcompare.results.records.diagnosis import Diagnosis
+from ampcompare.results.report.base import write_result
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.examination import ERRORS
 
 if TYPE_CHECKING:
     from ampcompare.diagnosis.loops import Loop

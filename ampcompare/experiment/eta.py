@@ -19,10 +19,10 @@ from ampcompare.experiment.launch.base import Progress
 from ampcompare.experiment.observer import Outline
 from ampcompare.experiment.plan import Plan
 from ampcompare.experiment.run_directory import RunDirectory
-from ampcompare.runs.analysis.runs.comparability import changed_settings
-from ampcompare.runs.records.preflight import Preflight
-from ampcompare.runs.records.run import RunRecord
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.analysis.pairing.comparability import changed_settings
+from ampcompare.results.records.preflight import Preflight
+from ampcompare.results.records.run import RunRecord
+from ampcompare.settings.config import RunConfig
 
 __all__ = ["TimeLeft", "estimate"]
 

@@ -15,9 +15,9 @@ from ampcompare.experiment.launch.places import Places, find_places
 from ampcompare.experiment.option_checks import check_cells
 from ampcompare.experiment.options import LaunchOptions
 from ampcompare.experiment.preflight import check_arms, failure_of
-from ampcompare.runs.records.run import RunRecord
-from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.validation import validate
+from ampcompare.results.records.run import RunRecord
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.validation import validate
 
 __all__ = [
     "BatchLimit",

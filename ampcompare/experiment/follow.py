@@ -18,10 +18,10 @@ from ampcompare.base.files.run_files import CellFile
 from ampcompare.experiment.launch.base import Progress
 from ampcompare.experiment.observer import Observer, Outline
 from ampcompare.experiment.run_directory import RunDirectory
-from ampcompare.runs.records.evaluation import EpochResult
-from ampcompare.runs.records.run import RunRecord, StepRecord
-from ampcompare.runs.records.step import parse_step
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.evaluation import EpochResult
+from ampcompare.results.records.run import RunRecord, StepRecord
+from ampcompare.results.records.step import parse_step
+from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.factory import blamed, resolve_factory
 
 __all__ = ["Callback", "CellInfo", "Follower", "following", "load_callback"]

@@ -9,13 +9,13 @@ from datetime import datetime
 
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.experiment.run_directory import RunDirectory, StoredPlan
-from ampcompare.runs.analysis.inference.alpha_spending import error_rate_of_next
-from ampcompare.runs.analysis.inference.effect import MIN_PAIRS
-from ampcompare.runs.analysis.inference.verdict import Design
-from ampcompare.runs.analysis.runs.pairs import finished_runs, pairs_by_seed
-from ampcompare.runs.analysis.runs.scores import metric_of
-from ampcompare.runs.records.comparison import Comparison, Look
-from ampcompare.runs.records.run import RunRecord
+from ampcompare.results.analysis.inference.alpha_spending import error_rate_of_next
+from ampcompare.results.analysis.inference.effect import MIN_PAIRS
+from ampcompare.results.analysis.inference.verdict import Design
+from ampcompare.results.analysis.pairing.pairs import finished_runs, pairs_by_seed
+from ampcompare.results.analysis.pairing.scores import metric_of
+from ampcompare.results.records.comparison import Comparison, Look
+from ampcompare.results.records.run import RunRecord
 
 __all__ = ["Journal"]
 

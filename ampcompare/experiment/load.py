@@ -19,19 +19,19 @@ from ampcompare.base.files.run_files import RunFile
 from ampcompare.diagnosis.profiling.reasons import deciding
 from ampcompare.experiment.interim_analyses import Journal
 from ampcompare.experiment.run_directory import RunDirectory, StoredPlan, row_of, with_label
-from ampcompare.runs.analysis.conclusions.headline import headline
-from ampcompare.runs.analysis.conclusions.next_step import next_steps
-from ampcompare.runs.analysis.inference.alpha_spending import error_rate_of_next
-from ampcompare.runs.analysis.inference.criteria import criteria_of
-from ampcompare.runs.analysis.inference.effect import ERROR_RATE
-from ampcompare.runs.analysis.inference.verdict import Design
-from ampcompare.runs.analysis.runs.comparability import changed_settings, settings
-from ampcompare.runs.analysis.runs.record_checks import of_another_cell, read_checked
-from ampcompare.runs.analysis.summary import summarize
-from ampcompare.runs.records.comparison import Comparison, Look, read_comparison
-from ampcompare.runs.records.profile import Profile
-from ampcompare.runs.records.run import RunRecord
-from ampcompare.runs.settings.validation import validate
+from ampcompare.results.analysis.conclusions.headline import headline
+from ampcompare.results.analysis.conclusions.next_step import next_steps
+from ampcompare.results.analysis.inference.alpha_spending import error_rate_of_next
+from ampcompare.results.analysis.inference.criteria import criteria_of
+from ampcompare.results.analysis.inference.effect import ERROR_RATE
+from ampcompare.results.analysis.inference.verdict import Design
+from ampcompare.results.analysis.pairing.comparability import changed_settings, settings
+from ampcompare.results.analysis.pairing.record_checks import of_another_cell, read_checked
+from ampcompare.results.analysis.summary import summarize
+from ampcompare.results.records.comparison import Comparison, Look, read_comparison
+from ampcompare.results.records.profile import Profile
+from ampcompare.results.records.run import RunRecord
+from ampcompare.settings.validation import validate
 
 __all__ = ["reload_comparison", "reload_together", "with_profile"]
 

@@ -14,9 +14,9 @@ from ampcompare.diagnosis.laws import outlook_of, twin_distance
 from ampcompare.diagnosis.options import PrefixRequest
 from ampcompare.experiment.diagnose import ENDED, ERRORS, error_of, run_examined, say_limits, watched_settings
 from ampcompare.experiment.launch.places import find_places
-from ampcompare.runs.records.outlook import Outlook, Prefix
-from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.examination import examine_in_child
+from ampcompare.results.records.outlook import Outlook, Prefix
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.examination import examine_in_child
 
 __all__ = ["AheadOptions", "look_ahead"]
 

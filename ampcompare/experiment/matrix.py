@@ -9,10 +9,10 @@ from typing import Any
 
 from ampcompare.backends.arm import Arm, parse_arms
 from ampcompare.base.errors import ConfigError, close_matches
-from ampcompare.runs.analysis.runs.comparability import settings
-from ampcompare.runs.settings.config import NON_NUMERIC_SETTINGS, RunConfig
-from ampcompare.runs.settings.file import Matrix
-from ampcompare.runs.settings.layers import MUTUALLY_EXCLUSIVE
+from ampcompare.results.analysis.pairing.comparability import settings
+from ampcompare.settings.config import NON_NUMERIC_SETTINGS, RunConfig
+from ampcompare.settings.file import Matrix
+from ampcompare.settings.layers import MUTUALLY_EXCLUSIVE
 
 __all__ = ["DEFAULT_ARMS", "Row", "cross", "expand_matrix", "find_reference", "find_setting", "first_matching"]
 

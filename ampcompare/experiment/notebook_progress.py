@@ -13,8 +13,8 @@ from ampcompare.base.formatting import printable
 from ampcompare.experiment.launch.base import Progress
 from ampcompare.experiment.observer import Observer, Outline
 from ampcompare.experiment.running_cells import CellView, MatrixView, RunningCells, span
-from ampcompare.runs.records.run import RunRecord
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.run import RunRecord
+from ampcompare.settings.config import RunConfig
 
 __all__ = ["NotebookProgress", "default_observer", "running_kernel"]
 

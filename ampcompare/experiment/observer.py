@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ampcompare.experiment.launch.base import Progress
-from ampcompare.runs.records.run import RunRecord
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.run import RunRecord
+from ampcompare.settings.config import RunConfig
 
 __all__ = ["Observer", "Outline"]
 

@@ -15,8 +15,8 @@ from ampcompare.backends.catalog import SCRIPT_BACKENDS
 from ampcompare.base.environment.ranks import is_rank
 from ampcompare.base.errors import BackendUnavailable, ConfigError, EnvironmentUnfit, UnsupportedCombination
 from ampcompare.experiment.launch.slurm import require_slurm
-from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.optimizers import require_optimizer
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.optimizers import require_optimizer
 from ampcompare.tasks.catalog import check_files, check_task
 
 __all__ = ["check_cells"]

@@ -19,11 +19,11 @@ from ampcompare.experiment.launch.places import Places
 from ampcompare.experiment.matrix import find_setting
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.sources import SettingsRequest, collect_settings
-from ampcompare.runs.analysis.inference.criteria import Criteria, Preference
-from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.layers import Layer
-from ampcompare.runs.settings.recipe import Recipe
-from ampcompare.runs.settings.script import SCRIPT_ARMS, script_config
+from ampcompare.results.analysis.inference.criteria import Criteria, Preference
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.layers import Layer
+from ampcompare.settings.recipe import Recipe
+from ampcompare.settings.script import SCRIPT_ARMS, script_config
 
 __all__ = [
     "CompareOptions",

@@ -25,9 +25,9 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.files.read import FileFault, parse_yaml
 from ampcompare.experiment.matrix import DEFAULT_ARMS, Row, cross, find_reference, find_setting
-from ampcompare.runs.records.comparison import Published
-from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.validation import validate
+from ampcompare.results.records.comparison import Published
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.validation import validate
 
 __all__ = [
     "DEFAULT_ARMS",

@@ -28,12 +28,12 @@ from ampcompare.experiment.launch.script.listing import MAX_LINES, printed_metri
 from ampcompare.experiment.launch.script.output import OutputReader
 from ampcompare.experiment.launch.script.rows import ScriptRows, of_training_process
 from ampcompare.experiment.plan import Plan
-from ampcompare.runs.records.preflight import ArmTrial, Preflight
-from ampcompare.runs.records.run import RunRecord
-from ampcompare.runs.records.step import StepRecord, iter_steps
-from ampcompare.runs.settings.config import RunConfig, SavingConfig
-from ampcompare.runs.settings.examination import ERRORS
-from ampcompare.runs.settings.script import ScriptConfig, seed_option
+from ampcompare.results.records.preflight import ArmTrial, Preflight
+from ampcompare.results.records.run import RunRecord
+from ampcompare.results.records.step import StepRecord, iter_steps
+from ampcompare.settings.config import RunConfig, SavingConfig
+from ampcompare.settings.examination import ERRORS
+from ampcompare.settings.script import ScriptConfig, seed_option
 
 __all__ = ["check_arms", "failure_of", "preflight", "preflight_of", "require_trainable"]
 
@@ -347,7 +347,6 @@ def _found(trials: Mapping[str, _Trial], seconds: float) -> Preflight:
         numbers=first.numbers,
         written=[] if facts is None else [os.path.relpath(file) for file in facts.files],
         overwritten=[] if facts is None else [os.path.relpath(file) for file in facts.files if os.path.exists(file)],
-        inputs=[] if facts is None else [os.path.relpath(file) for file in facts.inputs],
         cell_steps=first.total_steps or None,
         seconds=seconds,
     )

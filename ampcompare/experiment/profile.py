@@ -15,9 +15,9 @@ from ampcompare.diagnosis.profiling.options import ProfileOptions, ProfileReques
 from ampcompare.diagnosis.profiling.reasons import headline_of, with_reasons
 from ampcompare.diagnosis.profiling.trace import merged_trace
 from ampcompare.experiment.diagnose import ENDED, ERRORS, error_of, run_examined, say_limits, watched_settings
-from ampcompare.runs.records.profile import ArmProfile, Profile, RankTimes
-from ampcompare.runs.report.base import write_result
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.profile import ArmProfile, Profile, RankTimes
+from ampcompare.results.report.base import write_result
+from ampcompare.settings.config import RunConfig
 
 if TYPE_CHECKING:
     from ampcompare.diagnosis.profiling.measure import Loop

@@ -20,20 +20,20 @@ from ampcompare.base.files.run_files import RunFile
 from ampcompare.base.files.write import write_atomically
 from ampcompare.experiment.interim_analyses import Journal
 from ampcompare.experiment.launch.base import Launcher, Progress, failed_record
-from ampcompare.experiment.launch.cell_files import make_cell_folder, write_config, write_record
+from ampcompare.experiment.launch.cell_files import code_folder, make_cell_folder, write_config, write_record
 from ampcompare.experiment.launch.dispatch import LauncherPool
 from ampcompare.experiment.launch.stop_signal import raised_later
 from ampcompare.experiment.observer import Observer, Outline
 from ampcompare.experiment.plan import Plan, device_of_cells
 from ampcompare.experiment.preflight import preflight, require_trainable
-from ampcompare.experiment.run_directory import Reuse, RunDirectory, StoredPlan, code_folder, with_label
+from ampcompare.experiment.run_directory import Reuse, RunDirectory, StoredPlan, with_label
 from ampcompare.experiment.timing_rounds import run_timing_rounds
-from ampcompare.runs.analysis.inference.criteria import Criteria
-from ampcompare.runs.analysis.summary import summarize
-from ampcompare.runs.records.comparison import Comparison
-from ampcompare.runs.records.preflight import ArmTrial
-from ampcompare.runs.records.run import RunRecord, dump_json
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.analysis.inference.criteria import Criteria
+from ampcompare.results.analysis.summary import summarize
+from ampcompare.results.records.comparison import Comparison
+from ampcompare.results.records.preflight import ArmTrial
+from ampcompare.results.records.run import RunRecord, dump_json
+from ampcompare.settings.config import RunConfig
 
 __all__ = ["AllFailAlike", "CellRunner", "FinishedCell", "RunningPlan", "SameCode", "order_as_run", "run_plan"]
 

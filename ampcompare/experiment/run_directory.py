@@ -27,17 +27,17 @@ from ampcompare.base.files.run_files import CellFile, RunFile
 from ampcompare.base.files.write import append_line, write_atomically
 from ampcompare.base.secrets import hide
 from ampcompare.experiment.launch.base import Launcher
-from ampcompare.experiment.launch.cell_files import remove_leftovers
+from ampcompare.experiment.launch.cell_files import code_folder, remove_leftovers
 from ampcompare.experiment.plan import Plan
-from ampcompare.runs.analysis.inference.criteria import Criteria
-from ampcompare.runs.analysis.runs.comparability import foreign_steps
-from ampcompare.runs.analysis.runs.record_checks import check_record, read_checked
-from ampcompare.runs.records.comparison import Look, Published
-from ampcompare.runs.records.document import read_with_source
-from ampcompare.runs.records.preflight import Preflight
-from ampcompare.runs.records.run import RunRecord, dump_json
-from ampcompare.runs.settings.config import LAUNCHERS, RunConfig
-from ampcompare.runs.settings.validation import validate
+from ampcompare.results.analysis.inference.criteria import Criteria
+from ampcompare.results.analysis.pairing.comparability import foreign_steps
+from ampcompare.results.analysis.pairing.record_checks import check_record, read_checked
+from ampcompare.results.records.comparison import Look, Published
+from ampcompare.results.records.document import read_with_source
+from ampcompare.results.records.preflight import Preflight
+from ampcompare.results.records.run import RunRecord, dump_json
+from ampcompare.settings.config import LAUNCHERS, RunConfig
+from ampcompare.settings.validation import validate
 
 __all__ = [
     "DEFAULT_FOLDER",
@@ -46,7 +46,6 @@ __all__ = [
     "RunBrief",
     "RunDirectory",
     "StoredPlan",
-    "code_folder",
     "find_runs",
     "newest_runs",
     "row_of",
@@ -460,11 +459,6 @@ class RunDirectory:
             with contextlib.suppress(OSError):
                 times.append((self.path / name).stat().st_mtime)
         return max(times)
-
-
-def code_folder(config: RunConfig) -> Path:
-    """Return the folder to which the names of a run's own files are relative."""
-    return Path.cwd() if config.script is None else config.script.folder
 
 
 def _why_again(record: RunRecord, config: RunConfig) -> str:

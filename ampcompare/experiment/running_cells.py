@@ -10,8 +10,8 @@ from ampcompare.base.formatting import printable
 from ampcompare.experiment.eta import TimeLeft
 from ampcompare.experiment.launch.base import Phase, Progress
 from ampcompare.experiment.observer import Outline
-from ampcompare.runs.records.run import RunRecord
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.run import RunRecord
+from ampcompare.settings.config import RunConfig
 
 __all__ = ["CellView", "MatrixView", "RunningCells", "span"]
 

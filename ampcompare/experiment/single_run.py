@@ -22,10 +22,10 @@ from ampcompare.experiment.observer import Observer, Outline
 from ampcompare.experiment.option_checks import check_cells
 from ampcompare.experiment.options import RunOptions
 from ampcompare.experiment.run_directory import RunDirectory
-from ampcompare.runs.records.run import RunRecord
-from ampcompare.runs.records.step import iter_steps
-from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.validation import validate
+from ampcompare.results.records.run import RunRecord
+from ampcompare.results.records.step import iter_steps
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.validation import validate
 
 __all__ = ["RunOutcome", "Verification", "check_run", "run_single", "verify_resume", "verify_single"]
 

@@ -11,10 +11,10 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.base.formatting import parse_duration
 from ampcompare.experiment.matrix import Row, Vary, expand_matrix, find_setting, first_matching
 from ampcompare.experiment.plan import Plan, parse_seeds, plan_rows
-from ampcompare.runs.analysis.runs.comparability import changed_settings, settings
-from ampcompare.runs.records.comparison import Published, PublishedRow
-from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.file import (
+from ampcompare.results.analysis.pairing.comparability import changed_settings, settings
+from ampcompare.results.records.comparison import Published, PublishedRow
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.file import (
     Matrix,
     PublishedResult,
     Reference,
@@ -23,8 +23,8 @@ from ampcompare.runs.settings.file import (
     load_recipe,
     read_settings_file,
 )
-from ampcompare.runs.settings.layers import Layer, ResolvedSettings, resolve_settings, set_path
-from ampcompare.runs.settings.validation import flatten
+from ampcompare.settings.layers import Layer, ResolvedSettings, resolve_settings, set_path
+from ampcompare.settings.validation import flatten
 
 __all__ = [
     "RecipeAtSize",

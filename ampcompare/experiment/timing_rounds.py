@@ -17,8 +17,8 @@ from ampcompare.base.formatting import format_count
 from ampcompare.experiment.launch.base import Launcher
 from ampcompare.experiment.launch.cell_files import write_record
 from ampcompare.experiment.plan import Plan, balanced_rows
-from ampcompare.runs.records.run import RunRecord, TimingRound
-from ampcompare.runs.settings.config import RunConfig, SavingConfig
+from ampcompare.results.records.run import RunRecord, TimingRound
+from ampcompare.settings.config import RunConfig, SavingConfig
 
 __all__ = ["TIMED_STEPS", "round_config", "run_timing_rounds"]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from ampcompare.base.errors import AmpCompareError, CheckpointError, ConfigError, EnvironmentUnfit, LaunchError
 from ampcompare.base.processes.call import call_in_child
-from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.validation import validate
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.validation import validate
 
 __all__ = ["ROUNDING", "Continued", "verify_conversion"]
 

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
     from ampcompare.diagnosis.options import PrefixRequest, Request
     from ampcompare.diagnosis.profiling.options import ProfileRequest
-    from ampcompare.runs.settings.examination import ScriptRequest
     from ampcompare.script.legacy.prepare import Prepared
     from ampcompare.script.legacy.settings import ExecSettings
     from ampcompare.script.recording.recorder import Recorder
+    from ampcompare.settings.examination import ScriptRequest
 
 __all__ = ["main"]
 

@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ampcompare.base.patches import Layer, Points, Subscriptions, calling_frame
 from ampcompare.guards.location import Location, user_location
-from ampcompare.runs.records.ledger import Ledger
+from ampcompare.results.records.ledger import Ledger
 from ampcompare.script.recording.recorder import Rows
 from ampcompare.training.ledger import StepLook
 

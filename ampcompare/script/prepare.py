@@ -18,9 +18,9 @@ import torch
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError
-from ampcompare.base.files.loaded_code import watch_code
+from ampcompare.base.files.loaded_code import CodeWatch
 from ampcompare.base.rank_marks import CELL_FOLDER, mark_output
-from ampcompare.runs.records.ledger import Ledger
+from ampcompare.results.records.ledger import Ledger
 from ampcompare.script.ledger import ScriptLedger
 from ampcompare.script.legacy import child_processes
 from ampcompare.script.legacy.execute import execute
@@ -114,7 +114,7 @@ def prepare_script(settings: ExecSettings, *, child: str | None = None) -> Prepa
         if rows is not None and settings.watch and (cell := os.environ.get(CELL_FOLDER)):
             # Of the environment: a process that the script starts may have another working directory.
             base = Path(os.environ.get(CODE_FOLDER, "."))
-            rows.recorder.before_close(watch_code(Path(cell), base).end)
+            rows.recorder.before_close(CodeWatch(Path(cell), base).end)
         if rows is not None:
             # Before the watch, which may end the script at a row.
             _ledgers.append(ScriptLedger(rows, "" if arm.backend == "script" else str(arm), _emulated(half)))

@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ampcompare.runs.records.metric import Metric
+    from ampcompare.results.records.metric import Metric
     from ampcompare.tasks.catalog import list_data, list_models
     from ampcompare.tasks.classification import Classification, classification_loss
     from ampcompare.tasks.data import Data, LabeledData
@@ -40,7 +40,7 @@ _HOMES = {
     "Classification": "ampcompare.tasks.classification",
     "Data": "ampcompare.tasks.data",
     "LabeledData": "ampcompare.tasks.data",
-    "Metric": "ampcompare.runs.records.metric",
+    "Metric": "ampcompare.results.records.metric",
     "Phase": "ampcompare.tasks.task",
     "Task": "ampcompare.tasks.task",
     "TensorData": "ampcompare.tasks.in_memory",

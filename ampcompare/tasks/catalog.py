@@ -15,8 +15,8 @@ from pathlib import Path
 
 from ampcompare.base.environment.packages import entry_points
 from ampcompare.base.errors import BackendUnavailable, ConfigError, did_you_mean
-from ampcompare.runs.records.metric import TOP1, TOP5, Metric
-from ampcompare.runs.settings.recipe import DEFAULT_TASK, DataConfig, Recipe
+from ampcompare.results.records.metric import TOP1, TOP5, Metric
+from ampcompare.settings.recipe import DEFAULT_TASK, DataConfig, Recipe
 from ampcompare.tasks.factory import check_module
 
 __all__ = [

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ampcompare.base.errors import ConfigError, UnsupportedCombination
-from ampcompare.runs.records.metric import TOP1, TOP5
-from ampcompare.runs.settings.recipe import ModelConfig, Recipe
+from ampcompare.results.records.metric import TOP1, TOP5
+from ampcompare.settings.recipe import ModelConfig, Recipe
 from ampcompare.tasks.catalog import CLASSIFICATION
 from ampcompare.tasks.data import LabeledData
 from ampcompare.tasks.load import load_data

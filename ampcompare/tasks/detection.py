@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.runs.settings.recipe import ModelConfig, Recipe
+from ampcompare.settings.recipe import ModelConfig, Recipe
 from ampcompare.tasks.boxes import average_precision, right_detections
 from ampcompare.tasks.catalog import AP50, AP75, DETECTION
 from ampcompare.tasks.in_memory import TensorData

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.runs.settings.recipe import ModelConfig, Recipe
+from ampcompare.settings.recipe import ModelConfig, Recipe
 from ampcompare.tasks.catalog import REGRESSION, RMSE, needs_package
 from ampcompare.tasks.data import spread
 from ampcompare.tasks.factory import blamed, resolve_factory

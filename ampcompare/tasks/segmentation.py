@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.runs.settings.recipe import ModelConfig, Recipe
+from ampcompare.settings.recipe import ModelConfig, Recipe
 from ampcompare.tasks.catalog import MEAN_IOU, PIXEL_ACCURACY, SEGMENTATION
 from ampcompare.tasks.in_memory import TensorData
 from ampcompare.tasks.models import build_segmenter, fixed_channels

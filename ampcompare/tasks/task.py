@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ampcompare.base.errors import ConfigError, UnsupportedCombination
-from ampcompare.runs.records.metric import Metric
-from ampcompare.runs.settings.recipe import Recipe
+from ampcompare.results.records.metric import Metric
+from ampcompare.settings.recipe import Recipe
 from ampcompare.tasks.catalog import task_path
 from ampcompare.tasks.data import Data, channels_last, split
 from ampcompare.tasks.factory import blamed, resolve_factory

@@ -32,12 +32,14 @@ from ampcompare.base.errors import (
     did_you_mean,
 )
 from ampcompare.base.tensors.skippable_step import skip_on_device
-from ampcompare.runs.settings.config import ParallelConfig
-from ampcompare.runs.settings.optimizers import APEX, LIBRARIES, OWN_APEX, optimizer_path, require_optimizer
-from ampcompare.runs.settings.recipe import OWN_SETTINGS, OptimizerConfig, Recipe, ScheduleConfig
+from ampcompare.settings.config import ParallelConfig
+from ampcompare.settings.optimizers import APEX, LIBRARIES, OWN_APEX, optimizer_path, require_optimizer
+from ampcompare.settings.recipe import OWN_SETTINGS, OptimizerConfig, Recipe, ScheduleConfig
 from ampcompare.tasks.data import seed_globals
 from ampcompare.tasks.factory import resolve_factory
 from ampcompare.tasks.task import Task
+from ampcompare.training.checkpoint.state.capture import restore_training
+from ampcompare.training.checkpoint.state.check_checkpoint import Names, check_position, parameter_names
 from ampcompare.training.ema import ModelEma
 from ampcompare.training.parallel.ranks import Communicator, SingleProcess, model_facts, require_equal
 from ampcompare.training.parallel.replication import (
@@ -51,8 +53,6 @@ from ampcompare.training.parallel.replication import (
     make_converter,
 )
 from ampcompare.training.precision.base import Precision, owned_params
-from ampcompare.training.state.capture import restore_training
-from ampcompare.training.state.check_checkpoint import Names, parameter_names, require_position
 from ampcompare.training.twin import change_weights
 
 __all__ = [
@@ -218,9 +218,9 @@ def assemble(
     schedule = make_schedule(recipe.schedule, steps_per_epoch=steps_per_epoch, total_steps=total_steps)
     if state is not None:
         if "progress" in state:
-            require_position(state["progress"], steps_per_epoch, total_steps)
+            check_position(state["progress"], steps_per_epoch, total_steps)
         if average is not None and "parts" in state:
-            average.require_fit(state["parts"]["average"])
+            average.check_state(state["parts"]["average"])
         restore_training(state, replicas, optimizers, precision, names)
     if average is not None:
         average.follow(replicas, optimizers, params)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ampcompare.base.errors import EnvironmentUnfit, UnsupportedCombination
-from ampcompare.runs.settings.recipe import Recipe
+from ampcompare.settings.recipe import Recipe
 from ampcompare.tasks.data import map_tensors, tensors_of
 from ampcompare.tasks.task import LossOf, Phase
 from ampcompare.training.assemble import Assembly

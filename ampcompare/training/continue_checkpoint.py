@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.examination import answering_errors
-from ampcompare.runs.settings.validation import validate
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.examination import answering_errors
+from ampcompare.settings.validation import validate
 from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble_single
 from ampcompare.training.build_loop import build_loop

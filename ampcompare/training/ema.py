@@ -14,9 +14,9 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from ampcompare.base.errors import CheckpointError
 from ampcompare.base.tensors.lists import by_type, copy_by_dtype
+from ampcompare.training.checkpoint.state.check_checkpoint import check_model
 from ampcompare.training.parallel.ranks import Communicator
 from ampcompare.training.precision.base import Precision, owned_params
-from ampcompare.training.state.check_checkpoint import require_fit
 
 __all__ = ["ModelEma"]
 
@@ -101,7 +101,7 @@ class ModelEma:
         models = [dict(model.state_dict()) for model in self._models]
         return {"decay": self.decay, "num_updates": self._num_updates, "models": models}
 
-    def require_fit(self, state: Mapping[str, Any]) -> None:
+    def check_state(self, state: Mapping[str, Any]) -> None:
         """Check that what `state_dict` returned is of these models.
 
         Raises:
@@ -112,7 +112,7 @@ class ModelEma:
             raise CheckpointError("the saved average of the weights belongs to a different number of models")
         for model, saved in zip(self._models, models, strict=True):
             try:
-                require_fit(model, saved, same_types=True)
+                check_model(model, saved, same_types=True)
             except CheckpointError as error:
                 raise CheckpointError(
                     f"the saved average of the weights does not fit this model: {error}; resume without "
@@ -125,7 +125,7 @@ class ModelEma:
         Raises:
             CheckpointError: the tensors are those of another model.
         """
-        self.require_fit(state)
+        self.check_state(state)
         for model, saved in zip(self._models, state["models"], strict=True):
             model.load_state_dict(saved)
         self._num_updates = int(state["num_updates"])

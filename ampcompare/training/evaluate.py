@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ampcompare.runs.records.evaluation import SampleResults, pack_right, pack_values
+from ampcompare.results.records.evaluation import SampleResults, pack_right, pack_values
 from ampcompare.tasks.data import in_fp32, map_tensors
 from ampcompare.tasks.task import Sums, Task
 from ampcompare.training.device import has_float64

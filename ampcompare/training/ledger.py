@@ -22,7 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from ampcompare.base.tensors.products import OperationMode, narrowest, product_flops, type_name
 from ampcompare.base.tensors.sharded import local
 from ampcompare.base.tensors.tree import tensors_in
-from ampcompare.runs.records.ledger import GroupTypes, Ledger, Types
+from ampcompare.results.records.ledger import GroupTypes, Ledger, Types
 from ampcompare.training.precision.base import Precision, PrecisionWrapper
 from ampcompare.training.precision.half import COMPENSATION
 

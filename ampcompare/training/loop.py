@@ -16,7 +16,7 @@ from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 
 from ampcompare.base.tensors.sharded import whole
-from ampcompare.runs.records.run import StepRecord
+from ampcompare.results.records.run import StepRecord
 from ampcompare.tasks.data import channels_last as to_channels_last
 from ampcompare.tasks.data import split as split_batch
 from ampcompare.tasks.task import LossOf

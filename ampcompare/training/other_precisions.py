@@ -15,15 +15,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ampcompare.base.tensors.sharded import whole_tree
-from ampcompare.runs.records.evaluation import PrecisionResult
+from ampcompare.results.records.evaluation import PrecisionResult
 from ampcompare.tasks.data import in_fp32
 from ampcompare.tasks.task import Task
+from ampcompare.training.checkpoint.state.capture import kept_random_states
 from ampcompare.training.evaluate import Evaluation, Extra
 from ampcompare.training.precision.base import Precision, Prepared
 from ampcompare.training.precision.cpu_half import cpu_half
 from ampcompare.training.precision.half import cast_model
 from ampcompare.training.session import Session
-from ampcompare.training.state.capture import kept_random_states
 
 __all__ = ["EvaluationPrecision", "evaluate_in_others"]
 

@@ -15,10 +15,10 @@ from torch.optim import Optimizer
 from ampcompare.base.tensors.lists import by_type, copy_by_dtype
 from ampcompare.base.tensors.sharded import local
 from ampcompare.base.tensors.skippable_step import settle
-from ampcompare.runs.records.evaluation import EpochResult
-from ampcompare.runs.records.metric import Metric
-from ampcompare.runs.records.run import StepRecord
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.evaluation import EpochResult
+from ampcompare.results.records.metric import Metric
+from ampcompare.results.records.run import StepRecord
+from ampcompare.settings.config import RunConfig
 from ampcompare.training.assemble import Assembly
 from ampcompare.training.ema import ModelEma
 from ampcompare.training.precision.base import FixedOutcome, Precision, PrecisionWrapper, StepOutcome, owned_params

@@ -14,7 +14,7 @@ import torch.distributed as dist
 import torch.distributed.nn.functional
 
 from ampcompare.base.errors import EnvironmentUnfit
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.settings.config import RunConfig
 from ampcompare.training.device import resolve_device
 
 __all__ = ["bound_to", "choose_backend", "group_of_one", "own_group"]

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ampcompare.runs.records.evaluation import EpochResult
-from ampcompare.runs.records.metric import TOP1, Metric
-from ampcompare.runs.records.run import RunSummary, StepRecord, Trace, loss_tail
+from ampcompare.results.records.evaluation import EpochResult
+from ampcompare.results.records.metric import TOP1, Metric
+from ampcompare.results.records.run import RunSummary, StepRecord, Trace, loss_tail
 from ampcompare.training.meters import PeakMemory
 
 if TYPE_CHECKING:

@@ -14,20 +14,20 @@ import torch
 from torch import nn
 
 from ampcompare.base.environment.fingerprint import fingerprint, host_name
-from ampcompare.runs.records.evaluation import EpochResult
-from ampcompare.runs.records.run import Resumption, StepRecord
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.evaluation import EpochResult
+from ampcompare.results.records.run import Resumption, StepRecord
+from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.data import derive, tensors_of
 from ampcompare.training.assemble import Assembly
 from ampcompare.training.build_loop import build_loop
+from ampcompare.training.checkpoint.state.capture import rank_states, restore_rank, training_state
+from ampcompare.training.checkpoint.state.saver import Position, Saver
 from ampcompare.training.device import synchronize
 from ampcompare.training.evaluate import Evaluation, Extra, evaluate
 from ampcompare.training.ledger import LedgerKeeper
 from ampcompare.training.parallel.ranks import require_equal, weights_digest
 from ampcompare.training.policies import DivergenceDetector, Rollback, make_policies
 from ampcompare.training.precision.base import Precision
-from ampcompare.training.state.capture import rank_states, restore_rank, training_state
-from ampcompare.training.state.saver import Position, Saver
 from ampcompare.training.stop_request import StopRequest
 
 __all__ = ["CopyStream", "CudaCopyStream", "Session", "TrainingPhase", "prefetch"]

@@ -75,7 +75,7 @@ def _arm(
     arm: str, model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, device: str, extras: list[str]
 ) -> Loop:
     from ampcompare.base.tensors.skippable_step import skip_on_device
-    from ampcompare.runs.settings.config import ParallelConfig
+    from ampcompare.settings.config import ParallelConfig
     from ampcompare.training.assemble import make_parallel
     from ampcompare.training.ema import ModelEma
     from ampcompare.training.loop import Loop as TrainingLoop

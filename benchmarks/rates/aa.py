@@ -23,12 +23,12 @@ import numpy as np
 from scipy.stats import binomtest
 
 from ampcompare.experiment.launch.forked import ForkedLauncher
-from ampcompare.runs.analysis.effects.step_time import TIME_FLOOR, invalid_reason
-from ampcompare.runs.analysis.inference.criteria import Criteria
-from ampcompare.runs.analysis.inference.effect import Effect, min_resolvable_spread, p_values, paired_effect
-from ampcompare.runs.analysis.inference.sample_size import pairs_needed
-from ampcompare.runs.analysis.inference.verdict import Margin, decide
-from ampcompare.runs.records.run import RunRecord
+from ampcompare.results.analysis.effects.step_time import TIME_FLOOR, invalid_reason
+from ampcompare.results.analysis.inference.criteria import Criteria
+from ampcompare.results.analysis.inference.effect import Effect, min_resolvable_spread, p_values, paired_effect
+from ampcompare.results.analysis.inference.sample_size import pairs_needed
+from ampcompare.results.analysis.inference.verdict import Margin, decide
+from ampcompare.results.records.run import RunRecord
 from benchmarks.rates.real_runs import NAMES, comparisons, config_of, judged, named, own_seed
 from benchmarks.rates.study import Measured, Row, Study, Table, counted
 

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtr
 
-from ampcompare.runs.analysis.effects.step_time import TIME_FLOOR
-from ampcompare.runs.analysis.inference.criteria import Criteria
-from ampcompare.runs.analysis.inference.effect import ERROR_RATE
+from ampcompare.results.analysis.effects.step_time import TIME_FLOOR
+from ampcompare.results.analysis.inference.criteria import Criteria
+from ampcompare.results.analysis.inference.effect import ERROR_RATE
 
 __all__ = ["Claims", "Floats", "claims", "is_winner"]
 

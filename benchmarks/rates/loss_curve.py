@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 from scipy.signal import lfilter
 from scipy.stats import ttest_1samp
 
-from ampcompare.runs.analysis.effects.loss_tail import tail_loss
-from ampcompare.runs.analysis.inference.criteria import Criteria
-from ampcompare.runs.analysis.inference.effect import ERROR_RATE
-from ampcompare.runs.analysis.inference.verdict import decide
-from ampcompare.runs.records.run import RunRecord, loss_tail
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.analysis.effects.loss_tail import tail_loss
+from ampcompare.results.analysis.inference.criteria import Criteria
+from ampcompare.results.analysis.inference.effect import ERROR_RATE
+from ampcompare.results.analysis.inference.verdict import decide
+from ampcompare.results.records.run import RunRecord, loss_tail
+from ampcompare.settings.config import RunConfig
 from benchmarks.rates.real_runs import SMALL_LM, Recipe, comparisons, judged, of_pair, own_seed
 from benchmarks.rates.study import KEEPS, WINNER, Row, Study, Table, called, counted, percent, total
 

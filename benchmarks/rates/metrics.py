@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ampcompare.runs.analysis.summary import summarize
-from ampcompare.runs.records.evaluation import EpochResult
-from ampcompare.runs.records.metric import Metric
-from ampcompare.runs.records.run import RunRecord, RunSummary
-from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.recipe import Recipe
+from ampcompare.results.analysis.summary import summarize
+from ampcompare.results.records.evaluation import EpochResult
+from ampcompare.results.records.metric import Metric
+from ampcompare.results.records.run import RunRecord, RunSummary
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.recipe import Recipe
 from benchmarks.rates.study import KEEPS, WINNER, Row, Table, percent, total
 
 __all__ = ["TABLE"]

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import expit, stdtrit
 
-from ampcompare.runs.analysis.effects.samples import mean_squares, new_samples_error
+from ampcompare.results.analysis.effects.samples import mean_squares, new_samples_error
 from benchmarks.rates.study import Row, Study, Table
 
 __all__ = ["STUDY"]

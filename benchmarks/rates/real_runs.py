@@ -10,10 +10,10 @@ from typing import Any
 import click
 
 from ampcompare.experiment.launch.worker.cell import run_cell
-from ampcompare.runs.analysis.summary import summarize
-from ampcompare.runs.records.comparison import ArmSummary
-from ampcompare.runs.records.run import RunRecord
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.analysis.summary import summarize
+from ampcompare.results.records.comparison import ArmSummary
+from ampcompare.results.records.run import RunRecord
+from ampcompare.settings.config import RunConfig
 
 __all__ = ["NAMES", "SMALL_LM", "Recipe", "comparisons", "config_of", "judged", "named", "of_pair", "own_seed"]
 

@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ampcompare.runs.analysis.effects.step_time import invalid_reason
-from ampcompare.runs.records.run import RunRecord, RunSummary, SystemReadings
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.analysis.effects.step_time import invalid_reason
+from ampcompare.results.records.run import RunRecord, RunSummary, SystemReadings
+from ampcompare.settings.config import RunConfig
 from ampcompare.training.run_summary import halves, outlier_share
 from benchmarks.rates.study import Row, Study, Table
 

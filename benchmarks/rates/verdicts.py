@@ -28,13 +28,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ampcompare.experiment.compare import pilot_seeds
-from ampcompare.runs.analysis.inference.alpha_spending import error_rate_of_next
-from ampcompare.runs.analysis.inference.criteria import AccuracyMargin, margin_error, parse_margin, resolve_margin
-from ampcompare.runs.analysis.inference.effect import Effect, interval, min_resolvable_spread, paired_effect, two_stage
-from ampcompare.runs.analysis.inference.sample_size import stein_pairs
-from ampcompare.runs.analysis.inference.verdict import decide
-from ampcompare.runs.records.comparison import Look
-from ampcompare.runs.records.verdict import OPEN, Verdict
+from ampcompare.results.analysis.inference.alpha_spending import error_rate_of_next
+from ampcompare.results.analysis.inference.criteria import AccuracyMargin, margin_error, parse_margin, resolve_margin
+from ampcompare.results.analysis.inference.effect import (
+    Effect,
+    interval,
+    min_resolvable_spread,
+    paired_effect,
+    two_stage,
+)
+from ampcompare.results.analysis.inference.sample_size import stein_pairs
+from ampcompare.results.analysis.inference.verdict import decide
+from ampcompare.results.records.comparison import Look
+from ampcompare.results.records.verdict import OPEN, Verdict
 from benchmarks.rates import metrics
 from benchmarks.rates.study import KEEPS, WINNER, Row, Study, Table, called, percent, total
 

@@ -183,7 +183,7 @@ def _cell(text: str) -> str:
 
 def settings_reference() -> str:
     """Return a table of every setting of a run from the JSON Schema: path, accepted values, default and meaning."""
-    from ampcompare.runs.settings.config import RunConfig
+    from ampcompare.settings.config import RunConfig
 
     schema = RunConfig.model_json_schema()
     rows = ["| setting | takes | default | meaning |", "|---|---|---|---|"]

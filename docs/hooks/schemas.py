@@ -11,11 +11,11 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from ampcompare.runs.records.comparison import REPORT_SCHEMA, Comparison
-from ampcompare.runs.records.diagnosis import Diagnosis
-from ampcompare.runs.records.document import SCHEMA
-from ampcompare.runs.records.run import RunRecord
-from ampcompare.runs.records.step import StepRecord
+from ampcompare.results.records.comparison import REPORT_SCHEMA, Comparison
+from ampcompare.results.records.diagnosis import Diagnosis
+from ampcompare.results.records.document import SCHEMA
+from ampcompare.results.records.run import RunRecord
+from ampcompare.results.records.step import StepRecord
 
 FOLDER = Path(__file__).resolve().parent.parent / "schemas"
 DIAGNOSIS = Diagnosis.model_fields["version"].default

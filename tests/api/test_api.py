@@ -20,10 +20,10 @@ from ampcompare.experiment.launch.base import Launcher
 from ampcompare.experiment.launch.cell_files import write_record
 from ampcompare.experiment.options import CompareOptions, LaunchOptions, RunOptions
 from ampcompare.experiment.single_run import RunOutcome
-from ampcompare.runs.records.evaluation import EpochResult
-from ampcompare.runs.records.run import RunRecord, RunSummary
-from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.recipe import OptimizerConfig, Recipe
+from ampcompare.results.records.evaluation import EpochResult
+from ampcompare.results.records.run import RunRecord, RunSummary
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.recipe import OptimizerConfig, Recipe
 from ampcompare.testing import make_comparison
 
 TINY: dict[str, Any] = {

@@ -12,8 +12,8 @@ import pytest
 from ampcompare.base import secrets
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.secrets import StreamMask, hide, hide_names, is_secret_name, learn_file, mask, reveal
-from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.script import script_config
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.script import script_config
 
 
 @pytest.fixture(autouse=True)

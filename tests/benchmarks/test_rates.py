@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ampcompare.runs.analysis.effects.step_time import TIME_FLOOR
-from ampcompare.runs.analysis.inference.criteria import Criteria
-from ampcompare.runs.analysis.inference.effect import paired_effect
-from ampcompare.runs.analysis.inference.verdict import Margin, decide
+from ampcompare.results.analysis.effects.step_time import TIME_FLOOR
+from ampcompare.results.analysis.inference.criteria import Criteria
+from ampcompare.results.analysis.inference.effect import paired_effect
+from ampcompare.results.analysis.inference.verdict import Margin, decide
 from benchmarks.rates import gates
 from benchmarks.rates.__main__ import STUDIES
 from benchmarks.rates.arrays import is_winner

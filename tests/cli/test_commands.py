@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from ampcompare.runs.records.comparison import read_comparison
-from ampcompare.runs.records.run import read_record
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.comparison import read_comparison
+from ampcompare.results.records.run import read_record
+from ampcompare.settings.config import RunConfig
 
 Call = Callable[..., Any]
 MLP = ["--arch", "mlp"]

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from ampcompare.runs.records.comparison import Comparison
-from ampcompare.runs.report import export
-from ampcompare.runs.report.export import Exporter
+from ampcompare.results.records.comparison import Comparison
+from ampcompare.results.report import export
+from ampcompare.results.report.export import Exporter
 
 from .conftest import TINY
 

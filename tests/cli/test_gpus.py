@@ -14,7 +14,7 @@ from ampcompare.experiment import diagnose
 from ampcompare.experiment.launch import dispatch, places
 from ampcompare.experiment.launch.base import Launcher
 from ampcompare.experiment.launch.places import ANYWHERE, Place
-from ampcompare.runs.records.run import RunRecord
+from ampcompare.results.records.run import RunRecord
 
 GPUS = [
     Gpu("GPU-a", 0, "Pretended"),

@@ -7,8 +7,8 @@ import pytest
 from ampcompare.cli import main
 from ampcompare.cli.progress_display import Display
 from ampcompare.guards.checks import GUARDS
-from ampcompare.runs.records.run import RunRecord
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.run import RunRecord
+from ampcompare.settings.config import RunConfig
 
 FINDING = "guard step-twice: backend.py:7: optimizer.step() again after scaler.step(optimizer)"
 

@@ -17,9 +17,9 @@ from ampcompare.base.errors import Ended
 from ampcompare.cli.launching import save_at_signals
 from ampcompare.cli.progress_display import Display
 from ampcompare.experiment.launch.base import Launcher, Progress
-from ampcompare.runs.records.run import RunRecord, read_record
-from ampcompare.runs.records.step import iter_steps
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.run import RunRecord, read_record
+from ampcompare.results.records.step import iter_steps
+from ampcompare.settings.config import RunConfig
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no SIGHUP")
 

@@ -10,7 +10,7 @@ import pytest
 
 from ampcompare.cli.compare_command import command
 from ampcompare.cli.options import RECIPE_OPTIONS, parameter_of
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.settings.config import RunConfig
 
 OPTIONS = {param.name: param for param in command.params}
 

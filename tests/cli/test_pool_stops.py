@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from ampcompare.runs.records.run import read_record
+from ampcompare.results.records.run import read_record
 
 pytestmark = pytest.mark.slow
 WORDS = (

@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from ampcompare.cli import main
-from ampcompare.runs.records.comparison import read_comparison
-from ampcompare.runs.report.base import FORMATS
+from ampcompare.results.records.comparison import read_comparison
+from ampcompare.results.report.base import FORMATS
 
 COMMAND = [sys.executable, "-m", "ampcompare"]
 TENSORBOARD = find_spec("tensorboard") is not None

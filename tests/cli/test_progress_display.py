@@ -14,8 +14,8 @@ import pytest
 from ampcompare.cli.progress_display import Display
 from ampcompare.experiment.launch.base import Progress
 from ampcompare.experiment.observer import Outline
-from ampcompare.runs.records.run import RunRecord
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.run import RunRecord
+from ampcompare.settings.config import RunConfig
 from tests.cli.screen import Screen, open_terminal
 
 CONFIG = RunConfig(arm="native:fp16")

@@ -15,8 +15,8 @@ from ampcompare.cli.progress_region import bars
 from ampcompare.experiment.launch.base import Progress
 from ampcompare.experiment.observer import Outline
 from ampcompare.experiment.running_cells import CellView, MatrixView
-from ampcompare.runs.records.run import RunRecord
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.run import RunRecord
+from ampcompare.settings.config import RunConfig
 from tests.covering import covering
 
 TRAINING = Progress(120, 900, 1, "training", 0.03413, 65536.0, 3, 0.00412)

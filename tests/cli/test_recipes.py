@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.settings.config import RunConfig
 
 Call = Callable[..., Any]
 APEX = ("--recipe", "articles/r50-imagenet-apex", "--size", "small")

@@ -13,7 +13,7 @@ import pytest
 
 from ampcompare.cli import main
 from ampcompare.cli.comparison_output import show_checks
-from ampcompare.runs.report.base import write_reports
+from ampcompare.results.report.base import write_reports
 from tests.experiment.test_interim_analyses import _compare
 
 pytest.importorskip("jinja2", reason="the page needs the extra html")

@@ -169,7 +169,6 @@ def test_twenty_ways_to_write_change_no_file(
     assert state_of(tmp_path, run) == before
     assert not Path(f"/tmp/ampcompare-test-{tmp_path.name}").exists()
     records = [json.loads(path.read_text()) for path in run.glob("cells/*/record.json")]
-    assert [record["script"]["inputs"] for record in records] == [[str(project / "log.txt")]] * len(records)
     near = [{os.path.basename(file) for file in record["script"]["files"]} for record in records]
     assert all(
         {"checkpoint.pt", "hard.txt", "child.txt", "beside.txt", "base.db", "removed.txt"} <= one for one in near

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from ampcompare import Precision
-from ampcompare.runs.records.diagnosis import Diagnosis
+from ampcompare.results.records.diagnosis import Diagnosis
 
 __all__ = ["NETWORKS", "Network", "is_found", "is_named", "proposed"]
 

@@ -20,7 +20,7 @@ from ampcompare.diagnosis.loops import Conditions
 from ampcompare.diagnosis.measure import measure
 from ampcompare.diagnosis.observation import Observation
 from ampcompare.diagnosis.watch import Called
-from ampcompare.runs.records.diagnosis import Diagnosis
+from ampcompare.results.records.diagnosis import Diagnosis
 
 PLANTED = (
     "cube, O2",

@@ -14,7 +14,7 @@ import torch
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import BUILT_IN
 from ampcompare.diagnosis.explain import bytes_per_parameter, explain_arm
-from ampcompare.runs.report.terminal import Terminal
+from ampcompare.results.report.terminal import Terminal
 
 ARMS = [
     *("fp32", "apex:O0", "apex:O1", "apex:O2", "apex:O3", "native:fp16", "native:bf16", "half", "half:bn_fp32"),

@@ -9,7 +9,7 @@ import pytest
 
 from ampcompare.backends.arm import Arm
 from ampcompare.diagnosis.laws import outlook_of, twin_distance
-from ampcompare.runs.records.outlook import Prefix, ShareLost
+from ampcompare.results.records.outlook import Prefix, ShareLost
 
 
 def _prefix(rest: float = 0.0, now: float = 0.0, **values: Any) -> Prefix:

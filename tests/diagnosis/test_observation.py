@@ -14,7 +14,7 @@ from ampcompare.base.errors import AmpCompareError, LaunchError
 from ampcompare.base.processes.call import Answer
 from ampcompare.diagnosis.explain import bytes_per_parameter, observe_in_child, render_observation
 from ampcompare.diagnosis.explain_step import observe
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.settings.config import RunConfig
 
 DATA = {"name": "synthetic", "train_size": 32, "val_size": 16, "image_size": 8}
 

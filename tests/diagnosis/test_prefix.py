@@ -10,7 +10,7 @@ import torch
 from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, Optimizer, RAdam, RMSprop, lr_scheduler
 
 from ampcompare.diagnosis.prefix import PrefixWatch, share_lost, zero_denominators
-from ampcompare.runs.records.outlook import Prefix
+from ampcompare.results.records.outlook import Prefix
 
 ULP = 2.0**-7  # of bf16 in [1, 2)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ampcompare.diagnosis.ranges import _device_row, added, counts_of, make_range, range_row
-from ampcompare.runs.records.diagnosis import Range
+from ampcompare.results.records.diagnosis import Range
 
 
 def _values(dtype: torch.dtype) -> torch.Tensor:

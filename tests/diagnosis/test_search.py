@@ -9,7 +9,7 @@ import pytest
 from ampcompare.backends.arm import Arm
 from ampcompare.diagnosis.cures import Change, search
 from ampcompare.diagnosis.cures import Tested as Outcome
-from ampcompare.runs.records.diagnosis import Fault, Place
+from ampcompare.results.records.diagnosis import Fault, Place
 
 FAULT = Fault(
     kind="overflow",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble, make_parallel
 from ampcompare.training.parallel.ranks import ProcessGroup, SingleProcess

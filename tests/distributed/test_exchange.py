@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.settings.config import RunConfig
 from ampcompare.training.loop import MAX_PAIRS, allreduce_share
 from ampcompare.training.parallel.ranks import ProcessGroup
 from tests.distributed.sessions import CPU, make_session

@@ -20,12 +20,14 @@ from torch import nn
 from ampcompare.backends import fp8
 from ampcompare.base.errors import AmpCompareError
 from ampcompare.base.tensors.tree import first_difference
-from ampcompare.runs.records.evaluation import EpochResult
-from ampcompare.runs.records.run import StepRecord
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.evaluation import EpochResult
+from ampcompare.results.records.run import StepRecord
+from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble, make_parallel
 from ampcompare.training.checkpoint.convert.between_arms import into_arm
+from ampcompare.training.checkpoint.state.resume import find_checkpoint, validate_resume
+from ampcompare.training.checkpoint.state.saver import Saver
 from ampcompare.training.checkpoint.store.file import read_checkpoint, write_checkpoint
 from ampcompare.training.hashes import weights_sha256
 from ampcompare.training.other_precisions import evaluate_in_others
@@ -34,8 +36,6 @@ from ampcompare.training.precision.base import make_precision
 from ampcompare.training.precision.cpu_half import cpu_half
 from ampcompare.training.run_summary import RunMetrics
 from ampcompare.training.session import Session
-from ampcompare.training.state.resume import find_checkpoint, validate_resume
-from ampcompare.training.state.saver import Saver
 from ampcompare.training.stop_request import StopRequest
 
 CPU = torch.device("cpu")

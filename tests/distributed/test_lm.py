@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from ampcompare.base.tensors.sharded import whole
-from ampcompare.runs.records.evaluation import EpochResult
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.evaluation import EpochResult
+from ampcompare.settings.config import RunConfig
 from ampcompare.training.precision.cpu_half import cpu_half
 from tests.distributed.sessions import CPU, make_session
 

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ampcompare.runs.records.evaluation import EpochResult
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.evaluation import EpochResult
+from ampcompare.settings.config import RunConfig
 from ampcompare.training.session import Session
 from tests.distributed.sessions import make_session
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ampcompare.runs.records.run import RunRecord, read_record
+from ampcompare.results.records.run import RunRecord, read_record
 
 SIZE = ["--max-steps", "3", "--train-size", "64", "--val-size", "32", "-b", "8", "-a", "mlp"]
 OPTIONS = ["--backend", "apex", "--opt-level", "O2", "--device", "cpu", *SIZE]

@@ -16,17 +16,17 @@ from ampcompare.apex.amp import _amp_state
 from ampcompare.backends import fp8
 from ampcompare.base.errors import CheckpointError
 from ampcompare.base.tensors.tree import first_difference
-from ampcompare.runs.records.evaluation import EpochResult
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.evaluation import EpochResult
+from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble, make_parallel
+from ampcompare.training.checkpoint.state.resume import find_checkpoint, validate_resume
+from ampcompare.training.checkpoint.state.saver import Saver
 from ampcompare.training.parallel.ranks import Communicator, ProcessGroup, SingleProcess
 from ampcompare.training.precision.base import make_precision
 from ampcompare.training.precision.cpu_half import cpu_half
 from ampcompare.training.run_summary import RunMetrics
 from ampcompare.training.session import Session
-from ampcompare.training.state.resume import find_checkpoint, validate_resume
-from ampcompare.training.state.saver import Saver
 from ampcompare.training.stop_request import StopRequest
 
 CPU = torch.device("cpu")

@@ -18,8 +18,8 @@ from ampcompare.base.environment.ranks import DistributedEnv
 from ampcompare.cli import main
 from ampcompare.experiment.launch.worker import rank as rank_module
 from ampcompare.experiment.launch.worker.rank import run_rank
-from ampcompare.runs.records.run import read_record
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.run import read_record
+from ampcompare.settings.config import RunConfig
 
 Run = Callable[..., list[Any]]
 MODELS = """

@@ -17,10 +17,10 @@ from pydantic import ValidationError
 from ampcompare.base.errors import CheckpointError
 from ampcompare.base.tensors.tree import first_difference
 from ampcompare.training.checkpoint.convert.load import load_any
+from ampcompare.training.checkpoint.state.resume import find_checkpoint
 from ampcompare.training.checkpoint.store import folder as folder_module
 from ampcompare.training.checkpoint.store.sharded import read_saved
 from ampcompare.training.process_group import group_of_one
-from ampcompare.training.state.resume import find_checkpoint
 from tests.distributed.test_fsdp import APART, BF16, CPU, FP16, Run, alone, configuration, on_ranks, refused
 
 SHARDED = {"format": "sharded"}

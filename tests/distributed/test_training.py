@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from ampcompare.base.errors import RanksDiffer
 from ampcompare.experiment.plan import DEFAULT_ARMS
-from ampcompare.runs.records.evaluation import EpochResult
-from ampcompare.runs.records.run import StepRecord
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.evaluation import EpochResult
+from ampcompare.results.records.run import StepRecord
+from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.classification import Classification
 from ampcompare.tasks.in_memory import memory_data
 from ampcompare.training.evaluate import evaluate

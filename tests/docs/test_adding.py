@@ -269,7 +269,7 @@ TASK_DEFAULTS = """    "halving": {
 """
 INSERTED = [  # a file, what is found there, and what goes before it
     (
-        "runs/settings/recipe.py",
+        "settings/recipe.py",
         "    early_stop:",
         '    loss_tail: Positive = Field(1.0, description="weight of the tail of the loss")\n',
     ),
@@ -285,7 +285,7 @@ INSERTED = [  # a file, what is found there, and what goes before it
     ("backends/catalog.py", "    fabric,\n", "    dummy,\n"),
     ("backends/catalog.py", '    "fabric": ', '    "dummy": dummy.SPEC,\n'),
     ("tasks/catalog.py", '    "segmentation": TaskSpec(', TASK_SPEC),
-    ("runs/settings/recipe.py", '    "segmentation": {', TASK_DEFAULTS),
+    ("settings/recipe.py", '    "segmentation": {', TASK_DEFAULTS),
 ]
 FILES = {  # what is appended
     "backends/dummy.py": BACKEND,

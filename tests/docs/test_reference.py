@@ -19,7 +19,7 @@ from torch import nn
 import ampcompare
 from ampcompare.base import errors
 from ampcompare.cli import COMMANDS, EPILOG, cli
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.settings.config import RunConfig
 from tests.modules import module_at
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from ampcompare.runs.records.comparison import REPORT_SCHEMA, read_comparison
-from ampcompare.runs.records.document import SCHEMA, dump_json
-from ampcompare.runs.records.step import StepRecord
+from ampcompare.results.records.comparison import REPORT_SCHEMA, read_comparison
+from ampcompare.results.records.document import SCHEMA, dump_json
+from ampcompare.results.records.step import StepRecord
 from tests.modules import module_at
 
 ROOT = Path(__file__).resolve().parents[2]
-STORED = ROOT / "tests" / "runs" / "report"
+STORED = ROOT / "tests" / "results" / "report"
 
 
 @pytest.fixture(scope="module")

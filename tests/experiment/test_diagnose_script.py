@@ -17,9 +17,9 @@ from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.diagnosis.options import DiagnoseOptions
 from ampcompare.experiment import diagnose as module
 from ampcompare.experiment.diagnose import diagnose_script
-from ampcompare.runs.report.terminal import Terminal
-from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.script import script_config
+from ampcompare.results.report.terminal import Terminal
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.script import script_config
 
 pytestmark = pytest.mark.integration
 

@@ -12,8 +12,8 @@ import pytest
 from ampcompare.experiment.eta import TimeLeft
 from ampcompare.experiment.launch.base import Progress
 from ampcompare.experiment.observer import Outline
-from ampcompare.runs.records.run import RunRecord, RunSummary
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.run import RunRecord, RunSummary
+from ampcompare.settings.config import RunConfig
 
 STEPS = 50
 COSTS = {"fp32": 10.0, "half": 3.0, "native:fp16": 120.0, "apex:O1": 45.0, "apex:O2": 20.0, "native:bf16": 300.0}

@@ -31,14 +31,14 @@ from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.options import CompareOptions, LaunchOptions
 from ampcompare.experiment.plan import Plan, make_plan, parse_vary
 from ampcompare.experiment.run import run_plan
-from ampcompare.runs.analysis.inference.criteria import Criteria
-from ampcompare.runs.analysis.summary import summarize
-from ampcompare.runs.records.comparison import Comparison
-from ampcompare.runs.records.evaluation import EpochResult
-from ampcompare.runs.records.profile import ArmProfile, Part, Profile, Reason
-from ampcompare.runs.records.run import Placement, RunRecord, RunSummary, SystemReadings
-from ampcompare.runs.report.base import FORMATS, write_reports, write_result
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.analysis.inference.criteria import Criteria
+from ampcompare.results.analysis.summary import summarize
+from ampcompare.results.records.comparison import Comparison
+from ampcompare.results.records.evaluation import EpochResult
+from ampcompare.results.records.profile import ArmProfile, Part, Profile, Reason
+from ampcompare.results.records.run import Placement, RunRecord, RunSummary, SystemReadings
+from ampcompare.results.report.base import FORMATS, write_reports, write_result
+from ampcompare.settings.config import RunConfig
 
 ARMS = ("fp32", "half")
 TOP1 = {"fp32": [50, 52, 51, 50, 53, 51, 52, 50], "half": [50, 53, 50, 51, 53, 50, 52, 51]}

@@ -14,8 +14,8 @@ from ampcompare.experiment.find_batch import GIB, STEPS, BatchSearch, configs_of
 from ampcompare.experiment.launch.base import Launcher
 from ampcompare.experiment.launch.dispatch import LauncherPool
 from ampcompare.experiment.launch.worker.cell import failed_with
-from ampcompare.runs.records.run import RunRecord, RunSummary
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.run import RunRecord, RunSummary
+from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.data import Data
 
 BASE = RunConfig.model_validate({"recipe": {"batch_size": 8, "epochs": 1}, "device": "cpu"})

@@ -20,10 +20,10 @@ from ampcompare.experiment.observer import Observer, Outline
 from ampcompare.experiment.plan import make_plan
 from ampcompare.experiment.run import run_plan
 from ampcompare.experiment.run_directory import RunDirectory
-from ampcompare.runs.records.evaluation import EpochResult
-from ampcompare.runs.records.run import RunRecord, StepRecord, dump_json, read_record
-from ampcompare.runs.records.step import iter_steps
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.evaluation import EpochResult
+from ampcompare.results.records.run import RunRecord, StepRecord, dump_json, read_record
+from ampcompare.results.records.step import iter_steps
+from ampcompare.settings.config import RunConfig
 
 DATA = {"name": "synthetic", "train_size": 64, "val_size": 32, "image_size": 8}
 RECIPE = {"data": DATA, "model": {"arch": "mlp"}, "epochs": 2, "batch_size": 16}

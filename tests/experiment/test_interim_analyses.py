@@ -20,12 +20,12 @@ from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.plan import plan_rows
 from ampcompare.experiment.run import run_plan
 from ampcompare.experiment.run_directory import RunDirectory
-from ampcompare.runs.analysis.inference.criteria import Criteria
-from ampcompare.runs.records.comparison import ArmSummary, Comparison
-from ampcompare.runs.records.evaluation import EpochResult
-from ampcompare.runs.records.run import RunRecord, RunSummary, read_record
-from ampcompare.runs.report.base import FORMATS, write_reports
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.analysis.inference.criteria import Criteria
+from ampcompare.results.records.comparison import ArmSummary, Comparison
+from ampcompare.results.records.evaluation import EpochResult
+from ampcompare.results.records.run import RunRecord, RunSummary, read_record
+from ampcompare.results.report.base import FORMATS, write_reports
+from ampcompare.settings.config import RunConfig
 
 ARMS = ("fp32", "half")
 WORSE = 40  # counts of 1000 that half loses

@@ -7,8 +7,8 @@ import pytest
 from ampcompare.base.errors import ConfigError
 from ampcompare.experiment.matrix import DEFAULT_ARMS, Row, cross, expand_matrix, find_reference
 from ampcompare.experiment.plan import plan_rows
-from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.file import Matrix
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.file import Matrix
 
 SIZES = (("recipe.batch_size", (16, 32)),)
 

@@ -12,9 +12,9 @@ import pytest
 from ampcompare.experiment.launch.base import Progress
 from ampcompare.experiment.notebook_progress import NotebookProgress, default_observer
 from ampcompare.experiment.observer import Observer, Outline
-from ampcompare.runs.records.comparison import read_comparison
+from ampcompare.results.records.comparison import read_comparison
 
-STORED = Path(__file__).parents[1] / "runs" / "report" / "schema_2.json"
+STORED = Path(__file__).parents[1] / "results" / "report" / "schema_2.json"
 
 
 class _Display:

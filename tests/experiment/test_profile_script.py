@@ -12,10 +12,10 @@ import pytest
 from ampcompare.base.errors import LaunchError
 from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS
 from ampcompare.experiment.profile import ProfileOptions, profile, profile_script
-from ampcompare.runs.records.profile import ArmProfile
-from ampcompare.runs.report.terminal import Terminal
-from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.script import script_config
+from ampcompare.results.records.profile import ArmProfile
+from ampcompare.results.report.terminal import Terminal
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.script import script_config
 
 pytestmark = pytest.mark.integration
 

@@ -11,7 +11,7 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.base.files.run_files import RunFile
 from ampcompare.experiment.load import reload_comparison
 from ampcompare.experiment.run_directory import RunDirectory
-from ampcompare.runs.report.base import write_reports
+from ampcompare.results.report.base import write_reports
 from tests.experiment.test_interim_analyses import _compare
 
 

@@ -21,11 +21,11 @@ from ampcompare.experiment.observer import Observer, Outline
 from ampcompare.experiment.plan import Plan, make_plan
 from ampcompare.experiment.run import run_plan
 from ampcompare.experiment.run_directory import RunDirectory
-from ampcompare.runs.records.comparison import Comparison
-from ampcompare.runs.records.document import sealed_json
-from ampcompare.runs.records.run import RunRecord
-from ampcompare.runs.report.base import FORMATS, write_reports
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.comparison import Comparison
+from ampcompare.results.records.document import sealed_json
+from ampcompare.results.records.run import RunRecord
+from ampcompare.results.report.base import FORMATS, write_reports
+from ampcompare.settings.config import RunConfig
 
 pytestmark = pytest.mark.integration
 

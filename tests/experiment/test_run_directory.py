@@ -14,10 +14,10 @@ from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.plan import Plan, make_plan
 from ampcompare.experiment.run import FinishedCell, RunningPlan, run_plan
 from ampcompare.experiment.run_directory import RunDirectory, StoredPlan
-from ampcompare.runs.analysis.inference.criteria import Criteria
-from ampcompare.runs.records.comparison import Comparison, Look
-from ampcompare.runs.records.run import RunRecord
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.analysis.inference.criteria import Criteria
+from ampcompare.results.records.comparison import Comparison, Look
+from ampcompare.results.records.run import RunRecord
+from ampcompare.settings.config import RunConfig
 from tests.experiment.test_interim_analyses import Pretend
 
 

@@ -12,8 +12,8 @@ import pytest
 from ampcompare.experiment.plan import Plan, balanced_rows, device_of_cells, make_plan, position_sums
 from ampcompare.experiment.run import order_as_run
 from ampcompare.experiment.run_directory import RunDirectory, StoredPlan
-from ampcompare.runs.analysis.inference.criteria import Criteria
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.analysis.inference.criteria import Criteria
+from ampcompare.settings.config import RunConfig
 
 ARMS = ("fp32", "apex:O1", "apex:O2", "native:bf16", "half")
 

@@ -14,10 +14,10 @@ from ampcompare.experiment.launch.base import Launcher
 from ampcompare.experiment.plan import make_plan
 from ampcompare.experiment.run import SameCode, run_plan
 from ampcompare.experiment.run_directory import RunDirectory
-from ampcompare.runs.records.document import sealed_json
-from ampcompare.runs.records.run import RunRecord
-from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.script import script_config
+from ampcompare.results.records.document import sealed_json
+from ampcompare.results.records.run import RunRecord
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.script import script_config
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.experiment.launch.base import Launcher, Progress
 from ampcompare.experiment.launch.worker.cell import run_cell
 from ampcompare.experiment.single_run import verify_resume
-from ampcompare.runs.records.run import RunRecord
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.run import RunRecord
+from ampcompare.settings.config import RunConfig
 
 pytestmark = pytest.mark.integration
 

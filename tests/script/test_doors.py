@@ -10,7 +10,7 @@ import pytest
 
 from ampcompare.backends.arm import Arm
 from ampcompare.experiment.launch.script.rows import read_rows
-from ampcompare.runs.analysis.runs.declared import roles_next_to
+from ampcompare.results.analysis.pairing.declared import roles_next_to
 from tests.covering import covering
 from tests.script.doors import ARMS, DOORS, LIBRARY_DOORS, OPTIMIZERS, script_of
 

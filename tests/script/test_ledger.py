@@ -12,8 +12,8 @@ import pytest
 
 from ampcompare.backends.arm import Arm
 from ampcompare.experiment.launch.script.rows import read_rows
-from ampcompare.runs.analysis.runs.declared import roles_next_to
-from ampcompare.runs.records.ledger import Ledger
+from ampcompare.results.analysis.pairing.declared import roles_next_to
+from ampcompare.results.records.ledger import Ledger
 
 HEAD = """import sys
 import torch

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.runs.settings.recipe import ModelConfig, Recipe
+from ampcompare.settings.recipe import ModelConfig, Recipe
 from ampcompare.tasks.detection import Detection, detection
 from ampcompare.tasks.models import build_detector
 from ampcompare.tasks.networks import CenterNet

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.recipe import ModelConfig, Recipe
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.recipe import ModelConfig, Recipe
 from ampcompare.tasks.catalog import BITS_PER_BYTE, PERPLEXITY
 from ampcompare.tasks.lm import Gpt, LanguageModeling, lm
 from ampcompare.training.evaluate import Evaluation, evaluate

@@ -11,7 +11,7 @@ import pytest
 
 from ampcompare.base.environment.packages import find_module
 from ampcompare.base.errors import ConfigError
-from ampcompare.runs.settings.recipe import Recipe
+from ampcompare.settings.recipe import Recipe
 from ampcompare.tasks.catalog import check_model, check_task, torchvision_models
 from ampcompare.tasks.load import _open
 from ampcompare.tasks.torchvision_loader import load_torchvision

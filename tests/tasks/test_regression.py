@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.runs.settings.recipe import Recipe
+from ampcompare.settings.recipe import Recipe
 from ampcompare.tasks.regression import Regression, diabetes, regression
 from ampcompare.training.evaluate import Evaluation, evaluate
 from ampcompare.training.precision.base import make_precision

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.runs.records.evaluation import EpochResult
-from ampcompare.runs.records.run import StepRecord
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.evaluation import EpochResult
+from ampcompare.results.records.run import StepRecord
+from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.lm import repeated_blocks
 from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble_single

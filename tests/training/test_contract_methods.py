@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.optim import SGD
 
-from ampcompare.runs.records.run import StepRecord
+from ampcompare.results.records.run import StepRecord
 from ampcompare.tasks.classification import classification_loss
 from ampcompare.training.assemble import compiled, ready_compiler
 from ampcompare.training.ema import ModelEma

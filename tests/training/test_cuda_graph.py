@@ -14,7 +14,7 @@ from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcompare.base.errors import EnvironmentUnfit, UnsupportedCombination
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.settings.config import RunConfig
 from ampcompare.training.build_loop import WARM_UP, StepGraph, rates_on_device, refuse_unrecordable
 from ampcompare.training.loop import update
 from ampcompare.training.parallel.replication import Single

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from ampcompare.runs.records.run import StepRecord
+from ampcompare.results.records.run import StepRecord
 from ampcompare.training.policies import DivergenceDetector, weights_finite
 
 NAN, INF = math.nan, math.inf

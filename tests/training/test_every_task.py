@@ -15,9 +15,9 @@ from torch import Tensor
 
 from ampcompare.apex.amp import _amp_state
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.runs.records.evaluation import EpochResult
-from ampcompare.runs.records.run import Resumption, StepRecord
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.evaluation import EpochResult
+from ampcompare.results.records.run import Resumption, StepRecord
+from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.catalog import TASKS
 from ampcompare.tasks.data import tensors_of
 from ampcompare.tasks.task import make_task

@@ -12,8 +12,8 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import BUILT_IN
-from ampcompare.runs.analysis.runs.declared import roles_next_to
-from ampcompare.runs.records.ledger import Ledger
+from ampcompare.results.analysis.pairing.declared import roles_next_to
+from ampcompare.results.records.ledger import Ledger
 from ampcompare.training.ledger import LedgerKeeper
 from ampcompare.training.loop import update
 from ampcompare.training.parallel.replication import Single

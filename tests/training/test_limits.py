@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ampcompare.runs.records.evaluation import EpochResult
-from ampcompare.runs.records.metric import TOP1, Metric
-from ampcompare.runs.records.run import StepRecord
+from ampcompare.results.records.evaluation import EpochResult
+from ampcompare.results.records.metric import TOP1, Metric
+from ampcompare.results.records.run import StepRecord
 from ampcompare.training.policies import DivergenceDetector, EarlyStop, ScaleLimits
 
 

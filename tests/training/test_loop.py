@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.optim import SGD
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampcompare.runs.records.run import StepRecord
+from ampcompare.results.records.run import StepRecord
 from ampcompare.training.loop import Loop
 from ampcompare.training.meters import HostClock
 from ampcompare.training.parallel.replication import Single

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from ampcompare.runs.records.run import RunRecord, StepRecord, Trace, dump_json
+from ampcompare.results.records.run import RunRecord, StepRecord, Trace, dump_json
 from ampcompare.training.run_summary import MAX_LENGTH, Tracer
 
 

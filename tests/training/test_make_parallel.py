@@ -11,7 +11,7 @@ from torch import nn
 
 from ampcompare.apex.parallel import SyncBatchNorm
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.runs.settings.config import ParallelConfig
+from ampcompare.settings.config import ParallelConfig
 from ampcompare.training.assemble import make_parallel
 from ampcompare.training.parallel.replication import DDP, DP, ApexDDP, Single
 

@@ -9,8 +9,8 @@ import torch
 
 from ampcompare.apex.optimizers import FusedAdam, FusedSGD
 from ampcompare.base.errors import ConfigError, UnsupportedCombination
-from ampcompare.runs.settings.recipe import OptimizerConfig
-from ampcompare.runs.settings.validation import validate
+from ampcompare.settings.recipe import OptimizerConfig
+from ampcompare.settings.validation import validate
 from ampcompare.training.assemble import optimizer_arguments
 
 

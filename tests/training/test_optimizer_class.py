@@ -10,7 +10,7 @@ import torch
 
 from ampcompare.apex.optimizers import FusedAdam
 from ampcompare.base.errors import BackendUnavailable, ConfigError
-from ampcompare.runs.settings.optimizers import BUILT_IN
+from ampcompare.settings.optimizers import BUILT_IN
 from ampcompare.training.assemble import load_optimizer
 
 

@@ -12,9 +12,9 @@ from torch.optim import SGD
 from ampcompare.apex.parallel.LARC import LARC
 from ampcompare.base.errors import ConfigError, UnsupportedCombination
 from ampcompare.base.tensors.skippable_step import obeys_flag
-from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.recipe import OptimizerConfig
-from ampcompare.runs.settings.validation import validate
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.recipe import OptimizerConfig
+from ampcompare.settings.validation import validate
 from ampcompare.training.assemble import make_optimizer, param_groups
 from ampcompare.training.precision.base import make_precision
 from tests.covering import covering

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ampcompare.runs.records.evaluation import PrecisionResult
-from ampcompare.runs.settings.config import EVAL_PRECISIONS, RunConfig
+from ampcompare.results.records.evaluation import PrecisionResult
+from ampcompare.settings.config import EVAL_PRECISIONS, RunConfig
 from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble_single
 from ampcompare.training.hashes import weights_sha256

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ampcompare.base.tensors.skippable_step import skip_on_device
-from ampcompare.runs.records.run import StepRecord
+from ampcompare.results.records.run import StepRecord
 from ampcompare.training.policies import DivergenceDetector, Rollback, Snapshot
 from ampcompare.training.precision.base import make_precision, owned_params
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ampcompare.runs.records.evaluation import EpochResult, pack_right
-from ampcompare.runs.records.run import StepRecord
+from ampcompare.results.records.evaluation import EpochResult, pack_right
+from ampcompare.results.records.run import StepRecord
 from ampcompare.training.meters import PeakMemory
 from ampcompare.training.policies import DivergenceDetector
 from ampcompare.training.run_summary import RunMetrics

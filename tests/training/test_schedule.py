@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ampcompare.runs.settings.recipe import ScheduleConfig
+from ampcompare.settings.recipe import ScheduleConfig
 from ampcompare.training.assemble import make_schedule
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ampcompare.runs.records.evaluation import EpochResult, pack_right, unpack_samples
-from ampcompare.runs.records.run import StepRecord
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.evaluation import EpochResult, pack_right, unpack_samples
+from ampcompare.results.records.run import StepRecord
+from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.classification import Classification
 from ampcompare.tasks.in_memory import memory_data
 from ampcompare.tasks.task import make_task

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam
 
-from ampcompare.runs.records.run import StepRecord
+from ampcompare.results.records.run import StepRecord
 from ampcompare.training.loop import Loop
 from ampcompare.training.meters import HostClock
 from ampcompare.training.parallel.replication import Single

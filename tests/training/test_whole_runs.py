@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from ampcompare.runs.records.evaluation import EpochResult
-from ampcompare.runs.records.run import StepRecord
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.evaluation import EpochResult
+from ampcompare.results.records.run import StepRecord
+from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble_single
 from ampcompare.training.precision.base import make_precision

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ampcompare.runs.settings.recipe import Recipe
+from ampcompare.settings.recipe import Recipe
 from ampcompare.tasks import lm
 from ampcompare.tasks.task import make_task
 from ampcompare.training import evaluate as evaluation

@@ -1,39 +1,32 @@
-"""What a run loads from the user's side: files of code and data with their contents, variables, packages' versions.
+"""What a run uses of the user's side: its modules, the files that they name, variables, and packages' versions.
 
-A process that runs such code appends a line for each file to a list in the folder of its cell, at the moment when it
-opens it, so that processes that it has started, forked or not, add theirs, and none is lost where one is killed. At its
-end it adds the modules that it has. Files of Python, of installed packages, of the system, of caches and of ampcompare
-do not count; for packages their versions do. So do variables of the environment that a file of the user names where it
-asks for them, as `$NAME`, without their values.
+At its end, a process of a cell adds to a list in the folder of the cell: each module in `sys.modules` that is not of
+Python, an installed package or ampcompare; each file, and those in each folder, that such a module or the settings of
+the cell name in quotes, as `"data.npy"`; each variable of the environment that a module asks for, as `$NAME`, without
+its value. What was written while the process ran is no input of it. For packages their versions count.
 
 A file has a name that does not change when its project is copied elsewhere: its path below the folder of the script,
 or below the entry of the search path where it was found; else it starts with `..`, or is a full path.
-
-Python calls a hook for every audited event, such as `id(x)`, and cannot remove it. So a process has one hook for all
-functions, however many come and go, whose first statement ends it at other events: 0.25 us for a call of `id`, which
-takes 0.03 without; a second hook, which looked at its own state first, took 0.8 more (Python 3.11, a busy machine).
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
+import itertools
 import json
 import os
 import re
-import stat
 import sys
 import sysconfig
 import tempfile
-import threading
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
-from typing import Any
 
-from ampcompare.base.environment.packages import installed_version
+from ampcompare.base.environment.packages import versions_since
 from ampcompare.base.files.run_files import CellFile, RunFile
+from ampcompare.base.files.snapshot import files_below, is_of_tools, snapshot, state_of
 from ampcompare.base.secrets import is_secret_name, mask
 
 __all__ = [
@@ -44,10 +37,7 @@ __all__ = [
     "changed_code",
     "differing_files",
     "digest_of",
-    "distributions_of",
-    "end_watch",
     "read_loaded",
-    "watch_code",
 ]
 
 CODE = (
@@ -56,14 +46,13 @@ CODE = (
 )
 SETTINGS = (".yaml", ".yml", ".toml", ".ini", ".cfg", ".gin", ".jsonnet", ".libsonnet")
 DIGITS = 16
-MAX_DATA = 1000  # files of data that a process notes
+MAX_DATA = 1000  # files that a process names
 MIN_REMEMBERED_BYTES = 2**14  # a smaller file is read again faster than it is looked up
 MAX_WHOLE_BYTES = 2**28  # of a larger file, blocks of it are read
 BLOCK_BYTES = 2**20
 BLOCKS = 64
+CHANGING = "changed while it ran"  # in place of the digest of a file that may not be what was loaded
 SYSTEM = ("/etc/", "/usr/", "/bin/", "/sbin/", "/lib", "/sys/", "/run/", "/var/lib/", "/var/cache/", "/dev/", "/proc/")
-TRACKERS = ("mlruns", "wandb")  # folders of experiment trackers
-METADATA = (".dist-info", ".egg-info")  # folders that any look for plugins reads
 # Variables that say where and by whom a run is started, or that its launcher sets.
 ANYWHERE = re.compile(
     r"AMPCOMPARE_\w+|(LOCAL_|GROUP_|ROLE_|NODE_)?(RANK|WORLD_SIZE)|\w*_RANK|\w*_WORLD_SIZE|MASTER_\w+|TORCHELASTIC_\w+"
@@ -71,7 +60,6 @@ ANYWHERE = re.compile(
     r"|PYTHON\w*|VIRTUAL_ENV|CONDA_\w+|PATH|HOME|USER|LOGNAME|HOST|HOSTNAME|PWD|OLDPWD|SHELL|SHLVL|TERM|COLUMNS|LINES|_"
     r"|DISPLAY|LANG|LANGUAGE|LC_\w+|TZ|TMPDIR|TEMP|TMP|XDG_\w+|SSH_\w+|CI|GITHUB_\w+|(WANDB|MLFLOW|COMET|NEPTUNE)_\w+"
 )
-WRITING = os.O_WRONLY | os.O_RDWR
 MAX_UP = 2  # folders above that of the script which a copy of its project is taken to include
 GENERATED = ("torchinductor_", f"{os.sep}.triton{os.sep}", "__pycache__", "torch_extensions")
 PACKAGE = str(Path(__file__).resolve().parents[2]) + os.sep
@@ -80,12 +68,14 @@ PYTHON = tuple(
     | {os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib")}
 )
 INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
-LATE_PACKAGES = ("numpy", "torchvision")  # torch or ampcompare may have loaded them before a script does
 # What code says to ask for a variable: os.environ["LR"], environ.get("LR"), os.getenv("LR"), "LR" in os.environ.
 ASKED = re.compile(
     r"""(?:\benviron\s*(?:\.\s*(?:get|setdefault|pop)\s*\(|\[)|\bgetenv\s*\()\s*["'](\w+)["']"""
     r"""|["'](\w+)["']\s+(?:not\s+)?in\s+(?:os\s*\.\s*)?environ\b"""
 )
+
+
+QUOTED = re.compile(r"""["']([^"'\n]{1,256})["']""")
 
 
 @dataclass
@@ -140,7 +130,7 @@ def _digest_of_variable(value: str | None) -> str:
 
 
 class CodeWatch:
-    """Notes what this process, and those that it forks, load from now on.
+    """Records at the end of this process what it has used.
 
     Args:
         folder: of the cell, which gets the list.
@@ -148,204 +138,85 @@ class CodeWatch:
     """
 
     def __init__(self, folder: Path, base: Path) -> None:
-        self._list = str(folder / CellFile.LOADED)
+        self._folder = folder
         own = os.path.realpath(folder)
         cells = os.path.dirname(own)
         self._own = os.path.join(cells if os.path.basename(cells) == RunFile.CELLS else own, "")
         self._names = Names(base)
-        self._here = os.path.join(os.getcwd(), "")
+        self._here = os.getcwd()
+        self._roots = (self._names.base, os.path.join(self._here, ""))
         self._environment = dict(os.environ)
-        self._variables: set[str] = set()
-        self._data = 0
-        self._seen: set[str] = set()
-        self._busy: set[int] = set()  # threads inside of the hook: what it opens itself does not count
-        self._at_start = {name.partition(".")[0] for name in list(sys.modules)} - set(LATE_PACKAGES)
-
-    def audit(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Note the file of code, settings or data that is read, and of scripts that are started."""
-        if event == "open":
-            path, mode, flags = arguments
-            writes = (isinstance(flags, int) and flags & WRITING) or (isinstance(mode, str) and set(mode) & set("wax+"))
-            if isinstance(path, str | bytes | os.PathLike) and not writes:
-                self._note(os.fsdecode(path))
-        elif event == "subprocess.Popen":
-            words = arguments[1]
-            for word in words if isinstance(words, list | tuple) else ():
-                if isinstance(word, str) and word.endswith(".py"):
-                    self._note(word)
+        self._modules = frozenset(sys.modules)
+        self._start = time.time_ns()
+        self._before = snapshot(self._names.base)
 
     def end(self) -> None:
-        """Add the modules that are loaded, the variables that code asks for, and the versions of packages."""
-        for module in list(sys.modules.values()):
-            file = getattr(module, "__file__", None)
-            if isinstance(file, str) and (".." in file or is_users_code(file)):
-                self._note(file)
-        thread = threading.get_ident()
-        self._busy.add(thread)
-        try:
-            for path in self._seen:
+        """Add the modules that are loaded, the files and variables that they name, and the versions of packages."""
+        rows: list[dict[str, str]] = []
+        config = self._folder / CellFile.CONFIG
+        texts = {self._names.base: config.read_text(encoding="utf-8")} if config.exists() else {}
+        modules = {os.path.normpath(os.path.join(self._here, file)) for file in _module_files()}
+        for path in sorted(filter(self._is_users, modules)):
+            if (digest := digest_of(path)) is not None:
+                has_changed = path in self._before and self._before[path] != state_of(path)
+                rows.append({"file": self._names.of(path), "sha256": CHANGING if has_changed else digest})
                 if path.endswith(".py"):
-                    self._add_variables(Path(path).read_text(encoding="utf-8", errors="replace"))
-            for name, version in self._packages():
-                self._add({"package": name, "version": version})
-        finally:
-            self._busy.discard(thread)
-
-    def _note(self, file: str) -> None:
-        path = os.path.abspath(file)
-        folder, name = os.path.split(path)
-        if os.path.basename(folder) == "__pycache__":  # an import reads the compiled form
-            path = os.path.join(os.path.dirname(folder), f"{name.partition('.')[0]}.py")
-        thread = threading.get_ident()
-        if path in self._seen or thread in self._busy or not self._counts(path):
-            return
-        self._seen.add(path)
-        self._data += not path.endswith(CODE)
-        self._busy.add(thread)
+                    texts[path] = Path(path).read_text(encoding="utf-8", errors="replace")
+        data = {file for path, text in texts.items() for file in self._named_files(text, os.path.dirname(path))}
+        for path in sorted(data - modules)[:MAX_DATA]:
+            if (digest := digest_of(path)) is not None:
+                rows.append({"file": self._names.of(path), "sha256": digest})
+        rows += self._variables("\n".join(texts.values()))
+        rows += [{"package": name, "version": version} for name, version in versions_since(self._modules)]
+        text = "".join(json.dumps(row) + "\n" for row in rows)
         try:
-            digest = digest_of(path)
-            if digest is None:  # it may be made later
-                self._seen.discard(path)
-            else:
-                self._add({"file": self._names.of(path), "sha256": digest})
-        finally:
-            self._busy.discard(thread)
+            with (self._folder / CellFile.LOADED).open("ab", buffering=0) as file:  # processes may end at the same time
+                file.write(text.encode())
+        except OSError:  # a full disk must not end the training
+            return
 
-    def _add_variables(self, text: str) -> None:
-        """Add the variables that a file of the user asks for, with the values that they had at the start."""
-        for name in sorted({one or other for one, other in ASKED.findall(text)} - self._variables):
-            self._variables.add(name)
+    def _is_users(self, path: str) -> bool:
+        is_temporary = path.startswith(os.path.join(tempfile.gettempdir(), "tmp")) and not self._root_of(path)
+        return is_users_code(path) and not path.startswith(self._own) and not is_temporary
+
+    def _root_of(self, path: str) -> str:
+        """Return the folder of the script or of the run, if a path is below it."""
+        return next((root for root in self._roots if path.startswith(root)), "")
+
+    def _named_files(self, text: str, folder: str) -> Iterator[str]:
+        """Yield the files that a text names, from the folder of its file, the base or the working directory.
+
+        An option of a command line ends with the name, as in `--data=points.npy`. In a folder, code does not count.
+        """
+        for quoted in sorted(set(QUOTED.findall(text))):
+            name = os.path.expanduser(quoted.rpartition("=")[2])
+            if not name.strip("./"):
+                continue
+            for path in {os.path.normpath(os.path.join(root, name)) for root in (folder, *self._roots)}:
+                if os.path.isfile(path):
+                    yield from filter(self._is_input, (path,))
+                elif not any(root.startswith(os.path.join(path, "")) for root in self._roots):
+                    files = (file for file in files_below(path) if not file.endswith(CODE))
+                    yield from filter(self._is_input, itertools.islice(files, MAX_DATA))
+
+    def _is_input(self, path: str) -> bool:
+        root = self._root_of(path)
+        is_others = any(map(is_of_tools, path[len(root) :].split(os.sep))) or (not root and path.startswith(SYSTEM))
+        return self._is_users(path) and not is_others and state_of(path)[0] < self._start
+
+    def _variables(self, text: str) -> Iterator[dict[str, str]]:
+        """Yield the variables that a text asks for, with the values that they had at the start."""
+        for name in sorted({one or other for one, other in ASKED.findall(text)}):
             value = self._environment.get(name)
             is_known = ANYWHERE.fullmatch(name) or is_secret_name(name) or (value is not None and mask(value) != value)
             if not is_known:
-                self._add({"file": f"${name}", "sha256": _digest_of_variable(value)})
-
-    def _counts(self, path: str) -> bool:
-        if not is_users_code(path) or path.startswith(self._own):
-            return False
-        base = self._names.base
-        here = next((root for root in (base, self._here) if path.startswith(root)), "")
-        if not here and path.startswith(_temporary()):
-            return False
-        if path.endswith(CODE):
-            return True
-        if not here and path.startswith(SYSTEM):
-            return False
-        folders = path[len(here) :].split(os.sep)
-        if any(name.startswith(".") or name.endswith(METADATA) or name in TRACKERS for name in folders):
-            return False
-        if self._data >= MAX_DATA:
-            return False
-        try:
-            return stat.S_ISREG(os.stat(path).st_mode)
-        except OSError:
-            return False
-
-    def _add(self, line: dict[str, str]) -> None:
-        data = json.dumps(line).encode() + b"\n"
-        try:
-            descriptor = os.open(self._list, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        except OSError:  # a full disk must not end the training
-            return
-        try:
-            os.write(descriptor, data)
-        except OSError:
-            pass
-        finally:
-            os.close(descriptor)
-
-    def _packages(self) -> Iterable[tuple[str, str]]:
-        tops: set[str] = set()
-        for name, module in list(sys.modules.items()):
-            top = name.partition(".")[0]
-            if top in self._at_start or top in tops:
-                continue
-            file = getattr(module, "__file__", None)
-            if isinstance(file, str) and any(part in file for part in INSTALLED):
-                tops.add(top)
-        late = tops.intersection(LATE_PACKAGES)  # whose distributions have their names
-        for name in sorted(late):
-            if (version := installed_version(name)) is not None:
-                tops.discard(name)
-                yield name, version
-        if not tops:
-            return
-        others = _needed_anyway() | late
-        for distribution in sorted(distributions_of(tops)):
-            if _plain(distribution) not in others and (version := installed_version(distribution)) is not None:
-                yield distribution, version
+                yield {"file": f"${name}", "sha256": _digest_of_variable(value)}
 
 
-def distributions_of(tops: Iterable[str]) -> set[str]:
-    """Return the names of the distributions that installed a module or package of one of these names.
-
-    `metadata.packages_distributions` says the same of all names, and makes a path of each installed file for it: 0.6 s
-    with 70 distributions, at the end of each cell.
-    """
-    wanted, found = set(tops), set()
-    names = "|".join(map(re.escape, sorted(wanted)))
-    listed = re.compile(rf'^"?(?:{names})(?:/[^\n]*|\.[\w-]+)?\.(?:py|so|pyd)"?,', re.MULTILINE)
-    for distribution in metadata.distributions():
-        declared = distribution.read_text("top_level.txt")
-        if declared:
-            brings = not wanted.isdisjoint(declared.split())
-        elif record := distribution.read_text("RECORD"):
-            brings = listed.search(record) is not None
-        else:  # no wheel
-            files = distribution.files or ()
-            brings = any(file.suffix == ".py" and file.with_suffix("").parts[0] in wanted for file in files)
-        if brings:
-            found.add(distribution.metadata["Name"])
-    return found
-
-
-def _needed_anyway() -> set[str]:
-    """Return the distributions that torch and ampcompare load for themselves, by their plain names."""
-    needed: set[str] = set()
-    for name in ("torch", "ampcompare"):
-        try:
-            requirements = metadata.requires(name) or []
-        except metadata.PackageNotFoundError:
-            continue
-        always = [text for text in requirements if "extra ==" not in text]
-        needed |= {_plain(found[0]) for text in always if (found := re.match(r"[\w.-]+", text))}
-    return needed - set(LATE_PACKAGES)
-
-
-def _plain(distribution: str) -> str:
-    return re.sub(r"[-_.]+", "-", distribution).lower()
-
-
-def watch_code(folder: Path, base: Path) -> CodeWatch:
-    """Note from now on what this process loads for a cell, and no longer for an earlier one."""
-    global _is_installed, _watch
-    _temporary()  # found now: a hook that looks for it would wait for the lock of the one who does
-    _watch = watch = CodeWatch(folder, base)
-    if not _is_installed:
-        _is_installed = True
-        sys.addaudithook(_hook)
-    return watch
-
-
-def end_watch() -> None:
-    """Note no longer what this process loads."""
-    global _watch
-    _watch = None
-
-
-_watch: CodeWatch | None = None
-_is_installed = False  # Python cannot remove a hook
-
-
-def _hook(event: str, arguments: tuple[Any, ...]) -> None:
-    # It runs inside of what it listens to, in any thread, so it may neither take a lock nor raise.
-    if (event == "open" or event == "subprocess.Popen") and (watch := _watch) is not None:
-        watch.audit(event, arguments)
-
-
-@functools.cache
-def _temporary() -> str:
-    return os.path.join(tempfile.gettempdir(), "tmp")
+def _module_files() -> Iterator[str]:
+    for module in list(sys.modules.values()):
+        if isinstance(file := getattr(module, "__file__", None), str):
+            yield file
 
 
 def is_users_code(path: str) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import PurePosixPath
 
-__all__ = ["CellFile", "RunFile", "file_of_cell", "log_name"]
+__all__ = ["CellFile", "RunFile", "file_of_cell", "is_run_directory", "log_name"]
 
 
 class RunFile:
@@ -61,3 +62,8 @@ def file_of_cell(cell: str, name: str) -> PurePosixPath:
 def log_name(rank: int) -> str:
     """Return the name of the file that holds the output of a rank."""
     return CellFile.LOG if rank == 0 else f"rank{rank}.log"
+
+
+def is_run_directory(folder: str) -> bool:
+    """Return whether a folder is one, by what lies in it."""
+    return os.path.exists(os.path.join(folder, RunFile.PLAN)) or os.path.isdir(os.path.join(folder, RunFile.CELLS))

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Literal
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.base.files.run_files import RunFile
+from ampcompare.base.files.run_files import is_run_directory
 
 __all__ = ["WorkingCopies"]
 
@@ -97,8 +97,7 @@ class WorkingCopies:
 
     def _is_linked(self, path: str) -> bool:
         is_environment = os.path.exists(os.path.join(path, "pyvenv.cfg"))
-        is_run = os.path.exists(os.path.join(path, RunFile.PLAN)) or os.path.isdir(os.path.join(path, RunFile.CELLS))
-        return path in self._shared or os.path.basename(path) in LINKED or is_environment or is_run
+        return path in self._shared or os.path.basename(path) in LINKED or is_environment or is_run_directory(path)
 
     def _check_size(self, path: str, size: int) -> None:
         self._bytes += size

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ampcompare.base.tensors.products import dtype_name
 from ampcompare.diagnosis.profiling.marks import Marks
-from ampcompare.runs.records.profile import Held, Memory
+from ampcompare.results.records.profile import Held, Memory
 
 __all__ = ["Block", "Ledger"]
 

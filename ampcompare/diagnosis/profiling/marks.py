@@ -22,7 +22,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from ampcompare.base.patches import Layer, Subscriptions
 from ampcompare.diagnosis.profiling.trace import MODULE, PHASE, STEP
 from ampcompare.diagnosis.sites import Sites
-from ampcompare.runs.records.profile import Phase
+from ampcompare.results.records.profile import Phase
 
 __all__ = ["Marks"]
 

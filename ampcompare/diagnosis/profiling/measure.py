@@ -28,7 +28,7 @@ from ampcompare.diagnosis.loops import Conditions, Enough, trained_under
 from ampcompare.diagnosis.profiling.step_profiler import Measured, StepProfiler, Steps
 from ampcompare.diagnosis.profiling.trace import Account
 from ampcompare.diagnosis.profiling.watch import ProductShape, Seen, missed_sizes, repeated_casts
-from ampcompare.runs.records.profile import (
+from ampcompare.results.records.profile import (
     ArmProfile,
     Communication,
     Layer,
@@ -41,7 +41,7 @@ from ampcompare.runs.records.profile import (
     Sync,
     WorkKind,
 )
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.settings.config import RunConfig
 from ampcompare.training.device import resolve_device, synchronize
 from ampcompare.training.precision.base import Precision, PrecisionWrapper, StepOutcome
 from ampcompare.training.precision.cpu_half import cpu_half

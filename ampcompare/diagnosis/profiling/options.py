@@ -7,9 +7,9 @@ from pathlib import Path
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.files.run_files import RunFile
-from ampcompare.runs.records.profile import ArmProfile
-from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.examination import ScriptRequest, examine_in_child
+from ampcompare.results.records.profile import ArmProfile
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.examination import ScriptRequest, examine_in_child
 
 __all__ = ["ProfileOptions", "ProfileRequest", "profile_in_child"]
 

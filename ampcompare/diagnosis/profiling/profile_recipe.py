@@ -17,10 +17,10 @@ from ampcompare.diagnosis.loops import recipe_loop
 from ampcompare.diagnosis.profiling.measure import Loop, ProfiledPrecision, measure_loop, profile_of
 from ampcompare.diagnosis.profiling.reasons import BATCH, work_of
 from ampcompare.diagnosis.profiling.step_profiler import Steps
-from ampcompare.runs.records.profile import ArmProfile, Trial
-from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.examination import answering_errors
-from ampcompare.runs.settings.validation import validate
+from ampcompare.results.records.profile import ArmProfile, Trial
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.examination import answering_errors
+from ampcompare.settings.validation import validate
 from ampcompare.training.assemble import cpu_half_of
 from ampcompare.training.device import resolve_device
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from ampcompare.diagnosis.profiling.trace import is_half
-from ampcompare.runs.records.profile import ArmProfile, Product, Profile, Reason, Sync, Trial
+from ampcompare.results.records.profile import ArmProfile, Product, Profile, Reason, Sync, Trial
 
 __all__ = ["BATCH", "deciding", "find_reasons", "headline_of", "with_reasons"]
 

@@ -27,7 +27,7 @@ from ampcompare.diagnosis.profiling.ledger import Block, Ledger
 from ampcompare.diagnosis.profiling.marks import Marks
 from ampcompare.diagnosis.profiling.trace import Account, read_trace
 from ampcompare.diagnosis.profiling.watch import Seen, StepSight
-from ampcompare.runs.records.profile import Memory, Phase
+from ampcompare.results.records.profile import Memory, Phase
 
 __all__ = ["Measured", "StepProfiler", "Steps"]
 

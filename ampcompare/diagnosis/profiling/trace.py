@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ampcompare.runs.records.profile import PHASES, Phase, WorkKind
+from ampcompare.results.records.profile import PHASES, Phase, WorkKind
 
 __all__ = [
     "MODULE",

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
-from ampcompare.runs.records.metric import metrics_of
-from ampcompare.runs.records.run import RunRecord
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.metric import metrics_of
+from ampcompare.results.records.run import RunRecord
+from ampcompare.settings.config import RunConfig
 
 __all__ = [
     "ChoosingLauncher",

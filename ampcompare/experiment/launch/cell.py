@@ -21,7 +21,7 @@ from ampcompare.experiment.launch.base import Launcher
 from ampcompare.experiment.launch.cell_files import progress_writer, read_config
 from ampcompare.experiment.launch.local import ExternalLauncher, LocalLauncher
 from ampcompare.experiment.launch.stop_signal import end_signals, held_signals
-from ampcompare.runs.records.run import RunRecord, read_record
+from ampcompare.results.records.run import RunRecord, read_record
 
 __all__ = ["command_of", "train_cell", "train_cells"]
 

@@ -16,24 +16,26 @@ from pathlib import Path
 import psutil
 
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit
-from ampcompare.base.files.loaded_code import Names, digest_of, read_loaded
+from ampcompare.base.files.loaded_code import Names, read_loaded
 from ampcompare.base.files.run_files import CellFile, RunFile, log_name
+from ampcompare.base.files.snapshot import is_of_tools, snapshot
 from ampcompare.base.files.write import write_atomically
 from ampcompare.base.processes.sandbox import Sandbox, Written, remove_tree, sandboxed
 from ampcompare.base.secrets import mask
 from ampcompare.experiment.launch.base import Progress
-from ampcompare.runs.records.document import sealed_json
-from ampcompare.runs.records.run import RunRecord, dump_json
-from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.validation import validate
+from ampcompare.results.records.document import sealed_json
+from ampcompare.results.records.run import RunRecord, dump_json
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.validation import validate
 
 __all__ = [
     "announce_cell",
     "archive_checkpoints",
     "archive_previous",
+    "code_folder",
     "continue_steps",
     "earlier_files",
-    "inputs_among",
+    "files_of_other_cells",
     "last_lines",
     "log_tail",
     "make_cell_folder",
@@ -105,6 +107,29 @@ def earlier_files(folder: Path) -> Callable[[], list[str]]:
     return read
 
 
+def files_of_other_cells(config: RunConfig) -> Callable[[], list[str]]:
+    """Return a function that names the files of other cells that a cell could read, and remembers those it has written.
+
+    They lie in folders of `--allow-writes`, which all cells share; hidden ones, such as `~/.cache`, do not count.
+    """
+    folders = [path for path in map(os.path.abspath, config.allow_writes) if not any(map(is_of_tools, path.split("/")))]
+
+    def read() -> dict[str, tuple[int, int]]:
+        return {path: state for folder in folders for path, state in snapshot(folder).items()}
+
+    before = read()
+    readable = [path for path, state in before.items() if _left_by_cells.get(path) == state]
+
+    def end() -> list[str]:
+        _left_by_cells.update({path: state for path, state in read().items() if before.get(path) != state})
+        return readable
+
+    return end
+
+
+_left_by_cells: dict[str, tuple[int, int]] = {}  # of this process, in folders that they share
+
+
 @contextlib.contextmanager
 def sandboxed_cell(config: RunConfig, folder: Path) -> Iterator[Sandbox]:
     """Yield the sandbox of a cell's processes; an open one if they run no code of the user.
@@ -173,7 +198,7 @@ def archive_previous(folder: Path) -> None:
 
 def without_written(record: RunRecord, folder: Path, written: Sequence[Written]) -> RunRecord:
     """Return the record of a cell, written again if files count as its code that it has made itself."""
-    names = _names_of(record)
+    names = Names(code_folder(record.config))
     own = {names.of(one.path) for one in written}
     code = {name: digest for name, digest in (record.code or {}).items() if name not in own}
     if code != (record.code or {}):
@@ -182,18 +207,9 @@ def without_written(record: RunRecord, folder: Path, written: Sequence[Written])
     return record
 
 
-def _names_of(record: RunRecord) -> Names:
-    return Names(Path.cwd() if record.config.script is None else record.config.script.folder)
-
-
-def inputs_among(record: RunRecord, written: Sequence[Written]) -> list[str]:
-    """Return the files of the user that the cell of a record read as they are, and wrote afterwards."""
-    names, code = _names_of(record), record.code or {}
-    return [
-        one.path
-        for one in written
-        if one.how == "changed" and digest_of(one.path) in code.get(names.of(one.path), "").split("|")
-    ]
+def code_folder(config: RunConfig) -> Path:
+    """Return the folder to which the names of a run's own files are relative."""
+    return Path.cwd() if config.script is None else config.script.folder
 
 
 def with_code(record: RunRecord, folder: Path) -> RunRecord:

@@ -14,8 +14,8 @@ from ampcompare.experiment.launch.local import ExternalLauncher, LocalLauncher
 from ampcompare.experiment.launch.places import ANYWHERE, Place, Places
 from ampcompare.experiment.launch.ray import RayLauncher
 from ampcompare.experiment.launch.slurm import SlurmLauncher
-from ampcompare.runs.records.run import RunRecord
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.run import RunRecord
+from ampcompare.settings.config import RunConfig
 
 __all__ = ["DispatchingLauncher", "LauncherPool", "launcher_at", "make_launcher"]
 

@@ -21,9 +21,9 @@ from ampcompare.experiment.launch.cell_files import (
     write_record,
 )
 from ampcompare.experiment.launch.places import ANYWHERE, VARIABLE, Place
-from ampcompare.runs.records.run import RunRecord, read_record
-from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.recipe import Recipe
+from ampcompare.results.records.run import RunRecord, read_record
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.recipe import Recipe
 from ampcompare.tasks.catalog import TASKS, TORCHVISION_FILES
 
 __all__ = ["ForkedLauncher", "worker_environment"]

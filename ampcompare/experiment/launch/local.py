@@ -15,9 +15,9 @@ from ampcompare.experiment.launch.cell_files import archive_previous, write_conf
 from ampcompare.experiment.launch.forked import ForkedLauncher
 from ampcompare.experiment.launch.multi_process import MultiProcessLauncher
 from ampcompare.experiment.launch.places import ANYWHERE, Place
-from ampcompare.runs.records.run import FellBack, RunRecord
-from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.validation import validate
+from ampcompare.results.records.run import FellBack, RunRecord
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.validation import validate
 
 __all__ = ["ExternalLauncher", "LocalLauncher"]
 

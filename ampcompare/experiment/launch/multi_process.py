@@ -32,8 +32,8 @@ from ampcompare.experiment.launch.cell_files import (
 from ampcompare.experiment.launch.forked import worker_environment
 from ampcompare.experiment.launch.places import ANYWHERE, Place
 from ampcompare.experiment.launch.start_ranks import RANK_MODULE, Request
-from ampcompare.runs.records.run import RunRecord, read_record
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.run import RunRecord, read_record
+from ampcompare.settings.config import RunConfig
 
 __all__ = ["MultiProcessLauncher", "StoppedProcesses"]
 

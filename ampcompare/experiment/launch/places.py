@@ -11,8 +11,8 @@ from pathlib import Path
 
 from ampcompare.base.environment.gpus import Gpu, local_cores, visible_gpus
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit
-from ampcompare.runs.records.run import Placement, RunRecord
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.run import Placement, RunRecord
+from ampcompare.settings.config import RunConfig
 
 __all__ = ["ANYWHERE", "VARIABLE", "Place", "Places", "find_places", "with_place"]
 

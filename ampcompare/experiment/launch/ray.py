@@ -31,8 +31,8 @@ from ampcompare.experiment.launch.cell_files import (
 )
 from ampcompare.experiment.launch.local import LocalLauncher
 from ampcompare.experiment.launch.places import ANYWHERE, Place, find_places
-from ampcompare.runs.records.run import RunRecord, read_record
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.run import RunRecord, read_record
+from ampcompare.settings.config import RunConfig
 
 __all__ = ["RayLauncher", "require_ray"]
 

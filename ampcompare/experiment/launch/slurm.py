@@ -34,8 +34,8 @@ from ampcompare.experiment.launch.base import Progress, QueueLauncher, failed_re
 from ampcompare.experiment.launch.cell import train_cells
 from ampcompare.experiment.launch.cell_files import announce_cell, last_lines, log_tail, progress_reader, write_record
 from ampcompare.experiment.launch.forked import worker_environment
-from ampcompare.runs.records.run import RunRecord, read_record
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.run import RunRecord, read_record
+from ampcompare.settings.config import RunConfig
 
 __all__ = ["SlurmLauncher", "active_jobs", "how_ended", "parse_slurm_options", "require_slurm", "train_in_job"]
 

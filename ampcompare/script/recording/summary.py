@@ -13,9 +13,9 @@ from typing import Any
 from ampcompare.base.errors import RecordError
 from ampcompare.base.files.read import FileFault, open_regular, parse_json, read_text
 from ampcompare.base.formatting import format_count, printable
-from ampcompare.runs.records.document import to_float
-from ampcompare.runs.report.base import MAX_LINE
-from ampcompare.runs.report.document import Document, Facts, Section, Step, Table, Text
+from ampcompare.results.records.document import to_float
+from ampcompare.results.report.base import MAX_LINE
+from ampcompare.results.report.document import Document, Facts, Section, Step, Table, Text
 
 __all__ = [
     "FORMAT",

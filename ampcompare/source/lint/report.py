@@ -76,7 +76,7 @@ class Report(Shown):
     files: int = 0
     fixed: int = 0
 
-    _view: ClassVar[str] = "ampcompare.runs.report.html.notebook:lint_view"
+    _view: ClassVar[str] = "ampcompare.results.report.html.notebook:lint_view"
 
     def rows(self) -> list[tuple[str, str, str, str, str]]:
         """Return the place, code, level, message and remedy of each finding."""

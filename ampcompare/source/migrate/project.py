@@ -71,7 +71,7 @@ class FileMigration(Shown):
         found = [] if self.migration is None else self.migration.findings
         return sum(each.kind == BY_HAND for each in found)
 
-    _view: ClassVar[str] = "ampcompare.runs.report.html.notebook:migration_view"
+    _view: ClassVar[str] = "ampcompare.results.report.html.notebook:migration_view"
 
     def summary(self) -> str:
         """Return what becomes of the file, in one line."""

@@ -1,1 +1,1 @@
-"""Checkpoints as files: written so that none is ever half there, read without running what they hold, converted."""
+"""Checkpoints as files: the state of a run, written whole, read without running anything, converted."""

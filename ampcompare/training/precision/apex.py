@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from ampcompare.backends.apex_levels import LEVELS, select_engine
 from ampcompare.base.errors import BackendUnavailable
-from ampcompare.runs.records.run import EngineInfo
+from ampcompare.results.records.run import EngineInfo
 from ampcompare.training.precision.base import NO_CONTEXT, FixedOutcome, LateOutcomes, Precision, Prepared, StepOutcome
 from ampcompare.training.precision.keep_fp32 import kept_in_fp32, without_casts
 

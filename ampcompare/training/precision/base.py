@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import require_unique
 from ampcompare.base.errors import BackendUnavailable, ConfigError, PreparationError
-from ampcompare.runs.records.run import EngineInfo
+from ampcompare.results.records.run import EngineInfo
 
 __all__ = [
     "NO_CONTEXT",

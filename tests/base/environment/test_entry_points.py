@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ampcompare.base.environment.packages import entry_points, installed_version
+from ampcompare.base.environment.packages import distributions_of, entry_points, installed_version
 
 
 def install(folder: Path, name: str) -> None:
@@ -40,3 +40,19 @@ def test_metadata_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(importlib.metadata, "version")
     assert installed_version("pytest") == pytest.__version__
     assert entry_points("another.group") == []
+
+
+def test_a_module_leads_to_the_distribution_that_installed_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `importlib.metadata` maps them; also from a list of names, and to a module that is compiled."""
+    known = importlib.metadata.packages_distributions()
+    assert distributions_of(["yaml", "numpy"]) == {*known["yaml"], *known["numpy"]}
+    assert distributions_of(known) == {one for names in known.values() for one in names}
+    for name, file, text in (
+        ("a", "RECORD", "fast.cpython-311-x86_64-linux-gnu.so,,\n"),
+        ("b", "top_level.txt", "fast\n"),
+    ):
+        (tmp_path / f"{name}-1.dist-info").mkdir()
+        (tmp_path / f"{name}-1.dist-info" / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+        (tmp_path / f"{name}-1.dist-info" / file).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert distributions_of(["fast", "fas"]) == {"a", "b"}

@@ -17,7 +17,7 @@ from ampcompare.experiment.launch.local import ExternalLauncher, LocalLauncher
 from ampcompare.experiment.launch.multi_process import MultiProcessLauncher
 from ampcompare.experiment.launch.worker import cell as worker
 from ampcompare.experiment.launch.worker.rank import local_device, open_store, process_group
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.settings.config import RunConfig
 from ampcompare.training.process_group import choose_backend
 
 TORCHRUN = {

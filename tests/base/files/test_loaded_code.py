@@ -5,28 +5,15 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import runpy
-import subprocess
 import sys
-import zipfile
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from ampcompare.base.files import loaded_code
-from ampcompare.base.files.loaded_code import (
-    changed_code,
-    differing_files,
-    digest_of,
-    distributions_of,
-    end_watch,
-    read_loaded,
-    watch_code,
-)
+from ampcompare.base.files.loaded_code import CodeWatch, changed_code, differing_files, digest_of, read_loaded
 
 
 @pytest.fixture
@@ -37,102 +24,75 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (folder / "nets" / "deep" / "block.py").write_text("WIDTH = 8\n")  # namespace packages: no __init__.py
     (folder / "late.py").write_text("X = 1\n")
     monkeypatch.chdir(folder)
+    monkeypatch.setattr(loaded_code, "PACKAGE", str(Path(__file__).parents[3]))  # with the tests themselves
     monkeypatch.syspath_prepend(str(folder))
     known = set(sys.modules)
     yield folder
-    end_watch()
     for name in set(sys.modules) - known:
         del sys.modules[name]
 
 
-def _cell(tmp_path: Path) -> Path:
-    cell = tmp_path / "cell"
-    cell.mkdir(exist_ok=True)
-    return cell
+@pytest.fixture
+def cell(tmp_path: Path) -> Path:
+    """The folder of a cell."""
+    folder = tmp_path / "cell"
+    folder.mkdir()
+    return folder
 
 
-def test_every_way_to_load_a_file_counts(project: Path, tmp_path: Path) -> None:
-    """Imports of submodules, `runpy`, `exec` of a text that was read, modules by path, started scripts and settings."""
-    for name in ("ran", "read", "by_path", "started"):
-        (project / f"{name}.py").write_text("Y = 2\n")
-    (project / "settings.yaml").write_text("lr: 0.1\n")
-    cell = _cell(tmp_path)
-    watch_code(cell, project)
-    importlib.import_module("nets.deep.block")
-    runpy.run_path("ran.py")
-    exec((project / "read.py").read_text(), {})
-    spec = importlib.util.spec_from_file_location("anything", project / "by_path.py")
+def _import(path: Path) -> None:
+    """Import a file that no search path holds, as `__main__` and the modules of a config are."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
-    spec.loader.exec_module(importlib.util.module_from_spec(spec))
-    subprocess.run(["true", "started.py"], check=True)
-    (project / "settings.yaml").read_text()
-    expected = ["by_path.py", "nets/deep/block.py", "ran.py", "read.py", "settings.yaml", "started.py"]
+    sys.modules[path.stem] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+
+def test_modules_and_the_files_that_they_name_count(project: Path, cell: Path) -> None:
+    """Namespace packages, modules by path, texts that are executed, scripts that are started, and settings."""
+    for name in ("read", "started", "unused"):
+        (project / f"{name}.py").write_text("Y = 2\n")
+    (project / "settings.yaml").write_text("lr: 0.1\n")
+    (project / "by_path.py").write_text(
+        "import subprocess\nfrom pathlib import Path\nexec(Path('read.py').read_text())\n"
+        "subprocess.run(['true', 'started.py'])\nsettings = 'settings.yaml'\n"
+    )
+    watch = CodeWatch(cell, project)
+    importlib.import_module("nets.deep.block")
+    _import(project / "by_path.py")
+    watch.end()
+    expected = ["by_path.py", "nets/deep/block.py", "read.py", "settings.yaml", "started.py"]
     assert list(read_loaded(cell).files) == expected
 
 
-def test_watches_share_one_hook_and_end(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python cannot remove a hook, so a second is never added; the file goes to the last watch alone."""
-    hooks: list[Any] = []
-    monkeypatch.setattr(sys, "addaudithook", hooks.append)
-    monkeypatch.setattr(loaded_code, "_is_installed", False)
-    seen: dict[str, list[str]] = {"a": [], "b": []}
-    for events in seen.values():
-        watch = watch_code(_cell(tmp_path), project)
-        monkeypatch.setattr(watch, "audit", lambda event, _, events=events: events.append(event))
-        for event in ("open", "builtins.id", "import", "subprocess.Popen"):
-            hooks[0](event, ())
-    end_watch()
-    hooks[0]("open", ())
-    assert len(hooks) == 1
-    assert seen == {"a": ["open", "subprocess.Popen"], "b": ["open", "subprocess.Popen"]}
+def test_settings_of_the_cell_name_files_too(project: Path, cell: Path, tmp_path: Path) -> None:
+    """Arguments of the script among them, as options and wherever the files lie."""
+    (project / "a.txt").write_text("1")
+    (tmp_path / "far.npy").write_text("1")
+    (cell / "config.json").write_text(json.dumps({"arguments": ["--data=a.txt", str(tmp_path / "far.npy"), "b.txt"]}))
+    CodeWatch(cell, project).end()
+    assert list(read_loaded(cell).files) == ["../far.npy", "a.txt"]
 
 
-def test_a_forked_child_adds_its_own(project: Path, tmp_path: Path) -> None:
-    """What a worker imports is on the list, though it ends without a word."""
-    cell = _cell(tmp_path)
-    watch_code(cell, project)
-    if (child := os.fork()) == 0:
-        importlib.import_module("late")
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert list(read_loaded(cell).files) == ["late.py"]
-
-
-def test_installed_packages_and_python_do_not_count(project: Path, tmp_path: Path) -> None:
+def test_installed_packages_python_and_the_cell_do_not_count(project: Path, cell: Path) -> None:
     """Of what `site-packages` and the standard library hold, only versions are kept."""
-    cell = _cell(tmp_path)
     installed = project / "env" / "site-packages"
     installed.mkdir(parents=True)
     (installed / "library.py").write_text("")
-    watch_code(cell, project)
-    runpy.run_path(str(installed / "library.py"))
-    (Path(json.__file__)).read_text()
+    (cell / "made.py").write_text(f"NAMES = '{json.__file__}', 'made.txt'\n")
+    (cell / "made.txt").write_text("1")
+    watch = CodeWatch(cell, project)
+    _import(installed / "library.py")
+    _import(cell / "made.py")
+    watch.end()
     assert read_loaded(cell).files == {}
 
 
-def test_a_module_leads_to_the_distribution_that_installed_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `importlib.metadata` maps them; also from a list of names, and to a module that is compiled."""
-    known = metadata.packages_distributions()
-    assert distributions_of(["yaml", "numpy"]) == {*known["yaml"], *known["numpy"]}
-    assert distributions_of(known) == {one for names in known.values() for one in names}
-    for name, file, text in (
-        ("a", "RECORD", "fast.cpython-311-x86_64-linux-gnu.so,,\n"),
-        ("b", "top_level.txt", "fast\n"),
-    ):
-        (tmp_path / f"{name}-1.dist-info").mkdir()
-        (tmp_path / f"{name}-1.dist-info" / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
-        (tmp_path / f"{name}-1.dist-info" / file).write_text(text)
-    monkeypatch.syspath_prepend(tmp_path)
-    assert distributions_of(["fast", "fas"]) == {"a", "b"}
-
-
 def test_the_end_adds_modules_that_are_there_and_versions(
-    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    project: Path, cell: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Files of the user that were loaded before, numpy which is, and packages that the run has loaded."""
-    import numpy
-
     importlib.import_module("late")
     installed = project / "site-packages"
     (installed / "quick-3.dist-info").mkdir(parents=True)
@@ -140,33 +100,16 @@ def test_the_end_adds_modules_that_are_there_and_versions(
     (installed / "quick-3.dist-info" / "RECORD").write_text("fast.py,,\n")
     (installed / "fast.py").write_text("")
     monkeypatch.syspath_prepend(installed)
-    cell = _cell(tmp_path)
-    watch = watch_code(cell, project)
+    watch = CodeWatch(cell, project)
     importlib.import_module("fast")
     watch.end()
     found = read_loaded(cell)
-    assert "late.py" in found.files
-    assert (found.packages["numpy"], found.packages["quick"]) == (numpy.__version__, "3")
-
-
-def test_metadata_of_packages_is_no_data(project: Path, tmp_path: Path) -> None:
-    """A package that was installed from the folder of the script has its metadata there; looks for plugins read it."""
-    info = project / "mine.egg-info"
-    info.mkdir()
-    (info / "PKG-INFO").write_text("Name: mine\nVersion: 1.0\n")
-    (info / "top_level.txt").write_text("mine\n")
-    cell = _cell(tmp_path)
-    watch = watch_code(cell, project)
-    watch._at_start.discard("yaml")
-    import yaml  # noqa: F401
-
-    (info / "top_level.txt").read_text()
-    watch.end()
-    assert not [name for name in read_loaded(cell).files if "mine.egg-info" in name]
+    assert list(found.files) == ["late.py"]
+    assert (found.packages["numpy"], found.packages["quick"]) == (np.__version__, "3")
 
 
 def test_changed_gone_and_shadowed_files_are_found(
-    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    project: Path, cell: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also a module that another entry of PYTHONPATH now provides; a copy of the project elsewhere is the same."""
     for name, text in (("old", "A = 1\n"), ("new", "A = 2\n")):
@@ -174,10 +117,10 @@ def test_changed_gone_and_shadowed_files_are_found(
         (tmp_path / name / "helper.py").write_text(text)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "old"))
     monkeypatch.syspath_prepend(str(tmp_path / "old"))
-    cell = _cell(tmp_path)
-    watch_code(cell, project)
+    watch = CodeWatch(cell, project)
     importlib.import_module("helper")
     importlib.import_module("nets.deep.block")
+    watch.end()
     files = read_loaded(cell).files
     assert list(files) == ["helper.py", "nets/deep/block.py"]
     assert changed_code(files, project) == {}
@@ -190,17 +133,16 @@ def test_changed_gone_and_shadowed_files_are_found(
     assert changed_code(files, copy) == {"helper.py": "changed", "nets/deep/block.py": "gone"}
 
 
-def test_a_file_that_changes_meanwhile_equals_neither_form(project: Path, tmp_path: Path) -> None:
-    """Two processes of a cell that loaded different contents leave a record that no file matches."""
-    cell = _cell(tmp_path)
-    for _ in range(2):
-        watch_code(cell, project)
-        runpy.run_path("late.py")
-        (project / "late.py").touch()
-        end_watch()
-        (project / "late.py").write_text("X = 22\n")
+def test_a_module_that_changes_meanwhile_equals_no_form(project: Path, cell: Path) -> None:
+    """What was loaded is not known then; two processes that loaded different contents leave both."""
+    watches = [CodeWatch(cell, project)]
+    importlib.import_module("late")
+    (project / "late.py").write_text("X = 22\n")
+    watches.append(CodeWatch(cell, project))
+    for watch in watches:
+        watch.end()
     files = read_loaded(cell).files
-    assert files["late.py"].count("|") == 1
+    assert files["late.py"] == f"changed while it ran|{digest_of('late.py')}"
     assert changed_code(files, project) == {"late.py": "changed"}
 
 
@@ -209,26 +151,35 @@ def test_only_common_files_differ() -> None:
     assert differing_files({"a": "1", "b": "2"}, {"b": "3", "c": "4"}) == ["b"]
 
 
-def test_data_counts_wherever_it_lies_and_whatever_its_name(project: Path, tmp_path: Path) -> None:
-    """Arrays, archives that modules come from, and names without an ending; hidden files, trackers and pipes do not."""
+def test_named_data_counts_wherever_it_lies(project: Path, cell: Path, tmp_path: Path) -> None:
+    """Names without an ending, folders; not hidden files, trackers, runs, metadata, pipes and what the run writes."""
     outside = tmp_path / "sets" / "far" / "deep" / "points.bin"
-    outside.parent.mkdir(parents=True)
-    for path in (outside, project / "size", project / ".hidden" / "x", project / "wandb" / "x"):
-        path.parent.mkdir(exist_ok=True)
+    names = (
+        "size",
+        ".hidden/x",
+        "wandb/x",
+        "out/plan.json",
+        "out/x",
+        "mine.egg-info/x",
+        "set/b/1",
+        "set/.c",
+        "set/m.py",
+    )
+    for path in (outside, *(project / name for name in names)):
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("1")
     np.save(project / "data.npy", np.zeros(3))
-    with zipfile.ZipFile(project / "lib.zip", "w") as archive:
-        archive.writestr("zipped_module.py", "Q = 1\n")
-    cell = _cell(tmp_path)
-    watch_code(cell, project)
-    np.load("data.npy")
-    sys.path.insert(0, str(project / "lib.zip"))
-    importlib.import_module("zipped_module")
-    sys.path.remove(str(project / "lib.zip"))
-    for name in (outside, "size", ".hidden/x", "wandb/x"):
-        Path(name).read_text()
+    os.mkfifo(project / "pipe")
+    named = ["data.npy", *names, "pipe", "out", "set", str(outside), "result.txt", ".", "", "/dev/null", "missing"]
+    (project / "late.py").write_text(f"NAMES = {named}\n")
+    watch = CodeWatch(cell, project)
+    importlib.import_module("late")
+    (project / "result.txt").write_text("written by the run")
+    os.utime(project / "result.txt")
+    watch.end()
     files = read_loaded(cell).files
-    assert set(files) == {"data.npy", "lib.zip", "size", "../sets/far/deep/points.bin"}
+    near = {"data.npy", "size", "out/plan.json", "out/x", "set/b/1", "set/m.py", "late.py"}
+    assert set(files) == {*near, "../sets/far/deep/points.bin"}
     np.save("data.npy", np.ones(3))
     assert changed_code(files, project) == {"data.npy": "changed"}
 
@@ -244,7 +195,7 @@ def test_a_large_file_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert len(digests) == 4
 
 
-def test_variables_that_the_code_asks_for_count(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_that_the_code_asks_for_count(project: Path, cell: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By any way to ask, without their values; secrets, copies of all, the launcher's and what libraries ask do not."""
     for name in ("ONE", "TWO", "HF_TOKEN", "RANK", "COPIED"):
         monkeypatch.setenv(name, "1e-3")
@@ -253,14 +204,11 @@ def test_variables_that_the_code_asks_for_count(project: Path, tmp_path: Path, m
         "os.environ['ONE'], os.environ.get('TWO'), os.getenv('UNSET'), 'THREE' in os.environ\n"
         "os.environ.get('HF_TOKEN'), os.environ['RANK'], dict(os.environ), os.environ.copy(), {**os.environ}\n"
     )
-    cell = _cell(tmp_path)
-    watch = watch_code(cell, project)
-    runpy.run_path("asks.py")
-    os.path.expandvars("$COPIED")
+    watch = CodeWatch(cell, project)
+    _import(project / "asks.py")
     watch.end()
     files = read_loaded(cell).files
-    assert {"$ONE", "$TWO", "$UNSET", "$THREE", "asks.py"} <= set(files)  # with what the tests have loaded before
-    assert not {"$HF_TOKEN", "$RANK", "$COPIED"} & set(files)
+    assert set(files) == {"$ONE", "$TWO", "$UNSET", "$THREE", "asks.py"}
     assert files["$UNSET"] == files["$THREE"] == "unset"
     assert "1e-3" not in (cell / "loaded.jsonl").read_text()
     assert changed_code(files, project) == {}

@@ -13,8 +13,8 @@ import pytest
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.files import read
 from ampcompare.base.files.read import FileFault, check_plain, parse_json, parse_yaml, read_json, read_text
-from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.validation import validate
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.validation import validate
 
 needs_fifo = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
 

@@ -18,7 +18,7 @@ import ampcompare
 from ampcompare.base.errors import ConfigError
 from ampcompare.diagnosis.profiling.measure import _rows, build_profile, known_peak, measure_loop, measured_peak
 from ampcompare.diagnosis.profiling.step_profiler import Steps
-from ampcompare.runs.records.profile import ArmProfile
+from ampcompare.results.records.profile import ArmProfile
 
 CPU = torch.device("cpu")
 FEW = Steps(warmup=1, timed=2, profiled=1)

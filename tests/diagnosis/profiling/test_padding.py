@@ -11,7 +11,7 @@ from ampcompare.diagnosis.profiling.marks import Marks
 from ampcompare.diagnosis.profiling.measure import padded, time_product, with_padding
 from ampcompare.diagnosis.profiling.reasons import find_reasons
 from ampcompare.diagnosis.profiling.watch import ProductShape, Seen, StepSight
-from ampcompare.runs.records.profile import ArmProfile, Limits, Part, Product
+from ampcompare.results.records.profile import ArmProfile, Limits, Part, Product
 
 CPU = torch.device("cpu")
 PLAIN = ((1, 1), (0, 0), (1, 1), False, (0, 0), 1)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ampcompare.diagnosis.profiling.reasons import deciding, find_reasons, headline_of, with_reasons
-from ampcompare.runs.records.profile import (
+from ampcompare.results.records.profile import (
     ArmProfile,
     Communication,
     Held,

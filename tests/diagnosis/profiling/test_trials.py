@@ -9,10 +9,10 @@ import pytest
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.diagnosis.profiling.profile_recipe import memory_variants, profile_config, run_trials
 from ampcompare.diagnosis.profiling.step_profiler import Steps
-from ampcompare.runs.records.profile import ArmProfile, Held, Memory
-from ampcompare.runs.report.profile import memory_sentences
-from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.validation import validate
+from ampcompare.results.records.profile import ArmProfile, Held, Memory
+from ampcompare.results.report.profile import memory_sentences
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.validation import validate
 
 CHECKPOINT, HALF, LOOP = "--checkpoint-activations", "--batch-size 32", "--optimizer-implementation for-loop"
 

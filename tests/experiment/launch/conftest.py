@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ampcompare.experiment.launch.forked import ForkedLauncher
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.settings.config import RunConfig
 
 SLURM_DEV = Path(__file__).resolve().parents[3] / "scripts" / "slurm-dev"
 MODULE = '''

@@ -39,7 +39,7 @@ import ampcompare.training.loop as training_loop  # noqa: E402  what it binds mu
 from ampcompare.apex.amp import _amp_state  # noqa: E402
 from ampcompare.apex.amp._engine import device_skip  # noqa: E402
 from ampcompare.experiment.launch.worker import cell  # noqa: E402
-from ampcompare.runs.settings.config import RunConfig  # noqa: E402
+from ampcompare.settings.config import RunConfig  # noqa: E402
 from ampcompare.training.ema import ModelEma  # noqa: E402
 from ampcompare.training.session import Session  # noqa: E402
 

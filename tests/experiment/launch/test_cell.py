@@ -17,9 +17,9 @@ from ampcompare.experiment.launch.cell import command_of, main
 from ampcompare.experiment.launch.cell_files import announce_cell
 from ampcompare.experiment.options import CompareOptions
 from ampcompare.experiment.run_directory import RunDirectory
-from ampcompare.runs.records.run import RunRecord, read_record
-from ampcompare.runs.records.step import iter_steps
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.run import RunRecord, read_record
+from ampcompare.results.records.step import iter_steps
+from ampcompare.settings.config import RunConfig
 
 MakeConfig = Callable[..., RunConfig]
 TINY = {

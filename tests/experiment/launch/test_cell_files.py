@@ -9,9 +9,11 @@ from ampcompare.experiment.launch.base import Progress
 from ampcompare.experiment.launch.cell_files import (
     archive_previous,
     earlier_files,
+    files_of_other_cells,
     progress_reader,
     progress_writer,
 )
+from ampcompare.settings.config import RunConfig
 
 
 def test_files_of_an_earlier_run_are_kept_under_another_name(tmp_path: Path) -> None:
@@ -68,3 +70,17 @@ def test_files_of_an_earlier_attempt_that_are_read_are_named(tmp_path: Path) -> 
     (tmp_path / "new.txt").write_text("x")
     (tmp_path / "new.txt").read_text()
     assert read() == [str(tmp_path / "out/ck.pt")]
+
+
+def test_files_that_another_cell_has_left_in_a_shared_folder_are_named(tmp_path: Path) -> None:
+    """Not those of the user, nor what the cell writes itself, nor what lies in hidden folders."""
+    config = RunConfig(allow_writes=(str(tmp_path / "shared"), str(tmp_path / ".cache")))
+    for name in ("shared/input.npy", ".cache/index"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text("the user's")
+    for expected in ([], [str(tmp_path / "shared/best.pt")]):
+        other_files = files_of_other_cells(config)
+        for name in ("shared/best.pt", ".cache/index"):
+            with (tmp_path / name).open("a") as file:
+                file.write("of a cell")
+        assert other_files() == expected

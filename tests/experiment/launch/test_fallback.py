@@ -10,10 +10,10 @@ import pytest
 from ampcompare.base.errors import ConfigError
 from ampcompare.experiment.launch.base import Launcher
 from ampcompare.experiment.launch.local import LocalLauncher
-from ampcompare.runs.analysis.runs.declared import not_as_declared
-from ampcompare.runs.records.run import RunRecord, RunSummary, read_record
-from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.validation import validate
+from ampcompare.results.analysis.pairing.declared import not_as_declared
+from ampcompare.results.records.run import RunRecord, RunSummary, read_record
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.validation import validate
 
 
 class Diverging(Launcher):

@@ -19,9 +19,9 @@ import pytest
 from ampcompare.base.errors import EnvironmentUnfit, LaunchError
 from ampcompare.experiment.launch.base import LauncherClosed, Progress
 from ampcompare.experiment.launch.forked import ForkedLauncher, worker_environment
-from ampcompare.runs.records.run import RunRecord, dump_json, read_record
-from ampcompare.runs.records.step import iter_steps
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.run import RunRecord, dump_json, read_record
+from ampcompare.results.records.step import iter_steps
+from ampcompare.settings.config import RunConfig
 
 MakeConfig = Callable[..., RunConfig]
 
@@ -227,7 +227,7 @@ def _kill_once(pid: int, log: Path) -> None:
 ENDLESS = """
 import os, sys
 from pathlib import Path
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.settings.config import RunConfig
 from ampcompare.experiment.launch.forked import ForkedLauncher
 
 recipe = {"data": {"name": "synthetic", "train_size": 64, "val_size": 32, "image_size": 8},

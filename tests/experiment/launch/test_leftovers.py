@@ -17,8 +17,8 @@ from ampcompare.base.errors import EnvironmentUnfit
 from ampcompare.experiment.launch.cell_files import remove_leftovers
 from ampcompare.experiment.launch.worker import cell
 from ampcompare.experiment.launch.worker.cell import LineFile, failed_with
-from ampcompare.runs.records.run import StepRecord
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.run import StepRecord
+from ampcompare.settings.config import RunConfig
 
 MakeConfig = Callable[..., RunConfig]
 

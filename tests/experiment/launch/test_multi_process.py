@@ -22,9 +22,9 @@ from ampcompare.experiment.launch import multi_process
 from ampcompare.experiment.launch.base import Progress
 from ampcompare.experiment.launch.multi_process import MultiProcessLauncher, StoppedProcesses, _ranks_of
 from ampcompare.experiment.launch.start_ranks import RANK_MODULE, _end
-from ampcompare.runs.records.run import RunRecord, read_record
-from ampcompare.runs.records.step import iter_steps
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.run import RunRecord, read_record
+from ampcompare.results.records.step import iter_steps
+from ampcompare.settings.config import RunConfig
 from tests.cli.test_working_directory import set_traps, trap_runpy, trapped_environment
 
 MakeConfig = Callable[..., RunConfig]

@@ -15,7 +15,7 @@ from ampcompare.base.errors import ConfigError, EnvironmentUnfit
 from ampcompare.experiment.find_batch import places_of_tries
 from ampcompare.experiment.launch import places as module
 from ampcompare.experiment.launch.places import ANYWHERE, Place, find_places, ranges
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.settings.config import RunConfig
 
 GPU = RunConfig(device="cuda")
 CPU = RunConfig(device="cpu")

@@ -13,8 +13,8 @@ from ampcompare.experiment.launch.base import Launcher, failed_record
 from ampcompare.experiment.launch.dispatch import LauncherPool
 from ampcompare.experiment.launch.forked import worker_environment
 from ampcompare.experiment.launch.places import VARIABLE, Place, with_place
-from ampcompare.runs.records.run import RunRecord
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.run import RunRecord
+from ampcompare.settings.config import RunConfig
 
 TINY = {"recipe.epochs": 1, "recipe.data.train_size": 64, "recipe.data.val_size": 32}
 

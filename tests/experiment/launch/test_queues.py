@@ -26,10 +26,10 @@ from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.plan import Plan, make_plan
 from ampcompare.experiment.run import run_plan
 from ampcompare.experiment.run_directory import RunDirectory
-from ampcompare.runs.records.document import sealed_json
-from ampcompare.runs.records.run import RunRecord, read_record
-from ampcompare.runs.report.base import write_reports
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.document import sealed_json
+from ampcompare.results.records.run import RunRecord, read_record
+from ampcompare.results.report.base import write_reports
+from ampcompare.settings.config import RunConfig
 from ampcompare.testing import make_record
 
 Turn = Callable[[], object]

@@ -25,8 +25,8 @@ import pytest
 
 from ampcompare.experiment.launch.cell_files import announce_cell
 from ampcompare.experiment.launch.ray import train
-from ampcompare.runs.records.run import read_record
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.run import read_record
+from ampcompare.settings.config import RunConfig
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]

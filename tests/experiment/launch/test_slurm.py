@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ampcompare.runs.records.run import read_record
+from ampcompare.results.records.run import read_record
 
 WORDS = [
     *("--data", "synthetic", "--train-size", "64", "--val-size", "33", "--image-size", "8", "--epochs", "1"),

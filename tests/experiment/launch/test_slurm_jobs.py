@@ -18,10 +18,10 @@ from ampcompare.experiment.launch import slurm as slurm_launcher
 from ampcompare.experiment.launch.base import Progress
 from ampcompare.experiment.launch.forked import ForkedLauncher
 from ampcompare.experiment.launch.slurm import SlurmLauncher
-from ampcompare.runs.records.comparison import read_comparison
-from ampcompare.runs.records.run import RunRecord, read_record
-from ampcompare.runs.records.step import iter_steps
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.comparison import read_comparison
+from ampcompare.results.records.run import RunRecord, read_record
+from ampcompare.results.records.step import iter_steps
+from ampcompare.settings.config import RunConfig
 
 pytest.importorskip("submitit", reason="needs the extra slurm")
 pytestmark = pytest.mark.slow

@@ -18,7 +18,7 @@ from ampcompare.experiment.launch.cell_files import private_folder
 from ampcompare.experiment.launch.multi_process import MultiProcessLauncher
 from ampcompare.experiment.launch.start_ranks import Request, _torchrun_arguments, _url
 from ampcompare.experiment.launch.worker.rank import open_store
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.settings.config import RunConfig
 from ampcompare.training.parallel.ranks import _unpacked
 
 MakeConfig = Callable[..., RunConfig]

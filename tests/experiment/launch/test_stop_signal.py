@@ -15,9 +15,9 @@ from ampcompare.experiment.launch.base import Launcher, failed_record
 from ampcompare.experiment.launch.dispatch import DispatchingLauncher, LauncherPool
 from ampcompare.experiment.launch.stop_signal import held_signals, raised_later, stopped_by_signal
 from ampcompare.experiment.plan import make_plan
-from ampcompare.runs.records.comparison import Comparison
-from ampcompare.runs.records.run import RunRecord
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.comparison import Comparison
+from ampcompare.results.records.run import RunRecord
+from ampcompare.settings.config import RunConfig
 from ampcompare.training.stop_request import StopRequest
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ampcompare.runs.records.run import read_record
+from ampcompare.results.records.run import read_record
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 WORDS = [

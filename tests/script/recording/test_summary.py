@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ampcompare.base.errors import RecordError
-from ampcompare.runs.report.base import FORMATS
+from ampcompare.results.report.base import FORMATS
 from ampcompare.script.recording.summary import is_exec_record, read_exec_record, records_document
 
 HEADER = {"format": "ampcompare-exec", "schema": 1, "script": "gan.py", "engine": "compat", "engine_version": "25.05"}

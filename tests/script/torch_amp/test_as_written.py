@@ -12,7 +12,7 @@ import pytest
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.experiment.matrix import cross, find_reference
 from ampcompare.experiment.option_checks import check_cells
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.settings.config import RunConfig
 
 pytestmark = pytest.mark.integration  # two processes for each script
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import BackendUnavailable
-from ampcompare.runs.analysis.runs.declared import roles_next_to
+from ampcompare.results.analysis.pairing.declared import roles_next_to
 from ampcompare.training.ledger import StepLook
 from ampcompare.training.precision.base import make_precision
 

@@ -25,6 +25,7 @@ import psutil
 from ampcompare.base.environment.fingerprint import THREAD_VARIABLES, fingerprint, host_name
 from ampcompare.base.errors import EnvironmentUnfit, LaunchError
 from ampcompare.base.files.run_files import CellFile
+from ampcompare.base.formatting import few
 from ampcompare.base.processes.client import MAX_SERVERS, ProcessServer, ServerLost
 from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, Sandbox
 from ampcompare.base.processes.start import start_command
@@ -33,7 +34,7 @@ from ampcompare.base.secrets import MASK, learn_file, mask, mask_variable
 from ampcompare.experiment.launch.base import Launcher, Progress, Stoppable
 from ampcompare.experiment.launch.cell_files import (
     earlier_files,
-    inputs_among,
+    files_of_other_cells,
     last_lines,
     make_cell_folder,
     sandboxed_cell,
@@ -53,12 +54,12 @@ from ampcompare.experiment.launch.script.rows import (
     training_children,
 )
 from ampcompare.experiment.launch.script.supervise import end_family
-from ampcompare.runs.records.evaluation import EpochResult
-from ampcompare.runs.records.metric import metrics_of
-from ampcompare.runs.records.run import EngineInfo, RunRecord, RunSummary, StepRecord, dump_json, loss_tail
-from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.script import LOSS, ScriptConfig, ScriptMetric
+from ampcompare.results.records.evaluation import EpochResult
+from ampcompare.results.records.metric import metrics_of
+from ampcompare.results.records.run import EngineInfo, RunRecord, RunSummary, StepRecord, dump_json, loss_tail
 from ampcompare.script.legacy.old_script import COMPAT_HINT, is_of_old_script
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.script import LOSS, ScriptConfig, ScriptMetric
 from ampcompare.training.run_summary import Tracer
 
 __all__ = ["ScriptLauncher", "failed_script", "picked", "script_command", "script_record"]
@@ -114,7 +115,7 @@ class ScriptLauncher(Launcher):
         started, begin = datetime.now(UTC).isoformat(timespec="milliseconds"), time.perf_counter()
         code = 0
         output: OutputReader | None = None
-        files_read = earlier_files(folder)
+        files_read, readable = earlier_files(folder), files_of_other_cells(config)
         with self._process.busy(), sandboxed_cell(config, folder) as sandbox:
             with contextlib.suppress(_AskedToStop):
                 code, output = self._run(config, config.script, folder, sandbox, on_progress)
@@ -135,10 +136,10 @@ class ScriptLauncher(Launcher):
             )
         record = self._place.mark(with_code(record, folder))
         written = sandbox.written[:MAX_FILES]
-        files = {
-            "files": [one.path for one in written], "inputs": inputs_among(record, written), "resumed": files_read()
-        }  # fmt: skip
+        files = {"files": [one.path for one in written], "resumed": files_read()}
         facts = record.script or rows.facts()
+        if others := readable():
+            files["notes"] = [*facts.notes, f"{few(others)} is of another cell, which this one could read"]
         record = record.model_copy(update={"script": facts.model_copy(update=files)})
         write_record(record, folder)
         return without_written(record, folder, sandbox.written)

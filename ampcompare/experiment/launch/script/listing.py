@@ -14,8 +14,8 @@ from ampcompare.base.files.run_files import CellFile
 from ampcompare.experiment.launch.cell_files import last_lines
 from ampcompare.experiment.launch.script.output import COLOR, widened
 from ampcompare.experiment.launch.script.rows import read_rows
-from ampcompare.runs.records.run import RunRecord
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.run import RunRecord
+from ampcompare.settings.config import RunConfig
 
 __all__ = [
     "MAX_LINES",

@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 from ampcompare.base.rank_marks import MARKED, MAX_MARKED
 from ampcompare.base.secrets import StreamMask
-from ampcompare.runs.settings.script import ScriptMetric
+from ampcompare.settings.script import ScriptMetric
 
 __all__ = ["COLOR", "OutputReader", "Printed", "widened"]
 

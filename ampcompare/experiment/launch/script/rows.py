@@ -10,9 +10,9 @@ from typing import Any
 
 from ampcompare.base.files.read import parse_json
 from ampcompare.base.files.run_files import CellFile
-from ampcompare.runs.records.document import to_float
-from ampcompare.runs.records.ledger import Ledger
-from ampcompare.runs.records.run import ScriptFacts, StepRecord
+from ampcompare.results.records.document import to_float
+from ampcompare.results.records.ledger import Ledger
+from ampcompare.results.records.run import ScriptFacts, StepRecord
 
 __all__ = ["ScriptRows", "error_of_children", "of_training_process", "read_rows", "training_children"]
 

@@ -29,7 +29,7 @@ from ampcompare.base.environment.fingerprint import fingerprint, host_name
 from ampcompare.base.environment.ranks import DistributedEnv
 from ampcompare.base.environment.torch_names import missing_torch_name
 from ampcompare.base.errors import AmpCompareError, EnvironmentUnfit
-from ampcompare.base.files.loaded_code import end_watch, watch_code
+from ampcompare.base.files.loaded_code import CodeWatch
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.files.write import write_atomically
 from ampcompare.base.tensors.tf32 import Tf32, set_tf32
@@ -45,11 +45,13 @@ from ampcompare.experiment.launch.cell_files import (
 from ampcompare.experiment.launch.places import with_place
 from ampcompare.experiment.launch.stop_signal import stopped_by_signal
 from ampcompare.experiment.launch.worker.monitor import SystemMonitor
-from ampcompare.runs.records.evaluation import EpochResult
-from ampcompare.runs.records.run import ProcessFacts, Resumption, RunRecord, RunSummary, StepRecord, dump_json
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.evaluation import EpochResult
+from ampcompare.results.records.run import ProcessFacts, Resumption, RunRecord, RunSummary, StepRecord, dump_json
+from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble, cpu_half_of, make_parallel
+from ampcompare.training.checkpoint.state.resume import AUTO, find_checkpoint, validate_resume
+from ampcompare.training.checkpoint.state.saver import Saver
 from ampcompare.training.device import resolve_device
 from ampcompare.training.hashes import parameters_sha256, weights_sha256
 from ampcompare.training.loop import allreduce_share
@@ -62,8 +64,6 @@ from ampcompare.training.precision.fp32 import require_tf32
 from ampcompare.training.process_group import own_group
 from ampcompare.training.run_summary import RunMetrics
 from ampcompare.training.session import Session
-from ampcompare.training.state.resume import AUTO, find_checkpoint, validate_resume
-from ampcompare.training.state.saver import Saver
 from ampcompare.training.stop_request import StopRequest
 
 __all__ = [
@@ -93,7 +93,7 @@ def run_cell(
     Errors of the user's code, of torch and of this package end in a record with status "failed".
     """
     write_config(config, folder)
-    code = watch_code(folder, Path.cwd())
+    code = CodeWatch(folder, Path.cwd())
     try:
         with own_group(config):
             result = train_cell(config, folder, on_progress)
@@ -102,7 +102,6 @@ def run_cell(
             traceback.print_exc()
         result = failed_with(config, error)
     code.end()
-    end_watch()
     result = with_place(with_code(result, folder))
     write_record(result, folder)
     return result

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import torch
 
-from ampcompare.runs.records.run import SystemReadings
+from ampcompare.results.records.run import SystemReadings
 from ampcompare.training.run_summary import halves, outlier_share
 
 __all__ = ["SystemMonitor"]

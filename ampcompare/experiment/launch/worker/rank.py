@@ -26,7 +26,7 @@ import torch.distributed as dist
 from ampcompare.base.environment.fingerprint import fingerprint
 from ampcompare.base.environment.ranks import DistributedEnv, loopback, world_of
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit, LaunchError
-from ampcompare.base.files.loaded_code import watch_code
+from ampcompare.base.files.loaded_code import CodeWatch
 from ampcompare.base.files.run_files import log_name
 from ampcompare.experiment.launch.base import Progress
 from ampcompare.experiment.launch.cell_files import (
@@ -40,8 +40,8 @@ from ampcompare.experiment.launch.places import with_place
 from ampcompare.experiment.launch.stop_signal import stopped_by_signal
 from ampcompare.experiment.launch.worker.cell import failed_with, train_cell
 from ampcompare.experiment.launch.worker.stall import Roll, is_timeout, show_stack_on_signal
-from ampcompare.runs.records.run import RunRecord
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.run import RunRecord
+from ampcompare.settings.config import RunConfig
 from ampcompare.training.parallel.ranks import ProcessGroup, require_equal
 from ampcompare.training.process_group import bound_to, choose_backend
 from ampcompare.training.stop_request import StopRequest
@@ -82,7 +82,7 @@ def run_rank(
     """
     roll: Roll | None = None
     show_stack_on_signal()
-    code = watch_code(folder, Path.cwd())
+    code = CodeWatch(folder, Path.cwd())
     with contextlib.ExitStack() as stack:
         try:
             device = local_device(config.device, world)

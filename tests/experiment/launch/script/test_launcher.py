@@ -17,8 +17,8 @@ import torch
 
 from ampcompare.experiment.launch import multi_process
 from ampcompare.experiment.launch.script.launcher import ScriptLauncher
-from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.script import script_config
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.script import script_config
 
 pytestmark = pytest.mark.integration
 

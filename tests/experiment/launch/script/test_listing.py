@@ -9,7 +9,7 @@ import pytest
 
 from ampcompare.experiment.launch.script.listing import printed_metrics
 from ampcompare.experiment.launch.script.output import widened
-from ampcompare.runs.settings.script import parse_metric
+from ampcompare.settings.script import parse_metric
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ import pytest
 from ampcompare.experiment.launch.script.launcher import picked, script_command, script_record
 from ampcompare.experiment.launch.script.output import OutputReader, Printed
 from ampcompare.experiment.launch.script.rows import ScriptRows, read_rows
-from ampcompare.runs.settings.config import RunConfig
-from ampcompare.runs.settings.script import ScriptConfig, ScriptMetric, parse_metric
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.script import ScriptConfig, ScriptMetric, parse_metric
 
 
 def rows_of(tmp_path: Path, *rows: dict[str, Any]) -> ScriptRows:

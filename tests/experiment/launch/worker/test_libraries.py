@@ -11,9 +11,9 @@ import pytest
 from ampcompare.apex.amp import _amp_state
 from ampcompare.backends.arm import Arm
 from ampcompare.experiment.launch.worker.cell import run_cell
-from ampcompare.runs.analysis.runs.declared import why_not_as_declared
-from ampcompare.runs.records.run import RunRecord
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.analysis.pairing.declared import why_not_as_declared
+from ampcompare.results.records.run import RunRecord
+from ampcompare.settings.config import RunConfig
 
 MakeConfig = Callable[..., RunConfig]
 TWINS = {

@@ -14,8 +14,8 @@ import torch
 from ampcompare.base.errors import EnvironmentUnfit
 from ampcompare.experiment.launch.forked import ForkedLauncher
 from ampcompare.experiment.launch.worker.cell import device_facts, failed_with, run_cell
-from ampcompare.runs.records.run import dump_json, read_record
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.run import dump_json, read_record
+from ampcompare.settings.config import RunConfig
 from ampcompare.training.device import resolve_device
 
 MakeConfig = Callable[..., RunConfig]

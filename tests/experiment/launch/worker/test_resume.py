@@ -13,10 +13,10 @@ from ampcompare.experiment.launch.base import Progress
 from ampcompare.experiment.launch.cell_files import continue_steps
 from ampcompare.experiment.launch.forked import ForkedLauncher
 from ampcompare.experiment.launch.worker.cell import run_cell
-from ampcompare.runs.analysis.runs.comparability import foreign_steps
-from ampcompare.runs.records.run import RunRecord, read_record
-from ampcompare.runs.records.step import iter_steps
-from ampcompare.runs.settings.config import RunConfig, SavingConfig
+from ampcompare.results.analysis.pairing.comparability import foreign_steps
+from ampcompare.results.records.run import RunRecord, read_record
+from ampcompare.results.records.step import iter_steps
+from ampcompare.settings.config import RunConfig, SavingConfig
 from ampcompare.training.checkpoint.convert.convert import convert_file
 
 MakeConfig = Callable[..., RunConfig]

@@ -14,8 +14,8 @@ from ampcompare.base.environment.ranks import DistributedEnv
 from ampcompare.base.errors import CheckpointError, EnvironmentUnfit
 from ampcompare.experiment.launch.base import Progress
 from ampcompare.experiment.launch.worker.cell import Cell, build, configure_process, record, run
-from ampcompare.runs.records.run import ProcessFacts, RunSummary
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.run import ProcessFacts, RunSummary
+from ampcompare.settings.config import RunConfig
 from ampcompare.training.hashes import parameters_sha256, weights_sha256
 from ampcompare.training.parallel.ranks import SingleProcess
 from ampcompare.training.session import Session

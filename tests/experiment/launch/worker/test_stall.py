@@ -13,8 +13,8 @@ import torch.distributed as dist
 from ampcompare.base.environment.ranks import DistributedEnv
 from ampcompare.experiment.launch.multi_process import MultiProcessLauncher
 from ampcompare.experiment.launch.worker.stall import Roll, is_lost_connection, is_timeout
-from ampcompare.runs.records.run import RunRecord
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.run import RunRecord
+from ampcompare.settings.config import RunConfig
 
 MakeConfig = Callable[..., RunConfig]
 

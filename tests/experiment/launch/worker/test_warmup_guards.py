@@ -13,9 +13,9 @@ from torch.optim import Optimizer
 from ampcompare.apex import amp
 from ampcompare.experiment.launch.base import Progress
 from ampcompare.experiment.launch.worker.cell import run_cell
-from ampcompare.runs.records.run import RunRecord
-from ampcompare.runs.records.step import iter_steps
-from ampcompare.runs.settings.config import RunConfig
+from ampcompare.results.records.run import RunRecord
+from ampcompare.results.records.step import iter_steps
+from ampcompare.settings.config import RunConfig
 from ampcompare.training.precision.base import StepOutcome
 from ampcompare.training.precision.native import Native
 

@@ -1,0 +1,372 @@
+"""Next steps after a comparison: commands to paste, built from the command that made it.
+
+No step changes a margin: a margin is chosen before the runs. More seeds are advised only where a look is left to test
+them (`analysis.inference.alpha_spending`).
+"""
+
+from __future__ import annotations
+
+import shlex
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ampcompare.base.files.run_files import CellFile, file_of_cell
+from ampcompare.results.analysis.conclusions.headline import recommended_arms
+from ampcompare.results.analysis.conclusions.phrases import names_of
+from ampcompare.results.analysis.inference.effect import MIN_PAIRS
+from ampcompare.results.analysis.pairing.learning import EPS, divergence_cause, idle_verdict
+from ampcompare.results.analysis.pairing.record_checks import SEEDS_ITSELF
+from ampcompare.results.records.comparison import ArmSummary, Comparison, NextStep
+from ampcompare.results.records.run import RunRecord
+from ampcompare.results.records.verdict import OPEN
+from ampcompare.settings.script import seed_option
+
+__all__ = ["TypedCommand", "next_steps", "seeds_text"]
+
+MAX_STEPS = 3
+FIRST_SEEDS = 5  # where there are too few for a verdict
+MAX_LR = 0.1  # that is advised where the reference diverged, however large its own
+MAX_MORE = 20  # seeds that are advised to settle as many arms as possible; beyond, as few as settle one
+REFUSED = 2  # exit code of a script that an arm refuses: its message says what to do
+SAFE_EPS = "1e-4"  # far above the least number of fp16
+PROGRAM = ["ampcompare", "compare"]
+# Options of `compare` that say what a step does; `profile` takes them too.
+OF_WORK = (
+    *("--recipe", "--size", "--task", "-a", "--arch", "--data", "--data-dir", "--image-size", "--sequence-length"),
+    *("--model-arg", "--optimizer", "--optimizer-implementation", "--lr", "-b", "--batch-size", "--grad-accum-steps"),
+    *("--device", "--compile", "--channels-last", "--cpu-half", "-j", "--workers", "--threads", "--tf32", "-c"),
+    *("--config", "--set", "--compat-torch", "--nproc-per-node", "--parallel"),
+)
+
+
+def next_steps(comparison: Comparison, next_error_rate: float) -> list[NextStep]:
+    """Return what to do next, the most useful first.
+
+    Args:
+        next_error_rate: of one more look at the same run directory; 0 where none is left.
+    """
+    typed = TypedCommand.parse(comparison.command)
+    steps = list(_steps(comparison, comparison.by_arm(), typed, next_error_rate))
+    return list({step.command: step for step in reversed(steps)}.values())[::-1][:MAX_STEPS]
+
+
+def _steps(
+    comparison: Comparison,
+    by_arm: Mapping[str, Sequence[RunRecord]],
+    typed: TypedCommand | None,
+    next_error_rate: float,
+) -> Iterator[NextStep]:
+    rows = [row for row in comparison.arms if row.arm != comparison.reference]
+    if typed is not None:
+        yield from _step_for_missing_runs(comparison, typed)
+    reference = by_arm.get(comparison.reference, [])
+    blocked = _reference_step(comparison, reference, typed)
+    if blocked:
+        yield blocked
+    yield from _steps_after_failure(comparison, by_arm)
+    if blocked:
+        return
+    if not rows and typed is not None and typed.value("--arm"):
+        other = "fp32" if comparison.reference != "fp32" else "native:fp16"
+        command = TypedCommand((*typed.words, "--arm", other), typed.script)
+        yield NextStep(command=str(command), why=f"add an arm to compare {comparison.reference} with")
+    for row in recommended_arms(rows, comparison.prefer, comparison.metric)[:1]:
+        yield NextStep(
+            command=shlex.join(["ampcompare", "explain", _arm(by_arm[row.arm])]),
+            why=f"see what to write in a training script for {row.arm}",
+        )
+    if typed is not None:
+        yield from _more_seeds(comparison, rows, by_arm, typed, next_error_rate)
+    yield from _steps_after_divergence(comparison, by_arm, typed)
+    if typed is not None:
+        yield from _timing_steps(rows, by_arm, comparison.reference, typed)
+
+
+def _arm(records: Sequence[RunRecord]) -> str:
+    """Return the arm of a row, without what a sweep adds to its label."""
+    return records[0].config.arm
+
+
+def _step_for_missing_runs(comparison: Comparison, typed: TypedCommand) -> Iterator[NextStep]:
+    ended = {f"{run.arm}@{run.config.recipe.seed}" for run in comparison.records if run.status != "interrupted"}
+    missing = [cell for cell in comparison.order if cell not in ended]
+    if missing and _are_copies(comparison):
+        script = next((run.config.script for run in comparison.records if run.config.script is not None), None)
+        if script is not None and (option := seed_option(script)):
+            yield NextStep(
+                command=str(typed.with_option("--seed-arg", option).elsewhere("seeded")),
+                why=f"pass the seed on: the script has the option {option}",
+            )
+    elif missing:
+        runs = "the missing run" if len(missing) == 1 else f"the {len(missing)} missing runs"
+        yield NextStep(command=str(typed), why=f"finish {runs}; the others are kept")
+
+
+def _are_copies(comparison: Comparison) -> bool:
+    """Return whether all that is left out are runs of a script that seeds itself, so that more seeds are copies too."""
+    return bool(comparison.excluded) and all(text.endswith(SEEDS_ITSELF) for text in comparison.excluded)
+
+
+def _steps_after_failure(comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]) -> Iterator[NextStep]:
+    for records in by_arm.values():
+        failed = [record for record in records if record.status == "failed"]
+        if failed and failed[0].config.script is not None:
+            if failed[0].environment.get("exit_code") != REFUSED:
+                yield _in_foreground(failed[0])
+            continue
+        if failed:
+            yield NextStep(
+                command=shlex.join(["ampcompare", "doctor", "--for", _arm(failed)]),
+                why=f"check what {_arm(failed)} needs here; the log is "
+                f"{file_of_cell(failed[0].cell, CellFile.LOG)} in the run directory",
+            )
+            return
+
+
+def _in_foreground(record: RunRecord) -> NextStep:
+    """Return how to see a script fail."""
+    script = record.config.script
+    assert script is not None
+    seed = record.config.recipe.seed
+    words = ["ampcompare", "exec", "--arm", record.config.arm, "--seed", str(seed)]
+    words += ["--device", "cpu"] if record.config.device == "cpu" else []
+    words += ["--compat-torch"] if script.compat_torch else []
+    words += ["-m"] if script.is_module else []
+    arguments = script.arguments_for(seed, record.config.arm, Path("by-hand"))
+    return NextStep(
+        command=shlex.join([*words, script.name, *arguments]),
+        why=f"run it in the foreground; its log is {file_of_cell(record.cell, CellFile.LOG)} in the run directory",
+    )
+
+
+def _reference_step(
+    comparison: Comparison, records: Sequence[RunRecord], typed: TypedCommand | None
+) -> NextStep | None:
+    """Return what to change where the reference gives nothing to compare with."""
+    if typed is None or not records or records[0].config.script is not None:  # which sets its own learning rate
+        return None
+    recipe = records[0].config.recipe
+    name = comparison.reference
+    if all(record.status == "diverged" for record in records):
+        lr = f"{min(recipe.optimizer.lr / 10, MAX_LR):g}"
+        return NextStep(
+            command=str(typed.with_option("--lr", lr).elsewhere(f"lr-{lr}")),
+            why=f"{name} itself diverged; try a lower learning rate",
+        )
+    if not idle_verdict(records):
+        return None
+    if all(record.summary.weights_moved is False for record in records):
+        lr = f"{10 * (recipe.optimizer.lr or 0.01):g}"
+        return NextStep(
+            command=str(typed.with_option("--lr", lr).elsewhere(f"lr-{lr}")),
+            why=f"no weight of {name} moved; try a higher learning rate",
+        )
+    epochs = max(10, 3 * recipe.epochs)
+    return NextStep(
+        command=str(typed.without("--max-steps").with_option("--epochs", f"{epochs}").elsewhere(f"epochs-{epochs}")),
+        why=f"train until {name} has learned something; if it has not by then, try another --lr",
+    )
+
+
+def _more_seeds(
+    comparison: Comparison,
+    rows: Sequence[ArmSummary],
+    by_arm: Mapping[str, Sequence[RunRecord]],
+    typed: TypedCommand,
+    next_error_rate: float,
+) -> Iterator[NextStep]:
+    """Yield the seeds that give a verdict, within the looks that are left."""
+    if _are_copies(comparison):
+        return
+    planned = {int(cell.rpartition("@")[2]) for cell in comparison.order}
+    seeds = sorted({*comparison.seeds, *planned})
+    if not rows or not seeds or typed.value("--seeds") == "auto":
+        return
+    few = [row for row in rows if "few seeds" in (row.quality.kind, row.quality.among)]
+    more = {row.arm: row.quality.more_seeds for row in rows if row.quality.kind in OPEN and row.quality.more_seeds}
+    if few and len(seeds) < MIN_PAIRS:
+        count = FIRST_SEEDS - len(seeds)
+        what = f"for verdicts: {count} more seeds"
+    elif more and next_error_rate > 0:
+        count = max((number for number in more.values() if number <= MAX_MORE), default=min(more.values()))
+        settled = [arm for arm, number in more.items() if number <= count]
+        noun = "1 more seed" if count == 1 else f"{count} more seeds"
+        what = f"to decide on {names_of(settled)}: {noun} at most"
+    elif comparison.look and not next_error_rate and any(row.quality.kind in OPEN for row in rows):
+        fresh = range(max(seeds) + 1, max(seeds) + 1 + max(FIRST_SEEDS, 2 * len(seeds)))
+        yield NextStep(
+            command=str(typed.with_option("--seeds", seeds_text(fresh)).elsewhere("again", same_recipe=True)),
+            why="no look is left at these runs; other seeds in another run directory are a new comparison"
+            + _duration_text(by_arm, len(fresh)),
+        )
+        return
+    else:
+        return
+    wanted = [*seeds, *_next_seeds(seeds, count)]
+    yield NextStep(
+        command=str(typed.with_option("--seeds", seeds_text(wanted))), why=f"{what}{_duration_text(by_arm, count)}"
+    )
+
+
+def _next_seeds(seeds: Sequence[int], count: int) -> list[int]:
+    """Return this many further seeds that continue the range."""
+    first = max(seeds) + 1
+    return list(range(first, first + count))
+
+
+def _duration_text(by_arm: Mapping[str, Sequence[RunRecord]], seeds: int) -> str:
+    """Return how long so many seeds of all arms take, by the runs so far; "" where that is not known."""
+    total, jobs = 0.0, 1
+    for records in by_arm.values():
+        known = [
+            run.summary.wall_seconds + (run.summary.start_seconds or 0.0)
+            for run in records
+            if run.summary.wall_seconds is not None
+        ]
+        if not known:
+            return ""
+        total += statistics.fmean(known)
+        jobs = max(jobs, *(run.jobs for run in records))
+    return f", about {_round_duration(seeds * total / jobs)}"
+
+
+def _round_duration(seconds: float) -> str:
+    for size, unit in ((3600, "h"), (60, "min")):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.2g} {unit}"
+    return f"{max(1.0, float(f'{seconds:.1g}')):g} s"
+
+
+def _steps_after_divergence(
+    comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]], typed: TypedCommand | None
+) -> Iterator[NextStep]:
+    arms = [row.arm for row in comparison.arms if row.diverged and by_arm.get(row.arm)]
+    by_eps = [arm for arm in arms if EPS in divergence_cause(by_arm[arm])]
+    if by_eps and typed is not None:
+        yield NextStep(
+            command=str(typed.with_option("--eps", SAFE_EPS).elsewhere(f"eps-{SAFE_EPS}")),
+            why=f"an eps that fp16 can hold, for {names_of(by_eps)}",
+        )
+    for arm in [arm for arm in arms if arm not in by_eps and arm != comparison.reference][:1]:
+        yield NextStep(
+            command=shlex.join(["ampcompare", "explain", _arm(by_arm[arm])]),
+            why=f"see what {arm} does to weights, gradients and the loss scale",
+        )
+
+
+def _timing_steps(
+    rows: Sequence[ArmSummary], by_arm: Mapping[str, Sequence[RunRecord]], reference: str, typed: TypedCommand
+) -> Iterator[NextStep]:
+    slower = [row.arm for row in rows if row.time.kind == "worse"]
+    if slower and not typed.value("--vary", "--sweep"):
+        arms = ",".join(_arm(by_arm[name]) for name in (reference, slower[0]))
+        yield NextStep(command=typed.for_profile(arms), why=f"see why {slower[0]} is slower than {reference}")
+    kinds = [row.time.kind for row in rows]
+    if "emulated" in kinds:
+        yield NextStep(
+            command=str(typed.with_option("--device", "cuda").elsewhere("gpu", same_recipe=True)),
+            why="on a machine with a GPU: measure step time and memory",
+        )
+    elif "invalid" in kinds:
+        yield NextStep(
+            command=str(typed.with_option("--timing-rounds", "3").elsewhere("timed", same_recipe=True)),
+            why="on an idle machine: time all arms in turns",
+        )
+
+
+@dataclass(frozen=True)
+class TypedCommand:
+    """The words of `ampcompare compare ...`, and those of a script behind `--`."""
+
+    words: tuple[str, ...]
+    script: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> TypedCommand | None:
+        """Read a command line; None if it is not a single `ampcompare compare`, such as another command."""
+        try:
+            words = shlex.split(text)
+        except ValueError:
+            return None
+        if words[:2] != PROGRAM or any(word.endswith(";") for word in words):
+            return None
+        end = words.index("--") if "--" in words else len(words)
+        return cls(tuple(words[:end]), tuple(words[end:]))
+
+    def __str__(self) -> str:
+        return shlex.join([*self.words, *self.script])
+
+    def value(self, *names: str) -> str | None:
+        """Return what an option was given last, under any of its names; None if it was not."""
+        found = None
+        for index, word in enumerate(self.words):
+            if word in names and index + 1 < len(self.words):
+                found = self.words[index + 1]
+            elif attached := _option_prefix(word, names):
+                found = word[len(attached) :]
+        return found
+
+    def without(self, *names: str) -> TypedCommand:
+        """Return the command without an option that takes a value."""
+        return TypedCommand(tuple(word for word in self._blank_option(names) if word is not None), self.script)
+
+    def with_option(self, name: str, value: str, *other_names: str) -> TypedCommand:
+        """Return the command with an option at another value, in its place, or at the end."""
+        words = self._blank_option((name, *other_names))
+        index = words.index(None) if None in words else len(words)
+        rest = [word for word in words[index:] if word is not None]
+        return TypedCommand((*(word for word in words[:index] if word is not None), name, value, *rest), self.script)
+
+    def _blank_option(self, names: Sequence[str]) -> list[str | None]:
+        """Return the words with None instead of an option and of its value."""
+        words: list[str | None] = []
+        is_value = False
+        for word in self.words:
+            is_option = not is_value and (word in names or bool(_option_prefix(word, names)))
+            words.append(None if is_option or is_value else word)
+            is_value = is_option and word in names
+        return words
+
+    def for_profile(self, arms: str) -> str:
+        """Return the command that profiles arms on the same work."""
+        words: list[str] = []
+        is_kept = False
+        for word in self.words[len(PROGRAM) :]:
+            if word.startswith("-"):
+                is_kept = word in OF_WORK or bool(_option_prefix(word, OF_WORK))
+            words += [word] if is_kept else []
+        return shlex.join(["ampcompare", "profile", "--arm", arms, *words, *self.script])
+
+    def elsewhere(self, suffix: str, *, same_recipe: bool = False) -> TypedCommand:
+        """Return the command with its own run directory.
+
+        Args:
+            suffix: behind the name of the folder, or the tag of the default one.
+            same_recipe: the default folder, which is named by the recipe, would be the same.
+        """
+        folder = self.value("-o", "--output-dir")
+        if folder is not None:
+            return self.with_option("-o", f"{folder.rstrip('/')}-{suffix}", "--output-dir")
+        return self.with_option("--tag", suffix) if same_recipe else self
+
+
+def _option_prefix(word: str, names: Sequence[str]) -> str:
+    """Return how far a word is the name of an option with its value behind it, as in `--seeds=0-2`; "" if it is not."""
+    for name in names:
+        start = f"{name}=" if name.startswith("--") else name
+        if word.startswith(start) and word not in names and (name.startswith("--") or not word.startswith("--")):
+            return start
+    return ""
+
+
+def seeds_text(seeds: Sequence[int]) -> str:
+    """Return seeds as `--seeds` takes them, such as `0-4,7`."""
+    ranges: list[list[int]] = []
+    for seed in sorted(seeds):
+        if ranges and seed == ranges[-1][1] + 1:
+            ranges[-1][1] = seed
+        else:
+            ranges.append([seed, seed])
+    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in ranges)

@@ -1,0 +1,248 @@
+"""Accuracy from pairs of runs: an effect on the metric and a verdict for each arm."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import sqrt
+
+from ampcompare.results.analysis.inference.criteria import AccuracyMargin, Criteria, margin_error, resolve_margin
+from ampcompare.results.analysis.inference.effect import (
+    ERROR_RATE,
+    FLOAT32_STEP,
+    Effect,
+    interval,
+    paired_effect,
+    two_stage,
+    unpaired_effect,
+)
+from ampcompare.results.analysis.inference.verdict import Design, Evidence
+from ampcompare.results.analysis.pairing.comparability import began_apart, incomparable_accuracy
+from ampcompare.results.analysis.pairing.learning import NO_VERDICT, idle_pairs, idle_verdict, no_number, no_ratio
+from ampcompare.results.analysis.pairing.pairs import IDENTICAL, Pair, divergence_verdict, identical, pairs_by_seed
+from ampcompare.results.analysis.pairing.scores import (
+    has_score,
+    in_steps,
+    metric_of,
+    spread_floor,
+    step_of,
+    step_of_scores,
+)
+from ampcompare.results.records.evaluation import PrecisionResult, PrecisionRow
+from ampcompare.results.records.metric import Metric
+from ampcompare.results.records.run import RunRecord
+from ampcompare.results.records.verdict import Verdict
+
+__all__ = [
+    "accuracy_effect",
+    "accuracy_effects",
+    "accuracy_evidence",
+    "accuracy_margin",
+    "failure_verdict",
+    "precision_rows",
+]
+
+
+def accuracy_margin(records: Sequence[RunRecord], reference: str, terms: Criteria, metric: Metric) -> AccuracyMargin:
+    """Return the margin of the metric that the rule gives for the runs of the reference.
+
+    Raises:
+        ConfigError: the rule does not apply to this metric.
+    """
+    runs = [record for record in records if record.status == "completed" and record.summary.epochs]
+    values = [value for run in runs if has_score(value := run.summary.metric_final, metric)]
+    return resolve_margin(
+        terms.rule,
+        [metric.factor * value for value in values],
+        metric=metric,
+        resolution=_resolution(metric, runs, values),
+        reference=reference,
+    )
+
+
+def _resolution(metric: Metric, runs: Sequence[RunRecord], values: Sequence[float]) -> float:
+    """Return the least difference of two values, in the unit of shown differences."""
+    step = step_of_scores(step_of(runs), metric, values)
+    if metric.difference != "points":
+        return 100 * max(FLOAT32_STEP, step)
+    if metric.counts:
+        return metric.factor * (step or 1.0)
+    return metric.factor * max(FLOAT32_STEP * max(map(abs, values), default=1.0), step)
+
+
+def accuracy_effect(pairs: Sequence[Pair], error_share: float = 0.0, pilot: Collection[int] = ()) -> Effect | None:
+    """Return the effect on the scores of the metric: positive where the arm is better.
+
+    Args:
+        error_share: share of the reference's errors that the margin is, where it moves with them.
+        pilot: seeds whose spread determined the number of pairs, if any: the test then uses their spread.
+    """
+    metric = metric_of([reference for _, reference in pairs])
+    whole = [
+        (metric.score(here), metric.score(there), arm.summary.epochs[-1].samples, arm.config.recipe.seed)
+        for arm, reference in pairs
+        if has_score(here := arm.summary.metric_final, metric)
+        and has_score(there := reference.summary.metric_final, metric)
+        and arm.summary.epochs
+    ]
+    if not whole:
+        return None
+    arm, reference = [here for here, *_ in whole], [there for _, there, *_ in whole]
+    samples = min(samples for _, _, samples, _ in whole)
+    runs = [run for pair in pairs for run in pair]
+    values = [value for run in runs if has_score(value := run.summary.metric_final, metric)]
+    step = step_of_scores(step_of(runs), metric, values)
+    floor = spread_floor(metric, samples, [*arm, *reference], step)
+    if not pilot:
+        if any(began_apart(*pair) for pair in pairs):
+            return unpaired_effect(arm, reference, floor, rounded=True)
+        effect = paired_effect(arm, reference, floor, rounded=True)
+        moved = margin_error(arm, reference, error_share) if metric.counts else None
+        return replace(effect, margin_error=moved, step=step) if metric.counts else in_steps(effect, step)
+    early = [seed in pilot for *_, seed in whole]
+    if not any(early):
+        return None
+    effect = two_stage(arm, reference, early, floor, rounded=True)
+    if not metric.counts:
+        return in_steps(effect, step)
+    first_arm, first_reference = (
+        [value for value, is_early in zip(side, early, strict=True) if is_early] for side in (arm, reference)
+    )
+    moved = margin_error(first_arm, first_reference, error_share) * sqrt(sum(early) / len(early))
+    return replace(effect, margin_error=moved, step=step)
+
+
+def accuracy_evidence(
+    records: Sequence[RunRecord],
+    pairs: Sequence[Pair],
+    margin: AccuracyMargin,
+    design: Design,
+    *,
+    same_software: bool = True,
+) -> Evidence:
+    """Return what pairs say of the metric, and the verdict of an arm that needs no test."""
+    untested, shown = _untested_verdict(records, pairs, same_software), accuracy_effect(pairs)
+    effect = None if untested else accuracy_effect(pairs, margin.error_share, design.pilot)
+    return Evidence(effect, untested, None if shown is None else shown.mean)
+
+
+def failure_verdict(records: Sequence[RunRecord]) -> Verdict:
+    """Return the verdict that an arm has by itself, also for the reference: diverged or learned nothing; an empty one
+    if neither.
+    """
+    return divergence_verdict(records) or idle_verdict(records)
+
+
+def _untested_verdict(records: Sequence[RunRecord], pairs: Sequence[Pair], same_software: bool) -> Verdict:
+    """Return the verdict of an arm that needs no test: why it cannot be judged, or that it is identical."""
+    return (
+        divergence_verdict(records)
+        or incomparable_accuracy(pairs, same_software=same_software)
+        or no_ratio([*records, *(reference for _, reference in pairs)])
+        or idle_verdict(records)
+        or (NO_VERDICT if idle_verdict([reference for _, reference in pairs]) else Verdict())
+        or no_number(pairs)
+        or idle_pairs(pairs)
+        or (IDENTICAL if identical(pairs) else Verdict())
+    )
+
+
+def accuracy_effects(
+    records: Sequence[RunRecord], arms: Sequence[str], reference: str, error_share: float = 0.0
+) -> dict[str, Effect]:
+    """Return the effect on the scores of every arm that has pairs with the reference."""
+    theirs = [record for record in records if record.arm == reference]
+    found = {
+        arm: accuracy_effect(pairs_by_seed([record for record in records if record.arm == arm], theirs), error_share)
+        for arm in arms
+        if arm != reference
+    }
+    return {arm: effect for arm, effect in found.items() if effect is not None}
+
+
+Evaluated = tuple[RunRecord, PrecisionResult]
+
+
+def precision_rows(by_arm: Mapping[str, Sequence[RunRecord]], metric: Metric) -> list[PrecisionRow]:
+    """Return a row for each arm and precision that its completed runs were evaluated in; none where none was asked for.
+
+    The unit of replication is the run: a seed's own evaluation and that in another precision are a pair.
+    """
+    return [
+        _row(arm, evaluated, metric)
+        for arm, records in by_arm.items()
+        for evaluated in _by_precision(record for record in records if record.status == "completed")
+    ]
+
+
+def _by_precision(records: Iterable[RunRecord]) -> Iterator[list[Evaluated]]:
+    found: dict[tuple[bool, str], list[Evaluated]] = {}
+    for record in records:
+        for result in record.summary.in_precisions:
+            found.setdefault((result.averaged, result.precision), []).append((record, result))
+    return iter(found.values())
+
+
+def _row(arm: str, evaluated: Sequence[Evaluated], metric: Metric) -> PrecisionRow:
+    _, first = evaluated[0]
+    measured = [(value, own, result) for record, result in evaluated if (value := _value(result, metric)) is not None
+                and (own := _own(record, averaged=first.averaged)) is not None]  # fmt: skip
+    errors = [result.error for _, result in evaluated if result.error]
+    row = PrecisionRow(
+        arm=arm, precision=first.precision, averaged=first.averaged, half=first.half, runs=len(measured),
+        error=errors[0] if errors else "",
+    )  # fmt: skip
+    if not measured:
+        return row
+    values, owns = [value for value, *_ in measured], [own for _, own, _ in measured]
+    differences = [metric.differ(value, own) for value, own in zip(values, owns, strict=True)]
+    low, high = _interval(values, owns, min(result.samples for *_, result in measured), metric)
+    return row.model_copy(
+        update={
+            "own_mean": statistics.fmean(owns),
+            "metric_mean": statistics.fmean(values),
+            "difference": statistics.fmean(differences),
+            "low": low,
+            "high": high,
+            "disagreement": _mean(_disagreement(result) for *_, result in measured),
+            "sample_difference": _mean(result.sample_difference for *_, result in measured),
+        }
+    )
+
+
+def _interval(
+    values: Sequence[float], owns: Sequence[float], samples: int, metric: Metric
+) -> tuple[float | None, float | None]:
+    """Return the 95 % interval of the mean difference over runs; None where there is none."""
+    if not all(has_score(value, metric) for value in [*values, *owns]):
+        return None, None
+    here, there = ([metric.score(value) for value in side] for side in (values, owns))
+    effect = paired_effect(here, there, spread_floor(metric, samples, [*here, *there]), rounded=metric.counts)
+    bounds = interval(effect, 1 - ERROR_RATE)
+    if bounds is None:
+        return None, None
+    low, high = sorted(map(metric.difference_of, bounds))
+    return low, high
+
+
+def _value(result: PrecisionResult, metric: Metric) -> float | None:
+    return result.values.get(metric.name)
+
+
+def _own(record: RunRecord, *, averaged: bool) -> float | None:
+    """Return the value of the first metric in the arm's own evaluation."""
+    last = record.summary.epochs[-1] if record.summary.epochs else None
+    return None if last is None else last.ema_value if averaged else last.value
+
+
+def _disagreement(result: PrecisionResult) -> float | None:
+    if result.differing is None or not result.answers:
+        return None
+    return result.differing / result.answers
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return statistics.fmean(known) if known else None

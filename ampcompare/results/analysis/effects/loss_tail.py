@@ -1,0 +1,74 @@
+"""The final training loss from pairs of runs: an effect and a verdict for each arm.
+
+The loss of a run is the mean over the last fifth of its steps. Both runs of a pair made the same steps on the same
+batches, so the difference of two means is the mean of the differences step by step. Steps of one run are correlated, so
+the test is over seeds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ampcompare.results.analysis.inference.effect import float_spread, paired_effect, two_stage, unpaired_effect
+from ampcompare.results.analysis.inference.verdict import Design, Evidence
+from ampcompare.results.analysis.pairing.comparability import began_apart, incomparable_accuracy
+from ampcompare.results.analysis.pairing.learning import NO_VERDICT, idle_pairs, idle_verdict
+from ampcompare.results.analysis.pairing.pairs import IDENTICAL, Pair, divergence_verdict, equal_losses
+from ampcompare.results.records.run import RunRecord
+from ampcompare.results.records.verdict import Verdict
+
+__all__ = ["loss_evidence", "tail_loss"]
+
+
+def tail_loss(pairs: Sequence[Pair], pilot: frozenset[int] = frozenset()) -> Evidence:
+    """Return the effect over pairs, or why their losses cannot be compared; neither for records that keep none.
+
+    Args:
+        pilot: seeds whose spread determined the number of pairs, as for `accuracy_effect`.
+    """
+    known = [pair for pair in pairs if all(run.summary.loss_tail is not None for run in pair)]
+    if not known:
+        return Evidence()
+    if any(_other_steps(*pair) for pair in known):
+        return _incomparable("the runs have no steps in common to pair by")
+    losses = [[run.summary.loss_tail or 0.0 for run in pair] for pair in known]
+    if not all(math.isfinite(loss) and loss > 0 for pair in losses for loss in pair):
+        return _incomparable("a mean loss is not a number above 0")
+    # The logarithm of a loss, negative so that larger is better.
+    here, there = ([-math.log(loss) for loss in side] for side in zip(*losses, strict=True))
+    floor = float_spread([1.0])
+    whole = (unpaired_effect if any(began_apart(*pair) for pair in known) else paired_effect)(here, there, floor)
+    if not pilot:
+        return Evidence(whole, mean=whole.mean)
+    early = [reference.config.recipe.seed in pilot for _, reference in known]
+    return Evidence(two_stage(here, there, early, floor) if any(early) else None, mean=whole.mean)
+
+
+def loss_evidence(
+    records: Sequence[RunRecord], pairs: Sequence[Pair], design: Design, *, same_software: bool = True
+) -> Evidence:
+    """Return what pairs say of the loss, and the verdict of an arm that needs no test; nothing without such a loss."""
+    tail = tail_loss(pairs, design.pilot)
+    if tail.effect is None and not tail.untested:
+        return tail
+    untested = (
+        divergence_verdict(records)
+        or incomparable_accuracy(pairs, same_software=same_software)
+        or tail.untested
+        or idle_verdict(records)
+        or (NO_VERDICT if idle_verdict([reference for _, reference in pairs]) else Verdict())
+        or idle_pairs(pairs)
+        or (IDENTICAL if equal_losses(pairs) else Verdict())
+    )
+    return replace(tail, untested=untested)
+
+
+def _incomparable(why: str) -> Evidence:
+    return Evidence(untested=Verdict(kind="not comparable", why=why))
+
+
+def _other_steps(arm: RunRecord, reference: RunRecord) -> bool:
+    here, there = arm.summary, reference.summary
+    return here.num_steps != there.num_steps or bool(here.rollbacks or there.rollbacks)

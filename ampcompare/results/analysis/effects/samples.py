@@ -1,0 +1,313 @@
+"""Results of single samples of paired runs: for which samples a verdict holds, and what two single models differ in.
+
+A verdict is about the samples of the validation set, over seeds. The interval for new samples treats samples and seeds
+as crossed random effects (`crossed_effects`).
+
+A pair of models of one seed differs on a sample: by -1, 0 or 1 where it is right or wrong, by any number where it has a
+loss. Such differences, by seed and sample, vary with the sample (some are easier for one arm), with the seed (some runs
+come out better as a whole), and with both together:
+
+    d[seed, sample] = mean + sample effect + seed effect + residual.
+
+A t interval over seeds takes the samples as given. For samples that were not drawn, the variance of the mean adds the
+sample effects: with mean squares A of samples, S of seeds and E of the residual over n seeds and m samples it is
+(S + max(A - E, 0)) / (n m), by the method of moments. This is the analysis of readers and cases in diagnostic studies,
+with seeds for readers, one pair of "modalities" and samples for cases.
+
+Sources: Satterthwaite, Biometrics Bulletin 2 (1946); Clark, J. Verbal Learning and Verbal Behavior 12 (1973), for the
+error of taking materials as fixed; Hillis, Statistics in Medicine 26 (2007), for the variance that is never below that
+of the seeds alone and its degrees of freedom; Bonett and Price, J. Educational and Behavioral Statistics 37 (2012), for
+two pseudo-samples. How well the intervals cover: `docs/benchmarks/new_images.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ampcompare.base.errors import RecordError
+from ampcompare.results.analysis.inference.effect import ERROR_RATE, MIN_PAIRS, Effect, interval, min_resolvable_spread
+from ampcompare.results.analysis.inference.sample_size import POWER
+from ampcompare.results.analysis.inference.verdict import Margin
+from ampcompare.results.analysis.pairing.pairs import Pair
+from ampcompare.results.analysis.pairing.scores import metric_of, spread_floor
+from ampcompare.results.records.comparison import ArmSummary, ModelPair, SampleComparison
+from ampcompare.results.records.evaluation import unpack_samples
+from ampcompare.results.records.metric import Metric
+from ampcompare.results.records.run import RunRecord
+from ampcompare.results.records.verdict import Kind, Verdict
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = [
+    "MeanSquares",
+    "compare_samples",
+    "mcnemar",
+    "mean_squares",
+    "new_samples_error",
+    "sample_sentences",
+    "samples_needed",
+    "samples_noun",
+    "two_digits",
+]
+
+MAX_NAMED = 4
+MAX_SAMPLES = 10**8
+STEPS = 2000  # of the search for a number of samples: one in a hundred apart
+
+
+def samples_noun(records: Iterable[RunRecord]) -> str:
+    """Return what validation samples are called: images where runs count these, else samples."""
+    return "images" if next((record.unit for record in records), "images") == "images" else "samples"
+
+
+def compare_samples(
+    pairs: Sequence[Pair], effect: Effect | None, verdict: Verdict, margin: Margin
+) -> SampleComparison | None:
+    """Compare paired runs sample by sample; None where no run keeps results of single samples.
+
+    Args:
+        pairs: of an arm and the reference.
+        effect: on the scores over the pairs.
+        verdict: on that effect.
+        margin: of equivalence, of scores.
+    """
+    kept = [result for pair in pairs for run in pair for result in run.summary.epochs[-1:] if result.per_sample]
+    if not kept:
+        return None
+    metric, count = metric_of(run for _, run in pairs), kept[0].samples
+    try:
+        arm, reference = _by_side(pairs)
+    except RecordError as fault:
+        return SampleComparison(samples=count, unusable=str(fault))
+    models = [_models(*each) for each in zip(pairs, arm, reference, strict=True)] if arm.dtype == bool else []
+    result = SampleComparison(samples=count, models=models)
+    if effect is None or verdict.confidence is None or len(pairs) < MIN_PAIRS or count < 2:
+        return result
+    differences = _differences(arm, reference, metric)
+    floor = None if arm.dtype == bool else spread_floor(metric, count, [float(abs(reference).mean())])
+    squares = mean_squares(differences, floor)
+    error, freedom = (float(value) for value in new_samples_error(squares))
+    bounds = _wider(effect, Effect(effect.mean, effect.spread, error, freedom, len(pairs)), verdict.confidence)
+    low, high = sorted(map(metric.difference_of, bounds))
+    return result.model_copy(
+        update={
+            "low": low,
+            "high": high,
+            "holds": _holds(verdict.kind, *bounds, margin.size),
+            "needed": samples_needed(squares, margin.size, (1 - verdict.confidence) / 2),
+        }
+    )
+
+
+def _wider(one: Effect, other: Effect, confidence: float) -> tuple[float, float]:
+    """Return the wider interval: more is not known of new samples than of these, whatever the degrees of freedom."""
+    intervals = [bounds for effect in (one, other) if (bounds := interval(effect, confidence)) is not None]
+    return max(intervals, key=lambda bounds: bounds[1] - bounds[0])
+
+
+def _holds(kind: Kind, low: float, high: float, margin: float) -> bool | None:
+    """Return whether an interval shows what a verdict says; None for a verdict that says nothing."""
+    claims: dict[Kind, bool] = {
+        "equivalent": -margin < low and high < margin,
+        "better": low > 0,
+        "non-inferior": low > -margin,
+        "worse": high < 0,
+    }
+    return claims.get(kind)
+
+
+def _by_side(pairs: Sequence[Pair]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the results of the arm and of the reference, each (pairs, samples): bool, or float64.
+
+    Raises:
+        RecordError: the results of a run are missing or damaged, or the runs saw other samples.
+    """
+    import numpy as np
+
+    found = [[_results(run) for run in pair] for pair in pairs]
+    missing = sum(each is None for pair in found for each in pair)
+    noun = samples_noun(run for pair in pairs for run in pair)
+    if missing:
+        raise RecordError(f"{missing} of {2 * len(pairs)} runs keep no per-{noun.removesuffix('s')} results")
+    results = [run.summary.epochs[-1].per_sample for pair in pairs for run in pair]
+    if len({result.labels_sha256 for result in results if result is not None}) > 1:
+        raise RecordError(f"the runs were evaluated on other {noun}, or in another order: their labels differ")
+    arm, reference = np.array(found).swapaxes(0, 1)
+    return arm, reference
+
+
+def _differences(arm: NDArray[Any], reference: NDArray[Any], metric: Metric) -> NDArray[Any]:
+    """Return by seed and sample how much better the arm is: (pairs, samples), with the scores' differences as means.
+
+    A ratio of means is linearized: a sample moves its logarithm by how far it lies from each mean, over that mean.
+    """
+    import numpy as np
+
+    if arm.dtype == bool:
+        gains: NDArray[Any] = arm.astype(np.int8) - reference.astype(np.int8)
+    elif metric.difference == "points":
+        gains = arm - reference
+    else:
+        means, others = (side.mean(-1, keepdims=True) for side in (arm, reference))
+        gains = np.log(means / others) + (arm / means - 1) - (reference / others - 1)
+    return gains if metric.better == "higher" else -gains
+
+
+def _results(run: RunRecord) -> NDArray[Any] | None:
+    try:
+        return unpack_samples(run.summary.epochs[-1]) if run.summary.epochs else None
+    except RecordError as fault:
+        who = f"{run.arm}, seed {run.config.recipe.seed}"
+        noun = samples_noun([run]).removesuffix("s")
+        raise RecordError(f"the per-{noun} results of {who} are damaged: {fault}") from None
+
+
+def _models(pair: Pair, arm: NDArray[Any], reference: NDArray[Any]) -> ModelPair:
+    arm_only, reference_only = int((arm & ~reference).sum()), int((reference & ~arm).sum())
+    return ModelPair(
+        seed=pair[0].config.recipe.seed,
+        arm_only=arm_only,
+        reference_only=reference_only,
+        p=mcnemar(arm_only, reference_only),
+    )
+
+
+def mcnemar(one_only: int, other_only: int) -> float:
+    """Return the p value of McNemar's exact test: whether two models are right on equally many samples of a population.
+
+    It says nothing about what trained them: another seed of the same arm often differs as much.
+
+    Args:
+        one_only: samples that only one model has right; `other_only` likewise.
+    """
+    from scipy.stats import binomtest
+
+    disagreeing = one_only + other_only
+    return float(binomtest(one_only, disagreeing).pvalue) if disagreeing else 1.0
+
+
+def sample_sentences(rows: Sequence[ArmSummary], margin: float, metric: Metric, noun: str) -> Iterable[str]:
+    """Yield which verdicts need not hold for new samples, and which results of single samples could not be used.
+
+    Args:
+        margin: in the unit of shown differences.
+        noun: what samples are called.
+    """
+    unit = f" {metric.difference_unit}" if metric.difference_unit else ""
+    doubtful: list[str] = []
+    unusable: dict[str, list[str]] = {}
+    for row in rows:
+        its = row.samples
+        if its is not None and its.low is not None and its.high is not None:
+            if its.holds is False:
+                bounds = f"{metric.signed(its.low)} to {metric.signed(its.high)}{unit}"
+                settled = (
+                    "more seeds are needed first"
+                    if its.needed is None
+                    else f"about {two_digits(its.needed):,} {noun} would settle ±{margin:g}{unit}"
+                )
+                doubtful.append(f"{row.arm} ({row.quality.word} here, {bounds} for new ones; {settled})")
+        elif its is not None and its.unusable:
+            unusable.setdefault(its.unusable, []).append(row.arm)
+    if doubtful:
+        more = f" and {len(doubtful) - MAX_NAMED} more" if len(doubtful) > MAX_NAMED else ""
+        yield f"Shown for these validation {noun}, not for new ones: {', '.join(doubtful[:MAX_NAMED])}{more}."
+    for reason, arms in unusable.items():
+        yield f"Not compared {noun.removesuffix('s')} by {noun.removesuffix('s')}: {', '.join(arms)} ({reason})."
+
+
+def two_digits(count: int) -> int:
+    """Return an estimated number without the digits that it does not have."""
+    return round(count, 2 - len(str(count))) if count > 100 else count
+
+
+@dataclass(frozen=True)
+class MeanSquares:
+    """The two-way analysis of variance of differences by seed and sample, without repetition.
+
+    Attributes:
+        samples: mean square of samples, and the other two likewise: float64 arrays of one shape, or numbers.
+        num_seeds: at least 2.
+        num_samples: at least 2.
+    """
+
+    samples: Any
+    seeds: Any
+    residual: Any
+    num_seeds: int
+    num_samples: int
+
+
+def mean_squares(differences: NDArray[Any], seed_spread: float | None = None) -> MeanSquares:
+    """Return the mean squares of differences.
+
+    Two lower bounds reflect what a few seeds and samples cannot rule out. The spread of seeds is at least that of
+    rounding: to counts (`min_resolvable_spread`), or that of the caller. And samples that all agree, right or wrong, do
+    not prove that there are no others: their mean square is at least that of two that differ in every seed, one for
+    each arm, which is about the rule of three.
+
+    Args:
+        differences: (..., seeds, samples), whole numbers of -1, 0 and 1, or any floats.
+        seed_spread: least spread of a mean over samples; None for whole numbers.
+    """
+    import numpy as np
+
+    *_, seeds, samples = differences.shape
+    by_sample = differences.sum(-2, dtype=np.float64) / seeds
+    by_seed = differences.sum(-1, dtype=np.float64) / samples
+    mean = by_seed.mean(-1, keepdims=True)
+    of_samples = seeds * ((by_sample - mean) ** 2).sum(-1)
+    of_seeds = samples * ((by_seed - mean) ** 2).sum(-1)
+    if seed_spread is None:
+        whole = np.count_nonzero(differences, axis=(-2, -1)) - seeds * samples * mean[..., 0] ** 2
+        least, seed_spread = 2 * seeds / samples, min_resolvable_spread(samples)
+    else:
+        whole = ((differences - mean[..., None]) ** 2).sum((-2, -1))
+        least = 0.0
+    residual = np.maximum(whole - of_samples - of_seeds, 0) / ((seeds - 1) * (samples - 1))
+    return MeanSquares(
+        samples=np.maximum(of_samples / (samples - 1), least),
+        seeds=np.maximum(of_seeds / (seeds - 1), samples * seed_spread**2),
+        residual=residual,
+        num_seeds=seeds,
+        num_samples=samples,
+    )
+
+
+def new_samples_error(squares: MeanSquares) -> tuple[Any, Any]:
+    """Return the standard error of the mean difference over new samples and new seeds, and its degrees of freedom."""
+    import numpy as np
+
+    variance = squares.seeds + np.maximum(squares.samples - squares.residual, 0)
+    freedom = (squares.num_seeds - 1) * (variance / squares.seeds) ** 2
+    return np.sqrt(variance / (squares.num_seeds * squares.num_samples)), freedom
+
+
+def samples_needed(squares: MeanSquares, margin: float, alpha: float = ERROR_RATE) -> int | None:
+    """Return about how many samples would show equivalence on new ones with a power of 80 %, if the arms do not differ.
+
+    Args:
+        squares: of one comparison; another number of samples keeps its components of variance and its seeds.
+        margin: of the differences.
+        alpha: of each of the two one-sided tests.
+
+    Returns:
+        None if no number would do: the spread over so few seeds alone is too large.
+    """
+    import numpy as np
+    from scipy.special import stdtrit
+
+    seeds = squares.num_seeds
+    sample_variance = max(squares.samples - squares.residual, 0) / seeds
+    seed_variance = max(squares.seeds - squares.residual, 0) / squares.num_samples
+    residual = min(squares.residual, squares.seeds)
+    counts = np.unique(np.geomspace(2, MAX_SAMPLES, STEPS).round())
+    over_seeds = (seed_variance + residual / counts) / seeds
+    variance = over_seeds + sample_variance / counts
+    freedom = (seeds - 1) * (variance / over_seeds) ** 2
+    needed = (stdtrit(freedom, 1 - alpha) + stdtrit(freedom, 1 - (1 - POWER) / 2)) * np.sqrt(variance)
+    enough = np.flatnonzero(needed <= margin)
+    return int(counts[enough[0]]) if len(enough) else None

@@ -1,0 +1,376 @@
+"""Thresholds for continuous integration, checked for each arm of a comparison."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ampcompare.base.errors import ConfigError
+from ampcompare.results.analysis.effects.accuracy import accuracy_evidence, accuracy_margin
+from ampcompare.results.analysis.effects.loss_tail import loss_evidence
+from ampcompare.results.analysis.effects.step_time import invalid_reason, time_evidence
+from ampcompare.results.analysis.inference.criteria import criteria_of
+from ampcompare.results.analysis.inference.verdict import Design, verdicts_on
+from ampcompare.results.analysis.pairing.comparability import (
+    incomparable_accuracy,
+    incomparable_memory,
+    incomparable_time,
+)
+from ampcompare.results.analysis.pairing.learning import idle_verdict
+from ampcompare.results.analysis.pairing.pairs import counterparts, pairs_by_seed, surviving_seeds
+from ampcompare.results.analysis.pairing.scores import value_of
+from ampcompare.results.records.comparison import ArmSummary, Comparison
+from ampcompare.results.records.metric import TOP1, TOP5, Metric
+from ampcompare.results.records.run import RunRecord
+from ampcompare.results.records.verdict import KEPT, UNJUDGED, Kind, Verdict
+
+__all__ = ["Check", "Gate", "VerdictGate", "check_gates", "parse_gate"]
+
+NAME = r"[A-Za-z][^<>:]*?"
+GRAMMAR = re.compile(rf"({NAME})\s*([<>])\s*([-+]?\d+(?:\.\d+)?)\s*(x|%)?")
+VERDICT_GRAMMAR = re.compile(rf"({NAME})\s*:\s*(worse|inferior|non-inferior|not-inferior|equivalent|better)")
+OLD_WORDS = {"inferior": "worse", "not-inferior": "non-inferior"}
+RATIOS = ("time", "memory")
+COUNTS = ("diverged", "failed")
+TAIL_LOSS = "tail-loss"  # the training loss over the last fifth of the steps, which has verdicts only
+ACCURACY, METRIC = "accuracy", "metric"  # the metric of verdicts: where it counts what is right, and any
+CLASSIFICATION = (TOP1, TOP5)
+# The verdicts that show what a gate asks for.
+SHOWN_BY: dict[str, tuple[Kind, ...]] = {
+    "non-inferior": KEPT,
+    "equivalent": ("identical", "equivalent"),
+    "better": ("better",),
+}
+REFUSED: tuple[Kind, ...] = ("worse", "diverged", "learned nothing")
+UNKNOWN: tuple[Kind, ...] = ("", "no verdict", *UNJUDGED)
+SAME_RUNS = "the baseline holds these same runs, so nothing has run since; choose another --output-dir"
+Measured = tuple[float | None, str]  # a value, or why it is missing
+Runs = Sequence[RunRecord]
+
+
+@dataclass(frozen=True)
+class Check:
+    """The outcome of a gate for one arm.
+
+    Attributes:
+        failure: what was seen; "" if the gate passed.
+        skipped: why it could not be checked; "" if it was.
+    """
+
+    arm: str
+    gate: str
+    failure: str = ""
+    skipped: str = ""
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A condition under which an arm fails.
+
+    Attributes:
+        text: as the user wrote it.
+        measure: a metric (difference, in the unit that is shown), time or memory (ratio), diverged or failed (runs).
+        above: whether it fails above the limit or below it.
+        limit: in the unit of the measure.
+    """
+
+    text: str
+    measure: str
+    above: bool
+    limit: float
+
+    def fails(self, value: float) -> bool:
+        """Return whether a value exceeds the limit."""
+        return value > self.limit if self.above else value < self.limit
+
+
+@dataclass(frozen=True)
+class VerdictGate:
+    """A verdict that an arm must have, or must not have.
+
+    `worse` fails an arm that is shown to be worse, diverged or learned nothing, and is skipped where nothing could be
+    compared. Every other word fails an arm for which it is not shown, so that too few seeds, an invalid time and a
+    verdict on survivors alone fail too.
+
+    Attributes:
+        text: as the user wrote it.
+        measure: the metric of verdicts, time or tail-loss.
+        word: worse, non-inferior, equivalent or better.
+    """
+
+    text: str
+    measure: str
+    word: str
+
+    def fails(self, verdict: Verdict) -> bool:
+        """Return whether an arm with this verdict fails."""
+        return verdict.kind in REFUSED if self.word == "worse" else verdict.kind not in SHOWN_BY[self.word]
+
+
+def _examples(metrics: Sequence[Metric] | None) -> str:
+    """Return gates that could be written, with the metric of verdicts that runs have."""
+    first = None if metrics is None else metrics[0]
+    if first is None or first.has_errors:
+        name, limit = ACCURACY, f'"{ACCURACY}<-0.5" (points), "{METRIC}>1" (in its unit)'
+    else:
+        name = first.name
+        limit = f'"{name}{"<-" if first.better == "higher" else ">"}0.5" ({first.difference_unit or "in its unit"})'
+    return (
+        f'{limit}, "time>1.10x", "memory>5%", "diverged>0", "failed>0", or a verdict: "{name}:non-inferior", '
+        f'"{name}:worse", "time:better"'
+    )
+
+
+def parse_gate(text: str, metrics: Sequence[Metric] | None = CLASSIFICATION) -> Gate | VerdictGate:
+    """Read a gate such as `accuracy<-0.5`, `time>1.10x` or `accuracy:non-inferior`.
+
+    A percentage of time or memory is one more than the ratio 1.
+
+    Args:
+        metrics: that runs will have; None where they are not known yet, and then `check_gates` refuses other names.
+
+    Raises:
+        ConfigError: it cannot be read, has a unit that its measure does not have, or is about no such metric.
+    """
+    asked = VERDICT_GRAMMAR.fullmatch(text.strip())
+    if asked is not None:
+        measure, word = asked.groups()
+        if measure in (*COUNTS, "memory"):
+            raise ConfigError(f"--fail-on {text!r}: there is no verdict on {measure}; write {_examples(metrics)}")
+        if metrics is not None and measure not in ("time", TAIL_LOSS):
+            _check_metric_has_verdicts(measure, text, metrics)
+        return VerdictGate(text.strip(), measure, OLD_WORDS.get(word, word))
+    match = GRAMMAR.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(f"--fail-on {text!r} cannot be read; write {_examples(metrics)}")
+    measure, sign, number, unit = match.groups()
+    if measure == TAIL_LOSS:
+        raise ConfigError(f'--fail-on {text!r}: {measure} has verdicts only, as in "{measure}:non-inferior"')
+    if metrics is not None and measure not in (*RATIOS, *COUNTS):
+        _find_metric(measure, text, metrics)
+    if (unit is not None) != (measure in RATIOS):
+        raise ConfigError(f"--fail-on {text!r}: {measure} has {'a ratio' if measure in RATIOS else 'a plain number'}, "
+                          f"as in {_examples(metrics)}")  # fmt: skip
+    limit = float(number)
+    return Gate(text.strip(), measure, sign == ">", 1 + limit / 100 if unit == "%" else limit)
+
+
+def _find_metric(measure: str, text: str, metrics: Sequence[Metric]) -> Metric:
+    """Return the metric that a gate is about.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    first = metrics[0]
+    if measure == METRIC or (measure == ACCURACY and first.has_errors):
+        return first
+    found = next((metric for metric in metrics if measure in (metric.name, metric.tag)), None)
+    if found is None:
+        alias = [ACCURACY] if first.has_errors else []
+        known = ", ".join([*alias, METRIC, *(metric.name for metric in metrics), *RATIOS, *COUNTS])
+        raise ConfigError(
+            f"--fail-on {text!r} cannot be read: nothing called {measure} is measured; write {known}, as in "
+            f"{_examples(metrics)}"
+        )
+    return found
+
+
+def _check_metric_has_verdicts(measure: str, text: str, metrics: Sequence[Metric]) -> None:
+    """Check that a gate on a verdict is about the metric that has one.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if _find_metric(measure, text, metrics) != metrics[0]:
+        raise ConfigError(f"--fail-on {text!r}: verdicts are about {metrics[0].name}, and {measure} has none")
+
+
+def check_gates(
+    gates: Sequence[Gate | VerdictGate], comparison: Comparison, baseline: Comparison | None = None
+) -> list[Check]:
+    """Check every gate for every arm: against the same arm of a baseline, or else against the reference.
+
+    A limit is compared with means, whatever the verdicts. All pairs must have done the same work. What is not known
+    because runs of the arm failed or diverged, or did other work, fails; times and memory of another machine, and times
+    that are invalid, are skipped with the reason. A baseline may be of another version of torch, to show what it
+    changes.
+
+    Raises:
+        ConfigError: the baseline has none of the arms or another metric, or a gate is about something else.
+    """
+    metrics = _metrics(comparison)
+    for gate in gates:
+        parse_gate(gate.text, metrics)
+    if baseline is not None and baseline.metric.name != comparison.metric.name:
+        raise ConfigError(
+            f"the baseline is measured by {baseline.metric.name}, and this comparison by {comparison.metric.name}"
+        )
+    if baseline is not None and not {row.arm for row in baseline.arms} & {row.arm for row in comparison.arms}:
+        raise ConfigError(
+            f"the baseline has none of these arms; it has {', '.join(row.arm for row in baseline.arms[:10])}"
+        )
+    judged = {
+        gate.measure: _verdicts(gate.measure, comparison, baseline) for gate in gates if isinstance(gate, VerdictGate)
+    }
+    checks = []
+    known = {_run(record) for record in baseline.records} if baseline is not None else set()
+    for row in comparison.arms:
+        base = _base(row.arm, comparison, baseline)
+        runs = [record for record in comparison.records if record.arm == row.arm]
+        is_itself = any(run[1] is not None and run in known for run in map(_run, runs))
+        for gate in gates:
+            needs_base = gate.measure not in ("diverged", "failed")
+            if needs_base and is_itself:
+                checks.append(Check(row.arm, gate.text, failure=f"{gate.measure} is unknown: {SAME_RUNS}"))
+            elif needs_base and base is None:
+                if baseline is not None:  # else the arm is the reference itself
+                    checks.append(Check(row.arm, gate.text, skipped="the baseline has no such arm"))
+            elif isinstance(gate, VerdictGate):
+                checks.append(_check_verdict(gate, row.arm, judged[gate.measure].get(row.arm, Verdict())))
+            else:
+                metric = None if gate.measure in (*RATIOS, *COUNTS) else _find_metric(gate.measure, gate.text, metrics)
+                checks.append(_check_limit(gate, metric, row, runs, base or [], same_software=baseline is None))
+    return checks
+
+
+def _metrics(comparison: Comparison) -> Sequence[Metric]:
+    """Return what the runs of a comparison measure, the metric of verdicts first."""
+    return comparison.records[0].metrics if comparison.records else [comparison.metric]
+
+
+def _base(arm: str, comparison: Comparison, baseline: Comparison | None) -> list[RunRecord] | None:
+    """Return the runs that an arm is compared with, if any."""
+    if baseline is None:
+        reference = comparison.reference
+        return None if arm == reference else [record for record in comparison.records if record.arm == reference]
+    if arm not in {other.arm for other in baseline.arms}:
+        return None
+    return [record for record in baseline.records if record.arm == arm]
+
+
+def _verdicts(measure: str, comparison: Comparison, baseline: Comparison | None) -> dict[str, Verdict]:
+    """Return the verdict of each arm on what a gate is about: its own, or against its runs in a baseline."""
+    if baseline is None:
+        quantity = {"time": "time", TAIL_LOSS: "loss"}.get(measure, "quality")
+        return {row.arm: getattr(row, quantity) for row in comparison.arms}
+    criteria = criteria_of(comparison)
+    design = Design(comparison.error_rate, comparison.error_rate)  # that of the look: a baseline is not a second chance
+    sides = {
+        row.arm: ([record for record in comparison.records if record.arm == row.arm], base)
+        for row in comparison.arms
+        if (base := _base(row.arm, comparison, baseline)) is not None
+    }
+    pairs = {arm: pairs_by_seed(*side) for arm, side in sides.items()}
+    if measure == "time":
+        times = {arm: time_evidence(side[0], pairs[arm], same_software=False) for arm, side in sides.items()}
+        return verdicts_on(times, criteria.time(), design)
+    if measure == TAIL_LOSS:
+        margin = criteria.loss()
+        found = {arm: loss_evidence(side[0], pairs[arm], design, same_software=False) for arm, side in sides.items()}
+    else:
+        theirs = [run for run in baseline.records if run.arm == comparison.reference]
+        of_metric = accuracy_margin(theirs, comparison.reference, criteria, comparison.metric)
+        margin = of_metric.of_scores()
+        found = {
+            arm: accuracy_evidence(side[0], pairs[arm], of_metric, design, same_software=False)
+            for arm, side in sides.items()
+        }
+    verdicts = verdicts_on(found, margin, design)
+    return {arm: verdict.among_survivors(surviving_seeds(*sides[arm])) for arm, verdict in verdicts.items()}
+
+
+def _check_verdict(gate: VerdictGate, arm: str, verdict: Verdict) -> Check:
+    words = f"{gate.measure} {verdict or 'has no verdict'}"
+    if gate.fails(verdict):
+        return Check(arm, gate.text, failure=f"{words}, and {gate.text} fails")
+    return Check(arm, gate.text, skipped=words if gate.word == "worse" and verdict.kind in UNKNOWN else "")
+
+
+def _check_limit(
+    gate: Gate, metric: Metric | None, row: ArmSummary, runs: Runs, base: Runs, *, same_software: bool
+) -> Check:
+    value: float | None
+    if gate.measure in ("diverged", "failed"):
+        value, why, may_skip = row.diverged if gate.measure == "diverged" else row.failed, "", False
+    else:
+        value, why, may_skip = _measure(gate.measure, metric, runs, base, same_software=same_software)
+    if value is not None:
+        exceeded = f"{_value_text(gate, metric, value)}, and {gate.text} fails"
+        return Check(row.arm, gate.text, failure=exceeded if gate.fails(value) else "")
+    if may_skip:
+        return Check(row.arm, gate.text, skipped=why)
+    return Check(row.arm, gate.text, failure=f"{gate.measure} is unknown: {why}")
+
+
+def _measure(
+    measure: str, metric: Metric | None, runs: Runs, base: Runs, *, same_software: bool
+) -> tuple[float | None, str, bool]:
+    """Return the difference or ratio of an arm to its base, or why there is none and whether the gate is skipped."""
+    here, there = _completed_runs(runs), _completed_runs(base)
+    if not here or not there:
+        return None, f"no run of {'the arm' if not here else 'the baseline'} was completed", False
+    lost = len(runs) - len(here)
+    if metric and lost:
+        return None, f"it is conditional on the {len(here)} of {len(runs)} runs that were completed", False
+    if metric and (survivors := surviving_seeds(runs, base)):
+        share = "{} of {} seeds".format(*survivors)
+        return None, f"it is conditional on {share}, of which the others were not completed on the other side", False
+    pairs = counterparts(here, there)  # by seed where possible; a baseline of other seeds is still a baseline
+    if pairs_by_seed(here, there):
+        here, there = [arm for arm, _ in pairs], [other for _, other in pairs]
+    work = incomparable_accuracy(pairs, same_software=same_software)
+    if work and measure != "time":
+        return None, str(work), False
+    if metric:
+        idle = idle_verdict(here) or idle_verdict(there)
+        return (None, str(idle), False) if idle else (*_difference(metric, here, there), False)
+    incomparable = incomparable_time if measure == "time" else incomparable_memory
+    if verdict := incomparable(pairs, same_software=same_software):
+        return None, str(verdict), True
+    return (*_time(here, there), True) if measure == "time" else (*_memory(here, there), False)
+
+
+def _run(record: RunRecord) -> tuple[str, str | None, float | None]:
+    """Return what tells a run from another run of its cell; older records lack the start."""
+    return record.cell, record.started, record.summary.wall_seconds
+
+
+def _completed_runs(runs: Runs) -> list[RunRecord]:
+    return [record for record in runs if record.status == "completed"]
+
+
+def _difference(metric: Metric, runs: Sequence[RunRecord], base_runs: Sequence[RunRecord]) -> Measured:
+    here, there = (
+        [value for run in side if (value := value_of(run, metric.name)) is not None] for side in (runs, base_runs)
+    )
+    if not here or not there:
+        return None, "it was not evaluated"
+    difference = metric.shown_difference(metric.differ(statistics.fmean(here), statistics.fmean(there)))
+    return (difference, "") if math.isfinite(difference) else (None, "it is not a number in some runs")
+
+
+def _time(runs: Sequence[RunRecord], base_runs: Sequence[RunRecord]) -> Measured:
+    seconds = [record.summary.step_seconds_median for record in runs if not invalid_reason(record)]
+    base_seconds = [record.summary.step_seconds_median for record in base_runs if not invalid_reason(record)]
+    if not any(seconds) or not any(base_seconds):
+        invalid = next(filter(None, map(invalid_reason, [*runs, *base_runs])), "no times")
+        return None, str(Verdict(kind="invalid", why=invalid))
+    return statistics.geometric_mean(filter(None, seconds)) / statistics.geometric_mean(filter(None, base_seconds)), ""
+
+
+def _memory(runs: Sequence[RunRecord], base_runs: Sequence[RunRecord]) -> Measured:
+    peak = max((record.summary.peak_bytes or 0 for record in runs), default=0)
+    base_peak = max((record.summary.peak_bytes or 0 for record in base_runs), default=0)
+    return (peak / base_peak, "") if peak and base_peak else (None, "it was not measured")
+
+
+def _value_text(gate: Gate, metric: Metric | None, value: float) -> str:
+    if metric is None:
+        return f"{gate.measure} {value:.3f}x" if gate.measure in RATIOS else f"{gate.measure} {value:g}"
+    difference = metric.with_sign(value)
+    if gate.measure == ACCURACY:
+        return f"{gate.measure} {difference} points"
+    return f"{metric.name} {difference} {metric.difference_unit}".rstrip()

@@ -1,0 +1,328 @@
+"""Decision criteria of a comparison, fixed before the runs and printed with the verdicts.
+
+The margin of the metric is a rule: a number, a share of the reference's errors, or standard deviations over seeds. What
+a rule computes from runs is itself uncertain, and the tests must still err in 5 % at most where the difference is
+exactly the margin. A margin in standard deviations therefore uses a lower limit of the spread, and one that is a share
+of the errors is tested with the error of both (`margin_error`).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, cast, get_args
+
+from ampcompare.base.errors import ConfigError
+from ampcompare.results.analysis.inference.effect import ERROR_RATE, MIN_PAIRS, paired_effect
+from ampcompare.results.analysis.inference.verdict import Margin
+from ampcompare.results.records.comparison import LOSS_MARGIN, Comparison
+from ampcompare.results.records.metric import TOP1, Metric
+
+__all__ = [
+    "AccuracyMargin",
+    "Criteria",
+    "MarginRule",
+    "Preference",
+    "check_margin",
+    "criteria_of",
+    "margin_error",
+    "parse_margin",
+    "resolve_margin",
+]
+
+MAX_ERROR_SHARE = 0.10
+NO_FLOOR = 1e-12  # of a spread: the Poisson total of counts says what a spread of 0 does not
+GRAMMAR = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(pp|%|sd)?")
+EXAMPLES = "0.5 (points), 10% (of the reference's errors), 2sd (standard deviations over seeds) or auto"
+FALLBACK = 2.0  # standard deviations over seeds, of a metric that says nothing of differences
+OF_COUNTS = 0.5  # points, of a share of right samples that says nothing of differences
+UNKNOWN = 1.0  # percent of the value: shown while too few runs show a spread, and then nothing is tested
+Preference = Literal["accuracy", "time", "memory"]
+
+
+@dataclass(frozen=True)
+class Criteria:
+    """The equivalence margins of the verdicts, and what the recommendation optimizes.
+
+    Attributes:
+        margin: equivalence margin of the metric: a number in the unit of shown differences, or a rule such as "10%" (of
+            the reference's errors), "2sd" (standard deviations over seeds) or "auto".
+        time_margin: equivalence margin as a share of the step time.
+        prefer: what the recommended arm should improve while keeping the accuracy.
+        tag: a label for the report.
+        loss_margin: equivalence margin of the training loss at the end, as a share of it.
+        looks: number of planned looks at the runs; None leaves it open. See `alpha_spending.py`.
+
+    Raises:
+        ConfigError: a margin cannot be read or is not positive, or there is no such preference.
+    """
+
+    margin: float | str = "auto"
+    time_margin: float = 0.02
+    prefer: Preference = "time"
+    tag: str = ""
+    looks: int | None = None
+    loss_margin: float = LOSS_MARGIN
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "margin", self.rule.value)  # "0.5" and 0.5 are equal criteria
+        if not (math.isfinite(self.time_margin) and self.time_margin > 0):
+            raise ConfigError(f"the time margin is {self.time_margin}; give a positive number, chosen before the runs")
+        if not (math.isfinite(self.loss_margin) and self.loss_margin > 0):
+            raise ConfigError(f"the loss margin is {self.loss_margin}; give a positive number, chosen before the runs")
+        if self.looks is not None and self.looks < 1:
+            raise ConfigError(f"the number of looks is {self.looks}; give 1 or more, or leave it open")
+        if self.prefer not in get_args(Preference):
+            raise ConfigError(f"the objective is {self.prefer!r}; choose one of {', '.join(get_args(Preference))}")
+
+    @property
+    def rule(self) -> MarginRule:
+        """The rule for the margin of the metric."""
+        return parse_margin(self.margin)
+
+    def time(self) -> Margin:
+        """Return the margin of the logarithm of a ratio of times."""
+        return Margin(math.log1p(self.time_margin), f"{100 * self.time_margin:g} %", practical=True)
+
+    def loss(self) -> Margin:
+        """Return the margin of the logarithm of a ratio of training losses."""
+        return Margin(math.log1p(self.loss_margin), f"{100 * self.loss_margin:g} %")
+
+
+def criteria_of(comparison: Comparison) -> Criteria:
+    """Return the criteria by which a stored comparison was judged."""
+    margin = comparison.margin_rule or comparison.margin
+    prefer = cast(Preference, comparison.prefer)
+    return Criteria(margin, comparison.time_margin, prefer, comparison.tag, loss_margin=comparison.loss_margin)
+
+
+@dataclass(frozen=True)
+class MarginRule:
+    """How large a difference does not matter.
+
+    Attributes:
+        kind: points is a number in the unit of shown differences, percent of the values where ratios are compared. auto
+            is the usual margin of the metric or, where that is less, 10 % of the reference's errors.
+        amount: in the unit of the kind; 0 for auto.
+        unit: pp where a number was given in percentage points; "" is the metric's own unit.
+    """
+
+    kind: Literal["points", "errors", "sd", "auto"]
+    amount: float = 0.0
+    unit: Literal["", "pp"] = ""
+
+    @property
+    def value(self) -> float | str:
+        """The rule as a user gives it: a number of points, or a text such as `10%`."""
+        if self.kind == "points":
+            return f"{self.amount}{self.unit}" if self.unit else self.amount
+        return self.kind if self.kind == "auto" else f"{self.amount:g}{'%' if self.kind == 'errors' else 'sd'}"
+
+
+@dataclass(frozen=True)
+class AccuracyMargin:
+    """A rule that was applied to the runs of a reference.
+
+    Attributes:
+        points: in the unit of shown differences, to two digits unless they were given.
+        reason: where the number comes from.
+        error_share: share of the reference's errors that the margin is; 0 if it does not move with them.
+        metric: that it is a margin of.
+    """
+
+    points: float
+    reason: str
+    error_share: float = 0.0
+    metric: Metric = TOP1
+
+    def of_scores(self) -> Margin:
+        """Return the margin of differences of scores, which are tested."""
+        return Margin(self.metric.score_margin(self.points), self.metric.margin_text(self.points))
+
+
+def parse_margin(value: float | str) -> MarginRule:
+    """Read a margin: a number of points, or a text such as `0.5`, `0.5pp`, `10%`, `2sd` or `auto`.
+
+    Raises:
+        ConfigError: it cannot be read, or is not above 0.
+    """
+    if isinstance(value, str):
+        text = value.strip().lower()
+        if text == "auto":
+            return MarginRule("auto")
+        match = GRAMMAR.fullmatch(text)
+        if match is None:
+            raise ConfigError(f"the margin is {value}; give a positive number or rule: {EXAMPLES}")
+        kind: Literal["points", "errors", "sd"] = (
+            "errors" if match[2] == "%" else "sd" if match[2] == "sd" else "points"
+        )
+        rule = MarginRule(kind, float(match[1]), "pp" if match[2] == "pp" else "")
+    else:
+        rule = MarginRule("points", float(value))
+    if not (math.isfinite(rule.amount) and rule.amount > 0):
+        raise ConfigError(f"the margin is {value}; give a positive number, chosen before the runs: {EXAMPLES}")
+    if rule.kind == "errors" and rule.amount > 100:
+        raise ConfigError(f"the margin is {value}; more than all errors of the reference cannot be a margin")
+    return rule
+
+
+def check_margin(rule: MarginRule, metric: Metric) -> None:
+    """Check that a rule can give a margin of a metric.
+
+    Raises:
+        ConfigError: it is a share of errors, and the metric counts none, or it is in percentage points, and differences
+            of the metric are not.
+    """
+    if rule.kind == "errors" and not metric.has_errors and metric.difference == "points":
+        why = f"is a share of the reference's errors, and {metric.name} counts none"
+    elif rule.unit and metric.difference_unit != rule.unit:
+        why = f"is in percentage points, and differences of {metric.name} are not"
+    else:
+        return
+    unit = f"a number in {metric.difference_unit}" if metric.difference_unit else "a number (a difference)"
+    raise ConfigError(f"a margin of {rule.value} {why}; give {unit}, or 2sd")
+
+
+def resolve_margin(
+    rule: MarginRule,
+    values: Sequence[float],
+    *,
+    metric: Metric = TOP1,
+    resolution: float,
+    reference: str,
+    sd: float | None = None,
+    least: bool = False,
+) -> AccuracyMargin:
+    """Return the number that a rule gives for a reference.
+
+    Without runs, or with fewer than three of them for a standard deviation, it is the usual margin of the metric until
+    there are enough: no verdict needs it before.
+
+    Args:
+        values: of the reference's completed runs, in the unit that is shown.
+        resolution: the least difference of two values, such as that of one image. A computed margin is not below it.
+        reference: name of the arm.
+        sd: standard deviation over seeds in the unit that is shown, if it is known from elsewhere.
+        least: take the lower 95 % limit of the reference's errors, for tests that ignore the error of the margin.
+
+    Raises:
+        ConfigError: the rule does not fit the metric.
+    """
+    check_margin(rule, metric)
+    resolved = _resolve(rule, values, metric, resolution, reference, sd, least=least)
+    return replace(resolved, metric=metric)
+
+
+def _resolve(
+    rule: MarginRule,
+    values: Sequence[float],
+    metric: Metric,
+    resolution: float,
+    reference: str,
+    sd: float | None,
+    *,
+    least: bool,
+) -> AccuracyMargin:
+    in_units = [_in_margin_unit(value, metric) for value in values]
+    usual = _usual(metric, values)
+    if rule.kind == "errors" and not metric.has_errors:
+        rule = MarginRule("points", rule.amount)  # what ratios are compared by is a percentage
+    if rule.kind == "points":
+        return AccuracyMargin(rule.amount, _in_deviations(rule.amount, in_units, reference))
+    if rule.kind == "auto" and not metric.has_errors:
+        if metric.margin is not None:
+            deviations = _in_deviations(usual, in_units, reference, before=", ")
+            return AccuracyMargin(usual, f"the usual one of {metric.name}{deviations}")
+        rule = MarginRule("sd", FALLBACK)
+    if not values:
+        return AccuracyMargin(usual, f"{rule.value}, until {reference} has completed a run")
+    if rule.kind == "sd":
+        if sd is None and len(values) < MIN_PAIRS:
+            return AccuracyMargin(
+                usual, f"{rule.value}, until {reference} has completed {MIN_PAIRS} runs that show a spread"
+            )
+        surely = _least_sd(in_units) if sd is None else sd
+        how = "known" if sd is not None else f"at least, by {len(values)} runs of {reference}"
+        return _not_below(resolution, rule.amount * surely, f"{rule.amount:g} sd over seeds of {surely:.2g}, {how}")
+    errors = max(0.0, 100 - statistics.fmean(values) - (_half_width(values) if least else 0.0))
+    share = MAX_ERROR_SHARE if rule.kind == "auto" else rule.amount / 100
+    said = f"{100 * share:g} % of the errors of {reference}, {'at least ' if least else ''}{errors:.2f} %"
+    if rule.kind == "auto" and share * errors >= usual:
+        return AccuracyMargin(usual, f"less than {said}" + _in_deviations(usual, in_units, reference, before="; "))
+    return _not_below(resolution, share * errors, said, 0.0 if least else share)
+
+
+def _usual(metric: Metric, values: Sequence[float]) -> float:
+    """Return the usual margin in the unit of shown differences, or what is shown where there is none."""
+    if metric.margin is not None:
+        return metric.margin if metric.difference == "points" else 100 * metric.margin
+    if metric.difference != "points":
+        return UNKNOWN
+    if metric.has_errors:
+        return OF_COUNTS * metric.factor / 100
+    return _two_digits(UNKNOWN / 100 * abs(statistics.fmean(values)), math.floor) if any(values) else UNKNOWN
+
+
+def _in_margin_unit(value: float, metric: Metric) -> float:
+    """Return a shown value on a scale whose differences are in the unit of margins."""
+    if metric.difference == "points":
+        return value
+    return 100 * math.log(value / metric.factor) if value > 0 else math.nan
+
+
+def margin_error(arm: Sequence[float], reference: Sequence[float], error_share: float) -> float:
+    """Return the standard error of paired differences to a margin that may be a share of the reference's errors.
+
+    With accuracies a and r and a share f of the errors, "non-inferior" is a - r > -f (1 - r): the mean of
+    a - (1 + f) r is tested, not that of a - r, and above the margin that of a - (1 - f) r. The larger of both errors is
+    returned. The tests then keep their level; with the error of a - r alone they would err in up to 10 %.
+
+    Source: Fieller's theorem, as in tests of non-inferiority by a ratio of means.
+    """
+    moved = ([factor * value for value in reference] for factor in (1 + error_share, 1 - error_share))
+    return max(paired_effect(arm, other, NO_FLOOR).error for other in moved)
+
+
+def _least_sd(values: Sequence[float]) -> float:
+    """Return the lower 95 % limit of the standard deviation: as margin it errs to the narrow side."""
+    from scipy.special import chdtri
+
+    freedom = len(values) - 1
+    return statistics.stdev(values) * math.sqrt(freedom / float(chdtri(freedom, ERROR_RATE)))
+
+
+def _half_width(values: Sequence[float]) -> float:
+    """Return how far the one-sided 95 % limit of a mean lies from it; 0 for fewer than two values."""
+    from scipy.special import stdtrit
+
+    if len(values) < 2:
+        return 0.0
+    return float(stdtrit(len(values) - 1, 1 - ERROR_RATE)) * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def _not_below(resolution: float, points: float, reason: str, error_share: float = 0.0) -> AccuracyMargin:
+    """Return a margin of two digits, rounded down, unless that is less than what can be resolved."""
+    if points < resolution:
+        return AccuracyMargin(
+            _two_digits(resolution, math.ceil), f"the least difference there can be; {reason}, would be less"
+        )
+    return AccuracyMargin(_two_digits(points, math.floor), reason, error_share)
+
+
+def _two_digits(value: float, rounding: object) -> float:
+    if value <= 0:
+        return value
+    digits = 1 - math.floor(math.log10(value))
+    assert callable(rounding)
+    # A value that has two digits already stays as it is, whatever its last bit.
+    scaled = round(value * 10.0**digits, 9)
+    return float(f"{rounding(scaled) / 10.0**digits:.2g}")
+
+
+def _in_deviations(points: float, values: Sequence[float], reference: str, before: str = "") -> str:
+    """Return a margin in standard deviations of the reference over its seeds; "" where they are not known."""
+    spread = statistics.stdev(values) if len(values) >= MIN_PAIRS else 0.0
+    return f"{before}{points / spread:.1f} sd of {reference} over seeds" if spread else ""

@@ -1,0 +1,234 @@
+"""The verdict on each arm: non-inferiority, equivalence and difference, tested by Holm's method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from ampcompare.results.analysis.inference.effect import (
+    ERROR_RATE,
+    MIN_PAIRS,
+    Effect,
+    PValues,
+    bounds,
+    margin_bounds,
+    p_values,
+)
+from ampcompare.results.analysis.inference.sample_size import pairs_to_settle
+from ampcompare.results.records.comparison import Look
+from ampcompare.results.records.verdict import OPEN, Kind, Verdict
+
+__all__ = ["EMPTY", "NOTHING", "Design", "Evidence", "Margin", "decide", "verdicts_on"]
+
+EMPTY = Verdict()
+Key = TypeVar("Key", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class Margin:
+    """The difference that does not matter, chosen before the runs.
+
+    Attributes:
+        size: in the unit of the effects.
+        shown: as the verdicts print it.
+        practical: whether a difference inside the margin is never called better or worse, however sure it is.
+    """
+
+    size: float
+    shown: str
+    practical: bool = False
+
+
+@dataclass(frozen=True)
+class Design:
+    """The error rates at which a comparison is tested, and the notes about them.
+
+    Attributes:
+        error_rate: of each claim over all arms; 0 tests nothing.
+        next_error_rate: of the look after this one.
+        pilot: seeds whose spread determined the number of seeds.
+        look: its number among `looks`; None where looks are not counted.
+        looks: all looks at the run directory, this one included.
+        notes: the last details.
+    """
+
+    error_rate: float = ERROR_RATE
+    next_error_rate: float = ERROR_RATE
+    pilot: frozenset[int] = frozenset()
+    look: int | None = None
+    looks: tuple[Look, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of an arm against the reference in one quantity, before any verdict.
+
+    Attributes:
+        effect: that a test decides on; None if there is none.
+        untested: the verdict without a test: why there is none, or that none is needed; empty where a test decides.
+        mean: difference that rows show, tested or not, in the unit of effects; None where nothing is known.
+        rounded: whether the error is that of printed digits, which more runs do not reduce.
+    """
+
+    effect: Effect | None = None
+    untested: Verdict = EMPTY
+    mean: float | None = None
+    rounded: bool = False
+
+
+NOTHING = Evidence()
+
+
+def verdicts_on(evidence: Mapping[Key, Evidence], margin: Margin, design: Design) -> dict[Key, Verdict]:
+    """Return the verdict on each arm of a family of tests, with its effect and interval in the unit of effects.
+
+    One that needs no test takes no share of the error rate.
+    """
+    tested = {key: its.effect for key, its in evidence.items() if not its.untested}
+    decided = decide(list(tested.values()), margin, design.error_rate, design.next_error_rate)
+    verdicts = {key: its.untested for key, its in evidence.items()} | dict(zip(tested, decided, strict=True))
+    return {key: _with_effect(its, verdicts[key]) for key, its in evidence.items()}
+
+
+def _with_effect(evidence: Evidence, verdict: Verdict) -> Verdict:
+    update: dict[str, object] = {"effect": evidence.mean}
+    if evidence.rounded and evidence.effect and evidence.effect.testable and verdict.kind in OPEN:
+        update |= {"kind": "inconclusive", "why": "the figures are rounded", "more_seeds": None}
+    return verdict.model_copy(update=update)
+
+
+def decide(
+    effects: Sequence[Effect | None],
+    margin: Margin,
+    alpha: float = ERROR_RATE,
+    next_alpha: float | None = None,
+) -> list[Verdict]:
+    """Return the verdict of each arm against one reference.
+
+    Each of the three claims (different, non-inferior, equivalent) is tested for all arms at once by Holm's step-down
+    method. What is equivalent is not called better as well: a difference inside the margin is one that was said not to
+    matter. Effects that are missing or not testable do not count among the tests of the others.
+
+    Args:
+        alpha: error rate of each claim over all arms; at 0 nothing is tested.
+        next_alpha: that of the next look, by which the pairs that a verdict lacks are counted; `alpha` by default.
+    """
+    tested = [effect for effect in effects if effect is not None and effect.testable and alpha > 0]
+    later = (alpha if next_alpha is None else next_alpha) / max(1, len(tested))
+    found = [p_values(effect, margin.size) for effect in tested]
+    different, non_inferior, equivalent = (
+        _holm(tested, list(map(claim.p, found)), claim, margin.size, alpha) for claim in CLAIMS
+    )
+    verdicts = (
+        _verdict(*each, margin, later) for each in zip(tested, different, non_inferior, equivalent, strict=True)
+    )
+    return [
+        Verdict()
+        if effect is None
+        else Verdict(kind="few seeds", why=f"fewer than {MIN_PAIRS} seeds")
+        if not effect.testable
+        else next(verdicts)
+        if alpha > 0
+        else Verdict(kind="not tested", why="not tested")
+        for effect in effects
+    ]
+
+
+@dataclass(frozen=True)
+class _Claim:
+    """What a test can show of an effect: that its confidence interval lies in a region.
+
+    Attributes:
+        p: the p value by which arms are ordered.
+        sides: of the interval that the error rate is spent on; a one-sided test at 5 % has an interval of 90 %.
+        holds: whether bounds lie in the region, given the margin.
+    """
+
+    p: Callable[[PValues], float]
+    sides: int
+    holds: Callable[[float, float, float], bool]
+
+
+@dataclass(frozen=True)
+class _Step:
+    """The step of Holm's method that decided on one effect: its interval at the level of that step."""
+
+    shown: bool
+    low: float
+    high: float
+    confidence: float
+
+
+DIFFERENT = _Claim(lambda p: p.different, 2, lambda low, high, margin: low > 0 or high < 0)
+NON_INFERIOR = _Claim(lambda p: p.non_inferior, 1, lambda low, high, margin: low > -margin)
+EQUIVALENT = _Claim(lambda p: p.equivalent, 1, lambda low, high, margin: low > -margin and high < margin)
+CLAIMS = (DIFFERENT, NON_INFERIOR, EQUIVALENT)
+
+
+def _holm(effects: Sequence[Effect], p: Sequence[float], claim: _Claim, margin: float, alpha: float) -> list[_Step]:
+    """Test one claim for all effects by Holm's step-down method.
+
+    From the smallest value of `p`, one for each effect, on, the level is alpha divided by the number of effects that
+    are left, until the claim fails; all that are left then fail at that level. A test is made by its interval, so the
+    two cannot disagree.
+    """
+    order = sorted(range(len(effects)), key=p.__getitem__)
+    steps: dict[int, _Step] = {}
+    level, holding = alpha, True
+    for rank, number in enumerate(order):
+        if holding:
+            level = alpha / (len(effects) - rank)
+        confidence = 1 - level * 2 / claim.sides
+        of_claim = bounds if claim is DIFFERENT else margin_bounds
+        low, high = of_claim(effects[number], confidence)
+        holding = holding and claim.holds(low, high, margin)
+        steps[number] = _Step(holding, low, high, confidence)
+    return [steps[number] for number in range(len(effects))]
+
+
+def _verdict(
+    effect: Effect, different: _Step, non_inferior: _Step, equivalent: _Step, margin: Margin, alpha: float
+) -> Verdict:
+    # The hull of the three fails every claim that failed, so that it suggests none of the other words. Where they have
+    # one error it is the widest of them.
+    steps = (different, non_inferior, equivalent)
+    hull = _Step(
+        different.shown, min(step.low for step in steps), max(step.high for step in steps),
+        max(step.confidence for step in steps),
+    )  # fmt: skip
+    if -margin.size < different.low and different.high < margin.size:
+        # The claim of equivalence stopped at a stricter step: without the hull, "worse" would stand next to an interval
+        # inside the margin.
+        different = replace(hull, shown=hull.shown and DIFFERENT.holds(hull.low, hull.high, margin.size))
+    matters = different.shown and (not margin.practical or abs(effect.mean) > margin.size)
+    if equivalent.shown:
+        return _verdict_by("equivalent", equivalent, why=f"±{margin.shown}")
+    if matters and effect.mean > 0:
+        return _verdict_by("better", different)
+    if non_inferior.shown:
+        return _verdict_by("non-inferior", non_inferior, why=f"margin {margin.shown}")
+    if matters:
+        return _verdict_by("worse", different)
+    return _verdict_by("inconclusive", hull, more_seeds=_more_seeds(effect, margin, alpha))
+
+
+def _verdict_by(kind: Kind, step: _Step, why: str = "", more_seeds: int | None = None) -> Verdict:
+    return Verdict(kind=kind, why=why, more_seeds=more_seeds, low=step.low, high=step.high, confidence=step.confidence)
+
+
+def _more_seeds(effect: Effect, margin: Margin, alpha: float) -> int | None:
+    """Return an upper limit of the seeds that settle an open result at the level of the next look; None if unknown."""
+    spread = effect.spread * max(1.0, (effect.margin_error or effect.error) / effect.error)
+    needed = (
+        pairs_to_settle(
+            effect.mean, spread, effect.freedom, effect.error, margin.size, alpha, practical=margin.practical
+        )
+        if alpha > 0
+        else None
+    )
+    if needed is None:
+        return None
+    more = max(1, needed - effect.pairs)
+    return round(more, 2 - len(str(more))) if more > 100 else more  # an estimate has two digits at most

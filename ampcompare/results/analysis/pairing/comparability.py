@@ -1,0 +1,554 @@
+"""Whether two runs did the same work, so that their accuracy, step time or peak memory can be compared.
+
+What is refused and what is only named is a table in docs/fairness.md. A setting of the launch that can move a result is
+refused where it is not visible, and compared where the label of the row names it, as `half threads=8` of a sweep does.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from ampcompare.base.environment.fingerprint import SWITCHES
+from ampcompare.base.files.loaded_code import differing_files
+from ampcompare.results.analysis.pairing.declared import why_not_as_declared
+from ampcompare.results.analysis.pairing.pairs import Pair, finished_runs, pairs_by_seed, surviving_seeds
+from ampcompare.results.analysis.pairing.scores import other_metric
+from ampcompare.results.records.run import RunRecord, RunSummary
+from ampcompare.results.records.verdict import Verdict
+from ampcompare.settings.config import NON_NUMERIC_SETTINGS, RunConfig
+from ampcompare.settings.validation import flatten
+
+__all__ = [
+    "accuracy_incomparable_reason",
+    "are_pairs",
+    "began_apart",
+    "changed_settings",
+    "circumstances",
+    "code_reason",
+    "device_kind",
+    "foreign_steps",
+    "incomparable_accuracy",
+    "incomparable_memory",
+    "incomparable_time",
+    "incomparable_times",
+    "named_settings",
+    "resumed_elsewhere",
+    "script_sentences",
+    "settings",
+]
+
+APART_BY_DESIGN = ("arm", "recipe.seed")
+# How the samples of an update are divided; what counts is their sum, and each of these is named in the reading.
+SPLIT = ("recipe.batch_size", "recipe.global_batch_size", "recipe.grad_accum_steps")
+NO_WORK = (*SPLIT, "recipe.data.download")
+# Settings outside of the recipe that change what is computed.
+POLICY = (
+    "on_nan", "rollback_every", "max_rollbacks", "stop_loss_scale", "max_skipped", "nan_patience", "tf32", "cpu_half",
+    "parallel.sync_bn",
+)  # fmt: skip
+# Settings that change how long a step takes, or what it holds in memory.
+SPEED = (
+    "processes", "parallel.kind", "parallel.bucket_cap_mb", "parallel.delay_allreduce", "parallel.backend",
+    "parallel.find_unused_parameters", "recipe.grad_accum_steps", "threads", "workers", "pin_memory", "prefetch",
+    "drain_every", "warmup_steps", "deterministic",
+)  # fmt: skip
+SOFTWARE = ("torch", "cuda", "cudnn")
+HARDWARE = ("device_name", "processor")
+EVERYWHERE = ("numpy",)  # which torch loads, so that it need not be part of what a run computes
+ELSEWHERE = re.compile(r"(torch|processor|machine|host) .* then, .* now")
+MAX_NAMED = 3
+MAX_SKIPPED = 0.25  # share of the steps: beyond, as for other outliers, a median may be that of the skipped ones
+MAX_NAMED_VALUES = 4
+MIN_SKIPPED = 0.01  # share of steps above which skipped steps affect the median step time
+FROM_THE_START = "Remove the file and run with --force to train from the start"
+SEED_IT = "Seed what the script draws, or pass the seed on with --seed-arg"
+
+
+def settings(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield every setting by its path, such as `recipe.optimizer.lr`; an empty group has none."""
+    return ((path, value) for path, value in flatten(values) if value != {})
+
+
+def changed_settings(one: RunConfig, other: RunConfig) -> list[str]:
+    """Return the settings in which two configurations differ, except arm, seed, and how they were saved."""
+    first, second = _settings_of(one), _settings_of(other)
+    if first == second:
+        return []
+    return [path for path in {**first, **second} if first.get(path) != second.get(path)]
+
+
+def incomparable_accuracy(pairs: Sequence[Pair], *, same_software: bool = True) -> Verdict:
+    """Return the verdict where the accuracies of pairs cannot be compared; an empty one if they can.
+
+    Args:
+        same_software: whether versions of torch must be equal; a baseline may be of an earlier one.
+    """
+    reasons = (accuracy_incomparable_reason(*pair, same_software=same_software) for pair in pairs)
+    return Verdict.because("not comparable", _first_mixture(pairs) or _first(reasons))
+
+
+def incomparable_time(pairs: Sequence[Pair], *, same_software: bool = True) -> Verdict:
+    """Return the verdict where the step times of pairs cannot be compared; an empty one if they can."""
+    return (
+        Verdict.because("not comparable", _first_mixture(pairs))
+        or next(filter(None, (incomparable_times(*pair, same_software=same_software) for pair in pairs)), Verdict())
+        or Verdict.because("not comparable", _unlike_gpus(pairs) or _confounded_hosts(pairs))
+    )
+
+
+def incomparable_memory(pairs: Sequence[Pair], *, same_software: bool = True) -> Verdict:
+    """Return the verdict where the peaks of memory of pairs cannot be compared; an empty one if they can."""
+    reasons = (
+        accuracy_incomparable_reason(*pair, same_software=same_software)
+        or _machine_reason(*pair, same_software=same_software)
+        for pair in pairs
+    )
+    return Verdict.because("not comparable", _first_mixture(pairs) or _first(reasons))
+
+
+def accuracy_incomparable_reason(arm: RunRecord, reference: RunRecord, *, same_software: bool = True) -> str:
+    """Return how the work of two runs differs, so that their accuracies cannot be compared; "" if they can."""
+    return (
+        other_metric(arm, reference)
+        or foreign_steps(arm)
+        or foreign_steps(reference)
+        or _recipe_reason(arm, reference)
+        or _script_reason(arm, reference)
+        or _without_arm(arm)
+        or _without_arm(reference)
+        or _other_arm(reference)
+        or _switch_reason(arm, reference)
+        or _inherited_reason(arm)
+        or _inherited_reason(reference)
+        or (code_reason(arm, reference) if same_software else "")
+        or _unnamed_differences(POLICY, arm, reference)
+        or _outcome_reason(arm.summary, reference.summary)
+        or (_environment_reason(SOFTWARE[:1], arm, reference) if same_software else "")
+    )
+
+
+def incomparable_times(arm: RunRecord, reference: RunRecord, *, same_software: bool = True) -> Verdict:
+    """Return the verdict where the times of two runs cannot be compared; an empty one if they can."""
+    jobs = max(arm.jobs, reference.jobs)
+    emulated = next((how.split()[0] for how in (arm.half, reference.half) if how and how.endswith("emulated")), "")
+    work = accuracy_incomparable_reason(arm, reference, same_software=same_software) or (
+        f"{jobs} cells ran at once" if jobs > 1 and not (_is_alone(arm) and _is_alone(reference)) else ""
+    )
+    conditions = (
+        _skipping(arm.summary)
+        or _skipping(reference.summary)
+        or _machine_reason(arm, reference, same_software=same_software)
+    )
+    return (
+        Verdict.because("not comparable", work)
+        or Verdict.because("emulated", emulated)
+        or Verdict.because("not comparable", conditions)
+    )
+
+
+def _is_alone(record: RunRecord) -> bool:
+    """Return whether no other cell was on the GPUs of a run."""
+    return record.jobs == 1 or (record.placement is not None and record.placement.alone)
+
+
+def _unlike_gpus(pairs: Sequence[Pair]) -> str:
+    """Return that runs of a pool were on GPUs of several kinds: an arm may gain more on one than on another."""
+    places = [run.placement for pair in pairs for run in pair if run.jobs > 1 and run.placement is not None]
+    kinds = sorted({name for place in places for name in place.gpu_names})
+    return f"on unlike GPUs: {' and '.join(kinds)}" if len(kinds) > 1 else ""
+
+
+def _skipping(summary: RunSummary) -> str:
+    """Return the reason if a run skipped so many steps that its median step time may be that of skipped steps."""
+    if summary.skipped_steps <= MAX_SKIPPED * summary.num_steps:
+        return ""
+    return f"{summary.skipped_steps} of {summary.num_steps} steps skipped"
+
+
+def _machine_reason(arm: RunRecord, reference: RunRecord, *, same_software: bool) -> str:
+    """Return how the conditions of two runs of the same work differ, as time and memory need them equal."""
+    here, there = device_kind(arm), device_kind(reference)
+    return (
+        (f"on {here}, not {there}" if here != there else "")
+        or _environment_reason(HARDWARE, arm, reference)
+        or (_environment_reason(SOFTWARE, arm, reference) if same_software else "")
+        or _unnamed_differences(SPEED, arm, reference)
+        or resumed_elsewhere(arm)
+        or resumed_elsewhere(reference)
+    )
+
+
+def device_kind(record: RunRecord) -> str:
+    """Return cpu or cuda, by what the run found; cpu for old records that do not say."""
+    return str(record.environment.get("device", "cpu")).partition(":")[0]
+
+
+def foreign_steps(record: RunRecord) -> str:
+    """Return which other arm trained a run, and for how many steps, before its own arm resumed it."""
+    parts, before, own = [], 0, record.config.arm
+    for resumption in record.resumed:
+        if resumption.arm and resumption.arm != own:
+            steps = resumption.step - before
+            parts.append(f"trained by {resumption.arm} for {steps} of {record.summary.num_steps} steps")
+        before = resumption.step
+    return " and ".join(parts)
+
+
+def resumed_elsewhere(record: RunRecord) -> str:
+    """Return the changes of the machine at a resume from a checkpoint."""
+    notes = (note for resumption in record.resumed for note in resumption.notes if ELSEWHERE.fullmatch(note))
+    return "; ".join(f"resumed with {note}" for note in dict.fromkeys(notes))
+
+
+def named_settings(record: RunRecord) -> set[str]:
+    """Return the settings that the label of a row names after its arm, by the last part of their path."""
+    words = record.arm.removeprefix(record.config.arm).split()
+    return {name for name, equals, _ in (word.partition("=") for word in words) if equals}
+
+
+def _first(reasons: Iterable[str]) -> str:
+    return next(filter(None, reasons), "")
+
+
+def _first_mixture(pairs: Sequence[Pair]) -> str:
+    """Return in what the runs of a side differ, so that it is not one arm; "" if both sides are uniform."""
+    return _first(map(_mixture, zip(*pairs, strict=True)))
+
+
+def _mixture(records: Sequence[RunRecord]) -> str:
+    """Return in what the runs of one row differ, apart from their seeds, so that they are not one arm."""
+    engines = {f"{record.engine.name} {record.engine.version}" for record in records if record.engine}
+    libraries = {record.library for record in records}
+    halves = {record.half for record in records if record.half}
+    for what in (engines, libraries, halves):
+        if len(what) > 1:
+            return f"{' and '.join(sorted(what))} in one row"
+    first = records[0]
+    for record in records[1:]:
+        reason = (
+            _recipe_reason(record, first)
+            or _switch_reason(record, first)
+            or code_reason(record, first)
+            or _setting_differences(POLICY, record, first)
+        )
+        if reason:
+            return f"{reason}, in one row"
+    return ""
+
+
+def _recipe_reason(arm: RunRecord, reference: RunRecord) -> str:
+    """Return how the recipes of two runs differ, the samples of an update being counted over all processes."""
+    paths = [path for path in changed_settings(arm.config, reference.config) if path.startswith("recipe.")]
+    here, there = arm.config.total_batch_size, reference.config.total_batch_size
+    words = [f"global batch size {here}, not {there}"] if here != there else []
+    words += _words([path for path in paths if path not in NO_WORK], arm.config, reference.config)
+    return _join_words(words)
+
+
+def _script_reason(arm: RunRecord, reference: RunRecord) -> str:
+    """Return that two runs are not of the same script, or that it did not evaluate as often in both."""
+    here, there = arm.config.script, reference.config.script
+    if here != there:
+        if here and there and here.model_copy(update={"sha256": there.sha256}) == there:
+            return f"of another version of {here.name}"
+        return "of another script, or with other arguments"
+    seen, seen_there = (run.script.seen if run.script is not None else {} for run in (arm, reference))
+    unlike = next((name for name in seen.keys() & seen_there.keys() if seen[name] != seen_there[name]), None)
+    return "" if unlike is None else f"{unlike} was evaluated {seen[unlike]} times, not {seen_there[unlike]}"
+
+
+def _switch_reason(arm: RunRecord, reference: RunRecord) -> str:
+    """Return which variable of the environment that changes numbers two runs did not share; "" if they shared all."""
+    for name in SWITCHES:
+        here, there = arm.environment.get(name) or "", reference.environment.get(name) or ""
+        if here != there:
+            return f"{name} {here or 'unset'}, not {there or 'unset'}"
+    return ""
+
+
+def code_reason(arm: RunRecord, reference: RunRecord) -> str:
+    """Return in which of the user's files, or of the packages that these import, two runs differ; "" if in none."""
+    files = differing_files(arm.code or {}, reference.code or {})
+    variables, files = ([name for name in files if name.startswith("$") == is_one] for is_one in (True, False))
+    if files:
+        return f"of another version of {_join_words(files, ', ')}"
+    if variables:
+        return f"with another {_join_words(variables, ', ')}"
+    packages = [name for name in differing_files(arm.packages, reference.packages) if name not in EVERYWHERE]
+    return _join_words([f"{name} {arm.packages[name]}, not {reference.packages[name]}" for name in packages])
+
+
+def _other_arm(reference: RunRecord) -> str:
+    """Return that the reference did not run as it declares."""
+    why = why_not_as_declared([reference])
+    return f"{reference.arm}, the reference, is not as declared: {why}" if why else ""
+
+
+def _without_arm(record: RunRecord) -> str:
+    """Return that an arm did not act on all steps of a script, so that it is another arm."""
+    facts = record.script
+    if facts is None or not facts.without_arm or not facts.optimizer_steps:
+        return ""
+    acted = facts.optimizer_steps - facts.without_arm
+    return f"{record.arm} acted on {acted} of {facts.optimizer_steps} steps, and the script took the others without it"
+
+
+def _outcome_reason(arm: RunSummary, reference: RunSummary) -> str:
+    """Return how the updates and the validation of two runs differ.
+
+    A recipe may let a run end early, or return to a good state: then the number of its updates is a result.
+    """
+    free = any(summary.ended or summary.rollbacks or summary.diverged_step is not None for summary in (arm, reference))
+    if arm.num_steps != reference.num_steps and arm.num_steps and reference.num_steps and not free:
+        return f"{arm.num_steps} updates, not {reference.num_steps}"
+    if arm.epochs and reference.epochs and arm.epochs[-1].samples != reference.epochs[-1].samples:
+        return f"validated on {arm.epochs[-1].samples} samples, not {reference.epochs[-1].samples}"
+    chances = {summary.epochs[-1].chance for summary in (arm, reference) if summary.epochs} - {None}
+    if len(chances) > 1:
+        return "validated on samples with other labels"
+    kept = [summary.epochs[-1].per_sample for summary in (arm, reference) if summary.epochs]
+    labels = {of_run.labels_sha256 for of_run in kept if of_run is not None}
+    return "validated on samples with other labels" if len(labels) > 1 else ""
+
+
+def _environment_reason(names: Sequence[str], arm: RunRecord, reference: RunRecord) -> str:
+    for name in names:
+        here, there = arm.environment.get(name), reference.environment.get(name)
+        if here != there:
+            return f"{name.replace('_', ' ')} {here}, not {there}"
+    return ""
+
+
+def _unnamed_differences(paths: Sequence[str], arm: RunRecord, reference: RunRecord) -> str:
+    """Return in which of these settings two runs differ, unless the label of a row names them."""
+    named = named_settings(arm) | named_settings(reference)
+    return _setting_differences([path for path in paths if path.rpartition(".")[2] not in named], arm, reference)
+
+
+def _setting_differences(paths: Sequence[str], arm: RunRecord, reference: RunRecord) -> str:
+    changed = changed_settings(arm.config, reference.config)
+    return _join_words(_words([path for path in paths if path in changed], arm.config, reference.config))
+
+
+def _confounded_hosts(pairs: Sequence[Pair]) -> str:
+    """Return the reason if host and arm are confounded in half of the pairs or more: in all pairs over two hosts, one
+    side ran on one host that the other side never used.
+    """
+    apart = [(arm.host, other.host) for arm, other in pairs if arm.host and other.host and arm.host != other.host]
+    here, there = {host for host, _ in apart}, {host for _, host in apart}
+    if not apart or 2 * len(apart) < len(pairs) or here & there or min(len(here), len(there)) > 1:
+        return ""
+    return f"on host {', '.join(sorted(here))}, not {', '.join(sorted(there))}"
+
+
+def _settings_of(config: RunConfig) -> Mapping[str, Any]:
+    """Return the settings that can change a number, but arm and seed; kept while `config` lives, as each is compared
+    with many.
+    """
+    key = id(config)
+    known = _known.get(key)
+    if known is None or known[0]() is not config:
+        given = settings(config.model_dump(exclude=set(NON_NUMERIC_SETTINGS)))
+        values = {path: value for path, value in given if path not in APART_BY_DESIGN}
+        known = _known[key] = (weakref.ref(config, lambda _: _known.pop(key, None)), values)
+    return known[1]
+
+
+_known: dict[int, tuple[weakref.ref[RunConfig], Mapping[str, Any]]] = {}
+
+
+def _words(paths: Sequence[str], arm: RunConfig, reference: RunConfig) -> list[str]:
+    here, there = _settings_of(arm), _settings_of(reference)
+    return [f"{path.rpartition('.')[2]} {here.get(path)}, not {there.get(path)}" for path in paths]
+
+
+def _join_words(words: Sequence[str], separator: str = "; ") -> str:
+    return separator.join([*words[:MAX_NAMED], *(["..."] if len(words) > MAX_NAMED else [])])
+
+
+def _of_environment(name: str) -> Callable[[RunRecord], object]:
+    return lambda record: record.environment.get(name)
+
+
+def _samples(record: RunRecord) -> object:
+    recipe = record.config.recipe
+    return recipe.batch_size // recipe.grad_accum_steps
+
+
+DIFFERENCES: dict[str, Callable[[RunRecord], object]] = {
+    "hosts": lambda record: record.host,
+    "days (UTC)": lambda record: record.started and record.started[:10],
+    "devices": device_kind,
+    "GPUs": _of_environment("device_name"),
+    "processors": _of_environment("processor"),
+    "versions of torch": _of_environment("torch"),
+    "versions of CUDA": _of_environment("cuda"),
+    "versions of Python": _of_environment("python"),
+    "versions of ampcompare": _of_environment("ampcompare"),
+    "numbers of processes": lambda record: record.config.processes,
+    "micro-batches (samples that batch norm sees at once)": _samples,
+    "numbers of threads": lambda record: record.config.threads,
+    "numbers of loader workers": lambda record: record.config.workers,
+    "deterministic modes": lambda record: record.config.deterministic,
+    "on_nan policies": lambda record: record.config.on_nan,
+    "TF32 settings": lambda record: record.config.tf32,
+}
+
+
+def circumstances(records: Sequence[RunRecord], reference: str) -> Iterator[str]:
+    """Yield a line for each difference between the cells of a comparison, except arm, seed and recipe."""
+    rows: dict[str, list[RunRecord]] = {}
+    for record in sorted(finished_runs(records), key=lambda record: record.arm != reference):
+        rows.setdefault(record.arm, []).append(record)
+    for what, value_of in DIFFERENCES.items():
+        yield from _difference(what, rows, value_of)
+    for arm, runs in rows.items():
+        for text, count in _count_texts(filter(None, map(foreign_steps, runs))):
+            yield f"{arm}: {count} of {len(runs)} runs {text}, so its results are not those of {arm} alone."
+        for text, count in _count_texts(filter(None, map(resumed_elsewhere, runs))):
+            yield f"{arm}: {count} of {len(runs)} runs {text}."
+    yield from _survivors(records, reference)
+    yield from _lighter_steps(rows)
+    unread = sorted({arm for arm, runs in rows.items() if any(map(_is_unread, runs))})
+    if unread:
+        yield (
+            f"Not checked on the GPU of {', '.join(unread)}: clock, throttling, other processes; their times count as "
+            "valid all the same. Install ampcompare[gpu] to read them."
+        )
+
+
+def _difference(what: str, rows: dict[str, list[RunRecord]], value_of: Callable[[RunRecord], object]) -> Iterator[str]:
+    by_value: dict[str, list[str]] = {}
+    for arm, runs in rows.items():
+        for value in sorted({str(value) for run in runs if (value := value_of(run)) is not None}):
+            by_value.setdefault(value, []).append(arm)
+    if len(by_value) < 2:
+        return
+    everywhere = all(len(arms) == len(rows) for arms in by_value.values())
+    shown = [
+        value
+        if everywhere
+        else f"{value} ({', '.join(arms[:MAX_NAMED_VALUES])}{', ...' if len(arms) > MAX_NAMED_VALUES else ''})"
+        for value, arms in by_value.items()
+    ]
+    yield f"Cells ran with different {what}: {'; '.join(shown)}."
+
+
+def _count_texts(texts: Iterator[str]) -> list[tuple[str, int]]:
+    every = list(texts)
+    return [(text, every.count(text)) for text in dict.fromkeys(every)]
+
+
+def _survivors(records: Sequence[RunRecord], reference: str) -> Iterator[str]:
+    by_arm: dict[str, list[RunRecord]] = {}
+    for record in records:
+        by_arm.setdefault(record.arm, []).append(record)
+    theirs = by_arm.pop(reference, [])
+    by_arm = {arm: runs for arm, runs in by_arm.items() if pairs_by_seed(runs, theirs)}
+    survivors = {arm: surviving_seeds(runs, theirs) for arm, runs in by_arm.items()}
+    parts = [f"{arm} {its[0]} of {its[1]} seeds" for arm, its in survivors.items() if its]
+    if parts:
+        yield (
+            f"Accuracy is conditional on the seeds that both the arm and {reference} completed: {'; '.join(parts)}. "
+            "The seeds that were lost may be those in which they differ."
+        )
+
+
+def _lighter_steps(rows: dict[str, list[RunRecord]]) -> Iterator[str]:
+    parts = []
+    for arm, runs in rows.items():
+        skipped = sum(run.summary.skipped_steps for run in runs)
+        steps = sum(run.summary.num_steps for run in runs)
+        if steps and skipped >= MIN_SKIPPED * steps:
+            parts.append(f"{arm} {skipped} of {steps}")
+    if parts:
+        yield (
+            f"Skipped steps do less work and count in the median step time: {'; '.join(parts)}. "
+            "Startup and compilation are not included."
+        )
+
+
+def _is_unread(record: RunRecord) -> bool:
+    return device_kind(record) == "cuda" and (record.readings is None or record.readings.clock_low_mhz is None)
+
+
+def _inherited_reason(record: RunRecord) -> str:
+    """Return from which file that another run had written a script's cell has read; "" if there is none."""
+    files = record.script.inherited if record.script is not None else []
+    more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+    if not files:
+        return ""
+    cell = f"{record.config.arm}, seed {record.config.recipe.seed},"
+    return f"{cell} read {os.path.basename(files[0])}{more}, which another run had written"
+
+
+def are_pairs(records: Sequence[RunRecord], reference: str) -> bool:
+    """Return whether no runs of one seed are known to have started apart, or to be of other code."""
+    theirs = {record.config.recipe.seed: record for record in records if record.arm == reference}
+    for record in records:
+        other = theirs.get(record.config.recipe.seed)
+        if other is not None and record.arm != reference:
+            if began_apart(record, other) or _other_code(record, theirs):
+                return False
+    return True
+
+
+def began_apart(arm: RunRecord, reference: RunRecord) -> str:
+    """Return how the starts of two runs of one seed differ, so that they are no pair; "" if no difference was seen."""
+    here, there = arm.script, reference.script
+    if here is None or there is None:
+        return ""
+    for record in (arm, reference):
+        if record.script is not None and record.script.resumed:
+            return f"resumed from {os.path.basename(record.script.resumed[0])} of its own earlier attempt"
+    is_meant = arm.config.first_weights != reference.config.first_weights  # a twin
+    if here.weights and there.weights and here.weights[0] != there.weights[0] and not is_meant:
+        return "began from other weights"
+    seen = min(len(here.batches), len(there.batches))
+    return "saw other first batches" if here.batches[:seen] != there.batches[:seen] else ""
+
+
+def script_sentences(records: Sequence[RunRecord], reference: str) -> Iterator[str]:
+    """Yield what was seen of the pairing of a script's runs."""
+    ran = [record for record in records if record.script is not None]
+    theirs = {record.config.recipe.seed: record for record in ran if record.arm == reference}
+    apart: dict[tuple[str, bool], list[str]] = {}
+    checked = 0
+    for record in ran:
+        seed = record.config.recipe.seed
+        if record.arm == reference or seed not in theirs:
+            continue
+        checked += 1
+        if reason := began_apart(record, theirs[seed]):
+            is_resumed = any(run.script and run.script.resumed for run in (record, theirs[seed]))
+            apart.setdefault((reason, is_resumed), []).append(f"{record.arm}, seed {seed}")
+    for (reason, is_resumed), cells in apart.items():
+        than, remedy = ("", FROM_THE_START) if is_resumed else (f" than {reference}", SEED_IT)
+        yield (
+            f"Not paired: {'; '.join(cells)} {reason}{than}, so their results are tested as separate samples. {remedy}."
+        )
+    other_code = {reason for record in ran if (reason := _other_code(record, theirs))}
+    for reason in sorted(other_code):
+        yield f"Not paired: cells are {reason}, and have no verdict. Run the command that began them again."
+    if checked and not apart and not other_code:
+        yield "Paired: in each seed all arms began from the same weights and saw the same first batches."
+    yield from _departures(ran)
+
+
+def _other_code(record: RunRecord, theirs: Mapping[int, RunRecord]) -> str:
+    other = theirs.get(record.config.recipe.seed)
+    files = differing_files(record.code or {}, other.code or {}) if other is not None else []
+    return f"of other versions of {', '.join(files)}" if files else ""
+
+
+def _departures(records: Sequence[RunRecord]) -> Iterator[str]:
+    arms: dict[str, dict[str, None]] = {}
+    for record in records:
+        for note in record.script.notes if record.script is not None else []:
+            arms.setdefault(note, {})[record.arm] = None
+    for note, names in arms.items():
+        yield f"{', '.join(names)}: {note}."

@@ -1,0 +1,252 @@
+"""What an arm declares next to what its ledger shows: where the two differ, the run is not one of that arm."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, fields
+
+from ampcompare.backends.arm import Arm
+from ampcompare.backends.roles import BATCH_NORM, FP16_MAX, LossScale, Roles
+from ampcompare.results.records.ledger import Ledger
+from ampcompare.results.records.run import RunRecord
+from ampcompare.results.records.verdict import Verdict
+
+__all__ = [
+    "Role",
+    "not_as_declared",
+    "observed_text",
+    "options_without_effect",
+    "roles_next_to",
+    "update_options",
+    "why_not_as_declared",
+]
+
+FLOATS = ("fp16", "bf16", "fp32")
+HALF = ("fp16", "bf16")
+NOTICEABLE = 0.5  # per cent
+PARTS = (
+    *("weights", "masters", "forward products", "backward products", "gradients", "accumulated gradients", "reduction"),
+    *("state", "rounding", "loss scale", "update lost", "largest gradient", "zero denominators"),
+)
+FIGURES = PARTS[-3:]  # that no arm declares
+PLURAL = PARTS[:6]
+OF_UPDATES = {"masters", "gradients", "step", "state"}  # fields of `Roles` that a training may not need
+
+
+@dataclass(frozen=True)
+class Role:
+    """One part of a step, as it was declared and as it ran.
+
+    Attributes:
+        observed: in words; "" if it was not seen.
+        differs: it did not run as declared.
+        remark: why there is nothing to see, or who set it.
+    """
+
+    name: str
+    declared: str
+    observed: str
+    differs: bool = False
+    remark: str = ""
+
+    @property
+    def place(self) -> int:
+        """Where the part stands in a step."""
+        return PARTS.index(self.name)
+
+    @property
+    def difference(self) -> str:
+        """The difference in words, such as `state is fp32, bf16 was asked`."""
+        name = "products" if self.name.endswith("products") else self.name
+        return f"{name} {'are' if self.name in PLURAL else 'is'} {self.observed}, {self.declared} was asked"
+
+
+def why_not_as_declared(records: Iterable[RunRecord]) -> str:
+    """Return in what a run is not as its arm declares; "" if all that was seen of all runs is, or nothing was seen."""
+    for record in records:
+        if record.fell_back is not None:
+            arm, step = next(iter(record.fell_back.diverged.items()))
+            return f"{arm} diverged at step {step}, and {record.fell_back.arm} trained instead"
+        roles = record.config.parsed_arm.roles
+        if roles is None or record.ledger is None:
+            continue
+        parts = [role.difference for role in roles_next_to(roles, record.ledger) if role.differs]
+        if parts:
+            return "; ".join(dict.fromkeys(parts))
+    return ""
+
+
+def update_options(arm: Arm) -> dict[str, tuple[Roles, set[str]]]:
+    """Return each option that is about masters, gradients or state alone: what the arm without it declares, and what
+    fields of `Roles` it changes."""
+    found = {}
+    for name, word in arm.words.items():
+        bare = arm.without(name)
+        if arm.roles is not None and bare is not None and bare.roles is not None:
+            less = bare.roles
+            changed = {one.name for one in fields(Roles) if getattr(arm.roles, one.name) != getattr(less, one.name)}
+            if changed and changed <= OF_UPDATES:
+                found[word] = less, changed
+    return found
+
+
+def options_without_effect(arm: Arm, ledger: Ledger) -> list[str]:
+    """Return a sentence for each option of updates without which the arm declares what ran, too."""
+    sentences = []
+    for word, (less, changed) in update_options(arm).items() if ledger.groups else ():
+        found = roles_next_to(arm.roles, ledger)
+        if not any(role.differs for role in (*found, *roles_next_to(less, ledger))):
+            remarks = {role.name: role.remark for role in found if not role.observed}
+            part = "state" if changed == {"state"} else "accumulated gradients" if changed == {"gradients"} else ""
+            sentences.append(f"{word} has no effect on this training: {remarks.get(part) or 'every weight is fp32'}")
+    return sentences
+
+
+def not_as_declared(records: Iterable[RunRecord]) -> Verdict:
+    """Return the verdict on an arm that did not run as it declares; an empty one if it did."""
+    return Verdict.because("not as declared", why_not_as_declared(records))
+
+
+def roles_next_to(roles: Roles | None, ledger: Ledger) -> list[Role]:
+    """Return each part of a step, those that differ first.
+
+    Args:
+        roles: None for a training without a declaration, such as a script as it is written.
+    """
+    if roles is None:
+        return [
+            Role(name, "", observed, remark=remark) for name, observed, remark in _observed_parts(ledger) if observed
+        ]
+    kept = ("fp32",) if roles.kept else ()
+    held = set(ledger.of_groups("weights"))
+    is_narrow = bool(held & set(HALF))
+    has_masters = bool(roles.masters) and (is_narrow or not kept)
+    checks: dict[str, tuple[str, bool]] = {
+        "weights": (roles.weights, _fits(roles.weights, ledger.of_groups("weights"), kept)),
+        "masters": (roles.masters or "none", _has(ledger.of_groups("masters")) == has_masters or not held),
+        "forward products": (
+            roles.operands,
+            _computes(roles, ledger.forward, ledger) and not _steps_without(roles, ledger),
+        ),
+        "backward products": (roles.operands, _computes(roles, ledger.backward, ledger)),
+        "gradients": (roles.step, _fits(roles.step, ledger.of_groups("gradients"), kept)),
+        "accumulated gradients": (roles.gradients, _fits(roles.gradients, ledger.accumulated, kept)),
+        "reduction": (roles.reduction, _fits(roles.reduction, ledger.reduced, kept)),
+        "state": (roles.state, _fits(roles.state, ledger.of_groups("state"), kept)),
+        "rounding": (roles.update, ledger.update in ("", roles.update)),
+        "loss scale": (_declared_scale(roles.loss_scale), (roles.loss_scale is None) == (_scale(ledger) is None)),
+    }
+    observed = {name: (text, remark) for name, text, remark in _observed_parts(ledger)}
+    if without := _steps_without(roles, ledger):
+        text, remark = observed["forward products"]
+        observed["forward products"] = f"{text} (none in {roles.operands} in step {without[0]})", remark
+    rows = []
+    for name, (declared, agrees) in checks.items():
+        text, remark = observed[name]
+        rows.append(
+            Role(name, declared, text or ("none" if name in ("masters", "loss scale") else ""), not agrees, remark)
+        )
+    rows += [Role(name, "", text, remark=remark) for name in FIGURES for text, remark in [observed[name]] if text]
+    return sorted(rows, key=lambda role: not role.differs)
+
+
+def _observed_parts(ledger: Ledger) -> list[tuple[str, str, str]]:
+    """Return (part, what was seen, remark) of each part."""
+    by = ledger.by
+    scale = _scale(ledger)
+    no_state = "" if ledger.of_groups("state") else "the optimizer keeps none"
+    one_pass = "" if ledger.accumulated else "one backward pass a step"
+    one_rank = "" if ledger.reduced else "one process, or none was seen"
+    emulated = f"{ledger.emulated} emulated" if ledger.emulated else ""
+    others = "; ".join(f"{name}: {', '.join(found)}" for name, found in ledger.elsewhere.items())
+    frozen = f"frozen weights are {observed_text(ledger.frozen)}" if set(HALF) & ledger.frozen.keys() else ""
+    products = ", ".join(filter(None, [by.get("products"), emulated, others, frozen]))
+    return [
+        ("weights", observed_text(ledger.of_groups("weights")), by.get("weights", "")),
+        ("masters", observed_text(ledger.of_groups("masters")), by.get("masters", "")),
+        ("forward products", observed_text(ledger.forward), products),
+        ("backward products", observed_text(ledger.backward), ""),
+        ("gradients", observed_text(ledger.of_groups("gradients")), ""),
+        ("accumulated gradients", observed_text(ledger.accumulated), one_pass),
+        ("reduction", observed_text(ledger.reduced), one_rank),
+        ("state", observed_text(ledger.of_groups("state")), no_state or by.get("state", "")),
+        ("rounding", ledger.update, ""),
+        ("loss scale", *(("", "") if scale is None else (f"{scale:g}", by.get("loss scale", "")))),
+        ("update lost", "" if ledger.lost is None else f"{_percent(100 * ledger.lost)} %", ""),
+        ("largest gradient", *_largest_gradient(ledger)),
+        ("zero denominators", f"{_percent(100 * zero)} %" if (zero := ledger.zero_denominators) else "", ""),
+    ]
+
+
+def _largest_gradient(ledger: Ledger) -> tuple[str, str]:
+    """Return the largest gradient times the loss scale where one is held in fp16, and whether it is beyond that."""
+    if ledger.largest_gradient is None or "fp16" not in {*ledger.backward, *ledger.of_groups("gradients")}:
+        return "", ""
+    scale = _scale(ledger) or 1.0
+    size = ledger.largest_gradient * scale
+    return f"{size:.3g}", "" if size <= FP16_MAX else f"beyond {FP16_MAX:g}, the largest number of fp16"
+
+
+def observed_text(types: Mapping[str, float]) -> str:
+    """Return types with their shares, the largest first: `bf16`, or `bf16 98 %, fp32 2 %`."""
+    if len(types) < 2:
+        return next(iter(types), "")
+    shown = sorted(types.items(), key=lambda item: -item[1])
+    return ", ".join(f"{name} {_percent(100 * share)} %" for name, share in shown)
+
+
+def _percent(value: float) -> str:
+    return "<1" if 0 < value < NOTICEABLE else ">99" if 100 - NOTICEABLE < value < 100 else f"{value:.0f}"
+
+
+def _has(types: Mapping[str, float]) -> bool:
+    return bool(types)
+
+
+def _fits(declared: str, types: Mapping[str, float], kept: Collection[str]) -> bool:
+    """Return whether what was seen is of the declared type, or fp32 in what is kept; nothing seen fits.
+
+    Other types than those of arms are of a model in fp64, or of an optimizer with a state of its own form.
+    """
+    found = {name for name in types if name in FLOATS}
+    return not found or (found <= {declared, *kept} and (declared in found or bool(kept)))
+
+
+def _computes(roles: Roles, types: Mapping[str, float], ledger: Ledger) -> bool:
+    """Return whether products ran in the declared type.
+
+    Sensitive or kept parts may run in a wider one, and frozen weights, which keep their type where an arm does not cast
+    them, in their own.
+    """
+    found = {name for name in types if name in (*FLOATS, "fp8")}
+    if not found or roles.operands == "tf32":  # a switch of the device
+        return True
+    if roles.operands == "fp8":
+        return "fp8" in found or ledger.emulated == "fp8"  # an emulation multiplies in fp32
+    if roles.operands == "fp32":
+        return found <= {"fp32", *ledger.frozen}
+    return found <= {roles.operands, "fp32", *ledger.frozen} and (roles.operands in found or _may_keep_all(roles))
+
+
+def _may_keep_all(roles: Roles) -> bool:
+    return bool(set(roles.kept) - {BATCH_NORM})
+
+
+def _steps_without(roles: Roles | None, ledger: Ledger) -> list[int]:
+    """Return the steps whose forward pass had products, but none in the declared type, while others had some."""
+    if roles is None or roles.operands not in HALF or _may_keep_all(roles):
+        return []
+    narrow = set(ledger.forward_steps.get(roles.operands, ()))
+    everything = {step for steps in ledger.forward_steps.values() for step in steps}
+    return sorted(everything - narrow) if narrow else []
+
+
+def _scale(ledger: Ledger) -> float | None:
+    """Return the last loss scale; None for a loss that was not scaled, or by 1."""
+    return None if ledger.loss_scale == 1.0 else ledger.loss_scale
+
+
+def _declared_scale(scale: LossScale | None) -> str:
+    if scale is None:
+        return "none"
+    return f"{scale.first:g}" if scale.interval is None else "dynamic"

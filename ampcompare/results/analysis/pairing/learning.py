@@ -1,0 +1,312 @@
+"""How training went: whether runs learned anything, and what the records prove of a divergence.
+
+Of runs that learned nothing, equal accuracies say nothing about the arms. Each rule needs what newer records hold; an
+older record is judged by the rest.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from ampcompare.results.analysis.inference.effect import ERROR_RATE, Effect, p_values, paired_effect
+from ampcompare.results.analysis.pairing.scores import has_score, metric_of, spread_floor
+from ampcompare.results.records.evaluation import EpochResult
+from ampcompare.results.records.metric import Metric
+from ampcompare.results.records.run import RunRecord
+from ampcompare.results.records.verdict import Verdict
+from ampcompare.settings.script import LOSS
+
+__all__ = [
+    "NO_VERDICT",
+    "divergence_cause",
+    "first_divergence",
+    "idle_pairs",
+    "idle_some",
+    "idle_verdict",
+    "no_number",
+    "no_ratio",
+    "still_improving",
+    "too_wide",
+    "why_idle",
+]
+
+NO_VERDICT = Verdict(kind="no verdict", why="the reference learned nothing")
+CHANCE_DEVIATIONS = 3.0  # binomial standard deviations over chance: one model in 700 that guesses is above
+MIN_POINTS = 15  # of a loss curve: fewer show no trend
+FALL = 0.1  # of the median loss, from the first third to the last
+FELL = 1.645  # normal deviate of a rank test, one-sided at 5 %
+LAST_SHARE = 5  # the last fifth of the epochs is compared with the fifth before
+FP16_HALF_OF_LEAST = 2.0**-25  # half of fp16's least number above 0: up to this, rounding gives 0
+FIRST_STEPS = 3  # an eps of 0 divides by 0 at the first update; the loss shows it one step later
+EPS = "docs/examples/divergence.md"
+NAN = "docs/troubleshooting.md"
+
+
+def why_idle(record: RunRecord) -> str:
+    """Return why a completed run learned nothing; "" if it did, or if its record cannot tell.
+
+    It learned nothing if all steps were skipped, no parameter changed, its metric is no number or no better than a
+    constant guess (for counts: within three binomial standard deviations of it), or the training loss did not fall.
+    """
+    return _idle_rule(record)[1]
+
+
+def _idle_rule(record: RunRecord) -> tuple[str, str]:
+    """Return which rule shows that a run learned nothing, and why in words; both "" if none does."""
+    summary = record.summary
+    if summary.num_steps and summary.skipped_steps == summary.num_steps:
+        return "skipped", f"all {summary.num_steps} steps skipped"
+    if summary.weights_moved is False:
+        return "weights", "the weights did not move"
+    if _has_no_ratio(record):
+        return "", ""  # it may have learned
+    if summary.epochs and (why := _no_better_than_chance(record.metric, summary.epochs[-1])):
+        return "metric", why
+    if record.trace is not None and len(record.trace.losses) >= MIN_POINTS and not _has_fallen(record.trace.losses):
+        first, later = _ends(record.trace.losses)
+        return "loss", f"the loss did not fall, {statistics.median(first):.3g} to {statistics.median(later):.3g}"
+    return "", ""
+
+
+def _has_no_ratio(record: RunRecord) -> bool:
+    """Return whether a script reached a finite value, 0 or below, of a metric that is compared by ratios."""
+    value = record.summary.metric_final
+    is_finite = value is not None and math.isfinite(value)
+    return record.config.script is not None and is_finite and not has_score(value, record.metric)
+
+
+def _no_better_than_chance(metric: Metric, last: EpochResult) -> str:
+    value, chance = last.value, last.chance
+    if not has_score(value, metric):
+        return f"{metric.name} {metric.number(value)}"
+    if chance is None:
+        return ""
+    spread = CHANCE_DEVIATIONS * math.sqrt(chance * (1 - chance) / last.samples) if metric.counts else 0.0
+    if metric.score(value) > metric.score(chance) + spread:
+        return ""
+    decimals = min(1, metric.decimals) if metric.counts else None
+    return f"{metric.name} {metric.shown(value, decimals)}, chance {metric.shown(chance, decimals)}"
+
+
+def idle_verdict(records: Sequence[RunRecord]) -> Verdict:
+    """Return the verdict on an arm of which no completed run learned anything; an empty one if one did, or none is
+    there.
+
+    It has the reason of most runs, with the numbers of the best of them.
+    """
+    runs = [record for record in records if record.status == "completed"]
+    runs.sort(key=_final_score, reverse=True)
+    reasons = [_idle_rule(record) for record in runs]
+    if not reasons or not all(rule for rule, _ in reasons):
+        return Verdict()
+    usual = statistics.mode(rule for rule, _ in reasons)
+    return Verdict(kind="learned nothing", why=next(why for rule, why in reasons if rule == usual))
+
+
+def _final_score(record: RunRecord) -> float:
+    value = record.summary.metric_final
+    return record.metric.score(value) if has_score(value, record.metric) else -math.inf
+
+
+def no_ratio(runs: Iterable[RunRecord]) -> Verdict:
+    """Return the verdict where a script's metric has no ratio to others in one of some runs; an empty one if it has in
+    all.
+    """
+    found = next(filter(_has_no_ratio, runs), None)
+    if found is None:
+        return Verdict()
+    value = found.metric.number(found.summary.metric_final or 0.0)
+    name = "NAME" if found.metric.name == LOSS else found.metric.name
+    why = f"{found.metric.name} {value} has no ratio to others: take differences, --metric {name}:points"
+    return Verdict(kind="not comparable", why=why)
+
+
+def no_number(pairs: Sequence[tuple[RunRecord, RunRecord]]) -> Verdict:
+    """Return the verdict where the metric of a run in these pairs is not a number; an empty one if all are, or are
+    missing.
+    """
+    arm, reference = ([run for pair in pairs if _is_no_number(run := pair[side])] for side in (0, 1))
+    for runs in filter(None, (arm, reference)):
+        metric, value = runs[0].metric, runs[0].summary.metric_final or 0.0
+        shown = f"{metric.name} {metric.number(value)}"
+        if runs is arm:
+            return Verdict(kind="learned nothing", share=(len(runs), len(pairs)), why=shown)
+        return Verdict(kind="no verdict", why=f"the reference has {shown} in {len(runs)} of {len(pairs)} pairs")
+    return Verdict()
+
+
+def _is_no_number(record: RunRecord) -> bool:
+    value = record.summary.metric_final
+    return value is not None and not has_score(value, record.metric)
+
+
+def idle_pairs(pairs: Sequence[tuple[RunRecord, RunRecord]]) -> Verdict:
+    """Return the verdict where in some pairs neither run learned anything: such pairs agree whatever the arm does."""
+    reasons = [reason for arm, other in pairs if (reason := why_idle(arm)) and why_idle(other)]
+    if not reasons:
+        return Verdict()
+    return Verdict(kind="learned nothing", share=(len(reasons), len(pairs)), why=statistics.mode(reasons))
+
+
+def too_wide(runs: Sequence[RunRecord], reference: str, margin: float) -> str:
+    """Return that an arm which only guesses would be equivalent, so that no verdict by the margin means anything.
+
+    Args:
+        runs: of the reference.
+        margin: in the unit of shown differences.
+    """
+    metric = metric_of(runs)
+    last = [(record.summary.metric_final, record.summary.epochs[-1].chance) for record in runs
+            if record.status == "completed" and record.summary.epochs]  # fmt: skip
+    if metric.has_errors:  # if chance is not known, it is at least none
+        last = [(value, chance or 0.0) for value, chance in last]
+    gains = [
+        metric.score(value) - metric.score(chance)
+        for value, chance in last
+        if has_score(value, metric) and has_score(chance, metric)
+    ]
+    if not gains or idle_verdict(runs) or metric.score_margin(margin) < statistics.fmean(gains):
+        return ""
+    mean = statistics.fmean(gains)
+    unit = f" {metric.difference_unit}" if metric.difference_unit else ""
+    decimals = 1 if metric.difference_unit in ("pp", "%") else metric.difference_decimals
+    shown = f"{abs(metric.shown_difference(metric.difference_of(mean))):.{decimals}f}{unit}"
+    gain = f"only {shown} better than" if mean > 0 else "on average no better than"
+    return (
+        f"No verdict counts at a margin of ±{margin:g}{unit}: {reference} is {gain} guessing, so an arm that learned "
+        "nothing would be equivalent."
+    )
+
+
+def idle_some(by_arm: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
+    """Yield which arms learned nothing in some of their runs, though not in all."""
+    some = []
+    for arm, records in by_arm.items():
+        completed = [record for record in records if record.status == "completed"]
+        idle = sum(bool(why_idle(record)) for record in completed)
+        if 0 < idle < len(completed):
+            some.append(f"{arm} in {idle} of {len(completed)}")
+    if some:
+        yield f"Some runs learned nothing and count in the means: {', '.join(some)}."
+
+
+def still_improving(by_arm: Mapping[str, Sequence[RunRecord]], margin: float) -> str:
+    """Return which arms were still improving when they ended; "" if none was shown to be.
+
+    The mean of the metric over the last fifth of the epochs is compared with that of the fifth before. An arm counts if
+    that gain is above 0 in a one-sided t test over its runs, at 5 % for all arms together, and larger than the margin:
+    smaller gains cannot change a verdict much. Fewer than three runs, or a single epoch, show nothing.
+
+    Args:
+        margin: in the unit of shown differences.
+    """
+    metric = metric_of(record for records in by_arm.values() for record in records)
+    gains = {arm: _late_gain(records) for arm, records in by_arm.items()}
+    tested = {arm: gain for arm, gain in gains.items() if gain is not None and gain.testable}
+    unit = f" {metric.difference_unit}" if metric.difference_unit else ""
+    rising = [
+        f"{arm} {metric.signed(metric.difference_of(gain.mean))}{unit}"
+        for arm, gain in tested.items()
+        if gain.mean > metric.score_margin(margin) and p_values(gain, 0.0).non_inferior < ERROR_RATE / len(tested)
+    ]
+    if not rising:
+        return ""
+    return f"Still improving at the end, so more epochs may change the order: {', '.join(rising)}."
+
+
+def _has_fallen(losses: Sequence[float]) -> bool:
+    """Return whether a loss curve shows a fall: over its length, or in its first steps before a plateau.
+
+    Where the last third is lower by a tenth, few and uneven losses may not show a fall, but they show no lack of one.
+    """
+    first, later = _ends(losses)
+    if 0 < statistics.median(later) < (1 - FALL) * statistics.median(first):
+        return True
+    half = losses[len(losses) // 2 :]
+    return (
+        _rank_deviate(first, later) > FELL
+        or _rank_deviate(losses[:3], half) > FELL
+        or _nan_as_largest(losses[0]) > max(map(_nan_as_largest, half))
+    )
+
+
+def _ends(losses: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
+    """Return the first and the last third of a curve."""
+    third = len(losses) // 3
+    return losses[:third], losses[-third:]
+
+
+def _nan_as_largest(loss: float) -> float:
+    return math.inf if math.isnan(loss) else loss
+
+
+def _rank_deviate(early: Sequence[float], late: Sequence[float]) -> float:
+    """Return the normal deviate of Mann and Whitney's U, large where early losses are above late ones.
+
+    Ranks, because one spike of a loss would hide a fall from a test of means.
+    """
+    ranked = sorted(map(_nan_as_largest, late))
+    above = sum((bisect_left(ranked, one) + bisect_right(ranked, one)) / 2 for one in map(_nan_as_largest, early))
+    product = len(early) * len(late)
+    return (above - product / 2) / math.sqrt(product * (len(early) + len(late) + 1) / 12)
+
+
+def _late_gain(records: Sequence[RunRecord]) -> Effect | None:
+    """Return by how much scores rose from the last fifth of the epochs but one to the last, over completed runs."""
+    late, before, samples = [], [], []
+    metric = metric_of(records)
+    for record in records:
+        values = [epoch.value for epoch in record.summary.epochs]
+        width = max(1, len(values) // LAST_SHARE)
+        if record.status == "completed" and len(values) >= 2 * width:
+            ends = statistics.fmean(values[-width:]), statistics.fmean(values[-2 * width : -width])
+            if all(has_score(end, metric) for end in ends):
+                late.append(metric.score(ends[0]))
+                before.append(metric.score(ends[1]))
+                samples.append(record.summary.epochs[-1].samples)
+    return paired_effect(late, before, spread_floor(metric, min(samples), [*late, *before])) if late else None
+
+
+def first_divergence(records: Sequence[RunRecord]) -> str:
+    """Return the end of a sentence on the step at which diverged runs went bad, the first of several; "" if unknown."""
+    known = [record.summary.diverged_step for record in records if record.status == "diverged"]
+    steps = sorted(step for step in known if step is not None)
+    if not steps:
+        return ""
+    return f"{'' if steps[0] == steps[-1] else ', first'} at step {steps[0]}"
+
+
+def divergence_cause(records: Sequence[RunRecord]) -> str:
+    """Return the proven cause of all diverged runs of an arm, with the page that explains it; "" if not proven."""
+    causes = {_cause(record) for record in records if record.status == "diverged"}
+    return causes.pop() if len(causes) == 1 else ""
+
+
+def _cause(record: RunRecord) -> str:
+    summary = record.summary
+    optimizer = record.config.recipe.optimizer
+    if summary.first_nonfinite_loss_step == 0:
+        return f"the loss is not finite before the first update ({NAN})"
+    if (
+        optimizer.name in ("adam", "adamw")
+        and optimizer.implementation != "fused"  # it computes in fp32
+        and optimizer.eps <= FP16_HALF_OF_LEAST
+        and _trains_fp16_weights(record)
+        and summary.diverged_step is not None
+        and summary.diverged_step <= FIRST_STEPS
+    ):
+        name = "AdamW" if optimizer.name == "adamw" else "Adam"
+        return f"{name}'s eps of {optimizer.eps:.0e} is 0 in fp16 ({EPS})"
+    scale = summary.final_loss_scale
+    if scale is not None and math.isfinite(scale) and scale < 1 and summary.skipped_steps:
+        return f"gradients overflow at any loss scale, down to {scale:.3g} ({NAN})"
+    return ""
+
+
+def _trains_fp16_weights(record: RunRecord) -> bool:
+    """Return whether the optimizer of a run steps fp16 weights, without an fp32 copy."""
+    roles = record.config.parsed_arm.roles
+    return roles is not None and roles.weights == "fp16" and not roles.masters

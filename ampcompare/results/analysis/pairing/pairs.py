@@ -1,0 +1,118 @@
+"""Pairs of completed runs of two arms with the same seed, and whether both computed the same, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ampcompare.results.records.run import RunRecord
+from ampcompare.results.records.verdict import Verdict
+
+__all__ = [
+    "IDENTICAL",
+    "Pair",
+    "counterparts",
+    "divergence_verdict",
+    "equal_losses",
+    "finished_runs",
+    "identical",
+    "other_weights",
+    "pairs_by_seed",
+    "surviving_seeds",
+]
+
+Pair = tuple[RunRecord, RunRecord]  # of an arm, and of the reference
+IDENTICAL = Verdict(kind="identical")
+
+
+def pairs_by_seed(arm: Sequence[RunRecord], reference: Sequence[RunRecord]) -> list[Pair]:
+    """Return the completed runs of one seed of both arms."""
+    partners = {record.config.recipe.seed: record for record in reference if record.status == "completed"}
+    return [
+        (record, partners[record.config.recipe.seed])
+        for record in arm
+        if record.status == "completed" and record.config.recipe.seed in partners
+    ]
+
+
+def counterparts(arm: Sequence[RunRecord], reference: Sequence[RunRecord]) -> list[Pair]:
+    """Return pairs by seed or, where no seed is in common, every run with the first of the other side.
+
+    That is enough to see whether all of them did the same work, because equality is transitive.
+    """
+    if not arm or not reference:
+        return []
+    by_seed = pairs_by_seed(arm, reference)
+    return by_seed or [*((run, reference[0]) for run in arm), *((arm[0], run) for run in reference[1:])]
+
+
+def surviving_seeds(arm: Sequence[RunRecord], reference: Sequence[RunRecord]) -> tuple[int, int] | None:
+    """Return on how many of the seeds that both ran a verdict rests, and how many these are; None if on all.
+
+    A seed that either side lost by divergence or failure may be one where the arms differ most.
+    """
+    ended = [
+        {record.config.recipe.seed: record.status for record in side if record.status != "interrupted"}
+        for side in (arm, reference)
+    ]
+    seeds = ended[0].keys() & ended[1].keys()
+    kept = [seed for seed in seeds if all(statuses[seed] == "completed" for statuses in ended)]
+    return (len(kept), len(seeds)) if len(kept) < len(seeds) else None
+
+
+def divergence_verdict(records: Sequence[RunRecord]) -> Verdict:
+    """Return how many of the runs that ended by themselves diverged, as a verdict; an empty one if none did."""
+    count = sum(record.status == "diverged" for record in records)
+    return Verdict(kind="diverged", share=(count, len(finished_runs(records)))) if count else Verdict()
+
+
+def finished_runs(records: Sequence[RunRecord]) -> list[RunRecord]:
+    """Return the runs that ended by themselves, in a good state or not."""
+    return [record for record in records if record.status in ("completed", "diverged")]
+
+
+def identical(pairs: Sequence[Pair]) -> bool:
+    """Return whether all pairs ended with the same weights after the same losses, training and validation.
+
+    It is an observation about these runs and needs no test. Records without a hash of the weights never show it.
+    """
+    return bool(pairs) and all(_same_losses(*pair) and _same_weights(*pair) for pair in pairs)
+
+
+def equal_losses(pairs: Sequence[Pair]) -> bool:
+    """Return whether all pairs had the same losses bit for bit, and skipped the same number of steps.
+
+    The final weights are then likely the same, and not known to be: a skipped step may leave every recorded loss as it
+    would have been.
+    """
+    return bool(pairs) and all(_same_losses(*pair) for pair in pairs)
+
+
+def other_weights(pairs: Sequence[Pair]) -> bool:
+    """Return whether a pair is known to have ended with different weights."""
+    return any(None not in (ours := {_weights(arm), _weights(other)}) and len(ours) > 1 for arm, other in pairs)
+
+
+def _same_losses(arm: RunRecord, reference: RunRecord) -> bool:
+    here, there = arm.summary, reference.summary
+    return (
+        here.losses_sha256 is not None
+        and here.losses_sha256 == there.losses_sha256
+        and here.skipped_steps == there.skipped_steps
+        and _evaluations(arm) == _evaluations(reference)
+    )
+
+
+def _evaluations(record: RunRecord) -> list[Any]:
+    return [(epoch.loss, epoch.values, epoch.counts) for epoch in record.summary.epochs]
+
+
+def _same_weights(arm: RunRecord, reference: RunRecord) -> bool:
+    return _weights(arm) is not None and _weights(arm) == _weights(reference)
+
+
+def _weights(record: RunRecord) -> str | None:
+    """Return the hash of the final weights; older records of several processes have one of another kind."""
+    if record.summary.weights_sha256 is not None:
+        return record.summary.weights_sha256
+    return record.processes.weights if record.processes else None

@@ -1,0 +1,117 @@
+"""Validate a record: it belongs to its cell, was not changed after it was written, and is one run.
+
+A fault is one sentence: what was read, and what was expected. A record with a fault is named and not used. Nothing
+here needs torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ampcompare.base.errors import RecordError
+from ampcompare.base.files.run_files import RunFile
+from ampcompare.results.records.document import read_with_source, record_checksum
+from ampcompare.results.records.run import RunRecord
+from ampcompare.settings.config import settings_digest
+
+__all__ = ["SEEDS_ITSELF", "check_record", "of_another_cell", "read_checked", "unique_runs"]
+
+SEEDS_ITSELF = "the script seeds itself, so pass the seed on with --seed-arg, or as {seed}"
+
+
+def read_checked(path: Path) -> RunRecord:
+    """Read the record of a cell, and check it against its folder and its checksum.
+
+    Raises:
+        RecordError: it cannot be read, or has a fault; the message names the file, what was read and what was expected.
+    """
+    record, raw = read_with_source(path, RunRecord, "run record")
+    check_record(path, raw, record)
+    return record
+
+
+def check_record(path: Path, raw: Mapping[str, Any], record: RunRecord) -> None:
+    """Check a record against its folder and its checksum.
+
+    Args:
+        raw: what its file holds.
+
+    Raises:
+        RecordError: it has a fault.
+    """
+    if fault := _foreign(path, raw, record) or _why_edited(raw, record):
+        raise RecordError(f"{path}: {fault}")
+
+
+def of_another_cell(raw: Mapping[str, Any], record: RunRecord) -> str:
+    """Return why a record is not of the cell that it names; "" if it is.
+
+    Args:
+        raw: what its file holds of it.
+    """
+    own = settings_digest(raw["config"])
+    if record.cell != own:
+        whose = f"{record.config.arm}, seed {record.config.recipe.seed}"
+        return f"it calls itself cell {record.cell}, but its settings ({whose}) are those of cell {own}"
+    return ""
+
+
+def _foreign(path: Path, raw: Mapping[str, Any], record: RunRecord) -> str:
+    """Return why a file is not the record of the cell in whose folder it is."""
+    if fault := of_another_cell(raw, record):
+        return fault
+    whose = f"{record.config.arm}, seed {record.config.recipe.seed}"
+    folder = path.absolute().parent
+    if folder.parent.name == RunFile.CELLS and folder.name != record.cell:
+        return f"it is the record of cell {record.cell} ({whose}), but is in the folder of cell {folder.name}"
+    if record.arm != record.config.arm:
+        return f"it calls its arm {record.arm}, but its settings say {record.config.arm}"
+    return ""
+
+
+def _why_edited(raw: Mapping[str, Any], record: RunRecord) -> str:
+    if raw.get("checksum") is None:  # an old record has neither
+        return "it has no checksum, which every record with a host has" if record.host is not None else ""
+    if raw["checksum"] != record_checksum(raw):
+        return "it was changed after it was written: its checksum does not match"
+    return ""
+
+
+def unique_runs(records: Sequence[RunRecord]) -> tuple[list[RunRecord], list[str]]:
+    """Return the records that are one run each, and a sentence for each that is not used.
+
+    A cell counts once: a second record of an arm and seed is a copy or another run of it, and a completed run whose
+    losses equal those of a lower seed of its arm to the last bit is not another run. Neither is one of a script that
+    began from the weights and batches of a lower seed, whatever its losses: then they differ by what the seed does not
+    determine, such as the order of additions on a GPU.
+    """
+    faults: dict[int, str] = {}
+    cells: set[tuple[str, int]] = set()
+    losses: dict[tuple[str, str], int] = {}
+    starts: dict[tuple[str, tuple[str, ...], tuple[str, ...]], int] = {}
+    for number, record in sorted(enumerate(records), key=lambda item: item[1].config.recipe.seed):
+        seed, digest = record.config.recipe.seed, record.summary.losses_sha256
+        fault = "a second record of this cell" if (record.arm, seed) in cells else ""
+        if not fault and record.status == "completed" and digest is not None:
+            other = losses.setdefault((record.arm, digest), seed)
+            if other != seed:
+                fault = f"its losses are those of seed {other} to the last bit, so it is not an independent run"
+                if record.script is not None:
+                    fault += f"; {SEEDS_ITSELF}"
+        script = record.script if record.status in ("completed", "diverged") else None
+        if not fault and script is not None and script.weights and script.batches:
+            start = record.arm, tuple(script.weights), tuple(script.batches)
+            other = starts.setdefault(start, seed)
+            if other != seed:
+                fault = (
+                    f"its first weights and batches are those of seed {other}, so it is not an independent run; "
+                    f"{SEEDS_ITSELF}"
+                )
+        if fault:
+            faults[number] = f"{record.arm}, seed {seed}: {fault}"
+        else:
+            cells.add((record.arm, seed))
+    kept = [record for number, record in enumerate(records) if number not in faults]
+    return kept, [faults[number] for number in sorted(faults)]

@@ -1,0 +1,391 @@
+"""Verdicts on results that someone else measured: a table with a line per run, or per mean of runs with its spread.
+
+Columns are `arm`, `seed`, `seconds`, `n` (runs behind a mean) and one metric; others are named and not looked at.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, TextIO
+
+from ampcompare.backends.arm import same_arm
+from ampcompare.base.errors import ConfigError, RecordError
+from ampcompare.base.files.read import read_text
+from ampcompare.base.formatting import few
+from ampcompare.results.analysis.conclusions.headline import why_none_recommended
+from ampcompare.results.analysis.effects.step_time import TIME_FLOOR
+from ampcompare.results.analysis.inference.criteria import AccuracyMargin, Criteria, resolve_margin
+from ampcompare.results.analysis.inference.effect import MIN_PAIRS, SPREAD_IS_KNOWN, Effect, paired_effect, welch
+from ampcompare.results.analysis.inference.verdict import EMPTY, Design, Evidence
+from ampcompare.results.analysis.pairing.scores import grid_step, in_steps, rounding_spread
+from ampcompare.results.analysis.summary import Line, conclude, decided_rows
+from ampcompare.results.records.comparison import ArmSummary, Comparison, JudgedTable
+from ampcompare.results.records.metric import MAX_NAME, TOP1, Metric
+from ampcompare.results.records.verdict import Verdict
+
+__all__ = ["EXAMPLE", "EXAMPLE_SD", "Better", "ResultsTable", "judge", "read_table"]
+
+Better = Literal["higher", "lower"]
+MAX_BYTES = 16_000_000
+EXAMPLE = Path(__file__).parent / "data" / "resnet50.csv"  # published runs of ResNet-50 on ImageNet, one per arm
+EXAMPLE_SD = 0.18  # the largest published standard deviation (conservative)
+ACCURACIES = ("accuracy", "acc", "top-1", "top1")
+KNOWN = ("arm", "seed", "seconds", "n")
+NOT_MEASURED = ("", "-", "n/a")
+NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d{1,3})?|nan|[+-]?inf"
+VALUE = re.compile(rf"(?P<mean>{NUMBER})\s*%?(?:\s*(?:±|\+/-)\s*(?P<sd>{NUMBER})\s*%?)?", re.IGNORECASE)
+RULE = re.compile(r":?-+:?")  # of a Markdown table
+NO_COUNT = Verdict(kind="inconclusive", why="number of runs unknown")
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A number as it is printed: its mean, the step of its last digit, and the standard deviation over runs if any."""
+
+    mean: float
+    step: float
+    sd: float | None = None
+
+    def times(self, factor: float) -> Quantity:
+        """Return the same quantity in another unit, or with the other sign."""
+        scale = abs(factor)
+        return Quantity(factor * self.mean, scale * self.step, None if self.sd is None else scale * self.sd)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One line: a run, or the mean of several.
+
+    Attributes:
+        value: of the metric, as records store it; None if it was not measured or is not finite.
+        speed: negative logarithm of the seconds.
+        runs: behind the line; None where it has a standard deviation and does not say of how many.
+    """
+
+    arm: str
+    seed: str
+    value: Quantity | None
+    speed: Quantity | None
+    diverged: bool
+    runs: int | None
+
+
+@dataclass(frozen=True)
+class ResultsTable:
+    """All lines in order, what was measured, and columns that are not looked at."""
+
+    runs: Sequence[Run]
+    metric: Metric
+    unused: Sequence[str]
+
+
+def read_table(source: Path | TextIO | str, *, metric: str | None = None, better: Better | None = None) -> ResultsTable:
+    """Read a CSV (comma, semicolon or tab) or Markdown table with a header; lines that begin with `#` are remarks.
+
+    Args:
+        source: a file in UTF-8, open or not, or the text of a table. Other arguments and errors are as for
+            `judge_table`.
+    """
+    name = str(source) if isinstance(source, Path) else "the table"
+    try:
+        if isinstance(source, Path):
+            source = read_text(source, most=MAX_BYTES, encoding="utf-8-sig")
+        text = source if isinstance(source, str) else source.read(MAX_BYTES)
+    except (OSError, ValueError) as error:
+        raise RecordError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from None
+    written, lines = _cells(text, name)
+    head = [cell.lower() for cell in written]
+    if {"metric_final", "metric_last_mean"} <= set(head):
+        raise RecordError(f"{name} is a report of ampcompare, not a table; `ampcompare report FOLDER` has its verdicts")
+    if "arm" not in head or len(set(head)) < len(head):
+        raise RecordError(f"{name} needs a column arm, and no column twice; its columns are {', '.join(head)}")
+    column, found = _metric_of(dict(zip(head, written, strict=True)), lines, metric, better)
+    runs = []
+    seen: set[tuple[str, str]] = set()
+    for number, cells in lines:
+        run = _run(dict(zip(head, cells, strict=True)), column, f"{name}, line {number}")
+        if run.seed and (run.arm.casefold(), run.seed) in seen:
+            raise RecordError(f"{name}, line {number}: a second line of {run.arm} with seed {run.seed}")
+        seen.add((run.arm.casefold(), run.seed))
+        runs.append(run)
+    values = [run.value.mean for run in runs if run.value is not None]
+    low, high, scale = min(values, default=0.0), max(values, default=100.0), 1 / found.factor
+    if found.name == TOP1.name:  # a share of 1 or a percentage
+        if low < 0 or high > 100 or (high > 1 > low and values):
+            raise RecordError(f"{name}: values of {column} go from {low:g} to {high:g}; give percentages")
+        scale = 1.0 if high <= 1 else scale
+    runs = [replace(run, value=run.value and run.value.times(scale)) for run in runs]
+    return ResultsTable(runs, found, [cell for cell in head if cell not in (*KNOWN, column, f"{column} sd")])
+
+
+def _cells(text: str, name: str) -> tuple[list[str], list[tuple[int, list[str]]]]:
+    """Return the header, and number and cells of each line below it."""
+    numbered = [(number, line.strip(" ")) for number, line in enumerate(text.splitlines(), 1)]
+    numbered = [(number, line) for number, line in numbered if line.strip(" |") and not line.startswith("#")]
+    if len(numbered) < 2:
+        raise RecordError(f"{name} holds no runs; it needs a header such as arm,seed,accuracy and a line per run")
+    separator = max(",;\t|", key=numbered[0][1].count)
+    try:
+        rows = list(csv.reader((line.strip("|") for _, line in numbered), delimiter=separator, strict=True))
+    except csv.Error as error:
+        raise RecordError(f"{name} is not a CSV: {error}") from None
+    lines = [(n, [cell.strip().strip("*` ") for cell in cells]) for (n, _), cells in zip(numbered, rows, strict=False)]
+    lines = [(number, cells) for number, cells in lines if not all(map(RULE.fullmatch, cells))]
+    (_, header), *rest = lines
+    for number, cells in rest:
+        if len(cells) != len(header):
+            raise RecordError(f"{name}, line {number}, has {len(cells)} cells where the header has {len(header)}")
+    return header, rest
+
+
+def _metric_of(
+    head: Mapping[str, str], lines: Sequence[tuple[int, list[str]]], wanted: str | None, better: Better | None
+) -> tuple[str, Metric]:
+    """Return the column of the results and its metric; `head` has the names in lower case, each as it is written."""
+    numeric = [
+        name
+        for at, name in enumerate(head)
+        if name not in KNOWN and not name.endswith(" sd") and any(_parse(cells[at]) for _, cells in lines)
+    ]
+    chosen = [wanted.lower()] if wanted else [name for name in numeric if name in ACCURACIES] or numeric
+    if not chosen and "seconds" in head:
+        return "", TOP1  # times alone
+    if len(chosen) != 1 or chosen[0] not in head:
+        what = f"no column {wanted!r}" if wanted else "several columns of numbers" if chosen else "no column of numbers"
+        remedy = f"name one of {', '.join(numeric or head)} with --metric"
+        if not chosen:
+            remedy = f"write numbers without units (26.9, not 26.9Gb) below {', '.join(head)}"
+        raise ConfigError(f"the table has {what}; {remedy}")
+    (column,) = chosen
+    if column in ACCURACIES and better != "lower":
+        return column, TOP1
+    if better is None:
+        raise ConfigError(f"give the direction of {column}: --better higher or --better lower")
+    return column, Metric(name=head[column][:MAX_NAME], better=better)
+
+
+def _parse(text: str) -> Quantity | None:
+    match = VALUE.fullmatch(text.replace("−", "-"))
+    if match is None:
+        return None
+    digits, _, exponent = match["mean"].lower().partition("e")
+    step = 10.0 ** (int(exponent or 0) - len(digits.partition(".")[2])) if math.isfinite(float(match["mean"])) else 0.0
+    return Quantity(float(match["mean"]), step, float(match["sd"]) if match["sd"] else None)
+
+
+def _run(cells: Mapping[str, str], column: str, location: str) -> Run:
+    def number(name: str) -> Quantity | None:
+        text = cells.get(name, "")
+        if text.lower() in NOT_MEASURED:
+            return None
+        if (found := _parse(text)) is None:
+            raise RecordError(f"{location}: {name} is {text[:40]!r}, not a number such as 76.1 or 77.01 ± 0.16")
+        return found
+
+    if not cells["arm"]:
+        raise RecordError(f"{location}, names no arm")
+    value, spread, count, seconds = number(column), number(f"{column} sd"), number("n"), number("seconds")
+    if value is not None and spread is not None:
+        value = replace(value, sd=spread.mean)
+    if value is not None and value.sd is not None and not 0 <= value.sd < math.inf:
+        raise RecordError(f"{location}: the standard deviation is {value.sd:g}")
+    if count is not None and not (count.mean >= 1 and count.mean == int(count.mean) < 1e6):
+        raise RecordError(f"{location}: n is {count.mean:g}, and counts runs")
+    if seconds is not None and not 0 < seconds.mean < math.inf:
+        raise RecordError(f"{location}: seconds are {seconds.mean:g}, and a time is finite and above 0")
+    diverged = value is not None and not math.isfinite(value.mean)
+    runs = int(count.mean) if count else None if value is not None and value.sd is not None else 1
+    seed = cells.get("seed", "")
+    seed = str(int(seed)) if seed.isascii() and seed.isdigit() and len(seed) < 16 else seed
+    speed = seconds and replace(seconds.times(1 / seconds.mean), mean=-math.log(seconds.mean))
+    return Run(cells["arm"], seed, None if diverged else value, speed, diverged, runs)
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """All runs of an arm: their mean and number, and the variance that the `known` of them show."""
+
+    mean: float
+    count: int
+    variance: float
+    known: int
+    step: float  # of the last digit that most numbers have; some may have lost zeros at their end
+    single: bool  # whether each number is that of one run, which has a rounding error of its own
+
+
+@dataclass(frozen=True)
+class _Difference:
+    """An effect, None where the number of runs is not known, and how it came about."""
+
+    effect: Effect | None
+    rounded: bool = False  # its error is that of the rounding of the printed numbers
+    by_welch: bool = False
+    uses_sd: bool = False
+
+
+def _sample(lines: Sequence[tuple[Run, Quantity]]) -> _Sample:
+    """Pool the lines of an arm: the variance within each line that has one, and that between the lines."""
+    counts = [run.runs or 1 for run, _ in lines]
+    # The mean of several runs without a standard deviation shows no more of the spread than one run does.
+    known = [count if quantity.sd is not None else 1 for (_, quantity), count in zip(lines, counts, strict=True)]
+    values, total = [quantity.mean for _, quantity in lines], sum(known)
+    mean, center = (math.fsum(map(math.prod, zip(values, by, strict=True))) / sum(by) for by in (counts, known))
+    squares = sum(
+        (count - 1) * (quantity.sd or 0.0) ** 2 + count * (quantity.mean - center) ** 2
+        for (_, quantity), count in zip(lines, known, strict=True)
+    )
+    variance, step = squares / max(1, total - 1), statistics.median_high(quantity.step for _, quantity in lines)
+    return _Sample(mean, sum(counts), variance, total, step, all(run.runs == 1 for run, _ in lines))
+
+
+def _compare(
+    arm: Sequence[Run],
+    reference: Sequence[Run],
+    value: Callable[[Run], Quantity | None],
+    floor: float,
+    sd: float | None = None,
+) -> _Difference | None:
+    """Compare two arms: by pairs where most runs of both have a seed in common, else by Welch's test.
+
+    Values of single runs are rounded to the digits that are printed, or to a coarser step of which all are multiples;
+    the spread of that is added to the one they show. A rounded mean is off by the same amount however many runs are
+    behind it, so the standard error is at least that of rounding both sides.
+
+    Args:
+        value: of a line, larger where it is better.
+        floor: smallest spread of a difference, above 0.
+        sd: over seeds, known from elsewhere, in the unit of the values; used if a side has fewer than three runs.
+    """
+    here, there = ([(run, found) for run in side if (found := value(run)) is not None] for side in (arm, reference))
+    if not here or not there:
+        return None
+    if any(run.runs is None for run, _ in (*here, *there)):
+        return _Difference(None)
+    ours, theirs = samples = _sample(here), _sample(there)
+    values = [quantity.mean for _, quantity in (*here, *there)]
+    step = grid_step(values, min(ours.step, theirs.step)) if ours.single and theirs.single else 0.0
+    rounding = [max(step, sample.step) ** 2 / 12 for sample in samples]  # variance of the error of a number
+    counts = [sample.count for sample in samples]
+    partners = {run.seed: quantity.mean for run, quantity in there if run.seed and run.runs == 1}
+    pairs = [(one.mean, partners[run.seed]) for run, one in here if run.runs == 1 and run.seed in partners]
+    is_paired = 2 * len(pairs) > max(len(here), len(there))
+    uses_sd = min(counts) < MIN_PAIRS and sd is not None
+    if sd is not None and uses_sd:
+        error = sd * math.sqrt(sum(1 / count for count in counts))
+        effect = Effect(ours.mean - theirs.mean, sd * math.sqrt(2), error, SPREAD_IS_KNOWN, min(counts))
+    elif is_paired:
+        least = max(floor, math.sqrt(sum(rounding)))
+        effect = in_steps(paired_effect([a for a, _ in pairs], [b for _, b in pairs], least, rounded=True), step)
+    else:
+        variances = [
+            max(floor**2 / 2, rounded, sample.variance + sample.single * rounded)
+            for sample, rounded in zip(samples, rounding, strict=True)
+        ]
+        effect = welch(ours.mean - theirs.mean, variances, [sample.known for sample in samples])
+    least, error = rounding_spread(ours.step, theirs.step), effect.error
+    effect = replace(effect, error=max(least, error))
+    return _Difference(effect, error < least, not uses_sd and not is_paired, uses_sd)
+
+
+def judge(
+    table: ResultsTable, reference: str | None = None, sd: float | None = None, terms: Criteria | None = None
+) -> Comparison:
+    """Compare every arm of a table with one of them; arguments and errors are those of `judge_table`."""
+    terms, metric = terms or Criteria(), table.metric
+    if sd is not None and not (math.isfinite(sd) and sd > 0):
+        raise ConfigError(f"the spread over seeds is {sd}; give the standard deviation, such as 0.18")
+    arms: dict[str, list[Run]] = {}
+    for run in table.runs:
+        arms.setdefault(run.arm.casefold(), []).append(run)
+    wanted = same_arm(reference, [run.arm for run in table.runs])
+    base = arms.get("fp32" if wanted is None and "fp32" in arms else (wanted or table.runs[0].arm).casefold())
+    if base is None:
+        raise ConfigError(f"there is no arm {reference!r}; choose one of {few([its[0].arm for its in arms.values()])}")
+    margin = _margin(terms, metric, base, sd)
+    steps = [-math.floor(math.log10(metric.factor * run.value.step) + 1e-9) for run in table.runs if run.value]
+    least = 2 if metric.factor > 1 else 0
+    metric = metric.model_copy(update={"decimals": min(8, max(least, statistics.mode(steps or [0])))})
+    stored_sd, sign = None if sd is None else sd / metric.factor, 1 if metric.better == "higher" else -1
+    values = {
+        key: _compare(its, base, lambda run: run.value and run.value.times(sign), 1e-12, stored_sd)
+        for key, its in arms.items()
+        if its is not base
+    }
+    lines = [_line(its, base, metric, values.get(key)) for key, its in arms.items()]
+    rows = decided_rows(lines, metric, margin, terms, Design())
+    uses_sd = any(value.uses_sd for value in values.values() if value)
+    independent = [arms[key][0].arm for key, value in values.items() if value and value.by_welch]
+    return conclude(
+        rows,
+        metric=metric,
+        margin=margin,
+        terms=terms,
+        design=Design(),
+        command="",
+        reference=base[0].arm,
+        seeds=sorted({seed for row in rows for seed in row.seeds}),
+        reading=[
+            *why_none_recommended(rows, base[0].arm, terms.prefer, metric),
+            *_notes(table, rows, sd if not uses_sd else None),
+        ],
+        records=[],
+        judged=JudgedTable(references=[base[0].arm], sd=sd if uses_sd else None, independent=independent),
+    )
+
+
+def _margin(terms: Criteria, metric: Metric, reference: Sequence[Run], sd: float | None) -> AccuracyMargin:
+    """Return the margin in the unit that is shown, and where it comes from."""
+    rule, values = terms.rule, [run.value.times(metric.factor) for run in reference if run.value is not None]
+    if metric.name != TOP1.name and rule.kind == "auto":
+        raise ConfigError(f"{metric.name} has no usual margin; give --margin, a difference that does not matter")
+    if rule.kind == "sd" and sd is None and any(value.sd is not None for value in values):
+        raise ConfigError(f"a margin of {terms.margin} needs single runs of {reference[0].arm}, or --sd")
+    step = statistics.median_high(value.step for value in values) if values else 1.0
+    means = [value.mean for value in values]
+    return resolve_margin(rule, means, metric=metric, resolution=step, reference=reference[0].arm, sd=sd, least=True)
+
+
+def _line(runs: Sequence[Run], base: Sequence[Run], metric: Metric, value: _Difference | None) -> Line:
+    """Return the line of an arm before its verdicts."""
+    count, diverged = (sum(run.runs or 1 for run in its) for its in (runs, [run for run in runs if run.diverged]))
+    divergence = Verdict(kind="diverged", share=(diverged, count)) if diverged else EMPTY
+    measured = [(run, run.value) for run in runs if run.value is not None]
+    sample = _sample(measured) if measured else None
+    only_sd = measured[0][1].sd if measured else None  # of a single line whose number of runs is unknown
+    row = ArmSummary(
+        arm=runs[0].arm,
+        lr=math.nan,
+        seeds=sorted({int(run.seed) for run in runs if run.seed.isdigit()}),
+        completed=count - diverged,
+        diverged=diverged,
+        metric_mean=sample.mean if sample else None,
+        metric_sd=math.sqrt(sample.variance) if sample and sample.known > 1 else only_sd,
+        metric_best=metric.best(quantity.mean for _, quantity in measured),
+        pairs=value.effect.pairs if value and value.effect else 0,
+        status=str(divergence or "ok"),
+    )
+    if runs is base:
+        return Line(row, Evidence(untested=divergence))
+    time = _compare(runs, base, lambda run: run.speed, TIME_FLOOR)
+    return Line(row, _evidence(value, divergence), _evidence(time, EMPTY))
+
+
+def _evidence(difference: _Difference | None, untested: Verdict) -> Evidence:
+    if difference is None or difference.effect is None:
+        return Evidence(untested=untested or (NO_COUNT if difference else EMPTY))
+    return Evidence(difference.effect, untested, difference.effect.mean, difference.rounded)
+
+
+def _notes(table: ResultsTable, rows: Sequence[ArmSummary], unused_sd: float | None) -> Iterator[str]:
+    if any(row.quality == NO_COUNT for row in rows):
+        yield "The number of runs behind a mean is not known: add a column n."
+    if unused_sd is not None:
+        yield f"--sd {unused_sd:g} is not used: no arm that can be compared by it has fewer than {MIN_PAIRS} runs."
+    if table.unused:
+        yield f"Not looked at, so that lines of an arm count as its runs whatever they say: {', '.join(table.unused)}."

@@ -1,0 +1,463 @@
+"""Summarize records as rows of the table, each with its verdicts against the reference."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+from ampcompare.results.analysis.conclusions.headline import details, headline, look_sentences
+from ampcompare.results.analysis.conclusions.next_step import next_steps
+from ampcompare.results.analysis.conclusions.phrases import Quality
+from ampcompare.results.analysis.effects.accuracy import (
+    accuracy_effect,
+    accuracy_evidence,
+    accuracy_margin,
+    failure_verdict,
+    precision_rows,
+)
+from ampcompare.results.analysis.effects.loss_tail import loss_evidence
+from ampcompare.results.analysis.effects.samples import compare_samples, sample_sentences, samples_noun
+from ampcompare.results.analysis.effects.step_time import (
+    invalid_reason,
+    invalid_reason_of_arm,
+    ratio_of,
+    rounds_sentence,
+    step_times,
+    time_evidence,
+)
+from ampcompare.results.analysis.inference.criteria import AccuracyMargin, Criteria
+from ampcompare.results.analysis.inference.effect import MIN_PAIRS, wilson
+from ampcompare.results.analysis.inference.verdict import NOTHING, Design, Evidence, verdicts_on
+from ampcompare.results.analysis.pairing.comparability import (
+    circumstances,
+    foreign_steps,
+    incomparable_memory,
+    script_sentences,
+)
+from ampcompare.results.analysis.pairing.declared import not_as_declared, options_without_effect, why_not_as_declared
+from ampcompare.results.analysis.pairing.pairs import (
+    Pair,
+    counterparts,
+    equal_losses,
+    finished_runs,
+    pairs_by_seed,
+    surviving_seeds,
+)
+from ampcompare.results.analysis.pairing.record_checks import unique_runs
+from ampcompare.results.analysis.pairing.scores import metric_of, one_metric
+from ampcompare.results.records.comparison import ArmSummary, Comparison, Published, SampleComparison, Twin
+from ampcompare.results.records.metric import Metric
+from ampcompare.results.records.run import RunRecord
+from ampcompare.results.records.verdict import Verdict
+
+__all__ = ["Line", "conclude", "decided_rows", "summarize"]
+
+
+def summarize(
+    records: Sequence[RunRecord],
+    *,
+    arms: Sequence[str],
+    reference: str,
+    command: str = "",
+    order: Sequence[str] = (),
+    terms: Criteria | None = None,
+    design: Design | None = None,
+    published: Published | None = None,
+    excluded: Sequence[str] = (),
+) -> Comparison:
+    """Sum up records into a headline, one row per arm, next steps and details.
+
+    Args:
+        records: of any subset of the cells; what is missing is missing in the rows.
+        arms: rows in order.
+        reference: the arm that pairs are made with, by seed.
+        command: what was run, for the report.
+        order: cells as they ran.
+        terms: margins and preference.
+        design: error rates of the tests; by default of one test at 5 %.
+        published: published results of the rows.
+        excluded: files that were read and are not used, each with its reason.
+
+    Raises:
+        ConfigError: the records are of several tasks, or the margin does not apply to their metric.
+    """
+    terms, design = terms or Criteria(), design or Design()
+    metric = one_metric(records)
+    records, repeated = unique_runs(records)
+    excluded = [*excluded, *repeated]
+    by_arm: dict[str, list[RunRecord]] = {arm: [] for arm in arms}
+    for record in records:
+        by_arm.setdefault(record.arm, []).append(record)
+    margin = accuracy_margin(by_arm.get(reference, []), reference, terms, metric)
+    rows = _rows(by_arm, arms, reference, terms, design)
+    twins = _twins(by_arm, rows, reference, terms, design)
+    changed = {record.arm for record in records if record.config.first_weights == "twin"}
+    comparison = conclude(
+        rows,
+        answered=[row for row in rows if row.arm not in changed],
+        metric=metric,
+        margin=margin,
+        terms=terms,
+        design=design,
+        command=command,
+        reference=reference,
+        seeds=sorted({record.config.recipe.seed for record in records}),
+        order=list(order),
+        environment=next((record.environment for record in records if record.status != "failed"), {}),
+        reading=[],
+        excluded=excluded,
+        precisions=precision_rows({arm: by_arm[arm] for arm in arms}, metric),
+        twins=twins,
+        records=list(records),
+        published=published,
+    )
+    floors = [_floor_sentence(comparison, arm, by_arm[arm], by_arm[reference]) for arm in sorted(changed)]
+    return comparison.model_copy(
+        update={
+            "headline": [*comparison.headline, *filter(None, floors)],
+            "next_steps": next_steps(comparison, design.next_error_rate),
+            "reading": [
+                *(f"Not used: {text}." for text in excluded),
+                *details(comparison),
+                *sample_sentences(rows, margin.points, metric, samples_noun(records)),
+                *(_twin_sentence(twin, metric) for twin in twins),
+                *_without_effect(by_arm),
+                *script_sentences(records, reference),
+                *circumstances(records, reference),
+                *filter(None, [rounds_sentence(records)]),
+                *look_sentences(comparison, design.next_error_rate),
+                *design.notes,
+            ],
+        }
+    )
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the result before any verdict.
+
+    Attributes:
+        row: with what no test gives.
+        quality: on scores of the metric.
+        time: on logarithms of speed.
+        loss: on negative logarithms of the training loss at the end.
+        survivors: as `surviving_seeds` gives it.
+        samples: from the verdict on `quality` to what single samples say.
+    """
+
+    row: ArmSummary
+    quality: Evidence
+    time: Evidence = NOTHING
+    loss: Evidence = NOTHING
+    survivors: tuple[int, int] | None = None
+    samples: Callable[[Verdict], SampleComparison | None] = lambda _: None
+
+
+def decided_rows(
+    lines: Sequence[Line], metric: Metric, margin: AccuracyMargin, terms: Criteria, design: Design
+) -> list[ArmSummary]:
+    """Return a row for each line; the tests of all lines on one quantity are a family, with one error rate."""
+    quality = verdicts_on(dict(enumerate(line.quality for line in lines)), margin.of_scores(), design)
+    time = verdicts_on(dict(enumerate(line.time for line in lines)), terms.time(), design)
+    loss = verdicts_on(dict(enumerate(line.loss for line in lines)), terms.loss(), design)
+    return [_decide_row(line, quality[number], time[number], loss[number], metric) for number, line in enumerate(lines)]
+
+
+def _decide_row(line: Line, quality: Verdict, time: Verdict, loss: Verdict, metric: Metric) -> ArmSummary:
+    diverged = line.row.diverged
+    rate = wilson(diverged, line.row.completed + diverged) if diverged else (None, None)
+    decided = {
+        "quality": _on_scale(quality, metric.difference_of).among_survivors(line.survivors),
+        "time": _on_scale(time, lambda speed: ratio_of(-speed)),
+        "loss": _on_scale(loss, lambda gain: math.expm1(-gain)).among_survivors(line.survivors),
+        "samples": line.samples(quality),
+        "diverged_low": rate[0],
+        "diverged_high": rate[1],
+    }
+    return ArmSummary.model_validate({**dict(line.row), **decided})
+
+
+def _on_scale(verdict: Verdict, scale: Callable[[float], float]) -> Verdict:
+    """Return a verdict with effect and bounds in the unit that rows show."""
+    effect = None if verdict.effect is None else scale(verdict.effect)
+    bounds = sorted(scale(bound) for bound in (verdict.low, verdict.high) if bound is not None)
+    low, high = bounds if bounds else (None, None)
+    return verdict.model_copy(update={"effect": effect, "low": low, "high": high})
+
+
+def conclude(
+    rows: Sequence[ArmSummary],
+    *,
+    metric: Metric,
+    margin: AccuracyMargin,
+    terms: Criteria,
+    design: Design,
+    answered: Sequence[ArmSummary] | None = None,
+    **facts: Any,
+) -> Comparison:
+    """Return the comparison of rows, with the terms that they were decided by and the answer.
+
+    Args:
+        answered: rows that the headline is about; all by default.
+        facts: other fields of the comparison.
+    """
+    comparison = Comparison(
+        metric=metric,
+        margin=margin.points,
+        margin_rule=str(terms.margin),
+        margin_reason=margin.reason,
+        time_margin=terms.time_margin,
+        loss_margin=terms.loss_margin,
+        prefer=terms.prefer,
+        tag=terms.tag,
+        error_rate=design.error_rate,
+        look=design.look,
+        looks=list(design.looks),
+        arms=list(rows),
+        **facts,
+    )
+    about = comparison.model_copy(update={"arms": list(rows if answered is None else answered)})
+    return comparison.model_copy(update={"headline": headline(about)})
+
+
+def _rows(
+    by_arm: Mapping[str, list[RunRecord]], arms: Sequence[str], reference: str, terms: Criteria, design: Design
+) -> list[ArmSummary]:
+    """Return the row of each arm, with its verdicts against `reference`."""
+    metric = metric_of(record for records in by_arm.values() for record in records)
+    against = by_arm.get(reference, [])
+    margin = accuracy_margin(against, reference, terms, metric)
+    lines = [
+        _line_of_reference(arm, against) if arm == reference else _line_of(arm, by_arm[arm], against, margin, design)
+        for arm in arms
+    ]
+    return decided_rows(lines, metric, margin, terms, design)
+
+
+def _line_of_reference(arm: str, records: Sequence[RunRecord]) -> Line:
+    pairs = pairs_by_seed(records, records)
+    effect = accuracy_effect(pairs)
+    verdict = not_as_declared(records) or failure_verdict(records)
+    return Line(
+        _row(arm, records, pairs),
+        Evidence(untested=verdict, mean=None if effect is None else effect.mean),
+        Evidence(mean=step_times(pairs).mean),
+    )
+
+
+def _line_of(
+    arm: str, records: Sequence[RunRecord], against: Sequence[RunRecord], margin: AccuracyMargin, design: Design
+) -> Line:
+    pairs = pairs_by_seed(records, against)
+    if other := not_as_declared(records):
+        evidence = Evidence(untested=other)
+        return Line(_row(arm, records, pairs), evidence, evidence, evidence)
+    return Line(
+        _row(arm, records, pairs).model_copy(update={"memory": _memory_verdict(records, against)}),
+        accuracy_evidence(records, pairs, margin, design),
+        time_evidence(records, pairs),
+        loss_evidence(records, pairs, design),
+        surviving_seeds(records, against),
+        lambda verdict: compare_samples(pairs, accuracy_effect(pairs), verdict, margin.of_scores()),
+    )
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    """Return the middle one, the lower of two, so that it is a value of a run."""
+    known = [value for value in values if value is not None]
+    return statistics.median_low(known) if known else None
+
+
+def _sd(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.stdev(known) if len(known) > 1 and all(map(math.isfinite, known)) else None
+
+
+def _peak(records: Iterable[RunRecord]) -> int | None:
+    return max((value for record in records if (value := record.summary.peak_bytes) is not None), default=None)
+
+
+def _memory_verdict(records: Sequence[RunRecord], reference: Sequence[RunRecord]) -> Verdict:
+    """Return the difference of the largest peaks, or why there is none."""
+    pairs = counterparts(finished_runs(records), finished_runs(reference))
+    here, there = _peak(arm for arm, _ in pairs), _peak(other for _, other in pairs)
+    verdict = incomparable_memory(pairs)
+    return verdict if verdict or here is None or there is None else Verdict(effect=here - there)
+
+
+def _row(arm: str, records: Sequence[RunRecord], pairs: Sequence[Pair]) -> ArmSummary:
+    """Return a row with what no test gives, and without what takes the runs of the reference."""
+    done = [record for record in records if record.status == "completed"]
+    ran = finished_runs(records)
+    metric = metric_of(records)
+    finals = [record.summary.metric_final for record in done]
+    engines = sorted({f"{record.engine.name} {record.engine.version}" for record in ran if record.engine})
+    engines += sorted({name for record in ran if (name := record.library)})
+    invalid_time = invalid_reason_of_arm(ran)
+    timed = ran if invalid_time else [record for record in ran if not invalid_reason(record)]
+    return ArmSummary(
+        arm=arm,
+        engine=", ".join(engines) or None,
+        half=next((record.half for record in ran if record.half), None),
+        lr=records[0].config.recipe.optimizer.lr if records and records[0].config.script is None else float("nan"),
+        seeds=sorted(record.config.recipe.seed for record in records),
+        completed=len(done),
+        diverged=sum(record.status == "diverged" for record in records),
+        failed=sum(record.status in ("failed", "interrupted") for record in records),
+        metric_mean=_mean(finals),
+        metric_sd=_sd(finals),
+        metric_best=metric.best(value for record in ran if (value := record.summary.metric_best) is not None),
+        epoch_seconds=_mean(record.summary.epoch_seconds for record in timed),
+        epoch_seconds_sd=_sd(record.summary.epoch_seconds for record in timed),
+        step_seconds_median=_mean(record.summary.step_seconds_median for record in timed),
+        invalid_time=invalid_time,
+        samples_per_second=_mean(record.summary.samples_per_second for record in timed),
+        start_seconds=_mean(_start_seconds(record) for record in ran),
+        loader_start_seconds=_mean(record.summary.loader_start_seconds for record in ran),
+        allreduce_share=_mean(record.processes.allreduce_share for record in ran if record.processes),
+        peak_bytes=_peak(ran),
+        metric_correlation=_correlation(pairs),
+        pairs=len(pairs),
+        loss_tail=_mean(record.summary.loss_tail for record in ran),
+        final_loss_scale=_median(record.summary.final_loss_scale for record in ran),
+        skipped_steps=sum(record.summary.skipped_steps for record in ran) if ran else None,
+        num_steps=sum(record.summary.num_steps for record in ran) if ran else None,
+        status=_status(records),
+    )
+
+
+def _start_seconds(record: RunRecord) -> float | None:
+    """Return when the slowest of the processes was ready."""
+    return record.processes.start_seconds if record.processes else record.summary.start_seconds
+
+
+def _correlation(pairs: Sequence[Pair]) -> float | None:
+    """Return how far the values of two arms move together over seeds; it is what pairing gains."""
+    both = [(arm.summary.metric_final, reference.summary.metric_final) for arm, reference in pairs]
+    known = [(here, there) for here, there in both if _is_number(here) and _is_number(there)]
+    if len(known) < MIN_PAIRS or any(min(side) == max(side) for side in zip(*known, strict=True)):
+        return None
+    here, there = zip(*known, strict=True)
+    return statistics.correlation(here, there)
+
+
+def _is_number(value: float | None) -> TypeGuard[float]:
+    return value is not None and math.isfinite(value)
+
+
+def _status(records: Sequence[RunRecord]) -> str:
+    if not records:
+        return "not run"
+    words = []
+    for status in ("completed", "diverged", "failed", "interrupted"):
+        matching = [record for record in records if record.status == status]
+        if not matching:
+            continue
+        share = "" if len(matching) == len(records) else f" {len(matching)}/{len(records)}"
+        detail = ""
+        if status == "diverged":
+            detail = f" at step {min(record.summary.diverged_step or 0 for record in matching)}"
+        elif status == "failed":
+            detail = f": {matching[0].error}"
+        words.append(("ok" if status == "completed" else status) + share + detail)
+    mixed = list(filter(None, map(foreign_steps, records)))
+    words += [f"{text} {mixed.count(text)}/{len(records)}" for text in dict.fromkeys(mixed)]
+    return "; ".join(words)
+
+
+def _twins(
+    by_arm: Mapping[str, list[RunRecord]], rows: Sequence[ArmSummary], reference: str, terms: Criteria, design: Design
+) -> list[Twin]:
+    """Compare each arm that another library ran, or that packs what another one saves, with ampcompare's own.
+
+    Args:
+        rows: of the table, against its reference.
+    """
+    twins = {row.arm: twin for row in rows if (twin := _twin_label(row.arm, by_arm[row.arm]))}
+    results = []
+    for label, twin in twins.items():
+        bare = Twin(arm=label, twin=twin, library=next((one.library for one in by_arm[label] if one.library), ""))
+        if twin not in {row.arm for row in rows}:
+            results.append(bare)
+            continue
+        together = [other for other, its in twins.items() if its == twin]
+        against = rows if twin == reference else _rows(by_arm, [twin, *together], twin, terms, design)
+        row = next(row for row in against if row.arm == label)
+        results.append(
+            bare.model_copy(
+                update={
+                    "pairs": row.pairs,
+                    "quality": row.quality,
+                    "time": row.time,
+                    "same_bits": equal_losses(pairs_by_seed(by_arm[label], by_arm[twin])),
+                }
+            )
+        )
+    return results
+
+
+def _without_effect(by_arm: Mapping[str, Sequence[RunRecord]]) -> list[str]:
+    """Return a line for each option of an arm that had no effect in one of its runs."""
+    found = {
+        f"{label}: {text}.": None
+        for label, records in by_arm.items()
+        for record in records
+        if record.ledger is not None
+        for text in options_without_effect(record.config.parsed_arm, record.ledger)
+    }
+    return list(found)
+
+
+def _twin_sentence(twin: Twin, metric: Metric) -> str:
+    """Return a verdict in words."""
+    library = f" ({twin.library})" if twin.library else ""
+    who = f"{twin.arm}{library} against {twin.twin}, the precision that it ran in"
+    if twin.pairs:
+        pairs = f"{twin.pairs} seed{'s' if twin.pairs > 1 else ''}"
+        if twin.same_bits:
+            return f"{who}: {twin.quality}, every loss the same to the last bit, {pairs}."
+        effect = twin.quality.effect
+        difference = "" if effect is None else f", {Quality(metric).with_unit(effect)}"
+        return f"{who}: {twin.quality}{difference}, {pairs}."
+    return f"{who}: {twin.quality or f'not known, add --arm {twin.twin}'}."
+
+
+def _floor_sentence(
+    comparison: Comparison, twin: str, records: Sequence[RunRecord], against: Sequence[RunRecord]
+) -> str:
+    """Return how far apart two equal trainings end, and which arms differ from the reference by no more.
+
+    Args:
+        twin: the row of the reference from changed first weights.
+    """
+    effect = accuracy_effect(pairs_by_seed(records, against))
+    if effect is None:
+        return ""
+    metric, quality = comparison.metric, Quality(comparison.metric)
+    spread = 0.0 if math.isnan(effect.spread) else effect.spread
+    floor = abs(metric.difference_of(math.hypot(effect.mean, spread)))
+    below = [
+        row.arm
+        for row in comparison.arms
+        if row.arm not in (twin, comparison.reference)
+        and row.quality.effect is not None
+        and abs(row.quality.effect) <= floor
+    ]
+    end = f"{comparison.reference} again from weights changed by 1/512 differs by {quality.with_unit(floor)}"
+    if not below:
+        return f"{end}: smaller differences cannot be told."
+    return f"{end}: no larger is the difference of {', '.join(below)}, which this training cannot tell from a path."
+
+
+def _twin_label(label: str, records: Sequence[RunRecord]) -> str:
+    """Return the row of an arm's twin: that arm, and behind it what is varied in the matrix; "" if there is none."""
+    twin = records[0].config.parsed_arm.twin if finished_runs(records) and not why_not_as_declared(records) else None
+    return "" if twin is None else f"{twin}{label.removeprefix(records[0].config.arm)}"

@@ -1,0 +1,197 @@
+"""What a diagnosis leaves behind: ranges, errors and faults by module and operation, and cures that were tested."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from ampcompare.base.notebook_display import Shown
+from ampcompare.results.records.document import FrozenRecord, Number
+
+__all__ = [
+    "Audit",
+    "Cure",
+    "Diagnosis",
+    "Fault",
+    "FaultKind",
+    "Headroom",
+    "LostUpdates",
+    "ModuleStep",
+    "Phase",
+    "Place",
+    "PlaceReport",
+    "Range",
+    "Trial",
+]
+
+Phase = Literal["forward", "backward", "weight", "gradient"]
+FaultKind = Literal["overflow", "gradient overflow", "underflow", "rounding", "lost updates", "update", "not precision"]
+
+
+class Range(FrozenRecord):
+    """The magnitudes of the elements of one or more tensors.
+
+    Of fp16, "subnormal" is below 2**-14, "below" is below 2**-25 and rounds to zero, "top" is from 2**15 to 65536.
+    """
+
+    elements: int = 0
+    zeros: int = 0
+    subnormal: int = Field(0, description="not zero and below 2**-14, those counted in `below` too")
+    below: int = Field(0, description="not zero and below 2**-25")
+    lost: int = Field(0, description="zero here, and not in the same tensor in fp32")
+    top: int = Field(0, description="within a factor of two of the largest fp16 number")
+    above: int = Field(0, description="finite, and 65536 or more")
+    nonfinite: int = 0
+    smallest: float | None = Field(None, description="magnitude that is not zero")
+    largest: float | None = Field(None, description="finite magnitude")
+    exponents: dict[int, int] = Field(default_factory=dict, description="elements in [2**e, 2**(e+1)), by e")
+
+    def share(self, count: int) -> float:
+        """Return a count as a share of all elements."""
+        return count / self.elements if self.elements else 0.0
+
+
+class Place(FrozenRecord):
+    """An operation of a module, in one direction."""
+
+    module: str = Field("", description='dotted name; "" outside of modules')
+    operation: str = Field("", description="as torch dispatches it, such as addmm")
+    phase: Phase = "forward"
+    where: str = Field("", description="file:line of the call that made it")
+
+    @property
+    def name(self) -> str:
+        """The place in a few words."""
+        module = self.module.rstrip(":")
+        if not module and self.phase != "weight":
+            return f"{self.operation} outside of modules"
+        return " ".join(part for part in (module or "weights", self.operation) if part)
+
+
+class PlaceReport(FrozenRecord):
+    """What was seen at a place, over all observed steps.
+
+    `error` is the norm of the difference to the same tensor in fp32, relative to that tensor; `made` is the part of
+    this operation alone, against its own inputs in fp32, at its first two calls. Both are the largest of any step.
+    """
+
+    place: Place
+    calls: int = 0
+    dtypes: list[str] = Field(default_factory=list)
+    range: Range = Range()
+    error: Number | None = None
+    made: Number | None = None
+    cosine: Number | None = None
+    ulps: Number | None = Field(None, description="the error in units of the last place of the type")
+
+
+class ModuleStep(FrozenRecord):
+    """The forward results of a module at one step: a cell of the map."""
+
+    module: str
+    step: int
+    range: Range
+
+
+class Headroom(FrozenRecord):
+    """What a loss scale does to the gradients of a run.
+
+    Attributes:
+        exponents: of the gradients in fp32 at scale 1.
+        largest_scale: power of two below which no gradient overflows.
+        lost: share of the gradients that fp16 rounds to zero, by loss scale.
+    """
+
+    exponents: dict[int, int] = Field(default_factory=dict)
+    largest_scale: Number | None = None
+    own_scale: Number = 1.0
+    lost: dict[str, float] = Field(default_factory=dict)
+
+
+class LostUpdates(FrozenRecord):
+    """Elements of a weight whose gradient is not zero, and how many of them the optimizer step did not change."""
+
+    parameter: str
+    dtype: str
+    moved: int
+    lost: int
+    nonfinite: int = 0
+    eps: Number | None = Field(None, description="of the optimizer, if it is zero in the type of the weight")
+
+
+class Audit(FrozenRecord):
+    """Calls of an operation with the same types."""
+
+    operation: str
+    inputs: list[str]
+    outputs: list[str]
+    calls: int
+    modules: list[str]
+    remark: str = Field("", description="how it differs from what the arm promises; empty if it does not")
+
+
+class Fault(FrozenRecord):
+    """One fault: what happened, where it began, and what led from there to the loss."""
+
+    kind: FaultKind
+    place: Place
+    step: int
+    text: str
+    severity: Number = 1.0
+    inputs: list[str] = Field(default_factory=list, description="ranges of what went into it")
+    chain: list[str] = Field(default_factory=list, description="places that the values reached, in order")
+    near: list[tuple[str, str]] = Field(default_factory=list, description="module and file:line of neighbors")
+    reason: str = Field("", description="why, if it is known: a number that fp16 lacks, or inputs that became zero")
+
+
+class Trial(FrozenRecord):
+    """A candidate that was trained for some steps."""
+
+    name: str
+    cures: bool
+    left: str = Field("", description="what remains")
+
+
+class Cure(FrozenRecord):
+    """The smallest tested change that removes the faults.
+
+    Attributes:
+        keeps: modules, or file:line of calls, in fp32.
+        arm: that does it, for `compare`; None if only code does.
+        code: to paste.
+    """
+
+    keeps: list[str] = Field(default_factory=list)
+    option: str = ""
+    arm: str | None = None
+    code: str = ""
+
+
+class Diagnosis(Shown, FrozenRecord):
+    """All that a diagnosis found."""
+
+    _view: ClassVar[str] = "ampcompare.results.report.html.notebook:result_view"
+
+    version: int = 1
+    arm: str
+    subject: str = Field("", description="what was trained")
+    script: list[str] = Field(default_factory=list, description="the words after --, of a user's own script")
+    verdict: str
+    failure: str = Field("", description="why a script ended before its steps were made")
+    steps: int
+    skipped: int = 0
+    observed: list[int] = Field(default_factory=list)
+    reference: Literal["float32", "float64"] | None = Field(None, description="the type of the run alongside, if any")
+    modules: list[str] = Field(default_factory=list, description="in the order of their first results")
+    places: list[PlaceReport] = Field(default_factory=list)
+    weights: list[PlaceReport] = Field(default_factory=list)
+    gradients: list[PlaceReport] = Field(default_factory=list)
+    map: list[ModuleStep] = Field(default_factory=list)
+    headroom: Headroom | None = None
+    updates: list[LostUpdates] = Field(default_factory=list)
+    audit: list[Audit] = Field(default_factory=list)
+    faults: list[Fault] = Field(default_factory=list)
+    trials: list[Trial] = Field(default_factory=list)
+    cure: Cure | None = None
+    notes: list[str] = Field(default_factory=list)

@@ -1,0 +1,134 @@
+"""What a few steps of each arm have shown before a comparison, and the same in words."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from pydantic import Field
+
+from ampcompare.base.formatting import few, format_duration
+from ampcompare.results.records.document import FrozenRecord
+
+__all__ = ["ArmTrial", "Preflight"]
+
+MAX_SHOWN = 6  # names in a line
+PER = 1000  # steps of which the cost is given where the number of steps of a cell is not known
+
+
+class ArmTrial(FrozenRecord):
+    """A few steps of one arm, or why it made none."""
+
+    error: str = Field("", description="why it cannot train")
+    exit_code: int = Field(0, description="of that error")
+    steps: int = 0
+    seconds: float = Field(0.0, description="from the start of its process to its end")
+    step_seconds: float | None = Field(None, description="median, without the first step where there are others")
+
+    @property
+    def overhead(self) -> float:
+        """The seconds in which it made no step."""
+        return max(0.0, self.seconds - self.steps * (self.step_seconds or 0.0))
+
+
+class Preflight(FrozenRecord):
+    """What was seen, of the reference where it does not say which arm."""
+
+    arms: dict[str, ArmTrial] = Field({}, description="by the label of a row")
+    untried: list[str] = Field([], description="rows for which the time did not last")
+    optimizers: list[str] = Field([], description="the names of their classes")
+    losses: list[float] = Field([], description="of the first steps")
+    is_script: bool = False
+    copies: bool | None = Field(None, description="whether two seeds gave the same weights and batches")
+    seed_option: str = Field("", description="of the script, for its seed")
+    metrics: dict[str, float | None] = Field({}, description="the requested ones, with the last value so far")
+    faults: dict[str, str] = Field({}, description="why the values of a requested metric cannot be used")
+    numbers: dict[str, str] = Field({}, description="what the script showed, each with the option that takes it")
+    written: list[str] = Field([], description="files that it wrote outside of the folder of its cell")
+    overwritten: list[str] = Field([], description="those of them that lie there")
+    cell_steps: int | None = Field(None, description="of a whole cell, as far as it is known")
+    seconds: float = 0.0
+
+    @property
+    def failed(self) -> dict[str, list[str]]:
+        """The arms that cannot train, by the reason."""
+        arms: dict[str, list[str]] = {}
+        for arm, trial in self.arms.items():
+            if trial.error:
+                arms.setdefault(trial.error, []).append(arm)
+        return arms
+
+    def cost(self, label: str, steps: int) -> float:
+        """Return the seconds of a cell with so many steps."""
+        known = [trial for trial in self.arms.values() if trial.step_seconds is not None]
+        trial = self.arms.get(label)
+        own = trial if trial is not None and trial.step_seconds is not None else None
+        step = own.step_seconds if own is not None else statistics.fmean(one.step_seconds or 0.0 for one in known)
+        later = known[1:] or known  # the first one also started the server of all
+        return statistics.median(one.overhead for one in later) + steps * (step or 0.0)
+
+    def estimate(self, labels: Sequence[str], steps: int | None = None) -> float | None:
+        """Return the seconds of cells in turn; None if the number of steps of a cell, or of a step, is not known.
+
+        Args:
+            labels: of their rows; those that cannot train cost nothing.
+            steps: of a cell; by default as far as it is known.
+        """
+        steps = self.cell_steps if steps is None else steps
+        if steps is None or all(trial.step_seconds is None for trial in self.arms.values()):
+            return None
+        return sum(self.cost(label, steps) for label in labels if not self.is_refused(label))
+
+    def is_refused(self, label: str) -> bool:
+        """Return whether the arm of a row cannot train."""
+        return label in self.arms and bool(self.arms[label].error)
+
+    def lines(self, labels: Sequence[str] = ()) -> list[str]:
+        """Return what was seen in a few lines.
+
+        Args:
+            labels: of the cells of a plan, each with its row.
+        """
+        lines = [f"  {few(arms)} cannot train: {error}" for error, arms in self.failed.items()]
+        trained = {arm: trial for arm, trial in self.arms.items() if trial.steps}
+        if not trained:
+            known = lines or ["  no step yet, so that nothing is known of what comes"]
+            return [f"preflight, {format_duration(self.seconds)}:", *known]
+        if self.untried:
+            lines.append(f"  {few(self.untried)} not tried, as that takes long: their first cells show it")
+        steps = next(iter(trained.values())).steps
+        what = [f"{few(list(trained))} trained", f"{_steps(steps)} each"]
+        what += [f"with {few(self.optimizers)}"] if self.optimizers else []
+        what += [f"loss {self.losses[0]:.4g} to {self.losses[-1]:.4g}"] if self.losses else []
+        lines = [f"preflight, {format_duration(self.seconds)}: {', '.join(what)}", *lines]
+        if self.copies:
+            option = f"--seed-arg={self.seed_option} passes it on" if self.seed_option else "pass it on with --seed-arg"
+            lines.append(f"  the script does not follow the seed, so that all seeds give the same run: {option}")
+        for name, value in self.metrics.items():
+            seen = f"{value:g} so far" if value is not None else f"not seen in {_steps(steps)}"
+            lines.append(f"  metric {name}: {seen}")
+        if labels and self.is_script and not self.metrics:
+            shown = f"; it shows {few(list(self.numbers)[:MAX_SHOWN])}: see --list-metrics" if self.numbers else ""
+            lines.append(f"  metric: its training loss{shown}")
+        if self.overwritten:
+            lines.append(
+                f"  writes {few(self.overwritten)}, which is there: a script that reads it may resume an earlier run"
+            )
+        elif self.written:
+            lines.append(f"  writes {few(self.written)}")
+        return [*lines, *self._cost_lines(labels)]
+
+    def _cost_lines(self, labels: Sequence[str]) -> list[str]:
+        if not labels:
+            return []
+        whole, per = self.estimate(labels), self.estimate(labels, PER)
+        cells = f"{len(labels)} cell{'s' * (len(labels) != 1)} in turn"
+        if whole is not None:
+            return [f"  about {format_duration(whole)} for {cells}, {_steps(self.cell_steps or 0)} each"]
+        if per is None:
+            return []
+        return [f"  about {format_duration(per)} for {cells} of {PER} steps each; how many a cell makes is not known"]
+
+
+def _steps(number: int) -> str:
+    return f"{number} step{'s' * (number != 1)}"

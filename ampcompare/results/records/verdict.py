@@ -1,0 +1,133 @@
+"""The verdict on an arm in one quantity, as data. Its words are made here; only `read_words` takes them apart, for
+reports of older schemas, which hold nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal, get_args
+
+from pydantic import Field
+
+from ampcompare.results.records.document import FrozenRecord, Number
+
+__all__ = ["KEPT", "OPEN", "UNJUDGED", "Kind", "Verdict", "read_words"]
+
+Kind = Literal[
+    "", "identical", "equivalent", "non-inferior", "better", "worse", "inconclusive", "few seeds", "not tested",
+    "conditional", "diverged", "learned nothing", "no verdict", "not comparable", "emulated", "not as declared",
+    "invalid",
+]  # fmt: skip
+KEPT: tuple[Kind, ...] = ("identical", "equivalent", "non-inferior", "better")
+OPEN: tuple[Kind, ...] = ("inconclusive", "few seeds", "not tested")
+UNJUDGED: tuple[Kind, ...] = ("not comparable", "emulated", "not as declared", "invalid")  # a time has no ratio then
+# What kinds are called that are special cases of others, or have more words.
+WORDS: dict[Kind, str] = {
+    "few seeds": "inconclusive",
+    "not tested": "inconclusive",
+    "emulated": "not comparable",
+    "invalid": "invalid measurement",
+}
+EMULATED = " computed in fp32"
+OLDER = re.compile(
+    r"(?P<word>[^(]*?)(?: in)?(?: (?P<some>\d+)(?:/| of )(?P<all>\d+)(?: pairs)?)?"
+    r"(?: \((?:≤(?P<more>\d+) more seeds?|(?P<why>.*))\))?"
+)
+CONDITIONAL = re.compile(r"conditional on (?P<some>\d+) of (?P<all>\d+) seeds \((?P<inner>.*)\)")
+
+
+class Verdict(FrozenRecord):
+    """What is said of an arm against the reference in one quantity, with the interval of the test that decided it.
+
+    `equivalent` lies inside the margin, `non-inferior` above its lower end, `better` and `worse` leave "no difference"
+    out and do not lie inside the margin, and `inconclusive` does none of these. `str()` gives the words.
+    """
+
+    kind: Kind = Field("", description="empty where there is no verdict")
+    why: str = Field("", description="one clause, for readers: the margin, or why nothing was tested or shown")
+    more_seeds: int | None = Field(None, description="that settle an inconclusive one, at most")
+    share: tuple[int, int] | None = Field(
+        None, description="of the runs that diverged, or of the pairs in which nothing was learned"
+    )
+    survivors: tuple[int, int] | None = Field(
+        None, description="of a conditional one: seeds that both arms completed, of those that both ran"
+    )
+    among: Kind = Field("", description="of a conditional one: its kind on those seeds alone")
+    effect: Number | None = Field(
+        None,
+        description="over pairs: the difference of the metric, the ratio of step times, the relative difference of "
+        "the loss, or bytes",
+    )
+    low: Number | None = Field(None, description="of the interval of the test that decided, in the unit of the effect")
+    high: Number | None = None
+    confidence: float | None = Field(
+        None,
+        description="two-sided, of that interval, at the level of Holm's step: 1 - 2 alpha for the one-sided tests of "
+        "equivalent and non-inferior, 1 - alpha for the others, or more where those lie inside the margin",
+    )
+
+    @classmethod
+    def because(cls, kind: Kind, why: str) -> Verdict:
+        """Return a verdict for a reason; an empty one without any."""
+        return cls(kind=kind, why=why) if why else cls()
+
+    def __bool__(self) -> bool:
+        """Return whether anything is said."""
+        return self.kind != ""
+
+    def __str__(self) -> str:
+        """Return the verdict in words, such as `equivalent (±0.5)`; "" where there is none."""
+        if self.survivors is not None:
+            return f"conditional on {self.survivors[0]} of {self.survivors[1]} seeds ({self.on_survivors})"
+        return f"{self.word} ({self.detail})" if self.detail else self.word
+
+    @property
+    def word(self) -> str:
+        """The words before the reason, for a column that is narrow."""
+        if self.share is None or self.survivors is not None:
+            return WORDS.get(self.kind, self.kind)
+        some, total = self.share
+        return f"diverged {some}/{total}" if self.kind == "diverged" else f"{self.kind} in {some} of {total} pairs"
+
+    @property
+    def detail(self) -> str:
+        """The words that `word` leaves out: the reason, the margin or the seeds; "" where there are none."""
+        if self.survivors is not None:
+            return f"{self.on_survivors} on {self.survivors[0]} of {self.survivors[1]} seeds"
+        if self.more_seeds is not None:
+            return f"≤{self.more_seeds} more seed{'s' if self.more_seeds != 1 else ''}"
+        return f"{self.why}{EMULATED}" if self.kind == "emulated" else self.why
+
+    @property
+    def on_survivors(self) -> Verdict:
+        """What a conditional verdict says of the seeds that survived."""
+        return self.model_copy(update={"kind": self.among, "among": "", "survivors": None})
+
+    def among_survivors(self, survivors: tuple[int, int] | None) -> Verdict:
+        """Return the verdict as conditional on the seeds that survived; itself where it does not rest on them."""
+        if not self or survivors is None or self.kind in ("diverged", *UNJUDGED):
+            return self
+        return self.model_copy(update={"kind": "conditional", "among": self.kind, "survivors": survivors})
+
+
+def read_words(text: str) -> dict[str, Any]:
+    """Return the fields of a verdict of which an older report holds the words alone."""
+    if match := CONDITIONAL.fullmatch(text):
+        inner = read_words(match["inner"])
+        survivors = int(match["some"]), int(match["all"])
+        return {**inner, "kind": "conditional", "among": inner["kind"], "survivors": survivors}
+    match = OLDER.fullmatch(text)
+    kinds = {WORDS.get(kind, kind): kind for kind in reversed(get_args(Kind))}
+    if match is None or match["word"] not in kinds:
+        return {"kind": "no verdict", "why": text}
+    kind, why = kinds[match["word"]], match["why"] or ""
+    if kind == "inconclusive":
+        kind = "not tested" if why == "not tested" else "few seeds" if why.startswith("fewer than") else kind
+    elif kind == "not comparable" and why.endswith(EMULATED):
+        kind, why = "emulated", why.removesuffix(EMULATED)
+    return {
+        "kind": kind,
+        "why": why,
+        "more_seeds": match["more"] and int(match["more"]),
+        "share": match["some"] and (int(match["some"]), int(match["all"])),
+    }

@@ -1,0 +1,206 @@
+"""The contract of a report format."""
+
+from __future__ import annotations
+
+import abc
+import math
+import os
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from ampcompare.base.files.run_files import CellFile, RunFile, file_of_cell
+from ampcompare.base.files.write import write_atomically
+from ampcompare.results.records.comparison import Comparison
+from ampcompare.results.report.document import Document
+
+__all__ = [
+    "FORMATS",
+    "MAX_LINE",
+    "Format",
+    "Reporter",
+    "document_of",
+    "log_links",
+    "write_formats",
+    "write_reports",
+    "write_result",
+]
+
+MAX_LINE = 100_000  # a conclusion names every arm, and there may be hundreds
+DOCUMENTS = {  # of each class of results
+    "Comparison": "ampcompare.results.report.comparison:comparison_document",
+    "Diagnosis": "ampcompare.results.report.diagnosis:diagnosis_document",
+    "Outlook": "ampcompare.results.report.outlook:outlook_document",
+    "Profile": "ampcompare.results.report.profile:profile_document",
+}
+CELL = re.compile("[0-9a-f]{12}")  # the name of a folder that this program made
+
+
+class Reporter(abc.ABC):
+    """Turns a document into text.
+
+    Args:
+        width: of the terminal that the text is for; None for files, in which lines may have any length. Only formats
+            for terminals use it.
+        color: whether that terminal has colors.
+        details: whether everything else follows what a reader sees first, for formats that otherwise leave it out.
+
+    Attributes:
+        logs: relative address of the log of each cell, by the name of the cell, for formats with links.
+        columns: heads of further columns of the one table that a report begins with, for formats that have it.
+    """
+
+    def __init__(self, width: int | None = None, *, color: bool = False, details: bool = False) -> None:
+        self.width = width
+        self.color = color
+        self.details = details
+        self.logs: Mapping[str, str] = {}
+        self.columns: Sequence[str] = ()
+
+    def render(self, result: Any) -> str:
+        """Return the report of a result; it ends with a newline."""
+        return self.write(document_of(result, self.columns, self.logs))
+
+    @abc.abstractmethod
+    def write(self, document: Document) -> str:
+        """Return the text of a document; it ends with a newline."""
+
+
+def document_of(result: Any, columns: Sequence[str] = (), logs: Mapping[str, str] | None = None) -> Document:
+    """Return the report of a result before it has a format: of a record, or of a result that makes its own.
+
+    Args:
+        columns: as for `Reporter`; of a comparison only, and so are `logs`.
+
+    Raises:
+        ConfigError: there is no such column.
+    """
+    if hasattr(result, "_document"):
+        own: Document = result._document()
+        return own
+    module, _, name = DOCUMENTS[type(result).__name__].partition(":")
+    document: Document = getattr(import_module(module), name)(
+        result, *([columns, logs or {}] if columns or logs else [])
+    )
+    return document
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format.
+
+    Attributes:
+        implementation: module and class of its `Reporter`, as `module:Class`.
+        file: name that it has in a run directory, where every `compare` writes it; None for formats that only
+            `report --format` makes.
+        packages: that it needs beyond those of a plain installation; without them no file is written.
+        seconds: age below which the file is not replaced while cells are missing, for formats that take long to write.
+    """
+
+    implementation: str
+    file: str | None = None
+    packages: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def missing(self) -> list[str]:
+        """The packages that it needs and that are not installed."""
+        return [package for package in self.packages if find_spec(package) is None]
+
+    def reporter(
+        self,
+        width: int | None = None,
+        logs: Mapping[str, str] | None = None,
+        columns: Sequence[str] = (),
+        **options: bool,
+    ) -> Reporter:
+        """Return a new reporter; all arguments are as for `Reporter`."""
+        module, _, name = self.implementation.partition(":")
+        reporter: Reporter = getattr(import_module(module), name)(width, **options)
+        reporter.logs = logs or {}
+        reporter.columns = columns
+        return reporter
+
+
+FORMATS: dict[str, Format] = {
+    "table": Format("ampcompare.results.report.terminal:Terminal"),
+    "md": Format("ampcompare.results.report.markdown:Markdown", f"{RunFile.REPORT}.md"),
+    "csv": Format("ampcompare.results.report.csv:Csv", f"{RunFile.REPORT}.csv"),
+    "json": Format("ampcompare.results.report.json:Json", f"{RunFile.REPORT}.json"),
+    "html": Format(
+        "ampcompare.results.report.html.page:Html", f"{RunFile.REPORT}.html", packages=("jinja2",), seconds=10.0
+    ),
+    "latex": Format("ampcompare.results.report.latex:Latex"),
+}
+"""By the name that `report --format` takes. A new line here is a new format."""
+
+
+def write_reports(comparison: Comparison, folder: Path) -> None:
+    """Write each format that has a file, such as `report.md`, in one move, if its packages are installed.
+
+    While cells are missing, a young file of a format that takes long to write is left as it is: cells can be short.
+    """
+    is_unfinished = len(comparison.records) < len(comparison.order)
+    document = document_of(comparison, logs=log_links(comparison, [folder], folder))
+    for form in FORMATS.values():
+        if form.file is None or form.missing:
+            continue
+        path = folder / form.file
+        if not (is_unfinished and _age(path) < form.seconds):
+            write_atomically(path, form.reporter().write(document))
+
+
+def write_result(result: Any, folder: Path, forms: Sequence[str]) -> list[Path]:
+    """Write a result in some formats, such as `profile.json`, if their packages are installed; return the files.
+
+    Raises:
+        EnvironmentUnfit: the folder cannot be written.
+    """
+    document = document_of(result)
+    return write_formats(document, folder, document.kind, forms)
+
+
+def write_formats(document: Document, folder: Path, name: str, forms: Sequence[str]) -> list[Path]:
+    """Write a document in some formats, if their packages are installed, as files of one name; return them.
+
+    Raises:
+        EnvironmentUnfit: the folder cannot be written.
+    """
+    written = {folder / f"{name}.{form}": FORMATS[form] for form in forms if not FORMATS[form].missing}
+    for path, form in written.items():
+        write_atomically(path, form.reporter().write(document))
+    return list(written)
+
+
+def log_links(comparison: Comparison, runs: Iterable[Path], folder: Path) -> dict[str, str]:
+    """Return the address of each log that exists, relative to the folder of a page, by the name of the cell.
+
+    Args:
+        runs: run directories that the records may be from.
+        folder: where the page is.
+    """
+    links = {}
+    for run in runs:
+        try:
+            start = os.path.relpath(run.resolve(), folder.resolve())
+        except ValueError:  # on another drive
+            continue
+        for cell in {record.cell for record in comparison.records if CELL.fullmatch(record.cell)}:
+            log = file_of_cell(cell, CellFile.LOG)
+            if (run / log).is_file():
+                links[cell] = quote(Path(start, log).as_posix())
+    return links
+
+
+def _age(path: Path) -> float:
+    """Return the seconds since a file was written; infinity if there is none."""
+    try:
+        return time.time() - path.stat().st_mtime
+    except FileNotFoundError:
+        return math.inf

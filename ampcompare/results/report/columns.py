@@ -1,0 +1,546 @@
+"""The columns of tables with a row per arm: the overview, the measurements and the verdicts, in all formats."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from ampcompare.base.errors import ConfigError
+from ampcompare.base.formatting import MIB, format_decimal, format_mebibytes, format_percent, format_seconds, printable
+from ampcompare.results.analysis.pairing.scores import value_of
+from ampcompare.results.records.comparison import ArmSummary, Comparison
+from ampcompare.results.records.metric import TOP5, Metric
+from ampcompare.results.records.run import RunRecord
+from ampcompare.results.records.verdict import OPEN, Kind, Verdict
+from ampcompare.results.report.document import Cell, Column, Table, Tone
+
+__all__ = [
+    "COLUMNS",
+    "INVALID",
+    "ArmColumn",
+    "arm_engine",
+    "arm_name",
+    "asked_columns",
+    "columns",
+    "difference_interval",
+    "format_interval",
+    "is_emulated",
+    "is_invalid",
+    "loss_interval",
+    "margin_limits",
+    "metric_interval",
+    "metric_text",
+    "of_arm",
+    "over_runs",
+    "ratio_interval",
+    "state_cell",
+    "status_cell",
+    "step_cell",
+    "table_of",
+    "time_tone",
+    "time_words",
+    "tone_of",
+    "verdict_cell",
+    "verdict_columns",
+    "verdict_detail",
+]
+
+_MORE_DIGITS = 10
+NOTABLE_WAIT = 0.05  # of a step
+TONES: dict[Kind, Tone] = {
+    "identical": "good",
+    "equivalent": "good",
+    "non-inferior": "good",
+    "better": "good",
+    "worse": "bad",
+    "diverged": "bad",
+    "learned nothing": "open",
+    "inconclusive": "open",
+    "few seeds": "open",
+    "not tested": "open",
+    "conditional": "open",
+    "not comparable": "muted",
+    "emulated": "muted",
+    "not as declared": "open",
+    "no verdict": "muted",
+    "invalid": "muted",
+}
+STATES: dict[str, Tone] = {"completed": "good", "diverged": "bad", "failed": "bad", "interrupted": "open"}
+
+
+def _always(comparison: Comparison) -> bool:
+    return True
+
+
+def _no_cell(row: ArmSummary, comparison: Comparison) -> Cell:
+    return Cell()
+
+
+@dataclass(frozen=True)
+class ArmColumn(Column):
+    """A column of a table with a row per arm.
+
+    Attributes:
+        cell: of an arm's row in its comparison.
+        applies: whether a comparison has values for the column; else no table shows it.
+        of_run: its value for one run, which the CSV then has too; None if there is no such value.
+        overview: whether the one table that a report begins with has it too, where it has room.
+        needs_others: whether that table leaves it out where only the reference has a number.
+    """
+
+    head: str = ""
+    numeric: bool = True
+    cell: Callable[[ArmSummary, Comparison], Cell] = _no_cell
+    applies: Callable[[Comparison], bool] = _always
+    of_run: Callable[[RunRecord], float | None] | None = None
+    overview: bool = False
+    needs_others: bool = False
+
+
+def of_arm(text: Callable[[ArmSummary], str], applies: Callable[[Comparison], bool] = _always) -> ArmColumn:
+    """Return a column of what the summary of an arm holds."""
+    return ArmColumn(cell=lambda row, comparison: Cell(text(row)), applies=applies)
+
+
+def over_runs(
+    value: Callable[[RunRecord], float | None],
+    form: Callable[[float], str],
+    applies: Callable[[Comparison], bool] = _always,
+    *,
+    overview: bool = False,
+) -> ArmColumn:
+    """Return a column of the mean over the completed runs of an arm; the CSV has the value of each run.
+
+    Args:
+        value: of one run; None if it has none.
+        form: text of a mean, such as `"{:.2f}".format`.
+        applies: as for `ArmColumn`, and so is `overview`.
+    """
+
+    def cell(row: ArmSummary, comparison: Comparison) -> Cell:
+        completed = [value(run) for run in comparison.records if run.arm == row.arm and run.status == "completed"]
+        measured = [number for number in completed if number is not None]
+        return Cell(form(statistics.fmean(measured))) if measured else Cell()
+
+    return ArmColumn(cell=cell, applies=applies, of_run=value, overview=overview)
+
+
+def metric_text(metric: Metric, value: float | None, sd: float | None = None) -> str:
+    """Return a value of a metric without its unit, with its standard deviation, if known; "-" without one."""
+    return "-" if value is None else metric.number(value) + ("" if sd is None else f" ± {metric.number(sd)}")
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else f"{value:{form}}"
+
+
+INVALID = Cell("invalid", "muted", badge=True)
+
+
+def step_cell(row: ArmSummary, comparison: Comparison) -> Cell:
+    """Return the step time with two decimals below 10 ms and one above; a word where it does not count."""
+    if row.step_seconds_median is None or (row.invalid_time and not row.completed):
+        return Cell(tone="muted")
+    if is_emulated(row):
+        return Cell("emulated", "muted")
+    if row.invalid_time:
+        return INVALID
+    milliseconds = 1000 * row.step_seconds_median
+    return Cell(f"{milliseconds:,.{2 if milliseconds < 10 else 1 if milliseconds < 1000 else 0}f}")
+
+
+def _epoch(row: ArmSummary, comparison: Comparison) -> Cell:
+    """Return the time of an epoch, which is a time of steps; a word where that is invalid."""
+    if row.invalid_time and row.epoch_seconds is not None:
+        return INVALID
+    return Cell(format_seconds(row.epoch_seconds, row.epoch_seconds_sd))
+
+
+def _ratio(row: ArmSummary) -> str:
+    return _number(row.valid_time_ratio, ".2f")
+
+
+def ratio_interval(row: ArmSummary, comparison: Comparison) -> str:
+    """Return the step time over the reference's, with the interval of the deciding test; "-" where it is invalid."""
+    ratio = row.valid_time_ratio
+    if ratio is None:
+        return "-"
+    limits = (1 / (1 + comparison.time_margin), 1.0, 1 + comparison.time_margin)
+    return format_interval(ratio, row.time.low, row.time.high, limits)
+
+
+def difference_interval(row: ArmSummary, comparison: Comparison) -> str:
+    """Return the difference to the reference with the interval of the deciding test, without its unit."""
+    its = row.quality
+    if its.effect is None:
+        return "-"
+    return metric_interval(its.effect, its.low, its.high, comparison.metric, comparison.margin)
+
+
+def loss_interval(row: ArmSummary, comparison: Comparison) -> str:
+    """Return the difference in percent of the training loss at the end, with the interval of the deciding test."""
+    if row.loss.effect is None:
+        return "-"
+    low, high = (None if end is None else 100 * end for end in (row.loss.low, row.loss.high))
+    margin = comparison.loss_margin
+    limits = (100 * (1 / (1 + margin) - 1), 0.0, 100 * margin)
+    return format_interval(100 * row.loss.effect, low, high, limits, decimals=2, sign="+")
+
+
+def metric_interval(value: float, low: float | None, high: float | None, metric: Metric, margin: float) -> str:
+    """Return a difference of a metric with an interval, without its unit.
+
+    Args:
+        value: as `Metric.differ` gives it, as the bounds.
+        margin: in the unit that is shown.
+    """
+    shown_low, shown_high = (None if bound is None else metric.shown_difference(bound) for bound in (low, high))
+    return format_interval(
+        metric.shown_difference(value),
+        shown_low,
+        shown_high,
+        margin_limits(metric, margin),
+        decimals=metric.difference_decimals,
+        sign="+",
+    )
+
+
+def margin_limits(metric: Metric, margin: float) -> tuple[float, float, float]:
+    """Return the ends of the margin and 0 as differences are shown; the lower end of a ratio is 1 / (1 + margin)."""
+    lower = -margin if metric.difference == "points" else 100 * (1 / (1 + margin / 100) - 1)
+    return lower, 0.0, margin
+
+
+def _memory_difference(row: ArmSummary) -> str:
+    return "" if row.memory.effect is None else format_decimal(row.memory.effect / MIB, 1, "+")
+
+
+def _skipped_steps(row: ArmSummary) -> str:
+    return "-" if row.skipped_steps is None else f"{row.skipped_steps}/{row.num_steps}"
+
+
+def arm_name(row: ArmSummary) -> str:
+    """Return the name of an arm, with what another library ran in its place."""
+    return printable(row.arm, 60)
+
+
+def arm_engine(row: ArmSummary) -> str:
+    """Return the engine or library that an arm ran on, with its version; "" for torch."""
+    return printable((row.engine or "").removesuffix("+compat"), 60)  # its name says so already
+
+
+def _engine(row: ArmSummary) -> str:
+    words = [
+        word for word in (arm_engine(row), row.half if row.half and row.half.endswith("emulated") else None) if word
+    ]
+    return printable("; ".join(words), 60) or "torch"
+
+
+def status_cell(row: ArmSummary, records: Iterable[RunRecord], longest: int = 60) -> Cell:
+    """Return what became of the runs of a row, in the tone of the best of them.
+
+    Args:
+        records: of the row; of a judged table there are none.
+    """
+    ended = {record.status for record in records if record.arm == row.arm}
+    if not ended and row.completed + row.diverged:
+        ended = {"diverged"} if row.diverged else {"completed"}
+    tone: Tone = next((tone for state, tone in STATES.items() if state in ended), "muted")
+    return Cell(printable(row.status, longest), tone, badge=bool(row.status))
+
+
+def _start_differs(comparison: Comparison) -> bool:
+    """Return whether ways to start processes and loaders are compared."""
+    configs = [record.config for record in comparison.records]
+    return len({(config.launcher, config.workers, config.threads) for config in configs}) > 1
+
+
+def _has_ranks(comparison: Comparison) -> bool:
+    return any(row.allreduce_share is not None for row in comparison.arms)
+
+
+def _keeps_loss(comparison: Comparison) -> bool:
+    return any(row.loss_tail is not None for row in comparison.arms)
+
+
+def _metric_columns(comparison: Comparison) -> dict[str, ArmColumn]:
+    """Return the final and the best value of the metric that verdicts are about."""
+    metric = comparison.metric
+    return {
+        metric.head: of_arm(lambda row: metric_text(metric, row.metric_mean, row.metric_sd)),
+        f"best {metric.head}": of_arm(lambda row: metric_text(metric, row.metric_best)),
+    }
+
+
+def _other_metrics(comparison: Comparison) -> dict[str, ArmColumn]:
+    """Return the final values of the other metrics; that of top-5 is shown on request."""
+    return {head: column for head, column in _of_metrics(comparison).items() if head != TOP5.head}
+
+
+def _of_metrics(comparison: Comparison) -> dict[str, ArmColumn]:
+    others = comparison.records[0].metrics[1:] if comparison.records else []
+    means = {metric.head: over_runs(_value_of(metric), partial(metric_text, metric)) for metric in others}
+    return {head: replace(column, of_run=None) for head, column in means.items()}
+
+
+def _value_of(metric: Metric) -> Callable[[RunRecord], float | None]:
+    return lambda record: value_of(record, metric.name)
+
+
+def _throughput(comparison: Comparison) -> dict[str, ArmColumn]:
+    """Return the samples, or whatever runs count, of a second."""
+    unit = next((record.unit for record in comparison.records), "samples").replace("images", "samples")
+    return {
+        f"{unit}/s": of_arm(
+            lambda row: _number(None if row.invalid_time or is_emulated(row) else row.samples_per_second, ",.0f")
+        )
+    }
+
+
+def _energy(comparison: Comparison) -> dict[str, ArmColumn]:
+    """Return the energy of a GPU for a thousand samples, or whatever runs count, if any run has one."""
+    unit = next((record.unit for record in comparison.records), "samples").replace("images", "samples")
+
+    def joules(record: RunRecord) -> float | None:
+        one = None if record.readings is None else record.readings.joules_per_unit
+        return None if one is None else 1000 * one
+
+    known = any(joules(record) is not None for record in comparison.records)
+    return {f"J/1000 {unit}": over_runs(joules, lambda mean: f"{mean:.3g}")} if known else {}
+
+
+def _memory_of_gpu(comparison: Comparison) -> dict[str, ArmColumn]:
+    """Return what the allocator held, and what all processes used of the GPU, where either is known."""
+    values: dict[str, Callable[[RunRecord], int | None]] = {
+        "reserved MiB": lambda record: record.summary.peak_reserved_bytes,
+        "device MiB": lambda record: None if record.readings is None else record.readings.device_bytes,
+    }
+    known = {head: value for head, value in values.items() if any(map(value, comparison.records))}
+    return {head: ArmColumn(cell=partial(_highest_mebibytes, value)) for head, value in known.items()}
+
+
+def _highest_mebibytes(value: Callable[[RunRecord], int | None], row: ArmSummary, comparison: Comparison) -> Cell:
+    sizes = [size for record in comparison.records if record.arm == row.arm and (size := value(record))]
+    return Cell(format_mebibytes(max(sizes, default=None)))
+
+
+def _waits_for_data(comparison: Comparison) -> bool:
+    """Return whether a run waits for its batches long enough to matter."""
+    summaries = [record.summary for record in comparison.records]
+    return any(
+        (summary.data_seconds_median or 0) > NOTABLE_WAIT * summary.step_seconds_median
+        for summary in summaries
+        if summary.step_seconds_median
+    )
+
+
+def _data_milliseconds(row: ArmSummary, comparison: Comparison) -> Cell:
+    """Return the wait for a batch, which is no part of a step, as a mean over the runs."""
+    waits = [run.summary.data_seconds_median for run in comparison.records if run.arm == row.arm]
+    known = [wait for wait in waits if wait is not None]
+    return Cell(_number(1000 * statistics.fmean(known) if known else None, ",.2f"))
+
+
+def _has_own_lr(comparison: Comparison) -> bool:
+    """Return whether any learning rate is a setting of ampcompare: that of a script is the script's."""
+    return any(not math.isnan(row.lr) for row in comparison.arms)
+
+
+ColumnsOf = Callable[[Comparison], dict[str, ArmColumn]]
+COLUMNS: dict[str, ArmColumn | ColumnsOf] = {
+    "arm": of_arm(arm_name),
+    "lr": of_arm(lambda row: f"{row.lr:g}", _has_own_lr),
+    "metric": _metric_columns,
+    "other metrics": _other_metrics,
+    "epoch (s)": ArmColumn(cell=_epoch),
+    "peak MiB": of_arm(lambda row: format_mebibytes(row.peak_bytes)),
+    "memory of the GPU": _memory_of_gpu,
+    "step (ms)": ArmColumn(cell=step_cell),
+    "data (ms)": ArmColumn(cell=_data_milliseconds, applies=_waits_for_data),
+    "throughput": _throughput,
+    "energy": _energy,
+    "rel. time": of_arm(_ratio),
+    "tail loss": over_runs(lambda record: record.summary.loss_tail, "{:.4g}".format, _keeps_loss),
+    "final loss scale": of_arm(lambda row: _number(row.final_loss_scale, "g")),
+    "skipped steps": of_arm(_skipped_steps),
+    "status": ArmColumn(cell=lambda row, comparison: status_cell(row, comparison.records)),
+    "engine": of_arm(_engine),
+    "start (s)": of_arm(lambda row: format_seconds(row.start_seconds), _start_differs),
+    "first batch (s)": of_arm(lambda row: format_seconds(row.loader_start_seconds), _start_differs),
+    "all-reduce %": of_arm(lambda row: format_percent(row.allreduce_share), _has_ranks),
+}
+"""The table of measurements. A new line here is in every format; a function gives columns whose heads differ."""
+
+
+def verdict_columns(comparison: Comparison) -> dict[str, ArmColumn]:
+    """Return the columns of the table of verdicts, by their heads."""
+    metric = comparison.metric
+    of_loss = {
+        "Δ tail loss (%)": of_arm(lambda row: loss_interval(row, comparison)),
+        "tail loss verdict": _of_verdict(lambda row: row.loss),
+    }
+    return {
+        "arm": of_arm(arm_name),
+        metric.difference_head: of_arm(lambda row: difference_interval(row, comparison)),
+        f"{metric.quality} verdict": _of_verdict(lambda row: row.quality),
+        "rel. time": of_arm(lambda row: ratio_interval(row, comparison)),
+        "time verdict": _of_verdict(lambda row: row.time),
+        **(of_loss if any(row.loss for row in comparison.arms) else {}),
+        "Δ peak MiB": _of_verdict(lambda row: row.memory, _memory_difference),
+        "paired seeds": of_arm(lambda row: str(row.pairs)),
+    }
+
+
+def _of_verdict(
+    verdict: Callable[[ArmSummary], Verdict], number: Callable[[ArmSummary], str] = lambda row: ""
+) -> ArmColumn:
+    """Return a column of a verdict of each arm, or of a number where there is one."""
+
+    def cell(row: ArmSummary, comparison: Comparison) -> Cell:
+        return Cell(text) if (text := number(row)) else verdict_cell(verdict(row))
+
+    return ArmColumn(cell=cell)
+
+
+def verdict_cell(verdict: Verdict, longest: int = 60) -> Cell:
+    """Return a cell of a verdict in its words, in characters at most."""
+    return Cell(printable(str(verdict), longest) or "-", tone_of(verdict), badge=bool(verdict))
+
+
+def state_cell(state: str) -> Cell:
+    """Return a cell of what became of a run; only what is not as planned is a badge."""
+    return Cell(state, STATES.get(state, ""), badge=state != "completed")
+
+
+def columns(comparison: Comparison) -> dict[str, ArmColumn]:
+    """Return the columns that a comparison has values for, by their heads."""
+    shown: dict[str, ArmColumn] = {}
+    for name, entry in COLUMNS.items():
+        if not isinstance(entry, ArmColumn):
+            shown |= entry(comparison)
+        elif entry.applies(comparison):
+            shown[name] = entry
+    return shown
+
+
+def asked_columns(comparison: Comparison, names: Sequence[str]) -> dict[str, ArmColumn]:
+    """Return further columns for the one table that a report begins with, by their heads.
+
+    Args:
+        names: heads, with or without their unit.
+
+    Raises:
+        ConfigError: the comparison has no such column.
+    """
+    known = {**_of_metrics(comparison), **columns(comparison)}
+    chosen = {}
+    for name in names:
+        head = next((head for head in known if name in (head, head.removesuffix(" %"), head.partition(" (")[0])), None)
+        if head is None:
+            raise ConfigError(f"there is no column {name!r}; there are {', '.join(known)}")
+        chosen[head] = known[head]
+    return chosen
+
+
+def table_of(
+    shown: Mapping[str, ArmColumn], comparison: Comparison, rows: Sequence[ArmSummary] | None = None, **options: Any
+) -> Table:
+    """Return a table of these columns.
+
+    Args:
+        rows: of the arms to show; None for all of the comparison.
+        options: of `Table.of`.
+    """
+    chosen = comparison.arms if rows is None else rows
+    return Table.of(shown, [[column.cell(row, comparison) for column in shown.values()] for row in chosen], **options)
+
+
+def format_interval(
+    value: float,
+    low: float | None,
+    high: float | None,
+    limits: Sequence[float],
+    *,
+    decimals: int = 2,
+    sign: str = "",
+) -> str:
+    """Return `+0.09 [-0.73, +0.91]`, or the value alone where there is no interval.
+
+    A verdict says on which side of a limit each bound lies: of 0, or of the equivalence margin. Rounding must not say
+    otherwise, as "-0.50" would of a bound of -0.4996 that is inside a margin of 0.5. So a bound gets as many digits
+    as that takes; from the second one more on, it may also be rounded away from the limit.
+
+    Args:
+        limits: which the verdict compares the bounds with, in the unit of the value.
+        decimals: as far as no limit is near.
+        sign: "+" to write it for positive numbers.
+    """
+    if low is None or high is None:
+        return format_decimal(value, decimals, sign)
+    shown = [_bound(bound, limits, decimals, sign) for bound in (low, high)]
+    return f"{format_decimal(value, decimals, sign)} [{shown[0]}, {shown[1]}]"
+
+
+def _bound(bound: float, limits: Sequence[float], decimals: int, sign: str) -> str:
+    """Return the text of a bound that lies on the same side of all limits as the bound."""
+    for more in range(_MORE_DIGITS + 1):
+        texts = [format_decimal(bound, decimals + more, sign)]
+        if more > 1 and math.isfinite(bound):
+            step = 10.0 ** -(decimals + more)
+            texts += [format_decimal(float(texts[0]) + move, decimals + more, sign) for move in (step, -step)]
+        for text in texts:
+            if all(_side(float(text), _printed_limit(limit)) == _side(bound, limit) for limit in limits):
+                return text
+    return repr(bound)
+
+
+def _printed_limit(limit: float) -> float:
+    """Return a limit as sentences print it, such as `±0.5`."""
+    return float(f"{limit:g}")
+
+
+def _side(value: float, limit: float) -> int:
+    return (value > limit) - (value < limit)
+
+
+def verdict_detail(verdict: Verdict) -> str:
+    """Return what the word of a verdict leaves out; "" for a margin, which the legend has."""
+    return "" if verdict.kind in ("equivalent", "non-inferior") else printable(verdict.detail, 200)
+
+
+def tone_of(verdict: Verdict) -> Tone:
+    """Return the color of a verdict."""
+    return TONES.get(verdict.kind, "")
+
+
+def time_words(verdict: Verdict, margin: float) -> str:
+    """Return what a verdict on the step time says; "" where it decides nothing.
+
+    Args:
+        margin: as a share of the step time.
+    """
+    words: dict[Kind, str] = {
+        "better": "faster",
+        "worse": "slower",
+        "equivalent": "equally fast",
+        "non-inferior": f"step time at most {100 * margin:g} % longer",
+    }
+    return words.get(verdict.kind, "")
+
+
+def time_tone(verdict: Verdict) -> Tone:
+    """Return the color of a verdict on time; none for an open one."""
+    return "" if verdict.kind in OPEN else tone_of(verdict)
+
+
+def is_emulated(row: ArmSummary) -> bool:
+    """Return whether an arm's 16-bit arithmetic was computed in fp32 and rounded, so that its times say nothing."""
+    return bool(row.half and row.half.endswith("emulated"))
+
+
+def is_invalid(row: ArmSummary) -> bool:
+    return bool(row.invalid_time)

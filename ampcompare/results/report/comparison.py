@@ -1,0 +1,468 @@
+"""The report of a comparison, before it has a format: its sections, its tables and what they mean."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from ampcompare.base.formatting import format_duration, format_mebibytes, format_percent, printable
+from ampcompare.results.analysis.conclusions.phrases import sentence_start
+from ampcompare.results.analysis.effects.samples import samples_noun, two_digits
+from ampcompare.results.analysis.effects.step_time import invalid_reason
+from ampcompare.results.analysis.inference.effect import MIN_PAIRS
+from ampcompare.results.analysis.pairing.comparability import are_pairs
+from ampcompare.results.records.comparison import ArmSummary, Comparison, ModelPair, PublishedRow, SampleComparison
+from ampcompare.results.records.evaluation import PrecisionRow
+from ampcompare.results.records.metric import Metric
+from ampcompare.results.records.run import RunRecord
+from ampcompare.results.report.base import MAX_LINE
+from ampcompare.results.report.columns import (
+    columns,
+    difference_interval,
+    metric_interval,
+    metric_text,
+    status_cell,
+    table_of,
+    verdict_columns,
+)
+from ampcompare.results.report.document import Cell, Code, Document, Facts, Items, Section, Step, Table, Text
+from ampcompare.results.report.html.sections import answer_of, page_sections, subtitle
+from ampcompare.results.report.ledger import ledger_blocks
+from ampcompare.results.report.overview import make_overview
+
+__all__ = [
+    "comparison_document",
+    "legend",
+    "margin_words",
+    "precision_table",
+    "published_legend",
+    "published_table",
+    "sample_sections",
+    "verdict_legend",
+]
+
+MAX_NAMED = 6
+METRIC_FIELDS = ("metric_final", "metric_best", "metric_last_mean")
+SUMMARY_FIELDS = (
+    "loss_final",
+    "num_steps",
+    "skipped_steps",
+    "step_seconds_median",
+    "step_seconds_iqr",
+    "data_seconds_median",
+    "samples_per_second",
+    "epoch_seconds",
+    "peak_bytes",
+    "peak_reserved_bytes",
+    "final_loss_scale",
+    "first_nonfinite_loss_step",
+    "diverged_step",
+    "start_seconds",
+    "loader_start_seconds",
+)
+TIMES = ("step_seconds_median", "step_seconds_iqr", "samples_per_second", "epoch_seconds", "step_seconds_slowest")
+PROCESS_FIELDS = ("world_size", "nodes", "global_batch_size", "allreduce_share", "step_seconds_slowest")
+READING_FIELDS = ("device_bytes",)
+HEAD = ("arm", "seed", "status", "engine", "engine_version", "half", "lr", "metric")
+PUBLISHED = ("top1", "top1_best", "seconds", "epoch_seconds", "peak_bytes", "diverged")
+VERDICTS = {"accuracy_verdict": "quality", "time_verdict": "time", "loss_verdict": "loss"}  # columns of the CSV
+
+
+def comparison_document(
+    comparison: Comparison, asked: Sequence[str] = (), logs: Mapping[str, str] | None = None
+) -> Document:
+    """Return the report.
+
+    Args:
+        asked: heads of further columns of the table that it begins with.
+        logs: relative address of the log of each cell, by the name of the cell.
+
+    Raises:
+        ConfigError: there is no such column.
+    """
+    warnings, title, further = answer_of(comparison)
+    first = make_overview(comparison, asked)
+    below = [*first.legend, *_overview_legend(comparison, first.heads)]
+    first = replace(first, legend=below, caption="Summary, one row per arm")
+    others = [row for row in comparison.arms if row.arm != comparison.reference]
+    verdicts = table_of(
+        verdict_columns(comparison),
+        comparison,
+        others,
+        legend=verdict_legend(comparison),
+        caption="Table of verdicts, one row per arm",
+    )
+    measured = table_of(
+        columns(comparison), comparison, legend=legend(comparison), caption="All measurements, one row per arm"
+    )
+    weights, published = precision_table(comparison), published_table(comparison)
+    environment = [(name, str(value)) for name, value in comparison.environment.items()]
+    sections = [
+        Section("headline", [Text(comparison.headline)] if comparison.headline else []),
+        Section("overview", [first]),
+        Section("next", [Step(step.why, step.command) for step in comparison.next_steps]),
+        Section("measurements", [measured], "Measurements"),
+        Section("verdicts", [verdicts] if verdicts.rows else [], "Verdicts"),
+        Section("precisions", [] if weights is None else [weights]),
+        Section("ledger", ledger_blocks(comparison), "Declared and observed"),
+        *sample_sections(comparison),
+        Section("published", [] if published is None else [published], "Published and measured"),
+        Section("conclusions", [Items(comparison.reading)] if comparison.reading else [], "Conclusions"),
+        Section("environment", [Facts([("", environment)])] if environment else [], "Environment"),
+        Section("command", [Code(printable(comparison.command, MAX_LINE))] if comparison.command else [], "Reproduce"),
+        Section("columns", [Table(first.columns, first.rows)]),
+        Section("measured", [measured, *([verdicts] if verdicts.rows else [])],
+                "All measurements, one line per arm"),
+        Section("values", lambda: [_values(comparison)]),
+        Section("answer", [Text([line]) for line in further]),
+        *page_sections(comparison, logs or {}),
+    ]  # fmt: skip
+    return Document(
+        "judged" if comparison.judged else "comparison",
+        sections,
+        comparison,
+        f"Comparison: {comparison.tag}" if comparison.tag else "Comparison",
+        title,
+        subtitle(comparison),
+        warnings,
+        [row.arm for row in comparison.arms],
+        comparison.reference,
+    )
+
+
+def _overview_legend(comparison: Comparison, shown: Collection[str]) -> list[str]:
+    """Return a few lines: what the verdicts of the one table go by, and what its columns mean.
+
+    Args:
+        shown: heads of its columns.
+    """
+    others = [row for row in comparison.arms if row.arm != comparison.reference]
+    if not others:
+        return []
+    table, metric = comparison.judged, comparison.metric
+    quality, unit = printable(metric.name), printable(metric.difference_unit)
+    of = "of " if metric.difference != "points" else ""
+    margin = f"±{comparison.margin:g}{f' {unit}' if unit else ''} {of}{quality}"
+    if comparison.margin_rule == "auto":
+        margin += " (auto)"
+    tested = [row for row in others if row.quality.low is not None or row.time.low is not None]
+    interval = "[ ]: interval of the deciding test, " if tested else ""
+    rate = (
+        f"error rate {100 * comparison.error_rate:g} % over all arms" if comparison.error_rate else "nothing was tested"
+    )
+    if comparison.look is not None and comparison.look > 1:
+        rate = f"look {comparison.look} at these runs, {rate}"
+    spread = f"; published sd {table.sd:g} {unit}".rstrip() if table and table.sd is not None else ""
+    direction = f" {sentence_start(quality)}: lower is better." if metric.better == "lower" else ""
+    against = f"against {printable(comparison.reference, 60)}, {_pairing_text(comparison)}"
+    lines = [
+        f"Δ and verdict: {against}; {interval}{rate}.{direction} "
+        f"Margins: {margin}, ±{100 * comparison.time_margin:g} % step time{spread}."
+    ]
+    if "rel. time" in shown:
+        lines[0] += f" rel. time: step time / that of {printable(comparison.reference, 60)}."
+    if "Δ tail loss (%)" in shown:
+        lines.append(
+            f"Δ tail loss: training loss over the last fifth of the steps, relative to that of the reference; margin "
+            f"±{100 * comparison.loss_margin:g} %, tested separately at the same error rate."
+        )
+    if table and table.within:
+        names = " and ".join(printable(name, 40) for name in table.within)
+        lines.append(
+            f"The first rows are over all values of {names}; these and the rows of single values are tested separately."
+        )
+    return lines
+
+
+def _pairing_text(comparison: Comparison) -> str:
+    judged = comparison.judged
+    if judged is not None and judged.independent:
+        others = [row.arm for row in comparison.arms if row.arm not in judged.references]
+        names = ", ".join(printable(name, 40) for name in judged.independent)
+        return "as independent samples" + ("" if set(others) <= set(judged.independent) else f" ({names}), or by pairs")
+    if are_pairs(comparison.records, comparison.reference):
+        return "paired by seed"
+    return "runs of a seed are not all pairs"
+
+
+def legend(comparison: Comparison) -> str:
+    """Return one line that says what the columns mean."""
+    reference = printable(comparison.reference, 60)
+    seeds = ", ".join(str(seed) for seed in comparison.seeds)
+    over = f"mean ± sd over seeds {seeds}" if len(comparison.seeds) > 1 else f"seed {seeds}"
+    metric = comparison.metric
+    best = "highest" if metric.better == "higher" else "lowest"
+    return (
+        f"{printable(metric.name)}: final epoch, {over}; best: {best} of any epoch; rel. time: step time / that of "
+        f"{reference}, over pairs."
+    )
+
+
+def margin_words(comparison: Comparison) -> str:
+    """Return the margin of the metric, with the rule that gave it and why."""
+    unit = comparison.metric.difference_unit.replace("pp", "point" if comparison.margin == 1 else "points")
+    of = f"{unit} of {comparison.metric.quality}".strip()
+    shown = f"{comparison.margin:g} {printable(of)}"
+    rule = f"{comparison.margin_rule}: " if comparison.margin_rule == "auto" else ""
+    return f"{shown} ({rule}{printable(comparison.margin_reason, 200)})" if comparison.margin_reason else shown
+
+
+def verdict_legend(comparison: Comparison) -> str:
+    """Return one line that says what the verdicts go by."""
+    tests = (
+        f"error rate {100 * comparison.error_rate:g} % over all arms (Holm). [ ]: interval of the test "
+        "that decided, two-sided 1 - 2 alpha for equivalent and non-inferior, 1 - alpha otherwise"
+    )
+    judged = any(row.loss for row in comparison.arms)
+    loss = f", {100 * comparison.loss_margin:g} % of tail loss" if judged else ""
+    return (
+        f"Verdicts against {printable(comparison.reference, 60)}, {_pairing_text(comparison)}. Equivalence margins: "
+        f"{margin_words(comparison)}, {100 * comparison.time_margin:g} % of step time{loss}; "
+        f"{tests if comparison.error_rate else 'nothing was tested'}. Δ peak MiB: difference in peak memory. "
+        + _samples_of_verdicts(comparison)
+    )
+
+
+def _samples_of_verdicts(comparison: Comparison) -> str:
+    """Return one sentence: which samples the verdicts on the metric are about; "" where no run was evaluated."""
+    counts = {epoch.samples for record in comparison.records for epoch in record.summary.epochs[-1:]}
+    if not counts:
+        return ""
+    count = f"{min(counts):,}" if len(counts) == 1 else f"{min(counts):,} to {max(counts):,}"
+    noun = samples_noun(comparison.records)
+    what = f"this one validation {noun[:-1]}" if counts == {1} else f"these {count} validation {noun}"
+    return f"Verdicts on {comparison.metric.quality} are about {what}."
+
+
+def sample_sections(comparison: Comparison) -> Iterable[Section]:
+    """Yield the tables for which the comparison has results of single samples."""
+    compared = [(row, row.samples) for row in comparison.arms if row.samples is not None]
+    noun, metric = samples_noun(comparison.records), comparison.metric
+    new = [_new_samples(row, its, comparison) for row, its in compared if its.low is not None]
+    unit = f"{metric.difference_unit} of {metric.name}" if metric.difference_unit else metric.name
+    if new:
+        margin = metric.margin_text(comparison.margin)
+        disagree = any(its.models for _, its in compared)
+        table = Table.of(
+            ["arm", f"on these {noun}", f"on new {noun}", f"{noun} for ±{margin}", *(["disagree"] if disagree else [])],
+            [row if disagree else row[:-1] for row in new],
+            f"These {noun}, or new ones",
+            f"Differences in {unit}, at the confidence of the verdict's interval. On new {noun}: {noun} and "
+            f"seeds as crossed random effects. {noun.capitalize()} for ±{margin}: about how many would bring that "
+            f"interval inside the margin with a power of 80 % if the arms do not differ."
+            + (f" Disagree: {noun} on which just one model of a pair is right, on average." if disagree else ""),
+        )
+        yield Section("samples", [table])
+    single = [(row, pair) for row, its in compared if row.pairs < MIN_PAIRS for pair in its.models]
+    if single:
+        reference = printable(comparison.reference, 60)
+        table = Table.of(
+            ["arm", "seed", "right only here", f"right only in {reference}", "McNemar's p"],
+            [_two_models(row, pair) for row, pair in single],
+            "These two models",
+            f"Two single models on the same {noun}, McNemar's exact test. It is about these two models, not about "
+            f"the arms that trained them: two seeds of one arm often differ as much.",
+        )
+        yield Section("models", [table])
+
+
+def _new_samples(row: ArmSummary, its: SampleComparison, comparison: Comparison) -> list[str]:
+    needed = "more seeds first"
+    if its.needed is not None:
+        needed = "enough" if its.needed <= its.samples else f"about {two_digits(its.needed):,}"
+    disagreeing = statistics.fmean(pair.arm_only + pair.reference_only for pair in its.models) if its.models else 0.0
+    return [
+        printable(row.arm, 60),
+        difference_interval(row, comparison),
+        metric_interval(row.quality.effect or 0.0, its.low, its.high, comparison.metric, comparison.margin),
+        needed,
+        f"{disagreeing:.1f} of {its.samples:,}",
+    ]
+
+
+def _two_models(row: ArmSummary, pair: ModelPair) -> list[str]:
+    return [printable(row.arm, 60), str(pair.seed), str(pair.arm_only), str(pair.reference_only), f"{pair.p:.3g}"]
+
+
+def precision_table(comparison: Comparison) -> Table | None:
+    """Return the table: a line for each arm and precision; None where nothing was evaluated so."""
+    rows, metric = comparison.precisions, comparison.metric
+    if not rows:
+        return None
+    moved = any(row.sample_difference is not None for row in rows)
+    answered = any(row.disagreement is not None for row in rows)
+    unit = f" ({metric.difference_unit})" if metric.difference_unit else ""
+    headers = ["arm", "evaluated in", metric.head, "own", f"Δ to own{unit}"]
+    headers += ["differing answers %"] if answered else []
+    headers += [f"mean |Δ| of a sample ({metric.name})"] if moved else []
+    words = [
+        f"The trained weights of each arm, evaluated in other precisions. Own: in the arm's own precision; Δ: to "
+        f"that, paired by seed{_with_interval(rows)}."
+    ]
+    if answered:
+        words.append("Differing answers: share of decisions that differ from the arm's own evaluation.")
+    return Table.of(
+        [printable(head, 60) for head in headers],
+        [_evaluation_row(row, metric, comparison.margin, answered=answered, moved=moved) for row in rows],
+        "Trained weights in other precisions",
+        " ".join(words),
+    )
+
+
+def _with_interval(rows: list[PrecisionRow]) -> str:
+    return ", with its 95 % interval, each tested alone" if any(row.low is not None for row in rows) else ""
+
+
+def _evaluation_row(
+    row: PrecisionRow, metric: Metric, margin: float, *, answered: bool, moved: bool
+) -> list[str | Cell]:
+    line: list[str | Cell] = [printable(row.arm, 60), _evaluation_name(row)]
+    if row.metric_mean is None or row.difference is None:
+        failed = Cell(printable(f"failed: {row.error}", 80), "bad", badge=True)
+        return [*line, failed, "-", "-", *["-"] * (answered + moved)]
+    line += [metric_text(metric, row.metric_mean), metric_text(metric, row.own_mean)]
+    line.append(metric_interval(row.difference, row.low, row.high, metric, margin))
+    if answered:
+        line.append("-" if row.disagreement is None else f"{100 * row.disagreement:.2f}")
+    if moved:
+        line.append("-" if row.sample_difference is None else f"{metric.factor * row.sample_difference:.2g}")
+    return line
+
+
+def _evaluation_name(row: PrecisionRow) -> str:
+    """Return a precision as the table names it, with how it was computed where that was emulated."""
+    emulated = " (emulated)" if row.half and row.half.endswith("emulated") else ""
+    return f"{printable(row.precision, 40)}{emulated}{', EMA' if row.averaged else ''}"
+
+
+def _values_in_precisions(record: RunRecord) -> dict[str, float | None]:
+    """Return what one run reached in each precision, by the names of columns of the CSV."""
+    found: dict[str, float | None] = {}
+    for result in record.summary.in_precisions:
+        name = f"{'ema_' if result.averaged else ''}in_{result.precision.replace(':', '_')}"
+        found[name] = result.values.get(record.metric.name)
+        found[f"{name}_differing"] = (
+            result.differing / result.answers if result.differing is not None and result.answers else None
+        )
+    return found
+
+
+def published_table(comparison: Comparison) -> Table | None:
+    """Return published figures next to measured ones: the columns that have a published value; None without any."""
+    if comparison.published is None or not comparison.published.rows:
+        return None
+    arms = {row.arm: row for row in comparison.arms}
+    lines = [
+        _published_row(
+            line, arms.get(line.row or ""), [record for record in comparison.records if record.arm == line.row]
+        )
+        for line in comparison.published.rows
+    ]
+    said = {name for name in lines[0] if any(line[name] for line in lines)}
+    shown = [name for name in lines[0] if name.replace(", measured", ", published") in said]
+    rows = [[line[name] or "-" for name in shown] for line in lines]
+    return Table.of(shown, rows, legend=published_legend(comparison), caption="Published and measured results")
+
+
+def _published_row(
+    published: PublishedRow, row: ArmSummary | None, records: Sequence[RunRecord]
+) -> dict[str, str | Cell]:
+    walls = [record.summary.wall_seconds for record in records if record.summary.wall_seconds is not None]
+    names = published.name if published.row in (None, published.name) else f"{published.name} ({published.row})"
+    return {
+        "as published": printable(names, 80),
+        "top-1 %, published": "NaN" if published.diverged and published.top1_best is None else _percent(published.top1),
+        "top-1 %, measured": _percent(row.metric_mean) or status_cell(row, records, 40)
+        if row
+        else Cell("not run", "muted", badge=True),
+        "best %, published": _percent(published.top1_best),
+        "best %, measured": _percent(row.metric_best if row else None),
+        "time, published": _duration(published.seconds),
+        "time, measured": _duration(statistics.fmean(walls) if walls else None),
+        "epoch, published": _duration(published.epoch_seconds),
+        "epoch, measured": _duration(row.epoch_seconds if row else None),
+        "MiB, published": format_mebibytes(published.peak_bytes, decimals=0, missing=""),
+        "MiB, measured": format_mebibytes(row.peak_bytes if row else None, decimals=0, missing=""),
+        "remark": printable(published.remark, 80),
+    }
+
+
+def _percent(share: float | None) -> str:
+    return format_percent(share, missing="")
+
+
+def _duration(seconds: float | None) -> str:
+    return "" if seconds is None else format_duration(seconds)
+
+
+def published_legend(comparison: Comparison) -> str:
+    """Return one line: whose figures these are, and how the settings of the runs differ."""
+    published = comparison.published
+    if published is None:
+        return ""
+    where = f", on {published.machine}" if published.machine else ""
+    words = f"Published: {published.source}{where}; one run per line. Measured: means over seeds on this machine"
+    if published.scale is not None:
+        words += (
+            f", at scale {published.scale} of recipe {published.recipe}: the same arms and relations on other data "
+            f"with another network, so directions can be compared, but numbers cannot"
+        )
+    elif published.differs:
+        more = f" and {len(published.differs) - MAX_NAMED} more" if len(published.differs) > MAX_NAMED else ""
+        words += f", with other settings than published: {'; '.join(published.differs[:MAX_NAMED])}{more}"
+    return printable(f"{words}.", MAX_LINE)
+
+
+def _values(comparison: Comparison) -> Table:
+    """Return a line for each run: plain numbers in full precision, each with the verdicts of its arm.
+
+    The metric of verdicts is named in its own column; each other metric has a column `NAME_final`. Shares are 0 to
+    1, times in seconds, sizes in bytes. A run whose `invalid_time` says why has no times of steps; `report.json` keeps
+    them. Further columns hold the published figures of the row, if any, and the columns of the tables that are means
+    over runs.
+    """
+    published = {line.row: line for line in reversed(comparison.published.rows)} if comparison.published else {}
+    of_publication = PUBLISHED if published else ()
+    of_runs = {name: column.of_run for name, column in columns(comparison).items() if column.of_run is not None}
+    others = list(dict.fromkeys(metric.tag for run in comparison.records for metric in run.metrics[1:]))
+    weights = [_values_in_precisions(record) for record in comparison.records]
+    of_weights = list(dict.fromkeys(name for values in weights for name in values))
+    arms = {row.arm: row for row in comparison.arms}
+    rows = []
+    for record, its_weights in zip(comparison.records, weights, strict=True):
+        row, line = arms.get(record.arm), published.get(record.arm)
+        rows.append([
+            *_run(record, others),
+            *(str(getattr(row, quantity, "")) for quantity in VERDICTS.values()),
+            invalid_reason(record),
+            record.error,
+            *(getattr(line, name, None) for name in of_publication),
+            *(of_run(record) for of_run in of_runs.values()),
+            *map(its_weights.get, of_weights),
+        ])  # fmt: skip
+    heads = [*HEAD, *METRIC_FIELDS, *(f"{tag}_final" for tag in others), *SUMMARY_FIELDS, *PROCESS_FIELDS]
+    heads += [
+        *READING_FIELDS,
+        *VERDICTS,
+        "invalid_time",
+        "error",
+        *(f"published_{name}" for name in of_publication),
+        *of_runs,
+        *of_weights,
+    ]
+    return Table.of_values(heads, rows)
+
+
+def _run(record: RunRecord, others: Sequence[str]) -> list[object]:
+    engine, recipe = record.engine, record.config.recipe
+    lr = recipe.optimizer.lr if record.config.script is None else None  # a script has its own
+    head = [record.arm, recipe.seed, record.status, engine and engine.name, engine and engine.version, record.half, lr]
+    names = {metric.tag: metric.name for metric in record.metrics}
+    values = [getattr(record.summary, name) for name in METRIC_FIELDS]
+    values += [record.summary.others_final.get(names.get(tag, "")) for tag in others]
+    hidden = TIMES if invalid_reason(record) else ()
+    values += [None if name in hidden else getattr(record.summary, name) for name in SUMMARY_FIELDS]
+    values += [None if name in hidden else getattr(record.processes, name, None) for name in PROCESS_FIELDS]
+    values += [getattr(record.readings, name, None) for name in READING_FIELDS]
+    return [*head, record.metric.name, *values]

@@ -1,0 +1,39 @@
+"""The values of a document's table, for spreadsheets and other programs."""
+
+from __future__ import annotations
+
+import csv
+import io
+from contextlib import suppress
+
+from ampcompare.base.formatting import printable
+from ampcompare.results.report.base import Reporter
+from ampcompare.results.report.document import Document, Table
+
+__all__ = ["Csv"]
+
+FORMULA = ("=", "+", "-", "@")
+
+
+class Csv(Reporter):
+    """One table, a line per row: numbers in full precision, and texts that no spreadsheet takes for a formula."""
+
+    def write(self, document: Document) -> str:
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        blocks = (block for section in document.shown("csv") for block in section.blocks)
+        for table in (block for block in blocks if isinstance(block, Table)):
+            writer.writerow(map(_safe, table.heads))
+            rows = ([cell.text if cell.value is None else cell.value for cell in row] for row in table.rows)
+            writer.writerows(map(_safe, row) for row in rows)
+        return out.getvalue()
+
+
+def _safe(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    line = printable(value, 2000)
+    with suppress(ValueError):
+        float(line)
+        return line
+    return f"'{line}" if line.startswith(FORMULA) else line

@@ -1,0 +1,132 @@
+"""Handing finished records to a tracker of experiments: one method, and the trackers that have it."""
+
+from __future__ import annotations
+
+import abc
+import importlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import cast
+
+from ampcompare.base.errors import ConfigError, EnvironmentUnfit
+from ampcompare.results.records.comparison import Comparison
+from ampcompare.results.records.evaluation import EpochResult
+from ampcompare.results.records.run import RunRecord, StepRecord
+from ampcompare.results.records.step import iter_steps
+
+__all__ = ["TRACKERS", "Exporter", "Point", "Tracker", "make_exporter", "points_of"]
+
+
+class Exporter(abc.ABC):
+    """Writes records to a tracker; made with its folder, a receiver of notes, and a name for all runs together.
+
+    Attributes:
+        destination: where they went, if that is not the folder; "" if it is.
+    """
+
+    destination: str = ""
+
+    @abc.abstractmethod
+    def write(self, comparison: Comparison, folder: Path) -> None:
+        """Write the records of a comparison whose run directory is `folder`, except those that are there already.
+
+        Raises:
+            EnvironmentUnfit: the tracker refuses them.
+        """
+
+
+@dataclass(frozen=True)
+class Tracker:
+    """Where an exporter is implemented.
+
+    Attributes:
+        home: `module:class`.
+        package: that it imports.
+        install: what pip calls it.
+    """
+
+    home: str
+    package: str
+    install: str
+
+
+TRACKERS = {
+    "tensorboard": Tracker("ampcompare.results.report.tensorboard:EventFiles", "tensorboard", "tensorboard"),
+    "wandb": Tracker("ampcompare.results.report.wandb_runs:WandbRuns", "wandb", "wandb"),
+    "mlflow": Tracker("ampcompare.results.report.mlflow_runs:MlflowRuns", "mlflow", "mlflow-skinny"),
+}
+
+
+def make_exporter(name: str, folder: Path, note: Callable[[str], None], project: str) -> Exporter:
+    """Return the exporter to a tracker.
+
+    Args:
+        name: of `TRACKERS`.
+        folder: where it writes.
+        note: receives a line about each record that is not written.
+        project: what the tracker calls all runs together.
+
+    Raises:
+        EnvironmentUnfit: its package is not installed.
+        ConfigError: there is no such tracker, or the folder cannot be made or written.
+    """
+    if name not in TRACKERS:
+        raise ConfigError(f"there is no tracker {name!r}; give one of {', '.join(TRACKERS)}")
+    tracker = TRACKERS[name]
+    if find_spec(tracker.package) is None:
+        raise EnvironmentUnfit(
+            f"--to {name} needs {tracker.package}, which this environment does not have; "
+            f"pip install {tracker.install}, or the extra {name}"
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be made: {error.strerror or error}; choose another --output") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"no files can be written to {folder}; choose another --output")
+    module, _, attribute = tracker.home.partition(":")
+    made = getattr(importlib.import_module(module), attribute)
+    return cast(Exporter, made(folder, note) if name == "tensorboard" else made(folder, note, project))
+
+
+Point = tuple[float, int, dict[str, float]]
+
+
+def points_of(record: RunRecord, steps: Path) -> Iterator[Point]:
+    """Yield seconds of training so far, a step, and values by name; evaluations stand at the last step before them.
+
+    Args:
+        steps: the `steps.jsonl` of the record.
+
+    Raises:
+        RecordError: it cannot be read.
+    """
+    epochs = {epoch.epoch: epoch for epoch in record.summary.epochs}
+    skipped, elapsed, last = 0, 0.0, None
+    for step in iter_steps(steps):
+        if last is not None and last.epoch != step.epoch and last.epoch in epochs:
+            yield elapsed, last.step, _epoch_values(epochs.pop(last.epoch), record)
+        skipped += not all(step.applied)
+        elapsed += step.seconds + step.data_seconds
+        yield elapsed, step.step, _step_values(step, skipped)
+        last = step
+    if last is not None and last.epoch in epochs:
+        yield elapsed, last.step, _epoch_values(epochs[last.epoch], record)
+
+
+def _step_values(step: StepRecord, skipped: int) -> dict[str, float]:
+    scales = step.loss_scales or (1.0,)  # an unscaled loss is a loss times 1, and so has the name that all have
+    values = {"train/loss": step.loss, "train/skipped": float(skipped), "time/step_seconds": step.seconds}
+    values |= {f"train/loss_scale{f'_{index}' if index else ''}": scale for index, scale in enumerate(scales)}
+    known = {"train/lr": step.lr, "train/grad_norm": step.grad_norm}
+    return values | {name: value for name, value in known.items() if value is not None}
+
+
+def _epoch_values(epoch: EpochResult, record: RunRecord) -> dict[str, float]:
+    values = {
+        f"eval/{metric.tag}": epoch.values[metric.name] for metric in record.metrics if metric.name in epoch.values
+    }
+    return values if epoch.loss is None else {**values, "eval/loss": epoch.loss}

@@ -1,0 +1,486 @@
+"""Charts of curves and points: drawn once, with the values for a script that reads them out, and tables for those who
+cannot see them.
+
+A chart has one or more views, such as differences and absolute values, between which the reader switches. Series name
+their arm by its index; the page gives it the arm's look.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ampcompare.results.records.run import RunRecord
+from ampcompare.results.report.document import Table
+from ampcompare.results.report.html.runs import ArmRuns, round_digits
+from ampcompare.results.report.html.tracks import make_scale
+
+__all__ = [
+    "HIGH",
+    "WIDE",
+    "Band",
+    "Chart",
+    "Curve",
+    "Picture",
+    "Series",
+    "View",
+    "band_series",
+    "chart_data",
+    "differences",
+    "make_curve",
+    "over_seeds",
+    "point",
+    "stops_of",
+]
+
+Series = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class View:
+    """One way to show a chart.
+
+    Attributes:
+        name: on its switch; a chart with a single view has none.
+        label: of the vertical axis.
+        series: `{a: arm, x, y, lo, hi, step, dots, out}`, and of a single point the ranges `xr` and `yr`.
+        stops: crosses at the end of runs that diverged: `{a, x, y, text}`.
+        rules: horizontal lines.
+        log: `can` lets the reader choose a logarithmic axis; `always` is one, by powers of two.
+        signed: values are differences: shown with a sign, with a line at 0.
+        decimals: of a value in the readout; None for four significant digits.
+        unit: behind it.
+        whole: the axis counts.
+    """
+
+    name: str
+    label: str
+    series: list[Series]
+    stops: list[Series] = field(default_factory=list)
+    rules: list[float] = field(default_factory=list)
+    log: str = ""
+    signed: bool = False
+    decimals: int | None = None
+    unit: str = ""
+    whole: bool = False
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One chart.
+
+    Attributes:
+        key: its name in the page.
+        x_label: of the horizontal axis, which all views share.
+        views: the first is shown first; those without series are left out.
+        sentence: shown instead of a chart that would show nothing but constants, or has no data.
+        mark: why values here do not count; the chart is then marked with it.
+        frontier: join the points that no other beats in both directions: on the left, and where this is better on the
+            vertical axis; "" for no line.
+    """
+
+    key: str
+    title: str
+    caption: str
+    x_label: str
+    views: list[View]
+    table: Table | None = None
+    sentence: str = ""
+    mark: str = ""
+    whole_x: bool = True
+    frontier: Literal["", "higher", "lower"] = ""
+
+    @property
+    def shown(self) -> list[View]:
+        """The views that have something to show."""
+        return [] if self.sentence else [view for view in self.views if view.series]
+
+    @property
+    def is_drawn(self) -> bool:
+        return bool(self.shown)
+
+    @property
+    def pictures(self) -> list[Picture]:
+        """A picture of each view, and another one with a logarithmic axis where the reader can choose it."""
+        return [
+            _picture(self, view, index, is_log)
+            for index, view in enumerate(self.shown)
+            for is_log in ((False, True) if view.log == "can" else (False,))
+        ]
+
+
+def band_series(arm: ArmRuns, band: Band, *, stairs: bool = False, dots: bool = False) -> list[Series]:
+    """Return the mean over seeds, and the range over them where it has a width; nothing for an empty band."""
+    if not band.x:
+        return []
+    series: Series = {
+        "a": arm.index,
+        "x": [round_digits(x, 7) for x in band.x],
+        "y": [round_digits(y) for y in band.mean],
+    }
+    low, high = ([round_digits(y) for y in side] for side in (band.low, band.high))
+    if low != high:
+        series |= {"lo": low, "hi": high}
+    if stairs:
+        series["step"] = 1
+    if dots or len(band.x) == 1:
+        series["dots"] = 1
+    if arm.row.diverged:
+        series["out"] = 1  # it may leave the frame, which fits the others
+    return [series]
+
+
+def point(arm: ArmRuns, x: Sequence[float], y: Sequence[float]) -> list[Series]:
+    """Return one point at the means of two measurements of the same runs, with their ranges; nothing without any.
+
+    Nor where one of them is not finite, as a perplexity may be: it has no place on an axis.
+    """
+    if not x or not all(map(math.isfinite, (*x, *y))):
+        return []
+    series: Series = {"a": arm.index, "dots": 1}
+    for name, values in (("x", x), ("y", y)):
+        series[name] = [round_digits(sum(values) / len(values))]
+        if len(values) > 1:
+            series[f"{name}r"] = [round_digits(min(values)), round_digits(max(values))]
+    return [series]
+
+
+def stops_of(arm: ArmRuns, curves: Iterable[tuple[RunRecord, Curve]]) -> list[Series]:
+    """Return a cross at the end of what can be drawn of each run that diverged."""
+    ends = [(record, curve.x[-1], curve.y[-1]) for record, curve in curves if curve.x and record.status == "diverged"]
+    if not ends:
+        return []
+    return [
+        {
+            "a": arm.index,
+            "x": [round_digits(x, 7) for _, x, _ in ends],
+            "y": [round_digits(y) for _, _, y in ends],
+            "text": [
+                f"seed {run.config.recipe.seed} diverged at step {run.summary.diverged_step}" for run, _, _ in ends
+            ],
+        }
+    ]
+
+
+def chart_data(charts: Iterable[Chart]) -> dict[str, Any]:
+    """Return the values of charts for the script; positions on the horizontal axis that curves share are there once."""
+    positions: dict[tuple[float, ...], int] = {}
+
+    def shared(series: Series) -> Series:
+        values: Series = {name: series[name] for name in ("a", "y", "lo", "hi") if name in series}
+        return {**values, "x": positions.setdefault(tuple(series["x"]), len(positions))}
+
+    drawn = [
+        {
+            "key": chart.key,
+            "x": chart.x_label,
+            "views": [
+                {
+                    "series": [shared(series) for series in view.series],
+                    "signed": view.signed,
+                    "decimals": view.decimals,
+                    "unit": view.unit,
+                }
+                for view in chart.shown
+            ],
+        }
+        for chart in charts
+        if chart.is_drawn
+    ]
+    return {"charts": drawn, "positions": [list(values) for values in positions]}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One run: finite values at rising positions."""
+
+    x: Sequence[float]
+    y: Sequence[float]
+
+    def at(self, position: float, *, hold: bool) -> float | None:
+        """Return the value at a position, held from the point before or on the line between two; None outside."""
+        if not self.x or not self.x[0] <= position <= self.x[-1]:
+            return None
+        after = bisect_right(self.x, position)
+        if hold or after == len(self.x):
+            return self.y[after - 1]
+        left, right = self.x[after - 1], self.x[after]
+        share = (position - left) / (right - left)
+        return self.y[after - 1] * (1 - share) + self.y[after] * share
+
+
+@dataclass(frozen=True)
+class Band:
+    """An arm: mean, lowest and highest over the seeds that came as far as each position."""
+
+    x: Sequence[float]
+    mean: Sequence[float]
+    low: Sequence[float]
+    high: Sequence[float]
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether all seeds have one value, the same at each position."""
+        return not self.has_width and len(set(self.mean)) == 1
+
+    @property
+    def has_width(self) -> bool:
+        """Whether seeds differ anywhere."""
+        return any(low < high for low, high in zip(self.low, self.high, strict=True))
+
+
+def make_curve(points: Iterable[tuple[float, float | None]]) -> Curve:
+    """Return the points whose values are known and finite."""
+    kept = [(x, y) for x, y in points if y is not None and math.isfinite(y)]
+    return Curve([x for x, _ in kept], [y for _, y in kept])
+
+
+def differences(curve: Curve, reference: Curve) -> Curve:
+    """Return a curve minus another, at its own positions inside the other."""
+    others = reference.y if curve.x == reference.x else [reference.at(x, hold=False) for x in curve.x]
+    points = zip(curve.x, curve.y, others, strict=True)
+    return make_curve((x, None if other is None else y - other) for x, y, other in points)
+
+
+def _thin_indices(count: int, most: int) -> Sequence[int]:
+    """Return the indices of at most `most` of so many points, evenly chosen, with the first and the last."""
+    if count <= most:
+        return range(count)
+    return [round(number * (count - 1) / (most - 1)) for number in range(most)]
+
+
+def over_seeds(
+    curves: Iterable[Curve],
+    most: int,
+    *,
+    hold: bool = False,
+    mean: Callable[[Sequence[float]], float] = statistics.fmean,
+) -> Band:
+    """Return one curve for the seeds of an arm, at the positions of the run that went furthest.
+
+    Args:
+        curves: one per seed; a run that stopped early counts as far as it went.
+        most: points of the result.
+        hold: values jump, as loss scales do, and are not drawn between two points.
+    """
+    known = [curve for curve in curves if curve.x]
+    furthest = max(known, key=lambda curve: (curve.x[-1], len(curve.x)), default=Curve([], []))
+    places = _thin_indices(len(furthest.x), most)
+    positions = [furthest.x[place] for place in places]
+    columns: list[list[float | None]] = [
+        [curve.y[place] for place in places] if curve.x == furthest.x else [curve.at(x, hold=hold) for x in positions]
+        for curve in known
+    ]
+    values = [[y for y in ys if y is not None] for ys in zip(*columns, strict=True)]
+    return Band(positions, [mean(ys) for ys in values], [min(ys) for ys in values], [max(ys) for ys in values])
+
+
+WIDE, HIGH = 1000, 500  # of the frame of curves, which a page stretches to the room that it has
+MOST_TICKS = 6
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """A curve or a point of an arm.
+
+    Attributes:
+        line: a path in the frame, as are `band` and `dots`; "" for none.
+        at: of a single point, in percent of the frame.
+        ranges: lines through that point to the least and the largest values, each as x and y of both ends.
+    """
+
+    arm: int
+    line: str = ""
+    band: str = ""
+    dots: str = ""
+    at: Point | None = None
+    ranges: Sequence[tuple[float, float, float, float]] = ()
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A view of a chart as it is drawn; positions are percent of the frame, from the left and from the top.
+
+    Attributes:
+        view: its number.
+        is_log: whether it is the one with a logarithmic axis, which the reader has to choose.
+        x_ends: the values at the left and the right edge.
+        x_ticks: position and text of each mark; so are `y_ticks`.
+        zero: position of the line of no difference; None for none.
+        frontier: a path in the frame; "" for none.
+        stops: position, arm and text of each cross.
+    """
+
+    view: int
+    is_log: bool
+    label: str
+    x_ends: tuple[float, float]
+    x_ticks: Sequence[tuple[float, str]]
+    y_ticks: Sequence[tuple[float, str]]
+    drawn: Sequence[_Drawn]
+    stops: Sequence[tuple[Point, int, str]]
+    rules: Sequence[float]
+    zero: float | None
+    frontier: str
+
+
+class _Axis:
+    """Where values stand in the frame.
+
+    Args:
+        values: that fit on it; where there are none, 0 to 1 do.
+        base: of powers, which are the marks of a logarithmic axis; 0 for a linear one.
+        room: leave some beyond the values.
+        whole: mark whole numbers only.
+        rising: values rise from the bottom, and positions are counted from the top.
+    """
+
+    def __init__(
+        self,
+        values: Sequence[float],
+        *,
+        base: int = 0,
+        room: bool = False,
+        whole: bool = False,
+        rising: bool = False,
+    ) -> None:
+        self._whole, self._rising, self._base = whole, rising, base
+        usable = [value for value in values if math.isfinite(value) and (not base or value > 0)]
+        if base:
+            powers = [math.log(value, base) for value in usable] or [0.0]
+            self._low, self._high = min(powers) - 0.8 / base, max(powers) + 0.8 / base
+        elif room or not usable or min(usable) == max(usable):
+            scale = make_scale(usable)
+            self._low, self._high = scale.low, scale.high
+        else:
+            self._low, self._high = min(usable), max(usable)
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The values at both edges of a linear axis."""
+        return self._low, self._high
+
+    def share(self, value: float) -> float:
+        """Return the position of a value, 0 to 1; what lies outside is at most a little beyond the frame."""
+        if self._base:
+            value = math.log(value, self._base) if value > 0 else self._low
+        share = min(1.1, max(-0.1, (value - self._low) / (self._high - self._low)))
+        return 1 - share if self._rising else share
+
+    def at(self, value: float) -> float:
+        """Return the position of a value in percent."""
+        return round(100 * self.share(value), 2)
+
+    def ticks(self, *, signed: bool = False) -> list[tuple[float, str]]:
+        """Return positions and texts of marks."""
+        if self._base:
+            first, last = math.ceil(self._low), math.floor(self._high)
+            if self._base == 10 and last - first < 2:  # few powers: marks between them too
+                near = (factor * 10.0**power for power in range(first - 1, last + 1) for factor in (1, 2, 5))
+                return [(self.at(it), f"{it:g}") for it in near if self._low <= math.log10(it) <= self._high]
+            every = max(1, math.ceil((last - first + 1) / MOST_TICKS))
+            return [(self.at(self._base**power), _power(self._base, power)) for power in range(last, first - 1, -every)]
+        values = [value for value in make_scale([self._low, self._high]).ticks(MOST_TICKS) if self._marks(value)]
+        return [(self.at(value), _text(value, signed)) for value in values]
+
+    def _marks(self, value: float) -> bool:
+        slack = 1e-9 * (self._high - self._low)
+        if self._whole and abs(value - round(value)) > slack:
+            return False
+        return self._low - slack <= value <= self._high + slack
+
+
+def _picture(chart: Chart, view: View, index: int, is_log: bool) -> Picture:
+    fitted = [one for one in view.series if not one.get("out")] or view.series
+    across = [x for one in view.series for x in (*one["x"], *one.get("xr", ()))]
+    up = [y for one in fitted for name in ("y", "lo", "hi", "yr") for y in one.get(name, ())]
+    up += [*view.rules, *([0.0] if view.signed else [])]
+    base = 2 if view.log == "always" else 10 if is_log else 0
+    x = _Axis(across, room=bool(chart.frontier), whole=chart.whole_x)
+    y = _Axis(up, base=base, room=True, whole=view.whole, rising=True)
+    return Picture(
+        index,
+        is_log,
+        view.label,
+        x.ends,
+        x.ticks(),
+        y.ticks(signed=view.signed),
+        [_drawn(one, x, y) for one in view.series],
+        [
+            ((x.at(across), min(100.0, max(0.0, y.at(up)))), stop["a"], text)
+            for stop in view.stops
+            for across, up, text in zip(stop["x"], stop["y"], stop["text"], strict=True)
+        ],
+        [y.at(rule) for rule in view.rules],
+        y.at(0) if view.signed else None,
+        _path(_stairs([(x.share(across), y.share(up)) for across, up in _frontier(view.series, chart.frontier)])),
+    )
+
+
+def _drawn(series: Series, x: _Axis, y: _Axis) -> _Drawn:
+    across = [x.share(value) for value in series["x"]]
+
+    def along(values: Sequence[float]) -> list[Point]:
+        points = list(zip(across, map(y.share, values), strict=True))
+        return _stairs(points) if series.get("step") else points
+
+    points = along(series["y"])
+    if len(points) == 1:
+        at = x.at(series["x"][0]), y.at(series["y"][0])
+        ranges = []
+        if "xr" in series:
+            left, right = map(x.at, series["xr"])
+            ranges.append((left, at[1], right, at[1]))
+        if "yr" in series:
+            low, high = map(y.at, series["yr"])
+            ranges.append((at[0], low, at[0], high))
+        return _Drawn(series["a"], at=at, ranges=ranges)
+    band = f"{_path([*along(series['hi']), *reversed(along(series['lo']))])}z" if "lo" in series else ""
+    dots = f"{_path(points, 'h0m')}h0" if series.get("dots") else ""  # lines of no length, with round ends
+    return _Drawn(series["a"], _path(points), band, dots)
+
+
+def _frontier(series: Sequence[Series], better: str) -> list[Point]:
+    """Return the points that no other beats in both directions, from the left; none where no side is better."""
+    sign = -1 if better == "lower" else 1
+    points = [(one["x"][0], one["y"][0]) for one in series] if better else []
+    kept: list[Point] = []
+    for across, up in sorted(points, key=lambda point: (point[0], -sign * point[1])):
+        if not kept or sign * (up - kept[-1][1]) > 0:
+            kept.append((across, up))
+    return kept
+
+
+def _stairs(points: Sequence[Point]) -> list[Point]:
+    """Return points with a corner between each and the next, which lies level with the first of them."""
+    steps = [[(after[0], before[1]), after] for before, after in itertools.pairwise(points)]
+    return [*points[:1], *(point for pair in steps for point in pair)]
+
+
+def _path(points: Sequence[Point], between: str = " ") -> str:
+    """Return a path through points, in whole units of the frame and relative, which is a third shorter.
+
+    Args:
+        between: two points; lines are drawn by default.
+    """
+    whole = [(round(WIDE * across), round(HIGH * up)) for across, up in points]
+    if len(whole) < 2:
+        return ""
+    moves = (f"{after[0] - before[0]} {after[1] - before[1]}" for before, after in itertools.pairwise(whole))
+    return f"M{whole[0][0]} {whole[0][1]}{'l' if between == ' ' else between}{between.join(moves)}"
+
+
+def _text(value: float, signed: bool) -> str:
+    text = f"{round(value, 10):.4g}" if abs(value) < 1e5 else f"{value:.1e}"
+    return ("+" if signed and value > 0 else "") + text.replace("-", "\u2212")
+
+
+def _power(base: int, power: int) -> str:
+    digits = dict(zip("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻", strict=True))
+    return f"{base}{''.join(digits[one] for one in str(power))}"

@@ -1,0 +1,224 @@
+"""Plots of what arms cost: peak memory, step time, time to accuracy, and accuracy vs. time."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from itertools import accumulate
+
+from ampcompare.base.formatting import MIB, format_seconds, printable
+from ampcompare.results.analysis.conclusions.phrases import sentence_start
+from ampcompare.results.records.metric import Metric
+from ampcompare.results.records.run import RunRecord
+from ampcompare.results.report.columns import INVALID
+from ampcompare.results.report.document import Cell, Table
+from ampcompare.results.report.html.charts import (
+    Band,
+    Chart,
+    Series,
+    View,
+    band_series,
+    make_curve,
+    over_seeds,
+    point,
+)
+from ampcompare.results.report.html.learning_curves import metric_by_epoch, metric_of_arms
+from ampcompare.results.report.html.runs import ArmRuns, round_digits, time_marks, undrawn_sentences
+from ampcompare.results.report.html.tracks import Track, TrackPlot, make_scale
+
+__all__ = ["memory_plot", "step_time_plot", "time_charts"]
+
+QUARTERS = (1, 5, 10, 15, 19)  # indices of the 5, 25, 50, 75 and 95 % quantiles in a trace
+NEAR_FINAL = 0.99
+NO_STEP_TIMES = "No record holds the times of its steps."
+
+
+def memory_plot(arms: Sequence[ArmRuns]) -> TrackPlot:
+    """Return the highest peak of each arm in MiB."""
+    peaks = {arm.index: arm.row.peak_bytes / MIB for arm in arms if arm.row.peak_bytes is not None}
+    scale = make_scale(peaks.values(), zero=True)
+    return TrackPlot(
+        "memory",
+        "Peak memory",
+        "Maximum over seeds. On CUDA allocated memory; on a CPU the growth of resident memory.",
+        ["arm", "MiB", "peak MiB"],
+        [
+            Track(arm.index, arm.name, [Cell(f"{peaks[arm.index]:,.1f}")], bar=scale.at(peaks[arm.index]))
+            for arm in arms
+            if arm.index in peaks
+        ],
+        [(scale.at(tick), f"{tick:,g}") for tick in scale.ticks(5)],
+        sentence="" if peaks else "No run measured its memory.",
+    )
+
+
+def step_time_plot(arms: Sequence[ArmRuns]) -> TrackPlot:
+    """Return the quantiles of step times in milliseconds."""
+    times: dict[int, list[float]] = {}
+    for arm in arms:
+        known = [record.trace.step_seconds for record in arm.timed if record.trace and record.trace.step_seconds]
+        if known:
+            times[arm.index] = [1e3 * statistics.fmean(quantiles[index] for quantiles in known) for index in QUARTERS]
+    scale = make_scale((value for quantiles in times.values() for value in quantiles), zero=True)
+    return TrackPlot(
+        "step-times",
+        "Step time",
+        "After the warm-up: median; box: quartiles; whiskers: 5 to 95 %; quantiles are means over seeds.",
+        ["arm", "milliseconds", "median ms", "5 to 95 %"],
+        [
+            Track(
+                arm.index,
+                arm.name,
+                [
+                    Cell(f"{times[arm.index][2]:.3g}"),
+                    Cell(f"{times[arm.index][0]:.3g} to {times[arm.index][4]:.3g}"),
+                ],
+                box=[scale.at(value) for value in times[arm.index]],
+                mark=arm.time_fault,
+            )
+            for arm in arms
+            if arm.index in times
+        ],
+        [(scale.at(tick), f"{tick:,g}") for tick in scale.ticks(5)],
+        sentence="" if times else _why_none(arms) or NO_STEP_TIMES,
+        mark=time_marks([arm for arm in arms if arm.ran]),
+    )
+
+
+def time_charts(arms: Sequence[ArmRuns], reference: str, most: int) -> list[Chart]:
+    """Return the metric over the time of training, and its final value against that time."""
+    return [_time_to_accuracy(arms, reference, most), _accuracy_against_time(arms)]
+
+
+def _why_none(arms: Sequence[ArmRuns]) -> str:
+    """Return why a figure of times is empty if the times of all arms that ran are invalid; else ""."""
+    ran = [arm for arm in arms if arm.ran]
+    return time_marks(ran) if ran and not any(arm.timed for arm in ran) else ""
+
+
+def _seconds(record: RunRecord) -> list[float]:
+    """Return the time trained up to the end of each epoch."""
+    return list(accumulate(epoch.train_seconds for epoch in record.summary.epochs))
+
+
+def _time_to_accuracy(arms: Sequence[ArmRuns], reference: str, most: int) -> Chart:
+    series: list[Series] = []
+    metric = metric_of_arms(arms)
+    target, meaning = _target(arms, reference)
+    by_epoch = metric_by_epoch(arms, most)
+    for arm in arms:
+        spent = over_seeds((make_curve(enumerate(_seconds(record), 1)) for record in arm.timed), most)
+        reached = by_epoch[arm.index]
+        if len(spent.mean) == len(reached.mean):  # a value that is not finite leaves a gap in one of them
+            band = Band(spent.mean, reached.mean, reached.low, reached.high)
+            series += band_series(arm, band, dots=len(band.x) <= 30)
+    return Chart(
+        "time-to-accuracy",
+        f"Time to {printable(metric.quality)}",
+        f"{sentence_start(printable(metric.name))} over seconds of training, evaluation left out.{meaning}",
+        "seconds of training",
+        [
+            View(
+                "",
+                printable(metric.head),
+                series,
+                rules=[] if target is None else [target],
+                decimals=metric.decimals,
+                unit=_unit(metric),
+            )
+        ],
+        None if target is None else _time_to(arms, target),
+        sentence="" if series else _why_none(arms) or "No epoch was evaluated.",
+        mark=time_marks([arm for arm in arms if arm.ran]),
+        whole_x=False,
+    )
+
+
+def _target(arms: Sequence[ArmRuns], reference: str) -> tuple[float | None, str]:
+    """Return the value, as it is shown, that arms are timed to, and a sentence on where it comes from."""
+    known = [arm for arm in arms if arm.row.metric_mean is not None and math.isfinite(arm.row.metric_mean)]
+    chosen = next((arm for arm in known if arm.row.arm == reference), known[0] if known else None)
+    if chosen is None or chosen.row.metric_mean is None:
+        return None, ""
+    metric = metric_of_arms(arms)
+    share = NEAR_FINAL if metric.better == "higher" else 2 - NEAR_FINAL
+    target = round_digits(metric.factor * share * chosen.row.metric_mean, 4)
+    return target, f" The dotted line is {target:g}{_unit(metric)}: {100 * share:g} % of what {chosen.name} ends with."
+
+
+def _reaches(record: RunRecord, target: float) -> tuple[int, float] | None:
+    """Return epochs and seconds until a run first has a value, as it is shown."""
+    metric = record.metric
+    for epoch, seconds in zip(record.summary.epochs, _seconds(record), strict=True):
+        if metric.factor * epoch.value == target or metric.is_better(metric.factor * epoch.value, target):
+            return epoch.epoch + 1, seconds
+    return None
+
+
+def _unit(metric: Metric) -> str:
+    """Return the unit of a shown value, with its space."""
+    return f" {printable(metric.unit)}" if metric.unit else ""
+
+
+def _time_to(arms: Sequence[ArmRuns], target: float) -> Table:
+    rows: list[list[str | Cell]] = []
+    for arm in arms:
+        reached = [found for record in arm.ran if (found := _reaches(record, target)) is not None]
+        spent = [found[1] for record in arm.timed if (found := _reaches(record, target)) is not None]
+        epochs = f"{statistics.fmean(epoch for epoch, _ in reached):.3g}" if reached else "-"
+        sd = statistics.stdev(spent) if len(spent) > 1 else None
+        seconds = format_seconds(statistics.fmean(spent), sd) if spent else INVALID if reached else "-"
+        rows.append([arm.name, f"{len(reached)} of {len(arm.ran)}", epochs, seconds, _fault(arm)])
+    return Table.of(
+        [
+            "arm",
+            f"runs that reach {target:g}{_unit(metric_of_arms(arms))}",
+            "epochs",
+            "seconds",
+            "why times do not count",
+        ],
+        rows,
+    )
+
+
+def _fault(arm: ArmRuns) -> Cell:
+    return Cell(arm.time_fault or "-", "muted", badge=bool(arm.time_fault))
+
+
+def _why_not_drawn(arm: ArmRuns) -> str:
+    if not arm.completed:
+        return "no run was completed"
+    return "a value is not finite" if arm.timed else "its times are invalid"
+
+
+def _accuracy_against_time(arms: Sequence[ArmRuns]) -> Chart:
+    series: list[Series] = []
+    rows: list[list[str | Cell]] = []
+    metric = metric_of_arms(arms)
+    head = f"final {printable(metric.head)}"
+    for arm in arms:
+        done = [r.summary for r in arm.completed if r.summary.metric_final is not None and r.summary.epochs]
+        if not done:
+            continue
+        timed = [record for record in arm.timed if record.status == "completed" and record.summary.epochs]
+        seconds = [sum(epoch.train_seconds for epoch in record.summary.epochs) for record in timed]
+        values = [metric.factor * summary.metric_final for summary in done if summary.metric_final is not None]
+        series += point(arm, seconds, values)
+        mean = f"{statistics.fmean(values):.{metric.decimals}f}"
+        spent = f"{statistics.fmean(seconds):.3g}" if seconds else INVALID
+        rows.append([arm.name, mean, spent, _fault(arm)])
+    drawn = {one["a"] for one in series}
+    return Chart(
+        "pareto",
+        f"{sentence_start(printable(metric.quality))} vs. time",
+        f"Final {printable(metric.name)} and seconds of training: mean, and range over seeds. The dotted line joins "
+        f"arms that no other beats in both.{undrawn_sentences(arms, drawn, _why_not_drawn)}",
+        "seconds of training",
+        [View("", head, series, decimals=metric.decimals, unit=_unit(metric))],
+        Table.of(["arm", head, "seconds", "why times do not count"], rows) if rows else None,
+        sentence="" if series else _why_none(arms) or "No run was completed.",
+        mark=time_marks([arm for arm in arms if arm.completed]),
+        whole_x=False,
+        frontier=metric.better,
+    )

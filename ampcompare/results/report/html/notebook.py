@@ -1,0 +1,106 @@
+"""Results as notebooks show them: text, and HTML without scripts whose style reaches nothing else on the page."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Any
+
+from ampcompare.base.formatting import printable
+from ampcompare.results.analysis.summary import summarize
+from ampcompare.results.records.run import RunRecord
+from ampcompare.results.report.base import FORMATS, document_of
+from ampcompare.results.report.document import Code, Document, Figure, Section, Table
+from ampcompare.results.report.html.page import looks, packaged_text, template
+from ampcompare.results.report.outlines import LEAD
+from ampcompare.results.report.terminal import Terminal
+
+__all__ = ["document_view", "lint_view", "migration_view", "record_view", "result_view", "scoped_style"]
+
+# What says in which colors a page is shown, before what the reader's system says: JupyterLab and nbconvert, VS Code,
+# sites of mkdocs-material, Colab.
+DARK = (
+    '[data-jp-theme-light="false"]',
+    ".vscode-dark",
+    '[data-md-color-scheme="slate"]',
+    'html[theme="dark"]',
+    '[data-theme="dark"]',
+)
+LIGHT = (
+    '[data-jp-theme-light="true"]',
+    ".vscode-light",
+    '[data-md-color-scheme="default"]',
+    'html[theme="light"]',
+    '[data-theme="light"]',
+)
+VARIABLES = re.compile(r'^:root(?:\[data-theme="dark"\])? \{\n(.*?)^\}\n', re.DOTALL | re.MULTILINE)
+SYSTEM = re.compile(r"^@media \(prefers-color-scheme: dark\) \{\n.*?^\}\n", re.DOTALL | re.MULTILINE)
+
+
+@cache
+def scoped_style() -> str:
+    """Return the style of the page for what is inside of one element: nested rules, and colors on that element."""
+    whole = packaged_text("report.css")
+    light, dark = VARIABLES.findall(whole)
+    rest = VARIABLES.sub("", SYSTEM.sub("", whole)).replace("\nbody {", "\n& {").replace("\nhtml", "\n.html")
+    here = ".ampcompare-view"
+    return "\n".join(
+        [
+            f"{here} {{ {light} }}",
+            f"@media (prefers-color-scheme: dark) {{ {here} {{ {dark} }} }}",
+            f":is({', '.join(LIGHT)}) {here} {{ {light} }}",
+            f":is({', '.join(DARK)}) {here} {{ {dark} }}",
+            # Twice, to win against the rules that JupyterLab has for all tables of outputs.
+            f"{here}{here} {{\n{rest}\n{packaged_text('notebook.css')}\n}}",
+        ]
+    )
+
+
+def document_view(document: Document) -> str | None:
+    """Return a document as HTML for the output of a cell; None without the packages of the page."""
+    if FORMATS["html"].missing:
+        return None
+    sections = document.shown("notebook")
+    blocks = [block for section in sections for block in section.blocks]
+    filled: str = template("notebook.html.j2").render(
+        document=document,
+        first=document.chosen(LEAD.get(document.kind, ())),
+        sections=sections,
+        arms=looks(document),
+        figures=any(isinstance(block, Figure) for block in blocks),
+        css=scoped_style(),
+    )
+    return filled
+
+
+def result_view(result: Any) -> tuple[str, str | None]:
+    """Return a result that has a document as text and as HTML."""
+    document = document_of(result)
+    text = Terminal().write(document).rstrip("\n")
+    html = document_view(document)
+    return text if html else f'{text}\n\nWith figures: pip install "ampcompare[html]"', html
+
+
+def record_view(record: RunRecord) -> tuple[str, str | None]:
+    """Return a single run, as a comparison of one arm."""
+    return result_view(summarize([record], arms=[record.arm], reference=record.arm))
+
+
+def lint_view(report: Any) -> tuple[str, str | None]:
+    """Return what lint found, a `Report` of it."""
+    rows, unread, title = report.rows(), list(map(str, report.unread)), report.summary()
+    lines = [f"{place}: {code} {printable(message, 500)}" for place, code, _, message, _ in rows]
+    table = Table.of(
+        ("place", "code", "level", "found", "remedy"), rows, caption="place, code, level, found, remedy", prose=True
+    )
+    document = Document("", [Section("found", [table] if rows else [])], title=title, warnings=unread)
+    return "\n".join([*lines, *unread, title]), document_view(document)
+
+
+def migration_view(migrated: Any) -> tuple[str, str | None]:
+    """Return what migrate makes of a file, a `FileMigration`, with the patch."""
+    rows, patch, title = migrated.rows(), migrated.diff(), migrated.summary()
+    table = Table.of(("place", "kind", "message"), rows, caption="place, kind, message", prose=True)
+    sections = [Section("found", [table] if rows else []), Section("patch", [Code(patch)] if patch else [], "Patch")]
+    text = "\n".join([title, "", patch, *migrated.lines()]).rstrip("\n")
+    return text, document_view(Document("", sections, title=title))

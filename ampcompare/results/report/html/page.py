@@ -1,0 +1,185 @@
+"""Documents as one HTML file that opens anywhere, offline: tables for everyone, charts where scripts may run.
+
+A page is made of templates, a style, scripts with the policy that allows only these, and a look for each arm.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from functools import cache, partial
+from importlib.resources import files
+from typing import Any
+
+from ampcompare.base.errors import BackendUnavailable
+from ampcompare.base.formatting import printable
+from ampcompare.base.version import __version__
+from ampcompare.results.report.base import FORMATS, MAX_LINE, Reporter
+from ampcompare.results.report.document import Block, Cell, Document, Figure, Table, Tone
+from ampcompare.results.report.html.charts import Chart, chart_data
+from ampcompare.results.report.outlines import LEAD, PAGES, Chapter
+
+__all__ = ["Html", "looks", "packaged_text", "template"]
+
+SHOWN_AT_FIRST = 12
+COLORS = 9  # in report.css
+DASHES = ("solid", "dash", "dot", "dashdot")
+SHAPES = (  # around the point 14, 7, one per color
+    "M9 7a5 5 0 1 0 10 0a5 5 0 1 0-10 0z",
+    "M9.5 2.5h9v9h-9z",
+    "M14 1l6 6-6 6-6-6z",
+    "M14 2l6 10H8z",
+    "M14 12L8 2h12z",
+    "M12 1.5h4v3.5h3.5v4H16v3.5h-4V9H8.5V5H12z",
+    "M14 1.5l5.5 4-2.1 6.5h-6.8L8.5 5.5z",
+    "M14 1.2l5 2.9v5.8l-5 2.9-5-2.9V4.1z",
+    "M14 .8l1.6 4.4 4.6.1-3.7 2.9 1.3 4.5L14 10.1l-3.8 2.6 1.3-4.5L7.8 5.3l4.6-.1z",
+)
+NUMBER = re.compile(r"[-+\u2212]?[\d.,]+(e[-+]?\d+)?( ± \S+)?( [(\[].*[)\]])?(/\d+)?|-|nan|inf|-inf")
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+BADGES: dict[Tone, str] = {"good": "good", "bad": "bad"}  # classes of report.css; of others `unclear`
+
+
+class Html(Reporter):
+    """One page; it loads nothing, and its security policy forbids it to."""
+
+    def write(self, document: Document) -> str:
+        """Return the page.
+
+        Raises:
+            BackendUnavailable: jinja2 is not installed.
+        """
+        _check_packages()
+        whole = [Chapter(section.name, section.title, (section.name,)) for section in document.shown("html")]
+        made = [(chapter, document.chosen(chapter.outline)) for chapter in PAGES.get(document.kind, whole)]
+        chapters = [(chapter, sections) for chapter, sections in made if sections]
+        blocks = [block for _, sections in chapters for section in sections for block in section.blocks]
+        drawn = [block.data for block in blocks if isinstance(block, Figure)]
+        charts = [chart for data in drawn for chart in getattr(data, "charts", ())]
+        page: str = template("page.html.j2").render(
+            document=document,
+            first=document.chosen(LEAD.get(document.kind, ())),
+            chapters=chapters,
+            **_page_parts(looks(document), charts),
+        )
+        return page
+
+
+def _check_packages() -> None:
+    """Check that what a page is made with is installed.
+
+    Raises:
+        BackendUnavailable: jinja2 is not.
+    """
+    form = FORMATS["html"]
+    if form.missing:
+        raise BackendUnavailable(
+            f"the HTML report needs {' and '.join(form.missing)}, which this environment does not have; "
+            'pip install "ampcompare[html]"'
+        )
+
+
+def _page_parts(arms: Sequence[dict[str, Any]], charts: Sequence[Chart] = ()) -> dict[str, Any]:
+    """Return what every page is given: its arms and the data of its charts, style, scripts and their policy."""
+    scripts = [packaged_text("page.js"), *([packaged_text("charts.js")] if charts else [])]
+    return {
+        "version": __version__,
+        "arms": arms,
+        "shown_at_first": SHOWN_AT_FIRST,
+        "css": packaged_text("report.css"),
+        "scripts": scripts,
+        "policy": _policy(*scripts),
+        "data": _embed_json({"arms": arms, **chart_data(charts)}),
+    }
+
+
+def looks(document: Document) -> list[dict[str, Any]]:
+    """Return how each row of a result looks everywhere on a page."""
+    return [{**_look(index, row), "is_reference": row == document.reference} for index, row in enumerate(document.rows)]
+
+
+def _look(index: int, row: str) -> dict[str, Any]:
+    """Return color, symbol, and dashes if colors repeat."""
+    again = index // COLORS
+    return {
+        "name": printable(row, 60) or "(no name)",
+        "color": index % COLORS,
+        "dash": DASHES[again % len(DASHES)],
+        "shape": SHAPES[index % COLORS],
+        "open": bool(again % 2),
+        "on": index < SHOWN_AT_FIRST,
+    }
+
+
+@cache
+def template(name: str) -> Any:
+    """Return a template by its file name."""
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
+
+    loader = FunctionLoader(packaged_text)
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        finalize=_template_value,
+    )  # fmt: skip
+    environment.filters["numeric"] = _numeric
+    environment.filters["with_notes"] = _with_notes
+    environment.filters["line"] = partial(printable, longest=MAX_LINE)
+    environment.filters["kind"] = _kind
+    environment.tests["of_kind"] = lambda block, kind: _kind(block) == kind
+    environment.filters["color"] = lambda tone: BADGES.get(tone, "unclear")
+    return environment.get_template(name)
+
+
+def _template_value(value: Any) -> Any:
+    """Return a text without control characters, which names in a record may have."""
+    return CONTROLS.sub("", value) if type(value) is str else value
+
+
+def _kind(block: Block) -> str:
+    return type(block).__name__.lower()
+
+
+def _with_notes(table: Table) -> tuple[list[str], list[list[Cell]]]:
+    """Return heads and cells of a table, with the notes of rows as its last column."""
+    heads = [*table.heads, *(["notes"] if table.notes else [])]
+    tones = table.states or [""] * len(table.rows)
+    notes = [[Cell("; ".join(its), tone, badge=tone != "")] for its, tone in zip(table.notes, tones, strict=False)] or [
+        [] for _ in table.rows
+    ]
+    rows = [[*cells, *its] for cells, its in zip(table.rows, notes, strict=True)]
+    return heads, [
+        [first if first.text else Cell("(no name)"), *(cell if cell.text else Cell() for cell in others)]
+        for first, *others in rows
+    ]
+
+
+def _numeric(rows: Sequence[Sequence[Cell]], count: int) -> list[bool]:
+    """Return for each of `count` columns whether it holds numbers and is aligned right."""
+    columns = [[row[index].text for row in rows] for index in range(count)]
+    return [
+        all(NUMBER.fullmatch(text) for text in column) and any(char.isdigit() for text in column for char in text)
+        for column in columns
+    ]
+
+
+@cache
+def packaged_text(name: str) -> str:
+    """Return a template, style sheet or script by its file name."""
+    return (files("ampcompare.results.report.html") / "templates" / name).read_text(encoding="utf-8")
+
+
+@cache
+def _policy(*scripts: str) -> str:
+    """Return a policy under which these scripts run, by their digests, and nothing is loaded from anywhere."""
+    digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts]
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
+    return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+
+
+def _embed_json(data: Any) -> str:
+    """Return JSON that can stand inside a script element: no text in it can close the element or open another."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

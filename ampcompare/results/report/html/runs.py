@@ -1,0 +1,200 @@
+"""The arms of a page with their runs, and why an arm's times do not count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ampcompare.base.formatting import printable
+from ampcompare.results.analysis.effects.step_time import invalid_reason
+from ampcompare.results.records.comparison import ArmSummary, Comparison
+from ampcompare.results.records.run import RunRecord
+from ampcompare.results.records.verdict import UNJUDGED
+
+__all__ = [
+    "ArmRuns",
+    "Shared",
+    "arm_facts",
+    "arms_with_runs",
+    "chosen_settings",
+    "join_names",
+    "round_digits",
+    "shared_environment",
+    "shared_settings",
+    "time_marks",
+    "undrawn_sentences",
+]
+
+VARIED = ("arm", "recipe.seed")  # by the matrix itself
+OF_A_FAILURE = ("exit_code",)
+MAX_NAMED = 12
+
+
+@dataclass(frozen=True)
+class ArmRuns:
+    """An arm: its index among the rows, its summary and its records."""
+
+    index: int
+    row: ArmSummary
+    records: Sequence[RunRecord]
+
+    @property
+    def name(self) -> str:
+        return printable(self.row.arm, 60) or "(no name)"
+
+    @property
+    def ran(self) -> list[RunRecord]:
+        return [record for record in self.records if record.status in ("completed", "diverged")]
+
+    @property
+    def completed(self) -> list[RunRecord]:
+        return [record for record in self.records if record.status == "completed"]
+
+    @property
+    def timed(self) -> list[RunRecord]:
+        """Those of `ran` whose times figures may draw: none if the times of the arm are invalid."""
+        return [] if self.row.invalid_time else [record for record in self.ran if not invalid_reason(record)]
+
+    @property
+    def time_fault(self) -> str:
+        """Why its times do not count, such as `invalid: load 9.0 on 2 cores`; "" if they do."""
+        if self.row.invalid_time:
+            return printable(f"invalid: {self.row.invalid_time}", 100)
+        half = next((record.half for record in self.ran if record.half), None) or self.row.half or ""
+        if half.endswith("emulated"):
+            return printable(half, 60)
+        return printable(str(self.row.time), 100) if self.row.time.kind in UNJUDGED else ""
+
+
+def arms_with_runs(comparison: Comparison) -> list[ArmRuns]:
+    """Return the arms in the order of the rows."""
+    by_arm = comparison.by_arm()
+    return [ArmRuns(index, row, by_arm[row.arm]) for index, row in enumerate(comparison.arms)]
+
+
+def time_marks(arms: Sequence[ArmRuns]) -> str:
+    """Return one sentence that names the arms whose times do not count, by reason; "" if there are none."""
+    faults: dict[str, list[str]] = {}
+    for arm in arms:
+        if arm.time_fault:
+            faults.setdefault(arm.time_fault, []).append(arm.name)
+    if not faults:
+        return ""
+    return f"Times that do not count: {'; '.join(f'{join_names(names)} ({fault})' for fault, names in faults.items())}."
+
+
+def undrawn_sentences(arms: Sequence[ArmRuns], drawn: Collection[int], why: Callable[[ArmRuns], str]) -> str:
+    """Return a sentence for each reason why arms are not in a figure that shows others."""
+    reasons: dict[str, list[str]] = {}
+    for arm in arms:
+        if drawn and arm.index not in drawn and (reason := why(arm)):
+            reasons.setdefault(reason, []).append(arm.name)
+    return "".join(f" Not drawn: {join_names(names)} ({reason})." for reason, names in reasons.items())
+
+
+def round_digits(value: float, digits: int = 5) -> float:
+    """Return a number with this many digits; a whole one as an int, which is shorter in JSON."""
+    short = float(f"{value:.{digits}g}")
+    return int(short) if short.is_integer() else short
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Facts by name: those equal in all runs, and for the others their values by arm."""
+
+    equal: list[tuple[str, str]]
+    differing: list[tuple[str, list[tuple[str, str]]]]
+
+    @property
+    def groups(self) -> list[tuple[str, list[tuple[str, str]]]]:
+        """The equal facts by the part of the recipe that they belong to; facts without parts are one group."""
+        found: dict[str, list[tuple[str, str]]] = {}
+        for name, value in self.equal:
+            *above, last = name.split(".")
+            group = above[1] if len(above) > 1 else "training" if above else ""
+            found.setdefault(group, []).append((last, value))
+        if len(found) > 1 and "" in found:
+            found["run"] = found.pop("")
+        return list(found.items())
+
+
+def shared_settings(comparison: Comparison) -> Shared:
+    """Return the settings of all runs, by dotted names such as `recipe.optimizer.lr`."""
+    facts = [record.config.by_path() for record in comparison.records]
+    return _shared_facts(comparison.records, [{k: v for k, v in found.items() if k not in VARIED} for found in facts])
+
+
+def chosen_settings(comparison: Comparison, shared: Shared) -> list[list[str]]:
+    """Return the settings that all runs share and that differ from their defaults: name, value here, default."""
+    known = comparison.records[0].config.defaults_by_path() if comparison.records else {}
+    defaults = {name: _value_text(value) for name, value in known.items()}
+    return [
+        [name.removeprefix("recipe."), value, defaults.get(name, "not set")]
+        for name, value in shared.equal
+        if value != defaults.get(name, "not set")
+    ]
+
+
+def shared_environment(comparison: Comparison) -> Shared:
+    """Return the environment of all runs that started; of the comparison if none started."""
+    records = [record for record in comparison.records if record.environment]
+    if not records:
+        return Shared([(_value_text(name), _value_text(value)) for name, value in comparison.environment.items()], [])
+    facts = [{k: v for k, v in record.environment.items() if k not in OF_A_FAILURE} for record in records]
+    started = [
+        (record, found) for record, found in zip(records, facts, strict=True) if record.status != "failed"
+    ] or list(zip(records, facts, strict=True))
+    return _shared_facts([record for record, _ in started], [found for _, found in started])
+
+
+def arm_facts(comparison: Comparison) -> list[list[str]]:
+    """Return for each arm its backend, options, engine with the reason for it, and how 16-bit arithmetic ran."""
+    first: dict[str, RunRecord] = {}
+    for record in comparison.records:
+        if record.arm not in first or first[record.arm].engine is None:
+            first[record.arm] = record
+    rows = []
+    for row in comparison.arms:
+        known = first.get(row.arm)
+        backend = options = "-"  # of a program's row, and of a table that ampcompare did not make
+        if known is not None and known.config.arm == row.arm:
+            arm = known.config.parsed_arm
+            backend, options = arm.backend, ", ".join(f"{name} = {value}" for name, value in arm.options.items())
+        engine = known.engine if known is not None else None
+        why = f"{engine.name} {engine.version}: {engine.reason}" if engine else "torch"
+        rows.append([_value_text(text or "-") for text in (row.arm, backend, options, why, row.half)])
+    return rows
+
+
+def _value_text(value: Any) -> str:
+    if value is None:
+        return "not set"
+    if isinstance(value, list | tuple):
+        return ", ".join(_value_text(item) for item in value)
+    if isinstance(value, Mapping) and not value:
+        return "none"
+    return printable(str(value).lower() if isinstance(value, bool) else str(value), 200)
+
+
+def _shared_facts(records: Sequence[RunRecord], facts: Sequence[Mapping[str, Any]]) -> Shared:
+    names = list(dict.fromkeys(name for found in facts for name in found))
+    equal: list[tuple[str, str]] = []
+    differing: list[tuple[str, list[tuple[str, str]]]] = []
+    for name in names:
+        seen = [_value_text(found.get(name)) for found in facts]
+        if len(set(seen)) == 1:
+            equal.append((_value_text(name), seen[0]))
+            continue
+        by_value: dict[str, dict[str, None]] = {}
+        for record, value in zip(records, seen, strict=True):
+            by_value.setdefault(value, {})[printable(record.arm, 60)] = None
+        differing.append((_value_text(name), [(value, join_names(arms)) for value, arms in by_value.items()]))
+    return Shared(equal, differing)
+
+
+def join_names(names: Iterable[str]) -> str:
+    """Return names in a row; of very many, the first ones and how many more there are."""
+    known = list(names)
+    shown = ", ".join(known[:MAX_NAMED])
+    return shown if len(known) <= MAX_NAMED else f"{shown} and {len(known) - MAX_NAMED} more"

@@ -1,0 +1,370 @@
+"""What only pages show of a comparison: the answer as their title, figures, runs, settings."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import cache
+from typing import NamedTuple
+
+from ampcompare.base.formatting import format_count, printable
+from ampcompare.results.analysis.conclusions.headline import warnings_and_answer
+from ampcompare.results.analysis.effects.step_time import invalid_reason
+from ampcompare.results.records.comparison import Comparison
+from ampcompare.results.records.metric import Metric
+from ampcompare.results.records.run import RunRecord
+from ampcompare.results.report.base import MAX_LINE
+from ampcompare.results.report.columns import INVALID, metric_text, state_cell
+from ampcompare.results.report.document import Block, Cell, Code, Facts, Figure, Section, Table, Text
+from ampcompare.results.report.html.charts import (
+    Chart,
+    Series,
+    View,
+    band_series,
+    make_curve,
+    over_seeds,
+    stops_of,
+)
+from ampcompare.results.report.html.costs import memory_plot, step_time_plot, time_charts
+from ampcompare.results.report.html.effects import accuracy_effects, time_effects
+from ampcompare.results.report.html.learning_curves import NO_TRACE, learning_charts, trace_curve
+from ampcompare.results.report.html.runs import (
+    ArmRuns,
+    Shared,
+    arm_facts,
+    arms_with_runs,
+    chosen_settings,
+    join_names,
+    round_digits,
+    shared_environment,
+    shared_settings,
+    time_marks,
+    undrawn_sentences,
+)
+from ampcompare.results.report.html.tracks import TrackPlot
+
+__all__ = ["answer_of", "drift_chart", "order_with_starts", "page_sections", "subtitle"]
+
+MAX_POINTS = 100
+ALL_POINTS = 1200  # of one chart, shared by its arms, so that a page of hundreds of arms stays small
+MOST_POINTS = 60  # of a picture in a notebook
+MOST_ARMS = 24  # with pictures: a page draws as many as it likes, an output of a cell should stay small
+MAX_CELL = 80
+DEFAULTS = "Settings that differ from their defaults"
+
+
+class Curves(NamedTuple):
+    """Charts of what was learned, between whose arms a page switches."""
+
+    charts: Sequence[Chart]
+
+
+class Costs(NamedTuple):
+    """Memory and time; the charts are of time.
+
+    Attributes:
+        fault: why no time is a result; "" where one is.
+        has_times: whether any are drawn.
+    """
+
+    memory: TrackPlot
+    step_times: TrackPlot
+    charts: Sequence[Chart]
+    fault: str
+    has_times: bool
+
+
+def page_sections(comparison: Comparison, logs: Mapping[str, str]) -> list[Section]:
+    """Return the sections, each of which is made once a page shows it.
+
+    Args:
+        logs: relative address of the log of each cell, by the name of the cell.
+    """
+    arms, reference, records = arms_with_runs(comparison), comparison.reference, comparison.records
+    most = max(12, min(MAX_POINTS, ALL_POINTS // max(1, len(arms))))
+    fault = _no_valid_time(arms)
+    shared = cache(lambda: shared_settings(comparison))
+
+    def effects(draw: Callable[[Comparison, Sequence[ArmRuns]], TrackPlot]) -> list[Block]:
+        return [Figure("tracks", lambda: draw(comparison, arms))] if len(arms) > 1 else []
+
+    def costs() -> Costs:
+        timing = [*time_charts(arms, reference, most), drift_chart(arms)]
+        has_times = any(arm.timed for arm in arms) or any(chart.is_drawn for chart in timing)
+        return Costs(memory_plot(arms), step_time_plot(arms), timing, fault, has_times)
+
+    def pictures() -> list[Block]:
+        charts = learning_charts(arms[:MOST_ARMS], reference, MOST_POINTS)
+        made = [chart for chart in charts if chart.is_drawn]
+        return [Figure("pictures", lambda: made, is_bare=True)] if made else []
+
+    def usage() -> list[Block]:
+        plots = [plot for plot in (memory_plot(arms), step_time_plot(arms)) if not plot.sentence]
+        return [Figure("usage", lambda: (plots, fault))]
+
+    def runs() -> list[Block]:
+        table = Table.of(_run_headers(comparison.metric), map(_run, records), caption="Runs")
+        links = [logs.get(record.cell, "") for record in records]
+        return [replace(table, links=links if any(links) else ())]
+
+    def chosen() -> list[Block]:
+        rows = chosen_settings(comparison, shared())
+        if not rows:
+            return [Text(["All settings have their defaults."])]
+        return [Table.of(["setting", "here", "default"], rows, caption=DEFAULTS, prose=True)]
+
+    def arms_table() -> list[Block]:
+        heads = ["arm", "backend", "options", "engine", "16-bit arithmetic"]
+        return [Table.of(heads, arm_facts(comparison), caption="Arms and what they resolve to", prose=True)]
+
+    def machine() -> list[Block]:
+        known = shared_environment(comparison)
+        differing = _differing(known, "What differs")
+        return [*differing, Facts(known.groups, "What is equal in all runs" if differing else "")]
+
+    order = order_with_starts(comparison)
+    number = format_count(len(records), "run")
+    return [
+        Section("differences", lambda: effects(accuracy_effects)),
+        Section("ratios", lambda: effects(time_effects)),
+        Section("curves", [Figure("curves", lambda: Curves(_curves(arms, reference, most)))], "Curves"),
+        Section("costs", [Figure("costs", costs)], "Memory and time"),
+        Section("pictures", pictures, "Curves"),
+        Section("usage", usage, "Memory and time", "closed" if fault else "open"),
+        Section("runs", runs, f"{number}, one line each"),
+        Section("order", [Figure("order", lambda: order)] if order else [], "Execution order"),
+        Section("differing", lambda: _differing(shared(), "What differs between arms")),
+        Section("settings", chosen),
+        Section("arms", arms_table, "Arms: backend, options, engine"),
+        Section("recipe", lambda: [Facts(shared().groups)], "All settings"),
+        Section("machine", machine, "Environment"),
+        Section("again", _again(comparison)),
+    ]
+
+
+def _curves(arms: Sequence[ArmRuns], reference: str, most: int) -> list[Chart]:
+    return [*learning_charts(arms, reference, most), _loss_scale(arms, most), _skipped_steps_chart(arms, most)]
+
+
+def _differing(shared: Shared, title: str) -> list[Block]:
+    return [Facts([("", shared.differing)], title)] if shared.differing else []
+
+
+def _again(comparison: Comparison) -> list[Block]:
+    if not comparison.command:
+        return [Text(["These records do not say which command made them."])]
+    again = "The same command resumes where it stopped; --force runs all cells again."
+    return [Code(printable(comparison.command, MAX_LINE)), Text([again])]
+
+
+def subtitle(comparison: Comparison) -> list[str]:
+    """Return what was trained, on what, and how far it is."""
+    words = []
+    if comparison.records:
+        words += _what_was_trained(comparison.records[0])
+    words.append(format_count(len(comparison.seeds), "seed"))
+    words.append(f"reference {printable(comparison.reference, 60)}")
+    on_cpu = str(comparison.environment.get("device", "")).startswith("cpu")
+    device = comparison.environment.get("processor" if on_cpu else "device_name")
+    if device:
+        words.append(f"on {printable(str(device), 60)}")
+    if len(comparison.records) < len(comparison.order):
+        words.append(f"{len(comparison.records)} of {len(comparison.order)} runs done")
+    return words
+
+
+def _no_valid_time(arms: list[ArmRuns]) -> str:
+    """Return why no time on the page is a result, where that is so for every arm that ran; else ""."""
+    ran = [arm for arm in arms if arm.ran]
+    return time_marks(ran) if ran and all(arm.time_fault for arm in ran) else ""
+
+
+def answer_of(comparison: Comparison) -> tuple[list[str], str, list[str]]:
+    """Return what a reader must know first, the answer in one sentence, and what else it says."""
+    warnings, answer = warnings_and_answer(comparison)
+    count = len(comparison.arms)
+    named = f"One arm: {printable(comparison.arms[0].arm, 60)}" if count == 1 else f"{count} arms side by side"
+    title, *further = answer or [named]
+    return warnings, title, further
+
+
+def _what_was_trained(record: RunRecord) -> list[str]:
+    config = record.config
+    if config.script is not None:
+        return [f"script {printable(config.script.name, 60)}"]
+    recipe = config.recipe
+    return [
+        f"{printable(recipe.model.arch, 60)} on {printable(recipe.data.name, 60)}",
+        format_count(recipe.epochs, "epoch"),
+        f"batch {recipe.batch_size}",
+    ]
+
+
+def _run_headers(metric: Metric) -> list[str]:
+    """Return the heads of the table of runs."""
+    best = "best %" if metric.unit == "%" else "best"
+    of_metric = [printable(metric.head), best]
+    return ["arm", "seed", "status", *of_metric, "loss", "step ms", "train s", "MiB", "loss scale", "skipped", "note"]
+
+
+def _run(record: RunRecord) -> list[str | Cell]:
+    """Return the line of one run under `_run_headers`."""
+    metric = record.metric
+    summary = record.summary
+    train_seconds = sum(epoch.train_seconds for epoch in summary.epochs) if summary.epochs else None
+    note = record.error or ""
+    if summary.diverged_step is not None:
+        note = f"step {summary.diverged_step}: {summary.divergence}"
+    return [
+        printable(record.arm, 60) or "(no name)",
+        str(record.config.recipe.seed),
+        state_cell(record.status),
+        metric_text(metric, summary.metric_final),
+        metric_text(metric, summary.metric_best),
+        _number(summary.loss_final, "{:.4g}"),
+        *(
+            _time(seconds, factor, record)
+            for seconds, factor in ((summary.step_seconds_median, 1e3), (train_seconds, 1))
+        ),
+        _number(summary.peak_bytes, "{:,.1f}", 2**-20),
+        _number(summary.final_loss_scale, "{:g}"),
+        f"{summary.skipped_steps}/{summary.num_steps}" if summary.num_steps else "-",
+        printable(note, 160) or "-",
+    ]
+
+
+def _time(seconds: float | None, factor: float, record: RunRecord) -> str | Cell:
+    """Return a time of a run in the unit of its column; a word if the times of the run are invalid."""
+    return INVALID if seconds is not None and invalid_reason(record) else _number(seconds, "{:.3g}", factor)
+
+
+def _number(value: float | None, form: str, factor: float = 1) -> str:
+    return "-" if value is None else form.format(value * factor)
+
+
+def order_with_starts(comparison: Comparison) -> list[str]:
+    """Return the cells as they ran, each with its start (UTC) where its record has one."""
+    starts = {f"{record.arm}@{record.config.recipe.seed}": _moment(record.started) for record in comparison.records}
+    known = ((cell, starts.get(cell)) for cell in comparison.order)
+    return [printable(cell, MAX_CELL) + (f" ({start:%Y-%m-%d %H:%M:%S})" if start else "") for cell, start in known]
+
+
+def drift_chart(arms: Sequence[ArmRuns]) -> Chart:
+    """Return the step times of runs and timing rounds over wall-clock time, in percent of the median of their arm."""
+    points = {arm.index: sorted(point for record in arm.ran for point in _points(record)) for arm in arms}
+    first = min((moment for timed in points.values() for moment, _ in timed), default=None)
+    series: list[Series] = []
+    rows = []
+    for arm in arms:
+        timed = points[arm.index]
+        if first is None or not timed:
+            continue
+        median = statistics.median(seconds for _, seconds in timed)
+        x = [round_digits((moment - first) / 60) for moment, _ in timed]
+        y = [round_digits(100 * seconds / median) for _, seconds in timed]
+        series.append({"a": arm.index, "x": x, "y": y, "dots": 1})
+        rows.append([arm.name, str(len(timed)), f"{min(y):.1f}", f"{max(y):.1f}", f"{y[0]:.1f}", f"{y[-1]:.1f}"])
+    since = "" if first is None else f" since {datetime.fromtimestamp(first, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    drawn = {one["a"] for one in series}
+    return Chart(
+        "drift",
+        "Step time over wall-clock time",
+        f"Medians of both halves of each run, and of timing rounds, over the minutes{since}. A drift of the machine "
+        f"affects all arms alike.{undrawn_sentences(arms, drawn, lambda arm: 'no start is recorded')}",
+        "minutes",
+        [View("", "% of the arm's median", series, rules=[100.0] if series else [], decimals=1, unit=" %")],
+        Table.of(["arm", "points", "lowest %", "highest %", "first %", "last %"], rows) if rows else None,
+        sentence="" if series else "No record says when its run started.",
+        whole_x=False,
+    )
+
+
+def _points(record: RunRecord) -> list[tuple[float, float]]:
+    """Return when a cell was timed, in seconds since the epoch, and its median step times then."""
+    points = []
+    summary, readings = record.summary, record.readings
+    start, wall = _moment(record.started), summary.wall_seconds or 0.0
+    halves = (readings.first_half_seconds, readings.second_half_seconds) if readings else (None, None)
+    if start is not None and halves[0] and halves[1]:
+        points += [(start.timestamp() + wall * share, half) for share, half in zip((0.25, 0.75), halves, strict=True)]
+    elif start is not None:
+        points.append((start.timestamp() + wall / 2, summary.step_seconds_median))
+    for timing in record.timing_rounds:
+        if (moment := _moment(timing.started)) is not None:
+            points.append((moment.timestamp(), timing.step_seconds_median))
+    return [(moment, seconds) for moment, seconds in points if seconds]
+
+
+def _moment(text: str | None) -> datetime | None:
+    """Return a recorded moment; None without one, or where a record was edited and holds none."""
+    try:
+        moment = datetime.fromisoformat(text or "")
+    except ValueError:
+        return None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def _loss_scale(arms: Sequence[ArmRuns], most: int) -> Chart:
+    series: list[Series] = []
+    stops: list[Series] = []
+    constant: dict[float, list[str]] = {}
+    for arm in arms:
+        curves = [(record, make_curve(_positive(record))) for record in arm.ran]
+        band = over_seeds((curve for _, curve in curves), most, hold=True, mean=statistics.geometric_mean)
+        if band.x and not band.has_width and band.low[0] == max(band.high) == min(band.low):
+            constant.setdefault(band.low[0], []).append(arm.name)
+            continue
+        series += band_series(arm, band, stairs=True)
+        stops += stops_of(arm, curves)
+    unscaled = [arm.name for arm in arms if arm.ran and any(r.trace and not r.trace.loss_scales for r in arm.ran)]
+    words = [f"{scale:,g} in {join_names(names)}" for scale, names in sorted(constant.items(), reverse=True)]
+    said = f"Constant: {'; '.join(words)}." if words else ""
+    none = f"Without loss scaling: {join_names(unscaled)}." if unscaled else ""
+    sentence = ""
+    if not series:
+        has_trace = any(record.trace for arm in arms for record in arm.ran)
+        sentence = (
+            " ".join(filter(None, (said, none))) if words else "No arm scales its loss." if has_trace else NO_TRACE
+        )
+    return Chart(
+        "loss-scale",
+        "Loss scale",
+        " ".join(filter(None, ("After each step; a drop is an overflow.", said, none))),
+        "step",
+        [View("", "loss scale", series, stops, log="always")],
+        sentence=sentence,
+    )
+
+
+def _positive(record: RunRecord) -> list[tuple[int, float]]:
+    """Return steps and loss scales that a logarithmic axis can show."""
+    pairs = zip(record.trace.steps, record.trace.loss_scales, strict=False) if record.trace else ()
+    return [(step, scale) for step, scale in pairs if scale > 0]
+
+
+def _skipped_steps_chart(arms: Sequence[ArmRuns], most: int) -> Chart:
+    series: list[Series] = []
+    stops: list[Series] = []
+    without: list[str] = []
+    for arm in arms:
+        curves = [(record, trace_curve(record, record.trace.skipped)) for record in arm.ran if record.trace]
+        band = over_seeds((curve for _, curve in curves), most, hold=True)
+        if band.x and not any(band.high):
+            without.append(arm.name)
+            continue
+        series += band_series(arm, band, stairs=True)
+        stops += stops_of(arm, curves)
+    sentence = ""
+    if not series:
+        sentence = "No arm skipped a step." if without else NO_TRACE
+    none = f" None were skipped in {join_names(without)}." if without else ""
+    return Chart(
+        "skipped",
+        "Skipped steps",
+        f"Updates skipped for an overflow, counted up from the first step.{none}",
+        "step",
+        [View("", "skipped steps", series, stops, whole=True)],
+        sentence=sentence,
+    )

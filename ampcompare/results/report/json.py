@@ -1,0 +1,16 @@
+"""The result itself as one strict JSON document, which `report` reads again."""
+
+from __future__ import annotations
+
+from ampcompare.results.records.run import dump_json
+from ampcompare.results.report.base import Reporter
+from ampcompare.results.report.document import Document
+
+__all__ = ["Json"]
+
+
+class Json(Reporter):
+    """Everything; non-finite numbers are strings."""
+
+    def write(self, document: Document) -> str:
+        return dump_json(document.data) + "\n"

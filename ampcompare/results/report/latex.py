@@ -1,0 +1,65 @@
+"""The tables for a paper: `tabular` environments that need the package booktabs."""
+
+from __future__ import annotations
+
+from ampcompare.base.formatting import printable
+from ampcompare.results.report.base import MAX_LINE, Reporter
+from ampcompare.results.report.document import Document, Table, Text
+
+__all__ = ["Latex"]
+
+SPECIAL = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
+        '"': r"\textquotedbl{}",
+        "±": r"$\pm$",
+        "Δ": r"$\Delta$",
+        "≤": r"$\leq$",
+        **{char: f"\\{char}" for char in "&%$#_{}"},
+    }
+)
+
+
+def _escape(text: str) -> str:
+    return printable(text, MAX_LINE).translate(SPECIAL)
+
+
+def _table(table: Table, title: str) -> str:
+    """Return a table environment, captioned with its legend; columns that are numeric are aligned right.
+
+    Args:
+        title: of its section, for a table that has neither title nor legend.
+    """
+    caption = " ".join([*([f"{table.title}."] if table.title else []), *table.legend]) or title
+    sides = "".join("r" if column.numeric else "l" for column in table.columns)
+    head, *rows = (" & ".join(map(_escape, row)) + r" \\" for row in [table.heads, *table.texts])
+    return "\n".join(
+        [
+            r"\begin{table}",
+            rf"\caption{{{_escape(caption)}}}",
+            rf"\begin{{tabular}}{{{sides}}}",
+            r"\toprule",
+            head,
+            r"\midrule",
+            *rows,
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+        ]
+    )
+
+
+class Latex(Reporter):
+    """The tables, without the notes of rows; sentences are comments, since the text is the author's."""
+
+    def write(self, document: Document) -> str:
+        blocks = [(block, section.title) for section in document.shown("latex") for block in section.blocks]
+        sentences = [sentence for block, _ in blocks if isinstance(block, Text) for sentence in block.sentences]
+        comments = ["needs \\usepackage{booktabs}", *(printable(sentence, MAX_LINE) for sentence in sentences)]
+        tables = [_table(block, title) for block, title in blocks if isinstance(block, Table)]
+        return "\n\n".join(["\n".join(f"% {text}" for text in comments), *tables]) + "\n"

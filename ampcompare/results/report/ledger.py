@@ -1,0 +1,147 @@
+"""What arms declare next to what ran: one row for each arm in a comparison, one for each part of a step elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ampcompare.backends.arm import Arm
+from ampcompare.backends.roles import Roles
+from ampcompare.base.formatting import format_count, printable
+from ampcompare.results.analysis.pairing.declared import Role, observed_text, options_without_effect, roles_next_to
+from ampcompare.results.records.comparison import Comparison
+from ampcompare.results.records.ledger import GroupTypes, Ledger, Types
+from ampcompare.results.report.document import Block, Cell, Column, Document, Figure, Section, Table, Text
+from ampcompare.results.report.profile import COLORS, Bar, Bars, segments_of
+
+__all__ = ["ledger_blocks", "ledger_document"]
+
+MOST_ARMS = 8  # in the figure
+SHORT = {
+    "forward products": "forward",
+    "backward products": "backward",
+    "accumulated gradients": "accumulated",
+    "update lost": "lost",
+    "largest gradient": "max gradient",
+    "zero denominators": "zero den.",
+}
+FIGURES = {
+    "largest gradient": "Max gradient: times the loss scale; the largest number of fp16 is 65504.",
+    "zero denominators": "Zero den.: elements that Adam divides by 0.",
+}
+
+
+def ledger_blocks(comparison: Comparison) -> list[Block]:
+    """Return a row of observed types for each arm, those that are not as declared first, and the figure of them."""
+    seen: dict[str, tuple[list[Role], Ledger]] = {}
+    for record in comparison.records:
+        if record.ledger is None:
+            continue
+        found = roles_next_to(record.config.parsed_arm.roles, record.ledger)
+        if record.arm not in seen or any(role.differs for role in found):
+            seen[record.arm] = found, record.ledger
+    order = sorted(seen, key=lambda arm: not any(role.differs for role in seen[arm][0]))
+    if not order:
+        return []
+    figure = Figure("bars", lambda: _bars({arm: seen[arm] for arm in order[:MOST_ARMS]}))
+    return [_table({arm: seen[arm][0] for arm in order}), figure]
+
+
+def _bars(seen: Mapping[str, tuple[Sequence[Role], Ledger]]) -> Bars:
+    """Return a bar for each part of a step: the share of elements, or of multiply-adds, by type."""
+    found = {name for _, ledger in seen.values() for _, _, types in _parts(ledger) for name in types}
+    colors = {name: number % COLORS for number, name in enumerate(sorted(found))}
+    bars = []
+    for arm, (roles, ledger) in seen.items():
+        bars.append(Bar(printable(arm, 30), [], "declared"))
+        by_name = {role.name: role for role in roles}
+        for name, part, types in _parts(ledger):
+            role = by_name.get(part)
+            declared = "" if role is None or not role.declared else f"{'not ' * role.differs}{role.declared}"
+            values = [(one, share, colors[one]) for one, share in types.items()]
+            bars.append(Bar(name, segments_of(values, 1.0, "{:.0%}".format), declared))
+    return Bars("What ran by type", bars, list(colors.items()))
+
+
+def _parts(ledger: Ledger) -> list[tuple[str, str, Types]]:
+    """Return name, part and types of what a figure shows of a ledger: each parameter group, and the products."""
+    several = len(ledger.groups) > 1
+    held = [
+        (f"{part} of {printable(group.name, 16)}" if several else part, part, getattr(group, part))
+        for group in ledger.groups
+        for part in ("weights", "masters", "state")
+    ]
+    passes = [("forward products", ledger.forward), ("backward products", ledger.backward)]
+    return [one for one in [*held, *((name, name, types) for name, types in passes)] if one[2]]
+
+
+def _table(rows: Mapping[str, Sequence[Role]]) -> Table:
+    heads = [role.name for roles in rows.values() for role in sorted(roles, key=lambda role: role.place)]
+    seen = {role.name for roles in rows.values() for role in roles if role.observed}
+    shown = [head for head in dict.fromkeys(heads) if head in seen]
+    return Table(
+        [Column("arm"), *(Column(SHORT.get(head, head)) for head in shown)],
+        [[Cell(printable(arm, 60)), *_cells(rows[arm], shown)] for arm in rows],
+        legend=[
+            "Types that a few steps showed: of weights between steps, of multiply-adds in the forward and the backward "
+            "pass, and of what the optimizer gets and keeps. Lost: elements that an update left as they were. In "
+            "parentheses: what the arm declares, where something else ran.",
+            *(text for name, text in FIGURES.items() if name in shown),
+        ],
+        caption="What ran, one row per arm",
+    )
+
+
+def _cells(roles: Sequence[Role], shown: Sequence[str]) -> list[Cell]:
+    by_name = {role.name: role for role in roles}
+    cells = []
+    for name in shown:
+        role = by_name.get(name)
+        if role is None or not (role.observed or role.differs):
+            cells.append(Cell())
+        else:
+            text = role.observed or "none"
+            cells.append(Cell(f"{text} ({role.declared})", "bad") if role.differs else Cell(text))
+    return cells
+
+
+def ledger_document(ledger: Ledger, arm: Arm) -> Document:
+    """Return what one training showed, next to what its arm declares."""
+    roles, title = arm.roles, f"What ran under {arm}"
+    differ = [part.difference for part in roles_next_to(roles, ledger) if part.differs]
+    head = f"{title}: not as declared ({'; '.join(dict.fromkeys(differ))})" if differ else title
+    where = f"Seen in {format_count(len(ledger.steps), 'step')}: {', '.join(map(str, ledger.steps))}, counted from 0."
+    by = f" ({ledger.by['frozen']})" if "frozen" in ledger.by else ""
+    frozen = [f"Frozen weights: {observed_text(ledger.frozen)}{by}."] if ledger.frozen else []
+    groups = [f"{group.name}: {_of_group(group)}." for group in ledger.groups] if len(ledger.groups) > 1 else []
+    sections = [
+        Section("headline", [Text([head])]),
+        Section("parts", [_parts_table(roles, ledger)]),
+        Section("where", [Text([*options_without_effect(arm, ledger), where, *frozen, *groups])]),
+    ]
+    return Document("ledger", sections, ledger, title, head)
+
+
+def _of_group(group: GroupTypes) -> str:
+    """Return the types of one parameter group in words."""
+    parts = [("weights", group.weights), ("masters", group.masters), ("gradients", group.gradients)]
+    shown = [f"{name} {observed_text(types)}" for name, types in [*parts, ("state", group.state)] if types]
+    return f"{group.parameters:,} parameters, {', '.join(shown)}"
+
+
+def _parts_table(roles: Roles | None, ledger: Ledger) -> Table:
+    """Return a row for each part of a step: what was declared, what ran, and who set it."""
+    parts = roles_next_to(roles, ledger)
+    heads = ["part", *(["declared"] if roles is not None else []), "ran", "by"]
+    rows = []
+    for part in parts:
+        row = [
+            Cell(part.name),
+            Cell(part.observed or "-", "bad" if part.differs else ""),
+            Cell(printable(part.remark or "-", 120)),
+        ]
+        if roles is not None:
+            row.insert(1, Cell(part.declared or "-"))
+        rows.append(row)
+    return Table(
+        [Column(head, wrap=30 if head == "by" else 0) for head in heads], rows, caption="What ran", narrows=True
+    )

@@ -1,0 +1,89 @@
+"""The report as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tabulate import tabulate
+
+from ampcompare.base.formatting import printable
+from ampcompare.results.report.base import MAX_LINE, Reporter
+from ampcompare.results.report.document import Block, Code, Document, Facts, Figure, Items, Step, Table, Text
+
+__all__ = ["Markdown", "escape"]
+
+SPECIAL = str.maketrans({char: f"\\{char}" for char in "\\`*_{}[]<>|#~"})
+LINKS = (("://", r"\://"), ("www.", r"www\."), ("@", r"\@"))  # which a viewer would make a link without any brackets
+
+
+def escape(text: str) -> str:
+    """Return text as one line in which nothing is markup."""
+    shown = printable(text, MAX_LINE).translate(SPECIAL)
+    for start, inert in LINKS:
+        shown = shown.replace(start, inert)
+    return shown
+
+
+class Markdown(Reporter):
+    """GitHub-flavored Markdown: headings, tables and code blocks, in which nothing but these is markup."""
+
+    def write(self, document: Document) -> str:
+        parts = [f"# {escape(document.name)}"] if document.name else []
+        for section in document.shown("md"):
+            parts += _heading(section.title)
+            for block in section.blocks:
+                parts += _parts(block)
+        return "\n\n".join(parts) + "\n"
+
+
+def _heading(title: str) -> list[str]:
+    return [f"## {escape(title)}"] if title else []
+
+
+def _parts(block: Block) -> list[str]:
+    """Return the paragraphs of a block."""
+    match block:
+        case Text(sentences):
+            return [" ".join(map(escape, sentences))]
+        case Items():
+            return [*_heading(block.title), "\n".join(_bullets(block))]
+        case Table():
+            return [*_heading(block.title), _table(block), *map(escape, block.legend)]
+        case Step(why, command):
+            return [f"Next: {escape(why)}", _fence(printable(command, MAX_LINE))]
+        case Code(text, title):
+            return [*_heading(title), _fence(text)]
+        case Facts():
+            return [
+                *_heading(block.title),
+                "\n".join(f"- {escape(name)}: {escape(value)}" for name, value in block.pairs),
+            ]
+        case Figure():
+            return []
+
+
+def _bullets(items: Items) -> Iterator[str]:
+    for item, further in items:
+        yield f"- {escape(item)}"
+        yield from (f"  - {escape(text)}" for text in further)
+
+
+def _table(table: Table) -> str:
+    heads, rows, numeric = table.heads, table.texts, [column.numeric for column in table.columns]
+    if table.notes:
+        rows = [[*row, "; ".join(notes)] for row, notes in zip(rows, table.notes, strict=True)]
+        heads, numeric = [*heads, "notes"], [*numeric, False]
+    sides = ["right" if right else "left" for right in numeric]
+    text: str = tabulate(
+        [[escape(cell) for cell in row] for row in rows],
+        headers=[escape(head) for head in heads],
+        tablefmt="pipe",
+        disable_numparse=True,
+        colalign=sides if rows else None,
+    )
+    return text
+
+
+def _fence(text: str) -> str:
+    lines = "\n".join(printable(line, MAX_LINE, keep_spaces=True) for line in text.splitlines())
+    return f"```\n{lines.replace('`', chr(39))}\n```"

@@ -1,0 +1,121 @@
+"""Runs for MLflow: into a local store, or to the server that MLFLOW_TRACKING_URI names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from ampcompare.base.errors import EnvironmentUnfit, RecordError
+from ampcompare.base.files.run_files import CellFile, file_of_cell
+from ampcompare.results.records.comparison import Comparison
+from ampcompare.results.records.run import RunRecord
+from ampcompare.results.report.export import Exporter, Point, points_of
+
+__all__ = ["MlflowRuns"]
+
+MAX_METRICS = 1000  # of one call, by MLflow's own limit
+MAX_PARAMS = 100
+MAX_TEXT = 500
+RETRIES = 2
+
+
+class MlflowRuns(Exporter):
+    """Writes a run per record, at the times at which it trained.
+
+    Args:
+        folder: of the local store, a folder of files; a server is used instead where MLFLOW_TRACKING_URI is set.
+        note: receives a line about each record that is not written.
+        project: MLflow's experiment.
+    """
+
+    def __init__(self, folder: Path, note: Callable[[str], None], project: str) -> None:
+        from mlflow.tracking import MlflowClient
+
+        # MLflow itself goes on trying for minutes where nothing answers.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", str(RETRIES))
+        uri = os.environ.get("MLFLOW_TRACKING_URI")
+        if uri is None:  # MLflow prefers databases, whose packages the small installation lacks
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+            uri = folder.resolve().as_uri()
+        else:
+            self.destination = uri
+        self._note = note
+        self._project = project
+        self._client = MlflowClient(tracking_uri=uri)
+
+    def write(self, comparison: Comparison, folder: Path) -> None:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            found = self._client.get_experiment_by_name(self._project)
+            experiment = self._client.create_experiment(self._project) if found is None else found.experiment_id
+            for record in comparison.records:
+                self._write(record, folder, experiment)
+        except MlflowException as error:
+            raise EnvironmentUnfit(f"MLflow refuses the runs of {folder}: {error}") from error
+
+    def _write(self, record: RunRecord, folder: Path, experiment: str) -> None:
+        from mlflow.exceptions import MlflowException
+
+        name = f"{record.arm}, seed {record.config.recipe.seed}"
+        tags = {"ampcompare.cell": record.cell, "ampcompare.started": str(record.started)}
+        same = " and ".join(f"tags.`{tag}` = '{value}'" for tag, value in tags.items())
+        if self._client.search_runs([experiment], same):
+            self._note(f"{name} is there already")
+            return
+        steps = folder / file_of_cell(record.cell, CellFile.STEPS)
+        try:
+            points = list(points_of(record, steps)) if steps.exists() else []
+        except RecordError as error:
+            self._note(f"no run of {name}: {error}")
+            return
+        begin = _milliseconds(record)
+        tags |= {"ampcompare.status": record.status, "ampcompare.group": folder.resolve().name}
+        run_id = self._client.create_run(experiment, start_time=begin, tags=tags, run_name=name).info.run_id
+        try:
+            self._log(run_id, record, points, begin)
+        except BaseException:  # half a run would count as one that is there
+            with suppress(MlflowException):
+                self._client.delete_run(run_id)
+            raise
+        ended = begin + round(1000 * (record.summary.wall_seconds or (points[-1][0] if points else 0.0)))
+        ok = record.status in ("completed", "diverged")
+        self._client.set_terminated(run_id, status="FINISHED" if ok else "FAILED", end_time=ended)
+
+    def _log(self, run_id: str, record: RunRecord, points: list[Point], begin: int) -> None:
+        from mlflow.entities import Metric, Param
+
+        metrics = [
+            Metric(name, value, begin + round(1000 * elapsed), step)
+            for elapsed, step, values in points
+            for name, value in values.items()
+        ]
+        numbers = record.summary.model_dump(exclude={"epochs", "rollbacks"}, exclude_none=True)
+        last = points[-1][1] if points else 0
+        metrics += [
+            Metric(f"summary/{name}", float(value), begin, last)
+            for name, value in numbers.items()
+            if isinstance(value, (int, float))
+        ]
+        params = [Param(name, value[:MAX_TEXT]) for name, value in _flat(record.config.model_dump(mode="json")).items()]
+        for at in range(0, len(metrics), MAX_METRICS):
+            self._client.log_batch(run_id, metrics=metrics[at : at + MAX_METRICS])
+        for at in range(0, len(params), MAX_PARAMS):
+            self._client.log_batch(run_id, params=params[at : at + MAX_PARAMS])
+
+
+def _milliseconds(record: RunRecord) -> int:
+    """Return the start of a record in milliseconds since the epoch; 0 where it is not known."""
+    return 0 if record.started is None else round(1000 * datetime.fromisoformat(record.started).timestamp())
+
+
+def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, str]:
+    """Return nested settings by their paths."""
+    flat: dict[str, str] = {}
+    for name, value in values.items():
+        flat |= _flat(value, f"{before}{name}.") if isinstance(value, dict) else {f"{before}{name}": str(value)}
+    return flat

@@ -1,0 +1,88 @@
+"""The outlook of some arms: a line for each, what all of them share, and on a page the share lost by step."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass
+
+from ampcompare.base.formatting import format_count, printable
+from ampcompare.results.records.outlook import ArmOutlook, Outlook, Prefix, ShareLost
+from ampcompare.results.report.document import Document, Figure, Section, Table, Text
+from ampcompare.results.report.tables import listing_table
+
+__all__ = ["outlook_document", "outlook_text"]
+
+HEADS = ("arm", "word", "part", "why")
+
+
+def outlook_text(found: Outlook, width: int) -> str:
+    """Return the text.
+
+    Args:
+        width: of a line, in characters.
+    """
+    return f"{listing_table(_rows(found), HEADS, width)}\n\n{textwrap.fill(_basis(found), width)}"
+
+
+def outlook_document(found: Outlook) -> Document:
+    """Return the report: the arms, the share lost by step, and what was run."""
+    sections = [
+        Section("arms", [Table.of(HEADS, _rows(found), caption="Arms", prose=True)]),
+        Section(
+            "curve", [Figure("share_lost", lambda: _curves(found.prefix), is_bare=True)], "Share of the update lost"
+        ),
+        Section("basis", [Text([_basis(found)])]),
+    ]
+    return Document("outlook", sections, found, f"Outlook of {found.subject}", _basis(found))
+
+
+def _rows(found: Outlook) -> list[list[str]]:
+    return [[printable(each.arm, 60), each.word, each.part or "-", _why(each)] for each in found.arms]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The share lost by weights of one type, as points in percent of the width and from the top."""
+
+    name: str
+    measured: str
+    computed: str
+
+
+@dataclass(frozen=True)
+class Curves:
+    """What the figure draws; `end` is the last step."""
+
+    curves: list[Curve]
+    end: int
+
+
+def _curves(prefix: Prefix) -> Curves:
+    end = prefix.total if prefix.rates_known and prefix.total else prefix.steps
+
+    def points(steps: list[float], shares: list[float]) -> str:
+        return " ".join(
+            f"{100 * step / end:.2f},{100 * (1 - share):.2f}" for step, share in zip(steps, shares, strict=True)
+        )
+
+    def curve(name: str, share: ShareLost) -> Curve:
+        measured, last = points([*share.at], [*share.at.values()]), max(share.at, default=0)
+        ahead = [last + (end - last) * at / max(1, len(share.curve) - 1) for at in range(len(share.curve))]
+        return Curve(name, measured, points(ahead, share.curve) if end > prefix.steps else "")
+
+    return Curves([curve(name, share) for name, share in prefix.shares.items()], end)
+
+
+def _why(each: ArmOutlook) -> str:
+    return printable(f"{each.why}{f' -> {each.cure}' if each.cure else ''}", 400) or "-"
+
+
+def _basis(found: Outlook) -> str:
+    """Return what was run, and what it does not cover."""
+    prefix = found.prefix
+    words = [f"{format_count(prefix.steps, 'step')} in fp32"]
+    words.append(f"learning rates ahead: {prefix.basis}" if prefix.basis else "the learning rate stays")
+    if found.twin is not None:
+        words.append(f"a twin from weights changed by 1/512 differs by {100 * found.twin:.2g} %")
+    sentence = "; ".join(words)
+    return f"{sentence[0].upper()}{sentence[1:]}. Not covered: evaluation, and what these steps did not run."

@@ -1,0 +1,364 @@
+"""The one table of a comparison: a row per arm with accuracy, its verdict, times and memory, and lines below it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from ampcompare.base.files.run_files import CellFile
+from ampcompare.base.formatting import MIB, few, format_bytes, format_decimal, printable
+from ampcompare.results.records.comparison import ArmSummary, Comparison
+from ampcompare.results.records.metric import Metric
+from ampcompare.results.records.verdict import OPEN, UNJUDGED
+from ampcompare.results.report.columns import (
+    INVALID,
+    ArmColumn,
+    arm_engine,
+    arm_name,
+    asked_columns,
+    columns,
+    difference_interval,
+    is_emulated,
+    is_invalid,
+    metric_text,
+    ratio_interval,
+    state_cell,
+    status_cell,
+    step_cell,
+    time_tone,
+    time_words,
+    tone_of,
+    verdict_detail,
+)
+from ampcompare.results.report.document import Cell, Table
+
+__all__ = ["make_overview", "row_notes"]
+
+LONGEST = 120
+Value = Callable[[ArmSummary], str]
+
+
+def is_number(text: str) -> bool:
+    """Return whether a text begins with a number."""
+    return text.lstrip("+-")[:1].isdigit()
+
+
+def is_reference(row: ArmSummary, comparison: Comparison) -> bool:
+    """Return whether others are compared with a row."""
+    references = [comparison.reference] if comparison.judged is None else comparison.judged.references
+    return row.arm in references
+
+
+def _arm(row: ArmSummary, comparison: Comparison) -> Cell:
+    return Cell(arm_name(row))
+
+
+def _quality(row: ArmSummary, comparison: Comparison) -> Cell:
+    if row.metric_mean is None:
+        return Cell()
+    metric = comparison.metric
+    return Cell(metric_text(metric, row.metric_mean, row.metric_sd), short=metric_text(metric, row.metric_mean))
+
+
+def _difference(row: ArmSummary, comparison: Comparison) -> Cell:
+    if row.quality.effect is None or is_reference(row, comparison):
+        return Cell()
+    return Cell(difference_interval(row, comparison))
+
+
+def _verdict(row: ArmSummary, comparison: Comparison) -> Cell:
+    word, detail = row.quality.word, verdict_detail(row.quality)
+    if not word:
+        if row.failed and not row.completed:
+            return state_cell("failed")
+        if is_reference(row, comparison):
+            return Cell("reference", "muted")
+        return Cell("not run", "muted", badge=True) if row.status == "not run" else Cell()
+    text = f"{word} ({detail})" if row.quality.kind in OPEN and detail else word
+    return Cell(text, tone_of(row.quality), short=word, note=detail if text != word else "", badge=True)
+
+
+def _loss(row: ArmSummary, comparison: Comparison) -> Cell:
+    if row.loss.effect is None or is_reference(row, comparison):
+        return Cell()
+    return Cell(f"{format_decimal(100 * row.loss.effect, 2, '+')} {row.loss.word}".strip(), tone_of(row.loss))
+
+
+def _ratio(row: ArmSummary, comparison: Comparison) -> Cell:
+    if is_reference(row, comparison):
+        return Cell("1.00") if row.completed and not is_invalid(row) else Cell()
+    if row.time.effect is None:
+        return Cell()
+    if is_emulated(row) and row.time.kind != "invalid":
+        return Cell("emulated", "muted", short="-")
+    if row.time.kind in UNJUDGED:
+        shown = INVALID if row.time.kind == "invalid" else Cell(row.time.word, "muted", badge=True)
+        return replace(shown, short="-")
+    text = ratio_interval(row, comparison)
+    return Cell(text, time_tone(row.time), short=format_decimal(row.time.effect, 2))
+
+
+def _peak(row: ArmSummary, comparison: Comparison) -> Cell:
+    if row.peak_bytes is None:
+        return Cell()
+    size = row.peak_bytes / MIB
+    return Cell(f"{size:,.{1 if size < 1000 else 0}f}")
+
+
+def _runs(row: ArmSummary, comparison: Comparison) -> Cell:
+    return Cell(str(row.completed + row.diverged))
+
+
+def _memory(row: ArmSummary, comparison: Comparison) -> Cell:
+    more = row.memory.effect
+    return Cell() if more is None else Cell(f"{'-' if more < 0 else '+'}{format_bytes(abs(round(more)))}")
+
+
+ARM = ArmColumn("arm", numeric=False, cell=_arm)
+VERDICT = ArmColumn("verdict", numeric=False, cell=_verdict, shorten=1)
+RATIO = ArmColumn(
+    "rel. time",
+    cell=_ratio,
+    needs_others=True,
+    shorten=2,
+    shortened="intervals of rel. time",
+    drop=6,
+    dropped="relative step times",
+)
+
+
+def _columns_of_quality(metric: Metric) -> list[ArmColumn]:
+    head, difference = printable(metric.head), printable(metric.difference_head)
+    return [
+        ArmColumn(head, cell=_quality, shorten=7, shortened=f"sd of {printable(metric.name)}"),
+        ArmColumn(difference, cell=_difference, needs_others=True),
+        VERDICT,
+    ]
+
+
+def ran_columns(metric: Metric) -> list[ArmColumn]:
+    """Return the columns of a comparison that ran here; notes of rows are the last column where there is room."""
+    return [
+        ARM,
+        *_columns_of_quality(metric),
+        ArmColumn("Δ tail loss (%)", cell=_loss, needs_others=True, drop=1, dropped="tail losses"),
+        ArmColumn("step (ms)", cell=step_cell, drop=5, dropped="step times"),
+        RATIO,
+        ArmColumn("peak MiB", cell=_peak, drop=4, dropped="peak memory"),
+    ]
+
+
+def judged_columns(metric: Metric) -> list[ArmColumn]:
+    """Return the columns of a table that someone else measured."""
+    return [
+        ARM,
+        ArmColumn("runs", cell=_runs, drop=3, dropped="numbers of runs"),
+        *_columns_of_quality(metric),
+        RATIO,
+        ArmColumn("Δ memory", cell=_memory, drop=4, dropped="differences in memory"),
+    ]
+
+
+def make_overview(comparison: Comparison, asked: Sequence[str] = ()) -> Table:
+    """Return the table, without the columns that have no value in any row; below it what all arms share.
+
+    Args:
+        asked: heads of further columns.
+
+    Raises:
+        ConfigError: there is no such column.
+    """
+    if comparison.judged is not None:
+        known = judged_columns(comparison.metric)
+    else:
+        known = ran_columns(comparison.metric)
+        extra = {name: column for name, column in columns(comparison).items() if column.overview}
+        for name, column in (extra | asked_columns(comparison, asked)).items():
+            if all(one.head != name for one in known):
+                known.append(replace(column, head=name, drop=3, dropped=name))
+    cells = {column.head: [column.cell(row, comparison) for row in comparison.arms] for column in known}
+    kept = [column for column in known if _is_informative(column, cells[column.head], comparison)]
+    rows = [[cells[column.head][index] for column in kept] for index in range(len(comparison.arms))]
+    notes = row_notes(comparison)
+    states = [status_cell(row, comparison.records).tone if _status(row) else "" for row in comparison.arms]
+    return Table(
+        kept, rows, legend=fact_lines(comparison), notes=notes if any(notes) else (), states=states, narrows=True
+    )
+
+
+def _is_informative(column: ArmColumn, cells: Sequence[Cell], comparison: Comparison) -> bool:
+    """Return whether a column has a value that is not known before reading it."""
+    if not column.numeric:
+        return column is ARM or any(cell.text not in ("-", "reference") for cell in cells)
+    judged = zip(comparison.arms, cells, strict=True)
+    looked_at = [cell for row, cell in judged if not (column.needs_others and is_reference(row, comparison))]
+    return any(is_number(cell.text) for cell in looked_at)
+
+
+def row_notes(comparison: Comparison) -> list[list[str]]:
+    """Return for each row what its numbers do not say: why it has none, and in what it differs from the others."""
+    return [list(dict.fromkeys(filter(None, _notes(row, comparison)))) for row in comparison.arms]
+
+
+def fact_lines(comparison: Comparison) -> list[str]:
+    """Return lines on what all arms share, on times that do not count and on how far memory varies; none where there is
+    nothing to say.
+    """
+    lines = (
+        _shared_line(comparison),
+        _untimed_line(comparison),
+        _spread_of_memory(comparison),
+        _written_files_line(comparison),
+    )
+    return [line for line in lines if line]
+
+
+def _notes(row: ArmSummary, comparison: Comparison) -> list[str]:
+    its = [value(row) for value in _differing(comparison)]
+    time = time_words(row.time, comparison.time_margin)
+    # The cell of an open verdict has its reason.
+    reason = "" if row.quality.kind in OPEN else printable(verdict_detail(row.quality), LONGEST)
+    memory = f"memory {printable(str(row.memory), LONGEST)}" if row.memory else ""
+    return [_status(row), reason, time, *its, memory]
+
+
+def _status(row: ArmSummary) -> str:
+    """Return what became of the runs, unless all were completed."""
+    status = printable(row.status, LONGEST)
+    return "" if status in ("", "ok", "not run", str(row.quality)) else status
+
+
+def _lr(row: ArmSummary) -> str:
+    return f"lr {row.lr:g}" if row.lr == row.lr else ""
+
+
+def _steps(row: ArmSummary) -> str:
+    runs = row.completed + row.diverged
+    if not row.num_steps or not runs or row.diverged or row.num_steps % runs:
+        return ""
+    return f"{row.num_steps // runs:,} steps"
+
+
+def _skipped_text(row: ArmSummary) -> str:
+    if row.skipped_steps is None:
+        return ""
+    if 0 < row.skipped_steps == row.num_steps:
+        return f"all {row.num_steps} steps skipped"  # as why a run learned nothing
+    return f"{row.skipped_steps:,} of {row.num_steps:,} steps skipped" if row.skipped_steps else "0 steps skipped"
+
+
+def _loss_scale(row: ArmSummary) -> str:
+    return "" if row.final_loss_scale is None else f"final loss scale {row.final_loss_scale:g}"
+
+
+SETTINGS: tuple[Value, ...] = (_lr, _steps, _skipped_text)
+
+
+def _values(comparison: Comparison, value: Value) -> set[str]:
+    return {text for row in comparison.arms if (text := value(row))}
+
+
+def _differing(comparison: Comparison) -> list[Value]:
+    """Return the settings and counts in which rows differ, each as the note of a row."""
+    chosen: list[Value] = [value for value in SETTINGS if len(_values(comparison, value)) > 1]
+    shown = [_only_some if value is _skipped_text else value for value in chosen]
+    return [*shown, *([_engine] if _engines_differ(comparison) else [])]
+
+
+def _only_some(row: ArmSummary) -> str:
+    return _skipped_text(row) if row.skipped_steps else ""
+
+
+def _engine(row: ArmSummary) -> str:
+    return f"engine {arm_engine(row)}" if row.engine else ""
+
+
+def _by_backend(comparison: Comparison) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for row in comparison.arms:
+        if row.engine:
+            found.setdefault(row.arm.partition(":")[0].partition(" ")[0], set()).add(arm_engine(row))
+    return found
+
+
+def _engines_differ(comparison: Comparison) -> bool:
+    return any(len(engines) > 1 for engines in _by_backend(comparison).values())
+
+
+def _shared_line(comparison: Comparison) -> str:
+    """Return one line of what all arms share."""
+    if comparison.judged is not None:
+        return ""
+    shared = [*filter(None, [_seeds(comparison.seeds)])]
+    for value in (*SETTINGS, _loss_scale):
+        texts = _values(comparison, value)
+        if len(texts) == 1:
+            shared += texts
+    whose = "All arms: " if len(comparison.arms) > 1 else ""
+    line = f"{whose}{', '.join(shared)}." if shared else ""
+    line = line[:1].upper() + line[1:]
+    engines = _by_backend(comparison)
+    if engines and not _engines_differ(comparison):
+        line += f" Engine: {', '.join(f'{min(its)} ({printable(name, 40)})' for name, its in engines.items())}."
+    return line.strip()
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    """Return `seeds 0-4`, or the single ones where they have gaps."""
+    if len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[0] + len(seeds))):
+        return f"seeds {seeds[0]}-{seeds[-1]}"
+    return f"seed{'s' if len(seeds) > 1 else ''} {' '.join(map(str, seeds))}" if seeds else ""
+
+
+def _untimed_line(comparison: Comparison) -> str:
+    """Return one line: which step times do not count, or are not compared, and why."""
+    reasons: dict[str, dict[str, list[str]]] = {"No step times": {}, "Step times without a verdict": {}}
+    missing, unjudged = reasons.values()
+    for row in comparison.arms:
+        if reason := _no_time(row):
+            missing.setdefault(reason, []).append(printable(row.arm, 60))
+        elif row.completed and row.time.kind in UNJUDGED:
+            unjudged.setdefault(printable(str(row.time), 200), []).append(printable(row.arm, 60))
+    lines = [
+        f"{what}: {'; '.join(f'{reason} for {few(names)}' for reason, names in its.items())}."
+        for what, its in reasons.items()
+        if its
+    ]
+    return printable(" ".join(lines), 2000)
+
+
+def _spread_of_memory(comparison: Comparison) -> str:
+    """Return one line on peaks measured on a CPU, which differ between equal runs; "" elsewhere."""
+    peaks: dict[str, list[int]] = {}
+    for record in comparison.records:
+        if not str(record.environment.get("device", "cpu")).startswith("cpu"):
+            return ""
+        if record.summary.peak_bytes is not None:
+            peaks.setdefault(record.arm, []).append(record.summary.peak_bytes)
+    if not peaks:
+        return ""
+    spread = max(max(values) - min(values) for values in peaks.values())
+    shown = f"{spread / MIB:.1f}"
+    here = f": here by up to {shown} MiB between the seeds of an arm" if float(shown) else ""
+    return f"Peak MiB: growth of resident memory, the highest of the seeds; on a CPU it varies from run to run{here}."
+
+
+def _written_files_line(comparison: Comparison) -> str:
+    """Return one line on the files that a script wrote, from the working directory; "" without any."""
+    scripts = [record.script for record in comparison.records if record.script is not None]
+    files = dict.fromkeys(file for script in scripts for file in script.files)
+    near = {file: os.path.relpath(file) for file in files}
+    names = [printable(file if near[file].startswith(os.pardir) else near[file], 120) for file in files]
+    if not names:
+        return ""
+    return f"The script wrote {few(names)}: into cells/CELL/{CellFile.WRITTEN}, and your own files are as they were."
+
+
+def _no_time(row: ArmSummary) -> str:
+    """Return why there is no step time of an arm; "" where there is one, or no run."""
+    if is_emulated(row):
+        return f"{printable(row.half or '', 40).partition(' ')[0]} emulated (computed in fp32, rounded)"
+    if not row.completed:
+        return ""
+    return f"invalid ({row.invalid_time})" if row.invalid_time else ""

@@ -1,0 +1,395 @@
+"""Documents on a terminal: one table that fits the width, its legend and the next step; on request all the rest."""
+
+from __future__ import annotations
+
+import os
+import re
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TextIO
+
+from ampcompare.base.formatting import few, printable
+from ampcompare.results.report.base import MAX_LINE, Reporter
+from ampcompare.results.report.document import (
+    Block,
+    Cell,
+    Code,
+    Document,
+    Facts,
+    Figure,
+    Items,
+    Section,
+    Step,
+    Table,
+    Text,
+    Tone,
+)
+from ampcompare.results.report.tables import grid_table
+
+__all__ = ["WIDTH", "Terminal", "fold", "has_color", "paint", "paragraph"]
+
+WIDTH = 100  # of text in a file, and at most of text on a terminal
+GAP = "  "
+NUMBER = re.compile(r"([-+]?\d[\d,]*\.?\d*(?:e[-+]?\d+)?)")
+LAST_STEP = 7
+NOTES = "notes"
+MIN_NOTES = 14  # characters of the column of notes
+MAX_NOTE_LINES = 3  # of a row; longer notes stand below the table
+FOLDS = (None, 24, 16)
+CODES: dict[Tone, str] = {"good": "32", "bad": "31", "open": "33", "muted": "2", "strong": "1"}
+
+
+class Terminal(Reporter):
+    """Plain text: headline, one table that fits the width, its legend and the next step; conclusions on request."""
+
+    def write(self, document: Document) -> str:
+        """Return the text: sections with an empty line between them, the first one strong."""
+        shown = document.shown("details" if self.details else "table")
+        texts = [self._section(section, "strong" if place == 0 else "") for place, section in enumerate(shown)]
+        return "\n\n".join(filter(None, texts)) + "\n"
+
+    def _section(self, section: Section, tone: Tone) -> str:
+        """Return the blocks of a section, with an empty line around tables and before what has a title."""
+        text = ""
+        after: Block | None = None
+        for block in section.blocks:
+            is_apart = isinstance(block, Table) or bool(getattr(block, "title", ""))
+            between = "\n\n" if is_apart or isinstance(after, Table) else "\n"
+            text += (between if text else "") + self._block(block, tone)
+            after = block
+        return text
+
+    def _block(self, block: Block, tone: Tone) -> str:
+        match block:
+            case Text(sentences):
+                return self._lines(sentences, tone)
+            case Items():
+                return self._items(block, tone)
+            case Table():
+                return self._table(block)
+            case Step(why, command):
+                commands = (f"  {self._paint(line, 'strong')}" for line in pasteable(command, self.width))
+                return "\n".join([paragraph(f"Next: {why}", self.width), *commands])
+            case Code(text, title):
+                lines = (printable(line.expandtabs(4), MAX_LINE, keep_spaces=True) for line in text.splitlines())
+                return "\n".join([*filter(None, [title]), *(f"    {line}" for line in lines)])
+            case Facts():
+                return self._facts(block)
+            case Figure():
+                return ""
+
+    def _lines(self, texts: Iterable[str], tone: Tone = "") -> str:
+        lines = (line for text in texts for line in paragraph(text, self.width).splitlines())
+        return "\n".join(self._paint(line, tone) for line in lines)
+
+    def _items(self, items: Items, tone: Tone) -> str:
+        """Return a list: lines, or below a title points, each with what supports it below it."""
+        if not items.title:
+            return self._lines((item for item, _ in items), tone)
+        start = "  - " if len(items.items) > 1 else "  "
+        texts = [self._lines([items.title])]
+        for item, further in items:
+            texts += [paragraph(item, self.width, start, " " * len(start))]
+            texts += [paragraph(text, self.width, " " * 6) for text in further]
+        return "\n".join(texts)
+
+    def _facts(self, facts: Facts) -> str:
+        """Return a line for each name; below a title the values stand below each other."""
+        if not facts.title:
+            return self._lines(f"{name}: {value}" for name, value in facts.pairs)
+        names = [f"{GAP}{printable(name)}" for name, _ in facts.pairs]
+        room = max(map(len, names)) + len(GAP)
+        starts = [(name.ljust(room), value) for name, (_, value) in zip(names, facts.pairs, strict=True)]
+        return "\n".join([facts.title, *(paragraph(value, self.width, start, " " * room) for start, value in starts)])
+
+    def _table(self, table: Table) -> str:
+        legend = list(table.legend)
+        if table.narrows:
+            found = _lay_out(table, self.width, self._paint)
+            text = "\n".join(found.lines)
+            legend = [*found.below, *legend]
+            if self.width is not None and not self.details:
+                legend.append(_more(found.hidden))
+        else:
+            wraps = [column.wrap for column in table.columns]
+            rows = [
+                [textwrap.fill(text, at) if at else text for text, at in zip(row, wraps, strict=True)]
+                for row in table.texts
+            ]
+            text = grid_table(rows, table.heads, self.width)
+        named = f"{table.title}\n{text}" if table.title else text
+        return "\n\n".join(filter(None, [named, self._lines(legend)]))
+
+    def _paint(self, text: str, tone: Tone) -> str:
+        return paint(text, tone) if self.color else text
+
+
+def _more(hidden: Sequence[str]) -> str:
+    if hidden:
+        return f"Not shown at this width: {', '.join(hidden)}. --details has them, and all other measurements."
+    return "All measurements and conclusions: --details."
+
+
+def paragraph(text: str, width: int | None, first: str = "", rest: str | None = None) -> str:
+    """Return text as lines of at most 100 characters.
+
+    Args:
+        first: what stands before the first line.
+        rest: what stands before the others; None for two more spaces than `first`.
+    """
+    room = min(width or WIDTH, WIDTH)
+    joined = printable(text, MAX_LINE).replace(" %", "\u00a0%")  # no line begins with a percent sign
+    below = f"{first}  " if rest is None else rest
+    filled = textwrap.fill(joined, room, initial_indent=first, subsequent_indent=below, break_on_hyphens=False)
+    return filled.replace("\u00a0", " ")
+
+
+def pasteable(command: str, width: int | None) -> list[str]:
+    """Return a command as lines that a shell takes for one, each indented by two by the caller, cut before options."""
+    text = printable(command, MAX_LINE, keep_spaces=True)
+    if width is None or len(text) + 2 <= width:
+        return [text]
+    lines = [""]
+    for part in re.split(r" (?=--?[A-Za-z])", text):
+        if lines[-1] and len(lines[-1]) + 1 + len(part) + 4 > width:
+            lines[-1] += " \\"
+            lines.append(f"  {part}")
+        else:
+            lines[-1] = f"{lines[-1]} {part}" if lines[-1] else part
+    return lines
+
+
+Paint = Callable[[str, Tone], str]
+
+
+@dataclass(frozen=True)
+class _LaidOut:
+    """A table as text.
+
+    Attributes:
+        lines: of the table, at most as long as the width where that was possible.
+        below: lines for below the table: the notes that have no column.
+        hidden: what is left out for lack of room.
+    """
+
+    lines: list[str]
+    below: list[str]
+    hidden: list[str]
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """A way to make the table narrower."""
+
+    step: int = 0
+    stacked: bool = False
+    fold: int | None = None
+    notes_column: bool = True
+
+
+def _lay_out(table: Table, width: int | None, paint: Paint = lambda text, tone: text) -> _LaidOut:
+    """Return the table for a width, in characters; None for any width.
+
+    The first of these that fits is taken, each with a column of notes or with the notes below: short words for
+    verdicts, step times without their intervals, fewer columns; each also with heads of two lines and folded names.
+
+    Args:
+        paint: of the text of a cell in its tone.
+    """
+    if width is None:
+        return _laid_out(table, _Choice(), None, paint) or _LaidOut([], [], [])
+    for choice in _choices(table):
+        found = _laid_out(table, choice, width, paint)
+        if found is not None:
+            return found
+    smallest = _Choice(LAST_STEP, stacked=True, fold=FOLDS[-1], notes_column=False)
+    return _laid_out(table, smallest, None, paint) or _LaidOut([], [], [])
+
+
+def _align(texts: Sequence[str]) -> list[str]:
+    """Return texts of one width, whose numbers stand below each other, the first on its decimal point."""
+    parts = [NUMBER.split(text) for text in texts]
+    numbers = [part[1::2] if not part[0] else [] for part in parts]  # none in a text such as "emulated"
+    found = [each for each in numbers if each]
+    whole = max((len(each[0].partition(".")[0]) for each in found), default=0)
+    rest = max((len(each[0]) - len(each[0].partition(".")[0]) for each in found), default=0)
+    most = max(map(len, found), default=0)
+    sizes = [max(len(each[index]) for each in found if len(each) > index) for index in range(1, most)]
+    shown = []
+    for text, part, its in zip(texts, parts, numbers, strict=True):
+        if not its:
+            shown.append(" " * max(0, whole - 1) + "-" if text == "-" else text)
+            continue
+        before = len(its[0].partition(".")[0])
+        padded = [(" " * (whole - before) + its[0]).ljust(whole + rest)]
+        padded += [number.rjust(size) for number, size in zip(its[1:], sizes, strict=False)]
+        shown.append("".join(number + between for number, between in zip(padded, part[2::2], strict=True)))
+    width = max(map(len, shown), default=0)
+    return [
+        text.ljust(width) if its or text.strip() == "-" else text.rjust(width)
+        for text, its in zip(shown, numbers, strict=True)
+    ]
+
+
+def fold(name: str, width: int) -> list[str]:
+    """Return a name on several lines of a width, cut after punctuation where there is some."""
+    lines = [""]
+    for piece in re.findall(r"[^,:=+ ]*[,:=+ ]|[^,:=+ ]+", name):
+        indent = "  " if len(lines) > 1 or lines[0] else ""
+        if len(lines[-1] + piece.rstrip()) > width and lines[-1].strip():
+            lines.append(indent)
+        lines[-1] += piece
+        while len(lines[-1].rstrip()) > width:
+            lines[-1:] = [lines[-1][:width], "  " + lines[-1][width:]]
+    return [line.rstrip() for line in lines]
+
+
+def _choices(table: Table) -> Iterator[_Choice]:
+    longest = max((len(row[0].text) for row in table.rows), default=0)
+    for step in range(LAST_STEP + 1):
+        for folded in FOLDS:
+            if folded is not None and longest <= folded:
+                continue
+            for stacked in (False, True):
+                for notes_column in (True, False):
+                    yield _Choice(step, stacked, folded, notes_column)
+
+
+def _laid_out(table: Table, choice: _Choice, width: int | None, paint: Paint) -> _LaidOut | None:
+    """Return the table made by a choice; None where it is too wide."""
+    columns = table.columns
+    shown = [index for index, column in enumerate(columns) if not 0 < column.drop <= choice.step]
+    short = {index for index in shown if 0 < columns[index].shorten <= choice.step}
+    rows = [[_text(row[index], index in short) for index in shown] for row in table.rows]
+    notes = [
+        [*filter(None, (row[index].note for index in short)), *its]
+        for row, its in zip(table.rows, table.notes or [()] * len(table.rows), strict=True)
+    ]
+    names = [_head(columns[index].head, choice.stacked) for index in shown]
+    texts = []
+    for number, index in enumerate(shown):
+        column = [row[number] for row in rows]
+        if columns[index].numeric:
+            texts.append([[line] for line in _align(column)])
+        elif number == 0 and choice.fold is not None:
+            texts.append([fold(text, choice.fold) for text in column])
+        else:
+            texts.append([[text] for text in column])
+    tones: list[list[Tone]] = [[row[index].tone for row in table.rows] for index in shown]
+    rights = [columns[index].numeric for index in shown]
+    everywhere, notes = _shared_notes(table, notes)
+    if choice.notes_column and any(notes):
+        used = sum(len(GAP) + max(_widest(head), *map(_widest, text)) for head, text in zip(names, texts, strict=True))
+        room = None if width is None else width - used
+        if room is not None and room < MIN_NOTES:
+            return None
+        wrapped = ["; ".join(its) for its in notes]
+        filled = [
+            [text] if room is None else textwrap.wrap(text, room, break_on_hyphens=False) or [""] for text in wrapped
+        ]
+        if any(len(lines) > MAX_NOTE_LINES for lines in filled):
+            return None
+        names, rights = [*names, [NOTES]], [*rights, False]
+        texts, tones = [*texts, filled], [*tones, ["" for _ in notes]]
+        notes = []
+    widths = [max(_widest(head), *map(_widest, text)) for head, text in zip(names, texts, strict=True)]
+    if width is not None and sum(widths) + len(GAP) * (len(widths) - 1) > width:
+        return None
+    lines = _head_lines(names, widths, rights)
+    for index in range(len(rows)):
+        lines += _row_lines([column[index] for column in texts], widths, [tone[index] for tone in tones], rights, paint)
+    return _LaidOut(lines, [*everywhere, *_group_columns(table, notes)], _hidden(table, choice))
+
+
+def _text(cell: Cell, short: bool) -> str:
+    return cell.text if not short or cell.short is None else cell.short
+
+
+def _head(name: str, stacked: bool) -> list[str]:
+    return name.rsplit(" ", 1) if stacked else [name]
+
+
+def _widest(lines: Sequence[str]) -> int:
+    return max(map(len, lines), default=0)
+
+
+def _head_lines(names: Sequence[Sequence[str]], widths: Sequence[int], rights: Sequence[bool]) -> list[str]:
+    height = max(map(len, names))
+    full = [[*([""] * (height - len(head))), *head] for head in names]
+    lines = [
+        GAP.join(_justify(head[index], width, right) for head, width, right in zip(full, widths, rights, strict=True))
+        for index in range(height)
+    ]
+    return [*(line.rstrip() for line in lines), GAP.join("-" * width for width in widths)]
+
+
+def _row_lines(
+    cells: Sequence[Sequence[str]], widths: Sequence[int], tones: Sequence[Tone], rights: Sequence[bool], paint: Paint
+) -> list[str]:
+    lines = []
+    for index in range(max(map(len, cells))):
+        line = ""
+        for number, (cell, width, tone, right) in enumerate(zip(cells, widths, tones, rights, strict=True)):
+            text = cell[index] if index < len(cell) else ""
+            blank = " " * (width - len(text))
+            last = number == len(cells) - 1
+            line += blank + paint(text, tone) if right else paint(text, tone) + ("" if last else blank)
+            line += "" if last else GAP
+        lines.append(line.rstrip())
+    return lines
+
+
+def _justify(text: str, width: int, right: bool) -> str:
+    return text.rjust(width) if right else text.ljust(width)
+
+
+def _group_columns(table: Table, notes: Sequence[Sequence[str]]) -> list[str]:
+    """Return the notes of rows as lines, each once with the names of its rows."""
+    arms: dict[str, list[str]] = {}
+    for row, its in zip(table.rows, notes, strict=False):
+        for note in its:
+            arms.setdefault(note, []).append(row[0].text)
+    return [f"{_whose(names, table)}: {note}." for note, names in arms.items()]
+
+
+def _whose(names: Sequence[str], table: Table) -> str:
+    """Return the names of rows, or which few rows they are not."""
+    others = [row[0].text for row in table.rows if row[0].text not in names]
+    if len(names) > 2 and len(others) == 1:
+        return f"All but {others[0]}"
+    return "All arms" if len(names) > 2 and not others else few(names)
+
+
+def _shared_notes(table: Table, notes: list[list[str]]) -> tuple[list[str], list[list[str]]]:
+    """Return lines for the notes of all rows but at most one, and the notes of each row without them."""
+    counts = Counter(note for its in notes for note in its)
+    shared = [note for note, count in counts.items() if count > 2 and count >= len(notes) - 1]
+    lines = _group_columns(table, [[note for note in its if note in shared] for its in notes])
+    return lines, [[note for note in its if note not in shared] for its in notes]
+
+
+def _hidden(table: Table, choice: _Choice) -> list[str]:
+    dropped = [column for column in table.columns if 0 < column.drop <= choice.step]
+    shortened = [column for column in table.columns if 0 < column.shorten <= choice.step and column not in dropped]
+    return [*(one.dropped for one in dropped), *(one.shortened for one in shortened if one.shortened)]
+
+
+def has_color(stream: TextIO) -> bool:
+    """Return whether text for a stream is colored: on a terminal, unless NO_COLOR or TERM=dumb say no.
+
+    FORCE_COLOR colors what goes elsewhere too. An empty variable says nothing.
+
+    Source: https://no-color.org, https://force-color.org.
+    """
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def paint(text: str, tone: Tone) -> str:
+    """Return text between the codes of a tone."""
+    return f"\x1b[{CODES[tone]}m{text}\x1b[0m" if tone and text.strip() else text

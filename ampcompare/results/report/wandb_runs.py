@@ -1,0 +1,80 @@
+"""Runs for Weights & Biases: offline, unless its variable WANDB_MODE says otherwise."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from ampcompare.base.errors import EnvironmentUnfit, RecordError
+from ampcompare.base.files.run_files import CellFile, file_of_cell
+from ampcompare.results.records.comparison import Comparison
+from ampcompare.results.records.run import RunRecord
+from ampcompare.results.report.export import Exporter, points_of
+
+__all__ = ["WandbRuns"]
+
+
+class WandbRuns(Exporter):
+    """Writes a run per record; `wandb sync` uploads what was written offline.
+
+    The id of a run is that of the cell and its start, so that a run that is uploaded twice is one run.
+
+    Args:
+        folder: where W&B keeps its files.
+        note: receives a line about each record that is not written.
+        project: of all runs.
+    """
+
+    def __init__(self, folder: Path, note: Callable[[str], None], project: str) -> None:
+        self._folder = folder
+        self._note = note
+        self._project = project
+
+    def write(self, comparison: Comparison, folder: Path) -> None:
+        for record in comparison.records:
+            try:
+                self._write(record, folder)
+            except RecordError as error:
+                self._note(f"no run of {record.arm}, seed {record.config.recipe.seed}: {error}")
+
+    def _write(self, record: RunRecord, folder: Path) -> None:
+        import wandb
+
+        name = f"{record.arm}, seed {record.config.recipe.seed}"
+        run_id = hashlib.sha256(f"{record.cell} {record.started}".encode()).hexdigest()[:16]
+        if any(self._folder.glob(f"wandb/*run-*-{run_id}")):
+            self._note(f"{name} is there already")
+            return
+        steps = folder / file_of_cell(record.cell, CellFile.STEPS)
+        points = list(points_of(record, steps)) if steps.exists() else []
+        # The machine that exports is not the one that trained: W&B would note down the wrong one.
+        of_this_machine = {"disable_git": True, "disable_code": True, "x_disable_stats": True, "x_disable_meta": True}
+        quiet = wandb.Settings(silent=True, console="off", x_save_requirements=False, **of_this_machine)
+        try:
+            run = wandb.init(
+                project=self._project,
+                group=folder.resolve().name,
+                name=name,
+                id=run_id,
+                dir=str(self._folder),
+                mode=os.environ.get("WANDB_MODE", "offline"),
+                config=record.config.model_dump(mode="json"),
+                notes=record.error,
+                tags=[record.status],
+                reinit="create_new",
+                settings=quiet,
+            )
+            for _, step, values in points:
+                run.log(values, step=step)
+            run.summary.update(_summary(record))
+            run.finish(exit_code=int(record.status == "failed"))
+        except wandb.errors.Error as error:
+            raise EnvironmentUnfit(f"W&B refuses {name}: {error}") from error
+
+
+def _summary(record: RunRecord) -> dict[str, object]:
+    """Return the numbers of a record that are one for the whole run."""
+    summary = record.summary.model_dump(mode="json", exclude={"epochs", "rollbacks"}, exclude_none=True)
+    return {**summary, "status": record.status, "half": record.half, "host": record.host}

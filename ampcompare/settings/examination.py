@@ -1,0 +1,111 @@
+"""Asking another process to examine a training: a script by a request in a file, a recipe by a call. Needs no torch."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ParamSpec, Self
+
+from ampcompare.base.environment.torch_names import missing_torch_name
+from ampcompare.base.errors import AmpCompareError, ConfigError, EnvironmentUnfit, LaunchError
+from ampcompare.base.processes.call import Answer, call_in_child
+from ampcompare.settings.config import RunConfig
+
+__all__ = ["ERRORS", "ScriptRequest", "answering_errors", "examine_in_child", "result_of"]
+
+P = ParamSpec("P")
+
+TIME_LIMIT = 3600.0
+ERRORS: dict[int, type[AmpCompareError]] = {2: ConfigError, 4: EnvironmentUnfit}
+
+
+@dataclass(frozen=True)
+class ScriptRequest:
+    """Which script to run under examination; what to see of it is in subclasses.
+
+    Attributes:
+        settings: the fields of `ExecSettings`.
+        is_module: the script is the name of a module.
+        ended: file for the exit code of the watched process, or of rank 0, written when it ends.
+    """
+
+    settings: dict[str, Any]
+    is_module: bool
+    ended: str
+
+    def write(self, path: Path) -> None:
+        """Write the request for the processes."""
+        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Return the request of a file."""
+        return cls(**json.loads(path.read_text(encoding="utf-8")))
+
+
+def answering_errors(examine: Callable[P, dict[str, Any]]) -> Callable[P, dict[str, Any]]:
+    """Let the function of a child process return an error that is meant for users, which `result_of` raises again."""
+
+    @functools.wraps(examine)
+    def answer(*args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
+        try:
+            return examine(*args, **kwargs)
+        except Exception as raised:
+            error = raised if isinstance(raised, AmpCompareError) else missing_torch_name(raised)
+            if error is None:
+                raise
+            return {"error": str(error), "exit_code": error.exit_code}
+
+    return answer
+
+
+def result_of(answer: Answer, failed: str) -> dict[str, Any]:
+    """Return what a function that answers its errors has returned in a child process.
+
+    Args:
+        failed: first words of the error if the process has failed.
+
+    Raises:
+        ConfigError, EnvironmentUnfit: as the function did.
+        LaunchError: it raised anything else, or the process died or did not end in time.
+    """
+    if not answer.done:
+        raise LaunchError(f"{failed}: {answer.failure}")
+    if "error" in answer.value:
+        raise ERRORS.get(answer.value["exit_code"], LaunchError)(answer.value["error"])
+    return answer.value
+
+
+def examine_in_child(
+    program: Path,
+    config: RunConfig,
+    failed: str,
+    options: Mapping[str, Any],
+    *,
+    environment: Mapping[str, str] | None = None,
+    folders: Sequence[Path] = (),
+) -> dict[str, Any]:
+    """Return what the program of a room finds about a recipe in a process of its own.
+
+    Args:
+        failed: first words of the error if the process fails.
+        options: of its function, next to `config`.
+        environment: variables that the process gets in addition.
+        folders: where it writes.
+
+    Raises:
+        ConfigError: a name, a file or an option that cannot be used.
+        EnvironmentUnfit: this machine lacks something that the arm or the data need.
+        LaunchError: the model raised, or the process died or did not end in time.
+    """
+    answer = call_in_child(
+        program,
+        seconds=TIME_LIMIT,
+        environment=environment,
+        shared=config.writable_paths(*folders),
+        options={"config": config.model_dump(mode="json"), **options},
+    )
+    return result_of(answer, failed)

@@ -1,0 +1,154 @@
+"""Merge settings from flags, environment, files and recipes, and record where each value came from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ampcompare.base.errors import ConfigError
+from ampcompare.base.files.read import FileFault, parse_yaml
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.validation import flatten, validate
+
+__all__ = [
+    "MUTUALLY_EXCLUSIVE",
+    "Layer",
+    "ResolvedSettings",
+    "parse_assignment",
+    "resolve_settings",
+    "set_path",
+]
+
+# A value in a higher layer invalidates values in lower layers that determine the same quantity in another way.
+MUTUALLY_EXCLUSIVE = {
+    "recipe.optimizer.lr": ("recipe.optimizer.lr_base",),
+    "recipe.optimizer.lr_base": ("recipe.optimizer.lr",),
+    "recipe.batch_size": ("recipe.global_batch_size",),
+    "recipe.global_batch_size": ("recipe.batch_size",),
+}
+FOLLOWS = {  # the values from which a value that was not given is derived
+    "recipe.optimizer.lr": "recipe.optimizer.lr_base",
+    "recipe.batch_size": "recipe.global_batch_size",
+    "parallel.kind": "processes",
+}
+# Arguments of one network, or optimizer, mean nothing to another.
+ARGUMENTS = {"recipe.model.arch": "recipe.model.args", "recipe.optimizer.name": "recipe.optimizer.args"}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Settings from one source.
+
+    Attributes:
+        origin: what the source is called, such as `file mine.yaml`.
+        values: nested by groups.
+        origins: names of single values by their paths, if the source has them.
+    """
+
+    origin: str
+    values: Mapping[str, Any]
+    origins: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ResolvedSettings:
+    """The merged settings.
+
+    Attributes:
+        origins: for every path of `config`, where its value came from.
+        given: paths that a source gave, with its origin.
+    """
+
+    config: RunConfig
+    origins: dict[str, str]
+    given: dict[str, str]
+
+
+def resolve_settings(layers: Sequence[Layer]) -> ResolvedSettings:
+    """Join layers, each winning over those before it.
+
+    Raises:
+        ConfigError: naming each setting that cannot be used.
+    """
+    values: dict[str, Any] = {}
+    given: dict[str, str] = {}
+    for layer in layers:
+        new = dict(flatten(layer.values))
+        for name, arguments in ARGUMENTS.items():
+            if new.get(name, _at(values, name)) != _at(values, name):
+                _drop(values, given, [path for path in given if path.startswith(arguments)])
+        _drop(values, given, [rival for path in new for rival in MUTUALLY_EXCLUSIVE.get(path, ()) if rival not in new])
+        for path, value in new.items():
+            if value == {} and isinstance(_at(values, path), Mapping):
+                continue  # an empty group in a file removes nothing
+            set_path(values, path, value)
+            given[path] = layer.origins.get(path, layer.origin)
+    config = validate(RunConfig, values)
+    return ResolvedSettings(config, _origins(config, given), given)
+
+
+def parse_assignment(text: str, flag: str) -> tuple[str, Any]:
+    """Read NAME=VALUE, where the value is YAML.
+
+    Args:
+        flag: that it was given with, for the message.
+
+    Raises:
+        ConfigError: there is no name or no `=`, or the value is not YAML.
+    """
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise ConfigError(f"{flag} {text!r} is not NAME=VALUE")
+    try:
+        return name, parse_yaml(value)
+    except FileFault as fault:
+        raise ConfigError(f"{flag} {text!r}: {fault}") from None
+
+
+def set_path(values: dict[str, Any], path: str, value: Any) -> None:
+    """Set a value at a path such as `recipe.optimizer.lr` in nested mappings.
+
+    Raises:
+        ConfigError: a part of the path is a value, not a group.
+    """
+    *parents, name = path.split(".")
+    node = values
+    for parent in parents:
+        node = node.setdefault(parent, {})
+        if not isinstance(node, dict):
+            raise ConfigError(f"{path} cannot be set: {parent} is {node!r}, not a group of settings")
+    node[name] = value
+
+
+def _at(values: Mapping[str, Any], path: str) -> Any:
+    node: Any = values
+    for part in path.split("."):
+        node = node.get(part) if isinstance(node, Mapping) else None
+    return node
+
+
+def _drop(values: dict[str, Any], given: dict[str, str], paths: Sequence[str]) -> None:
+    for path in paths:
+        if given.pop(path, None) is None:
+            continue
+        *parents, name = path.split(".")
+        node = values
+        for parent in parents:
+            node = node[parent]
+        del node[name]
+
+
+def _origins(config: RunConfig, given: Mapping[str, str]) -> dict[str, str]:
+    """Return where the value at each path came from; a value that was not given is a default, or follows from another
+    value."""
+    origins = {}
+    for path, _ in flatten(config.model_dump(mode="json")):
+        source = FOLLOWS.get(path, "")
+        if path in given:
+            origins[path] = given[path]
+        elif source in given:
+            origins[path] = f"follows from {source}"
+        else:
+            origins[path] = "default"
+    return origins

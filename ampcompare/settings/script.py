@@ -1,0 +1,189 @@
+"""Settings for a user's own training script that the arms of a comparison train. Nothing here imports torch."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from ampcompare.base.environment.packages import find_module
+from ampcompare.base.errors import ConfigError
+from ampcompare.base.secrets import hide, hide_names, reveal
+from ampcompare.settings.recipe import Frozen, PositiveInt
+
+__all__ = ["LOSS", "SCRIPT_ARMS", "ScriptConfig", "ScriptMetric", "parse_metric", "script_config", "seed_option"]
+
+LOSS = "training loss"
+SCRIPT_ARMS = ("script", "fp32", "apex:O1", "native:fp16", "native:bf16")  # which nearly all scripts can train
+# Words of --metric, by the setting that they give.
+WORDS = {"goal": ("max", "min"), "pick": ("last", "best", "first"), "difference": ("points",)}
+NAME = re.compile(r"[^:=]{1,40}")
+SEED_OPTION = re.compile(r"""(?:add_argument|option)\((?:[^()]*,)?\s*["'](--(?:manual[-_]|random[-_])?seed)["']""")
+
+
+class ScriptMetric(Frozen):
+    """A figure that a script prints or logs."""
+
+    name: str = Field(description="in the report; without a pattern, the name under which the script logs it")
+    goal: Literal["max", "min"] = Field("max", description="which values are better")
+    pick: Literal["last", "best", "first"] = Field("last", description="which of several values counts")
+    difference: Literal["ratio", "points"] = Field(
+        "ratio", description="how values are compared; points where they can be 0 or below"
+    )
+    pattern: str | None = Field(None, description="regular expression whose first group is the value, in the output")
+
+    @model_validator(mode="after")
+    def _pattern_has_a_group(self) -> ScriptMetric:
+        if self.pattern is not None:
+            try:
+                groups = re.compile(self.pattern).groups
+            except re.error as error:
+                raise ValueError(f"metric {self.name}: {self.pattern!r} is not a regular expression: {error}") from None
+            if groups != 1:
+                raise ValueError(
+                    f"metric {self.name}: {self.pattern!r} has {groups} groups; write exactly one, around the value, "
+                    rf"as in 'Acc@1 ([\d.]+)'"
+                )
+        return self
+
+
+class ScriptConfig(Frozen):
+    """A script, and what is read from it."""
+
+    name: str = Field(description="path of a script, or name of a module")
+    is_module: bool = False
+    arguments: tuple[str, ...] = Field(
+        (), description="{seed}, {arm} and {cell_dir} are filled in; a placeholder such as $TOKEN for a secret"
+    )
+    sha256: str | None = Field(None, description="of the file; a changed script is another comparison")
+    metrics: tuple[ScriptMetric, ...] = Field(
+        (), description="the first is the one of verdicts; none: the loss of the last tenth of the steps"
+    )
+    seed_arg: str | None = Field(None, description="argument that gets the seed, such as --seed")
+    max_steps: PositiveInt | None = Field(None, description="optimizer steps after which a cell ends")
+    compat_torch: bool = Field(False, description="restore what changed since the script was written")
+    torchrun: bool = Field(False, description="start it by torchrun, as one process too")
+
+    @property
+    def command(self) -> list[str]:
+        """The words after `python`."""
+        return [*(["-m"] if self.is_module else []), self.name, *self.arguments]
+
+    @property
+    def folder(self) -> Path:
+        """The folder that Python puts first on the search path for imports."""
+        path = Path(self.name)
+        if self.is_module:
+            return Path.cwd()
+        return Path(os.path.abspath(path)) if path.is_dir() else path.resolve().parent
+
+    def arguments_for(self, seed: int, arm: str, cell_dir: Path) -> list[str]:
+        """Return the arguments of a cell, secrets included.
+
+        Raises:
+            ConfigError: a secret is not known.
+        """
+        values = {"seed": str(seed), "arm": arm, "cell_dir": str(cell_dir)}
+        filled = [_fill_in(word, values) for word in reveal(self.arguments)]
+        return filled if self.seed_arg is None else [*filled, self.seed_arg, str(seed)]
+
+
+def _fill_in(word: str, values: dict[str, str]) -> str:
+    for name, value in values.items():  # not str.format: other braces are the script's
+        word = word.replace(f"{{{name}}}", value)
+    return word
+
+
+def parse_metric(text: str) -> ScriptMetric:
+    r"""Read `NAME[:max|min][:last|best|first][:points][=REGEX]`, such as `top1:max=Acc@1 ([\d.]+)` or `loss:min:best`.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    head, equals, pattern = text.partition("=")
+    name, *words = head.split(":")
+    given = {key: [word for word in words if word in known] for key, known in WORDS.items()}
+    wrong = len(words) > sum(map(len, given.values())) or any(len(found) > 1 for found in given.values())
+    if not NAME.fullmatch(name) or wrong or (equals and not pattern):
+        raise ConfigError(
+            rf"--metric {text!r} is not NAME[:max|min][:last|best|first][:points][=REGEX], "
+            r"as in 'top1:max=Acc@1 ([\d.]+)'"
+        )
+    try:
+        chosen = {key: found[0] for key, found in given.items() if found}
+        return ScriptMetric.model_validate({"name": name, "pattern": pattern or None, **chosen})
+    except ValueError as error:
+        reason = str(error).partition("Value error, ")[2].partition(" [type")[0] or str(error)
+        raise ConfigError(f"--metric {text!r}: {reason}") from None
+
+
+def _file_of_module(name: str) -> Path | None:
+    """Return the file that `python -m` runs, without importing what it belongs to; None if it cannot be told."""
+    _, spec = find_module(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        _, spec = find_module(f"{name}.__main__")
+    return None if spec is None or spec.origin is None else Path(spec.origin)
+
+
+def _sha256(path: Path | None) -> str | None:
+    if path is None or not path.is_file():
+        return None
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def script_config(
+    words: Sequence[str],
+    *,
+    metrics: Sequence[str] = (),
+    seed_arg: str | None = None,
+    max_steps: int | None = None,
+    compat_torch: bool = False,
+    torchrun: bool = False,
+    mask: Sequence[str] = (),
+) -> ScriptConfig:
+    """Return the settings of a script from the words after `--`, in which placeholders stand for secrets.
+
+    Args:
+        mask: names of further arguments and variables of the environment that are secrets, as patterns.
+
+    Raises:
+        ConfigError: no script, no such file, or a metric that cannot be read or is named twice.
+    """
+    is_module = list(words[:1]) == ["-m"]
+    rest = list(words[1:] if is_module else words)
+    if not rest:
+        raise ConfigError("no script after --; give a script with its arguments, or -m and the name of a module")
+    hide_names(mask)
+    read = tuple(map(parse_metric, metrics))
+    names = [metric.name for metric in read]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"metrics {', '.join(names)}: a name appears twice; each metric needs its own name")
+    path = Path(rest[0])
+    if is_module and not find_module(rest[0])[0]:
+        raise ConfigError(f"there is no module {rest[0]} to run; check its name and PYTHONPATH")
+    if not is_module and not path.exists():
+        raise ConfigError(f"there is no script {rest[0]}; give its path, or -m and the name of a module")
+    if not is_module and path.is_dir() and not (path / "__main__.py").is_file():
+        raise ConfigError(f"{rest[0]} is a folder without a __main__.py; name the script inside it")
+    digest = _sha256(_file_of_module(rest[0]) if is_module else path)
+    return ScriptConfig(
+        name=rest[0], is_module=is_module, arguments=tuple(hide(rest[1:])), sha256=digest, metrics=read,
+        seed_arg=seed_arg, max_steps=max_steps, compat_torch=compat_torch, torchrun=torchrun,
+    )  # fmt: skip
+
+
+def seed_option(script: ScriptConfig) -> str:
+    """Return the option for the seed that the source of a script names; "" if it names none, or it is in use."""
+    if script.is_module or script.seed_arg is not None:
+        return ""
+    try:
+        source = Path(script.name).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    found = SEED_OPTION.search(source)
+    return found[1] if found else ""

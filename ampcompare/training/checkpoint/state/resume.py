@@ -1,0 +1,172 @@
+"""Which checkpoint a run resumes from, and whether it belongs to this run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+from pydantic_core import PydanticSerializationError
+
+from ampcompare.base.environment.fingerprint import fingerprint, host_name
+from ampcompare.base.errors import CheckpointError
+from ampcompare.base.files.run_files import RunFile
+from ampcompare.results.records.run import Resumption
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.recipe import Recipe
+
+__all__ = ["AUTO", "FoundCheckpoint", "find_checkpoint", "validate_resume"]
+
+AUTO = "auto"
+NEEDED = ("model", "optimizer", "masters", "progress", "best", "parts", "rng", "buffers", "zeroed", "arm", "recipe")
+FOLLOW_TOTAL_BATCH = ("batch_size", "global_batch_size", "grad_accum_steps")
+MAX_NAMED = 3
+MAX_LENGTH = 80
+
+
+class FoundCheckpoint(NamedTuple):
+    """A checkpoint that was read.
+
+    Attributes:
+        path: of its file.
+        state: what it holds.
+        notes: newer ones that were skipped, and why.
+    """
+
+    path: Path
+    state: dict[str, Any]
+    notes: list[str]
+
+
+def find_checkpoint(resume: str, own: Path) -> FoundCheckpoint | None:
+    """Read the checkpoint to resume from.
+
+    Args:
+        resume: a file, a folder of shards, a folder of checkpoints, the folder of a cell, a run directory in which one
+            cell has checkpoints, or "auto".
+        own: folder of the run's own checkpoints, which "auto" searches.
+
+    Returns:
+        None if "auto" finds no checkpoint: the run starts at its first step.
+
+    Raises:
+        CheckpointError: it does not exist, or cannot be read.
+    """
+    from ampcompare.training.checkpoint.store.folder import CheckpointFolder
+    from ampcompare.training.checkpoint.store.sharded import is_sharded_folder, read_saved
+
+    if resume == AUTO:
+        newest = CheckpointFolder(own).newest()
+        return None if newest is None else FoundCheckpoint(*newest)
+    path = Path(resume)
+    if not path.is_dir() or is_sharded_folder(path):
+        return FoundCheckpoint(path, read_saved(path), [])
+    forms = ("step-*.pt", "step-*.dcp")
+    saved = sorted({found.parent for form in forms for found in path.glob(f"{RunFile.CELLS}/*/{own.name}/{form}")})
+    if len(saved) > 1:
+        shown = ", ".join(map(str, saved[:MAX_NAMED])) + (", ..." if len(saved) > MAX_NAMED else "")
+        raise CheckpointError(f"{path} holds checkpoints of {len(saved)} cells; name one of {shown}")
+    for folder in (path, path / own.name, *saved):
+        newest = CheckpointFolder(folder).newest()
+        if newest is not None:
+            return FoundCheckpoint(*newest)
+    raise CheckpointError(
+        f"{path} holds no checkpoint (step-*.pt, step-*.dcp); name one, a folder of "
+        "checkpoints, or the folder of a run that has saved"
+    )
+
+
+def validate_resume(
+    checkpoint: FoundCheckpoint, config: RunConfig, world_size: int
+) -> tuple[dict[str, Any], Resumption]:
+    """Return the state that a run resumes from, converted to another arm if asked for, and the entry for its record.
+
+    Raises:
+        CheckpointError: it is of another arm, another recipe or another total batch, or is not the state of a run.
+    """
+    path, state, notes = checkpoint
+    missing = [name for name in NEEDED if name not in state]
+    if missing:
+        raise CheckpointError(
+            f"{path} has no {', '.join(missing)}, so a run cannot resume from it; use a step-*.pt that a run wrote"
+        )
+    progress, arm = state["progress"], str(state["arm"])
+    for part, is_needed in (
+        ("tally", True),
+        ("average", config.recipe.ema_decay is not None),
+        ("early_stop", config.recipe.early_stop is not None or config.recipe.target is not None),
+    ):
+        if is_needed and state["parts"].get(part) is None:
+            raise CheckpointError(f"{path} has no parts.{part}; use a step-*.pt that a run of this recipe wrote")
+    if arm != config.arm and not config.saving.resume_into_other_arm:
+        raise CheckpointError(
+            f"{path} was written by {arm}, and the arm is {config.arm}; resume with --arm {arm}, or add "
+            "--convert-on-resume to convert it"
+        )
+    size, total = progress["world_size"], progress["total_batch_size"]
+    if total != config.recipe.batch_size * world_size:
+        raise CheckpointError(
+            f"{path} was written with {total} samples in an update, {total // size} on each of {size} processes, and "
+            f"this run has {config.recipe.batch_size} on each of {world_size}; resume with --global-batch-size {total}"
+        )
+    _require_recipe(path, state["recipe"], config.recipe, same_size=size == world_size)
+    notes = [*notes, *_changes(state.get("versions") or {}, {**fingerprint(), "host": host_name()})]
+    if size != world_size:
+        notes.append(f"{size} processes then, {world_size} now: the random generators of all ranks are seeded again")
+    trainer = state.get("trainer") or arm
+    if arm != config.arm:
+        from ampcompare.training.checkpoint.convert.between_arms import into_arm
+        from ampcompare.training.checkpoint.reader.foreign import explained
+
+        with explained(path):
+            conversion = into_arm(state, config.arm)
+        state = conversion.state
+        notes += [
+            f"converted from {arm}",
+            *conversion.changed,
+            *(f"not carried over: {item}" for item in conversion.lost),
+        ]
+    return state, Resumption(step=progress["step"], processes=size, arm=trainer, notes=notes)
+
+
+def _require_recipe(path: Path, saved: Mapping[str, Any], recipe: Recipe, *, same_size: bool) -> None:
+    try:
+        # Validation fills in defaults of settings that are newer than the checkpoint.
+        before = dict(_flatten(Recipe.model_validate(saved).model_dump(mode="json")))
+    except (ValidationError, PydanticSerializationError, TypeError, ValueError):
+        before = dict(_flatten(saved))
+    now = dict(_flatten(recipe.model_dump(mode="json")))
+    different = [key for key in {**before, **now} if repr(before.get(key)) != repr(now.get(key))]
+    if not same_size:  # the total is the same, and the share of a process is another
+        different = [key for key in different if key not in FOLLOW_TOTAL_BATCH]
+    if different:
+        named = "; ".join(
+            f"{_short(key)} is {_short(before.get(key))} there and {_short(now.get(key))} here"
+            for key in different[:MAX_NAMED]
+        )
+        more = f"; and {len(different) - MAX_NAMED} more" if len(different) > MAX_NAMED else ""
+        raise CheckpointError(
+            f"{path} is of another recipe: {named}{more}; resume with the settings that it was written with"
+        )
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, dict) and name != "args":  # arguments of a user's model are compared as a whole
+            yield from _flatten(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _short(value: Any) -> str:
+    text = " ".join(str(value).split())
+    return text if len(text) <= MAX_LENGTH else f"{text[: MAX_LENGTH - 1]}…"
+
+
+def _changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{name} {_short(then[name])} then, {value} now"
+        for name, value in now.items()
+        if name in then and str(then[name]) != str(value)
+    ]

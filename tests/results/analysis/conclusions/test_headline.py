@@ -1,0 +1,425 @@
+"""The headline: the right sentence within five lines for each kind of comparison, and what it never claims."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from ampcompare.results.analysis.conclusions.headline import warnings_and_answer
+from ampcompare.results.analysis.inference.criteria import Criteria
+from ampcompare.results.analysis.inference.verdict import Design
+from ampcompare.results.analysis.results_table import judge, read_table
+from ampcompare.results.analysis.summary import summarize
+from ampcompare.results.records.comparison import Comparison, Look
+from ampcompare.results.records.run import EngineInfo, RunRecord
+from ampcompare.settings.script import ScriptConfig
+from ampcompare.testing import make_record
+
+WIDTH = 100
+FP32 = [500, 520, 490, 510, 505]  # right of 1,000, by seed
+EQUAL = [501, 519, 491, 509, 506]
+WORSE = [400, 440, 410, 400, 430]
+
+
+@pytest.fixture
+def runs() -> Callable[..., list[RunRecord]]:
+    """Build the runs of one arm, one for each number of images that are classified correctly."""
+
+    def build(arm: str, correct: Sequence[int], *, seconds: float = 0.01, **values: Any) -> list[RunRecord]:
+        timed = {"device": "cuda:0", "peak_bytes": 1000, **values}
+        return [
+            make_record(arm, seed, top1=right / 1000, seconds=seconds * (1 + 0.002 * (seed % 3)), **timed)
+            for seed, right in enumerate(correct)
+        ]
+
+    return build
+
+
+def compare(*arms: Sequence[RunRecord], command: str = "ampcompare compare", **keywords: Any) -> Comparison:
+    names = list(dict.fromkeys(record.arm for records in arms for record in records))
+    flat = [record for records in arms for record in records]
+    return summarize(flat, arms=names, reference=names[0], command=command, **keywords)
+
+
+def changed(records: Sequence[RunRecord], **summary: Any) -> list[RunRecord]:
+    return [record.model_copy(update={"summary": record.summary.model_copy(update=summary)}) for record in records]
+
+
+def first_lines(comparison: Comparison) -> str:
+    """Return the first five lines of a terminal of 100 columns, joined."""
+    lines = [line for sentence in comparison.headline for line in textwrap.wrap(sentence, WIDTH)]
+    return " ".join(lines[:5])
+
+
+def test_a_clear_winner(runs: Any) -> None:
+    """The first sentence says what to use, what it keeps and what it saves."""
+    comparison = compare(runs("fp32", FP32), runs("half", EQUAL, seconds=0.005, peak_bytes=600))
+    assert comparison.headline[0] == (
+        "Use half: accuracy of fp32 kept (Δ +0.02 pp, within ±0.5), 0.50x (0.50 to 0.50) its step time, 40 % less peak "
+        "memory."
+    )
+    assert comparison.headline[1:] == []
+    assert not any("recommended" in line for line in comparison.reading)
+    assert comparison.next_steps[0].command == "ampcompare explain half"
+
+
+def test_the_second_best_is_named_with_its_time(runs: Any) -> None:
+    """Only the best is recommended, and the others that keep the accuracy stand behind it."""
+    comparison = compare(
+        runs("fp32", FP32), runs("half", EQUAL, seconds=0.005), runs("apex:O2", [*FP32[::-1][1:], 506], seconds=0.007)
+    )
+    assert comparison.headline[0].startswith("Use half: ")
+    assert "apex:O2 takes 0.70x (0.70 to 0.70) the step time of fp32." in comparison.headline
+
+
+def test_equal_arms_are_one_sentence(runs: Any) -> None:
+    """Arms of equal fate share a sentence; no arm is recommended, and the details say why."""
+    comparison = compare(
+        runs("fp32", FP32), *(runs(arm, EQUAL) for arm in ("half", "apex:O1", "apex:O2", "native:fp16"))
+    )
+    assert comparison.headline[0] == "All four arms keep fp32's accuracy (Δ +0.02 pp, within ±0.5)."
+    assert "Step time relative to fp32: half 1.00x (1.00 to 1.00)" in first_lines(comparison)
+    assert comparison.reading[0].startswith("No arm is recommended for time: none was shown to be both")
+
+
+def test_divergence_has_its_proven_cause(runs: Any) -> None:
+    """That Adam's eps is 0 in fp16 is said of arms that train fp16 weights, and of no other arm or cause."""
+    bad = {"status": "diverged", "diverged_step": 1, "divergence": "non-finite weights"}
+    arms = [with_adam(runs(arm, FP32[:3], **bad)) for arm in ("half", "apex:O3")]
+    comparison = compare(with_adam(runs("fp32", FP32[:3])), with_adam(runs("native:fp16", EQUAL[:3])), *arms)
+    assert (
+        "half and apex:O3 diverged in 3 of 3 seeds at step 1: Adam's eps of 1e-08 is 0 in fp16 "
+        "(docs/examples/divergence.md)." in comparison.headline
+    )
+    assert "half and apex:O3 diverged" in first_lines(comparison)
+    assert any("--eps 1e-4" in step.command for step in comparison.next_steps)
+
+
+@pytest.mark.parametrize(
+    ("arm", "optimizer", "step"),
+    [
+        ("half", {"name": "sgd"}, 1),
+        ("half", {"name": "adam", "eps": 1e-7}, 1),
+        ("half", {"name": "adam"}, 40),
+        ("half", {"name": "adam", "implementation": "fused"}, 1),
+        ("half:dtype=bf16", {"name": "adam"}, 1),
+        ("half:master_weights", {"name": "adam"}, 1),
+        ("apex:O2", {"name": "adam"}, 1),
+        ("native:fp16", {"name": "adam"}, 1),
+    ],
+)
+def test_no_cause_without_proof(runs: Any, arm: str, optimizer: dict[str, Any], step: int) -> None:
+    """Another optimizer, eps, kind of weights or a late step prove nothing, so no cause is named."""
+    records = with_adam(runs(arm, FP32[:3], status="diverged", diverged_step=step), **optimizer)
+    comparison = compare(runs("fp32", FP32[:3]), records)
+    assert f"{arm} diverged in 3 of 3 seeds at step {step}." in comparison.headline
+
+
+@pytest.mark.parametrize(
+    ("summary", "cause"),
+    [
+        ({"first_nonfinite_loss_step": 0}, "the loss is not finite before the first update"),
+        ({"final_loss_scale": 2.0**-6, "skipped_steps": 22}, "gradients overflow at any loss scale, down to 0.0156"),
+    ],
+)
+def test_other_proven_causes(runs: Any, summary: dict[str, Any], cause: str) -> None:
+    """A first loss that is not finite, and a loss scale that fell below 1, are named."""
+    comparison = compare(runs("fp32", FP32), runs("native:fp16", FP32[:2], status="diverged", **summary))
+    assert f"native:fp16 diverged in 2 of 2 seeds at step 7: {cause} (docs/troubleshooting.md)." in comparison.headline
+
+
+def with_adam(records: Sequence[RunRecord], **values: Any) -> list[RunRecord]:
+    found = []
+    for record in records:
+        optimizer = record.config.recipe.optimizer.model_copy(update={"name": "adam", **values})
+        recipe = record.config.recipe.model_copy(update={"optimizer": optimizer})
+        found.append(record.model_copy(update={"config": record.config.model_copy(update={"recipe": recipe})}))
+    return found
+
+
+@pytest.mark.parametrize(("seeds", "noun"), [(1, "One seed"), (2, "Two seeds")])
+def test_few_seeds(runs: Any, seeds: int, noun: str) -> None:
+    """One seed has no verdict, and the next step is the command with more."""
+    command = "ampcompare compare --arm fp32 --arm half -o r"
+    comparison = compare(runs("fp32", FP32[:seeds]), runs("half", WORSE[:seeds]), command=command)
+    assert comparison.headline[0] == f"{noun}: differences between arms cannot be distinguished from run-to-run noise."
+    assert comparison.next_steps[0].command == f"{command} --seeds 0-4"
+
+
+def test_invalid_times(runs: Any) -> None:
+    """An invalid measurement is no slow arm: its ratio is nowhere in the headline."""
+    records = [runs("fp32", FP32), changed(runs("half", EQUAL, seconds=0.005), warmup_steps=80)]
+    comparison = compare(*records)
+    assert "Speed is not known: the measurement was invalid (20 timed steps, 30 needed)." in first_lines(comparison)
+    assert "0.50x" not in " ".join(comparison.headline)
+    assert "half keeps fp32's accuracy (Δ +0.02 pp, within ±0.5)." in comparison.headline
+    assert "--timing-rounds 3" in comparison.next_steps[0].command
+
+
+def test_emulated_times(runs: Any) -> None:
+    """The step times of emulated fp16 say nothing, and the next step is a GPU."""
+    comparison = compare(
+        runs("fp32", FP32, device="cpu"),
+        runs("half", EQUAL, device="cpu", half="fp16 emulated", seconds=0.005),
+        runs("native:bf16", EQUAL, device="cpu", seconds=0.02),
+    )
+    assert "native:bf16 takes 2.00x (2.00 to 2.00) the step time of fp32 on this CPU." in comparison.headline
+    assert "Speed of half is not known: fp16 is emulated on this CPU, measure on a GPU." in first_lines(comparison)
+    assert any("--device cuda" in step.command for step in comparison.next_steps)
+
+
+def test_what_emulates_a_script_is_its_device(runs: Any) -> None:
+    """With `--device cpu` bf16 is emulated even where the CPU has instructions for it."""
+    records = [runs("fp32", FP32, device="cpu"), runs("half", EQUAL, device="cpu", half="bf16 emulated")]
+    scripts = [
+        [
+            run.model_copy(
+                update={"config": run.config.model_copy(update={"script": ScriptConfig(name="t.py"), "device": "cpu"})}
+            )
+            for run in arm
+        ]
+        for arm in records
+    ]
+    assert any("bf16 is emulated by --device cpu, measure on a GPU" in line for line in compare(*scripts).headline)
+    assert any("bf16 is emulated on this CPU, measure on a GPU" in line for line in compare(*records).headline)
+
+
+@pytest.mark.parametrize(("seconds", "advised"), [(0.02, True), (0.005, False)])
+def test_a_slower_arm_is_profiled_next(runs: Any, seconds: float, advised: bool) -> None:
+    """With the options that say what a step does, and none of those on seeds, margins and folders."""
+    command = "ampcompare compare --arm fp32,half:bf16 --seeds 0-4 --device cpu -o r --batch-size=8 -- train.py --lr 1"
+    records = [runs("fp32", FP32), runs("half:bf16", EQUAL, seconds=seconds)]
+    steps = {step.command: step.why for step in compare(*records, command=command).next_steps}
+    profile = "ampcompare profile --arm fp32,half:dtype=bf16 --device cpu --batch-size=8 -- train.py --lr 1"
+    assert steps.get(profile) == ("see why half:bf16 is slower than fp32" if advised else None)
+
+
+def test_untrained(runs: Any) -> None:
+    """Where the reference learned nothing there is no verdict and no recommendation, however equal the arms are."""
+    comparison = compare(
+        runs("fp32", [102] * 5, majority=102), runs("half", [102] * 5, majority=102, seconds=0.005), command=COMMAND
+    )
+    assert comparison.headline[0] == ("Nothing to compare: fp32 learned nothing (top-1 10.2 %, chance 10.2 %).")
+    assert not {"Use", "keeps", "keep"} & set(" ".join(comparison.headline).split())
+    assert "--epochs 15" in comparison.next_steps[0].command
+
+
+COMMAND = "ampcompare compare --arm fp32 --arm half --seeds 0-4"
+
+
+def test_a_failed_arm(runs: Any) -> None:
+    """The error is there in one line, and the next step is the doctor."""
+    error = "RuntimeError: the kernel of this operation does not exist for Half\non this device"
+    comparison = compare(runs("fp32", FP32), runs("half", EQUAL), runs("apex:O1", FP32, status="failed", error=error))
+    assert (
+        "apex:O1 failed in 5 of 5 seeds: RuntimeError: the kernel of this operation does not exist for Half on this "
+        "device." in first_lines(comparison)
+    )
+    assert comparison.next_steps[0].command == "ampcompare doctor --for apex:O1"
+    assert "half keeps fp32's accuracy (Δ +0.02 pp, within ±0.5)." in comparison.headline
+
+
+END = "(a/train.py:3); let it name another file"
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        ("OSError: no space. (train.py:3)", "OSError: no space. (train.py:3)."),
+        ("OSError: no\nfile at all (train.py:3).", "OSError: no file at all (train.py:3)."),
+        (f"OSError: {'word ' * 40}{END}", f"OSError: {'word ' * 40}{END}."),
+        (f"OSError: {'word ' * 400}{END}", f"OSError: {'word ' * 18}…{'word ' * 32}{END}."),
+    ],
+)
+def test_an_error_ends_with_its_place_and_remedy(runs: Any, error: str, shown: str) -> None:
+    """However long it is: what is left out is in the middle."""
+    comparison = compare(runs("fp32", FP32), runs("half", EQUAL, status="failed", error=error))
+    assert f"half failed in 5 of 5 seeds: {shown}" in comparison.headline
+
+
+def with_engine(records: Sequence[RunRecord], name: Any, version: str) -> list[RunRecord]:
+    engine = EngineInfo(name=name, version=version, reason="")
+    return [record.model_copy(update={"engine": engine}) for record in records]
+
+
+def test_mixed_engines(runs: Any) -> None:
+    """Two engines in one row are not compared; in two rows they are told apart."""
+    compat, nvidia = (with_engine(runs("apex:O1", EQUAL), *name) for name in (("compat", "25.05"), ("nvidia", "0.1")))
+    one_row = compare(runs("fp32", FP32), [*compat[:2], *nvidia[2:]])
+    assert "Not compared with fp32: apex:O1 (compat 25.05 and nvidia 0.1 in one row)." in first_lines(one_row)
+
+    rows = compare(runs("fp32", FP32), with_engine(runs("apex:O2", EQUAL), "compat", "25.05"), nvidia)
+    assert (
+        "Two engines of apex.amp ran: apex:O2 on compat 25.05; apex:O1 on nvidia 0.1. Results of compat are not "
+        "results of NVIDIA's Apex." in first_lines(rows)
+    )
+
+
+def test_missing_cells(runs: Any) -> None:
+    """A matrix that is not complete was not tested: nothing is claimed, and the same command continues."""
+    order = [f"{arm}@{seed}" for seed in range(5) for arm in ("fp32", "half")]
+    comparison = compare(
+        runs("fp32", FP32), runs("half", WORSE[:3]), order=order, design=Design(0.0, 0.0), command=COMMAND
+    )
+    assert comparison.headline[0] == "No verdicts yet: 2 of 10 runs are missing."
+    assert not any("Use" in line or "keep" in line or "accurate" in line for line in comparison.headline)
+    (step,) = comparison.next_steps
+    assert (step.command, step.why) == (COMMAND, "finish the 2 missing runs; the others are kept")
+
+
+def test_what_weakens_the_rest_stands_first(runs: Any) -> None:
+    """Records that are not used, and in older reports terms that were changed between looks."""
+    change = "margin 3 pp instead of 0.5 pp"
+    look = Look(
+        number=2, error_rate=0.005, reference="fp32", arms=["fp32", "half"], seeds=[0], cells={}, margin=3,
+        time_margin=0.02, changes=[change],
+    )  # fmt: skip
+    design = Design(look=2, looks=(look,))
+    comparison = compare(runs("fp32", FP32), runs("half", EQUAL, seconds=0.005), design=design, excluded=["a: bad"])
+    assert comparison.headline[:2] == [
+        f"Changed after runs were seen: {change}.",
+        "1 record is not used; the details have the reason.",
+    ]
+    assert comparison.headline[2].startswith("Use half")
+    assert "Not used: a: bad." in comparison.reading
+    assert warnings_and_answer(comparison) == (comparison.headline[:2], comparison.headline[2:])
+
+
+def test_a_conditional_verdict_recommends_nothing(runs: Any) -> None:
+    half = runs("half", EQUAL, seconds=0.005)
+    half[4] = make_record("half", 4, status="failed", error="out of memory", device="cuda:0")
+    comparison = compare(runs("fp32", FP32), half)
+    assert comparison.headline[0] == (
+        "half is equivalent (±0.5) only on the 4 of 5 seeds that both it and fp32 completed, so it is not recommended."
+    )
+
+
+def with_seed(record: RunRecord, seed: int) -> RunRecord:
+    recipe = record.config.recipe.model_copy(update={"seed": seed})
+    return record.model_copy(update={"config": record.config.model_copy(update={"recipe": recipe})})
+
+
+def test_identical_arms(runs: Any) -> None:
+    """Equal bits are an observation, and no accuracy that was kept by a test."""
+    comparison = compare(*identical_runs(runs, "fp32", "apex:O0"))
+    assert comparison.headline[0] == "apex:O0 is identical to fp32, every loss and all weights to the last bit."
+
+
+def identical_runs(runs: Any, *arms: str) -> list[list[RunRecord]]:
+    """Return runs of arms that ended with the same weights after the same losses."""
+    both = [
+        [changed(runs(arm, [right], losses=f"{right}"), weights_sha256=f"{right}")[0] for right in FP32] for arm in arms
+    ]
+    return [[with_seed(record, seed) for seed, record in enumerate(records)] for records in both]
+
+
+SIX = ("apex:O1", "apex:O2", "apex:O3", "half", "native:fp16", "native:bf16")
+
+
+def test_arms_that_keep_the_accuracy_stand_before_the_identical_one(runs: Any) -> None:
+    comparison = compare(*identical_runs(runs, "fp32", "apex:O0"), *(runs(arm, EQUAL) for arm in SIX))
+    assert comparison.headline[0] == (
+        "All seven arms keep fp32's accuracy (Δ +0.00 to +0.02 pp, within ±0.5); apex:O0 is identical to the last bit."
+    )
+    assert sum("apex:O0 is identical" in line for line in comparison.headline) == 1
+
+
+def test_an_identical_arm_is_no_exception_to_those_that_keep_the_accuracy(runs: Any) -> None:
+    others = [runs(arm, WORSE if arm == "half" else EQUAL) for arm in SIX]
+    comparison = compare(*identical_runs(runs, "fp32", "apex:O0"), *others)
+    assert comparison.headline[0].startswith("All but half keep fp32's accuracy (Δ +0.00 to +0.02 pp, within ±0.5); ")
+    assert comparison.headline[1].startswith("half (Δ -8.90 pp, ")
+
+
+def test_open_arms_behind_an_identical_one_are_the_others(runs: Any) -> None:
+    noisy = [510, 511, 503, 498, 517]
+    comparison = compare(*identical_runs(runs, "fp32", "apex:O0"), *(runs(arm, noisy) for arm in SIX))
+    assert comparison.headline[:2] == [
+        "apex:O0 is identical to fp32, every loss and all weights to the last bit.",
+        "Inconclusive for the other six arms: their intervals reach beyond the margin of ±0.5 pp.",
+    ]
+
+
+def test_arms_behind_the_recommended_one_are_the_others(runs: Any) -> None:
+    """The recommended arm keeps the accuracy too, so the sentence on the rest does not except it."""
+    comparison = compare(runs("fp32", FP32), runs("apex:O0", EQUAL, seconds=0.005), *(runs(arm, EQUAL) for arm in SIX))
+    assert comparison.headline[0].startswith("Use apex:O0: ")
+    assert comparison.headline[1] == "The other six arms keep fp32's accuracy (Δ +0.02 pp, within ±0.5)."
+
+
+def test_each_group_of_unknown_speeds_has_one_reason(runs: Any) -> None:
+    """Emulated arms and invalid measurements are two groups; several reasons of one group are one example."""
+    invalid = [
+        changed(runs(arm, EQUAL, device="cpu"), warmup_steps=steps) for arm, steps in (("apex:O1", 80), ("apex:O2", 85))
+    ]
+    comparison = compare(
+        runs("fp32", FP32, device="cpu"),
+        runs("half", EQUAL, device="cpu", half="fp16 emulated"),
+        *invalid,
+    )
+    (line,) = [line for line in comparison.headline if line.startswith("Speed")]
+    assert line == (
+        "Speed of half is not known: fp16 is emulated on this CPU, measure on a GPU; "
+        "of apex:O1 and apex:O2: the measurement was invalid (such as 20 timed steps, 30 needed)."
+    )
+
+
+def test_a_worse_arm(runs: Any) -> None:
+    comparison = compare(runs("fp32", FP32), runs("half", WORSE, seconds=0.005))
+    row = comparison.arms[1]
+    assert row.quality.low is not None
+    assert row.quality.high is not None
+    interval = f"{100 * row.quality.low:+.2f} to {100 * row.quality.high:+.2f}"
+    assert comparison.headline[0] == f"half (Δ -8.90 pp, {interval}) is less accurate than fp32."
+    assert not any(step.command.startswith("ampcompare explain") for step in comparison.next_steps)
+
+
+def test_an_open_result_names_the_seeds_that_settle_it(runs: Any) -> None:
+    half = [510, 511, 503, 498, 517]
+    comparison = compare(runs("fp32", FP32), runs("half", half), command=COMMAND, terms=Criteria(margin=0.5))
+    assert comparison.headline[0].startswith(
+        "Inconclusive for half: the interval reaches beyond the margin of ±0.5 pp (Δ +0.28 pp, "
+    )
+    word = str(comparison.arms[1].quality)
+    more = int(word.split("≤")[1].split()[0])
+    assert comparison.next_steps[0].command == f"ampcompare compare --arm fp32 --arm half --seeds 0-{4 + more}"
+    assert f"{more} more seeds at most" in comparison.next_steps[0].why
+
+
+def test_the_only_arm(runs: Any) -> None:
+    assert compare(runs("half", EQUAL[:1])).headline == [
+        "half reached 50.10 % top-1 in one seed; there is no other arm to compare it with."
+    ]
+
+
+def test_nothing_completed(runs: Any) -> None:
+    comparison = compare(runs("fp32", FP32[:1], status="diverged"), runs("half", FP32[:1], status="diverged"))
+    assert comparison.headline == [
+        "Nothing to compare: no run was completed.",
+        "fp32 and half diverged in 1 of 1 seed at step 7.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sd", "sentence"),
+    [
+        ("0.1", "apex:O1 keeps fp32's accuracy (Δ -0.13 pp, within ±0.5)."),
+        ("", "One run: differences between arms cannot be distinguished from run-to-run noise."),
+    ],
+)
+def test_a_judged_table(sd: str, sentence: str) -> None:
+    table = read_table("arm,top1\nfp32,77.14\napex:O1,77.01\n")
+    assert judge(table, sd=float(sd) if sd else None).headline == [sentence]
+
+
+def test_a_judged_metric_where_less_is_better() -> None:
+    """The better arm of a word error rate has the lower one."""
+    table = read_table("arm,WER\nfp32,10.0\nhalf,8.0\nslow,9.0\n", better="lower")
+    assert (
+        judge(table, sd=0.05, terms=Criteria(margin=0.5, prefer="accuracy"))
+        .headline[0]
+        .startswith("Use half: better WER than fp32 (Δ -2.0, -2.2 to -1.8).")
+    )

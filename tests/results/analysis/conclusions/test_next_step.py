@@ -1,0 +1,194 @@
+"""Next steps: each is a command that works, within the looks that are left, and none changes a margin."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampcompare.cli.compare_command import command as compare
+from ampcompare.cli.doctor_command import command as doctor
+from ampcompare.cli.explain_command import command as explain
+from ampcompare.cli.profile_command import command as profile
+from ampcompare.experiment.launch.script.launcher import failed_script
+from ampcompare.results.analysis.conclusions.headline import headline
+from ampcompare.results.analysis.conclusions.next_step import OF_WORK, next_steps
+from ampcompare.results.analysis.inference.verdict import Design
+from ampcompare.results.analysis.pairing.record_checks import SEEDS_ITSELF
+from ampcompare.results.analysis.summary import summarize
+from ampcompare.results.records.comparison import Comparison, NextStep
+from ampcompare.results.records.run import RunRecord
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.script import ScriptConfig
+from ampcompare.testing import make_comparison, make_record
+
+COMMANDS = {"compare": compare, "doctor": doctor, "explain": explain, "profile": profile}
+TYPED = "ampcompare compare --arm fp32 --arm half --seeds 0-2 --margin 0.5 -o r"
+FP32 = [500, 520, 490, 510, 505]
+OPEN = [510, 511, 503, 498, 517]
+
+
+@pytest.fixture
+def compared() -> Callable[..., Comparison]:
+    """Sum up fp32 and half over some seeds, with other values for half."""
+
+    def build(
+        correct: Sequence[int], command: str = TYPED, design: Design | None = None, device: str = "cuda:0", **half: Any
+    ) -> Comparison:
+        numbers = {"wall_seconds": 4.0, "start_seconds": 1.0}
+        records = [
+            make_record("fp32", seed, top1=FP32[seed] / 1000, device=device, **numbers) for seed in range(len(correct))
+        ]
+        records += [
+            make_record("half", seed, top1=right / 1000, device=device, **{**numbers, **half})
+            for seed, right in enumerate(correct)
+        ]
+        return summarize(records, arms=["fp32", "half"], reference="fp32", command=command, design=design)
+
+    return build
+
+
+def works(step: NextStep) -> bool:
+    """Parse a step with the command that it names; raises where click refuses it."""
+    program, name, *rest = shlex.split(step.command)
+    COMMANDS[name].make_context(name, rest)
+    return program == "ampcompare"
+
+
+def of_script(arm: str, seed: int, error: str, exit_code: int) -> RunRecord:
+    config = RunConfig(arm=arm, device="cpu", script=ScriptConfig(name="train.py", arguments=("-x", "{seed}")))
+    recipe = config.recipe.model_copy(update={"seed": seed})
+    return failed_script(config.model_copy(update={"recipe": recipe}), error, exit_code=exit_code)
+
+
+def test_a_script_that_failed_is_run_in_the_foreground(compared: Any) -> None:
+    """One that an arm refused is not: its message says what to do."""
+    records = [of_script("fp32", 0, "refused", 2), of_script("apex:O1", 0, "KeyError: 1", 3)]
+    comparison = make_comparison(records, arms=["fp32", "apex:O1"], command=TYPED)
+    assert [step.command for step in comparison.next_steps if "exec" in step.command] == [
+        "ampcompare exec --arm apex:O1 --seed 0 --device cpu train.py -x 0"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("source", "option"),
+    [
+        ('parser.add_argument("-s", "--seed", type=int)', "--seed"),
+        ("parser.add_argument('--manual_seed', default=1)", "--manual_seed"),
+        ("torch.manual_seed(1337)  # --seed is none of it", ""),
+    ],
+)
+def test_seeds_that_give_one_run_are_passed_on(compared: Any, tmp_path: Path, source: str, option: str) -> None:
+    """By the option that the script has; without one neither it nor more seeds, which are copies too, are advised."""
+    script = tmp_path / "train.py"
+    script.write_text(source)
+    comparison = compared([500])
+    records = [
+        record.model_copy(
+            update={"config": record.config.model_copy(update={"script": ScriptConfig(name=str(script))})}
+        )
+        for record in comparison.records
+    ]
+    copies = comparison.model_copy(
+        update={
+            "excluded": [f"x; {SEEDS_ITSELF}"], "order": ["fp32@0", "fp32@9"], "records": records,
+            "command": f"{TYPED} -- train.py",
+        }
+    )  # fmt: skip
+    commands = [step.command for step in next_steps(copies, 0.05)]
+    assert any(f"--seed-arg {option} -- train.py" in command for command in commands) == bool(option)
+    assert not any("--seeds" in command and "--seed-arg" not in command for command in commands)
+    assert SEEDS_ITSELF in headline(copies)[0]
+
+
+CASES: list[dict[str, Any]] = [
+    {"correct": [500]},
+    {"correct": OPEN[:3]},
+    {"correct": OPEN, "command": "ampcompare compare --seeds=0-4"},
+    {"correct": FP32, "device": "cpu", "half": "fp16 emulated"},
+    {"correct": FP32, "warmup_steps": 90},
+    {"correct": FP32, "status": "failed", "error": "e"},
+    {"correct": FP32, "status": "diverged"},
+    {"correct": FP32, "seconds": 0.005},
+    {"correct": OPEN, "design": Design(0.04, 0.0, look=1)},
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: ", ".join(case))
+def test_every_step_is_a_command_that_parses(compared: Any, case: dict[str, Any]) -> None:
+    comparison = compared(**case)
+    assert comparison.next_steps
+    assert all(works(step) and step.why for step in comparison.next_steps)
+    assert not any("--margin" in step.command and "--margin 0.5" not in step.command for step in comparison.next_steps)
+
+
+def test_the_time_of_more_seeds(compared: Any) -> None:
+    """Four more seeds of two arms of five seconds each are about 40 s."""
+    (step,) = compared([500]).next_steps
+    assert step == NextStep(command=TYPED.replace("0-2", "0-4"), why="for verdicts: 4 more seeds, about 40 s")
+
+
+def test_no_look_is_left(compared: Any) -> None:
+    """Where no look is left more seeds here cannot be tested, so other seeds are a new comparison elsewhere."""
+    (step, *_) = compared(OPEN, design=Design(0.04, 0.0, look=1)).next_steps
+    assert step.command == "ampcompare compare --arm fp32 --arm half --seeds 5-14 --margin 0.5 -o r-again"
+    assert step.why.startswith("no look is left at these runs")
+
+
+def test_an_untested_matrix_advises_no_seeds(compared: Any) -> None:
+    """While nothing was tested, nothing is known of how many seeds are needed."""
+    assert compared(OPEN, design=Design(0.0, 0.0)).next_steps == []
+
+
+@pytest.mark.parametrize("command", [""])
+def test_without_a_command_to_edit(compared: Any, command: str) -> None:
+    """From Python, or by another command, only what needs no command is advised."""
+    comparison = compared(FP32, command=command, status="failed", error="e")
+    assert [step.command for step in comparison.next_steps] == ["ampcompare doctor --for half"]
+    assert "cells/" in comparison.next_steps[0].why
+
+
+def test_automatic_seeds_are_not_replaced(compared: Any) -> None:
+    comparison = compared(OPEN, command="ampcompare compare --seeds auto")
+    assert not any("--seeds 0" in step.command for step in comparison.next_steps)
+
+
+def test_a_reference_that_diverged() -> None:
+    """A lower learning rate, in a run directory of its own."""
+    records = [make_record(arm, 0, status="diverged") for arm in ("fp32", "half")]
+    comparison = make_comparison(records, arms=["fp32", "half"], command=TYPED)
+    assert [step.command for step in comparison.next_steps] == [
+        "ampcompare compare --arm fp32 --arm half --seeds 0-2 --margin 0.5 -o r-lr-0.005 --lr 0.005"
+    ]
+    assert works(comparison.next_steps[0])
+
+
+def test_a_diverged_reference_comes_first() -> None:
+    """Where the reference itself diverged, its learning rate is the cause, and the next one is a usual one."""
+    records = [make_record("fp32", seed, status="diverged") for seed in range(3)]
+    config = records[0].config
+    optimizer = config.recipe.optimizer.model_copy(update={"lr": 1e30})
+    config = config.model_copy(update={"recipe": config.recipe.model_copy(update={"optimizer": optimizer})})
+    records[0] = records[0].model_copy(update={"config": config})
+    records += [make_record("half", seed, status="failed", error="overflow") for seed in range(3)]
+    first, second = make_comparison(records, arms=["fp32", "half"], command=TYPED).next_steps
+    assert "--lr 0.1 " in f"{first.command} "
+    assert second.command == "ampcompare doctor --for half"
+
+
+@pytest.mark.parametrize(("arm", "other"), [("half", "fp32"), ("fp32", "native:fp16")])
+def test_one_arm_gets_another(arm: str, other: str) -> None:
+    """A single arm is compared with fp32, and fp32 with the arm of torch."""
+    typed = f"ampcompare compare --arm {arm} -o r"
+    records = [make_record(arm, 0, device="cuda:0")]
+    (step,) = summarize(records, arms=[arm], reference=arm, command=typed).next_steps
+    assert step.command == f"{typed} --arm {other}"
+    assert works(step)
+
+
+def test_profile_takes_the_options_that_are_passed_on() -> None:
+    known = {name for parameter in profile.params for name in parameter.opts}
+    assert [name for name in OF_WORK if name not in known] == []

@@ -1,0 +1,100 @@
+"""The recommendation: what qualifies an arm, and when there is none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ampcompare.results.analysis.conclusions.headline import recommended_arms, use_sentence, why_none_recommended
+from ampcompare.results.analysis.conclusions.phrases import Quality
+from ampcompare.results.analysis.inference.criteria import Preference
+from ampcompare.results.analysis.summary import summarize
+from ampcompare.results.records.comparison import ArmSummary, Comparison
+from ampcompare.results.records.metric import TOP1
+from ampcompare.testing import make_comparison, make_record
+
+
+def _row(arm: str, accuracy: str = "", time: str = "", **values: Any) -> ArmSummary:
+    base = {"engine": None, "half": None, "lr": 0.1, "seeds": [0], "completed": 5, "diverged": 0, "failed": 0}
+    return ArmSummary(**{**base, "arm": arm, "accuracy_verdict": accuracy, "time_verdict": time, **values})
+
+
+REFERENCE = _row("fp32", peak_bytes=1000)
+EQUAL = "equivalent (±0.5)"
+
+
+def _use(*rows: ArmSummary, prefer: Preference = "time") -> str:
+    """Return what is said of the first of the recommended arms; "" if there is none."""
+    comparison = Comparison(
+        command="", reference="fp32", seeds=[0], arms=[REFERENCE, *rows], reading=[], records=[], prefer=prefer
+    )
+    fit = recommended_arms(rows, prefer, TOP1)
+    return use_sentence(fit[0], comparison, Quality(TOP1)) if fit else ""
+
+
+def test_the_fastest_that_keeps_the_accuracy() -> None:
+    """Of two faster arms the faster is recommended, with its reason."""
+    rows = [_row("a", EQUAL, "better", time_ratio=0.7), _row("b", EQUAL, "better", time_ratio=0.6)]
+    assert [row.arm for row in recommended_arms(rows, "time", TOP1)] == ["b", "a"]
+    assert _use(*rows) == "Use b: accuracy of fp32 kept (Δ +0.00 pp, within ±0.5), 0.60x its step time."
+
+
+@pytest.mark.parametrize("accuracy", ["worse", "diverged 1/5", "inconclusive (≤3 more seeds)", "not comparable (x)"])
+def test_speed_without_accuracy_recommends_nothing(accuracy: str) -> None:
+    """An arm that is not known to keep the accuracy is never recommended for its speed."""
+    row = _row("a", accuracy, "better", time_ratio=0.1)
+    assert recommended_arms([row], "time", TOP1) == []
+    assert list(why_none_recommended([row], "fp32", "time", TOP1)) == [
+        "No arm is recommended for time: none was shown to be non-inferior in accuracy to fp32."
+    ]
+
+
+@pytest.mark.parametrize("time", ["equivalent (±2 %)", "invalid measurement (load 3 on 2 cores)", "worse"])
+def test_a_time_that_is_not_known_recommends_nothing(time: str) -> None:
+    """A low ratio that the verdict does not bear out is no reason."""
+    row = _row("a", EQUAL, time, time_ratio=0.5)
+    assert recommended_arms([row], "time", TOP1) == []
+    assert list(why_none_recommended([row], "fp32", "time", TOP1)) == [
+        "No arm is recommended for time: none was shown to be both non-inferior in accuracy to fp32 and faster."
+    ]
+
+
+def test_memory_by_its_exact_difference() -> None:
+    """For memory an arm must keep the accuracy and save at least a twentieth of the peak."""
+    small = _row("a", EQUAL, peak_bytes=600, memory_difference=-400)
+    assert _use(small, prefer="memory").endswith("within ±0.5), 40 % less peak memory.")
+    same = _row("a", EQUAL, peak_bytes=990, memory_difference=-10)
+    assert recommended_arms([same], "memory", TOP1) == []
+    assert "5 % smaller in memory" in " ".join(why_none_recommended([same], "fp32", "memory", TOP1))
+
+
+def test_accuracy_needs_a_better_arm() -> None:
+    better = _row("a", "better", metric_difference=0.02, metric_difference_low=0.01, metric_difference_high=0.03)
+    assert _use(better, prefer="accuracy") == "Use a: better accuracy than fp32 (Δ +2.00 pp, +1.00 to +3.00)."
+    assert recommended_arms([_row("a", EQUAL)], "accuracy", TOP1) == []
+    assert list(why_none_recommended([_row("a", EQUAL)], "fp32", "accuracy", TOP1)) == [
+        "No arm is recommended for accuracy: no arm is better than fp32."
+    ]
+
+
+def test_the_averaged_weights_have_a_line_where_there_are_any() -> None:
+    """Means over the completed runs of each arm that kept an average; no line where none did."""
+    records = [make_record(seed=seed, ema_metric_final=share) for seed, share in ((0, 0.9), (1, 0.95))]
+    records.append(make_record("half", seed=0))
+    records.append(make_record("half", seed=1, status="diverged"))
+    said = make_comparison(records, arms=["fp32", "half"]).reading
+    assert "Top-1 of the averaged weights (EMA) after the last epoch: fp32 92.50 %." in said
+    plain = summarize(records[2:], arms=["half"], reference="half").reading
+    assert not [line for line in plain if "averaged" in line]
+
+
+def test_runs_that_ended_early_or_went_back_are_named() -> None:
+    """Arms of which some runs trained for fewer epochs, or not in one go, are named with their number."""
+    records = [make_record(seed=seed, ended="enough" if seed else None, rollbacks=[4]) for seed in (0, 1)]
+    records += [make_record("half", seed=seed) for seed in (0, 1)]
+    said = make_comparison(records, arms=["fp32", "half"]).reading
+    assert "Ended before the last epoch, as the recipe allows: fp32 1/2; the records say why." in said
+    assert "Rolled back to a good state: fp32 2/2; the records say at which steps." in said
+    plain = summarize(records[2:], arms=["half"], reference="half").reading
+    assert not [line for line in plain if "the records say" in line]

@@ -1,0 +1,172 @@
+"""Verdicts on the training loss over the last fifth of the steps: what is paired, tested, refused and said."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ampcompare.base.errors import ConfigError
+from ampcompare.results.analysis.effects.loss_tail import loss_evidence, tail_loss
+from ampcompare.results.analysis.gates import check_gates, parse_gate
+from ampcompare.results.analysis.inference.criteria import Criteria, criteria_of
+from ampcompare.results.analysis.inference.verdict import Design, verdicts_on
+from ampcompare.results.analysis.summary import summarize
+from ampcompare.results.records.comparison import Comparison
+from ampcompare.results.records.run import RunRecord
+from ampcompare.results.report.columns import columns, table_of, verdict_columns
+from ampcompare.results.report.overview import make_overview
+from ampcompare.testing import make_comparison, make_record
+
+REFERENCE = (2.0, 2.1, 1.9, 2.05, 1.95)
+
+
+def _compared(half: Sequence[float], reference: Sequence[float] = REFERENCE, **options: Any) -> Comparison:
+    terms = Criteria(loss_margin=options.pop("margin", 0.01))
+    records = [
+        make_record(arm, seed, loss_tail=loss, loss_tail_steps=20, **(options if arm == "half" else {}))
+        for arm, losses in (("fp32", reference), ("half", half))
+        for seed, loss in enumerate(losses)
+    ]
+    return summarize(records, arms=["fp32", "half"], reference="fp32", terms=terms)
+
+
+@pytest.mark.parametrize(
+    ("factors", "word"),
+    [
+        ([1.001, 0.999, 1.0005, 1.0, 0.9995], "equivalent (±1 %)"),
+        ([1.05, 1.049, 1.051, 1.05, 1.0505], "worse"),
+        ([0.95, 0.949, 0.951, 0.95, 0.9505], "better"),
+        ([1.0, 0.99, 0.985, 0.995, 1.002], "non-inferior (margin 1 %)"),
+        ([0.9, 1.1, 1.05, 0.95, 1.0], "inconclusive"),
+    ],
+)
+def test_a_relative_difference_of_losses_has_a_verdict(factors: list[float], word: str) -> None:
+    """The verdict is over seeds, on the ratio; a lower loss is better, and the mean difference is geometric."""
+    comparison = _compared([loss * factor for loss, factor in zip(REFERENCE, factors, strict=True)])
+    fp32, half = comparison.arms
+    assert str(half.loss).startswith(word)
+    assert half.loss.effect == pytest.approx(math.prod(factors) ** (1 / 5) - 1)
+    assert (half.loss.low or 0) < (half.loss.effect or 0) < (half.loss.high or 0)
+    assert (str(fp32.loss), fp32.loss.effect, fp32.loss_tail) == ("", None, pytest.approx(2.0))
+
+
+def test_the_margin_is_that_which_was_asked_for() -> None:
+    """A loss that is 5 % higher is equivalent at 10 %; the stored terms hold the margin."""
+    comparison = _compared([1.05 * loss for loss in REFERENCE], margin=0.1)
+    assert str(comparison.arms[1].loss) == "equivalent (±10 %)"
+    assert criteria_of(comparison).loss_margin == comparison.loss_margin == 0.1
+    with pytest.raises(ConfigError, match="the loss margin is 0"):
+        Criteria(loss_margin=0)
+
+
+def test_pairs_of_other_steps_or_without_a_ratio_are_not_compared() -> None:
+    """Other numbers of steps, a rollback and a loss of 0 or NaN have no verdict, and the reason."""
+    for options, losses, reason in (
+        ({"num_steps": 90, "ended": "early stop"}, REFERENCE, "no steps in common"),
+        ({"rollbacks": [40]}, REFERENCE, "no steps in common"),
+        ({}, (2.0, 2.0, 0.0, 2.0, 2.0), "not a number above 0"),
+        ({}, (2.0, 2.0, math.nan, 2.0, 2.0), "not a number above 0"),
+    ):
+        row = _compared(losses, **options).arms[1]
+        assert str(row.loss).startswith("not comparable (")
+        assert reason in str(row.loss)
+        assert row.loss.effect is None
+
+
+def test_runs_without_the_loss_have_neither_verdict_nor_column() -> None:
+    """Records of earlier versions say nothing of their tail, and no table has a column for it."""
+    records = [make_record(arm, seed) for arm in ("fp32", "half") for seed in range(3)]
+    comparison = make_comparison(records, arms=["fp32", "half"])
+    assert str(comparison.arms[1].loss) == ""
+    assert "tail loss" not in " ".join([*columns(comparison), *verdict_columns(comparison)])
+    assert not any("tail loss" in head for head in make_overview(comparison).heads)
+
+
+def test_equal_losses_are_identical_and_lost_seeds_make_it_conditional() -> None:
+    """What no test has to decide is said without one; a seed that diverged is named."""
+    same = _compared(REFERENCE, losses="fp32")
+    assert str(same.arms[1].loss) != "identical"
+    records = [make_record(arm, seed, losses=f"{seed}", loss_tail=2.0) for arm in ("fp32", "half") for seed in range(3)]
+    assert str(make_comparison(records, arms=["fp32", "half"]).arms[1].loss) == "identical"
+    lost = [*records[:5], make_record("half", 2, status="diverged", loss_tail=2.0)]
+    word = str(make_comparison(lost, arms=["fp32", "half"]).arms[1].loss)
+    assert word.startswith("diverged 1/3")
+
+
+def test_the_family_is_its_own() -> None:
+    """Four arms are tested by Holm among themselves: the least sure interval is wider than that of one arm."""
+    generator = np.random.default_rng(3)
+    arms = {}
+    for number in range(4):
+        factors = np.exp(0.004 * generator.normal(size=5))
+        pairs = [
+            (make_record("half", seed, loss_tail=loss * factor), make_record("fp32", seed, loss_tail=loss))
+            for seed, (loss, factor) in enumerate(zip(REFERENCE, factors.tolist(), strict=True))
+        ]
+        arms[f"{number}"] = loss_evidence([arm for arm, _ in pairs], pairs, Design())
+    together = verdicts_on(arms, Criteria().loss(), Design())
+    alone = {arm: verdicts_on({arm: its}, Criteria().loss(), Design())[arm] for arm, its in arms.items()}
+    confidence = [(together[arm].confidence or 0, alone[arm].confidence or 0) for arm in arms]
+    assert all(several >= one for several, one in confidence)
+    assert any(several > one for several, one in confidence)
+
+
+def test_a_pilot_gives_the_spread() -> None:
+    """Seeds that were added by a pilot's spread are tested with that spread and its degrees of freedom."""
+    pairs = [
+        (make_record("half", seed, loss_tail=loss * 1.001), make_record(seed=seed, loss_tail=loss))
+        for seed, loss in enumerate(REFERENCE)
+    ]
+    effect = tail_loss(pairs, frozenset({0, 1, 2})).effect
+    assert effect is not None
+    assert (effect.pairs, effect.freedom) == (5, 2)
+
+
+def test_seeds_and_not_steps_are_the_unit() -> None:
+    """Runs that scatter by 1 % as a whole are seldom called different, however many steps their means are over."""
+    generator = np.random.default_rng(0)
+    template, wrong = make_record(), 0
+    for _ in range(100):
+        pairs = []
+        for seed in range(3):
+            ours, theirs = np.exp(0.01 * generator.normal(size=2)).tolist()
+            pairs.append((_with_tail(template, seed, ours), _with_tail(template, seed, theirs)))
+        evidence = {"half": loss_evidence([arm for arm, _ in pairs], pairs, Design())}
+        word = str(verdicts_on(evidence, Criteria().loss(), Design())["half"])
+        wrong += word.startswith(("better", "worse"))
+    assert wrong <= 11
+
+
+def _with_tail(record: RunRecord, seed: int, loss: float) -> RunRecord:
+    summary = record.summary.model_copy(update={"loss_tail": loss, "losses_sha256": f"{loss}"})
+    recipe = record.config.recipe.model_copy(update={"seed": seed})
+    config = record.config.model_copy(update={"recipe": recipe})
+    return record.model_copy(update={"summary": summary, "config": config})
+
+
+def test_tables_and_gates_know_the_loss() -> None:
+    """The one table, the table of verdicts and `--fail-on` show it."""
+    comparison = _compared([1.05 * loss for loss in REFERENCE])
+    overview = make_overview(comparison)
+    place = overview.heads.index("Δ tail loss (%)")
+    assert [row[place].text for row in overview.rows] == ["-", "+5.00 worse"]
+    assert "tail loss" in columns(comparison)
+    rows = dict(
+        zip(verdict_columns(comparison), table_of(verdict_columns(comparison), comparison).texts[1], strict=True)
+    )
+    assert rows["tail loss verdict"] == "worse"
+    assert rows["Δ tail loss (%)"].startswith("+5.00 [")
+
+    gates = [parse_gate("tail-loss:worse"), parse_gate("tail-loss:non-inferior"), parse_gate("tail-loss:better")]
+    failures = {check.gate: check.failure for check in check_gates(gates, comparison)}
+    assert all(failures.values())
+    assert failures["tail-loss:worse"] == "tail-loss worse, and tail-loss:worse fails"
+    older = _compared(REFERENCE)
+    baseline = older.model_copy(update={"arms": older.arms[:1]})
+    assert [check.arm for check in check_gates([parse_gate("tail-loss:worse")], comparison, baseline)][:1] == ["fp32"]
+    with pytest.raises(ConfigError, match="has verdicts only"):
+        parse_gate("tail-loss>1")

@@ -1,0 +1,205 @@
+"""Step times over timing rounds, and what tables show of a time that is invalid."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ampcompare.results.analysis.effects.step_time import ratio_of, rounds_sentence, step_times, time_evidence
+from ampcompare.results.analysis.inference.criteria import Criteria
+from ampcompare.results.analysis.inference.verdict import Design, Evidence, verdicts_on
+from ampcompare.results.analysis.summary import summarize
+from ampcompare.results.records.comparison import ArmSummary, Comparison
+from ampcompare.results.records.run import RunRecord, SystemReadings, TimingRound
+from ampcompare.results.report.base import FORMATS
+from ampcompare.results.report.columns import columns, table_of, verdict_columns
+from ampcompare.results.report.terminal import Terminal
+from ampcompare.testing import make_comparison, make_record
+
+GOOD = {"timed_steps": 60, "outlier_share": 0.01, "cpu_share": 0.99, "load_average": 1.0, "cores": 2}
+
+
+def _timed(record: RunRecord, seconds: Sequence[float], numbers: Sequence[int] | None = None, **bad: Any) -> RunRecord:
+    """Return a record with timing rounds of these median step times; `bad` readings are those of the last."""
+    rounds = [
+        TimingRound(number=number, step_seconds_median=value, readings=SystemReadings(**GOOD))
+        for number, value in zip(numbers or range(1, len(seconds) + 1), seconds, strict=True)
+    ]
+    rounds[-1] = rounds[-1].model_copy(update={"readings": SystemReadings.model_validate({**GOOD, **bad})})
+    return record.model_copy(update={"timing_rounds": rounds})
+
+
+def _with_load(record: RunRecord, load: float) -> RunRecord:
+    return record.model_copy(update={"readings": SystemReadings.model_validate({**GOOD, "load_average": load})})
+
+
+def _ratio(times: Evidence) -> float:
+    assert times.mean is not None
+    return ratio_of(-times.mean)
+
+
+def test_rounds_replace_the_times_of_runs() -> None:
+    """Where both cells have rounds, their ratio counts over the rounds; those of a seed are one pair."""
+    fp32 = _timed(make_record(seconds=0.01), [0.010, 0.020, 0.040])
+    half = _timed(make_record("half", seconds=0.03), [0.005, 0.010, 0.080])
+    times = step_times([(half, fp32)])
+    assert _ratio(times) == pytest.approx(2 ** (-1 / 3))
+    assert times.effect is not None
+    assert times.effect.pairs == 1
+
+
+@pytest.mark.usefixtures("quick_verdicts")
+def test_rounds_are_no_seeds() -> None:
+    """What a seed does to an arm is in all of its rounds: of seeds that scatter by 2 %, few comparisons are decided."""
+    generator = np.random.default_rng(0)
+    cells = [(make_record("half", seed=seed), make_record(seed=seed)) for seed in range(3)]
+    winners = 0
+    for _ in range(100):
+        pairs = []
+        for half, fp32 in cells:
+            own = 0.02 * generator.normal(size=2)
+            times = 0.01 * np.exp(own[:, None] + 0.002 * generator.normal(size=(2, 5)))
+            pairs.append((_timed(half, times[0].tolist()), _timed(fp32, times[1].tolist())))
+        times_of_arm = step_times(pairs)
+        assert times_of_arm.effect is not None
+        assert (times_of_arm.effect.pairs, times_of_arm.effect.freedom) == (3, 2)
+        records = [arm for arm, _ in pairs]
+        verdict = verdicts_on({"half": time_evidence(records, pairs)}, Criteria().time(), Design())["half"]
+        winners += str(verdict) in ("better", "worse")
+    assert winners <= 10
+
+
+def test_one_seed_gives_no_winner_in_time() -> None:
+    fp32, half = _timed(make_record(), [0.010] * 9), _timed(make_record("half"), [0.005] * 9)
+    verdict = verdicts_on({"half": time_evidence([half], [(half, fp32)])}, Criteria().time(), Design())["half"]
+    assert str(verdict) == "inconclusive (fewer than 3 seeds)"
+
+
+def test_rounds_are_paired_by_their_number() -> None:
+    """A round that one cell lacks is no pair, and with no round in common the runs themselves are compared."""
+    fp32 = _timed(make_record(seconds=0.01), [0.010, 0.020], [1, 2])
+    half = _timed(make_record("half", seconds=0.03), [0.010, 0.005], [2, 3])
+    times = step_times([(half, fp32)])
+    assert times.effect is not None
+    assert (times.effect.pairs, _ratio(times)) == (1, pytest.approx(0.5))
+    without_a_time = _timed(half, [0.010, 0.0], [2, 3])
+    assert _ratio(step_times([(without_a_time, fp32)])) == pytest.approx(0.5)
+    alone = step_times([(_timed(half, [0.1], [4]), fp32)])
+    assert _ratio(alone) == pytest.approx(3)
+
+
+def test_an_invalid_round_is_left_out() -> None:
+    fp32 = _timed(make_record(), [0.01] * 4)
+    half = _timed(make_record("half"), [0.01, 0.01, 0.01, 0.09], load_average=9.0)
+    times = step_times([(half, fp32)])
+    assert times.effect is not None
+    assert (times.effect.pairs, _ratio(times)) == (1, pytest.approx(1))
+    broken = _timed(make_record("half"), [0.09], load_average=9.0)
+    assert (
+        str(step_times([(broken, _timed(make_record(), [0.01]))]).untested)
+        == "invalid measurement (load 9.0 on 2 cores)"
+    )
+
+
+def test_the_report_says_what_was_compared() -> None:
+    """The reading says that times are from rounds, and of how many; without any it says nothing."""
+    records = [_timed(make_record(), [0.01] * 2), _timed(make_record("half"), [0.01] * 3)]
+    assert rounds_sentence([make_record()]) == ""
+    assert rounds_sentence(records) == (
+        "Step times are compared over timing rounds (2 to 3 of each cell), in which arms take turns, not over runs; "
+        "the rounds of a seed count as one pair."
+    )
+    assert rounds_sentence(records) in make_comparison(records, arms=["fp32", "half"]).reading
+
+
+def test_an_invalid_time_is_not_shown_as_a_result() -> None:
+    """No table and no line prints the ratio or the throughput of an invalid measurement; the record keeps them."""
+    records = [make_record(seed=seed, samples_per_second=6400.0) for seed in range(3)]
+    records += [
+        _with_load(make_record("half", seed, seconds=0.05, samples_per_second=1280.0), 9.0) for seed in range(3)
+    ]
+    comparison = make_comparison(records, arms=["fp32", "half"])
+    fp32, half = comparison.arms
+    assert str(half.time) == "invalid measurement (load 9.0 on 2 cores)"
+    shown = columns(comparison)
+    for row, cells in ((half, ["-", "-"]), (fp32, ["6,400", "1.00"])):
+        assert [shown[name].cell(row, comparison).text for name in ("samples/s", "rel. time")] == cells
+    assert verdict_columns(comparison)["rel. time"].cell(half, comparison).text == "-"
+    assert "its step time" not in str(comparison)
+    assert (half.invalid_time, half.time.effect) == ("load 9.0 on 2 cores", pytest.approx(5))
+    valid = summarize([*records[:3], *(make_record("half", seed, seconds=0.05) for seed in range(3))],
+                      arms=["fp32", "half"], reference="fp32")  # fmt: skip
+    assert columns(comparison)["rel. time"].cell(valid.arms[1], comparison).text == "5.00"
+    assert "5.00x its step time" in str(valid)
+
+
+@pytest.fixture
+def unpaired() -> Comparison:
+    """Two arms with three valid times each, of which two are those of unlike seeds, so that one pair is left."""
+    records = []
+    for seed in range(5):
+        for arm, loads, seconds in (("fp32", (9, 9, 1, 1, 1), 0.0101), ("half", (1, 1, 1, 9, 9), 0.0205)):
+            record = make_record(arm, seed, seconds=seconds, samples_per_second=3210.0, epoch_seconds=7.89)
+            records.append(_with_load(record, loads[seed]))
+    return make_comparison(records, arms=["fp32", "half"])
+
+
+@pytest.mark.parametrize("name", ["table", "md", "latex", "html"])
+def test_no_format_shows_an_invalid_time(name: str, unpaired: Comparison) -> None:
+    """An arm whose pairs are invalid shows a word in place of its step time, throughput and time of an epoch."""
+    assert str(unpaired.arms[1].time).startswith("invalid measurement")
+    shown = dict(zip(columns(unpaired), table_of(columns(unpaired), unpaired).texts[1], strict=True))
+    assert (shown["step (ms)"], shown["epoch (s)"], shown["samples/s"]) == ("invalid", "invalid", "-")
+    reporter = Terminal(details=True) if name == "table" else FORMATS[name].reporter()
+    text = reporter.render(unpaired)
+    rows = text.partition('id="runs"')[0]  # a run whose own time is valid shows it there
+    assert "10.1" in rows
+    assert not re.search(r"\b20\.5(?![\d%])", rows)
+
+
+def test_a_run_with_an_invalid_time_has_none_in_the_csv(unpaired: Comparison) -> None:
+    """Its line says why instead; the JSON keeps the number and the reason."""
+    lines = list(csv.DictReader(io.StringIO(FORMATS["csv"].reporter().render(unpaired))))
+    slow = [line for line in lines if line["invalid_time"]]
+    assert {(line["arm"], line["seed"]) for line in slow} == {
+        ("fp32", "0"),
+        ("fp32", "1"),
+        ("half", "3"),
+        ("half", "4"),
+    }
+    assert {line[name] for line in slow for name in ("step_seconds_median", "samples_per_second", "epoch_seconds")} == {
+        ""
+    }
+    assert {line["step_seconds_median"] for line in lines if not line["invalid_time"]} == {"0.0101", "0.0205"}
+    half = json.loads(FORMATS["json"].reporter().render(unpaired))["arms"][1]
+    assert (half["step_seconds_median"], half["invalid_time"]) == (pytest.approx(0.0205), "load 9.0 on 2 cores")
+
+
+def test_older_reports_agree_on_invalid_times(unpaired: Comparison) -> None:
+    """A row of a report that calls only the pairs invalid is read as one whose time is invalid."""
+    row = unpaired.arms[1].model_dump() | {"invalid_time": ""}
+    assert ArmSummary.model_validate(row).invalid_time == "load 9.0 on 2 cores"
+
+
+def test_means_of_times_leave_invalid_runs_out() -> None:
+    """An arm whose times count has the mean over the runs whose times do."""
+    records = [
+        _with_load(make_record(seed=seed, seconds=seconds), load)
+        for seed, (load, seconds) in enumerate([(1, 0.01), (1, 0.01), (1, 0.01), (9, 0.05)])
+    ]
+    row = make_comparison(records, arms=["fp32"]).arms[0]
+    assert (row.invalid_time, row.step_seconds_median) == ("", pytest.approx(0.01))
+
+
+def test_three_valid_runs_keep_the_throughput() -> None:
+    """An arm with one invalid run among four keeps its throughput, as its verdict is from the three others."""
+    records = [_with_load(make_record(seed=seed), load) for seed, load in enumerate([0.5, 0.5, 0.5, 9.0])]
+    row = make_comparison(records, arms=["fp32"]).arms[0]
+    assert row.invalid_time == ""

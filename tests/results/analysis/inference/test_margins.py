@@ -1,0 +1,158 @@
+"""Margins: how they are read, what they give for a reference, and that tests at a computed margin keep their level."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ampcompare.base.errors import ConfigError
+from ampcompare.results.analysis.inference.criteria import (
+    Criteria,
+    MarginRule,
+    margin_error,
+    parse_margin,
+    resolve_margin,
+)
+from ampcompare.results.analysis.inference.effect import paired_effect
+from ampcompare.results.analysis.inference.verdict import Margin, decide
+from ampcompare.results.analysis.results_table import judge, read_table
+from ampcompare.results.records.comparison import Comparison
+from ampcompare.results.records.run import RunRecord
+from ampcompare.results.report.comparison import verdict_legend
+from ampcompare.testing import make_comparison, make_record
+
+SPREAD = [97.0, 96.8, 97.2, 96.9, 97.1]
+
+
+@pytest.mark.parametrize(
+    ("given", "rule", "value"),
+    [
+        (0.5, MarginRule("points", 0.5), 0.5),
+        (2, MarginRule("points", 2.0), 2.0),
+        ("0.5", MarginRule("points", 0.5), 0.5),
+        (" .5 PP ", MarginRule("points", 0.5, "pp"), "0.5pp"),
+        ("10%", MarginRule("errors", 10), "10%"),
+        ("2.5 %", MarginRule("errors", 2.5), "2.5%"),
+        ("2sd", MarginRule("sd", 2), "2sd"),
+        ("auto", MarginRule("auto"), "auto"),
+    ],
+)
+def test_rules_are_read(given: float | str, rule: MarginRule, value: float | str) -> None:
+    """Numbers are points; texts have a unit. Criteria keep one form of each."""
+    assert parse_margin(given) == rule
+    assert Criteria(margin=given).margin == value
+
+
+@pytest.mark.parametrize("given", [0, -1, float("nan"), float("inf"), "0", "-1", "nan", "0%", "101%", "2 sds", "", "%"])
+def test_what_is_no_margin(given: float | str) -> None:
+    """A margin that cannot be read or is not above 0 is refused, with what was given and what can be."""
+    with pytest.raises(ConfigError, match=r"the margin is .*(10% |more than all errors)"):
+        Criteria(margin=given)
+
+
+@pytest.mark.parametrize(
+    ("margin", "accuracies", "points", "reason"),
+    [
+        ("auto", [76.1], 0.5, "less than 10 % of the errors of fp32, 23.90 %"),
+        ("auto", SPREAD, 0.3, "10 % of the errors of fp32, 3.00 %"),
+        ("auto", [96.86], 0.31, "10 % of the errors of fp32, 3.14 %"),
+        ("auto", [99.9], 0.028, "the least difference there can be; 10 % of the errors of fp32, 0.10 %, would be less"),
+        ("auto", [], 0.5, "auto, until fp32 has completed a run"),
+        ("20%", SPREAD, 0.6, "20 % of the errors of fp32, 3.00 %"),
+        ("2sd", SPREAD, 0.2, "2 sd over seeds of 0.1, at least, by 5 runs of fp32"),
+        ("2sd", SPREAD[:2], 0.5, "2sd, until fp32 has completed 3 runs that show a spread"),
+        (0.5, SPREAD, 0.5, "3.2 sd of fp32 over seeds"),
+        (0.123, [97.0], 0.123, ""),
+    ],
+)  # fmt: skip
+def test_what_a_rule_gives(margin: float | str, accuracies: list[float], points: float, reason: str) -> None:
+    """Points to two digits, rounded down, not below the resolution of the validation set, with the reason."""
+    found = resolve_margin(parse_margin(margin), accuracies, resolution=100 / 3600, reference="fp32")
+    assert (found.points, found.reason) == (points, reason)
+
+
+def test_a_known_standard_deviation_is_taken_as_it_is() -> None:
+    """One that was published for the network has no lower limit."""
+    found = resolve_margin(parse_margin("2sd"), [76.0], resolution=0.01, reference="fp32", sd=0.16)
+    assert (found.points, found.reason) == (0.32, "2 sd over seeds of 0.16, known")
+
+
+def _level(margin: float, errors: float, sd: float, correlation: float, count: int, rule: str = "auto") -> float:
+    """Return in how many of 1000 comparisons an arm that is worse by exactly the margin is called non-inferior."""
+    chance = np.random.default_rng(count)
+    common, own = chance.standard_normal((2, 1000, count))
+    reference = 100 - errors + sd * common
+    arm = 100 - errors - margin + sd * (correlation * common + np.sqrt(1 - correlation**2) * own)
+    wrong = 0
+    for a, r in zip(arm / 100, reference / 100, strict=True):
+        found = resolve_margin(parse_margin(rule), [100 * x for x in r], resolution=1e-4, reference="fp32")
+        effect = replace(paired_effect(a, r, 1e-9), margin_error=margin_error(a, r, found.error_share))
+        # Not rounded down, which would hide a test that errs too often.
+        exact = found.error_share * (1 - float(np.mean(r))) or found.points / 100
+        (verdict,) = decide([effect], Margin(exact, "exact"))
+        wrong += str(verdict).startswith(("non-inferior", "equivalent", "better"))
+    return wrong / 1000
+
+
+@pytest.mark.integration
+@pytest.mark.usefixtures("quick_verdicts")
+@pytest.mark.parametrize("correlation", [0.0, 0.99])
+@pytest.mark.parametrize(
+    ("rule", "margin", "errors", "sd"),
+    [("auto", 0.3, 3.0, 0.2), ("50%", 1.5, 3.0, 0.2), ("auto", 0.5, 5.0, 0.5), ("2sd", 0.4, 3.0, 0.2)],
+)
+def test_tests_at_a_computed_margin_keep_their_level(
+    rule: str, margin: float, errors: float, sd: float, correlation: float
+) -> None:
+    """A margin that is computed from the reference's runs is random, and false words stay at 5 %: at most 7.1 % of 1000
+    are allowed here for chance. Taken as known, the same margins err in up to 33 % (errors) and 45 % (deviations).
+    """
+    assert _level(margin, errors, sd, correlation, 5, rule) <= 0.071
+
+
+def _runs(arm: str, top1: list[float]) -> list[RunRecord]:
+    return [make_record(arm, seed, top1=share) for seed, share in enumerate(top1)]
+
+
+def _compare(margin: float | str) -> Comparison:
+    records = _runs("fp32", [0.970, 0.968, 0.972, 0.969, 0.971])
+    records += _runs("half", [0.967, 0.965, 0.970, 0.966, 0.968])
+    return make_comparison(records, arms=["fp32", "half"], margin=margin)
+
+
+def test_the_default_margin_follows_the_errors() -> None:
+    """At 97 %, 0.28 points are a tenth of the errors: equivalent by half a point, and worse by default."""
+    wide, narrow = _compare(0.5), _compare("auto")
+    assert str(wide.arms[1].quality) == "equivalent (±0.5)"
+    assert str(narrow.arms[1].quality) == "worse"
+    assert (narrow.margin, narrow.margin_rule, wide.margin_rule) == (0.3, "auto", "0.5")
+    assert "0.3 points of accuracy (auto: 10 % of the errors of fp32, 3.00 %)" in verdict_legend(narrow)
+    assert "0.5 points of accuracy (3.2 sd of fp32 over seeds)" in verdict_legend(wide)
+
+
+def test_a_computed_margin_stands_in_the_verdict() -> None:
+    assert str(_compare("30%").arms[1].quality) == "equivalent (±0.9)"
+
+
+def test_a_table_has_the_same_rules() -> None:
+    """`judge` takes the errors of the reference's runs, and a published standard deviation."""
+    lines = [
+        f"{arm},{seed},{value + shift}"
+        for arm, shift in (("fp32", 0), ("half", -0.02))
+        for seed, value in enumerate(SPREAD)
+    ]
+    table = read_table("arm,seed,accuracy\n" + "\n".join(lines))
+    by_errors = judge(table, terms=Criteria(margin="10%"))
+    assert str(by_errors.arms[1].quality) == "equivalent (±0.28)"  # of at least 2.85 % errors
+    assert judge(table, terms=Criteria(margin="2sd"), sd=0.16).margin == 0.32
+
+
+def test_old_plans_hold_points(tmp_path: Path) -> None:
+    """A number in a plan is a number of points, as it was before there were rules."""
+    from pydantic import TypeAdapter
+
+    terms = TypeAdapter(Criteria).validate_python({"margin": 0.5, "time_margin": 0.02, "prefer": "time", "tag": ""})
+    assert terms.rule == MarginRule("points", 0.5)

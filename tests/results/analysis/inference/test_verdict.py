@@ -1,0 +1,278 @@
+"""Effects, tests, and the fixed words: against scipy's own tests, published tables and simulation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from scipy import stats
+
+from ampcompare.results.analysis.inference.effect import (
+    MIN_PAIRS,
+    Effect,
+    interval,
+    min_resolvable_spread,
+    p_values,
+    paired_effect,
+    unpaired_effect,
+    wilson,
+)
+from ampcompare.results.analysis.inference.sample_size import pairs_needed
+from ampcompare.results.analysis.inference.verdict import Margin, decide
+from ampcompare.results.records.verdict import Verdict
+
+FLOOR = 1e-9
+POINT = Margin(0.5, "0.5")
+SAMPLES = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=3, max_size=12)
+
+
+def _words(effects: list[Effect], margin: Margin) -> list[str]:
+    return [str(verdict) for verdict in decide(effects, margin)]
+
+
+def test_interval_by_hand() -> None:
+    """Differences 1, 2, 3, 4 have mean 2.5 and the 95 % interval 2.5 -+ 3.182446 * 1.290994 / 2."""
+    effect = paired_effect([11, 12, 13, 14], [10, 10, 10, 10], FLOOR)
+    bounds = interval(effect)
+    assert (effect.mean, effect.pairs) == (2.5, 4)
+    half = 3.182446305 * 1.290994449 / 2
+    assert bounds == pytest.approx((2.5 - half, 2.5 + half), abs=1e-8)
+
+
+@given(SAMPLES, st.sampled_from([0.9, 0.95, 0.99375]))
+def test_paired_effect_is_that_of_scipy(pairs: list[tuple[float, float]], confidence: float) -> None:
+    """Interval and all three p values equal those of `ttest_rel` and of shifted one-sample t tests."""
+    arm, reference = map(list, zip(*pairs, strict=True))
+    differences = np.subtract(arm, reference)
+    assume(np.ptp(differences) > 1e-6)
+    effect = paired_effect(arm, reference, FLOOR)
+    assert interval(effect, confidence) == pytest.approx(
+        tuple(stats.ttest_rel(arm, reference).confidence_interval(confidence)), rel=1e-9, abs=1e-12
+    )
+    p = p_values(effect, 0.1)
+    lower = stats.ttest_1samp(differences, -0.1, alternative="greater").pvalue
+    upper = stats.ttest_1samp(differences, 0.1, alternative="less").pvalue
+    assert p.different == pytest.approx(stats.ttest_rel(arm, reference).pvalue, abs=1e-9)
+    assert p.non_inferior == pytest.approx(lower, abs=1e-9)
+    assert p.equivalent == pytest.approx(max(lower, upper), abs=1e-9)
+
+
+@given(SAMPLES)
+def test_unpaired_effect_is_welchs(pairs: list[tuple[float, float]]) -> None:
+    """Samples of unequal size and spread give the p value and freedom of Welch's test."""
+    arm, reference = [a for a, _ in pairs], [b for _, b in pairs][:-1]
+    assume(np.ptp(arm) > 1e-3)
+    assume(np.ptp(reference) > 1e-3)
+    effect = unpaired_effect(arm, reference, FLOOR)
+    welch = stats.ttest_ind(arm, reference, equal_var=False)
+    assert p_values(effect, 1).different == pytest.approx(welch.pvalue, abs=1e-9)
+    assert effect.freedom == pytest.approx(welch.df)
+
+
+@pytest.mark.parametrize("pairs", range(1, MIN_PAIRS))
+def test_too_few_pairs_give_no_interval_and_no_winner(pairs: int) -> None:
+    """Below three pairs there is an estimate and nothing else, however large the difference."""
+    effect = paired_effect([0.9] * pairs, [0.1] * pairs, FLOOR)
+    assert interval(effect) is None
+    assert str(decide([effect], POINT)[0]) == "inconclusive (fewer than 3 seeds)"
+
+
+def test_equal_counts_are_not_taken_for_certainty() -> None:
+    """Three seeds that agree to the last of 360 images have the spread of the counting, not none."""
+    effect = paired_effect([0.5, 0.6, 0.7], [0.5, 0.6, 0.7], min_resolvable_spread(360))
+    bounds = interval(effect)
+    assert bounds is not None
+    assert bounds[0] < 0 < bounds[1]
+    assert _words([effect], Margin(0.005, "0.5")) == ["equivalent (±0.5)"]
+    assert _words([effect], Margin(0.0005, "0.05"))[0].startswith("inconclusive")
+
+
+def test_one_image_in_every_seed_is_no_winner() -> None:
+    """Three seeds that all differ by the same one image of 360 are too little to name a winner."""
+    effect = paired_effect([0.5 + 1 / 360] * 3, [0.5] * 3, min_resolvable_spread(360))
+    assert "better" not in _words([effect], Margin(0.0001, "0.01"))
+
+
+def test_count_floor_is_the_spread_of_rounding() -> None:
+    """Rounding two accuracies to counts adds the floor's spread, and no more."""
+    generator = np.random.default_rng(1)
+    values = generator.uniform(0.3, 0.9, (2, 200_000))
+    rounded = np.round(values * 360) / 360
+    assert np.std((rounded - values)[0] - (rounded - values)[1]) == pytest.approx(min_resolvable_spread(360), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("differences", "word"),
+    [
+        ([0.1, 0.0, -0.1, 0.05, -0.05], "equivalent (±0.5)"),
+        ([2.0, 2.2, 1.9, 2.1, 2.0], "better"),
+        ([-2.0, -2.2, -1.9, -2.1, -2.0], "worse"),
+        ([1.0, 0.2, 1.4, -0.1, 0.6], "non-inferior (margin 0.5)"),
+        ([3.0, -3.0, 2.0, -2.0, 0.5], "inconclusive (≤610 more seeds)"),
+    ],
+)
+def test_each_word(differences: list[float], word: str) -> None:
+    """Each pattern of differences in points gets its fixed word at a margin of half a point."""
+    assert _words([paired_effect(differences, [0.0] * 5, FLOOR)], POINT) == [word]
+
+
+def test_a_practical_margin_names_no_small_winner() -> None:
+    """A difference that is sure but inside a practical margin is neither better nor worse."""
+    effect = Effect(0.4, 0.1, 0.1, 20, 21)
+    assert _words([effect], Margin(0.5, "0.5"))[0] == "better"
+    assert _words([effect], Margin(0.5, "0.5", practical=True))[0] == "non-inferior (margin 0.5)"
+
+
+def test_what_is_missing_stays_empty() -> None:
+    """An arm without an effect has no verdict, and does not count among the tests of the others."""
+    effect = paired_effect([1.0, 1.2, 0.9], [0.0, 0.0, 0.0], FLOOR)
+    assert decide([None, effect, None], POINT) == [Verdict(), *decide([effect], POINT), Verdict()]
+
+
+def test_holm_by_hand() -> None:
+    """The smallest p value is tested at a third of 5 %, the next at a half, the last at all, up to a failure."""
+    sharp, clear, open_ = (Effect(mean, 1.0, 0.4, 8, 9) for mean in (2.0, 1.35, 0.95))
+    levels = [
+        round(1 - (verdict.confidence or 0), 6) for verdict in decide([open_, sharp, clear], Margin(0.01, "0.01"))
+    ]
+    assert levels == [0.05, round(0.05 / 3, 6), 0.025]
+    p = [p_values(effect, 0.01).different for effect in (sharp, clear, open_)]
+    assert p[0] < 0.05 / 3
+    assert p[1] < 0.05 / 2
+    assert p[2] < 0.05
+    halted = decide([open_, Effect(-0.9, 1.0, 0.4, 8, 9)], Margin(0.01, "0.01"))
+    assert str(halted[1]).startswith("inconclusive")
+    assert halted[1].confidence == pytest.approx(0.975)
+
+
+@given(
+    st.lists(st.tuples(st.floats(-4, 4), st.floats(0.01, 3), st.integers(3, 12)), min_size=1, max_size=9), st.booleans()
+)
+def test_word_and_interval_agree(arms: list[tuple[float, float, int]], practical: bool) -> None:
+    """Whatever the effects and however many arms, the printed interval says what the word says."""
+    effects = [Effect(mean, spread, spread / n**0.5, n - 1, n) for mean, spread, n in arms]
+    for effect, verdict in zip(effects, decide(effects, Margin(0.5, "0.5", practical)), strict=True):
+        _check_agreement(effect, verdict, 0.5, practical)
+
+
+@pytest.mark.usefixtures("quick_verdicts")
+@pytest.mark.parametrize("arms", range(1, 10))
+def test_word_and_interval_agree_in_counts(arms: int) -> None:
+    """So they do for counts of 360 images, where many differences are equal, and every word occurs."""
+    generator = np.random.default_rng(arms)
+    words = set()
+    for shift, spread, pairs in [(0, 1, 3), (-2, 2, 3), (1, 4, 5), (-3, 2, 5), (0, 1, 10), (4, 3, 10)] * 8:
+        counts = np.round(generator.normal(340, 2, pairs) + generator.normal(shift, spread, (arms, pairs))) / 360
+        effects = [paired_effect(list(row), [340 / 360] * pairs, min_resolvable_spread(360)) for row in counts]
+        for effect, verdict in zip(effects, decide(effects, Margin(0.005, "0.5")), strict=True):
+            _check_agreement(effect, verdict, 0.005, practical=False)
+            words.add(str(verdict).partition(" (")[0])
+    assert {"better", "worse", "inconclusive"} <= words
+
+
+def _check_agreement(effect: Effect, verdict: Verdict, margin: float, practical: bool) -> None:
+    low, high, word = verdict.low, verdict.high, str(verdict).partition(" (")[0]
+    assert low is not None
+    assert high is not None
+    assert verdict.confidence is not None
+    assert interval(effect, verdict.confidence) == (low, high)
+    inside, above, differs = low > -margin and high < margin, low > -margin, low > 0 or high < 0
+    matters = not practical or abs(effect.mean) > margin
+    assert {
+        "equivalent": inside,
+        "better": low > 0 and matters and not inside,
+        "worse": high < 0 and matters and not inside,
+        "non-inferior": above,
+        "inconclusive": not above and not inside and not (differs and matters),
+    }[word]
+
+
+@pytest.mark.parametrize(("error", "word"), [(0.05, "worse"), (0.07, "inconclusive")])
+def test_worse_is_not_inside_the_margin(error: float, word: str) -> None:
+    """Among seven bad arms, the claim of no difference goes a step further than that of equivalence.
+
+    At 95 % the interval is inside the margin. At the stricter level of equivalence it is not, and leaves 0 out or not.
+    """
+    bad = [Effect(-5, 0.1, 0.05, 4, 5)] * 7
+    effect = Effect(-0.3, error * 5**0.5, error, 4, 5)
+    low, high = interval(effect, 0.95) or (0, 0)
+    assert low > -0.5
+    assert high < 0
+    verdict = decide([effect, *bad], Margin(0.5, "0.5"))[0]
+    assert str(verdict).startswith(word)
+    assert verdict.low is not None
+    assert verdict.low < -0.5
+
+
+def test_the_level_of_a_one_sided_test() -> None:
+    """Equivalent and non-inferior have the 90 % interval, better and worse the 95 % one, all by scipy."""
+    for differences, confidence in (
+        ([0.1, 0.0, -0.1, 0.05, -0.05], 0.9),
+        ([1.0, 0.2, 1.4, -0.1, 0.6], 0.9),
+        ([2.0, 2.2, 1.9, 2.1, 2.0], 0.95),
+        ([-2.0, -2.2, -1.9, -2.1, -2.0], 0.95),
+        ([3.0, -3.0, 2.0, -2.0, 0.5], 0.95),
+    ):
+        verdict = decide([paired_effect(differences, [0.0] * 5, FLOOR)], POINT)[0]
+        assert verdict.confidence == pytest.approx(confidence)
+        expected = stats.ttest_1samp(differences, 0).confidence_interval(confidence)
+        assert (verdict.low, verdict.high) == pytest.approx(tuple(expected))
+
+
+def test_many_arms_make_a_winner_harder() -> None:
+    """A difference that alone is significant is not so among twenty arms that show none."""
+    edge = Effect(1.0, 1.0, 0.36, 8, 9)
+    nothing = Effect(0.0, 9.0, 3.0, 8, 9)
+    assert _words([edge], POINT) == ["better"]
+    assert _words([edge, *[nothing] * 19], POINT)[0] != "better"
+
+
+@pytest.mark.parametrize(
+    ("sd", "needed"), [(0.15, {0.1: 16, 0.2: 6, 0.3: 4, 0.5: 3}), (0.2, {0.1: 27, 0.2: 8, 0.3: 5, 0.5: 3})]
+)
+def test_pairs_needed_are_those_of_the_tables(sd: float, needed: dict[float, int]) -> None:
+    """One-sided tests at 5 % with power 80 % need the known numbers of pairs."""
+    assert {margin: pairs_needed(sd, margin, 0.05) for margin in needed} == needed
+
+
+def test_pairs_needed_reach_their_power() -> None:
+    """Simulated, the promised number of pairs finds the difference about four times in five, one fewer less."""
+    generator = np.random.default_rng(0)
+    count = pairs_needed(1.0, 1.5, 0.05)
+    for pairs, holds in ((count, True), (count - 1, False)):
+        samples = generator.normal(1.5, 1.0, (20_000, pairs))
+        found = stats.ttest_1samp(samples, 0, axis=1, alternative="greater").pvalue < 0.05
+        assert (found.mean() > 0.8 - 0.01) == holds
+
+
+def test_pairs_needed_end_somewhere() -> None:
+    """A difference of next to nothing asks for the largest number there is, not for a search without end."""
+    assert pairs_needed(1.0, 1e-9, 0.05) == 10_000
+    assert pairs_needed(1e-9, 1.0, 0.05) == 2
+
+
+@pytest.mark.usefixtures("quick_verdicts")
+@pytest.mark.parametrize("arms", [1, 4])
+def test_equal_arms_win_at_most_one_time_in_twenty(arms: int) -> None:
+    """Over simulated comparisons of equal arms, any arm is called better or worse in at most 5 % of them."""
+    generator = np.random.default_rng(arms)
+    runs, wrong = 600, 0
+    for _ in range(runs):
+        reference = generator.normal(size=5)
+        effects = [paired_effect(list(generator.normal(size=5)), list(reference), FLOOR) for _ in range(arms)]
+        wrong += any(word in ("better", "worse") for word in _words(effects, Margin(0.01, "0.01")))
+    assert stats.binomtest(wrong, runs, 0.05, alternative="greater").pvalue > 0.01
+    assert wrong > 0
+
+
+def test_wilson_is_that_of_scipy() -> None:
+    """The rate of 2 in 5 has Wilson's interval 0.118 to 0.769, and none in ten still allows for some."""
+    assert wilson(2, 5) == pytest.approx((0.1176, 0.7693), abs=1e-4)
+    assert wilson(0, 10)[1] > 0.2
+
+
+def test_unpaired_runs_are_refused() -> None:
+    """Two samples of unequal size are no pairs."""
+    with pytest.raises(ValueError, match="shorter"):
+        paired_effect([1.0, 2.0, 3.0], [1.0, 2.0], FLOOR)

@@ -1,0 +1,203 @@
+"""An arm that did not run as it declares has no verdict; old records, which have no ledger, are judged as before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ampcompare.backends.arm import Arm
+from ampcompare.results.analysis.pairing.declared import observed_text, options_without_effect, roles_next_to
+from ampcompare.results.analysis.summary import summarize
+from ampcompare.results.records.comparison import Comparison
+from ampcompare.results.records.ledger import GroupTypes, Ledger
+from ampcompare.results.report.document import Figure, Table
+from ampcompare.results.report.ledger import ledger_blocks
+from ampcompare.results.report.markdown import Markdown
+from ampcompare.results.report.terminal import Terminal
+from ampcompare.testing import make_comparison, make_record
+
+WITH_MASTERS = GroupTypes(name="SGD 0", weights={"bf16": 1.0}, masters={"fp32": 1.0}, gradients={"fp32": 1.0})
+WHY = "not as declared (state is fp32, bf16 was asked)"
+
+
+def ledger(products: str = "bf16", state: str = "fp32", weights: str = "fp32", **facts: Any) -> Ledger:
+    """Return what a training shows whose products are the only 16-bit part, changed as asked."""
+    group = GroupTypes(
+        name="SGD 0", parameters=10, weights={weights: 1.0}, gradients={weights: 1.0}, state={state: 1.0}
+    )
+    return Ledger(steps=[0, 1], groups=[group], forward={products: 1.0}, backward={products: 1.0}, **facts)
+
+
+def compared(seen: dict[str, Ledger | None], reference: str = "fp32") -> Comparison:
+    records = [
+        make_record(arm, seed, top1=0.8 + 0.01 * seed).model_copy(update={"ledger": its})
+        for arm, its in seen.items()
+        for seed in range(3)
+    ]
+    return summarize(records, arms=list(seen), reference=reference)
+
+
+def test_no_verdict_on_an_arm_that_ran_as_another() -> None:
+    """Each of its verdicts says what ran, and so do the headline and the table, in which it stands first."""
+    comparison = compared({"fp32": ledger("fp32"), "native:bf16,state=bf16": ledger()})
+    row = comparison.arms[1]
+    assert {str(row.quality), str(row.time), str(row.loss)} == {WHY}
+    assert f"No verdict on native:bf16,state=bf16: it is {WHY}." in comparison.headline
+    assert row.valid_time_ratio is None
+    table, figure = ledger_blocks(comparison)
+    assert isinstance(table, Table)
+    assert isinstance(figure, Figure)
+    assert table.texts[0][0] == "native:bf16,state=bf16"
+    assert "fp32 (bf16)" in table.texts[0]
+    drawn = [(bar.name, [part.text for part in bar.segments], bar.text) for bar in figure.data.bars]
+    assert drawn[0] == ("native:bf16,state=bf16", [], "declared")
+    assert ("state", ["fp32: 100%"], "not bf16") in drawn[:5]
+    assert ("forward products", ["bf16: 100%"], "bf16") in drawn[:5]
+    assert figure.data.key == [("bf16", 0), ("fp32", 1)]
+    assert "## Declared and observed" in Markdown().render(comparison)
+    assert "not as declared" in Terminal(100).render(comparison)
+
+
+def test_the_figure_has_a_bar_for_each_parameter_group() -> None:
+    groups = [
+        GroupTypes(name="SGD 0", parameters=30, weights={"bf16": 1.0}),
+        GroupTypes(name="SGD 1", parameters=10, weights={"fp32": 0.75, "bf16": 0.25}),
+    ]
+    seen = ledger().model_copy(update={"groups": groups})
+    _, figure = ledger_blocks(compared({"fp32": seen}))
+    assert isinstance(figure, Figure)
+    bars = {bar.name: [(part.start, part.width) for part in bar.segments] for bar in figure.data.bars}
+    assert (bars["weights of SGD 0"], bars["weights of SGD 1"]) == ([(0, 100)], [(0, 75), (75, 25)])
+
+
+def test_one_seed_that_ran_otherwise_is_enough() -> None:
+    comparison = compared({"fp32": ledger("fp32"), "native:bf16,state=bf16": ledger(state="bf16")})
+    assert "not as declared" not in str(comparison.arms[1].quality)
+    records = [*comparison.records[:-1], comparison.records[-1].model_copy(update={"ledger": ledger()})]
+    again = make_comparison(records, arms=["fp32", "native:bf16,state=bf16"])
+    assert str(again.arms[1].quality) == WHY
+
+
+def test_nothing_is_compared_with_a_reference_that_ran_as_another() -> None:
+    comparison = compared({"native:bf16,state=bf16": ledger(), "fp32": ledger("fp32")}, "native:bf16,state=bf16")
+    assert comparison.headline[0] == f"Nothing to compare: native:bf16,state=bf16 is {WHY}."
+    assert "the reference, is not as declared" in str(comparison.arms[1].quality)
+
+
+def test_records_without_a_ledger_are_judged_as_before() -> None:
+    comparison = compared({"fp32": None, "native:bf16,state=bf16": None})
+    assert "not as declared" not in str(comparison.arms[1].quality)
+    assert ledger_blocks(comparison) == []
+    assert "Declared" not in Markdown().render(comparison)
+
+
+@pytest.mark.parametrize(
+    ("arm", "seen", "differing"),
+    [
+        ("fp32", ledger("fp32"), []),
+        ("fp32", ledger("tf32"), []),  # torch's own setting of a GPU
+        ("fp32", ledger("fp64", "fp64", "fp64"), []),  # the model's own
+        ("fp32", ledger("bf16"), ["forward products", "backward products"]),
+        ("fp32", ledger("bf16", frozen={"bf16": 1.0}), []),  # adapters over a base in 16 bits
+        ("fp32", ledger("fp16", frozen={"bf16": 1.0}), ["forward products", "backward products"]),
+        ("native:bf16", ledger(state="uint8"), []),  # an optimizer with a state of 8 bits
+        ("native:fp16", ledger("fp16"), ["loss scale"]),
+        ("native:fp16", ledger("fp16", loss_scale=1024.0), []),
+        ("apex:O4", ledger("bf16", loss_scale=1.0), []),
+        ("apex:O5", ledger("bf16", "bf16", "bf16"), ["masters", "gradients", "state"]),
+        ("half:bf16", ledger("bf16", "bf16", "bf16", reduced={"fp32": 1.0}), ["reduction"]),
+        ("half:bf16,keep_fp32=*", ledger("fp32"), []),
+        ("fp8:tensorwise", ledger("bf16"), ["forward products", "backward products"]),
+        ("fp8:tensorwise", ledger("fp32", emulated="fp8"), []),
+        ("half:bf16,kahan", ledger("bf16", "bf16", "bf16", update="nearest"), ["rounding", "gradients"]),
+        ("half:bf16", Ledger(), []),  # nothing was seen
+    ],
+)
+def test_which_parts_differ(arm: str, seen: Ledger, differing: list[str]) -> None:
+    """What a model, an optimizer or a device sets by itself is no difference; what the arm sets is."""
+    found = roles_next_to(Arm.parse(arm).roles, seen)
+    assert sorted(role.name for role in found if role.differs) == sorted(differing)
+    assert [role.differs for role in found] == sorted((role.differs for role in found), reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("arm", "seen", "texts"),
+    [
+        (
+            "native:bf16,state=bf16",
+            Ledger(groups=[GroupTypes(name="SGD 0", weights={"fp32": 1.0})], forward={"bf16": 1.0}),
+            ["state=bf16 has no effect on this training: the optimizer keeps none"],
+        ),
+        ("native:bf16,state=bf16", ledger(state="bf16"), []),
+        (
+            "half:bf16,masters=fp32,keep_fp32=*",
+            ledger("fp32"),
+            ["master_weights has no effect on this training: every weight is fp32"],
+        ),
+        (
+            "half:bf16,masters=fp32,grads=fp32",
+            Ledger(groups=[WITH_MASTERS], forward={"bf16": 1.0}),
+            ["grads=fp32 has no effect on this training: one backward pass a step"],
+        ),
+        (
+            "half:bf16,masters=fp32,grads=fp32",
+            Ledger(groups=[WITH_MASTERS], forward={"bf16": 1.0}, accumulated={"fp32": 1.0}),
+            [],
+        ),
+        ("half:bf16,state=bf16", ledger("bf16", "bf16", "bf16"), []),  # not as declared: gradients of a step are fp32
+        ("native:bf16,state=bf16", Ledger(), []),  # nothing was seen
+        ("fp32", ledger("fp32"), []),
+        ("script", ledger("fp32"), []),
+    ],
+)
+def test_which_options_have_no_effect(arm: str, seen: Ledger, texts: list[str]) -> None:
+    assert options_without_effect(Arm.parse(arm), seen) == texts
+
+
+def test_a_comparison_names_options_without_effect() -> None:
+    seen = Ledger(groups=[GroupTypes(name="SGD 0", weights={"fp32": 1.0})], forward={"bf16": 1.0})
+    reading = compared({"fp32": None, "native:bf16,state=bf16": seen}).reading
+    line = "native:bf16,state=bf16: state=bf16 has no effect on this training: the optimizer keeps none."
+    assert reading.count(line) == 1
+
+
+def test_without_a_declaration_only_what_was_seen_is_listed() -> None:
+    """A script as it is written has parts, and nothing to differ from."""
+    found = roles_next_to(None, ledger("bf16", by={"weights": "train.py:3"}))
+    assert [(role.name, role.observed, role.declared) for role in found[:2]] == [
+        ("weights", "fp32", ""),
+        ("forward products", "bf16", ""),
+    ]
+    assert found[0].remark == "train.py:3"
+
+
+@pytest.mark.parametrize(
+    ("types", "largest", "scale", "text", "remark"),
+    [
+        ("fp16", 3.0, None, "3", ""),
+        ("fp16", 64.0, 1024.0, "6.55e+04", "beyond 65504, the largest number of fp16"),
+        ("fp16", 63.0, 1024.0, "6.45e+04", ""),
+        ("bf16", 1e9, None, "", ""),
+        ("fp16", None, None, "", ""),
+    ],
+)
+def test_a_gradient_times_the_scale_is_compared_with_fp16(
+    types: str, largest: float | None, scale: float | None, text: str, remark: str
+) -> None:
+    """Only where fp16 holds it."""
+    seen = ledger(types, types, types, largest_gradient=largest, loss_scale=scale, zero_denominators=0.03)
+    found = {role.name: role for role in roles_next_to(None, seen)}
+    assert "largest gradient" in found or not text
+    if text:
+        assert (found["largest gradient"].observed, found["largest gradient"].remark) == (text, remark)
+    assert found["zero denominators"].observed == "3 %"
+
+
+@pytest.mark.parametrize(
+    ("types", "text"),
+    [({}, ""), ({"bf16": 1.0}, "bf16"), ({"fp32": 0.02, "bf16": 0.98}, "bf16 98 %, fp32 2 %"),
+     ({"bf16": 0.9999, "fp32": 0.0001}, "bf16 >99 %, fp32 <1 %")],
+)  # fmt: skip
+def test_shares_in_words(types: dict[str, float], text: str) -> None:
+    assert observed_text(types) == text

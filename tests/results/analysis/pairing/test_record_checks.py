@@ -1,0 +1,244 @@
+"""Records that were edited, copied or mixed up: each is named, and none moves a verdict."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampcompare.base.environment.fingerprint import fingerprint
+from ampcompare.base.errors import RecordError
+from ampcompare.experiment.load import reload_comparison
+from ampcompare.experiment.run_directory import RunDirectory
+from ampcompare.results.analysis.pairing.record_checks import read_checked, unique_runs
+from ampcompare.results.records.comparison import ArmSummary, Comparison
+from ampcompare.results.records.document import record_checksum
+from ampcompare.results.records.run import dump_json, read_record
+from ampcompare.testing import make_comparison, make_record
+
+MakeFolder = Callable[..., Path]
+FindRecord = Callable[[Path, str, int], Path]
+
+
+def _row(comparison: Comparison, arm: str = "half") -> ArmSummary:
+    return next(row for row in comparison.arms if row.arm == arm)
+
+
+def _edit(path: Path, change: Callable[[dict[str, Any]], object], *, seal: bool = False) -> None:
+    """Change a record; `seal` makes its checksum right again."""
+    data = json.loads(path.read_text())
+    change(data)
+    if seal:
+        data["checksum"] = record_checksum(data)
+    path.write_text(json.dumps(data))
+
+
+@pytest.fixture(scope="module")
+def honest(honest_folder: MakeFolder) -> Comparison:
+    """What records as runs write them give."""
+    return reload_comparison(honest_folder(range(5)))
+
+
+@pytest.fixture
+def stored(honest: Comparison, tmp_path: Path) -> tuple[dict[str, Any], Path]:
+    """The report.json of these records, as data and as a file."""
+    text = dump_json(honest)
+    path = tmp_path / "report.json"
+    path.write_text(text)
+    return json.loads(text), path
+
+
+def test_honest_records_have_nothing_to_hide(honest: Comparison, stored: tuple[dict[str, Any], Path]) -> None:
+    """All are used, with their pairs and verdicts, from a folder and from a report: no attack is seen where none is."""
+    assert honest.excluded == []
+    assert (_row(honest).pairs, str(_row(honest).quality)) == (5, "equivalent (±0.5)")
+    assert reload_comparison(stored[1]) == honest
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: data.update(half="fp16 native"),
+        lambda data: data["summary"].update(peak_bytes=1),
+        lambda data: data["summary"]["epochs"][0].update(samples=100),
+    ],
+)
+def test_an_edited_record_is_named_and_not_used(
+    run_folder: MakeFolder, record_path: FindRecord, change: Callable[[dict[str, Any]], object]
+) -> None:
+    """A changed value is noticed by the checksum; the record is left out of the report, and the rest is shown."""
+    folder = run_folder()
+    path = record_path(folder, "half", 1)
+    _edit(path, change)
+    with pytest.raises(RecordError, match="changed after it was written: its checksum does not match"):
+        read_checked(path)
+    comparison = reload_comparison(folder)
+    (excluded,) = comparison.excluded
+    assert str(path) in excluded
+    assert (_row(comparison).pairs, _row(comparison, "fp32").completed) == (4, 5)
+    assert comparison.reading[0] == f"Not used: {excluded}."
+
+
+def test_a_record_without_its_checksum_is_not_used(run_folder: MakeFolder, record_path: FindRecord) -> None:
+    """Only old records, which have no host either, are without."""
+    path = record_path(run_folder(), "half", 0)
+    _edit(path, lambda data: data.update(checksum=None))
+    with pytest.raises(RecordError, match="it has no checksum"):
+        read_checked(path)
+    _edit(path, lambda data: (data.pop("host"), data.pop("checksum")))
+    assert read_checked(path).arm == "half"
+
+
+def test_a_seed_copied_over_others_gives_no_pair(run_folder: MakeFolder, record_path: FindRecord) -> None:
+    """Seed 0's record over those of other seeds is foreign there; one pair is left, and no verdict."""
+    folder = run_folder()
+    for arm in ("fp32", "half"):
+        for seed in range(1, 5):
+            shutil.copy(record_path(folder, arm, 0), folder / "cells" / _digest(folder, arm, seed) / "record.json")
+    comparison = reload_comparison(folder)
+    assert len(comparison.excluded) == 8
+    assert all("seed 0), but is in the folder of cell" in text for text in comparison.excluded)
+    assert _row(comparison).pairs == 1
+    assert str(_row(comparison).quality).startswith("inconclusive")
+
+
+def _digest(folder: Path, arm: str, seed: int) -> str:
+    return str(json.loads((folder / "plan.json").read_text())["cells"][f"{arm}@{seed}"])
+
+
+def test_copied_folders_are_no_further_runs(run_folder: MakeFolder) -> None:
+    """Without a plan, copies of cells under other names are named and not counted: pairs do not multiply."""
+    folder = run_folder(range(3), with_plan=False)
+    for cell in list((folder / "cells").iterdir()):
+        for number in range(2):
+            shutil.copytree(cell, cell.with_name(f"{number:012d}{cell.name}"[-12:] + str(number)))
+    comparison = reload_comparison(folder)
+    assert len(comparison.excluded) == 12
+    assert _row(comparison).pairs == 3
+
+
+@pytest.mark.parametrize("copies", [2, 4])
+def test_copies_of_one_seed_give_no_verdict(copies: int) -> None:
+    """One seed never gives a winner, however often its records are given."""
+    records = copies * [make_record("fp32", 0, top1=0.5), make_record("half", 0, top1=0.506)]
+    comparison = make_comparison(records, arms=["fp32", "half"])
+    assert _row(comparison).pairs == 1
+    assert str(_row(comparison).quality).startswith("inconclusive")
+    assert len(comparison.excluded) == 2 * (copies - 1)
+    assert "half, seed 0: a second record of this cell" in comparison.excluded
+
+
+def test_a_plan_that_names_another_cell(run_folder: MakeFolder) -> None:
+    """A plan that gives the cell of one arm to the row of another is named, and the cell is not in that row."""
+    folder = run_folder()
+    path = folder / "plan.json"
+    plan = json.loads(path.read_text())
+    plan["cells"]["half@0"] = plan["cells"]["fp32@0"]
+    path.write_text(json.dumps(plan))
+    comparison = reload_comparison(folder)
+    cell = plan["cells"]["fp32@0"]
+    assert comparison.excluded == [f"{path}: it says that half@0 is cell {cell}, which is fp32, seed 0"]
+    assert _row(comparison).pairs == 4
+
+
+@pytest.mark.parametrize("row", ["half threads=8", "half on_nan=skip tf32=on", "half again", "half nothing=1"])
+def test_a_row_says_what_its_cells_are(run_folder: MakeFolder, row: str) -> None:
+    """A label that names a setting which the cells do not have would allow what is refused without it."""
+    folder = run_folder()
+    path = folder / "plan.json"
+    plan = json.loads(path.read_text())
+    plan["arms"] = ["fp32", row]
+    plan["cells"] = {label.replace("half@", f"{row}@"): cell for label, cell in plan["cells"].items()}
+    path.write_text(json.dumps(plan))
+    comparison = reload_comparison(folder)
+    assert len(comparison.excluded) == 5
+    assert f"it says that {row}@0 is cell" in comparison.excluded[0]
+    assert _row(comparison, row).pairs == 0
+
+
+def test_a_row_may_name_what_its_cells_have(run_folder: MakeFolder) -> None:
+    """Numbers, words, lists and None are compared as a label writes them."""
+    folder = run_folder()
+    path = folder / "plan.json"
+    plan = json.loads(path.read_text())
+    row = "half threads=1 lr=0.05 deterministic=False on_nan=stop betas=(0.9, 0.999) max_skipped=None"
+    plan["arms"] = ["fp32", row]
+    plan["cells"] = {label.replace("half@", f"{row}@"): cell for label, cell in plan["cells"].items()}
+    path.write_text(json.dumps(plan))
+    assert _row(reload_comparison(folder), row).pairs == 5
+
+
+def test_a_run_that_is_not_there_ends_the_test(run_folder: MakeFolder, record_path: FindRecord) -> None:
+    """Where a record of the plan was deleted, the others are shown, and nothing is tested on what somebody left."""
+    folder = run_folder()
+    record_path(folder, "half", 3).unlink()
+    comparison = reload_comparison(folder)
+    assert (_row(comparison).pairs, str(_row(comparison).quality)) == (4, "inconclusive (not tested)")
+    assert any(line.startswith("Nothing was tested: some runs of this plan") for line in comparison.reading)
+
+
+def test_a_headline_is_never_read_from_a_file(honest: Comparison, stored: tuple[dict[str, Any], Path]) -> None:
+    """Sentences that somebody wrote into a report.json, or that an older one lacks, are those that its rows give."""
+    data, path = stored
+    for other in (["half is more accurate than fp32."], []):
+        path.write_text(json.dumps({**data, "headline": other, "next_steps": []}))
+        assert reload_comparison(path) == honest
+
+
+def test_a_report_with_records_under_other_seeds(stored: tuple[dict[str, Any], Path]) -> None:
+    """A record of a report.json that was given another seed is not that of the cell that it names."""
+    data, path = stored
+    for record in data["records"]:
+        record["config"]["recipe"]["seed"] += 10
+    path.write_text(json.dumps(data))
+    comparison = reload_comparison(path)
+    assert len(comparison.excluded) == 10
+    assert "are those of cell" in comparison.excluded[0]
+
+
+def test_nothing_that_can_be_used(run_folder: MakeFolder, record_path: FindRecord) -> None:
+    """Where no record is left there is an error that says why, not an empty table."""
+    folder = run_folder(range(1))
+    for arm in ("fp32", "half"):
+        _edit(record_path(folder, arm, 0), lambda data: data["summary"].update(metric_final=0.9))
+    with pytest.raises(RecordError, match=r"holds no usable record: .*its checksum"):
+        reload_comparison(folder)
+
+
+def test_compare_runs_an_edited_cell_again(run_folder: MakeFolder, record_path: FindRecord) -> None:
+    """An edited record is not taken for a finished cell; it stays under another name, and the reason is told."""
+    folder = run_folder(range(1))
+    path = record_path(folder, "half", 0)
+    config = read_record(path).config
+    _edit(path, lambda data: data.update(environment={**data["environment"], **fingerprint()}), seal=True)
+    assert RunDirectory(folder).reusable(config).record is not None
+    _edit(path, lambda data: data["summary"].update(metric_final=0.9))
+    reuse = RunDirectory(folder).reusable(config)
+    assert reuse.record is None
+    assert "its checksum does not match" in reuse.reason
+    assert reuse.reason.endswith("; the file is kept as record.rejected.json")
+    assert path.with_name("record.rejected.json").exists()
+    assert not path.exists()
+
+
+def test_compare_takes_no_record_of_another_cell(run_folder: MakeFolder, record_path: FindRecord) -> None:
+    """Seed 0's record in the folder of seed 1 is not the result of seed 1."""
+    folder = run_folder(range(2))
+    source, target = record_path(folder, "half", 0), record_path(folder, "half", 1)
+    config = read_record(target).config
+    _edit(source, lambda data: data.update(environment={**data["environment"], **fingerprint()}), seal=True)
+    shutil.copy(source, target)
+    reuse = RunDirectory(folder).reusable(config)
+    assert reuse.record is None
+    assert f"(half, seed 0), but is in the folder of cell {config.digest()}" in reuse.reason
+
+
+def test_diverged_runs_of_equal_losses_all_count() -> None:
+    """Runs that are NaN from the first step on have equal losses over seeds, and each is a divergence."""
+    records = [make_record("half", seed, status="diverged", losses="all NaN") for seed in range(3)]
+    kept, excluded = unique_runs(records)
+    assert (len(kept), excluded) == (3, [])

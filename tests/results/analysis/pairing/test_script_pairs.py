@@ -1,0 +1,179 @@
+"""Runs of a script are pairs only if they began alike."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from ampcompare.results.analysis.pairing.comparability import (
+    accuracy_incomparable_reason,
+    are_pairs,
+    began_apart,
+    script_sentences,
+)
+from ampcompare.results.analysis.pairing.record_checks import unique_runs
+from ampcompare.results.records.evaluation import EpochResult
+from ampcompare.results.records.metric import metrics_of
+from ampcompare.results.records.run import RunRecord, RunSummary, ScriptFacts
+from ampcompare.results.report.comparison import verdict_legend
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.recipe import Recipe
+from ampcompare.settings.script import ScriptConfig, ScriptMetric
+from ampcompare.testing import make_comparison
+
+
+def record(arm: str, weights: str = "w", batches: tuple[str, ...] = ("b",), **more: Any) -> Any:
+    config = RunConfig(arm=arm)
+    facts = ScriptFacts(weights=[weights], batches=list(batches), **more)
+    return RunRecord(cell=config.digest(), arm=arm, status="completed", config=config, script=facts)
+
+
+def test_other_weights_or_batches_part_a_pair() -> None:
+    """Batches count as far as both have seen them."""
+    assert began_apart(record("fp32"), record("half", weights="v")) == "began from other weights"
+    assert began_apart(record("fp32"), record("half", batches=("c",))) == "saw other first batches"
+    assert began_apart(record("fp32"), record("half", batches=("b", "c"))) == ""
+
+
+def test_the_report_says_whether_runs_are_paired() -> None:
+    """One sentence where all are, and one for each reason where not."""
+    alike = [record("fp32"), record("half")]
+    assert [text.partition(":")[0] for text in script_sentences(alike, "fp32")] == ["Paired"]
+    (first,) = script_sentences([record("fp32"), record("half", weights="v")], "fp32")
+    assert first.startswith("Not paired: half, seed 0 began from other weights than fp32")
+
+
+def test_a_resumed_cell_is_no_pair() -> None:
+    """Its first weights and batches may be those of any step."""
+    resumed = record("half", resumed=["/cell/ck.pt"])
+    assert began_apart(record("fp32"), resumed) == "resumed from ck.pt of its own earlier attempt"
+    (sentence,) = script_sentences([record("fp32"), resumed], "fp32")
+    assert sentence.startswith("Not paired: half, seed 0 resumed from ck.pt of its own earlier attempt, so")
+    comparison = make_comparison([record("fp32"), resumed], arms=["fp32", "half"])
+    assert "paired by seed" not in verdict_legend(comparison)
+    assert "paired by seed" in verdict_legend(comparison.model_copy(update={"records": [record("fp32")]}))
+
+
+def test_cells_of_other_code_are_not_called_paired() -> None:
+    runs = [
+        record("fp32").model_copy(update={"code": {"net.py": "1"}}),
+        record("half").model_copy(update={"code": {"net.py": "2"}}),
+    ]
+    (sentence,) = script_sentences(runs, "fp32")
+    assert sentence.startswith("Not paired: cells are of other versions of net.py")
+    assert not are_pairs(runs, "fp32")
+
+
+def test_a_script_that_failed_has_no_learning_rate_of_our_loop() -> None:
+    config = RunConfig(arm="half", script=ScriptConfig(name="train.py"))
+    failed = RunRecord(cell=config.digest(), arm="half", status="failed", config=config, error="e")
+    assert math.isnan(make_comparison([record("fp32"), failed], arms=["fp32", "half"]).arms[1].lr)
+
+
+def test_departures_are_named() -> None:
+    alike = [record("fp32"), record("half", notes=["one scale"]), record("native:fp16", notes=["one scale"])]
+    assert list(script_sentences(alike, "fp32"))[1:] == ["half, native:fp16: one scale."]
+
+
+def _scored(arm: str, seed: int, value: float, difference: str) -> RunRecord:
+    metric = ScriptMetric(name="reward", difference=difference)  # type: ignore[arg-type]
+    script = ScriptConfig(name="train.py", metrics=(metric,))
+    config = RunConfig(arm=arm, script=script, recipe=Recipe(seed=seed))
+    facts = ScriptFacts(weights=[f"w{seed}"], batches=["b"])
+    (described,) = metrics_of(script)
+    epoch = EpochResult(epoch=0, samples=1, values={"reward": value}, train_seconds=1.0, eval_seconds=0.0)
+    return RunRecord(
+        cell=config.digest(), arm=arm, status="completed", config=config, script=facts, metrics=[described],
+        summary=RunSummary(metric_final=value, num_steps=100, epochs=[epoch]),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("difference", "word"), [("ratio", "not comparable (reward -5.1000 has no ratio"), ("points", "equivalent")]
+)
+def test_a_value_below_zero_has_differences_and_no_ratio(difference: str, word: str) -> None:
+    """Without `points` the arm is not said to have learned nothing, and the verdict names the option."""
+    records = [
+        _scored(arm, seed, -5.1 + 0.1 * seed + (0.001 * (seed % 3) if arm == "half" else 0.0), difference)
+        for arm in ("fp32", "half")
+        for seed in range(6)
+    ]
+    row = make_comparison(records, arms=["fp32", "half"]).arms[1]
+    assert str(row.quality).startswith(word)
+    assert "learned nothing" not in str(row.quality)
+    assert ("--metric reward:points" in str(row.quality)) == (difference == "ratio")
+
+
+def test_an_arm_that_did_not_act_is_not_that_arm() -> None:
+    """It has no verdict, the headline names it, and so does a reference; all steps are the arm's in old records."""
+
+    def row(acting: str, without: int | None) -> Any:
+        records = [
+            run.model_copy(
+                update={
+                    "script": ScriptFacts(
+                        weights=[f"w{seed}"], without_arm=without if run.arm == acting else None, optimizer_steps=40
+                    )
+                }
+            )
+            for seed in range(3)
+            for run in (_scored("fp32", seed, 3.0 + seed, "points"), _scored("half", seed, 3.0 + seed, "points"))
+        ]
+        return make_comparison(records, arms=["fp32", "half"])
+
+    for arm in ("fp32", "half"):
+        comparison = row(arm, 30)
+        assert str(comparison.arms[1].quality).startswith(f"not comparable ({arm} acted on 10 of 40 steps")
+        assert any(f"Not compared with fp32: half ({arm} acted on 10 of 40 steps" in one for one in comparison.headline)
+    assert not str(row("half", 0).arms[1].quality).startswith("not comparable")
+
+
+def test_runs_that_evaluated_unlike_often_are_no_pair() -> None:
+    """One of them has lost evaluations; records of older versions do not say."""
+    runs = [_scored(arm, 0, 3.0, "points") for arm in ("half", "fp32")]
+    seen = [
+        run.model_copy(update={"script": ScriptFacts(weights=["w"], seen={"reward": count})})
+        for run, count in zip(runs, (3, 2), strict=True)
+    ]
+    assert accuracy_incomparable_reason(*seen) == "reward was evaluated 3 times, not 2"
+    assert accuracy_incomparable_reason(seen[0], runs[1]) == ""
+
+
+def _started(seed: int, weights: str, batches: tuple[str, ...], losses: str, status: str = "completed") -> RunRecord:
+    config = RunConfig(arm="fp32", script=ScriptConfig(name="train.py"), recipe=Recipe(seed=seed))
+    return RunRecord(
+        cell=config.digest(), arm="fp32", status=status, config=config,  # type: ignore[arg-type]
+        script=ScriptFacts(weights=[weights], batches=list(batches)), summary=RunSummary(losses_sha256=losses),
+    )  # fmt: skip
+
+
+def test_seeds_that_begin_alike_are_one_run() -> None:
+    """Whatever the losses; weights of a checkpoint with other batches are another run, and so is an unknown start."""
+    runs = [_started(seed, "w", ("b",), f"losses {seed}") for seed in range(3)]
+    kept, faults = unique_runs(runs)
+    assert [run.config.recipe.seed for run in kept] == [0]
+    assert faults[0].startswith("fp32, seed 1: its first weights and batches are those of seed 0")
+    assert len(unique_runs([_started(seed, "w", (f"b{seed}",), f"{seed}") for seed in range(3)])[0]) == 3
+    assert len(unique_runs([_started(seed, "w", (), f"{seed}") for seed in range(3)])[0]) == 3
+    assert len(unique_runs([_started(seed, "w", ("b",), "e", "failed") for seed in range(3)])[0]) == 3
+
+
+@pytest.mark.parametrize(
+    ("printed", "word"), [(0.1, "inconclusive"), (1e-4, "better")], ids=["one digit", "four digits"]
+)
+def test_what_a_script_prints_has_its_digits(printed: float, word: str) -> None:
+    """Three equal differences of the last digit are no spread of 0, and are one if more digits were printed."""
+    records = [
+        record.model_copy(
+            update={"script": ScriptFacts(weights=[f"w{seed}"], batches=["b"], printed={"reward": printed})}
+        )
+        for seed in range(3)
+        for record in (
+            _scored("fp32", seed, 3.1 + 0.1 * seed, "ratio"),
+            _scored("half", seed, 3.2 + 0.1 * seed + 1e-3 * seed * (printed < 0.01), "ratio"),
+        )
+    ]
+    row = make_comparison(records, arms=["fp32", "half"]).arms[1]
+    assert str(row.quality).startswith(word)

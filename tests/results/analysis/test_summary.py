@@ -1,0 +1,392 @@
+"""From records to rows and a reading: what is said, and what is not."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from ampcompare.base.errors import ConfigError
+from ampcompare.results.analysis.inference.criteria import Criteria
+from ampcompare.results.analysis.results_table import judge, read_table
+from ampcompare.results.analysis.summary import summarize
+from ampcompare.results.records.comparison import ArmSummary, Comparison
+from ampcompare.results.records.evaluation import EpochResult
+from ampcompare.results.records.run import RunRecord
+from ampcompare.testing import make_comparison, make_record
+
+FP32 = [0.50, 0.52, 0.49, 0.51, 0.50]
+HALF = [0.40, 0.44, 0.41, 0.40, 0.43]
+SAMPLES = 1000  # of the records
+SECONDS = [1.0, 1.1, 0.9, 1.0, 1.05]
+
+
+def _with_lr(record: RunRecord, lr: float) -> RunRecord:
+    optimizer = record.config.recipe.optimizer.model_copy(update={"lr": lr})
+    recipe = record.config.recipe.model_copy(update={"optimizer": optimizer})
+    return record.model_copy(update={"config": record.config.model_copy(update={"recipe": recipe})})
+
+
+def _row(comparison: Comparison, arm: str) -> ArmSummary:
+    return next(row for row in comparison.arms if row.arm == arm)
+
+
+def _reading(comparison: Comparison) -> str:
+    return "\n".join(comparison.reading)
+
+
+def _matrix(seeds: int = 5) -> list[RunRecord]:
+    return [
+        *(make_record("fp32", seed, top1=FP32[seed], seconds=SECONDS[seed]) for seed in range(seeds)),
+        *(make_record("half", seed, top1=HALF[seed], seconds=SECONDS[-1 - seed] / 2) for seed in range(seeds)),
+    ]
+
+
+def _interval(confidence: float) -> tuple[float, float]:
+    """Return Student's interval of the differences, with the spread that rounding to SAMPLES images adds."""
+    differences = np.subtract(HALF, FP32)
+    error = np.hypot(np.std(differences, ddof=1), 1 / SAMPLES / 6**0.5) / 5**0.5
+    low, high = stats.t.interval(confidence, 4, np.mean(differences), error)
+    return float(low), float(high)
+
+
+def test_rows_hold_mean_spread_and_pairs() -> None:
+    """A row has mean and standard deviation over seeds, and its paired difference and ratio to the reference."""
+    comparison = make_comparison(_matrix(), arms=["fp32", "half"])
+    row = _row(comparison, "half")
+    assert row.metric_mean == pytest.approx(sum(HALF) / 5)
+    assert row.metric_sd == pytest.approx(stats.tstd(HALF))
+    assert row.quality.effect == pytest.approx(sum(HALF) / 5 - sum(FP32) / 5)
+    assert (row.quality.low, row.quality.high) == pytest.approx(_interval(0.95))
+    assert row.time.effect == pytest.approx(0.5)
+    assert (row.seeds, row.completed, row.status) == ([0, 1, 2, 3, 4], 5, "ok")
+    assert (row.skipped_steps, row.num_steps) == (0, 500)
+
+
+def test_the_loss_scale_is_one_of_a_run() -> None:
+    """Powers of two are not averaged: a row shows the scale that the middle run ended with."""
+    records = []
+    for seed, scale in enumerate((65536.0, 32768.0, 65536.0, 65536.0)):
+        record = make_record("fp32", seed, top1=FP32[seed])
+        summary = record.summary.model_copy(update={"final_loss_scale": scale})
+        records.append(record.model_copy(update={"summary": summary}))
+    (row,) = make_comparison(records, arms=["fp32"]).arms
+    assert row.final_loss_scale == 65536.0
+
+
+def test_the_reference_is_one_itself() -> None:
+    """The reference differs from itself by nothing and takes once its own time."""
+    row = _row(make_comparison(_matrix(), arms=["fp32", "half"]), "fp32")
+    assert (row.quality.effect, row.time.effect) == (0, 1)
+
+
+def test_verdicts_stand_in_the_rows() -> None:
+    """With five seeds an arm that is clearly less accurate and faster carries both verdicts, the reference none."""
+    comparison = make_comparison(_matrix(), arms=["fp32", "half"])
+    row = _row(comparison, "half")
+    assert (str(row.quality), str(row.time), row.pairs) == ("worse", "better", 5)
+    assert row.metric_correlation == pytest.approx(stats.pearsonr(HALF, FP32).statistic)
+    reference = _row(comparison, "fp32")
+    assert (str(reference.quality), str(reference.time)) == ("", "")
+
+
+def test_a_judged_table_of_the_figures_of_runs_says_the_same() -> None:
+    """Verdicts, intervals and the rate of divergence of a table are those of the runs that its lines are of."""
+    values = {"fp32": [0.503, 0.521, 0.492, 0.514], "half": [0.402, 0.447, 0.413, 0.406], "bf16": [0.5, 0.5, 0.4, 0.4]}
+    records, lines = [], ["arm,seed,accuracy,seconds"]
+    for arm, its in values.items():
+        for seed, value in enumerate(its):
+            diverged = arm == "bf16" and seed > 1
+            seconds = SECONDS[seed] * (0.5 if arm == "half" else 1)
+            status = "diverged" if diverged else "completed"
+            records.append(make_record(arm, seed, top1=value, seconds=seconds, status=status))
+            lines.append(f"{arm},{seed},{'NaN' if diverged else f'{100 * value:.1f}'},{seconds:.6f}")
+    of_runs = make_comparison(records, arms=list(values))
+    of_table = judge(read_table("\n".join(lines)))
+    for run, line in zip(of_runs.arms, of_table.arms, strict=True):
+        assert (line.arm, str(line.quality)) == (run.arm, str(run.quality))
+        if run.arm == "half":
+            assert (str(line.time), line.pairs) == (str(run.time), run.pairs) == ("better", 4)
+            for field in ("effect", "low", "high"):
+                assert getattr(line.quality, field) == pytest.approx(getattr(run.quality, field), rel=1e-6)
+                assert getattr(line.time, field) == pytest.approx(getattr(run.time, field), rel=1e-3)
+        else:
+            assert (line.diverged_low, line.diverged_high) == (run.diverged_low, run.diverged_high)
+
+
+def test_equal_accuracy_is_equivalent() -> None:
+    """Arms with the same counts in every seed are equivalent, with the interval of the counting."""
+    records = [make_record(arm, seed, top1=FP32[seed]) for arm in ("fp32", "half") for seed in range(3)]
+    row = _row(make_comparison(records, arms=["fp32", "half"]), "half")
+    assert str(row.quality) == "equivalent (±0.5)"
+    assert row.quality.low is not None
+    assert row.quality.low < 0
+
+
+def test_eight_arms_of_equal_accuracy_are_equivalent() -> None:
+    """At three seeds too, since the counts of a thousand images are tested as counts."""
+    arms = ["fp32", "half", "half:bn_fp32", "native:fp16", "native:bf16", *(f"apex:O{level}" for level in range(4))]
+    records = [make_record(arm, seed, top1=FP32[seed]) for arm in arms for seed in range(3)]
+    records = [
+        record.model_copy(update={"summary": record.summary.model_copy(update={"epochs": _of_400(record)})})
+        for record in records
+    ]
+    rows = make_comparison(records, arms=arms).arms[1:]
+    assert {str(row.quality) for row in rows} == {"equivalent (±0.5)"}
+
+
+def _of_400(record: RunRecord) -> list[EpochResult]:
+    (epoch,) = record.summary.epochs
+    counts = {"top-1": round(400 * epoch.value), "top-5": 400}
+    values = {name: right / 400 for name, right in counts.items()}
+    return [epoch.model_copy(update={"samples": 400, "counts": counts, "values": values})]
+
+
+def test_terms_are_kept() -> None:
+    """The margins that were chosen stand in the verdicts and in the comparison."""
+    records = [make_record(arm, seed, top1=FP32[seed]) for arm in ("fp32", "half") for seed in range(3)]
+    terms = Criteria(margin=2, time_margin=0.1, prefer="memory", tag="try")
+    comparison = summarize(records, arms=["fp32", "half"], reference="fp32", terms=terms)
+    row = _row(comparison, "half")
+    assert (str(row.quality), str(row.time)) == ("equivalent (±2)", "equivalent (±10 %)")
+    assert (comparison.margin, comparison.time_margin, comparison.prefer, comparison.tag) == (2, 0.1, "memory", "try")
+
+
+@pytest.mark.parametrize("wrong", [{"margin": 0}, {"margin": float("nan")}, {"time_margin": -1}, {"prefer": "luck"}])
+def test_terms_without_sense_are_refused(wrong: dict[str, Any]) -> None:
+    """A margin of nothing or an unknown preference is a usage error that names the value."""
+    with pytest.raises(ConfigError, match=str(next(iter(wrong.values())))):
+        Criteria(**wrong)
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_few_seeds_name_no_winner(seeds: int) -> None:
+    """One or two seeds give no verdict, whatever the figures, and the headline says why."""
+    comparison = make_comparison(_matrix(seeds), arms=["fp32", "half"])
+    noun = "One seed" if seeds == 1 else "Two seeds"
+    assert comparison.headline[0] == f"{noun}: differences between arms cannot be distinguished from run-to-run noise."
+    assert not any(line.startswith("Use") for line in comparison.headline)
+    row = _row(comparison, "half")
+    assert (str(row.quality), str(row.time)) == ("inconclusive (fewer than 3 seeds)",) * 2
+    assert (row.quality.low, row.quality.high, row.time.low) == (None, None, None)
+
+
+def test_an_unclear_difference_inconclusive() -> None:
+    """A difference within its own uncertainty is said to be unclear, not to be none."""
+    records = [
+        *(make_record("fp32", seed, top1=value) for seed, value in enumerate([0.50, 0.52, 0.49])),
+        *(make_record("half", seed, top1=value) for seed, value in enumerate([0.51, 0.51, 0.50])),
+    ]
+    row = _row(make_comparison(records, arms=["fp32", "half"]), "half")
+    assert re.fullmatch(r"inconclusive \(≤\d+ more seeds\)", str(row.quality))
+
+
+def test_every_arm_widens_the_intervals() -> None:
+    """With four arms beside the reference each interval is at 98.75 %, so that all hold together at 95 %."""
+    arms = ["fp32", "half", "native:fp16", "native:bf16", "half:bn_fp32"]
+    records = _matrix() + [make_record(arm, seed, top1=0.5) for arm in arms[2:] for seed in range(5)]
+    row = _row(make_comparison(records, arms=arms), "half")
+    assert (row.quality.low, row.quality.high) == pytest.approx(_interval(1 - 0.05 / 4))
+
+
+def test_untimed_arms_widen_no_time_interval() -> None:
+    """An arm whose time is not comparable leaves the interval of the other's time as it were alone."""
+    alone = _matrix()
+    beside = alone + [make_record("native:fp16", seed, top1=0.5, half="fp16 emulated") for seed in range(5)]
+    one = _row(make_comparison(alone, arms=["fp32", "half"]), "half")
+    other = _row(make_comparison(beside, arms=["fp32", "half", "native:fp16"]), "half")
+    assert one.time.low is not None
+    assert (other.time.low, other.time.high) == (one.time.low, one.time.high)
+    assert other.quality.low is not None
+    assert one.quality.low is not None
+    assert other.quality.low < one.quality.low
+
+
+def test_arms_without_a_test_widen_no_interval() -> None:
+    """Arms that diverged or did other work have no interval, and leave that of the others as it were alone."""
+    alone = _matrix()
+    diverged = [
+        make_record("native:fp16", seed, top1=0.5, status="diverged" if seed == 4 else "completed") for seed in range(5)
+    ]
+    other = [_with_lr(make_record("native:bf16", seed, top1=0.5), 0.7) for seed in range(5)]
+    arms = ["fp32", "half", "native:fp16", "native:bf16"]
+    one = _row(summarize(alone, arms=arms[:2], reference="fp32"), "half")
+    several = make_comparison(alone + diverged + other, arms=arms)
+    row = _row(several, "half")
+    assert (row.quality.low, row.quality.high) == (
+        one.quality.low,
+        one.quality.high,
+    )
+    for arm, word in (("native:fp16", "diverged 1/5"), ("native:bf16", "not comparable (lr 0.7, not 0.05)")):
+        assert str(_row(several, arm).quality) == word
+        assert _row(several, arm).quality.effect is not None
+        assert _row(several, arm).quality.low is None
+
+
+def test_rows_hold_the_confidence_of_their_intervals() -> None:
+    """A one-sided verdict has the interval of its test, 90 %; a two-sided one 95 %."""
+    records = [make_record(arm, seed, top1=FP32[seed]) for arm in ("fp32", "half") for seed in range(3)]
+    row = _row(make_comparison(records, arms=["fp32", "half"]), "half")
+    assert row.quality.confidence == pytest.approx(0.9)
+    assert _row(make_comparison(_matrix(), arms=["fp32", "half"]), "half").quality.confidence == 0.95
+
+
+def test_pairs_are_made_by_seed() -> None:
+    """Runs are compared with the run of the same seed; what has no partner, or diverged, is no pair."""
+    records = [
+        *(make_record("fp32", seed, top1=0.1 * seed) for seed in (3, 1, 2)),
+        *(make_record("half", seed, top1=0.1 * seed + 0.01 * (seed == 2)) for seed in (2, 3, 1, 9)),
+        make_record("fp32", 9, status="diverged"),
+    ]
+    row = _row(make_comparison(records, arms=["fp32", "half"]), "half")
+    assert row.quality.effect == pytest.approx(0.01 / 3)
+    assert row.quality.low is not None
+
+
+def test_divergence_is_a_result() -> None:
+    """A diverged run counts as such, is left out of the mean, and is read out."""
+    records = [
+        make_record("fp32", 0),
+        make_record("fp32", 1),
+        make_record("half", 0, top1=0.25),
+        make_record("half", 1, status="diverged"),
+    ]
+    comparison = make_comparison(records, arms=["fp32", "half"])
+    row = _row(comparison, "half")
+    assert (row.completed, row.diverged, row.failed, row.metric_mean) == (1, 1, 0, 0.25)
+    assert row.status == "ok 1/2; diverged 1/2 at step 7"
+    assert str(row.quality) == "diverged 1/2"
+    assert "half diverged in 1 of 2 seeds at step 7." in comparison.headline
+    assert "Rate of divergence: half 1/2 (95 % interval 9 to 91 %)." in comparison.reading
+
+
+def test_a_failure_is_a_row() -> None:
+    """An arm that failed has its error in its row and nothing else."""
+    records = [make_record("fp32", 0), make_record("half", 0, status="failed", error="RuntimeError: no")]
+    comparison = make_comparison(records, arms=["fp32", "half"])
+    row = _row(comparison, "half")
+    assert (row.completed, row.failed, row.metric_mean, row.num_steps) == (0, 1, None, None)
+    assert row.status == "failed: RuntimeError: no"
+    assert comparison.headline[-1] == "half failed in 1 of 1 seed: RuntimeError: no."
+    assert "The logs of runs that failed or were interrupted are in their cells' folders: half." in comparison.reading
+
+
+def test_nothing_to_compare() -> None:
+    """Where no run was completed the headline begins with that."""
+    records = [make_record(arm, 0, status="diverged") for arm in ("fp32", "half")]
+    comparison = make_comparison(records, arms=["fp32", "half"])
+    assert comparison.headline[0] == "Nothing to compare: no run was completed."
+
+
+def test_an_arm_that_has_not_run_yet() -> None:
+    """A report on the way has a row for each arm of the plan."""
+    comparison = make_comparison([make_record("fp32", 0)], arms=["fp32", "half"])
+    assert _row(comparison, "half").status == "not run"
+
+
+@pytest.mark.parametrize(
+    ("half", "device", "said"),
+    [
+        ("fp16 emulated", "cpu", "was computed in fp32 and rounded (emulated) on this CPU"),
+        ("fp16 native", "cpu", "ran natively on this CPU"),
+        ("fp16 native", "cuda:0", None),
+        ("bf16 native", "cpu", None),
+        ("bf16 emulated", "cpu", "bf16 was computed in fp32 and rounded (emulated) on this CPU"),
+        (None, "cpu", None),
+    ],
+)
+def test_fp16_on_a_cpu_is_remarked(half: str | None, device: str, said: str | None) -> None:
+    """Where fp16 ran on a CPU the reading warns that its times say nothing about a GPU, and nowhere else."""
+    records = [make_record("fp32", 0, device=device), make_record("half", 0, half=half, device=device)]
+    text = _reading(make_comparison(records, arms=["fp32", "half"]))
+    assert ("16-bit step times do not" in text) == (said is not None)
+    assert said is None or said in text
+
+
+def test_an_arm_that_always_diverges_has_one_verdict() -> None:
+    """Where no run was completed, divergence is the verdict on accuracy and on time."""
+    records = [
+        *(make_record("fp32", seed) for seed in range(3)),
+        *(make_record("half", seed, status="diverged") for seed in range(3)),
+    ]
+    row = _row(make_comparison(records, arms=["fp32", "half"]), "half")
+    assert (str(row.quality), str(row.time), row.pairs) == ("diverged 3/3", "diverged 3/3", 0)
+    assert (row.diverged_low, row.diverged_high) == pytest.approx((0.4385, 1.0), abs=1e-3)
+
+
+def test_memory_is_an_exact_difference() -> None:
+    """The difference of the largest peaks is given in bytes, without a test."""
+    records = [
+        *(make_record("fp32", seed, peak_bytes=1000 + seed) for seed in range(3)),
+        *(make_record("half", seed, peak_bytes=600 - seed) for seed in range(3)),
+    ]
+    assert _row(make_comparison(records, arms=["fp32", "half"]), "half").memory.effect == -402
+
+
+def _times(**of_half: Any) -> ArmSummary:
+    records = [
+        *(make_record("fp32", seed, seconds=SECONDS[seed]) for seed in range(5)),
+        *(make_record("half", seed, seconds=1.5 * SECONDS[seed] + 0.001 * seed, **of_half) for seed in range(5)),
+    ]
+    return _row(make_comparison(records, arms=["fp32", "half"]), "half")
+
+
+def test_a_slower_arm_is_inferior_in_time() -> None:
+    """Steps that take half as long again, in every pair, are worse, with ratio and interval."""
+    row = _times()
+    assert str(row.time) == "worse"
+    assert row.time.low is not None
+    assert 1.49 < row.time.low < 1.502 < (row.time.high or 0) < 1.52
+
+
+def test_an_invalid_time_is_not_slower() -> None:
+    """Where the machine was not fit to measure there is no verdict on time, and no interval; accuracy has its own."""
+    row = _times(warmup_steps=88)
+    assert str(row.time) == "invalid measurement (12 timed steps, 30 needed)"
+    assert row.time.effect == pytest.approx(1.502, abs=0.001)
+    assert row.time.low is None
+    assert str(row.quality) == "equivalent (±0.5)"
+
+
+def test_no_timed_steps_is_an_invalid_time() -> None:
+    """A run that ends within its warm-up says that it has no timed steps."""
+    records = [
+        make_record(arm, seed, step_seconds_median=None, num_steps=10, warmup_steps=10)
+        for arm in ("fp32", "half")
+        for seed in range(3)
+    ]
+    row = _row(make_comparison(records, arms=["fp32", "half"]), "half")
+    assert (str(row.time), row.time.effect) == ("invalid measurement (0 timed steps, 30 needed)", None)
+
+
+def test_an_invalid_pair_is_left_out_where_enough_remain() -> None:
+    """One bad cell among five costs its pair and not the verdict."""
+    records = [
+        *(make_record("fp32", seed, seconds=SECONDS[seed]) for seed in range(5)),
+        *(make_record("half", seed, seconds=1.5 * SECONDS[seed] + 0.001 * seed) for seed in range(4)),
+        make_record("half", 4, seconds=99.0, warmup_steps=95),
+    ]
+    row = _row(make_comparison(records, arms=["fp32", "half"]), "half")
+    assert str(row.time) == "worse"
+    assert row.time.effect == pytest.approx(1.5, abs=0.01)
+
+
+@pytest.mark.parametrize(("half", "is_below"), [(0.02, True), (0.10, False)])
+def test_a_twin_is_the_floor_of_what_can_be_told(half: float, is_below: bool) -> None:
+    """The headline is not about the twin; it names the arms whose difference is no larger than the twin's."""
+    twin = "fp32 first_weights=twin"
+    records = [make_record("fp32", seed, top1=0.5) for seed in range(3)]
+    records += [make_record("half", seed, top1=0.5 - half) for seed in range(3)]
+    for seed, change in enumerate((0.04, -0.04, 0.05)):
+        made = make_record("fp32", seed, top1=0.5 + change)
+        config = made.config.model_copy(update={"first_weights": "twin"})
+        records.append(made.model_copy(update={"arm": twin, "config": config}))
+    comparison = make_comparison(records, arms=["fp32", "half", twin])
+    *others, floor = comparison.headline
+    assert not any(twin in sentence for sentence in others)
+    assert floor.startswith("fp32 again from weights changed by 1/512 differs by +5.2")
+    assert ("half, which this training cannot tell from a path" in floor) == is_below
+    assert _row(comparison, twin).pairs == 3

@@ -1,0 +1,232 @@
+"""The page in a real browser: it draws, follows its checkboxes, fits a phone, and reports no error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampcompare.results.records.comparison import Comparison
+from ampcompare.results.report.base import FORMATS
+
+pytestmark = pytest.mark.integration  # a browser is started
+
+pytest.importorskip("jinja2", reason="the page needs the extra html")
+
+ARMS = ["fp32", "apex:O2", "native:bf16", "half"]
+DRAWN = ".picture:not([hidden])"
+VISIBLE = f"""Object.fromEntries(Array.from(document.querySelectorAll("[data-figure]"), (place) => [
+    place.dataset.figure,
+    Array.from(place.querySelectorAll("{DRAWN} g[data-arm]:not(.off)"), (group) => Number(group.dataset.arm))]))"""
+SIZES = f"""({{page: document.documentElement.scrollWidth, screen: document.documentElement.clientWidth,
+    plots: Array.from(document.querySelectorAll("{DRAWN} > .frame, .track"), (it) => it.clientWidth)}})"""
+PAPER = "getComputedStyle(document.querySelector('section')).backgroundColor"
+INK = "getComputedStyle(document.querySelector('.plot .tick')).fill"
+
+
+@pytest.fixture(scope="module")
+def path(make_rich: Callable[..., Comparison], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page of four arms, one diverged."""
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    path.write_text(FORMATS["html"].reporter().render(make_rich(ARMS, diverging=["half"])), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def quiet(chromium: Any, path: Path) -> Any:
+    """The browser; the test fails if anything was reported or loaded."""
+    yield chromium
+    assert chromium.errors == []
+    assert {address.partition(":")[0] for address in chromium.requests} <= {"file", "data", "blob"}
+    assert [address for address in chromium.requests if address.startswith("file:")] == [path.as_uri()]
+
+
+@pytest.mark.parametrize(("width", "dark"), [(390, True), (1280, False)], ids=["dark phone", "light desktop"])
+def test_the_page_fits_and_is_drawn(quiet: Any, path: Path, width: int, dark: bool) -> None:
+    """On a phone and a desktop, light and dark, every figure is drawn inside the page, which never scrolls sideways."""
+    quiet.open(path, width=width, dark=dark)
+    sizes = quiet.value(SIZES)
+    assert sizes["page"] <= sizes["screen"] == width
+    assert len(sizes["plots"]) == 7 + 12  # charts, and lines of the plots of differences, memory and valid step times
+    assert all(100 < plot < width for plot in sizes["plots"])
+    assert quiet.value(PAPER) == ("rgb(23, 28, 36)" if dark else "rgb(255, 255, 255)")
+    assert len(quiet.screenshot()) > 40_000  # an empty screen has 6,000
+
+
+def test_tables_are_cards_on_a_phone(quiet: Any, path: Path) -> None:
+    """At 390 px each cell of the main table stands under its arm, beside the name of its column, inside the screen."""
+    quiet.open(path, width=390)
+    cells = quiet.value(
+        """Array.from(document.querySelectorAll("#summary .main td:not(.none)"), (cell) => ({
+            name: getComputedStyle(cell, "::before").content, right: cell.getBoundingClientRect().right}))"""
+    )
+    assert {'"top-1 %"', '"verdict"', '"peak MiB"'} <= {cell["name"] for cell in cells}
+    assert all(0 < cell["right"] <= 390 for cell in cells)
+    assert quiet.value("getComputedStyle(document.querySelector('#summary .main tr')).display") == "block"
+
+
+def test_a_click_on_a_head_sorts_a_table(quiet: Any, path: Path) -> None:
+    """A column sorts by number, up, down, and back to the order of the arms; a dash stays last."""
+    quiet.open(path)
+    column = (
+        "Array.from(document.querySelectorAll('#summary .main tbody tr'), (row) => row.children[0].innerText.trim())"
+    )
+    head = "#summary .main thead th:nth-child(2) .sort"
+    original = [name.partition("\n")[0].partition(" ")[0] for name in quiet.value(column)]
+    orders = []
+    for _ in range(3):
+        quiet.click(head)
+        orders.append([name.partition("\n")[0].partition(" ")[0] for name in quiet.value(column)])
+    assert original == ARMS == orders[2]
+    assert orders[0] == ["native:bf16", "apex:O2", "fp32", "half"]
+    assert orders[1] == ["fp32", "apex:O2", "native:bf16", "half"]
+
+
+def test_a_command_is_copied(quiet: Any, path: Path) -> None:
+    """The button beside a command puts it on the clipboard and says so."""
+    quiet.open(path)
+    quiet.call("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
+    quiet.click("#again .copy")
+    assert (
+        quiet.value(
+            "new Promise((done) => setTimeout(() => done(document.querySelector('#again .copy').textContent), 200))"
+        )
+        == "Copied"
+    )
+    assert quiet.value("navigator.clipboard.readText()") == "ampcompare compare --seeds 0-2"
+
+
+def test_values_are_read_with_the_keys(quiet: Any, path: Path) -> None:
+    """An arrow key shows the values of the first epoch, another those of the next; Escape puts them away."""
+    quiet.open(path)
+    quiet.value("document.querySelector('[data-figure=accuracy]').focus()")
+    readout = "document.querySelector('[data-figure=accuracy] .readout').innerText"
+    quiet.press("ArrowRight", "ArrowRight")
+    assert quiet.value(readout).split() == [
+        "epoch", "1", "apex:O2", "\u22120.30", "pp", "native:bf16", "\u22120.60", "pp",
+    ]  # fmt: skip
+    quiet.press("ArrowRight", "ArrowRight")
+    assert quiet.value(readout).startswith("epoch 2")
+    quiet.press("Escape", "Escape")
+    assert quiet.value("document.querySelector('[data-figure=accuracy] .readout').hidden") is True
+
+
+def test_a_chart_switches_alone(quiet: Any, path: Path) -> None:
+    """Differences come first and lack the reference, and the switch draws the values of all arms; the box beside a loss
+    changes the axis of that chart.
+    """
+    quiet.open(path)
+    assert set(quiet.value(VISIBLE)["accuracy"]) == {1, 2}
+    quiet.click('[data-show="accuracy"][data-view="1"]')
+    assert set(quiet.value(VISIBLE)["accuracy"]) == {0, 1, 2}
+    assert quiet.value(
+        "document.querySelector('[data-figure=accuracy] .picture:not([hidden]) .axes').innerText"
+    ).startswith("top-1 %")
+    marks = "[data-figure={}] .picture:not([hidden]) .tick"
+    ticks = f"Array.from(document.querySelectorAll('{marks}'), (tick) => tick.textContent)"
+    names = ("validation-loss", "training-loss")
+    before = [quiet.value(ticks.format(name)) for name in names]
+    quiet.click('[data-log="validation-loss"]')
+    after = [quiet.value(ticks.format(name)) for name in names]
+    assert (before[0] != after[0], before[1] == after[1]) == (True, True)
+    assert {"0.5", "1"} <= set(after[0])
+
+
+def test_a_checkbox_switches_an_arm_in_all_figures(quiet: Any, path: Path) -> None:
+    """A click takes every trace of an arm out of every figure, and a second one brings all of them back."""
+    quiet.open(path)
+    before = quiet.value(VISIBLE)
+    assert {key for key, arms in before.items() if 1 not in arms} == set()
+    assert len(before) == 7
+    quiet.click('input[name="arm"][value="1"]')
+    after = quiet.value(VISIBLE)
+    assert after == {key: [arm for arm in arms if arm != 1] for key, arms in before.items()}
+    assert after != before
+    assert quiet.value("document.getElementById('count').textContent") == "3 of 4"
+    quiet.click('input[name="arm"][value="1"]')
+    assert quiet.value(VISIBLE) == before
+    quiet.click('[data-choose="none"]')
+    assert set(map(len, quiet.value(VISIBLE).values())) == {0}
+    quiet.click('[data-choose="all"]')
+    assert quiet.value(VISIBLE) == before
+
+
+def test_keys_alone_switch_arms(quiet: Any, path: Path) -> None:
+    """Tab reaches each arm's box, which is named by its arm, and the space bar switches it."""
+    quiet.open(path)
+    quiet.value("document.querySelector('[data-choose=\"none\"]').focus()")
+    quiet.press("Tab", "Tab")
+    assert quiet.value("document.activeElement.labels[0].textContent.trim()") == "fp32"
+    quiet.press(" ", "Space", " ")
+    assert 0 not in quiet.value(VISIBLE)["validation-loss"]
+    assert quiet.value("getComputedStyle(document.activeElement).outlineStyle") != "none"
+
+
+def test_themes_follow_the_switch(quiet: Any, path: Path) -> None:
+    """The switch beats the system's scheme, figures change with it, and the choice is kept."""
+    quiet.open(path, dark=False)
+    light = quiet.value(INK)
+    quiet.value("document.querySelector('[value=\"dark\"]').click()")
+    assert quiet.value(PAPER) == "rgb(23, 28, 36)"
+    assert quiet.value(INK) != light
+    quiet.open(path, dark=False)
+    assert quiet.value(PAPER) == "rgb(23, 28, 36)"
+    quiet.value("document.querySelector('[value=\"auto\"]').click()")
+    assert quiet.value(PAPER) == "rgb(255, 255, 255)"
+
+
+def test_without_scripts_the_tables_stay(chromium: Any, path: Path) -> None:
+    """With JavaScript off, tables, words and figures are there, and dead controls are not."""
+    chromium.open(path, script=False)
+    text = chromium.call("DOM.getDocument", depth=0)["root"]["nodeId"]
+    counts = {}
+    for selector in ("table", ".plot", ".chip", ".copy", ".track"):
+        nodes = chromium.call("DOM.querySelectorAll", nodeId=text, selector=selector)["nodeIds"]
+        counts[selector] = sum(_has_box(chromium, node) for node in nodes)
+    assert counts[".chip"] == counts[".copy"] == 0
+    assert (counts[".plot"], counts[".track"]) == (7, 12)
+    assert counts["table"] >= 2
+
+
+def _has_box(chromium: Any, node: int) -> bool:
+    resolved = chromium.call("DOM.resolveNode", nodeId=node)["object"]["objectId"]
+    found = chromium.call(
+        "Runtime.callFunctionOn",
+        objectId=resolved,
+        functionDeclaration="function () { return this.getClientRects().length > 0 }",
+        returnByValue=True,
+    )
+    return bool(found["result"]["value"])
+
+
+def test_hostile_names_stay_text_in_the_browser(
+    chromium: Any, make_rich: Callable[..., Comparison], tmp_path: Path
+) -> None:
+    """Markup in a name of an arm is drawn letter by letter, on axes too, and nothing of it runs."""
+    name = "<b onclick=x>half</b><script>window.broken = 1</script>"
+    path = tmp_path / "report.html"
+    path.write_text(FORMATS["html"].reporter().render(make_rich(["fp32", name, "x" * 10_000])), encoding="utf-8")
+    chromium.open(path, width=375)
+    assert chromium.value("window.broken") is None
+    assert chromium.value("document.querySelectorAll('b[onclick], a[onclick], [onclick]').length") == 0
+    names = chromium.value("Array.from(document.querySelectorAll('#figure-memory tbody th'), (e) => e.textContent)")
+    assert names[1].startswith("<b onclick=x>half")
+    assert chromium.value(SIZES)["page"] == 375
+    assert chromium.errors == []
+
+
+def test_a_hundred_arms_stay_usable(chromium: Any, hundred_arms: str, tmp_path: Path) -> None:
+    """With 100 arms twelve are drawn at first, and switching one takes less than opening the page did."""
+    path = tmp_path / "report.html"
+    path.write_text(hundred_arms, encoding="utf-8")
+    chromium.open(path)
+    assert len(set(chromium.value(VISIBLE)["training-loss"])) == 11  # the reference has no difference
+    took = chromium.value(
+        "(() => { const begin = performance.now(); document.querySelectorAll('input[name=arm]')[40].click();"
+        " return performance.now() - begin })()"
+    )
+    assert took < chromium.value("performance.getEntriesByType('navigation')[0].loadEventEnd")
+    assert 40 in chromium.value(VISIBLE)["training-loss"]
+    assert chromium.errors == []

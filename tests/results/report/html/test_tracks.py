@@ -1,0 +1,47 @@
+"""Where values stand on the plots with one line per arm."""
+
+from __future__ import annotations
+
+import pytest
+
+from ampcompare.results.report.html.tracks import Scale, make_scale
+
+
+def test_a_linear_scale() -> None:
+    """Values lie in percent of the width; those outside lie on the edge."""
+    scale = Scale(-1.0, 1.0)
+    assert [scale.at(value) for value in (-3, -1, 0, 0.5, 1, 2)] == [0, 0, 50, 75, 100, 100]
+    assert scale.ticks(4) == pytest.approx([-1, -0.5, 0, 0.5, 1])
+
+
+@pytest.mark.parametrize("farthest", [0.1, 1.0, 3.9, 60.0, 1e6])
+def test_the_margin_stays_visible(farthest: float) -> None:
+    """However far an arm is off, the band of the margin has a width that can be seen, and 0 lies in the middle."""
+    scale = make_scale([farthest, -0.2], margin=0.5)
+    assert scale.at(0) == 50
+    assert scale.at(0.5) - scale.at(-0.5) > 3
+    assert scale.at(farthest) < 100
+    assert all(0 <= scale.at(tick) <= 100 for tick in scale.ticks())
+    assert 3 <= len(scale.ticks()) <= 9
+
+
+def test_a_scale_bends_only_where_it_must() -> None:
+    """Differences of a few margins are on a linear axis; a far one bends it."""
+    assert make_scale([2.0], margin=0.5).kind == "linear"
+    assert make_scale([20.0], margin=0.5).kind == "asinh"
+
+
+def test_ratios_are_logarithmic() -> None:
+    """Twice as slow and twice as fast are equally far from 1."""
+    scale = make_scale([0.5, 2.0, 1.0], kind="log")
+    assert scale.at(1) == pytest.approx(50)
+    assert scale.at(2) - 50 == pytest.approx(50 - scale.at(0.5), abs=0.02)
+    assert scale.at(0) == 0
+
+
+@pytest.mark.parametrize("values", [[], [0.0], [float("nan"), float("inf")], [5.0]])
+def test_odd_values_have_a_scale_too(values: list[float]) -> None:
+    """Nothing measured, one value, and what is not finite give a scale with a width."""
+    for scale in (make_scale(values), make_scale(values, zero=True), make_scale(values, margin=0.1)):
+        assert scale.high > scale.low
+        assert scale.ticks()

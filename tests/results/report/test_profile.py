@@ -1,0 +1,146 @@
+"""A profile on the terminal, as Markdown and as a page."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from ampcompare.results.records.profile import (
+    KINDS,
+    ArmProfile,
+    Held,
+    Layer,
+    Limits,
+    Memory,
+    Operation,
+    Part,
+    Profile,
+    RankTimes,
+    Reason,
+    Trial,
+)
+from ampcompare.results.records.run import dump_json
+from ampcompare.results.report.base import FORMATS
+from ampcompare.results.report.profile import profile_document
+from ampcompare.results.report.terminal import Terminal
+
+
+def _arm(name: str, seconds: float, dtype: str) -> ArmProfile:
+    return ArmProfile(
+        arm=name,
+        seconds=seconds,
+        steps=[10, 3],
+        parts=[
+            Part(phase="forward", kind="product", seconds=0.6 * seconds, calls=3),
+            Part(phase="backward", kind="cast", seconds=0.4 * seconds, calls=2),
+        ],
+        operations=[
+            Operation(name="aten::addmm", phase="forward", kind="product", dtype=dtype, calls=3, seconds=0.001)
+        ],
+        layers=[Layer(module="head", seconds=0.001)],
+        memory=Memory(
+            measured_bytes=3 * 2**20,
+            held=[Held(kind="weights", dtype=dtype, bytes=2 * 2**20)],
+            rest_bytes=2**20,
+            layers=[Held(kind="head", dtype=dtype, bytes=2**20)],
+        ),
+        limits=Limits(flops=2e9, bytes=1e8, peak_flops=1e12, peak_bytes=1e11, peak_dtype=dtype, source="a data sheet"),
+        trials=[Trial(change="--channels-last", before_seconds=1, seconds=0.75)],
+        memory_trials=[
+            Trial(change="--batch-size 8", before_seconds=1, seconds=1.25, before_peak_bytes=2**22, peak_bytes=2**20),
+            Trial(change="--checkpoint-activations", before_seconds=1, seconds=1, failure="out of memory"),
+        ],
+    )
+
+
+@pytest.fixture
+def profile() -> Profile:
+    """Two arms, and one that failed."""
+    reason = Reason(
+        kind="casts", text="casts take 40 % of the step", share=0.4, gain="cast once", evidence=["at a.py:3"]
+    )
+    slow = _arm("native:bf16", 0.02, "bf16").model_copy(
+        update={"reasons": [reason], "ranks": [RankTimes(rank=0, seconds=0.02)]}
+    )
+    return Profile(
+        reference="fp32", headline=["fp32 takes 10.00 ms a step",
+         "native:bf16 is not faster than fp32 (0.50x): casts take 40 % of the step"],
+        arms=[_arm("fp32", 0.01, "fp32"), slow, ArmProfile(arm="fp8", failure="no such device")],
+    )  # fmt: skip
+
+
+PARTS = (
+    "native:bf16 is not faster than fp32 (0.50x)",
+    "casts: casts take 40 % of the step; gain: cast once",
+    "12.00 (60 %)",
+    "20.0 %",  # MFU of fp32: 2e9 / 0.01 / 1e12
+    "+25 %",
+    "with --batch-size 8 the peak of memory is 1.00 instead of 4.00 MiB, 75 % less, and the work of a step takes 25 %",
+    "--checkpoint-activations could not be trained: out of memory",
+    "weights, bf16",
+)
+
+
+def test_the_text_begins_with_the_sentences(profile: Profile) -> None:
+    """Sentences, reasons with their evidence, and a column for each arm that has a profile."""
+    text = Terminal(200).render(profile)
+    assert text.startswith(profile.headline[0])
+    told = " ".join(text.split())
+    for part in (*PARTS, "at a.py:3", "33 % of the peak of memory is workspace"):
+        assert part in told, part
+    assert "fp8" not in text.split("One step, ms")[1].split("\n\n")[0]
+
+
+def test_markdown_has_the_same_figures(profile: Profile) -> None:
+    text = FORMATS["md"].reporter().render(profile)
+    assert "# Profile" in text
+    for part in ("12.00 (60 %)", "weights, bf16", "cast once", "1.00 instead of 4.00 MiB, 75 % less"):
+        assert part in text
+
+
+def test_the_page_draws_bars_and_the_roofline(profile: Profile) -> None:
+    """A part is a rectangle with its text, an arm a point under the roof of its type; nothing is loaded."""
+    page = FORMATS["html"].reporter().render(profile)
+    for part in (
+        "native:bf16, casts: 8.000 ms, 40 %",
+        "Peak of memory",
+        "75 % less",
+        "<polyline",
+        "20 FLOP/byte, 200 GFLOP/s",
+    ):
+        assert part in page, part
+    assert "https://" not in page
+    assert "<span>native:bf16</span>" in page, "beside the bar, which any width stretches"
+
+
+def test_a_profile_without_counts_has_a_page(profile: Profile) -> None:
+    """A compiled model has neither memory nor FLOPs, and a name with a tag stays text."""
+    bare = ArmProfile(arm="<b>", seconds=0.1, parts=[Part(phase="forward", kind="host", seconds=0.1)])
+    page = (
+        FORMATS["html"]
+        .reporter()
+        .render(profile.model_copy(update={"arms": [bare], "headline": ["<b> takes 100 ms a step"]}))
+    )
+    assert "<b> takes" not in page
+    assert "Roofline" not in page
+
+
+def test_a_record_is_read_back(profile: Profile) -> None:
+    assert Profile.model_validate_json(dump_json(profile)) == profile
+
+
+def test_the_page_begins_with_the_answer(profile: Profile) -> None:
+    """What the reference takes comes behind it; a step alone is the answer where there is no other arm."""
+    assert profile_document(profile).title == profile.headline[1]
+    page = FORMATS["html"].reporter().render(profile)
+    assert page.index("<h1>") < page.index("of the peak of memory is workspace")
+    alone = profile.model_copy(update={"headline": profile.headline[:1], "arms": profile.arms[:1]})
+    assert profile_document(alone).title == profile.headline[0]
+
+
+def test_kinds_of_work_have_colors_of_their_own(profile: Profile) -> None:
+    page = FORMATS["html"].reporter().render(profile)
+    key = page[page.index(KINDS["product"] + ",") - 200 : page.index(KINDS["host"])]
+    assert len(set(re.findall(r"var\(--arm-(\d)\)", key))) == len(KINDS)
+    assert "--arm-9: #" in page

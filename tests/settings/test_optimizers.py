@@ -1,0 +1,118 @@
+"""Names of optimizers, read without torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampcompare.base.errors import BackendUnavailable, ConfigError
+from ampcompare.settings import optimizers
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.optimizers import (
+    BUILT_IN,
+    canonical_name,
+    list_optimizers,
+    optimizer_names,
+    optimizer_path,
+    require_optimizer,
+)
+from ampcompare.settings.recipe import OptimizerConfig
+from ampcompare.settings.validation import validate
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("SGD", "sgd"),
+        ("fused-adam", "fused_adam"),
+        ("torch.optim.AdamW", "adamw"),
+        ("torch.optim:SGD", "sgd"),
+        ("apex.optimizers.FusedLAMB", "fused_lamb"),
+        ("ampcompare.apex.optimizers.FusedSGD", "fused_sgd"),
+        ("apex.optimizers.FusedMixedPrecisionLamb", "ampcompare.apex.optimizers:FusedMixedPrecisionLamb"),
+        ("torch.optim.RMSprop", "torch.optim:RMSprop"),
+        ("mine:make", "mine:make"),
+    ],
+)
+def test_one_optimizer_has_one_name(text: str, name: str) -> None:
+    """Whatever way it is written, its cell has one digest."""
+    assert canonical_name(text) == name
+    assert OptimizerConfig(name=text).name == name
+
+
+def test_a_mistyped_name_meets_the_nearest() -> None:
+    """A word that is neither a name nor a path is refused with what it was meant to be."""
+    with pytest.raises(ConfigError, match="there is no optimizer 'fused_adm': did you mean 'fused_adam'"):
+        canonical_name("fused_adm")
+
+
+def test_digests_of_older_cells_stay() -> None:
+    """Without arguments the digest is that of a configuration that had no such setting; with them it is another."""
+    plain = RunConfig()
+    assert plain.digest() == "4df56dc61c50"
+    other = validate(RunConfig, {"recipe": {"optimizer": {"args": {"dampening": 0.1}}}})
+    assert other.digest() != plain.digest()
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        ({"lr": 1}, "lr is a setting of its own; give it as recipe.optimizer.lr"),
+        ({"fused": True}, "give it as recipe.optimizer.implementation"),
+        ({"params": []}, "give it as recipe.optimizer.groups"),
+    ],
+)
+def test_arguments_that_are_settings_are_refused(args: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        validate(OptimizerConfig, {"args": args})
+
+
+def test_rates_by_layer_are_not_adapted_twice() -> None:
+    with pytest.raises(ConfigError, match="fused_lamb already does"):
+        validate(OptimizerConfig, {"name": "fused_lamb", "layer_lr": "larc"})
+
+
+def test_gradients_that_stay_scaled_are_not_clipped() -> None:
+    """FusedSGD without master gradients leaves nothing to clip at its size."""
+    optimizer = {"name": "fused_sgd", "args": {"materialize_master_grads": False}}
+    with pytest.raises(ConfigError, match="clip_grad reads unscaled gradients"):
+        validate(RunConfig, {"recipe": {"optimizer": optimizer, "clip_grad": 1.0}})
+    validate(RunConfig, {"recipe": {"optimizer": optimizer}})
+
+
+def test_what_is_not_installed_is_refused_with_the_line_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A known package asks to be installed; an unknown module does not exist."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: None)
+    with pytest.raises(BackendUnavailable, match="bitsandbytes is not installed: pip install bitsandbytes"):
+        require_optimizer("bitsandbytes.optim:AdamW8bit")
+    with pytest.raises(ConfigError, match="there is no module 'nowhere_to_be_found'"):
+        require_optimizer("nowhere_to_be_found:Class")
+    rows = {name: (available, reason) for name, available, reason in list_optimizers()}
+    assert rows["torchao.optim.AdamW8bit"] == (False, "not installed: pip install 'ampcompare[fp8]'")
+    assert set(BUILT_IN) < set(rows)
+
+
+@pytest.fixture
+def registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two entry points of another package, one of which another one registers as well."""
+    for package, value in (("one", "first:Lion"), ("two", "second:Lion")):
+        folder = tmp_path / f"{package}-1.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Name: {package}\nVersion: 1\n")
+        alone = "sign = math:copysign\n" if package == "one" else ""
+        (folder / "entry_points.txt").write_text(f"[{optimizers.GROUP}]\nlion = {value}\n{alone}")
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.usefixtures("registered")
+def test_other_packages_register_optimizers() -> None:
+    """A name of the entry-point group is known everywhere; one that two packages register is an error."""
+    assert canonical_name("sign") == "sign"
+    assert optimizer_path("sign") == "math:copysign"
+    require_optimizer("sign")
+    assert ("sign", True, "from math:copysign") in list_optimizers()
+    assert "sign" in optimizer_names()
+    with pytest.raises(ConfigError, match=r"'lion' is registered by 2 packages: .*first:Lion"):
+        optimizer_path("lion")

@@ -1,0 +1,104 @@
+"""The recipes that ship: each is complete, can be planned at every scale, and has its published figures in place."""
+
+from __future__ import annotations
+
+import pytest
+
+from ampcompare.base.errors import ConfigError
+from ampcompare.experiment.matrix import expand_matrix
+from ampcompare.experiment.plan import parse_seeds, plan_rows
+from ampcompare.experiment.sources import RecipeAtSize, published_beside
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.file import join_settings, list_recipes, load_recipe
+from ampcompare.settings.layers import Layer, resolve_settings
+
+NAMES = [
+    "cifar10-r18", "digits", "articles/loader-study", "articles/r18-leaves", "articles/r50-imagenet-amp",
+    "articles/r50-imagenet-apex", "articles/r50-imagenet-fp16bn",
+]  # fmt: skip
+
+
+def test_the_recipes_that_are_promised_are_there() -> None:
+    """The names are those of the documentation, in its order, and each has a title."""
+    assert [name for name, _, _ in list_recipes()] == NAMES
+    assert all(title for _, _, title in list_recipes())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_can_be_planned(name: str) -> None:
+    """As published and at each smaller scale the settings fit together, and rows keep their order and number."""
+    recipe = load_recipe(name)
+    full = resolve_settings([Layer("recipe", recipe.settings)]).config
+    rows = expand_matrix(recipe.matrix)
+    plan = plan_rows(full, rows, parse_seeds(str(recipe.matrix.seeds)))
+    assert len(plan.arms) == len(rows)
+    for scale in recipe.matrix.scales:
+        smaller = recipe.smaller(scale, name)
+        config = resolve_settings([Layer("recipe", recipe.settings), Layer(scale, smaller.settings)]).config
+        there = expand_matrix(join_settings(recipe.matrix, smaller.matrix))
+        assert [row.arm for row in there] == [row.arm for row in rows]
+        assert [list(row.varied) for row in there] == [list(row.varied) for row in rows]
+        plan_rows(config, there, [0])
+        assert config.recipe.data.name in ("digits", "ampcompare.tasks.overflow_digits:overflow_digits")
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("articles/")])
+def test_published_figures_have_their_rows(name: str) -> None:
+    """At each scale every published figure stands beside the same row of the recipe."""
+    recipe = load_recipe(name)
+    reference = recipe.matrix.reference
+    assert reference is not None
+    full = resolve_settings([Layer("recipe", recipe.settings)]).config
+    rows = expand_matrix(recipe.matrix)
+    published = published_beside(reference, RecipeAtSize(name, None, full, rows, rows), rows, full)
+    assert published.differs == []
+    assert all(line.row for line in published.rows)
+    for scale in recipe.matrix.scales:
+        there = expand_matrix(join_settings(recipe.matrix, recipe.smaller(scale, name).matrix))
+        again = published_beside(reference, RecipeAtSize(name, scale, full, rows, there), there, full)
+        places = {row.label: place for place, row in enumerate(rows)}
+        found = {row.label: place for place, row in enumerate(there)}
+        assert [places[line.row or ""] for line in published.rows] == [found[line.row or ""] for line in again.rows]
+
+
+def test_learning_rates_follow_the_batch() -> None:
+    """The study over batch sizes keeps one learning rate per sample, as published and small."""
+    recipe = load_recipe("articles/r50-imagenet-fp16bn")
+    layers = [Layer("recipe", recipe.settings)]
+    for matrix, below in (
+        (recipe.matrix, layers),
+        (recipe.smaller("small", "it").matrix, [*layers, Layer("small", recipe.smaller("small", "it").settings)]),
+    ):
+        plan = plan_rows(resolve_settings(below).config, expand_matrix(join_settings(recipe.matrix, matrix)), [0])
+        ratios = {round(cell.recipe.optimizer.lr / cell.total_batch_size, 9) for cell in plan.cells}
+        assert len(ratios) == 1
+    lrs = sorted(
+        cell.recipe.optimizer.lr
+        for cell in plan_rows(resolve_settings(layers).config, expand_matrix(recipe.matrix), [0]).cells
+    )
+    assert lrs == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6])
+
+
+def test_the_recipe_of_the_digits_is_what_runs_without_one() -> None:
+    """`digits` spells out the defaults, so that leaving it out changes nothing."""
+    assert resolve_settings([Layer("recipe", load_recipe("digits").settings)]).config == RunConfig()
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("digit", "'digits'"),
+        ("r18-leafs", "'articles/r18-leaves'"),
+        ("articles/r50-imagenet-apx", "'articles/r50-imagenet-apex'"),
+    ],
+)
+def test_a_mistyped_name_has_its_nearest(name: str, meant: str) -> None:
+    """A recipe that does not exist is answered with the one that was meant, with or without its folder."""
+    with pytest.raises(ConfigError, match=f"did you mean {meant}"):
+        load_recipe(name)
+
+
+def test_a_name_like_none_is_answered_with_all() -> None:
+    """Where nothing is near, all names are said."""
+    with pytest.raises(ConfigError, match=r"known are cifar10-r18, digits, "):
+        load_recipe("zzz")

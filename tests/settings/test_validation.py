@@ -1,0 +1,57 @@
+"""Mistakes in what a user wrote: each is named, with what was meant, and all are told at once."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from ampcompare.base.errors import ConfigError
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.validation import validate
+
+
+@pytest.mark.parametrize(
+    ("place", "hint"),
+    [
+        ("recipe.epohcs", "did you mean 'recipe.epochs'?"),
+        ("recipe.optimizer.lrr", "did you mean 'recipe.optimizer.lr'?"),
+        ("recipe.data.train-size", "did you mean 'recipe.data.train_size'?"),
+        ("recipee.epochs", "there is no setting 'recipee' (did you mean 'recipe'?)"),
+        ("devcie", "did you mean 'device'?"),
+        ("epochs", "did you mean 'recipe.epochs'?"),
+        ("optimizer.lr", "there is no setting 'optimizer' (did you mean 'recipe.optimizer'?)"),
+        ("lr", "did you mean 'recipe.optimizer.lr'?"),
+        ("recipe.optimizer.learning_rate", "known in recipe.optimizer are name, lr, momentum"),
+        ("qqq", "known are recipe, arm, processes"),
+    ],
+)
+def test_an_unknown_setting_gives_the_nearest(place: str, hint: str) -> None:
+    """A mistyped or misplaced key is an error that names the setting that was meant, or those that there are."""
+    group, _, name = place.rpartition(".")
+    values: dict[str, Any] = {name: 3}
+    for above in filter(None, reversed(group.split("."))):
+        values = {above: values}
+    with pytest.raises(ConfigError) as caught:
+        validate(RunConfig, values)
+    assert "there is no setting" in str(caught.value)
+    assert hint in str(caught.value)
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    """Two mistakes are two parts of one message."""
+    with pytest.raises(ConfigError) as caught:
+        validate(RunConfig, {"recipe": {"epochs": 0}, "devcie": "cpu"})
+    assert "recipe.epochs" in str(caught.value)
+    assert "'devcie'" in str(caught.value)
+
+
+def test_many_and_long_mistakes_take_no_time() -> None:
+    """Of thousands of unknown settings, or one with a name of a hundred thousand letters, a few are explained, soon."""
+    begin = time.monotonic()
+    with pytest.raises(ConfigError, match="and 4990 more"):
+        validate(RunConfig, {f"epochs{number}": 1 for number in range(5000)})
+    with pytest.raises(ConfigError, match="there is no setting"):
+        validate(RunConfig, {"epochs" * 20_000: 1})
+    assert time.monotonic() - begin < 5
