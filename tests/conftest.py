@@ -137,7 +137,7 @@ LONG = {
     "results/analysis/effects": "loss_tail samples step_time",
     "results/records": "metric",
     "results/report": "formats html/html metric_screens",
-    "script": "stand_in torch_amp/plain_script torch_amp/whole_model trainers/follow",
+    "script": "stand_in torch_amp/plain_script torch_amp/half_weights trainers/follow",
     "source": "migrate/read/neighbours migrate/rewrite",
     "tasks": "boxes dataloader detection imagefolder lm models",
     "training": "cuda_graph ema memory optimizers other_precisions rollback session skip_nonfinite without_float64",

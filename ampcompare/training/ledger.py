@@ -31,12 +31,7 @@ __all__ = ["LedgerKeeper", "StepLook", "is_zero_eps", "second_moment"]
 DETAILED = 2  # steps that are looked at operation by operation
 MAX_SHARE = 0.01  # of the time, for all later looks
 SAMPLE = 1024  # elements of a tensor whose update is followed
-SQUARES = (
-    "exp_avg_sq",
-    "square_avg",
-    "sum",
-    "exp_inf",
-)  # state of Adam, RMSprop, Adagrad, Adamax, by which they divide
+SQUARES = ("exp_avg_sq", "square_avg", "sum", "exp_inf")  # of Adam, RMSprop, Adagrad, Adamax, by which they divide
 
 
 @dataclass

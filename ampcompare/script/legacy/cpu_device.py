@@ -376,13 +376,8 @@ def _functions() -> dict[str, Any]:
             for name in (
                 *("empty_cache", "init", "ipc_collect", "manual_seed", "manual_seed_all", "seed", "seed_all"),
                 *("reset_accumulated_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached"),
-                *(
-                    "reset_peak_memory_stats",
-                    "set_device",
-                    "set_per_process_memory_fraction",
-                    "set_stream",
-                    "synchronize",
-                ),
+                *("reset_peak_memory_stats", "set_device", "set_per_process_memory_fraction", "set_stream"),
+                "synchronize",
             )
         },
         **{

@@ -12,7 +12,7 @@ import re
 import shlex
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -298,6 +298,21 @@ class Rows:
         }
         self._backwards += 1
         self.recorder.add(row)
+
+    def add_losses(
+        self,
+        losses: Sequence[Any],
+        loss_id: int,
+        scales: tuple[Any, Any],
+        overflow: bool | None,
+        numbers: list[int],
+        skips: list[int],
+    ) -> None:
+        """Record the backward passes of an update, whose last one has its outcome; the arguments are as above."""
+        for loss in losses[:-1]:
+            self.add_backward(loss, loss_id, (scales[0], scales[0]), None, numbers, [])
+        if losses:
+            self.add_backward(losses[-1], loss_id, scales, overflow, numbers, skips)
 
     def add_plain_backward(self, loss: Any) -> None:
         """Record a backward pass of a loss that nothing scales, next to `apex.amp`."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import sys
 import types
 import weakref
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,9 +87,20 @@ class _AmpHooks:
             _watch_steps(self, optimizer, number)
         return number
 
-    def scale_loss(self, original: Any, loss: Any, optimizers: Any, loss_id: int = 0, *args: Any, **kwargs: Any) -> Any:
-        """Return a block that records its backward pass."""
-        return _Block(self, original(loss, optimizers, loss_id, *args, **kwargs), loss, optimizers, loss_id)
+    @contextmanager
+    def scale_loss(
+        self, original: Any, loss: Any, optimizers: Any, loss_id: int = 0, *args: Any, **kwargs: Any
+    ) -> Iterator[Any]:
+        """Run a block of `scale_loss`, and record its backward pass."""
+        with original(loss, optimizers, loss_id, *args, **kwargs) as scaled:
+            self.rows.blocks += 1
+            before, value = self.scale(loss_id), value_of(loss)
+            try:
+                yield scaled
+            finally:
+                self.overflow = None
+                self.rows.blocks -= 1
+        self.add_backward(value, optimizers, loss_id, before)
 
     def update_scale(self, original: Any, scaler: Any) -> Any:
         """Note an overflow; a static scale is never checked: its False means nothing."""
@@ -103,40 +115,13 @@ class _AmpHooks:
             return None
         return float(state.loss_scalers[loss_id].loss_scale())
 
-    def left(self, loss: Any, optimizers: Any, loss_id: int, before: float | None) -> None:
+    def add_backward(self, loss: Any, optimizers: Any, loss_id: int, before: float | None) -> None:
         """Record a backward pass that has ended, and watch for the skips that it caused."""
         numbers = [self._number(one) for one in (optimizers if isinstance(optimizers, (list, tuple)) else [optimizers])]
         skips = numbers if self.overflow else []
         for number in skips:
             _watch_skip(self, self.rows.optimizers[number], number)
         self.rows.add_backward(loss, loss_id, (before, self.scale(loss_id)), self.overflow, numbers, skips)
-
-
-class _Block(AbstractContextManager[Any]):
-    """One block of `scale_loss`."""
-
-    __slots__ = ("_before", "_hooks", "_inner", "_loss", "_loss_id", "_optimizers")
-
-    def __init__(self, hooks: _AmpHooks, inner: Any, loss: Any, optimizers: Any, loss_id: int) -> None:
-        self._hooks, self._inner, self._optimizers, self._loss_id = hooks, inner, optimizers, loss_id
-        self._loss = loss
-        self._before: float | None = None
-
-    def __enter__(self) -> Any:
-        scaled = self._inner.__enter__()
-        self._hooks.rows.blocks += 1
-        self._before = self._hooks.scale(self._loss_id)
-        self._loss = value_of(self._loss)
-        return scaled
-
-    def __exit__(self, *exception: Any) -> Any:
-        hooks = self._hooks
-        hooks.overflow = None
-        hooks.rows.blocks -= 1
-        suppressed = self._inner.__exit__(*exception)
-        if exception[0] is None:
-            hooks.left(self._loss, self._optimizers, self._loss_id, self._before)
-        return suppressed
 
 
 def _watch_steps(hooks: _AmpHooks, optimizer: Any, number: int) -> None:
@@ -249,17 +234,9 @@ class _OptimizerHooks:
     def _add_losses(self, optimizer: Any, before: float, overflow: bool | None) -> None:
         """Record the losses since the last check; the last one carries its outcome."""
         number, loss_id = self._known(optimizer)
-        losses = self._losses.pop(optimizer, [])
-        for index, loss in enumerate(losses, 1):
-            last = index == len(losses)
-            self._rows.add_backward(
-                loss,
-                loss_id,
-                (before, _scale_of_optimizer(optimizer) if last else before),
-                overflow if last else None,
-                [number],
-                [number] if last and overflow else [],
-            )
+        scales = before, _scale_of_optimizer(optimizer)
+        skips = [number] if overflow else []
+        self._rows.add_losses(self._losses.pop(optimizer, []), loss_id, scales, overflow, [number], skips)
 
 
 def _scale_of_optimizer(optimizer: Any) -> float:
@@ -366,17 +343,10 @@ class _ScalerHooks:
             window.named |= names.keys()
             rows.add_initialize(type(scaler).__name__, names, [window.scale], [enabled])
         skips = [row["optimizer"] for row in steps if not row["applied"]]
-        for index, loss in enumerate(losses, 1):
-            decides = index == len(losses) and bool(steps) and enabled
-            after = _scale_of(scaler) if decides and ended else window.scale
-            rows.add_backward(
-                loss,
-                window.loss_id,
-                (window.scale, after),
-                bool(skips) if decides else None,
-                numbers,
-                skips if decides else [],
-            )
+        decides = enabled and bool(steps)
+        scales = window.scale, _scale_of(scaler) if decides and ended else window.scale
+        overflow = bool(skips) if decides else None
+        rows.add_losses(losses, window.loss_id, scales, overflow, numbers, skips if decides else [])
         for row in steps:
             rows.recorder.add(row)
 

@@ -39,6 +39,10 @@ HEADERS = [
     *("first loss", "last loss", "median step s"),
 ]
 MAX_NAME = 60
+OTHER_ROWS = (
+    *("setup", "weights", "batches", "metric", "memory", "files", "note", "rank", "plain_backward", "acted", "ledger"),
+    "planned",
+)
 
 
 @dataclass
@@ -182,23 +186,7 @@ ROWS = {
     "backward": _add_backward,
     "step": _add_step,
     "end": _add_end,
-    **dict.fromkeys(
-        (
-            "setup",
-            "weights",
-            "batches",
-            "metric",
-            "memory",
-            "files",
-            "note",
-            "rank",
-            "plain_backward",
-            "acted",
-            "ledger",
-        ),
-        _leave_out,
-    ),
-    "planned": _leave_out,
+    **dict.fromkeys(OTHER_ROWS, _leave_out),
 }
 
 
