@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ampcompare.backends.catalog import BUILT_IN, described_backends, find_spec, third_party_backends
-from ampcompare.backends.explanation import EffectiveArm
 from ampcompare.backends.options import DTYPE_NAMES, INNER_ARM, flag
 from ampcompare.backends.roles import Roles
 from ampcompare.backends.spec import BackendSpec
@@ -182,29 +181,27 @@ class Arm:
         assert spec is not None, self.backend  # checked when the arm was built
         return spec
 
-    def effective(self, device: str) -> EffectiveArm | None:
-        """Return what runs on "cpu" or "cuda"; None if the backend always runs what it is asked."""
-        return self.spec.effective(self.options, device) if self.spec.effective is not None else None
+    @property
+    def runs(self) -> Arm | None:
+        """The arm of ampcompare's own that a library is asked for, or that this one runs on; None if there is none.
+
+        What a library really runs on a device is a matter of the ledger.
+        """
+        text = self.spec.runs(self.options)
+        return Arm.parse(text) if text else self.inner
 
     @property
     def roles(self) -> Roles | None:
-        """In which type each part of a step is held or computed, as the arm declares it; None if that is not known.
-
-        An arm that another library runs declares what it asks of it, whatever that does on a device.
-        """
+        """In which type each part of a step is held or computed, as the arm declares it; None if that is not known."""
         own = self.spec.roles(self.options)
-        runs = self.effective("cuda")
-        if own is not None or runs is None or runs.arm is None:
-            return own
-        inner = Arm.parse(runs.arm).roles
-        return None if inner is None else self.spec.wraps(inner)
+        inner = None if own is not None or self.runs is None else self.runs.roles
+        return own if inner is None else self.spec.wraps(inner)
 
     @property
     def twin(self) -> Arm | None:
         """The arm of ampcompare's own with the roles of one that a library runs, or that packs activations."""
-        runs = self.effective("cuda")
-        twin = None if runs is None or runs.arm is None else Arm.parse(runs.arm)
-        return twin if twin is not None and twin.roles == self.roles else None
+        runs = self.runs
+        return runs if runs is not None and runs.roles == self.roles else None
 
     def declares_the_same(self, other: Arm) -> bool:
         """Return whether another arm of the backend holds and computes every part of a step in the same types."""

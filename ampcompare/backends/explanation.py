@@ -11,7 +11,6 @@ from ampcompare.backends.roles import BATCH_NORM, Roles
 __all__ = [
     "PLAIN_STEP",
     "ArmExplanation",
-    "EffectiveArm",
     "apex_script",
     "grad_scaler",
     "half_script",
@@ -49,19 +48,6 @@ class ArmExplanation:
     differs: tuple[str, ...]
     script: tuple[str, ...]
     twin_script: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class EffectiveArm:
-    """What an arm runs on a device.
-
-    Attributes:
-        arm: the arm of ampcompare's own with that precision; None if the arm cannot run there.
-        reason: why it differs from what was asked, or why it cannot run.
-    """
-
-    arm: str | None
-    reason: str = ""
 
 
 def role_rows(

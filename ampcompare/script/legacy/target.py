@@ -28,20 +28,8 @@ NEEDED_LATER = ("torch", "torch._dynamo", "torch.utils.checkpoint", "torch.utils
 KEPT = frozenset(
     (
         *(*sys.builtin_module_names, "__main__", "_collections_abc", "_sitebuiltins", "abc", "amp_C", "ampcompare"),
-        *(
-            "apex",
-            "codecs",
-            "encodings",
-            "genericpath",
-            "importlib",
-            "io",
-            "numpy",
-            "os",
-            "posixpath",
-            "ntpath",
-            "site",
-        ),
-        *("stat", "torch", "zipimport"),
+        *("apex", "codecs", "encodings", "genericpath", "importlib", "io", "numpy", "os", "posixpath", "ntpath"),
+        *("site", "stat", "torch", "zipimport"),
     )
 )
 
