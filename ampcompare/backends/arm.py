@@ -118,7 +118,7 @@ class Arm:
         Raises:
             ConfigError: unknown backend or option, a value that the option does not take, or several arms.
         """
-        arms = _split_arms(text).arms
+        arms, _ = _split_arms(text)
         if len(arms) > 1:
             raise ConfigError(f"{text!r} names {len(arms)} arms, {' and '.join(arms)}, but one arm is expected here")
         backend, rest = _split_backend(text)
@@ -251,14 +251,14 @@ def parse_arms(texts: Iterable[str]) -> list[Arm]:
     """
     arms: list[Arm] = []
     for text in texts:
-        split = _split_arms(text)
-        if split.ambiguous:
-            own = Arm.parse(split.ambiguous)
+        parts, ambiguous = _split_arms(text)
+        if ambiguous:
+            own = Arm.parse(ambiguous)
             raise ConfigError(
-                f"arms {text!r}: {split.ambiguous!r} can be an option of the arm before it, or the arm {str(own)!r}; "
+                f"arms {text!r}: {ambiguous!r} can be an option of the arm before it, or the arm {str(own)!r}; "
                 f"write {str(own)!r} for the arm, or the option as NAME=VALUE"
             )
-        arms += map(Arm.parse, split.arms or ("",))
+        arms += map(Arm.parse, parts or ("",))
     return arms
 
 
@@ -275,19 +275,6 @@ def same_arm(wanted: str | None, texts: Sequence[str]) -> str | None:
             if Arm.parse(text) == arm:
                 return text
     return wanted
-
-
-@dataclass(frozen=True)
-class _SplitText:
-    """A text taken apart into arms.
-
-    Attributes:
-        arms: the text of each.
-        ambiguous: the first word that is read as an option and could be an arm too; "" if there is none.
-    """
-
-    arms: tuple[str, ...]
-    ambiguous: str = ""
 
 
 def full_name(head: str) -> str | None:
@@ -317,10 +304,13 @@ def _split_backend(text: str) -> tuple[str, str]:
     return backend, ",".join(filter(None, [option, rest]))
 
 
-def _split_arms(text: str) -> _SplitText:
+def _split_arms(text: str) -> tuple[list[str], str]:
     """Split `fp32,bf16,apex:O2,loss_scale=128` into its arms: a word begins one unless it is an option of the last.
 
     After `half` a word such as `bf16` begins an arm. After `half:bn_fp32` it is an option, and ambiguous.
+
+    Returns:
+        The text of each arm, and the first word that is ambiguous, if any.
     """
     arms: list[list[str]] = []
     ambiguous = ""
@@ -336,7 +326,7 @@ def _split_arms(text: str) -> _SplitText:
         else:
             arms[-1].append(word)
             ambiguous = ambiguous or (word if is_arm else "")
-    return _SplitText(tuple(",".join(words) for words in arms), ambiguous)
+    return [",".join(words) for words in arms], ambiguous
 
 
 def _may_be_arm(word: str) -> bool:

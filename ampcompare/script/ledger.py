@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -13,8 +12,10 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ampcompare.base.patches import Layer, Points, Subscriptions, calling_frame
+from ampcompare.base.tensors.tree import tensors_in
 from ampcompare.guards.location import Location, user_location
 from ampcompare.results.records.ledger import Ledger
+from ampcompare.script.lifted_weights import HALF
 from ampcompare.script.recording.recorder import Rows
 from ampcompare.training.ledger import StepLook
 
@@ -24,7 +25,6 @@ DETAILED = 2  # steps that were applied, of each optimizer
 MAX_DETAILED = 12  # rows of steps, skipped ones too
 EVERY = 20  # later rows
 MAX_SHARE = 0.01  # of the time, for all later looks
-HALF = (torch.float16, torch.bfloat16)
 CASTS = ("to", "half", "bfloat16", "type")  # methods of a module that models of libraries override
 
 
@@ -143,7 +143,7 @@ class ScriptLedger:
         if self._depth:
             return original(*args, **kwargs)
         if self._passes:
-            for tensor in _tensors(args[0] if args else kwargs.get("tensors")):
+            for tensor in tensors_in(args[0] if args else kwargs.get("tensors")):
                 if tensor.requires_grad:  # where the pass begins, an arm has collected what was there
                     tensor.register_hook(lambda _: self._look.accumulates())
         self._passes += 1
@@ -225,10 +225,3 @@ def _is_by_arm() -> bool:
 
 def _module(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", ""))
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        yield from (one for one in value if isinstance(one, Tensor))

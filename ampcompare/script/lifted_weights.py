@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import gc
 import weakref
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -21,8 +20,9 @@ from ampcompare.guards.location import user_location
 from ampcompare.script.recording.recorder import Rows
 from ampcompare.script.torch_amp.parallel_wrappers import ParallelWrappers
 from ampcompare.training.precision.base import owned_params
+from ampcompare.training.precision.keep_fp32 import own_tensors
 
-__all__ = ["HALF", "LiftedWeights", "follow_averages"]
+__all__ = ["HALF", "LiftedWeights", "follow_averages", "live_modules"]
 
 HALF = (torch.float16, torch.bfloat16)
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase)
@@ -58,16 +58,16 @@ class LiftedWeights:
             return
         if not self.types:  # an average that the script has copied before stays narrow
             follow_averages(self._events)
-        types = sorted({_name(param.dtype) for param in trained})
+        types = sorted({str(param.dtype).removeprefix("torch.") for param in trained})
         self.types += [name for name in types if name not in self.types]
         ids = set(map(id, trained))
-        modules = [one for one in _modules() if any(id(param) in ids for param in one._parameters.values())]
+        modules = [one for one in live_modules() if any(id(param) in ids for param in one._parameters.values())]
         wrapped = self._wrappers.around(ids)
         self._wrappers.check(wrapped, "an arm that lifts 16-bit weights")
         for param in trained:
             _widen(param)
         for module in modules:
-            for tensor in _own_tensors(module):
+            for tensor in own_tensors(module):
                 if tensor.dtype in HALF:
                     _widen(tensor)
         self._wrappers.make_again(wrapped)
@@ -143,17 +143,8 @@ def _widen(param: Tensor) -> None:
     param.grad = None if grad is None else grad.float()
 
 
-def _modules() -> Iterable[nn.Module]:
+def live_modules() -> list[nn.Module]:
     """Return all modules of this process."""
     # `type` and `vars`: the objects of libraries may answer `isinstance` by code of their own.
     modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
     return [one for one in modules if "_modules" in vars(one)]
-
-
-def _own_tensors(module: nn.Module) -> Iterator[Tensor]:
-    for held in (module._parameters, module._buffers):
-        yield from (tensor for tensor in held.values() if tensor is not None)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

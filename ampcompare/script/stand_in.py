@@ -21,6 +21,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import SCRIPT_BACKENDS
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.base.patches import Layer, Points, Subscriptions
+from ampcompare.guards.location import raised_at
 from ampcompare.script.apex_amp import ScriptAmp
 from ampcompare.script.fp16_optimizers import follow_fp16_optimizers, fp16_optimizer_classes
 from ampcompare.script.keep_fp32 import KeptAtFirstCall
@@ -213,15 +214,15 @@ class StandIn:
 
     def _explain(self, error: BaseException) -> UnsupportedCombination | None:
         casts = half_dtype(self.arm) is not None and self.acted()
+        line = raised_at(error) or "the script"
         if casts and isinstance(error, TypeError) and NUMPY_LACKS.search(str(error)):
-            line = _user_line(error.__traceback__)
             return UnsupportedCombination(
                 f"{line}: under {self.arm} the script passes a bfloat16 tensor to NumPy, which has no such type "
                 f"({error}); write .float() before .numpy() there, or compare an arm of fp16"
             )
         if casts and isinstance(error, RuntimeError) and DENSE.search(str(error)):
             return UnsupportedCombination(
-                f"{_user_line(error.__traceback__)}: the masters of {self.arm} get dense gradients, as those of Apex, "
+                f"{line}: the masters of {self.arm} get dense gradients, as those of Apex, "
                 f"and the optimizer takes sparse ones alone ({error}); compare native:fp16 or half:masters=fp32"
             )
         fits = not casts and not self._lifted.types
@@ -264,7 +265,6 @@ class StandIn:
         elif NO_KERNEL.search(said):
             why = "torch cannot compute this in 16 bits on this device"
             advice = "compare fp32, or cast its inputs to fp32 there"
-        line = _user_line(error.__traceback__)
         return UnsupportedCombination(f"{line}: under {self.arm} {why} ({said}); {advice}")
 
     def _initialized(self) -> bool:
@@ -287,17 +287,6 @@ def _said(error: RuntimeError) -> str:
         return first
     last = next((line for line in reversed(others) if line.strip()), "")
     return last.partition("RuntimeError: ")[2].strip() or "TorchScript does not say why, as for tensors of unlike dtype"
-
-
-def _user_line(trace: types.TracebackType | None) -> str:
-    """Return the innermost line, as `train.py:12`, that is no library's."""
-    found = "the script"
-    while trace is not None:
-        file = trace.tb_frame.f_code.co_filename
-        if "site-packages" not in file and not trace.tb_frame.f_globals.get("__name__", "").startswith("ampcompare."):
-            found = f"{os.path.basename(file)}:{trace.tb_lineno}"
-        trace = trace.tb_next
-    return found
 
 
 def _is_in_model(trace: types.TracebackType | None) -> bool:

@@ -317,12 +317,10 @@ def _operations(tensors: Any) -> dict[str, tuple[int, int]]:
 
 def _names(rows: Any, numbers: list[int]) -> dict[str, str]:
     """Return the names of parameters, as far as a model that is alive has them."""
-    import gc
-
-    from torch import nn
+    from ampcompare.script.lifted_weights import live_modules
 
     known: dict[int, str] = {}
-    for module in [each for each in gc.get_objects() if isinstance(each, nn.Module)]:
+    for module in live_modules():
         for name, parameter in module.named_parameters():
             known[id(parameter)] = max(known.get(id(parameter), ""), name, key=len)
     return {

@@ -44,7 +44,7 @@ from ampcompare.base.tensors.tree import mapped, tensors_in
 from ampcompare.guards.location import here
 from ampcompare.script.gradient_mirror import GradientMirror, Pairs
 from ampcompare.script.keep_fp32 import WRAPPERS, bare_model
-from ampcompare.script.lifted_weights import HALF, follow_averages
+from ampcompare.script.lifted_weights import HALF, follow_averages, live_modules
 from ampcompare.script.torch_amp.autocast_and_scaler import (
     TorchAmp,
     unscaled,
@@ -56,6 +56,7 @@ from ampcompare.training.precision.base import make_precision, owned_params
 
 __all__ = ["HalfWeights"]
 
+TENSORS = ("parameters", "buffers")
 CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # they hold models, and are never called
 
 
@@ -112,15 +113,12 @@ class _ApexScaling:
             return []
         return list(zip(stash.all_fp16_params, stash.all_fp32_from_fp16_params, strict=True))
 
-    def step(self, optimizer: Any) -> Any:
-        """Step, and give the model the weights."""
-        return optimizer.step()
-
-    def skip(self, optimizer: Any) -> None:
-        """End an update without a step."""
+    def apply(self, optimizer: Any, *, good: bool) -> Any:
+        """Step, and give the model the weights, or end an update without a step."""
+        if good:
+            return optimizer.step()
         if self._level.master_weights:
             optimizer._amp_stash.release_buffers()
-        optimizer._opt_called = True  # the script called step: schedulers warn otherwise
 
 
 class _HalfScaling:
@@ -147,34 +145,15 @@ class _HalfScaling:
         pairs: list[tuple[Tensor, Tensor]] = self._precision.masters(optimizer)
         return pairs
 
-    def step(self, optimizer: Any) -> Any:
-        return self._precision.apply(optimizer, good=True)
-
-    def skip(self, optimizer: Any) -> None:
-        self._precision.apply(optimizer, good=False)
-        optimizer._opt_called = True
-
-
-class _InFp32:
-    """The tensors of a model, 16-bit ones as fp32."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-
-    def parameters(self) -> Iterator[Tensor]:
-        """Yield the weights."""
-        return map(_widened, self._model.parameters())
-
-    def buffers(self) -> Iterator[Tensor]:
-        """Yield the buffers."""
-        return map(_widened, self._model.buffers())
+    def apply(self, optimizer: Any, *, good: bool) -> Any:
+        return self._precision.apply(optimizer, good=good)
 
 
 def _alive(references: Iterable[weakref.ref[Any]]) -> list[Any]:
     return [one for reference in references if (one := reference()) is not None]
 
 
-def _widened(tensor: Tensor) -> Tensor:
+def _as_fp32(tensor: Tensor) -> Tensor:
     return tensor.detach().float() if tensor.dtype in HALF else tensor
 
 
@@ -243,18 +222,21 @@ class HalfWeights(TorchAmp):
             self._gradients.give_back(self._weights_of(optimizer))
 
     def forget_unscaled(self, scaler: Any, optimizer: Any) -> None:
-        self._scaling.skip(optimizer)
+        self._scaling.apply(optimizer, good=False)
         super().forget_unscaled(scaler, optimizer)
 
     def _average(self, original: Any, average: Any, model: nn.Module) -> None:
         """Average in the type of the average, which was copied before the weights were cast."""
-        original(average, _InFp32(model) if self._is_prepared else model)
+        if self._is_prepared:
+            tensors = {name: functools.partial(map, _as_fp32, getattr(model, name)()) for name in TENSORS}
+            model = types.SimpleNamespace(**tensors)  # type: ignore[assignment]
+        original(average, model)
 
     def _prepare(self, models: list[nn.Module], optimizers: list[Any]) -> None:
         self._refuse_shared(optimizers)
         # 16 bits are those of the script, as of frozen weights, or of a copy of what the arm has cast.
         for tensor in (one for model in models for one in (*model.parameters(), *model.buffers())):
-            tensor.data = _widened(tensor)
+            tensor.data = _as_fp32(tensor)
         try:
             with GRADIENT_READS.paused():  # those of earlier steps
                 self._scaling.prepare(models, optimizers)
@@ -265,7 +247,7 @@ class HalfWeights(TorchAmp):
         self._optimizer_references += map(weakref.ref, optimizers)
         for optimizer in optimizers:
             optimizer.zero_grad = types.MethodType(
-                functools.wraps(optimizer.zero_grad)(functools.partial(_zero_grad, self)), optimizer
+                functools.wraps(optimizer.zero_grad)(functools.partial(HalfWeights._clear, self)), optimizer
             )
 
     def _refuse_shared(self, optimizers: list[Any]) -> None:
@@ -367,7 +349,7 @@ class HalfWeights(TorchAmp):
         self._stepping = optimizer
         try:
             with self._own_gradients(optimizer):
-                return self._scaling.step(optimizer)
+                return self._scaling.apply(optimizer, good=True)
         finally:
             self._stepping = None
             self._given_weights.pop(optimizer, None)
@@ -376,7 +358,8 @@ class HalfWeights(TorchAmp):
 
     def skip(self, optimizer: Any) -> None:
         with self._own_gradients(optimizer):
-            self._scaling.skip(optimizer)
+            self._scaling.apply(optimizer, good=False)
+        optimizer._opt_called = True  # the script called step: schedulers warn otherwise
 
     @contextlib.contextmanager
     def _own_gradients(self, optimizer: Any) -> Iterator[None]:
@@ -412,27 +395,21 @@ class HalfWeights(TorchAmp):
                 )
             self._has_followed = True
 
-    def cleared(self, optimizer: Any, *, set_to_none: bool) -> None:
-        """Clear the gradients of an optimizer, those of the model and of master weights."""
-        with GRADIENT_READS.paused():
-            self._clear(optimizer, set_to_none=set_to_none)
-
     def _zero_grad(self, original: Any, optimizer: Any, set_to_none: bool = True) -> None:
         """Clear by a method that the script bound before, or that of a copy with the same groups, as Fabric's."""
         for one in self._optimizers:
             if one.param_groups is optimizer.param_groups:
-                self.cleared(one, set_to_none=set_to_none)
+                self._clear(one, set_to_none)
         original(optimizer, set_to_none)
 
-    def _clear(self, optimizer: Any, *, set_to_none: bool) -> None:
+    @GRADIENT_READS.paused()
+    def _clear(self, optimizer: Any, set_to_none: bool = True) -> None:
+        """Clear the gradients of an optimizer, those of the model and of master weights."""
         weights = self._weights_of(optimizer)
         lacking = {id(param) for param in weights if param.grad is None}  # read while those of masters are shown
         self._gradients.hide(weights)
         for param in weights:
-            if set_to_none or id(param) in lacking:
-                param.grad = None
-            else:
-                param.grad = torch.zeros_like(param)
+            param.grad = None if set_to_none or id(param) in lacking else torch.zeros_like(param)
         self._gradients.show_scaled(self.masters(optimizer))
 
     def _lacks_autocast(self) -> AmpCompareError:
@@ -459,10 +436,6 @@ class HalfWeights(TorchAmp):
         super()._after_step(optimizer)
         if optimizer is not self._stepping:
             self._gradients.show_scaled(self.masters(optimizer))
-
-
-def _zero_grad(names: HalfWeights, optimizer: Any, set_to_none: bool = True) -> None:
-    names.cleared(optimizer, set_to_none=set_to_none)
 
 
 class _FoundModels:
@@ -586,9 +559,7 @@ class _Tree:
     """All modules of this process, and which holds which."""
 
     def __init__(self) -> None:
-        # `type` and `vars`: the objects of libraries may answer `isinstance` by code of their own.
-        modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
-        self._modules = [one for one in modules if "_modules" in vars(one)]
+        self._modules = live_modules()
         self._parents: dict[int, list[nn.Module]] = {}
         for module in self._modules:
             for child in module._modules.values():

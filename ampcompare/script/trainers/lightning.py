@@ -15,11 +15,8 @@ import functools
 import sys
 from typing import Any
 
-import torch
-from torch import Tensor
-from torch.utils import _pytree as pytree
-
 from ampcompare.base.patches import Subscriptions
+from ampcompare.base.tensors.tree import cast_floating
 from ampcompare.script.trainers.arm import Follow, Told, log_numbers
 
 __all__ = ["MODULES"]
@@ -49,15 +46,11 @@ def _follow_mixed(name: str, told: Told, events: Subscriptions) -> None:
         """Cast inputs to the type that the arm computes in, if autocast is what computes in it."""
         if told.is_script:
             return original(self, data)
-        return data if told.half is None else pytree.tree_map(functools.partial(_to, told.half), data)
+        return data if told.half is None else cast_floating(data, told.half)
 
     events.wrap(plugin, "__init__", init)
     if "convert_input" in vars(plugin):  # that of Fabric
         events.wrap(plugin, "convert_input", convert_input)
-
-
-def _to(dtype: torch.dtype, value: Any) -> Any:
-    return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def _follow_half(name: str, told: Told, events: Subscriptions) -> None:

@@ -22,7 +22,7 @@ from ampcompare.base.tensors.tree import cast_floating, first_floating_type, map
 from ampcompare.training.precision.base import NO_CONTEXT
 from ampcompare.training.precision.replaced_forward import ReplacedForward
 
-__all__ = ["find_kept", "kept_in_fp32", "without_autocast", "without_casts"]
+__all__ = ["find_kept", "kept_in_fp32", "own_tensors", "without_autocast", "without_casts"]
 
 MAX_NAMED = 6
 
@@ -115,8 +115,8 @@ def _kept(patterns: Sequence[str], named: Sequence[tuple[str, nn.Module]]) -> se
     size = -1
     while size != len(kept):  # a module that shares a weight may hold another one that is shared
         size = len(kept)
-        held = {id(tensor) for _, module in named if id(module) in kept for tensor in _own_tensors(module)}
-        kept.update(id(module) for _, module in named if any(id(tensor) in held for tensor in _own_tensors(module)))
+        held = {id(tensor) for _, module in named if id(module) in kept for tensor in own_tensors(module)}
+        kept.update(id(module) for _, module in named if any(id(tensor) in held for tensor in own_tensors(module)))
     return kept
 
 
@@ -133,7 +133,8 @@ def _near(pattern: str, named: Sequence[tuple[str, nn.Module]]) -> str:
     return f"near are {', '.join(near[:MAX_NAMED])}" if near else f"names are {', '.join(known[:MAX_NAMED])}"
 
 
-def _own_tensors(module: nn.Module) -> Iterator[Tensor]:
+def own_tensors(module: nn.Module) -> Iterator[Tensor]:
+    """Yield the parameters and buffers of a module without those of the modules inside of it."""
     yield from module.parameters(recurse=False)
     yield from module.buffers(recurse=False)
 
@@ -142,7 +143,7 @@ class _Weights:
     """The floating parameters and buffers of modules, as they were before a cast."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
-        tensors = [tensor for module in modules for tensor in _own_tensors(module) if tensor.is_floating_point()]
+        tensors = [tensor for module in modules for tensor in own_tensors(module) if tensor.is_floating_point()]
         self._values = [(tensor, tensor.detach()) for tensor in tensors]
         self._buffers = [(module, dict(module._buffers)) for module in modules]
 

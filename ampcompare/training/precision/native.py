@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -55,12 +55,7 @@ class _ScaleReplay:
             backoff_factor=self.scaler.get_backoff_factor(),
         )
         if moved <= FLOAT32_MAX:  # as GradScaler, which keeps a scale that would become infinite
-            self.scale = _rounded(moved)
-
-
-def _rounded(value: float) -> float:
-    """Round to fp32, in which GradScaler keeps its scale."""
-    return struct.unpack("f", struct.pack("f", value))[0]  # type: ignore[no-any-return]
+            self.scale = float(np.float32(moved))  # in which GradScaler keeps its scale
 
 
 class Native(UnscaleOnce):
