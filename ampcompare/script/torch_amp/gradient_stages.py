@@ -29,6 +29,7 @@ from ampcompare.backends.apex_levels import apex_level
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ScalingError
 from ampcompare.base.patches import GRADIENT_READS, Subscriptions
+from ampcompare.base.tensors.lists import copy_by_dtype
 from ampcompare.guards.location import call_site, here
 from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmpStandIn
 from ampcompare.training.precision.base import owned_params
@@ -262,13 +263,13 @@ class GradientStages:
     def _multiply(self, optimizer: Any, factor: float) -> None:
         # A weight and its master may show the same one.
         weights = self._optimizers.weights(optimizer)
-        grads = {id(grad): (param, grad) for param in weights if (grad := param.grad) is not None}
-        for param, grad in grads.values():
-            scaled = grad.detach().float() * factor  # fp16 has no 65536
+        held = {id(grad): (param, grad) for param in weights if (grad := param.grad) is not None}
+        grads = [grad.detach() for _, grad in held.values()]
+        scaled = torch._foreach_mul([grad.float() for grad in grads], factor)  # fp16 has no 65536
+        for number, (param, grad) in enumerate(held.values()):
             if grad.requires_grad:  # the script computes with it
-                param.grad = scaled.to(grad.dtype)
-            else:
-                grad.copy_(scaled)
+                param.grad = grads[number] = torch.empty_like(grads[number])
+        copy_by_dtype(grads, scaled)
 
     def _grads(self, optimizer: Any) -> list[Tensor]:
         with GRADIENT_READS.paused():

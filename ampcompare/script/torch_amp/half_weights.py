@@ -115,10 +115,9 @@ class _ApexScaling:
 
     def apply(self, optimizer: Any, *, good: bool) -> Any:
         """Step, and give the model the weights, or end an update without a step."""
-        if good:
-            return optimizer.step()
-        if self._level.master_weights:
+        if not good and self._level.master_weights:
             optimizer._amp_stash.release_buffers()
+        return optimizer.step() if good else None
 
 
 class _HalfScaling:

@@ -399,7 +399,8 @@ class PlainScript:
 
     def _backward(self, original: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
         if self._backwards or self._decide() is _Mode.OWN:
-            return original(tensors, *args, **kwargs)
+            with self.casting.off():
+                return original(tensors, *args, **kwargs)
         if not self._optimizers.has_any():
             self._by_hand.note_backward()
         self._backwards += 1
@@ -418,9 +419,10 @@ class PlainScript:
                 scaled = self.stages.scaled(tensors, loss, kwargs)
             if scaled is None:
                 self._record(loss)
-                return original(tensors, **kwargs)
+                with self.casting.off():
+                    return original(tensors, **kwargs)
             self._is_scaled_pass = True
-            with GRADIENT_READS.paused():
+            with GRADIENT_READS.paused(), self.casting.off():
                 return original(scaled, **kwargs)
         finally:
             self._backwards -= 1
