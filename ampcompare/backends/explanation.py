@@ -8,15 +8,7 @@ from typing import Any
 
 from ampcompare.backends.roles import BATCH_NORM, Roles
 
-__all__ = [
-    "PLAIN_STEP",
-    "ArmExplanation",
-    "apex_script",
-    "grad_scaler",
-    "half_script",
-    "native_script",
-    "role_rows",
-]
+__all__ = ["PLAIN_STEP", "ArmExplanation", "apex_script", "grad_scaler", "half_script", "native_script", "role_rows"]
 
 SCALER = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
 PLAIN_STEP = (
@@ -156,10 +148,7 @@ def grad_scaler(options: Mapping[str, Any]) -> str:
 
 def native_script(dtype: str, options: dict[str, Any]) -> tuple[str, ...]:
     """Return what a script with `torch.amp` says; only fp16 needs a scaler."""
-    forward = (
-        f'with torch.autocast("cuda", dtype=torch.{dtype}):',
-        "    loss = criterion(model(x), y)",
-    )
+    forward = (f'with torch.autocast("cuda", dtype=torch.{dtype}):', "    loss = criterion(model(x), y)")
     if dtype != "float16":
         return (*forward, *PLAIN_STEP[1:])
     return (

@@ -68,11 +68,7 @@ class Library:
 
 
 def explain_library(
-    name: str,
-    library: Library,
-    does: tuple[tuple[str, str], ...],
-    script: tuple[str, ...],
-    runs: str,
+    name: str, library: Library, does: tuple[tuple[str, str], ...], script: tuple[str, ...], runs: str
 ) -> ArmExplanation:
     """Return the explanation of an arm that a library runs.
 

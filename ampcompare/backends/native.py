@@ -129,9 +129,7 @@ SPEC = BackendSpec(
         "bf16": "native:bf16",
         "bfloat16": "native:bf16",
     },
-    checkpoint=CheckpointState(
-        grad_scaler=lambda options: options.get("dtype", "float16") == "float16",
-    ),
+    checkpoint=CheckpointState(grad_scaler=lambda options: options.get("dtype", "float16") == "float16"),
     contract=(
         ContractArm("native:fp16", skips_steps=True),
         ContractArm("native:bf16"),

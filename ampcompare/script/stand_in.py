@@ -91,13 +91,7 @@ class StandIn:
     """
 
     def __init__(
-        self,
-        arm: Arm,
-        rows: Rows | None,
-        *,
-        engine: str = "compat",
-        watch: Watch | None = None,
-        for_cuda: bool = False,
+        self, arm: Arm, rows: Rows | None, *, engine: str = "compat", watch: Watch | None = None, for_cuda: bool = False
     ) -> None:
         check_arm(arm)
         self.arm = arm

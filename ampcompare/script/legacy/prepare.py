@@ -30,12 +30,8 @@ __all__ = ["Prepared", "override_opt_level", "prepare_child", "prepare_process"]
 
 # Arguments that only some levels take: `initialize` refuses them at the others.
 REFUSED = {
-    "O1": ("cast_model_type", "keep_batchnorm_fp32", "master_weights"),
-    "O0": ("patch_torch_functions",),
-    "O2": ("patch_torch_functions",),
-    "O3": ("patch_torch_functions",),
-    "O4": ("cast_model_type", "keep_batchnorm_fp32", "master_weights"),
-    "O5": ("patch_torch_functions",),
+    **dict.fromkeys(("O1", "O4"), ("cast_model_type", "keep_batchnorm_fp32", "master_weights")),
+    **dict.fromkeys(("O0", "O2", "O3", "O5"), ("patch_torch_functions",)),
 }
 # What an opt level sets, and a script may override.
 REPLACED = ("cast_model_type", "patch_torch_functions", "keep_batchnorm_fp32", "master_weights", "loss_scale")

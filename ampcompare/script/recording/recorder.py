@@ -33,11 +33,7 @@ __all__ = ["Recorder", "Rows", "header", "value_of"]
 MAX_ROWS_HELD = 256
 MAX_SECONDS_HELD = 1.0
 # What may wait for a device, by the kind of row.
-UNREAD = {
-    "backward": ("loss", "scale_before", "scale_after"),
-    "plain_backward": ("loss",),
-    "step": ("applied",),
-}
+UNREAD = {"backward": ("loss", "scale_before", "scale_after"), "plain_backward": ("loss",), "step": ("applied",)}
 KNOWN = (float, bool, type(None), int)  # types of values that wait for nothing
 
 

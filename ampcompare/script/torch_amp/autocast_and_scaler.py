@@ -235,12 +235,7 @@ class TorchAmp(TorchAmpStandIn):
         initialized: returns whether the script trains through `apex.amp`.
     """
 
-    def __init__(
-        self,
-        arm: Arm,
-        rows: Rows | None = None,
-        initialized: Callable[[], bool] = lambda: False,
-    ) -> None:
+    def __init__(self, arm: Arm, rows: Rows | None = None, initialized: Callable[[], bool] = lambda: False) -> None:
         super().__init__(initialized)
         self._arm = arm
         self._rows = rows

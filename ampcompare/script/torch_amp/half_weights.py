@@ -45,11 +45,7 @@ from ampcompare.guards.location import here
 from ampcompare.script.gradient_mirror import GradientMirror, Pairs
 from ampcompare.script.keep_fp32 import WRAPPERS, bare_model
 from ampcompare.script.lifted_weights import HALF, follow_averages, live_modules
-from ampcompare.script.torch_amp.autocast_and_scaler import (
-    TorchAmp,
-    unscaled,
-    without_autocast,
-)
+from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmp, unscaled, without_autocast
 from ampcompare.script.torch_amp.parallel_wrappers import ParallelWrappers
 from ampcompare.script.torch_amp.script_scaler import ScriptScaler
 from ampcompare.training.precision.base import make_precision, owned_params

@@ -43,11 +43,7 @@ class O1BehindTorch(TorchAmpStandIn):
     needs_scaler = True
     casts_loss = True
 
-    def __init__(
-        self,
-        arm: Arm,
-        initialized: Callable[[], bool] = lambda: False,
-    ) -> None:
+    def __init__(self, arm: Arm, initialized: Callable[[], bool] = lambda: False) -> None:
         super().__init__(initialized)
         self._level = apex_level(arm.options)
         self._name = f"apex:{arm.options['opt_level']}"

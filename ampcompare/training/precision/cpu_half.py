@@ -21,19 +21,9 @@ __all__ = ["EmulatedHalf", "cpu_half", "has_bf16_instructions"]
 aten = torch.ops.aten
 X86 = ("x86_64", "amd64")
 EMULATED = frozenset(
-    {
-        aten.mm.default,
-        aten.addmm.default,
-        aten.bmm.default,
-        aten.baddbmm.default,
-        aten.mv.default,
-        aten.addmv.default,
-        aten.dot.default,
-        aten.convolution.default,
-        aten.convolution_backward.default,
-    }
+    getattr(aten, name).default
+    for name in ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "convolution", "convolution_backward")
 )
-
 # oneDNN has these in 16 bits on few processors only, and raises on the others.
 RECURRENT = frozenset({aten.mkldnn_rnn_layer.default, aten.mkldnn_rnn_layer_backward.default})
 

@@ -531,11 +531,7 @@ class Half(Precision):
         """Move the dynamic scale."""
         assert self._scale is not None
         self._scale, self._good_steps = moved_scale(
-            self._scale,
-            self._good_steps,
-            overflow=overflow,
-            growth_interval=self.growth_interval,
-            min_scale=MIN_SCALE,
+            self._scale, self._good_steps, overflow=overflow, growth_interval=self.growth_interval, min_scale=MIN_SCALE
         )
 
     def _catch_up(self) -> None:

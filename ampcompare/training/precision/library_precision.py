@@ -14,13 +14,7 @@ from torch.optim import Optimizer
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.options import DTYPES
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.training.precision.base import (
-    FixedOutcome,
-    LateOutcomes,
-    StepOutcome,
-    UnscaleOnce,
-    all_applied,
-)
+from ampcompare.training.precision.base import FixedOutcome, LateOutcomes, StepOutcome, UnscaleOnce, all_applied
 
 __all__ = ["LibraryPrecision"]
 
