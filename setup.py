@@ -57,7 +57,6 @@ EXTRAS = {
     "timm": ["timm>=1.0"],  # its models by name: --arch timm:resnet50
     # Its causal models from a configuration (--task lm --arch hf:gpt2), and ampcompare.integrations.transformers.
     "hf": ["transformers>=4.48", "datasets>=3"],
-    "triton": ["triton>=3"],  # torch's CUDA wheels bring it along
 }
 
 setup(

@@ -168,7 +168,7 @@ def train(
         with precision.autocast():
             loss = loss_of(model(x[index]).float(), y[index])
         if watch is not None:
-            watch.add_loss(loss)
+            watch.see_loss(loss)
         precision.backward(loss, [made])
         precision.step(made)
         made.zero_grad()

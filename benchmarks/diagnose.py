@@ -30,9 +30,9 @@ from workloads import WORKLOADS, sgd
 
 import ampcompare
 from ampcompare import Precision
-from ampcompare.diagnosis.measure import Observed
 from ampcompare.diagnosis.observation import Observation
 from ampcompare.diagnosis.step_watch import StepWatch
+from ampcompare.diagnosis.watched_loop import ObservedPrecision
 from ampcompare.training.precision.cpu_half import cpu_half
 from tests.diagnosis.faults import NETWORKS, is_found, is_named, proposed
 
@@ -71,7 +71,8 @@ def steps_of(arm: str, way: str, model_name: str) -> tuple[Callable[[], None], E
     if way != "bare":
         wide = torch.float32 if way == "drift" else None
         watch = StepWatch(Observation(keep=2), steps=10**9, reference=wide)
-        precision = stack.enter_context(Observed(precision, watch))
+        stack.callback(watch.close)
+        precision = ObservedPrecision(precision, watch)
     torch.manual_seed(0)
     model, x, y = WORKLOADS[model_name]()
     (model,), (optimizer,) = precision.prepare([model], [sgd(model.parameters())])

@@ -19,7 +19,7 @@ from typing import Any
 
 LEADERS = ("numpy", "torch", "torch._dynamo", "pydantic", "click", "rich.live", "yaml", "psutil", "scipy.stats")
 OWN = (
-    "ampcompare.experiment.run",
+    "ampcompare.experiment.run_plan",
     "ampcompare.script.prepare",
     "ampcompare.script.legacy.execute",
     "ampcompare.script.legacy.replay",

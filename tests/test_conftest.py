@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -68,8 +69,10 @@ def test_groups_and_reruns(tmp_path: Path) -> None:
     """A fixture of a module is made in one process; what waits for others runs once more where it fails."""
     shutil.copy(Path(__file__).with_name("conftest.py"), tmp_path)
     (tmp_path / "test_both.py").write_text(TESTS)
-    command = [sys.executable, "-m", "pytest", "-q", "-raR", "-n", "2", "--dist", "loadgroup"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    plugins = ["-p", "xdist", "-p", "rerunfailures"]
+    command = [sys.executable, "-m", "pytest", *plugins, "-q", "-raR", "-n", "2", "--dist", "loadgroup"]
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # each plugin is imported in three processes
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert len(list(tmp_path.glob("made-*"))) == 1
     assert len(list(tmp_path.glob("ran-*"))) == 2
     assert "RERUN test_both.py::test_waits" in done.stdout

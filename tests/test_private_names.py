@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 import importlib
 import re
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
+import pytest
 import torch
 
 import ampcompare
@@ -20,22 +21,36 @@ COMMON = (
     *("torch._C", "torch._foreach_", "torch._amp_", "torch._fused_", "torch.nn.modules.batchnorm._BatchNorm"),
     *("torch.utils._pytree", "torch.utils._python_dispatch"),
 )
+# In one process of pytest with test_architecture.py, which reads all files too.
+pytestmark = pytest.mark.xdist_group("architecture")
+PRIVATE = re.compile(r"torch(\.\w+)*\._[^_\W]|from torch[\w.]* import .*\b_[^_\W]|from torch[\w.]*\._")
 
 
-def _private_names() -> Iterator[tuple[str, str]]:
-    """Yield each dotted name of torch that has an underscore, and the module that uses it."""
-    for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(parsed(path.read_text(encoding="utf-8"))):
+def _dotted(node: ast.expr) -> str:
+    """Return the name that a chain of attributes spells, such as "torch.nn.Module"; "" for any other expression."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
+
+
+@cache
+def _private_names() -> frozenset[tuple[str, str]]:
+    """Return each dotted name of torch that has an underscore, with the modules that use it."""
+    found = set()
+    for path in PACKAGE.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        for node in ast.walk(parsed(text)) if PRIVATE.search(text) else ():
             names = []
             if isinstance(node, ast.ImportFrom) and node.module:
                 names = [f"{node.module}.{alias.name}" for alias in node.names]
             elif isinstance(node, ast.Attribute):
-                names = [ast.unparse(node)]
+                names = [_dotted(node)]
             for name in names:
-                parts = name.split(".")
-                private = any(re.match("_(?!_)", part) for part in parts)
-                if parts[0] == "torch" and private and all(part.isidentifier() for part in parts):
-                    yield name, str(path.relative_to(PACKAGE))
+                if name.startswith("torch.") and re.search(r"\._(?!_)", name):
+                    found.add((name, str(path.relative_to(PACKAGE))))
+    return frozenset(found)
 
 
 def _has(name: str) -> bool:

@@ -115,14 +115,14 @@ PARTICIPLE = re.compile(
     r"|lent|read|bound|lost|gone|done|again|anew|apart|once|only|first|identical)_*"
 )
 VERBS = {"cut", "feed", "flatten", "listen", "open", "put", "read", "set", "unflatten", "widen"}
-OTHERS = {"__len__", "children", "seed", "when", "_when"}
+OTHERS = {"__len__", "_unskipped", "children", "seed", "when"}
 # Names from before this rule: a list that only gets shorter.
 NOT_YET = set((ROOT / "tests" / "participles.txt").read_text(encoding="utf-8").split())
 
 
 def participles(source: str) -> list[str]:
     """Return the functions of a module whose name is a participle or adverb alone."""
-    names = (node.name for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef))
+    names = re.findall(r"^ *(?:async )?def (\w+)\(", source, flags=re.MULTILINE)
     return [name for name in names if PARTICIPLE.fullmatch(name) and not {name.strip("_"), name} & (VERBS | OTHERS)]
 
 

@@ -43,7 +43,7 @@ TensorLists = Sequence[Sequence[Tensor]]
 @torch.no_grad()
 def multi_tensor_scale(chunk_size: int, noop_flag: Tensor, tensor_lists: TensorLists, scale: float) -> None:
     """[in, out]: write `in * scale`; the flag is set if any input is not finite, all outputs are written anyway."""
-    inputs, outputs = _checked(tensor_lists, noop_flag, 2)
+    inputs, outputs = _check_lists(tensor_lists, noop_flag, 2)
     _raise_flag(noop_flag, arithmetic.scale(inputs, outputs, scale))
 
 
@@ -52,7 +52,7 @@ def multi_tensor_axpby(
     chunk_size: int, noop_flag: Tensor, tensor_lists: TensorLists, a: float, b: float, arg_to_check: int
 ) -> None:
     """[x, y, out]: write `a * x + b * y`; the flag reports inf or NaN in both (`arg_to_check` -1), x (0) or y (1)."""
-    xs, ys, outputs = _checked(tensor_lists, noop_flag, 3)
+    xs, ys, outputs = _check_lists(tensor_lists, noop_flag, 3)
     if arg_to_check not in (-1, 0, 1):
         raise RuntimeError(f"arg_to_check is {arg_to_check}; it must be -1 (check both), 0 (check x) or 1 (check y)")
     watched = {-1: [*xs, *ys], 0: xs, 1: ys}[arg_to_check]
@@ -65,7 +65,7 @@ def multi_tensor_l2norm(
     chunk_size: int, noop_flag: Tensor, tensor_lists: TensorLists, per_tensor: bool | None = None
 ) -> tuple[Tensor, Tensor]:
     """[x]: return (norm of all, shape (1,); norms of each, shape (n,), or (0,) unless `per_tensor`), both fp32."""
-    (tensors,) = _checked(tensor_lists, noop_flag, 1)
+    (tensors,) = _check_lists(tensor_lists, noop_flag, 1)
     return _norms(noop_flag, tensors, per_tensor)
 
 
@@ -74,7 +74,7 @@ def multi_tensor_l2norm_mp(
     chunk_size: int, noop_flag: Tensor, tensor_lists: TensorLists, per_tensor: bool | None = None
 ) -> tuple[Tensor, Tensor]:
     """[x]: as `multi_tensor_l2norm`, but zeros where the flag is already set."""
-    (tensors,) = _checked(tensor_lists, noop_flag, 1)
+    (tensors,) = _check_lists(tensor_lists, noop_flag, 1)
     skipped = noop_flag.reshape(()) != 0
     both = _norms(noop_flag, tensors, per_tensor)
     return torch.where(skipped, 0.0, both[0]), torch.where(skipped, 0.0, both[1])
@@ -85,7 +85,7 @@ def multi_tensor_l2norm_scale(
     chunk_size: int, noop_flag: Tensor, tensor_lists: TensorLists, scale: float, per_tensor: bool | None = None
 ) -> tuple[Tensor, Tensor]:
     """[in, out]: write `in * scale`, and return the norms of `in` as `multi_tensor_l2norm` does."""
-    inputs, outputs = _checked(tensor_lists, noop_flag, 2)
+    inputs, outputs = _check_lists(tensor_lists, noop_flag, 2)
     both = _norms(noop_flag, inputs, per_tensor)
     arithmetic.scale(inputs, outputs, scale)
     return both
@@ -96,7 +96,7 @@ def multi_tensor_unscale_l2norm(
     chunk_size: int, noop_flag: Tensor, tensor_lists: TensorLists, inv_scale: Tensor, per_tensor: bool | None = None
 ) -> tuple[Tensor, Tensor]:
     """[x]: return the norms of `x * inv_scale` as `multi_tensor_l2norm` does; `x` is not changed."""
-    (tensors,) = _checked(tensor_lists, noop_flag, 1)
+    (tensors,) = _check_lists(tensor_lists, noop_flag, 1)
     total, each = _norms(noop_flag, tensors, per_tensor)
     factor = inv_scale.reshape(()).abs()
     return total * factor, each * factor
@@ -109,7 +109,7 @@ def _norms(noop_flag: Tensor, tensors: Sequence[Tensor], per_tensor: bool | None
     return total, each if per_tensor else each.new_empty(0)
 
 
-def _checked(lists: TensorLists, noop_flag: Tensor, *counts: int) -> list[list[Tensor]]:
+def _check_lists(lists: TensorLists, noop_flag: Tensor, *counts: int) -> list[list[Tensor]]:
     """Return the lists of an operation that takes one of `counts` lists.
 
     Raises:
@@ -159,7 +159,7 @@ def multi_tensor_sgd(
 
     The host reads the flag, and waits for it, only where more than torch's fused kernel is to be held back.
     """
-    grads, params, buffers, *rest = _checked(tensor_lists, noop_flag, 3, 4)
+    grads, params, buffers, *rest = _check_lists(tensor_lists, noop_flag, 3, 4)
     beyond_kernel = rest or (wd_after_momentum and weight_decay != 0.0)
     if (beyond_kernel or not noop_flag.is_cuda) and noop_flag.item():
         return
@@ -195,7 +195,7 @@ def multi_tensor_adam(
     weight_decay: float,
 ) -> None:
     """[grads, params, first moments, second moments]: one Adam step, `mode` 0 with L2 decay, 1 as AdamW."""
-    grads, params, exp_avgs, exp_avg_sqs = _checked(tensor_lists, noop_flag, 4)
+    grads, params, exp_avgs, exp_avg_sqs = _check_lists(tensor_lists, noop_flag, 4)
     optimizer_math.adam(
         grads,
         params,
@@ -232,7 +232,7 @@ def multi_tensor_adam_capturable(
     A fifth list holds fp32 masters of the second: they are updated, and the model parameters follow. Where the flag is
     set nothing changes.
     """
-    grads, params, exp_avgs, exp_avg_sqs, *rest = _checked(tensor_lists, noop_flag, 4, 5)
+    grads, params, exp_avgs, exp_avg_sqs, *rest = _check_lists(tensor_lists, noop_flag, 4, 5)
     optimizer_math.adam(
         grads,
         rest[0] if rest else params,
@@ -266,7 +266,7 @@ def multi_tensor_adagrad(
     weight_decay: float,
 ) -> None:
     """[grads, params, sums of squares]: one Adagrad step, `mode` 0 with L2 decay, 1 with decoupled decay."""
-    grads, params, sums = _checked(tensor_lists, noop_flag, 3)
+    grads, params, sums = _check_lists(tensor_lists, noop_flag, 3)
     optimizer_math.adagrad(grads, params, sums, lr=lr, eps=epsilon, adagrad_w=mode == 1, weight_decay=weight_decay)
 
 
@@ -288,7 +288,7 @@ def multi_tensor_novograd(
     norm_type: int,
 ) -> None:
     """[grads, params, moments]: one NovoGrad step, `mode` 0 with the norm inside the moment; `norm_type` 2 or 0."""
-    grads, params, exp_avgs = _checked(tensor_lists, noop_flag, 3)
+    grads, params, exp_avgs = _check_lists(tensor_lists, noop_flag, 3)
     optimizer_math.novograd(
         grads,
         params,
@@ -326,7 +326,7 @@ def multi_tensor_lamb(
     use_nvlamb: bool | None = None,
 ) -> None:
     """[grads, params, first moments, second moments]: one LAMB step; the gradients hold the update afterwards."""
-    grads, params, exp_avgs, exp_avg_sqs = _checked(tensor_lists, noop_flag, 4)
+    grads, params, exp_avgs, exp_avg_sqs = _check_lists(tensor_lists, noop_flag, 4)
     optimizer_math.lamb(
         grads,
         params,
@@ -371,7 +371,7 @@ def multi_tensor_lamb_mp(
     Gradients and `global_grad_norm` carry the loss scale, and so does `max_grad_norm`. Nothing changes where the flag
     is set, which the host reads.
     """
-    grads, params, exp_avgs, exp_avg_sqs, *rest = _checked(tensor_lists, noop_flag, 4, 5)
+    grads, params, exp_avgs, exp_avg_sqs, *rest = _check_lists(tensor_lists, noop_flag, 4, 5)
     if noop_flag.item():
         return
     optimizer_math.lamb(
@@ -408,7 +408,7 @@ def multi_tensor_lamb_stage1_cuda(
     max_global_grad_norm: float,
 ) -> None:
     """[grads, params, first moments, second moments, updates]: moments and updates; `step` counts from 0."""
-    grads, params, exp_avgs, exp_avg_sqs, updates = _checked(tensor_lists, noop_flag, 5)
+    grads, params, exp_avgs, exp_avg_sqs, updates = _check_lists(tensor_lists, noop_flag, 5)
     optimizer_math.compute_update(
         grads,
         params,
@@ -438,7 +438,7 @@ def multi_tensor_lamb_stage2_cuda(
     use_nvlamb: bool | None = None,
 ) -> None:
     """[params, updates]: subtract the updates, each scaled by ||param|| / ||update|| where that applies."""
-    params, updates = _checked(tensor_lists, noop_flag, 2)
+    params, updates = _check_lists(tensor_lists, noop_flag, 2)
     optimizer_math.apply_update(
         params,
         updates,

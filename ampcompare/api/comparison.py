@@ -10,9 +10,9 @@ from ampcompare.api.arguments import takes
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import GateFailed, RecordError
 from ampcompare.experiment.compare import run_comparison
-from ampcompare.experiment.load import reload_comparison
 from ampcompare.experiment.notebook_progress import default_observer
-from ampcompare.experiment.options import CompareOptions, RunOptions, settings_request
+from ampcompare.experiment.reload_report import reload_comparison
+from ampcompare.experiment.run_options import CompareOptions, RunOptions, settings_request
 from ampcompare.experiment.single_run import run_single
 from ampcompare.experiment.sources import collect_settings
 from ampcompare.results.records.comparison import Comparison

@@ -70,8 +70,8 @@ def diagnose(
     """
     from ampcompare.experiment.diagnose import diagnose as _diagnose
     from ampcompare.experiment.option_checks import check_cells
-    from ampcompare.experiment.options import settings_request, with_script
     from ampcompare.experiment.preflight import preflight_of
+    from ampcompare.experiment.run_options import settings_request, with_script
 
     if loop is not None and script is not None:
         raise ConfigError("diagnose takes either a loop or a script, but both were given; leave one out")
@@ -125,10 +125,10 @@ def profile(
         LaunchError: the reference could not be trained.
     """
     from ampcompare.experiment.option_checks import check_cells
-    from ampcompare.experiment.options import settings_request, with_script
     from ampcompare.experiment.preflight import preflight_of
     from ampcompare.experiment.profile import profile as _profile
     from ampcompare.experiment.profile import require_arms
+    from ampcompare.experiment.run_options import settings_request, with_script
 
     if loop is not None and script is not None:
         raise ConfigError("profile takes either a loop or a script, but both were given; leave one out")
@@ -181,7 +181,7 @@ def look_ahead(
     """
     from ampcompare.experiment.look_ahead import AheadOptions
     from ampcompare.experiment.look_ahead import look_ahead as _look_ahead
-    from ampcompare.experiment.options import settings_request, with_script
+    from ampcompare.experiment.run_options import settings_request, with_script
 
     given = with_script({**settings, "arm": "fp32"}, script, ())
     config = collect_settings(settings_request(recipe, size, config_file, given), one_run=True).config
@@ -224,7 +224,7 @@ def find_batch(
         LaunchError: a try failed for another reason than memory or too few samples.
     """
     from ampcompare.experiment.find_batch import BatchSearch, configs_of, search_batches
-    from ampcompare.experiment.options import settings_request
+    from ampcompare.experiment.run_options import settings_request
 
     config = collect_settings(settings_request(recipe, size, config_file, settings), one_run=True).config
     configs = configs_of(config, _names_of(arms))

@@ -152,7 +152,7 @@ def hide(words: Sequence[str]) -> list[str]:
     for word in words:
         found = FLAG.fullmatch(word) if word.startswith("-") else None
         if flag and found is None and _is_secret(flag, word):
-            shown.append(_kept(flag, word, used))
+            shown.append(_placeholder_for(flag, word, used))
         else:
             shown.append(_hidden_inside(word, flag, used))
         flag = found[1] if found else ""
@@ -162,22 +162,25 @@ def hide(words: Sequence[str]) -> list[str]:
 def _hidden_inside(word: str, flag: str, used: dict[str, str]) -> str:
     whole = re.fullmatch(rf"(?s)([-+]*({NAME})=)(.+)", word)
     if whole and _is_secret(whole[2], whole[3]):
-        return whole[1] + _kept(whole[2], whole[3], used)
+        return whole[1] + _placeholder_for(whole[2], whole[3], used)
 
     def pair(match: re.Match[str]) -> str:
         name, value = match["name"], match["value"]
-        return f"{name}{match['is']}{_kept(name, value, used)}" if _is_secret(name, value) else match[0]
+        return f"{name}{match['is']}{_placeholder_for(name, value, used)}" if _is_secret(name, value) else match[0]
 
     word = PAIRS.sub(pair, word)
-    word = CREDENTIALS.sub(lambda match: _kept("credentials", match[0], used), word)
+    word = CREDENTIALS.sub(lambda match: _placeholder_for("credentials", match[0], used), word)
     name = flag if is_secret_name(flag) else "secret"
-    word = TOKENS.sub(lambda match: _kept(name, match[0], used), word)
-    return BEARER.sub(
-        lambda match: match[0] if "$" in match[1] else match[0].replace(match[1], _kept("bearer", match[1], used)), word
-    )
+    word = TOKENS.sub(lambda match: _placeholder_for(name, match[0], used), word)
+
+    def bearer(match: re.Match[str]) -> str:
+        token = match[1]
+        return match[0] if "$" in token else match[0].replace(token, _placeholder_for("bearer", token, used))
+
+    return BEARER.sub(bearer, word)
 
 
-def _kept(name: str, value: str, used: dict[str, str]) -> str:
+def _placeholder_for(name: str, value: str, used: dict[str, str]) -> str:
     """Return the placeholder of a secret: that of its name, with a number where a command has several."""
     if value in used:
         return used[value]
@@ -255,7 +258,7 @@ def mask(text: str, *, of_script: bool = False) -> str:
         of_script: what a script has said, in which short values are looked for too, and what has the form of a secret.
     """
     least = MIN_LITERAL if of_script else MIN_SAFE_LITERAL
-    for value, placeholder in sorted(_known().items(), key=lambda item: -len(item[0])):
+    for value, placeholder in sorted(_known_secrets().items(), key=lambda item: -len(item[0])):
         is_mixed = len(value) >= MIN_MIXED and re.search(r"\d", value) and re.search(r"\D", value)
         if len(value) < least and not is_mixed:
             continue
@@ -274,7 +277,7 @@ def _without_credentials(match: re.Match[str]) -> str:
     return match[0] if "$" in match[0] else "$CREDENTIALS"
 
 
-def _known() -> dict[str, str]:
+def _known_secrets() -> dict[str, str]:
     return {**_known_in(tuple(os.environ.items()), tuple(_names)), **_values}
 
 
@@ -306,7 +309,7 @@ class StreamMask:
 
     def __init__(self) -> None:
         self._rest = b""
-        values = [form.encode() for value in _known() if len(value) >= MIN_LITERAL for form in _forms(value)]
+        values = [form.encode() for value in _known_secrets() if len(value) >= MIN_LITERAL for form in _forms(value)]
         self._values = values
 
     def feed(self, block: bytes) -> bytes:
@@ -315,14 +318,14 @@ class StreamMask:
         begun = BEGUN.search(data[-MAX_BEGUN:])
         keep = max([len(begun[0]) if begun else 0, *(_overlap(data, value) for value in self._values)])
         self._rest = data[len(data) - keep :] if keep else b""
-        return self._masked(data[: len(data) - keep])
+        return self._mask_bytes(data[: len(data) - keep])
 
     def end(self) -> bytes:
         """Return what was held back."""
         rest, self._rest = self._rest, b""
-        return self._masked(rest)
+        return self._mask_bytes(rest)
 
-    def _masked(self, data: bytes) -> bytes:
+    def _mask_bytes(self, data: bytes) -> bytes:
         if not data:
             return data
         return mask(data.decode("utf-8", errors="surrogateescape"), of_script=True).encode("utf-8", "surrogateescape")

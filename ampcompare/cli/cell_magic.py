@@ -79,7 +79,7 @@ def run_cell(line: str, cell: str, variables: Mapping[str, Any]) -> Any:
         raise ConfigError(f"the line of the magic cannot be read: {error}; write {USAGE}") from None
     place = words.index("--") if "--" in words else len(words)
     names, own = _shared_names(words[:place])
-    path = _written(script_of(cell, {name: _value(name, variables) for name in names}))
+    path = _write_script(script_of(cell, {name: _value(name, variables) for name in names}))
     typed = [*own, "--", str(path), *words[place + 1 :]]
     group = click.Context(cli, info_name="ampcompare")
     command = cli.get_command(group, "compare")
@@ -174,7 +174,7 @@ def script_of(cell: str, values: Mapping[str, str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _written(script: str) -> Path:
+def _write_script(script: str) -> Path:
     """Return the file of a script; its name is that of its text, so that an unchanged cell resumes."""
     from ampcompare.base.files.write import write_atomically
 

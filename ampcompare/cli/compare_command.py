@@ -17,7 +17,8 @@ from ampcompare.cli.launching import (
     pool_options,
     save_at_signals,
 )
-from ampcompare.cli.options import (
+from ampcompare.cli.settings import ScriptCommand, request_from, script_options, show_metrics
+from ampcompare.cli.shared_options import (
     arm_from_flags,
     arm_options,
     callback_option,
@@ -25,10 +26,9 @@ from ampcompare.cli.options import (
     output_options,
     recipe_options,
 )
-from ampcompare.cli.settings import ScriptCommand, request_from, script_options, show_metrics
 from ampcompare.cli.values import ARM, ARM_LIST, FILE, FOLDER
-from ampcompare.experiment.options import CompareOptions, to_seconds
 from ampcompare.experiment.plan import parse_vary
+from ampcompare.experiment.run_options import CompareOptions, to_seconds
 from ampcompare.settings.script import SCRIPT_ARMS
 
 __all__ = ["command", "options_from"]

@@ -10,7 +10,7 @@ import click
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.cli.help import Command, option
-from ampcompare.cli.options import json_option
+from ampcompare.cli.shared_options import json_option
 from ampcompare.cli.values import Choice
 
 if TYPE_CHECKING:

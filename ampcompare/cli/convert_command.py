@@ -11,7 +11,7 @@ import click
 from ampcompare.api.migration import convert_checkpoint
 from ampcompare.base.errors import ConfigError
 from ampcompare.cli.help import Command, option, options_of
-from ampcompare.cli.options import json_option
+from ampcompare.cli.shared_options import json_option
 from ampcompare.cli.values import FILE, LEVEL
 
 if TYPE_CHECKING:

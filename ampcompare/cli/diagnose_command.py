@@ -14,9 +14,9 @@ from ampcompare.backends.arm import parse_arms
 from ampcompare.base.errors import ConfigError
 from ampcompare.cli.help import ARMS, MACHINE, OUTPUT, SCRIPT, option, options_of
 from ampcompare.cli.launching import ended_by_signals
-from ampcompare.cli.options import json_option, recipe_options
 from ampcompare.cli.output import note, text_width
 from ampcompare.cli.settings import ScriptCommand, request_from, watched_script_options
+from ampcompare.cli.shared_options import json_option, recipe_options
 from ampcompare.cli.values import ARM_LIST, FOLDER
 from ampcompare.experiment.sources import collect_settings
 

@@ -9,8 +9,8 @@ import click
 from ampcompare.api.machine import examine_machine
 from ampcompare.backends.arm import parse_arms
 from ampcompare.cli.help import Command, option, options_of
-from ampcompare.cli.options import json_option
 from ampcompare.cli.output import text_width
+from ampcompare.cli.shared_options import json_option
 from ampcompare.cli.values import ARM_LIST
 
 __all__ = ["command"]

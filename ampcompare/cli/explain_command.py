@@ -11,9 +11,9 @@ import click
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import LaunchError
 from ampcompare.cli.help import OUTPUT, option
-from ampcompare.cli.options import json_option, recipe_options
 from ampcompare.cli.output import text_width
 from ampcompare.cli.settings import ScriptCommand, request_from, watched_script_options
+from ampcompare.cli.shared_options import json_option, recipe_options
 from ampcompare.cli.values import ARM
 from ampcompare.experiment.sources import collect_settings
 

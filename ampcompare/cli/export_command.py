@@ -44,7 +44,7 @@ def command(run: str | None, tracker: str, output: str | None, project: str) -> 
     W&B writes offline, for `wandb sync`, unless WANDB_MODE says otherwise. MLflow writes files, unless
     MLFLOW_TRACKING_URI names a server.
     """
-    from ampcompare.experiment.load import reload_comparison
+    from ampcompare.experiment.reload_report import reload_comparison
     from ampcompare.experiment.run_directory import newest_runs
     from ampcompare.results.report.export import make_exporter
 

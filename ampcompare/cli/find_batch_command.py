@@ -11,9 +11,9 @@ from ampcompare.backends.arm import parse_arms
 from ampcompare.base.errors import ConfigError
 from ampcompare.cli.help import ARMS, MACHINE, Command, option
 from ampcompare.cli.launching import ended_by_signals, pool_options
-from ampcompare.cli.options import json_option, recipe_options
 from ampcompare.cli.output import note
 from ampcompare.cli.settings import request_from
+from ampcompare.cli.shared_options import json_option, recipe_options
 from ampcompare.cli.values import ARM_LIST
 from ampcompare.experiment.sources import collect_settings
 

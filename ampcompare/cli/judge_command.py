@@ -12,8 +12,8 @@ from ampcompare.api.results_table import judge_table
 from ampcompare.base.errors import ConfigError
 from ampcompare.cli.comparison_output import details_option, terminal_text
 from ampcompare.cli.help import ARMS, COMPARISON, DATA, Command, default_of, option, options_of
-from ampcompare.cli.options import json_option, margin_options
 from ampcompare.cli.output import say
+from ampcompare.cli.shared_options import json_option, margin_options
 from ampcompare.cli.values import ARM, FILE
 
 __all__ = ["command"]

@@ -13,13 +13,13 @@ import click
 
 from ampcompare.base.errors import AmpCompareError, ConfigError, Ended
 from ampcompare.cli.help import MACHINE, PROCESSES, add_options, option, options_of
-from ampcompare.cli.options import typed_command, wait_seconds
 from ampcompare.cli.output import leave_closed_terminal
+from ampcompare.cli.shared_options import typed_command, wait_seconds
 from ampcompare.cli.values import JOBS
 
 if TYPE_CHECKING:
-    from ampcompare.experiment.launch.base import Launcher
-    from ampcompare.experiment.options import LaunchOptions
+    from ampcompare.experiment.launch.contract import Launcher
+    from ampcompare.experiment.run_options import LaunchOptions
 
 __all__ = [
     "count_processes",
@@ -41,7 +41,7 @@ READ_ELSEWHERE = {"size", "config_file", "script", "mask", "slurm_options"}
 
 def launch_options(function: Function) -> Function:
     """Add how many processes train a cell, and who starts them."""
-    from ampcompare.experiment.options import LaunchOptions
+    from ampcompare.experiment.run_options import LaunchOptions
 
     option_of = partial(options_of(LaunchOptions), group=PROCESSES)
     options = [
@@ -67,7 +67,7 @@ def launch_options(function: Function) -> Function:
 
 def gpus_option(function: Function) -> Function:
     """Add which GPUs are used."""
-    from ampcompare.experiment.options import CompareOptions
+    from ampcompare.experiment.run_options import CompareOptions
 
     decorated: Function = options_of(CompareOptions)("--gpus", metavar="LIST", group=MACHINE)(function)
     return decorated
@@ -110,7 +110,7 @@ def launch_from(parameters: Mapping[str, Any]) -> LaunchOptions:
         ConfigError: an option of Slurm that cannot be used.
     """
     from ampcompare.experiment.launch.slurm import parse_slurm_options
-    from ampcompare.experiment.options import LaunchOptions
+    from ampcompare.experiment.run_options import LaunchOptions
 
     names = ("dist_url", "cells_per_job")
     return LaunchOptions(

@@ -75,7 +75,7 @@ def command(
 
     unreadable: list[str] = []
     found = find_files(roots, selection, unreadable=lambda path, why: unreadable.append(f"{path}: {why}"))
-    report = lint_files(_shown(list(found), no_progress), selection, fix=fix, named=roots)
+    report = lint_files(_with_progress(list(found), no_progress), selection, fix=fix, named=roots)
     for line in FORMATS[form](report):
         click.echo(line)
     for note in (*unreadable, *map(str, report.unread)):
@@ -91,7 +91,7 @@ def _codes(text: str) -> tuple[str, ...]:
     return tuple(code.strip().upper() for code in text.split(",") if code.strip())
 
 
-def _shown(files: list[Path], no_progress: bool) -> Iterable[Path]:
+def _with_progress(files: list[Path], no_progress: bool) -> Iterable[Path]:
     """Return files, on a terminal and where they are many with a bar on stderr that is cleared at the end."""
     if no_progress or len(files) <= MANY_FILES or not sys.stderr.isatty():
         return files

@@ -29,8 +29,7 @@ SECONDS_BETWEEN_LINES = 2.0
         ("Does the new script train the same?", "ampcompare migrate --verify train.py -- --epochs 1"),
     ],
     epilog="Exit codes: 0 everything was rewritten; 1 something is left to do by hand; 2 usage, or a file cannot be "
-    "read, parsed or written. With --verify: 0 equal, or within rounding; 1 different; 3 a script failed, or no run "
-    "can tell.",
+    "read, parsed or written. With --verify: 0 equal, or within rounding; 1 different; 3 a script failed.",
 )
 @option("--diff", "mode", flag_value="diff", default=True, help="print a patch and change no file  [default]")
 @option("--write", "mode", flag_value="write", help="change the files")

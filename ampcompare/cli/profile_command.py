@@ -12,9 +12,9 @@ from ampcompare.api.diagnosis import profile as api_profile
 from ampcompare.backends.arm import Arm, parse_arms
 from ampcompare.cli.help import ARMS, OUTPUT, SCRIPT, default_of, option, options_of
 from ampcompare.cli.launching import ended_by_signals
-from ampcompare.cli.options import json_option, recipe_options
 from ampcompare.cli.output import note, text_width
 from ampcompare.cli.settings import ScriptCommand, request_from, watched_script_options
+from ampcompare.cli.shared_options import json_option, recipe_options
 from ampcompare.cli.values import ARM, ARM_LIST, FOLDER
 from ampcompare.experiment.sources import collect_settings
 

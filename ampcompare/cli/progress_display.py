@@ -15,7 +15,7 @@ from ampcompare.api.doctor.gpu import has_nvidia_gpu
 from ampcompare.base.formatting import printable
 from ampcompare.cli.output import leave_closed_terminal, note
 from ampcompare.cli.progress_lines import describe_outline, notices
-from ampcompare.experiment.launch.base import Progress
+from ampcompare.experiment.launch.contract import Progress
 from ampcompare.experiment.observer import Observer, Outline
 from ampcompare.experiment.running_cells import RunningCells
 from ampcompare.results.records.run import RunRecord

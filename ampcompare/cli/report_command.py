@@ -107,7 +107,7 @@ def command(
     if reference is not None and len(files) > 1:
         raise ConfigError("--reference needs exactly one run directory; name a single one")
     beside = files[0] if len(files) == 1 and files[0].is_dir() and reference is None else None
-    target = target.resolved(beside)
+    target = target.with_file(beside)
     names = [name.strip() for name in columns.split(",") if name.strip()]
     text, excluded = _report(files, target, reference, details=details, columns=names)
     _give_report(text, target, beside=beside)
@@ -139,7 +139,7 @@ def _report(
     paths: list[Path], target: _ReportTarget, reference: str | None, *, details: bool, columns: list[str]
 ) -> tuple[str, list[str]]:
     """Return the report of an experiment, and which records are not used."""
-    from ampcompare.experiment.load import reload_comparison, reload_together
+    from ampcompare.experiment.reload_report import reload_comparison, reload_together
     from ampcompare.results.report.base import log_links
 
     comparison = reload_together(paths) if len(paths) > 1 else reload_comparison(paths[0], reference=reference)
@@ -168,7 +168,7 @@ class _ReportTarget:
             return FORMATS[self.form].reporter(details=details)
         return FORMATS[self.form].reporter(room(), color=has_color(sys.stdout), details=details)
 
-    def resolved(self, run: Path | None) -> _ReportTarget:
+    def with_file(self, run: Path | None) -> _ReportTarget:
         """Return the target with a file for a page that is shown and has none: that of its run directory."""
         if not self.shown or self.file is not None:
             return self
@@ -204,7 +204,7 @@ def _give_report(text: str, target: _ReportTarget, *, beside: Path | None) -> No
     Raises:
         EnvironmentUnfit: the file cannot be written.
     """
-    target = target.resolved(beside)
+    target = target.with_file(beside)
     if target.file is None:
         say(text, nl=False)
         return

@@ -15,11 +15,11 @@ from ampcompare.base.formatting import printable
 from ampcompare.cli.comparison_output import details_option, terminal_text
 from ampcompare.cli.help import ARMS, CHECKPOINTS, DATA, option
 from ampcompare.cli.launching import count_processes, launch_options, options_by_name, save_at_signals
-from ampcompare.cli.options import arm_from_flags, arm_options, callback_option, output_options, recipe_options
 from ampcompare.cli.output import note, say
 from ampcompare.cli.settings import ScriptCommand, request_from, script_options, show_metrics
+from ampcompare.cli.shared_options import arm_from_flags, arm_options, callback_option, output_options, recipe_options
 from ampcompare.cli.values import ARM
-from ampcompare.experiment.options import RunOptions
+from ampcompare.experiment.run_options import RunOptions
 from ampcompare.experiment.sources import SettingsSources, collect_settings, published_for_run
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import click
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.formatting import printable
 from ampcompare.cli.help import OUTPUT, SCRIPT, Command, add_options, option
-from ampcompare.cli.options import RECIPE_OPTIONS, parameter_of
+from ampcompare.cli.shared_options import RECIPE_OPTIONS, parameter_of
 from ampcompare.experiment.sources import SettingsRequest
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.layers import Layer, parse_assignment, set_path

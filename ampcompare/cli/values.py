@@ -157,10 +157,10 @@ def _arms() -> Sequence[str]:
     from ampcompare.backends.catalog import described_backends
     from ampcompare.experiment.matrix import DEFAULT_ARMS
 
-    return list(dict.fromkeys([*DEFAULT_ARMS, *map(_shown, SHORTHANDS), *described_backends()]))
+    return list(dict.fromkeys([*DEFAULT_ARMS, *map(_spell, SHORTHANDS), *described_backends()]))
 
 
-def _shown(shorthand: str) -> str:
+def _spell(shorthand: str) -> str:
     return shorthand.upper() if shorthand[0] == "o" else shorthand
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 import torch
@@ -16,14 +16,14 @@ import torch
 from ampcompare.backends.apex_levels import OTHERWISE_IN_AUTOCAST, apex_level
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
-from ampcompare.diagnosis.cures import Tested, verdict_of, with_cure
-from ampcompare.diagnosis.faults import find_faults
+from ampcompare.diagnosis.findings import find_faults
 from ampcompare.diagnosis.loops import Conditions, Loop
-from ampcompare.diagnosis.measure import measure
 from ampcompare.diagnosis.observation import Observation, StepFacts
+from ampcompare.diagnosis.operation_watch import Called
 from ampcompare.diagnosis.options import DiagnoseOptions
 from ampcompare.diagnosis.ranges import HALF, counts_of, make_range
-from ampcompare.diagnosis.watch import Called
+from ampcompare.diagnosis.remedies import Tested, verdict_of, with_cure
+from ampcompare.diagnosis.watched_loop import watch_loop
 from ampcompare.results.records.diagnosis import Audit, Diagnosis, Headroom
 from ampcompare.training.device import resolve_device
 
@@ -191,7 +191,7 @@ def diagnose_loop(loop: Loop, arm: Arm, conditions: Conditions, *, subject: str 
     Raises:
         ConfigError: the loop made no step that was watched.
     """
-    observation = measure(loop, arm, conditions)
+    observation = watch_loop(loop, arm, conditions)
     if not observation.facts:
         raise ConfigError(
             f"no step was watched: the loop made {observation.steps} calls of step, and the steps to watch are "
@@ -202,7 +202,7 @@ def diagnose_loop(loop: Loop, arm: Arm, conditions: Conditions, *, subject: str 
         return found
 
     def tested(other: Arm, lines: Sequence[str]) -> Tested:
-        seen = measure(loop, other, conditions, lines)
+        seen = watch_loop(loop, other, conditions, lines)
         return Tested(find_faults(seen), sorted(seen.functions))
 
     return with_cure(found, arm, tested, device_type=observation.device_type)
@@ -235,17 +235,21 @@ def report_of(
         updates=list(observation.updates.values()),
         audit=audit(arm, observation),
         faults=find_faults(observation),
-        notes=[*notes, *_notes(observation)],
+        notes=[*notes, *_notes(arm, observation)],
     )
     return found.model_copy(update={"verdict": verdict_of(arm, found)})
 
 
-def _notes(observation: Observation) -> list[str]:
-    if not observation.failures:
-        return []
-    return [
-        f"the error of {', '.join(sorted(observation.failures))} is not known, because it did not run in the wide type"
-    ]
+def _notes(arm: Arm, observation: Observation) -> Iterator[str]:
+    """Yield what a reader must know: operations without an error, and 16-bit weights that are stepped themselves."""
+    if observation.failures:
+        names = ", ".join(sorted(observation.failures))
+        yield f"the error of {names} is not known, because it did not run in the wide type"
+    halves = [update for update in observation.updates.values() if update.dtype in ("fp16", "bf16") and update.moved]
+    if halves and (arm.roles is None or arm.roles.update == "nearest"):
+        lost = 100 * sum(update.lost for update in halves) / sum(update.moved for update in halves)
+        types = " and ".join(sorted({update.dtype for update in halves}))
+        yield f"the optimizer steps {types} weights without fp32 masters: rounding loses {lost:.0f} % of the updates"
 
 
 def in_fp32(device_type: str, *, is_autocast: bool) -> Mapping[str, str]:

@@ -18,14 +18,15 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tre
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError, ConfigError
 from ampcompare.base.formatting import printable
-from ampcompare.diagnosis.cures import Tested, verdict_of, with_cure
 from ampcompare.diagnosis.diagnose import report_of
-from ampcompare.diagnosis.faults import HARM, HARM_IN_BF16, NEGLIGIBLE, find_faults
-from ampcompare.diagnosis.loops import Conditions, Enough, Loop, trained_under
-from ampcompare.diagnosis.measure import measure
+from ampcompare.diagnosis.findings import HARM, HARM_IN_BF16, NEGLIGIBLE, find_faults
+from ampcompare.diagnosis.loops import Conditions, Loop, trained_under
 from ampcompare.diagnosis.observation import Observation
+from ampcompare.diagnosis.remedies import Tested, conclusion_of, verdict_of, with_cure
 from ampcompare.diagnosis.sites import calling_line
 from ampcompare.diagnosis.step_watch import MAX_SKIPPED
+from ampcompare.diagnosis.watched_loop import watch_loop
+from ampcompare.diagnosis.watched_precision import Enough
 from ampcompare.results.records.diagnosis import Diagnosis, Fault, PlaceReport
 from ampcompare.training.device import resolve_device
 from ampcompare.training.precision.base import Precision, PrecisionWrapper, StepOutcome
@@ -305,7 +306,7 @@ class _Check:
     def _diagnosed(self, arm: Arm) -> Diagnosis:
         """Return the diagnosis of the watched steps, with a tested cure where there is a fault."""
         conditions = self._conditions
-        observation = measure(self._loop, arm, conditions)
+        observation = watch_loop(self._loop, arm, conditions)
         found = report_of(observation, arm, reference=conditions.reference)
         found = found.model_copy(update={"faults": self._faults(observation)})
         found = found.model_copy(update={"verdict": verdict_of(arm, found)})
@@ -313,7 +314,7 @@ class _Check:
             return found
 
         def tested(other: Arm, lines: Sequence[str]) -> Tested:
-            seen = measure(self._loop, other, conditions, lines)
+            seen = watch_loop(self._loop, other, conditions, lines)
             return Tested(self._faults(seen), sorted(seen.functions))
 
         return with_cure(found, arm, tested, device_type=observation.device_type)
@@ -354,7 +355,7 @@ def _line_of(error: BaseException) -> str:
 def _message(arm: Arm, diagnosis: Diagnosis, figures: Sequence[Figure], islands: Sequence[str]) -> list[str]:
     far = sorted((figure for figure in figures if not figure.holds), key=lambda one: -one.error / one.tolerance)
     if diagnosis.faults:
-        lines = [f"{arm} does not hold: {diagnosis.verdict.removeprefix(f'{arm}: ')}"]
+        lines = [f"{arm} does not hold: {conclusion_of(diagnosis)}"]
         lines += [f"  into it: {printable(text, 200)}" for text in diagnosis.faults[0].inputs]
         if diagnosis.faults[0].chain:
             lines.append(f"  chain: {' > '.join(diagnosis.faults[0].chain)}")

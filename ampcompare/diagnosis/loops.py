@@ -1,4 +1,4 @@
-"""A loop of training under an arm: how it is trained, what ends it, and the loop of a recipe."""
+"""A loop of training under an arm: how it is trained, and the loop of a recipe."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ampcompare.training.build_loop import build_loop
 from ampcompare.training.precision.base import Precision, make_precision
 from ampcompare.training.precision.cpu_half import cpu_half
 
-__all__ = ["Conditions", "Enough", "Loop", "recipe_loop", "trained_under"]
+__all__ = ["Conditions", "Loop", "recipe_loop", "trained_under"]
 
 Loop = Callable[[Precision], Any]
 
@@ -41,10 +41,6 @@ class Conditions:
     device: str = "cpu"
     half: str = "auto"
     seed: int = 0
-
-
-class Enough(Exception):
-    """All steps that were asked for are made; it ends the loop."""
 
 
 @contextmanager

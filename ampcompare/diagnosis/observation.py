@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ampcompare.base.tensors.products import dtype_name
+from ampcompare.diagnosis.operation_watch import Called, Event, Key, Step
 from ampcompare.diagnosis.ranges import added, counts_of, make_range
-from ampcompare.diagnosis.watch import Called, Event, Key, Step
 from ampcompare.results.records.diagnosis import LostUpdates, ModuleStep, Place, PlaceReport
 
 __all__ = ["Observation", "StepFacts", "error_of", "made_of", "place_of"]

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ampcompare.diagnosis.rates import RateHistory, Rates
+from ampcompare.diagnosis.watched_precision import StepObserver
 from ampcompare.results.records.outlook import Prefix, ShareLost
 from ampcompare.training.ledger import is_zero_eps, second_moment
 
@@ -29,7 +30,7 @@ SAMPLE = 2**20  # elements of one tensor
 TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class PrefixWatch:
+class PrefixWatch(StepObserver):
     """Looks at each step of every optimizer, until `steps` of one are made.
 
     Args:
@@ -55,8 +56,8 @@ class PrefixWatch:
         first = steps // 2
         self._probes = probes or {first + round(k * (steps - 1 - first) / (PROBES - 1)) for k in range(PROBES)}
         self._handles = [
-            register_optimizer_step_pre_hook(self._stepping),
-            register_optimizer_step_post_hook(self._stepped),
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
         ]
 
     def follow(self, schedule: Callable[[int], float] | None, total: int) -> None:
@@ -74,7 +75,7 @@ class PrefixWatch:
         """Whether the prefix is made."""
         return max(self._made.values(), default=0) >= self.steps
 
-    def add_loss(self, loss: Any) -> None:
+    def see_loss(self, loss: Any) -> None:
         """Keep the loss of a backward pass, a number or a tensor of one element."""
         if isinstance(loss, Tensor):
             loss = loss.detach().float().clone() if loss.numel() == 1 else None
@@ -110,7 +111,7 @@ class PrefixWatch:
             shares={name: _shares([(step, counts[name]) for step, counts in rows]) for name in TYPES if rows},
         )
 
-    def _stepping(self, optimizer: Optimizer, *_: Any) -> None:
+    def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
         grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         dense = [grad for grad in grads if not grad.is_sparse and grad.numel()]
         if dense:
@@ -128,7 +129,7 @@ class PrefixWatch:
                 if p.grad is not None and not p.grad.is_sparse and float(group["lr"]) != 0
             ]
 
-    def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
+    def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         made = self._made.get(id(optimizer), 0)
         self._made[id(optimizer)] = made + 1
         if made == 0 or self._before:

@@ -6,37 +6,18 @@ from contextlib import closing, suppress
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.optim import Optimizer
 
 from ampcompare.backends.arm import Arm
-from ampcompare.diagnosis.loops import Conditions, Enough, recipe_loop, trained_under
+from ampcompare.diagnosis.loops import Conditions, recipe_loop, trained_under
 from ampcompare.diagnosis.prefix import PrefixWatch
+from ampcompare.diagnosis.watched_precision import Enough, WatchedPrecision
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.examination import answering_errors
 from ampcompare.settings.validation import validate
 from ampcompare.training.assemble import Assembly
 from ampcompare.training.device import resolve_device
-from ampcompare.training.precision.base import Precision, PrecisionWrapper, StepOutcome
 
 __all__ = ["prefix_recipe"]
-
-
-class _Watched(PrecisionWrapper):
-    """Passes losses on to a watch, and raises `Enough` at the end of the prefix."""
-
-    def __init__(self, inner: Precision, watch: PrefixWatch) -> None:
-        super().__init__(inner)
-        self._watch = watch
-
-    def see_loss(self, loss: Tensor, loss_id: int) -> None:
-        self._watch.add_loss(loss)
-
-    def step(self, *optimizers: Optimizer) -> StepOutcome:
-        outcome = self.inner.step(*optimizers)
-        if self._watch.is_over:
-            raise Enough
-        return outcome
 
 
 @answering_errors
@@ -55,5 +36,5 @@ def prefix_recipe(config: dict[str, Any], steps: int, total: int | None, is_twin
             watch.follow(assembly.schedule, total or assembly.total_steps)
 
         with suppress(Enough):
-            recipe_loop(settings, device, is_twin=is_twin, show=show)(_Watched(precision, watch))
+            recipe_loop(settings, device, is_twin=is_twin, show=show)(WatchedPrecision(precision, watch))
     return watch.result().model_dump(mode="json")

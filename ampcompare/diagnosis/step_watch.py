@@ -2,118 +2,31 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.overrides import TorchFunctionMode, resolve_name
-from torch.utils._pytree import tree_map
 
 from ampcompare.base.tensors.products import dtype_name
+from ampcompare.diagnosis.fp32_lines import lines_in_fp32
+from ampcompare.diagnosis.fp32_reference import Fp32Reference
 from ampcompare.diagnosis.observation import Observation, StepFacts
-from ampcompare.diagnosis.ranges import HALF
-from ampcompare.diagnosis.shadow import Shadows
-from ampcompare.diagnosis.sites import Sites, calling_line
-from ampcompare.diagnosis.watch import Key, Watch, unseen
+from ampcompare.diagnosis.operation_watch import Key, OperationWatch, unseen
+from ampcompare.diagnosis.sites import Sites
+from ampcompare.diagnosis.watched_precision import StepObserver
 from ampcompare.results.records.diagnosis import LostUpdates, Phase
 from ampcompare.training.ledger import is_zero_eps
-from ampcompare.training.precision.base import owned_params
-from ampcompare.training.precision.keep_fp32 import without_casts
+from ampcompare.training.precision.base import StepOutcome, owned_params
 
-__all__ = ["StepWatch", "UpdateCounter", "lines_in_fp32"]
+__all__ = ["MAX_SKIPPED", "StepWatch", "UpdateCounter"]
 
-UNCHANGED = frozenset(("__get__", "detach", "backward", "requires_grad_", "float"))
-CASTS = frozenset(("to", "half", "bfloat16", "type"))
-# Functions whose arguments must be of one type: an fp32 result reaches them as a user would pass it on.
-ONE_TYPE = frozenset(
-    (
-        *("linear", "matmul", "__matmul__", "mm", "bmm", "addmm", "baddbmm", "einsum", "conv1d", "conv2d", "conv3d"),
-        *("conv_transpose1d", "conv_transpose2d", "layer_norm", "batch_norm", "group_norm", "bilinear", "prelu"),
-        *("scaled_dot_product_attention", "dot", "mv", "embedding_bag"),
-    )
-)
 MAX_SKIPPED = 20  # a dynamic scale that begins too high is halved at each
 
 
-@contextmanager
-def lines_in_fp32(lines: Iterable[str], called: set[str]) -> Iterator[None]:
-    """Run the torch functions that are called from `lines`, each file:line, in fp32 until the end of the block.
-
-    Args:
-        called: receives the names of these functions, such as torch.exp.
-    """
-    kept = frozenset(lines)
-    with _InFp32(kept, called) if kept else nullcontext():
-        yield
-
-
-class _InFp32(TorchFunctionMode):
-    """Casts the arguments of functions that are called from a kept line; results stay in fp32."""
-
-    def __init__(self, lines: frozenset[str], called: set[str]) -> None:
-        super().__init__()
-        self.lines = lines
-        self.called = called
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        kwargs = dict(kwargs or {})
-        name = getattr(func, "__name__", "")
-        if name in UNCHANGED:
-            return func(*args, **kwargs)
-        is_kept = calling_line(sys._getframe(1)) in self.lines
-        if name in CASTS:
-            result = func(*args, **kwargs)
-            # A cast to 16 bits would undo what the line is kept for.
-            return args[0].float() if is_kept and isinstance(result, Tensor) and result.dtype in HALF else result
-        if is_kept:
-            self.called.add(resolve_name(func) or name)
-            with _without_casts():
-                return func(*tree_map(_wide, args), **tree_map(_wide, kwargs))
-        if name in ONE_TYPE:
-            found = {value.dtype for value in _tensors((args, kwargs))}
-            half = found & set(HALF)
-            if half and torch.float32 in found and not torch.is_autocast_enabled(_device((args, kwargs))):
-                (dtype,) = half
-                return func(*tree_map(_narrow(dtype), args), **tree_map(_narrow(dtype), kwargs))
-        return func(*args, **kwargs)
-
-
-def _without_casts() -> ExitStack:
-    """Return an entered stack in which neither autocast nor O1 casts anything."""
-    stack = ExitStack()
-    for device_type in ("cpu", "cuda"):
-        if torch.is_autocast_enabled(device_type):
-            stack.enter_context(torch.autocast(device_type, enabled=False))
-    if "ampcompare.apex.amp" in sys.modules:
-        stack.enter_context(without_casts(sys.modules["ampcompare.apex.amp"])())
-    return stack
-
-
-def _wide(value: Any) -> Any:
-    return value.float() if isinstance(value, Tensor) and value.dtype in HALF else value
-
-
-def _narrow(dtype: torch.dtype) -> Callable[[Any], Any]:
-    return lambda value: value.to(dtype) if isinstance(value, Tensor) and value.dtype is torch.float32 else value
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    return [
-        leaf for leaf in torch.utils._pytree.tree_leaves(value) if isinstance(leaf, Tensor) and leaf.is_floating_point()
-    ]
-
-
-def _device(value: Any) -> str:
-    return _tensors(value)[0].device.type
-
-
-class StepWatch:
+class StepWatch(StepObserver):
     """The modes and counters of one run.
 
     Args:
@@ -143,11 +56,20 @@ class StepWatch:
         self.scale = 1.0
         self.sites = Sites()
         self.updates = UpdateCounter(self.sites.parameters)
-        self._shadows = None if reference is None else Shadows(reference)
-        self.operations = Watch(self.sites, self._shadows)
+        self._reference = None if reference is None else Fp32Reference(reference)
+        self.operations = OperationWatch(self.sites, self._reference)
         self._kept_lines = kept_lines
         self._stack = ExitStack()
         self._step = self._applied = 0
+
+    def begin(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
+        """Follow models and optimizers, enter the modes, and begin with the first step."""
+        self.sites.follow(models)
+        for optimizer in optimizers:
+            self._stack.callback(optimizer.register_step_pre_hook(self.updates.before_step).remove)
+            self._stack.callback(optimizer.register_step_post_hook(self.updates.after_step).remove)
+        self.open()
+        self.begin_step()
 
     def open(self) -> None:
         """Enter the modes."""
@@ -159,7 +81,7 @@ class StepWatch:
         """Leave the modes, and hand over what holds for the whole run."""
         self._stack.close()
         self.observation.modules = self.sites.order
-        self.observation.failures |= set() if self._shadows is None else self._shadows.failures
+        self.observation.failures |= set() if self._reference is None else self._reference.failures
 
     @property
     def is_watched(self) -> bool:
@@ -168,8 +90,18 @@ class StepWatch:
 
     @property
     def is_over(self) -> bool:
-        """Whether all steps are made."""
-        return self._applied >= self.steps or self._step >= self.steps + MAX_SKIPPED
+        """Whether all steps are made, or further ones show nothing new."""
+        is_made = self._applied >= self.steps or self._step >= self.steps + MAX_SKIPPED
+        return is_made or self.observation.is_broken
+
+    def begin_step(self) -> None:
+        """Count the weights with which a step begins, if it is watched."""
+        self.operations.is_paused = not self.is_watched
+        if self.is_watched:
+            self.add_weights()
+
+    def see_update(self, outcome: StepOutcome, optimizers: Sequence[Optimizer]) -> None:
+        self.end_step(all(outcome.applied), optimizers)
 
     def end_step(self, applied: bool, optimizers: Sequence[Optimizer]) -> None:
         """Hand over what the step has shown, if it was watched.
@@ -188,9 +120,9 @@ class StepWatch:
             self.observation.add(StepFacts(self._step, applied, self.scale, step, updates))
         else:
             self.observation.skip(applied)
-        if self._shadows is not None:  # weights have changed: the next step begins from those of the arm
-            self._shadows.forget(param for _, param in self.sites.parameters())
-            self._shadows.forget(param for optimizer in optimizers for param in owned_params(optimizer))
+        if self._reference is not None:  # weights have changed: the next step begins from those of the arm
+            self._reference.forget(param for _, param in self.sites.parameters())
+            self._reference.forget(param for optimizer in optimizers for param in owned_params(optimizer))
         self._step += 1
         self._applied += applied
 
@@ -280,7 +212,9 @@ class UpdateCounter:
         with unseen():
             for param, before, moved in self._before:
                 name = names.get(id(param), "?")
-                self._counts.append((name, dtype_name(param.dtype), eps.get(id(param)), _counts(param, before, moved)))
+                self._counts.append(
+                    (name, dtype_name(param.dtype), eps.get(id(param)), _count_lost(param, before, moved))
+                )
         self._before = []
 
     def _names_for(self, optimizer: Optimizer) -> dict[int, str]:
@@ -310,7 +244,7 @@ def _eps_without_value(optimizer: Optimizer) -> dict[int, float]:
     }
 
 
-def _counts(param: Tensor, before: Tensor, moved: Tensor) -> Tensor:
+def _count_lost(param: Tensor, before: Tensor, moved: Tensor) -> Tensor:
     """Return how many elements should have moved, how many of them stayed, and how many are not finite, (3,)."""
     lost = torch.count_nonzero((param == before).logical_and_(moved))
     broken = param.numel() - torch.count_nonzero(torch.isfinite(param))

@@ -22,21 +22,21 @@ from ampcompare.base.errors import ConfigError, Ended, EnvironmentUnfit, LaunchE
 from ampcompare.base.files.write import write_atomically
 from ampcompare.base.secrets import known_placeholders
 from ampcompare.experiment.follow import following
-from ampcompare.experiment.launch.base import Launcher
 from ampcompare.experiment.launch.cell import command_of
 from ampcompare.experiment.launch.cell_files import announce_cell
+from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.launch.local import LocalLauncher
 from ampcompare.experiment.launch.places import find_places
-from ampcompare.experiment.load import reload_comparison, with_profile
 from ampcompare.experiment.matrix import Row, find_reference
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.option_checks import check_cells
-from ampcompare.experiment.options import CompareOptions
 from ampcompare.experiment.plan import Plan, parse_seeds
 from ampcompare.experiment.preflight import preflight
 from ampcompare.experiment.profile import ProfileOptions, profile
-from ampcompare.experiment.run import AllFailAlike, RunningPlan, run_plan
+from ampcompare.experiment.reload_report import reload_comparison, with_profile
 from ampcompare.experiment.run_directory import DEFAULT_FOLDER, RunDirectory
+from ampcompare.experiment.run_options import CompareOptions
+from ampcompare.experiment.run_plan import AllFailAlike, RunningPlan, run_plan
 from ampcompare.experiment.single_run import WhileRunning
 from ampcompare.experiment.sources import (
     SettingsSources,
@@ -234,7 +234,7 @@ def run_comparison(
         "save": save,
         "check": options.preflight,
     }
-    hold = RunDirectory(folder).owned(
+    hold = RunDirectory(folder).hold(
         launcher, command=options.command, wait_seconds=options.wait_seconds, note=observer.note
     )
     try:
@@ -281,7 +281,7 @@ def emit_cells(options: CompareOptions, file: Path) -> int:
             "script read it from the environment"
         )
     run, launcher = RunDirectory(planned.folder), LocalLauncher()
-    with run.owned(launcher, command=options.command, wait_seconds=options.wait_seconds):
+    with run.hold(launcher, command=options.command, wait_seconds=options.wait_seconds):
         running = RunningPlan(
             planned.plan, run, launcher, command=options.command, terms=planned.criteria, force=options.force,
             observer=Observer(),

@@ -21,8 +21,8 @@ from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.formatting import format_count, printable
 from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, can_sandbox
 from ampcompare.base.processes.start import start_command
-from ampcompare.diagnosis.cures import Tested, verdict_of, with_cure
 from ampcompare.diagnosis.options import DiagnoseOptions, Request, diagnose_in_child
+from ampcompare.diagnosis.remedies import Tested, verdict_of, with_cure
 from ampcompare.experiment.launch.cell_files import log_tail, sandboxed_cell
 from ampcompare.experiment.launch.places import find_places
 from ampcompare.experiment.launch.script.rows import read_rows

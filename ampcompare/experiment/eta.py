@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ampcompare.base.errors import RecordError
 from ampcompare.base.files.run_files import RunFile
-from ampcompare.experiment.launch.base import Progress
+from ampcompare.experiment.launch.contract import Progress
 from ampcompare.experiment.observer import Outline
 from ampcompare.experiment.plan import Plan
 from ampcompare.experiment.run_directory import RunDirectory
@@ -59,15 +59,15 @@ class _Running:
         return self.trained[1] if self.trained else 0.0
 
     @property
-    def made(self) -> float:
+    def share_made(self) -> float:
         """The share of the steps of this call that are made, 0 to 1."""
         return (self.share - self.first_share) / (1 - self.first_share) if self.first_share < 1 else 1.0
 
-    def projected(self) -> float | None:
+    def projected_seconds(self) -> float | None:
         """Return the projected seconds of the cell in this call; None while unknown."""
-        if self.trained is None or self.made < FIRST_SHARE:
+        if self.trained is None or self.share_made < FIRST_SHARE:
             return None
-        return self.trained[0] - self.began + (self.latest - self.trained[0]) / self.made
+        return self.trained[0] - self.began + (self.latest - self.trained[0]) / self.share_made
 
 
 class TimeLeft:
@@ -111,9 +111,9 @@ class TimeLeft:
         cell, known = self._running.get(index), self._costs().get(self.outline.labels[index])
         if cell is None or known is None:
             return None
-        whole, projected = known * (1 - cell.first_share), cell.projected()
+        whole, projected = known * (1 - cell.first_share), cell.projected_seconds()
         if projected is not None:  # the further this cell is, the more its own progress counts
-            whole = cell.made * projected + (1 - cell.made) * whole
+            whole = cell.share_made * projected + (1 - cell.share_made) * whole
         return max(0.0, whole - (now - cell.began))
 
     def seconds(self, now: float) -> float | None:
@@ -133,7 +133,7 @@ class TimeLeft:
         """Return the seconds of a cell of each arm of which something is known."""
         costs = {}
         for index, cell in self._running.items():
-            if (projected := cell.projected()) is not None and cell.first_share < 1:
+            if (projected := cell.projected_seconds()) is not None and cell.first_share < 1:
                 costs[self.outline.labels[index]] = projected / (1 - cell.first_share)
         for known in (self._earlier, self._ended):
             costs |= {label: statistics.fmean(seconds) for label, seconds in known.items()}

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError, LaunchError
-from ampcompare.experiment.launch.base import Launcher
+from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.launch.places import Places, find_places
 from ampcompare.experiment.option_checks import check_cells
-from ampcompare.experiment.options import LaunchOptions
 from ampcompare.experiment.preflight import check_arms, failure_of
+from ampcompare.experiment.run_options import LaunchOptions
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.validation import validate

@@ -15,14 +15,14 @@ from typing import Any
 from ampcompare.base.errors import AmpCompareError, ConfigError
 from ampcompare.base.files.read import parse_json
 from ampcompare.base.files.run_files import CellFile
-from ampcompare.experiment.launch.base import Progress
+from ampcompare.experiment.launch.contract import Progress
 from ampcompare.experiment.observer import Observer, Outline
 from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.run import RunRecord, StepRecord
 from ampcompare.results.records.step import parse_step
 from ampcompare.settings.config import RunConfig
-from ampcompare.tasks.factory import blamed, resolve_factory
+from ampcompare.tasks.factory import blame_factory, resolve_factory
 
 __all__ = ["Callback", "CellInfo", "Follower", "following", "load_callback"]
 
@@ -83,7 +83,7 @@ def load_callback(text: str) -> Callback:
         ConfigError: it cannot be imported, raises, or returns something else.
     """
     factory = resolve_factory(text)
-    with blamed(text, "calling it"):
+    with blame_factory(text, "calling it"):
         made = factory()
     if not isinstance(made, Callback):
         raise ConfigError(f"factory {text} returned a {type(made).__name__}; it must return an ampcompare.Callback")
@@ -153,11 +153,11 @@ class _Events:
         """Call for new steps, and before those of a later epoch for the evaluations."""
         for step in steps:
             if step.step >= self._next_step:
-                self.evaluated(epoch for epoch in epochs if epoch.epoch < step.epoch)
+                self.give_epochs(epoch for epoch in epochs if epoch.epoch < step.epoch)
                 self._next_step = step.step + 1
                 self._call("on_step", step)
 
-    def evaluated(self, epochs: Iterable[EpochResult]) -> None:
+    def give_epochs(self, epochs: Iterable[EpochResult]) -> None:
         """Call for new epochs."""
         for epoch in epochs:
             if epoch.epoch >= self._next_epoch:
@@ -166,7 +166,7 @@ class _Events:
 
     def end(self, record: RunRecord) -> None:
         """Call for epochs that are only in the record, and for the end."""
-        self.evaluated(record.summary.epochs)
+        self.give_epochs(record.summary.epochs)
         self._call("on_end", record)
 
     def _call(self, method: str, event: Any) -> None:
@@ -197,7 +197,7 @@ class _Followed:
         steps = self._steps.read()
         self._waiting = self._epochs.read()
         self.events.give(steps, [*complete, *self._waiting])
-        self.events.evaluated(complete)
+        self.events.give_epochs(complete)
 
 
 class _Tail:

@@ -39,7 +39,7 @@ class Journal:
         ended = {f"{record.arm}@{record.config.recipe.seed}" for record in records if record.status != "interrupted"}
         return self.plan.cells.keys() <= ended
 
-    def untested(self, why: str = NOT_COMPLETE) -> Design:
+    def design_without_test(self, why: str = NOT_COMPLETE) -> Design:
         """Return how runs are shown without a test."""
         return Design(0.0, 0.0, frozenset(self.plan.pilot), looks=self.looks, notes=(why,))
 

@@ -107,14 +107,14 @@ def expand_matrix(
         ConfigError: an arm or setting that cannot be used.
     """
 
-    def kept(path: str) -> bool:
+    def is_kept(path: str) -> bool:
         return path not in by_hand and not any(rival in by_hand for rival in MUTUALLY_EXCLUSIVE.get(path, ()))
 
     if matrix.rows is not None and not arms and not vary:
         rows = []
         for given in matrix.rows:
             paths = {find_setting(name, f"rows: {name}"): value for name, value in given.items() if name != "arm"}
-            row = Row(str(Arm.parse(given["arm"])), {path: value for path, value in paths.items() if kept(path)})
+            row = Row(str(Arm.parse(given["arm"])), {path: value for path, value in paths.items() if is_kept(path)})
             if row not in rows:
                 rows.append(row)
         if reference is not None and find_reference(rows, reference) is None:
@@ -123,7 +123,7 @@ def expand_matrix(
     axes: dict[str, Sequence[Any]] = {
         find_setting(name, f"vary: {name}"): values for name, values in (matrix.vary or {}).items()
     }
-    axes = {path: values for path, values in axes.items() if kept(path)} | dict(vary)
+    axes = {path: values for path, values in axes.items() if is_kept(path)} | dict(vary)
     chosen = list(arms) or matrix.arms or list(DEFAULT_ARMS)
     rows = cross(chosen, list(axes.items()))
     if reference is not None and find_reference(rows, reference) is None:

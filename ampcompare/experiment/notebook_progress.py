@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from ampcompare.base.formatting import printable
-from ampcompare.experiment.launch.base import Progress
+from ampcompare.experiment.launch.contract import Progress
 from ampcompare.experiment.observer import Observer, Outline
 from ampcompare.experiment.running_cells import CellView, MatrixView, RunningCells, span
 from ampcompare.results.records.run import RunRecord

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ampcompare.experiment.launch.base import Progress
+from ampcompare.experiment.launch.contract import Progress
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 

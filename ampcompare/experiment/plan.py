@@ -96,7 +96,8 @@ class Plan:
             labels += row
             if len(row) < len(self.arms):
                 labels += [label for label in next(new_rows) if label not in row]
-        names = [f"{label}@{seed}" for label, seed in zip(labels, _repeated(self.seeds, len(self.arms)), strict=True)]
+        seeds = [seed for seed in self.seeds for _ in self.arms]
+        names = [f"{label}@{seed}" for label, seed in zip(labels, seeds, strict=True)]
         return replace(self, cells=tuple(cells[name] for name in names), labels=tuple(labels), order_seed=order_seed)
 
     def blocks(self) -> list[range]:
@@ -173,10 +174,6 @@ def plan_rows(base: RunConfig, rows: Sequence[Row], seeds: Sequence[int], refere
         raise ConfigError(f"the reference {reference!r} is not one of the arms {', '.join(named)}")
     plan = Plan(tuple(named), base_row.label, tuple(seeds), tuple(cells), tuple(named) * len(seeds))
     return plan.in_order([], secrets.randbits(MAX_ORDER_SEED_BITS))
-
-
-def _repeated(seeds: Sequence[int], times: int) -> list[int]:
-    return [seed for seed in seeds for _ in range(times)]
 
 
 def parse_vary(text: str) -> tuple[str, list[Any]]:

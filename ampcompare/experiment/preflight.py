@@ -20,8 +20,8 @@ from typing import Any
 from ampcompare.base.errors import AmpCompareError, ConfigError, LaunchError
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.formatting import format_count
-from ampcompare.experiment.launch.base import Launcher, Progress
 from ampcompare.experiment.launch.cell_files import last_lines
+from ampcompare.experiment.launch.contract import Launcher, Progress
 from ampcompare.experiment.launch.dispatch import DispatchingLauncher
 from ampcompare.experiment.launch.places import find_places
 from ampcompare.experiment.launch.script.listing import MAX_LINES, printed_metrics
@@ -105,7 +105,7 @@ def check_arms(
         if len(trials) == 1 == len(rows) and len(seeds) > 1 and first.is_trained and left >= first.busy_seconds:
             (label, cell), *_ = rows.items()
             trials["again"] = _run(cell, seeds[-1], launcher, Path(place, "again"))
-    found = _found(trials, time.perf_counter() - begun)
+    found = _sum_up(trials, time.perf_counter() - begun)
     by_build = {alike[label]: found.arms[label] for label in found.arms if label in alike}
     arms = {label: by_build[build] for label, build in alike.items() if build in by_build}
     return found.model_copy(update={"arms": arms, "untried": untried})
@@ -321,7 +321,7 @@ def _read_metrics(trial: _Trial, script: ScriptConfig, folder: Path) -> None:
     trial.numbers |= {name: name for name in trial.rows.scalars}
 
 
-def _found(trials: Mapping[str, _Trial], seconds: float) -> Preflight:
+def _sum_up(trials: Mapping[str, _Trial], seconds: float) -> Preflight:
     if not trials:
         return Preflight()
     trained = {label: trial for label, trial in trials.items() if not trial.error}

@@ -62,7 +62,7 @@ def profile(
             found, trace = ArmProfile(arm=config.arm, failure=str(error)), {}
         arms.append(found if loop is not None else found.model_copy(update={"cell": config.digest()}))
         traces.append((config.arm, trace))
-    result = _compared(options, arms, loop)
+    result = _compare_profiles(options, arms, loop)
     if output_dir is not None:
         for path in [*write_result(result, output_dir, ("json", "md", "html")), *_write_trace(traces, output_dir)]:
             say(f"wrote {path}")
@@ -84,7 +84,7 @@ def _one(options: ProfileOptions, config: RunConfig, loop: Loop | None) -> tuple
         return found, json.loads(path.read_text(encoding="utf-8"))
 
 
-def _compared(options: ProfileOptions, arms: Sequence[ArmProfile], loop: object) -> Profile:
+def _compare_profiles(options: ProfileOptions, arms: Sequence[ArmProfile], loop: object) -> Profile:
     config = options.reference
     recipe = config.recipe
     subject = f"{recipe.model.arch} on {recipe.data.name}, batch {recipe.batch_size}, {recipe.optimizer.name}"
@@ -166,12 +166,12 @@ def profile_script(config: RunConfig, folder: Path, *, steps: int, profiled: int
             "the script ended before its steps were profiled; a step is a backward pass and an optimizer step, and a "
             f"profile takes {steps_needed(steps, profiled)} of them: let it train longer, or lower --steps"
         )
-    ranks = [_read(request.answer(rank)) for rank in range(config.processes) if request.answer(rank).exists()]
+    ranks = [_read_profile(request.answer(rank)) for rank in range(config.processes) if request.answer(rank).exists()]
     found = ranks[0].model_copy(update={"ranks": _times(ranks) if len(ranks) > 1 else []})
     return found, json.loads(request.trace.read_text(encoding="utf-8"))
 
 
-def _read(path: Path) -> ArmProfile:
+def _read_profile(path: Path) -> ArmProfile:
     return ArmProfile.model_validate_json(path.read_text(encoding="utf-8"))
 
 

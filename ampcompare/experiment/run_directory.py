@@ -26,8 +26,8 @@ from ampcompare.base.files.read import FileFault, parse_json, read_json, read_te
 from ampcompare.base.files.run_files import CellFile, RunFile
 from ampcompare.base.files.write import append_line, write_atomically
 from ampcompare.base.secrets import hide
-from ampcompare.experiment.launch.base import Launcher
 from ampcompare.experiment.launch.cell_files import code_folder, remove_leftovers
+from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.plan import Plan
 from ampcompare.results.analysis.inference.criteria import Criteria
 from ampcompare.results.analysis.pairing.comparability import foreign_steps
@@ -211,13 +211,13 @@ class RunDirectory:
         except OSError as error:
             raise self._cannot_be_made(error) from None
         if not os.access(self.path, os.W_OK | os.X_OK):
-            raise ConfigError(f"the output folder {self._shown()} is not writable; choose another --output-dir")
+            raise ConfigError(f"the output folder {self._short_path()} is not writable; choose another --output-dir")
 
     def _cannot_be_made(self, error: OSError | ValueError) -> ConfigError:
         why = getattr(error, "strerror", None) or error  # a ValueError is about a null byte
-        return ConfigError(f"cannot make the output folder {self._shown()}: {why}; choose another --output-dir")
+        return ConfigError(f"cannot make the output folder {self._short_path()}: {why}; choose another --output-dir")
 
-    def _shown(self) -> str:
+    def _short_path(self) -> str:
         name = str(self.path)
         return name if len(name) <= MAX_SHOWN else f"{name[:MAX_SHOWN]}... ({len(name):,} characters)"
 
@@ -226,7 +226,7 @@ class RunDirectory:
         return FileLock(self.path.resolve() / RunFile.LOCK)
 
     @contextlib.contextmanager
-    def owned(
+    def hold(
         self,
         launcher: Launcher,
         *,
@@ -428,7 +428,7 @@ class RunDirectory:
 
     def brief(self) -> RunBrief:
         """Return what it holds in brief; one with damaged files has a fault instead of facts."""
-        changed = datetime.fromtimestamp(self.changed()).astimezone()
+        changed = datetime.fromtimestamp(self.time_of_change()).astimezone()
         try:
             plan, report = self.plan(), _document(self.path / REPORT)
             if plan is not None:
@@ -452,7 +452,7 @@ class RunDirectory:
             why = str(error) if isinstance(error, FileFault) else "a file has unexpected contents"
             return RunBrief(self.path, changed, fault=f"cannot be read: {why}")
 
-    def changed(self) -> float:
+    def time_of_change(self) -> float:
         """Return when a cell or a report was last written, in seconds since the epoch."""
         times = [0.0]
         for name in CHANGED:
@@ -510,7 +510,7 @@ def find_runs(folder: Path = DEFAULT_FOLDER) -> list[RunDirectory]:
         found = {path.parent for pattern in patterns for path in folder.glob(pattern) if path.is_dir()}
     except OSError as error:
         raise RecordError(f"cannot read the folder {folder}: {error.strerror or error}") from None
-    return sorted(map(RunDirectory, found), key=lambda run: (-run.changed(), str(run.path)))
+    return sorted(map(RunDirectory, found), key=lambda run: (-run.time_of_change(), str(run.path)))
 
 
 def newest_runs(folder: Path = DEFAULT_FOLDER) -> list[Path]:

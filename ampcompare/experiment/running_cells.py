@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ampcompare.base.formatting import printable
 from ampcompare.experiment.eta import TimeLeft
-from ampcompare.experiment.launch.base import Phase, Progress
+from ampcompare.experiment.launch.contract import Phase, Progress
 from ampcompare.experiment.observer import Outline
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig

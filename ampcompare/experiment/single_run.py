@@ -17,11 +17,11 @@ from typing import Any
 from ampcompare.base.errors import ConfigError, Ended, LaunchError
 from ampcompare.base.files.run_files import CellFile, RunFile
 from ampcompare.experiment.follow import following
-from ampcompare.experiment.launch.base import Launcher
+from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.observer import Observer, Outline
 from ampcompare.experiment.option_checks import check_cells
-from ampcompare.experiment.options import RunOptions
 from ampcompare.experiment.run_directory import RunDirectory
+from ampcompare.experiment.run_options import RunOptions
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.step import iter_steps
 from ampcompare.settings.config import RunConfig
@@ -93,7 +93,7 @@ def run_single(
     """
     launcher, observer = _launcher(options, observer)
     observer = following(observer, options.callbacks if launcher.is_main else ())
-    with launcher, _owned(options, launcher, observer), while_running(launcher):
+    with launcher, _hold_run_directory(options, launcher, observer), while_running(launcher):
         try:
             record = _train(options, launcher, observer)
         except (KeyboardInterrupt, Ended):
@@ -115,7 +115,7 @@ def verify_single(
         LaunchError: one of the runs failed.
     """
     launcher, observer = _launcher(options, observer)
-    with launcher, _owned(options, launcher, observer), while_running(launcher):
+    with launcher, _hold_run_directory(options, launcher, observer), while_running(launcher):
         return verify_resume(options.config, options.folder / RunFile.VERIFY_RESUME, launcher, observer=observer)
 
 
@@ -129,9 +129,9 @@ def _launcher(options: RunOptions, observer: Observer | None) -> tuple[Launcher,
     return launcher, observer if observer is not None and launcher.is_main else Observer()
 
 
-def _owned(options: RunOptions, launcher: Launcher, observer: Observer) -> AbstractContextManager[None]:
+def _hold_run_directory(options: RunOptions, launcher: Launcher, observer: Observer) -> AbstractContextManager[None]:
     run = RunDirectory(options.folder)
-    return run.owned(launcher, command=options.command, wait_seconds=options.wait_seconds, note=observer.note)
+    return run.hold(launcher, command=options.command, wait_seconds=options.wait_seconds, note=observer.note)
 
 
 def _train(options: RunOptions, launcher: Launcher, observer: Observer) -> RunRecord:

@@ -154,7 +154,7 @@ def plan_with_published(
     sources: SettingsSources, rows: Sequence[Row], seeds: Sequence[int], reference: str | None = None
 ) -> Plan:
     """Return the plan of a comparison, with what was published for its recipe."""
-    return replace(plan_rows(sources.config, rows, seeds, reference), published=_published(sources, rows))
+    return replace(plan_rows(sources.config, rows, seeds, reference), published=_published_results(sources, rows))
 
 
 def published_for_run(sources: SettingsSources) -> Published | None:
@@ -167,12 +167,12 @@ def published_for_run(sources: SettingsSources) -> Published | None:
         if row.arm == config.arm and all(values.get(path) == value for path, value in row.varied.items())
     ]
     row = max(matching, key=lambda row: len(row.varied), default=Row(config.arm))
-    published = _published(sources, [row])
+    published = _published_results(sources, [row])
     rows = [line.model_copy(update={"row": config.arm}) for line in published.rows if line.row] if published else []
     return published.model_copy(update={"rows": rows}) if published and rows else None
 
 
-def _published(sources: SettingsSources, rows: Sequence[Row]) -> Published | None:
+def _published_results(sources: SettingsSources, rows: Sequence[Row]) -> Published | None:
     """Return the published results of the recipe matched to rows, if it has any."""
     full = sources.published
     if sources.recipe is None or full is None or full.matrix.reference is None:

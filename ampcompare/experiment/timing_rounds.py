@@ -14,8 +14,8 @@ from pathlib import Path
 from ampcompare.base.errors import Ended
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.formatting import format_count
-from ampcompare.experiment.launch.base import Launcher
 from ampcompare.experiment.launch.cell_files import write_record
+from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.plan import Plan, balanced_rows
 from ampcompare.results.records.run import RunRecord, TimingRound
 from ampcompare.settings.config import RunConfig, SavingConfig

@@ -158,7 +158,7 @@ def _watched(request: PrefixRequest, rank: int) -> int:
     def row(given: dict[str, Any]) -> None:
         (watch,) = watches
         if given["kind"] in ("backward", "plain_backward"):
-            watch.add_loss(given["loss"])
+            watch.see_loss(given["loss"])
         elif given["kind"] == "step":
             watch.loops = watch.loops or planned_loops() or ()
             if watch.is_over:

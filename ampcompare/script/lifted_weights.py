@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ampcompare.base.patches import Subscriptions
-from ampcompare.base.tensors.tree import mapped, tensors_in
+from ampcompare.base.tensors.tree import map_tree, tensors_in
 from ampcompare.guards.location import user_location
 from ampcompare.script.recording.recorder import Rows
 from ampcompare.script.torch_amp.parallel_wrappers import ParallelWrappers
@@ -100,14 +100,14 @@ class LiftedWeights:
             others = (*(one for one in HALF if one is not held), *((torch.float32,) if narrows else ()))
         if not any(tensor.dtype in others for tensor in tensors_in(values)):
             return values
-        return mapped(values, lambda tensor: tensor.to(held) if tensor.dtype in others else tensor)
+        return map_tree(values, lambda tensor: tensor.to(held) if tensor.dtype in others else tensor)
 
     def fit_result(self, result: Any, given: Any, fitted: Any) -> Any:
         """Return the result of a frozen module in fp32 where its inputs were, as the parts around it get both."""
         was_wide = any(tensor.dtype is torch.float32 for tensor in tensors_in(given))
         if not was_wide or any(tensor.dtype is torch.float32 for tensor in tensors_in(fitted)):
             return result
-        return mapped(result, lambda tensor: tensor.float() if tensor.dtype in HALF else tensor)
+        return map_tree(result, lambda tensor: tensor.float() if tensor.dtype in HALF else tensor)
 
 
 def follow_averages(events: Subscriptions) -> None:

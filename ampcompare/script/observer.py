@@ -190,7 +190,7 @@ class ScriptObserver:
         elif row["kind"] == "step" and self._backwards and not self._is_elsewhere:
             self._backwards = 0
             self._watch.end_step(bool(_value(row["applied"])), self._optimizers)
-            if self._watch.is_over or self._watch.observation.is_broken:
+            if self._watch.is_over:
                 raise EnoughSteps(0)
             self._begin_step()
 

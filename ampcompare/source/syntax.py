@@ -16,6 +16,7 @@ __all__ = [
     "arguments",
     "children",
     "dotted",
+    "elements",
     "is_literal",
     "last_name",
     "parameters",
@@ -91,6 +92,11 @@ def dotted(node: ast.AST | None) -> str | None:
     if not isinstance(node, ast.Name):
         return None
     return ".".join([node.id, *reversed(parts)])
+
+
+def elements(node: ast.expr) -> list[ast.expr]:
+    """Return the elements of a list or tuple that is written out; any other expression is its only one."""
+    return list(node.elts) if isinstance(node, (ast.List, ast.Tuple)) else [node]
 
 
 def children(node: ast.AST) -> list[ast.AST]:

@@ -14,7 +14,7 @@ from ampcompare.settings.recipe import ModelConfig, Recipe
 from ampcompare.tasks.boxes import average_precision, right_detections
 from ampcompare.tasks.catalog import AP50, AP75, DETECTION
 from ampcompare.tasks.in_memory import TensorData
-from ampcompare.tasks.models import build_detector, fixed_channels
+from ampcompare.tasks.models import build_model, fixed_channels
 from ampcompare.tasks.shapes import CLASSES, boxed_shapes
 from ampcompare.tasks.task import Sums, Task, require_no_views
 
@@ -70,10 +70,13 @@ class Detection(Task):
         self._model = model or ModelConfig(arch="centernet")
 
     def make_models(self) -> Sequence[nn.Module]:
-        shape = tuple(self.data.train["image"].shape[1:])
         return [
-            build_detector(
-                self._model.arch, num_classes=self.num_classes, sample_shape=shape, model_args=self._model.args
+            build_model(
+                self._model.arch,
+                kind="detection",
+                num_classes=self.num_classes,
+                sample_shape=tuple(self.data.train["image"].shape[1:]),
+                model_args=self._model.args,
             )
         ]
 
@@ -89,7 +92,7 @@ class Detection(Task):
         return models[0](list(batch["image"]))
 
     def measure(self, outputs: Detections, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        boxes, labels, scores = (_padded(outputs, name) for name in ("boxes", "labels", "scores"))
+        boxes, labels, scores = (_pad(outputs, name) for name in ("boxes", "labels", "scores"))
         order = scores.argsort(dim=1, descending=True, stable=True)
         labels, scores = labels.gather(1, order), scores.gather(1, order)
         boxes = boxes.gather(1, order[..., None].expand(-1, -1, 4))
@@ -137,7 +140,7 @@ def _targets(batch: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
     ]
 
 
-def _padded(outputs: Detections, name: str) -> Tensor:
+def _pad(outputs: Detections, name: str) -> Tensor:
     """Return what the images have by a name as one tensor (images, detections, ...), with zeros for none.
 
     Raises:

@@ -1,8 +1,4 @@
-"""Users' factories: `package.module:function`, looked for in the working directory last.
-
-A user's model may import its neighbor in `forward`, or a data set in a worker of a DataLoader, which is forked: a
-finder serves those imports after the factory was resolved.
-"""
+"""Users' factories: `package.module:function`, looked for in the working directory last."""
 
 from __future__ import annotations
 
@@ -11,70 +7,15 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
-from types import FrameType, ModuleType
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ampcompare.base.environment.packages import find_module
 from ampcompare.base.errors import AmpCompareError, ConfigError, did_you_mean
 
-__all__ = ["NeighborFinder", "blamed", "check_module", "install_finder", "named_by", "resolve_factory"]
+__all__ = ["blame_factory", "check_module", "named_by", "resolve_factory"]
 
-
-IMPORTERS = ("importlib", "_frozen_importlib", "_frozen_importlib_external")
-
-
-class NeighborFinder(MetaPathFinder):
-    """Finds a top-level module in a folder, for import statements in modules of the same folder only.
-
-    It must be the last finder, so that a file with the name of a library never takes its place. Nor does a file with
-    the name of a library that is not installed, when another library tries to import that one: the importing code is
-    then not in the folder.
-
-    Args:
-        folder: where modules may import each other.
-    """
-
-    def __init__(self, folder: str) -> None:
-        self.folder = os.path.realpath(folder)
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        # Submodules have a path, and Python's own finder looks there.
-        if path is not None or not self._is_inside(_importing_code(sys._getframe(1))):
-            return None
-        return PathFinder.find_spec(fullname, [self.folder])
-
-    def _is_inside(self, variables: Mapping[str, Any]) -> bool:
-        """Return whether the top-level module of some code lies directly in the folder."""
-        top = sys.modules.get(str(variables.get("__name__", "")).partition(".")[0])
-        # A virtual environment inside the folder is not part of it: its packages lie deeper.
-        return top is not None and any(os.path.realpath(parent) == self.folder for parent in _parents(top))
-
-
-def _parents(module: ModuleType) -> list[str]:
-    """Return the folders that a top-level module or package lies in; several for a namespace package."""
-    if (paths := getattr(module, "__path__", None)) is not None:
-        return [os.path.dirname(path) for path in paths]
-    file = getattr(module, "__file__", None)
-    return [os.path.dirname(file)] if file else []
-
-
-def _importing_code(frame: FrameType | None) -> Mapping[str, Any]:
-    """Return the global variables of the code that imports, which the machinery of imports calls for."""
-    while frame is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] in IMPORTERS:
-        frame = frame.f_back
-    return {} if frame is None else frame.f_globals
-
-
-def install_finder(folder: str) -> None:
-    """Let the modules in `folder` import each other for the rest of this process."""
-    finders = [finder for finder in sys.meta_path if isinstance(finder, NeighborFinder)]
-    if os.path.realpath(folder) not in {finder.folder for finder in finders}:
-        sys.meta_path.append(NeighborFinder(folder))
+ADDED: list[str] = []  # to sys.path: the working directory of the last factory
 
 
 def check_module(path: str) -> None:
@@ -100,7 +41,7 @@ def resolve_factory(path: str) -> Callable[..., Any]:
     if not module_name or not attribute:
         raise ConfigError(f"{path!r} does not name a factory; write it as package.module:function")
     check_module(path)
-    with blamed(path, "importing its module"):
+    with blame_factory(path, "importing its module"):
         found: Any = importlib.import_module(module_name)
     for part in attribute.split("."):
         if not hasattr(found, part):
@@ -128,32 +69,23 @@ def named_by(factory: Callable[..., Any], offered: Mapping[str, Any]) -> dict[st
 
 
 @contextlib.contextmanager
-def blamed(path: str, action: str) -> Iterator[None]:
+def blame_factory(path: str, action: str) -> Iterator[None]:
     """Report what the user's code in the block raises as an error of the factory at `path`.
 
-    In the block, modules are also looked for in the working directory, last: a file there with the name of a library
-    is never imported in its place. After the block, only modules of that directory find each other there.
+    From then on, modules are also looked for in the working directory, last: a file there never takes the place of a
+    library. A model may import its neighbor in `forward`, or a data set in a worker of a DataLoader.
 
     Raises:
         ConfigError: the block raised; the cause is chained.
     """
     folder = os.getcwd()
-    added = folder not in sys.path
-    if added:
-        sys.path.append(folder)
-        install_finder(folder)
+    if folder not in sys.path:
+        sys.path[:] = [*(path for path in sys.path if path not in ADDED), folder]
+        ADDED[:] = [folder]
     try:
         yield
     except AmpCompareError:
         raise
     except Exception as error:
-        raise _failed(path, action, error) from error
-    finally:
-        if added:
-            with contextlib.suppress(ValueError):  # the user's code may have removed it
-                sys.path.remove(folder)
-
-
-def _failed(path: str, action: str, error: Exception) -> ConfigError:
-    text = str(error).strip().replace("\n", " ") or "no text"
-    return ConfigError(f"factory {path}: {action} raised {type(error).__name__}: {text}")
+        text = str(error).strip().replace("\n", " ") or "no text"
+        raise ConfigError(f"factory {path}: {action} raised {type(error).__name__}: {text}") from error

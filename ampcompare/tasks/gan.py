@@ -16,7 +16,7 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.settings.recipe import ModelConfig, Recipe
 from ampcompare.tasks.catalog import DISTANCE, GAN
 from ampcompare.tasks.data import generator
-from ampcompare.tasks.factory import blamed, named_by, resolve_factory
+from ampcompare.tasks.factory import blame_factory, named_by, resolve_factory
 from ampcompare.tasks.in_memory import TensorData
 from ampcompare.tasks.task import Phase, Sums, Task, require_no_views
 
@@ -90,7 +90,7 @@ class Gan(Task):
                 raise ConfigError(f"{arch} has no argument {next(iter(arguments))!r}; it has width")
             return _mlp(LATENT, 2, width), _mlp(2, 1, width)
         factory = resolve_factory(arch)
-        with blamed(arch, "calling it"):
+        with blame_factory(arch, "calling it"):
             models = factory(**{**named_by(factory, {"latent": LATENT}), **arguments})
         if not isinstance(models, tuple | list) or [isinstance(model, nn.Module) for model in models] != [True, True]:
             raise ConfigError(f"factory {arch} must return two torch.nn.Module, a generator and a discriminator")

@@ -24,7 +24,7 @@ from ampcompare.base.errors import BackendUnavailable, ConfigError, did_you_mean
 from ampcompare.settings.recipe import ModelConfig, Recipe
 from ampcompare.tasks.catalog import BITS_PER_BYTE, LANGUAGE_MODELING, PERPLEXITY, needs_package
 from ampcompare.tasks.data import derive, spread
-from ampcompare.tasks.factory import blamed, named_by, resolve_factory
+from ampcompare.tasks.factory import blame_factory, named_by, resolve_factory
 from ampcompare.tasks.hf_data import text_parts
 from ampcompare.tasks.in_memory import TensorData
 from ampcompare.tasks.models import check_arguments, user_model
@@ -253,13 +253,13 @@ class _CausalBlock(AttentionBlock):
 
     def scores(self, query: Tensor, key: Tensor) -> Tensor:
         if self.rotary:
-            query, key = _rotated(query, key)
+            query, key = _rotate(query, key)
         length = query.shape[-2]
         later = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
         return super().scores(query, key).masked_fill(later, -math.inf)
 
 
-def _rotated(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+def _rotate(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     """Rotate each pair of features (i, i + features / 2) by an angle that grows with the position.
 
     Args:
@@ -500,7 +500,7 @@ def _parts(text: bytes, cut: Callable[[bytes, int], Any]) -> tuple[bytes, bytes]
 
 def _from_factory(path: str) -> tuple[bytes, bytes]:
     factory = resolve_factory(path)
-    with blamed(path, "calling it"):
+    with blame_factory(path, "calling it"):
         texts = factory(**named_by(factory, {}))
     if not isinstance(texts, Sequence) or len(texts) != 2 or not all(isinstance(text, bytes | str) for text in texts):
         raise ConfigError(f"factory {path} must return two texts, for training and validation, as bytes or str")

@@ -30,7 +30,7 @@ from ampcompare.tasks.catalog import (
     require_files,
 )
 from ampcompare.tasks.data import LabeledData, Part, derive, generator, isolated_globals, seed_globals, spread
-from ampcompare.tasks.factory import blamed, named_by, resolve_factory
+from ampcompare.tasks.factory import blame_factory, named_by, resolve_factory
 from ampcompare.tasks.hf_data import image_parts
 from ampcompare.tasks.in_memory import MemoryData, memory_data, resize_images
 from ampcompare.tasks.torchvision_loader import load_torchvision
@@ -98,7 +98,7 @@ def _imagefolder(name: str, root: str, options: _Options) -> _StreamData:
     parts: dict[str, _Samples] = {}
     for part, transform in _photo_transforms(name, options).items():
         try:
-            images = vision.datasets.ImageFolder(str(Path(root) / part), transform=transform, loader=_open)
+            images = vision.datasets.ImageFolder(str(Path(root) / part), transform=transform, loader=_open_image)
         except FileNotFoundError as error:
             raise ConfigError(
                 f"{Path(root) / part} has folders without images: {' '.join(str(error).split())}"
@@ -147,7 +147,7 @@ def _hf_images(name: str, options: _Options) -> _StreamData:
     return _StreamData.of(name, parts, options, num_classes, (3, size, size))
 
 
-def _open(path: str) -> Any:
+def _open_image(path: str) -> Any:
     with needs_package("images are read with", "Pillow"):
         from PIL import Image
     try:
@@ -219,7 +219,7 @@ class SmallImages(torch.utils.data.Dataset[tuple[Tensor, int]]):
         return values, int(self.labels[index])
 
 
-def _downloaded(name: str, data_dir: str | None, options: _Options, *, download: bool) -> _StreamData:
+def _torchvision_set(name: str, data_dir: str | None, options: _Options, *, download: bool) -> _StreamData:
     """Load one of torchvision's small sets from `data_dir`, downloading it first if `download` is set.
 
     Raises:
@@ -309,7 +309,7 @@ def _user_data(path: str, data_dir: str | None, options: _Options, *, download: 
         )
     with isolated_globals():
         seed_globals(derive("user's factory"))
-        with blamed(path, "calling it"):
+        with blame_factory(path, "calling it"):
             result = factory(**taken)
         if isinstance(result, LabeledData):
             for part, size in options.sizes.items():
@@ -320,7 +320,7 @@ def _user_data(path: str, data_dir: str | None, options: _Options, *, download: 
                     )
             return result
         train, val, num_classes = _unpack(path, result)
-        _, sample = _checked(path, "train", train), _checked(path, "val", val)
+        _, sample = _first_sample(path, "train", train), _first_sample(path, "val", val)
         if channels is not None and sample.shape[0] not in (1, channels):
             raise ConfigError(
                 f"factory {path} gives samples of shape {tuple(sample.shape)}, and the model takes {channels}; "
@@ -355,9 +355,9 @@ def _unpack(path: str, result: Any) -> tuple[Any, Any, int | None]:
     return train, val, result[2]
 
 
-def _checked(path: str, part: str, samples: Any) -> Tensor:
+def _first_sample(path: str, part: str, samples: Any) -> Tensor:
     """Return the first sample after checking what the data set gives."""
-    with blamed(path, f"reading the first item of {part}"):
+    with blame_factory(path, f"reading the first item of {part}"):
         item = samples[0]
     if not isinstance(item, (tuple, list)) or len(item) != 2 or not isinstance(item[0], Tensor):
         kinds = (
@@ -376,7 +376,7 @@ def _count_classes(path: str, samples: Any) -> int:
     classes = getattr(samples, "classes", None)
     if isinstance(classes, (list, tuple)):
         return len(classes)
-    with blamed(path, "reading the labels of train"):
+    with blame_factory(path, "reading the labels of train"):
         targets = getattr(samples, "targets", None)
         labels = [samples[i][1] for i in range(len(samples))] if targets is None else targets
         return int(torch.as_tensor(labels).max()) + 1
@@ -417,7 +417,7 @@ def load_data(
     if name in ("digits", "synthetic"):
         return digits(**vars(options)) if name == "digits" else _synthetic(options)
     if name in TORCHVISION_FILES:
-        return _downloaded(name, data_dir, options, download=download)
+        return _torchvision_set(name, data_dir, options, download=download)
     kind, colon, path = name.partition(":")
     if kind == "imagefolder":
         return _imagefolder(name, path or data_dir or "", options)
@@ -579,7 +579,7 @@ class _StreamData(LabeledData):
         kept.batches.epoch, kept.batches.batches = epoch, batches
         kept.passes += 1
         number = kept.passes
-        for samples, labels in _unwrapped(iter(kept.loader)):
+        for samples, labels in _name_errors(iter(kept.loader)):
             if kept.passes != number:
                 # Persistent workers serve one pass: this iterator would yield batches of the newer one.
                 raise RuntimeError(
@@ -604,7 +604,7 @@ class _StreamData(LabeledData):
         return self._loaders[key]
 
 
-def _unwrapped(batches: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+def _name_errors(batches: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the batches; raise an error of a worker with its own one-line message."""
     while True:
         try:
@@ -620,7 +620,7 @@ def _unwrapped(batches: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tenso
 
 
 @cache
-def _parsed(load_digits: Callable[[], Any]) -> tuple[Tensor, Tensor]:
+def _all_digits(load_digits: Callable[[], Any]) -> tuple[Tensor, Tensor]:
     """Return all digits and their labels, which scikit-learn reads from a compressed table of text, in 0.1 s."""
     bunch = load_digits()
     images = torch.from_numpy(bunch.images).to(torch.float32)[:, None]
@@ -646,7 +646,7 @@ def digits(
     """
     with needs_package("digits need", "scikit-learn"):
         from sklearn.datasets import load_digits
-    images, labels = _parsed(load_digits)
+    images, labels = _all_digits(load_digits)
     images = (images - _DIGITS_MEAN) / _DIGITS_STD
     held_out = torch.zeros(len(labels), dtype=torch.bool)
     held_out[torch.argsort(labels, stable=True)[::_DIGITS_HOLDOUT]] = True

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -13,16 +12,13 @@ from torch import nn
 from torch.func import functional_call
 
 from ampcompare.base.errors import BackendUnavailable, ConfigError, did_you_mean
-from ampcompare.tasks.catalog import BUILTIN_MODELS, needs_package
-from ampcompare.tasks.factory import blamed, named_by, resolve_factory
+from ampcompare.tasks.catalog import check_model, needs_package
+from ampcompare.tasks.factory import blame_factory, named_by, resolve_factory
 from ampcompare.tasks.networks import CenterNet, ConvNet, Mlp, Transformer, UNet
 from ampcompare.tasks.torchvision_loader import load_torchvision
 
 __all__ = [
-    "build_detector",
     "build_model",
-    "build_segmenter",
-    "build_torchvision",
     "check_arguments",
     "fixed_channels",
     "timm_model",
@@ -67,8 +63,11 @@ def timm_model(name: str, *, num_classes: int, sample_shape: Sequence[int], argu
     return model
 
 
-_NETWORKS: dict[str, Callable[..., nn.Module]] = {"convnet": ConvNet, "mlp": Mlp, "transformer": Transformer}
-_OWN = {"classification": tuple(_NETWORKS), "segmentation": ("unet",), "detection": ("centernet",)}
+_NETWORKS: dict[str, dict[str, Callable[..., nn.Module]]] = {
+    "classification": {"convnet": ConvNet, "mlp": Mlp, "transformer": Transformer},
+    "segmentation": {"unet": UNet},
+    "detection": {"centernet": CenterNet},
+}
 _TORCHVISION_CHANNELS = 3
 _REMEDY = "give other images by --image-size, or choose another model"
 # Auxiliary heads would make the output a tuple; the slow initialization is deprecated in torchvision.
@@ -76,17 +75,23 @@ _SPECIAL_OPTIONS = {name: {"aux_logits": False, "init_weights": False} for name 
 
 
 def build_model(
-    arch: str, *, num_classes: int, sample_shape: Sequence[int], model_args: Mapping[str, Any] | None = None
+    arch: str,
+    *,
+    num_classes: int,
+    sample_shape: Sequence[int],
+    model_args: Mapping[str, Any] | None = None,
+    kind: str = "classification",
 ) -> nn.Module:
     """Build the model called `arch`, in fp32 on the CPU, with weights from torch's global generator.
 
     Args:
-        arch: `convnet`, `mlp`, `transformer`, a torchvision classifier, `timm:NAME`, or `package.module:factory`. A
-            user's factory is called with those of `num_classes`, `sample_shape` and `in_channels` that it names as
-            parameters.
-        num_classes: width of the output.
+        arch: one of ampcompare's (`convnet`, `mlp`, `transformer`; `unet`; `centernet`), one of torchvision's of this
+            kind, `timm:NAME` for classification, or `package.module:factory`. A user's factory is called with those of
+            `num_classes`, `sample_shape` and `in_channels` that it names as parameters.
+        num_classes: width of the output, channels for segmentation; for detection with the background, which is 0.
         sample_shape: of one sample; (channels, height, width) for images.
         model_args: further keyword arguments; they override those above.
+        kind: classification, segmentation (logits for each pixel) or detection (boxes).
 
     Raises:
         ConfigError: unknown name, unknown arguments, or samples that it cannot process.
@@ -94,74 +99,25 @@ def build_model(
     """
     arguments = dict(model_args or {})
     library, _, name = arch.partition(":")
-    if library == "timm":
+    if library == "timm" and kind == "classification":
         model = timm_model(name, num_classes=num_classes, sample_shape=sample_shape, arguments=arguments)
         _check_forward(arch, model, tuple(sample_shape))
         return model
     if ":" in arch:
-        return user_model(arch, _offered(num_classes, sample_shape), arguments)
-    if arch in BUILTIN_MODELS:
-        network = _NETWORKS[arch]
+        offered = {"num_classes": num_classes, "sample_shape": tuple(sample_shape), "in_channels": sample_shape[0]}
+        return user_model(arch, offered, arguments)
+    if network := _NETWORKS[kind].get(arch):
         check_arguments(arch, network, arguments)
         return network(num_classes, sample_shape, **arguments)
-    return build_torchvision(
-        arch, kind="classification", num_classes=num_classes, sample_shape=sample_shape, model_args=arguments
-    )
-
-
-def build_segmenter(
-    arch: str, *, num_classes: int, sample_shape: Sequence[int], model_args: Mapping[str, Any] | None = None
-) -> nn.Module:
-    """Build the model called `arch` that gives logits for each pixel, in fp32 on the CPU.
-
-    Args:
-        arch: `unet`, a torchvision model for segmentation, or `package.module:factory`; see `build_model`.
-        num_classes: channels of the output.
-        sample_shape: (channels, height, width).
-        model_args: further keyword arguments; they override those above.
-
-    Raises:
-        ConfigError: unknown name, unknown arguments, or samples that it cannot process.
-    """
-    arguments = dict(model_args or {})
-    if ":" in arch:
-        return user_model(arch, _offered(num_classes, sample_shape), arguments)
-    if arch != "unet":
-        return build_torchvision(
-            arch, kind="segmentation", num_classes=num_classes, sample_shape=sample_shape, model_args=arguments
-        )
-    check_arguments(arch, UNet, arguments)
-    return UNet(num_classes, sample_shape, **arguments)
-
-
-def build_detector(
-    arch: str, *, num_classes: int, sample_shape: Sequence[int], model_args: Mapping[str, Any] | None = None
-) -> nn.Module:
-    """Build the model called `arch` that finds boxes, in fp32 on the CPU.
-
-    Args:
-        arch: `centernet`, a torchvision model for detection, or `package.module:factory`; see `build_model`.
-        num_classes: with the background, which is 0.
-        sample_shape: (channels, height, width).
-        model_args: further keyword arguments; they override those above.
-
-    Raises:
-        ConfigError: unknown name, unknown arguments, or a model that needs more than boxes and labels.
-    """
-    arguments = dict(model_args or {})
-    if ":" in arch:
-        return user_model(arch, _offered(num_classes, sample_shape), arguments)
-    if arch == "centernet":
-        check_arguments(arch, CenterNet, arguments)
-        return CenterNet(num_classes, sample_shape, **arguments)
-    if arch.startswith(("maskrcnn_", "keypointrcnn_")):
-        raise ConfigError(f"{arch} is trained with masks or key points, and the task has boxes; choose another model")
-    if not arch.startswith("ssd"):  # which have one size; the others would enlarge an image to 800 pixels
-        sides = sample_shape[1:]
-        arguments = {"min_size": min(sides), "max_size": max(sides), **arguments}
-    return build_torchvision(
-        arch, kind="detection", num_classes=num_classes, sample_shape=sample_shape, model_args=arguments
-    )
+    if kind == "detection":
+        if arch.startswith(("maskrcnn_", "keypointrcnn_")):
+            raise ConfigError(
+                f"{arch} is trained with masks or key points, and the task has boxes; choose another model"
+            )
+        if not arch.startswith("ssd"):  # which have one size; the others would enlarge an image to 800 pixels
+            sides = sample_shape[1:]
+            arguments = {"min_size": min(sides), "max_size": max(sides), **arguments}
+    return _torchvision_model(arch, kind, num_classes, tuple(sample_shape), arguments)
 
 
 def fixed_channels(arch: str, kind: str = "classification") -> int | None:
@@ -174,15 +130,11 @@ def fixed_channels(arch: str, kind: str = "classification") -> int | None:
         ConfigError: unknown name.
         BackendUnavailable: it is not built in, and there is no torchvision.
     """
-    if arch in _OWN[kind] or ":" in arch:
+    if arch in _NETWORKS[kind] or ":" in arch:
         return None
-    _require_kind(load_torchvision(), arch, kind)
+    load_torchvision()
+    check_model(arch, kind)
     return _TORCHVISION_CHANNELS
-
-
-def _offered(num_classes: int, sample_shape: Sequence[int]) -> dict[str, Any]:
-    """Return the arguments that a user's model of images or vectors may name."""
-    return {"num_classes": num_classes, "sample_shape": tuple(sample_shape), "in_channels": sample_shape[0]}
 
 
 def user_model(path: str, offered: Mapping[str, Any], arguments: Mapping[str, Any]) -> nn.Module:
@@ -197,33 +149,26 @@ def user_model(path: str, offered: Mapping[str, Any], arguments: Mapping[str, An
         ConfigError: there is no such factory, it raises, or returns no module.
     """
     factory = resolve_factory(path)
-    with blamed(path, "calling it"):
+    with blame_factory(path, "calling it"):
         model = factory(**{**named_by(factory, offered), **arguments})
     if not isinstance(model, nn.Module):
         raise ConfigError(f"factory {path} returned a {type(model).__name__}; it must return a torch.nn.Module")
     return model
 
 
-def build_torchvision(
-    arch: str, *, kind: str, num_classes: int, sample_shape: Sequence[int], model_args: Mapping[str, Any]
+def _torchvision_model(
+    arch: str, kind: str, num_classes: int, shape: tuple[int, ...], model_args: Mapping[str, Any]
 ) -> nn.Module:
     """Build a model of torchvision without weights from elsewhere, and run it once on meta tensors if it takes those.
 
-    Args:
-        kind: of model, classification, segmentation or detection; one for segmentation returns a dict with logits as
-            `out`.
-
-    Raises:
-        ConfigError: there is none of this kind and name, or it cannot process such samples.
-        BackendUnavailable: there is no torchvision.
+    One for segmentation returns a dict with logits as `out`.
     """
     vision = load_torchvision()
-    _require_kind(vision, arch, kind)
-    shape = tuple(sample_shape)
+    check_model(arch, kind)
     if len(shape) != 3 or shape[0] != _TORCHVISION_CHANNELS:
         raise ConfigError(
             f"{arch} takes color images (3, height, width), and a sample has shape {shape}; use --arch "
-            + " or ".join(name for name in _OWN[kind] if name != "transformer")
+            + " or ".join(name for name in _NETWORKS[kind] if name != "transformer")
         )
     options: dict[str, Any] = {"weights": None, "num_classes": num_classes, **_SPECIAL_OPTIONS.get(arch, {})}
     if kind != "classification":
@@ -279,14 +224,3 @@ def check_arguments(arch: str, network: Callable[..., nn.Module], arguments: Map
     for name in arguments:
         if name not in known:
             raise ConfigError(f"{arch} has no argument {name!r}; {did_you_mean(name, known)}")
-
-
-def _require_kind(vision: ModuleType, arch: str, kind: str) -> None:
-    module = vision.models if kind == "classification" else getattr(vision.models, kind)
-    known = vision.models.list_models(module=module)
-    if arch in known:
-        return
-    suggestion = did_you_mean(arch, [*_OWN[kind], *known])
-    if arch in vision.models.list_models():
-        raise ConfigError(f"{arch} is a torchvision model, but not for {kind}; {suggestion}")
-    raise ConfigError(f"there is no model {arch!r}; {suggestion}")

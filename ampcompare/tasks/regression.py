@@ -16,7 +16,7 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.settings.recipe import ModelConfig, Recipe
 from ampcompare.tasks.catalog import REGRESSION, RMSE, needs_package
 from ampcompare.tasks.data import spread
-from ampcompare.tasks.factory import blamed, resolve_factory
+from ampcompare.tasks.factory import blame_factory, resolve_factory
 from ampcompare.tasks.in_memory import TensorData
 from ampcompare.tasks.models import build_model
 from ampcompare.tasks.task import Sums, Task
@@ -37,8 +37,8 @@ def regression(recipe: Recipe) -> Regression:
     """
     name = recipe.data.name
     train, val = diabetes() if name == "diabetes" else _from_factory(name)
-    train = _chosen(train, recipe.data.train_size, f"the training part of {name}")
-    val = _chosen(val, recipe.data.val_size, f"the validation part of {name}")
+    train = _subset(train, recipe.data.train_size, f"the training part of {name}")
+    val = _subset(val, recipe.data.val_size, f"the validation part of {name}")
     return Regression(train, val, recipe.model, name=name, seed=recipe.seed)
 
 
@@ -109,7 +109,7 @@ def diabetes() -> tuple[Part, Part]:
 
 def _from_factory(path: str) -> tuple[Part, Part]:
     factory = resolve_factory(path)
-    with blamed(path, "calling it"):
+    with blame_factory(path, "calling it"):
         parts: Any = factory()
         train, val = ((torch.as_tensor(x).float(), torch.as_tensor(y).float().flatten()) for x, y in parts)
     for samples, targets in (train, val):
@@ -118,7 +118,7 @@ def _from_factory(path: str) -> tuple[Part, Part]:
     return train, val
 
 
-def _chosen(part: Part, size: int | None, what: str) -> Part:
+def _subset(part: Part, size: int | None, what: str) -> Part:
     rows = spread(len(part[1]), size, what=what)
     return part[0][rows], part[1][rows]
 

@@ -12,7 +12,7 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.settings.recipe import ModelConfig, Recipe
 from ampcompare.tasks.catalog import MEAN_IOU, PIXEL_ACCURACY, SEGMENTATION
 from ampcompare.tasks.in_memory import TensorData
-from ampcompare.tasks.models import build_segmenter, fixed_channels
+from ampcompare.tasks.models import build_model, fixed_channels
 from ampcompare.tasks.shapes import CLASSES, shapes
 from ampcompare.tasks.task import Sums, Task, require_no_views
 
@@ -59,10 +59,13 @@ class Segmentation(Task):
         self._label_smoothing = label_smoothing
 
     def make_models(self) -> Sequence[nn.Module]:
-        shape = tuple(self.data.train[0].shape[1:])
         return [
-            build_segmenter(
-                self._model.arch, num_classes=self.num_classes, sample_shape=shape, model_args=self._model.args
+            build_model(
+                self._model.arch,
+                kind="segmentation",
+                num_classes=self.num_classes,
+                sample_shape=tuple(self.data.train[0].shape[1:]),
+                model_args=self._model.args,
             )
         ]
 

@@ -18,7 +18,7 @@ from ampcompare.results.records.metric import Metric
 from ampcompare.settings.recipe import Recipe
 from ampcompare.tasks.catalog import task_path
 from ampcompare.tasks.data import Data, channels_last, split
-from ampcompare.tasks.factory import blamed, resolve_factory
+from ampcompare.tasks.factory import blame_factory, resolve_factory
 
 __all__ = ["LossOf", "Phase", "Sums", "Task", "make_task", "require_no_views"]
 
@@ -167,7 +167,7 @@ def make_task(recipe: Recipe) -> Task:
         made: Task = getattr(importlib.import_module(module), name)(recipe)
         return made
     factory = resolve_factory(path)
-    with blamed(path, "calling it"):
+    with blame_factory(path, "calling it"):
         task: Any = factory(recipe)
     if not isinstance(task, Task):
         raise ConfigError(f"factory {path} returned a {type(task).__name__}; it must return an ampcompare.tasks.Task")

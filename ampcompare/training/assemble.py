@@ -60,7 +60,7 @@ __all__ = [
     "assemble",
     "assemble_single",
     "checkpoint_activations",
-    "compiled",
+    "compile_model",
     "cpu_half_of",
     "load_optimizer",
     "make_optimizer",
@@ -224,7 +224,7 @@ def assemble(
         restore_training(state, replicas, optimizers, precision, names)
     if average is not None:
         average.follow(replicas, optimizers, params)
-    models = [parallel.wrap(compiled(model, recipe.compile, device)) for model in replicas]
+    models = [parallel.wrap(compile_model(model, recipe.compile, device)) for model in replicas]
     return Assembly(
         task=task,
         models=models,
@@ -416,7 +416,7 @@ def make_optimizer(config: OptimizerConfig, model: nn.Module, *, engine: str | N
                     f"a fused optimizer needs floating-point parameters, and {name} is {param.dtype}; use "
                     "--optimizer-implementation foreach"
                 )
-    optimizer = _built(config.name, factory, groups, arguments, model)
+    optimizer = _call_factory(config.name, factory, groups, arguments, model)
     if config.skip_on_device:
         try:
             skip_on_device(optimizer)
@@ -432,7 +432,7 @@ def make_optimizer(config: OptimizerConfig, model: nn.Module, *, engine: str | N
     return optimizer
 
 
-def _built(
+def _call_factory(
     name: str,
     factory: Callable[..., Any],
     groups: list[dict[str, Any]],
@@ -576,7 +576,7 @@ def _first_use(value: Tensor) -> Tensor:
     return torch.relu(value).add(1).float()
 
 
-def compiled(model: nn.Module, backend: str, device: torch.device) -> nn.Module:
+def compile_model(model: nn.Module, backend: str, device: torch.device) -> nn.Module:
     """Return `model` compiled by a backend of torch.compile, sharing its parameters; itself for "none".
 
     Raises:

@@ -77,7 +77,7 @@ class ModelEma:
         return _Sources(_tensors(self._models), tensors)
 
     @contextmanager
-    def applied(self, precision: Precision) -> Iterator[None]:
+    def put_in_place(self, precision: Precision) -> Iterator[None]:
         """Write the average into the replicas, cast to their dtypes, and restore their own weights on exit."""
         both = zip(_tensors(self._replicas), _tensors(self._models), strict=True)
         pairs = [(tensor, mean) for tensor, mean in both if tensor.is_floating_point()]

@@ -46,12 +46,12 @@ def _as_float32(tensor: Tensor) -> Tensor:
 def _sha256(tensors: Iterable[Tensor]) -> str:
     digest = hashlib.sha256()
     for tensor in tensors:
-        for part in _strided(whole(tensor.detach())):
+        for part in _storage_parts(whole(tensor.detach())):
             digest.update(part.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
-def _strided(tensor: Tensor) -> Sequence[Tensor]:
+def _storage_parts(tensor: Tensor) -> Sequence[Tensor]:
     """Return a tensor, or what stores a sparse or nested one."""
     if tensor.is_nested:
         return tensor.unbind()

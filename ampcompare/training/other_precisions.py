@@ -18,7 +18,7 @@ from ampcompare.base.tensors.sharded import whole_tree
 from ampcompare.results.records.evaluation import PrecisionResult
 from ampcompare.tasks.data import in_fp32
 from ampcompare.tasks.task import Task
-from ampcompare.training.checkpoint.state.capture import kept_random_states
+from ampcompare.training.checkpoint.state.capture import restore_random_states
 from ampcompare.training.evaluate import Evaluation, Extra
 from ampcompare.training.precision.base import Precision, Prepared
 from ampcompare.training.precision.cpu_half import cpu_half
@@ -43,29 +43,29 @@ def evaluate_in_others(session: Session, compute: AbstractContextManager[Any]) -
     names = session.config.eval_precision
     if not names:
         return []
-    with kept_random_states(session.gpus()):
+    with restore_random_states(session.gpus()):
         results = [_result(session, name, compute, averaged=False) for name in names]
         if session.assembly.average is not None:
-            with session.averaged():
+            with session.with_average():
                 results += [_result(session, name, compute, averaged=True) for name in names]
     return results
 
 
 def _result(session: Session, name: str, compute: AbstractContextManager[Any], *, averaged: bool) -> PrecisionResult:
     try:
-        return _evaluated(session, name, compute, averaged=averaged)
+        return _evaluate(session, name, compute, averaged=averaged)
     except Exception as error:  # a precision that this model or device lacks is a row of the table
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         return PrecisionResult(precision=name, averaged=averaged, error=reason)
 
 
-def _evaluated(session: Session, name: str, compute: AbstractContextManager[Any], *, averaged: bool) -> PrecisionResult:
+def _evaluate(session: Session, name: str, compute: AbstractContextManager[Any], *, averaged: bool) -> PrecisionResult:
     assembly, own = session.assembly, session.precision
     other = EvaluationPrecision(name, assembly.device, choice=session.config.cpu_half, outside=own)
     models = _built_again(assembly.task, assembly.replicas, assembly.device, session.config.recipe.channels_last)
     models, _ = other.prepare(models, [])
     with _in_evaluation(assembly.replicas):
-        found = session.evaluate_with(models, other, _compared(assembly.task, assembly.replicas, own, compute))
+        found = session.evaluate_with(models, other, _comparison(assembly.task, assembly.replicas, own, compute))
     own.weights_replaced()  # casts that were cached carry no gradient
     return _as_result(found, name, other.mode, averaged=averaged)
 
@@ -94,7 +94,7 @@ def _in_evaluation(models: Sequence[nn.Module]) -> Iterator[None]:
             model.train(training)
 
 
-def _compared(task: Task, models: Sequence[nn.Module], own: Precision, compute: AbstractContextManager[Any]) -> Extra:
+def _comparison(task: Task, models: Sequence[nn.Module], own: Precision, compute: AbstractContextManager[Any]) -> Extra:
     """Return what counts, sample by sample, how far an evaluation is from that of `models` in their own precision."""
     first = task.metrics[0]
 

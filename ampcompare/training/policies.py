@@ -43,11 +43,11 @@ class Policy:
 
     Attributes:
         name: key of its state in a checkpoint; None for a policy without state.
-        ended: why training ends before its last epoch in a good state; None while it continues.
+        end_reason: why training ends before its last epoch in a good state; None while it continues.
     """
 
     name: ClassVar[str | None] = None
-    ended: str | None = None
+    end_reason: str | None = None
 
     def wrap(self, precision: Precision) -> Precision:
         """Return the precision that the loop trains with."""
@@ -205,7 +205,7 @@ class EarlyStop(Policy):
         self._metric = metric
         self._best: float | None = None
         self._waited = 0
-        self.ended: str | None = None
+        self.end_reason: str | None = None
 
     def after_epoch(self, result: EpochResult) -> None:
         """Compare the value of an epoch with the target and with the best so far."""
@@ -214,21 +214,21 @@ class EarlyStop(Policy):
         self._best, self._waited = (value, 0) if improved else (self._best, self._waited + 1)
         if self._target is not None and not metric.is_better(self._target, metric.factor * value):
             unit = f" {metric.unit}" if metric.unit else ""
-            self.ended = (
+            self.end_reason = (
                 f"{metric.name} of {metric.shown(value)} reached {self._target:g}{unit} after epoch {result.epoch}"
             )
         elif self._patience is not None and self._waited >= self._patience:
-            self.ended = f"no better {metric.name} for {self._waited} epochs, after epoch {result.epoch}"
+            self.end_reason = f"no better {metric.name} for {self._waited} epochs, after epoch {result.epoch}"
 
     def state_dict(self) -> dict[str, Any]:
         """Return the best value, and for how many epochs it has been the best."""
-        return {"best": self._best, "waited": self._waited, "reason": self.ended}
+        return {"best": self._best, "waited": self._waited, "reason": self.end_reason}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         best = state["best"]
         self._best = None if best is None or best == NO_VALUE else float(best)
         self._waited = int(state["waited"])
-        self.ended = state["reason"]
+        self.end_reason = state["reason"]
 
 
 class ScaleLimits(Policy):
@@ -253,13 +253,13 @@ class ScaleLimits(Policy):
     def after_steps(self, step: int, records: Sequence[StepRecord]) -> bool:
         """Check each step of a block against the limits; never changes weights."""
         for record in records:
-            reason = self._exceeded(record)
+            reason = self._find_limit(record)
             if reason is not None:
                 self._divergence.end(record.step, reason)
                 break
         return False
 
-    def _exceeded(self, record: StepRecord) -> str | None:
+    def _find_limit(self, record: StepRecord) -> str | None:
         self._skipped = 0 if all(record.applied) else self._skipped + 1
         if self._max_skipped is not None and self._skipped > self._max_skipped:
             return f"{self._skipped} skipped steps in a row, more than --max-consecutive-skips {self._max_skipped}"
@@ -369,7 +369,7 @@ class Snapshot:
         for optimizer in optimizers:
             settle(optimizer)
         self._owned = [[param.detach().clone() for param in owned_params(each)] for each in optimizers]
-        self._states = [[_copied(each.state.get(param, {})) for param in owned_params(each)] for each in optimizers]
+        self._states = [[_copy_state(each.state.get(param, {})) for param in owned_params(each)] for each in optimizers]
         self._scaling = copy.deepcopy(precision.state_dict())
         self._averaged = None if average is None else copy.deepcopy(average.state_dict())
 
@@ -384,14 +384,14 @@ class Snapshot:
                 param.copy_(value)
                 optimizer.state.pop(param, None)
                 if state:
-                    optimizer.state[param] = _copied(state)
+                    optimizer.state[param] = _copy_state(state)
         self._precision.load_state_dict(copy.deepcopy(self._scaling))
         self._precision.weights_replaced()
         if self._average is not None and self._averaged is not None:
             self._average.load_state_dict(self._averaged)
 
 
-def _copied(state: Mapping[str, Any]) -> dict[str, Any]:
+def _copy_state(state: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: value.detach().clone() if isinstance(value, Tensor) else copy.copy(value) for key, value in state.items()
     }

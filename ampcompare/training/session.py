@@ -90,9 +90,9 @@ class Session:
         return self.assembly.precision
 
     @property
-    def ended(self) -> str | None:
+    def end_reason(self) -> str | None:
         """Why training ended before its last epoch, in a good state; None if it did not."""
-        return next((policy.ended for policy in self.policies if policy.ended is not None), None)
+        return next((policy.end_reason for policy in self.policies if policy.end_reason is not None), None)
 
     @property
     def rollbacks(self) -> list[int]:
@@ -112,7 +112,7 @@ class Session:
         for epoch in range(position.epoch, recipe.epochs):
             left = assembly.total_steps - position.step
             # An epoch whose steps are all made still lacks its evaluation if the run was stopped in between.
-            if (left <= 0 and position.batch == 0) or self.ended:
+            if (left <= 0 and position.batch == 0) or self.end_reason:
                 break
             self._enter("training")
             begin = self._now() - position.train_seconds
@@ -281,13 +281,13 @@ class Session:
         )
 
     @contextmanager
-    def averaged(self) -> Iterator[None]:
+    def with_average(self) -> Iterator[None]:
         """Put the moving average of the weights in their place, and on exit the weights back to the last bit."""
         average, ranks = self.assembly.average, self.assembly.ranks
         assert average is not None
         if ranks.size > 1:
             average.equalize_buffers(ranks)
-        with average.applied(self.precision):
+        with average.put_in_place(self.precision):
             yield
 
     def _share(self) -> dict[str, Any]:
@@ -309,7 +309,7 @@ class Session:
     def _evaluate_average(self) -> Evaluation | None:
         if self.assembly.average is None:
             return None
-        with self.averaged():
+        with self.with_average():
             return self._evaluate()
 
     def _require_equal_ranks(self, epoch: int) -> None:

@@ -1,16 +1,14 @@
 """Loops by name: hand-written ones, arms of ampcompare, other libraries as they document themselves, the real Apex.
 
 A name is a kind and what runs: `bare native:fp16`, `arm apex:O2`, `peer accelerate:fp16`, `apex O2`. With `, fused` at
-its end the optimizer is torch's fused one, with `, skip` it skips on the device, with `, triton` O2's copies are
-Triton's, with `, ema` weights are averaged, with `, drained` twenty steps run in the whole loop of ampcompare, which
-reads losses and scales at their end.
+its end the optimizer is torch's fused one, with `, skip` it skips on the device, with `, ema` weights are averaged,
+with `, drained` twenty steps run in the whole loop of ampcompare, which reads losses and scales at their end.
 """
 
 from __future__ import annotations
 
 import importlib
 import itertools
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -85,9 +83,6 @@ def _arm(
 
     if "skip" in extras:
         skip_on_device(optimizer)
-    if "triton" in extras:
-        importlib.import_module("triton")  # an ImportError leaves the loop out
-        os.environ["AMPCOMPARE_APEX_KERNELS"] = "triton"  # of this process alone
     precision = make_precision(arm, device=f"{device}:0" if device == "cuda" else device)
     average, owned = (ModelEma([model], 0.999), owned_params(optimizer)) if "ema" in extras else (None, [])
     models, optimizers = precision.prepare([model], [optimizer])

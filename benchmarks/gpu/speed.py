@@ -62,8 +62,6 @@ GROUPS = {
         "arm native:fp16, skip": FP16,
         "arm apex:O2": FP16,
         "arm apex:O2, skip": FP16,
-        "arm apex:O2, triton": FP16,
-        "arm apex:O2, fused, triton": FP16,
     },
 }
 ONLY = {"engine": ("tiny", "resnet50")}  # models of a group that does not run on all

@@ -45,8 +45,6 @@ SYNCS: dict[str, int] = {
     "arm apex:O2": 1,
     "arm apex:O2, fused": 0,
     "arm apex:O2, skip": 0,
-    "arm apex:O2, triton": 1,
-    "arm apex:O2, fused, triton": 0,
     "arm apex:O2, ema": 1,
     "arm apex:O2,loss_scale=128": 0,
     "arm apex:O3": 0,

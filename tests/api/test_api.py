@@ -16,9 +16,9 @@ from ampcompare.base.errors import ConfigError, GateFailed, RecordError
 from ampcompare.cli.compare_command import command, options_from
 from ampcompare.experiment.compare import ComparisonOutcome
 from ampcompare.experiment.follow import Callback
-from ampcompare.experiment.launch.base import Launcher
 from ampcompare.experiment.launch.cell_files import write_record
-from ampcompare.experiment.options import CompareOptions, LaunchOptions, RunOptions
+from ampcompare.experiment.launch.contract import Launcher
+from ampcompare.experiment.run_options import CompareOptions, LaunchOptions, RunOptions
 from ampcompare.experiment.single_run import RunOutcome
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.run import RunRecord, RunSummary

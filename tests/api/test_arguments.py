@@ -11,7 +11,7 @@ import pytest
 import ampcompare
 from ampcompare.api.arguments import takes, texts_of
 from ampcompare.cli.help import options_of
-from ampcompare.experiment.options import CompareOptions, LaunchOptions, RunOptions
+from ampcompare.experiment.run_options import CompareOptions, LaunchOptions, RunOptions
 
 API = {"compare": CompareOptions, "run": RunOptions}
 

@@ -12,7 +12,7 @@ from ampcompare.base.errors import LaunchError
 from ampcompare.cli import main
 from ampcompare.experiment import diagnose
 from ampcompare.experiment.launch import dispatch, places
-from ampcompare.experiment.launch.base import Launcher
+from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.launch.places import ANYWHERE, Place
 from ampcompare.results.records.run import RunRecord
 

@@ -16,7 +16,7 @@ import pytest
 from ampcompare.base.errors import Ended
 from ampcompare.cli.launching import save_at_signals
 from ampcompare.cli.progress_display import Display
-from ampcompare.experiment.launch.base import Launcher, Progress
+from ampcompare.experiment.launch.contract import Launcher, Progress
 from ampcompare.results.records.run import RunRecord, read_record
 from ampcompare.results.records.step import iter_steps
 from ampcompare.settings.config import RunConfig

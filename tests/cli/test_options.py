@@ -9,7 +9,7 @@ import click
 import pytest
 
 from ampcompare.cli.compare_command import command
-from ampcompare.cli.options import RECIPE_OPTIONS, parameter_of
+from ampcompare.cli.shared_options import RECIPE_OPTIONS, parameter_of
 from ampcompare.settings.config import RunConfig
 
 OPTIONS = {param.name: param for param in command.params}

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ampcompare.cli.progress_display import Display
-from ampcompare.experiment.launch.base import Progress
+from ampcompare.experiment.launch.contract import Progress
 from ampcompare.experiment.observer import Outline
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from ampcompare.cli.progress_lines import describe_outline, notice, notices
 from ampcompare.cli.progress_region import bars
-from ampcompare.experiment.launch.base import Progress
+from ampcompare.experiment.launch.contract import Progress
 from ampcompare.experiment.observer import Outline
 from ampcompare.experiment.running_cells import CellView, MatrixView
 from ampcompare.results.records.run import RunRecord

@@ -17,9 +17,9 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
 from ampcompare.diagnosis.diagnose import IN_HALF, audit, in_fp32
 from ampcompare.diagnosis.loops import Conditions
-from ampcompare.diagnosis.measure import measure
 from ampcompare.diagnosis.observation import Observation
-from ampcompare.diagnosis.watch import Called
+from ampcompare.diagnosis.operation_watch import Called
+from ampcompare.diagnosis.watched_loop import watch_loop
 from ampcompare.results.records.diagnosis import Diagnosis
 
 PLANTED = (
@@ -180,6 +180,36 @@ def test_a_scale_that_falls_through_a_run_has_a_cause(bad: tuple[int, ...], fall
     assert "at loss scale 128, which has fallen from 1024" in fault.text
 
 
+@pytest.mark.parametrize(
+    ("arm", "lr", "lost"),
+    [
+        ("half:bf16", 2.0**-11, 50),
+        ("half", 2.0**-11, 0),
+        ("half:bf16", 2.0**-9, 0),
+        ("half:bf16,rounding=stochastic", 2.0**-11, None),
+        ("half:bf16,masters=fp32", 2.0**-11, None),
+        ("native:bf16", 2.0**-11, None),
+    ],
+)
+def test_weights_of_16_bits_without_masters_are_named(arm: str, lr: float, lost: int | None) -> None:
+    """Of two weights whose gradient is 4, an update of a quarter of an ulp leaves 1 as it is, and moves 2**-4."""
+
+    def loop(precision: Any) -> None:
+        model = nn.Linear(2, 1, bias=False)
+        with torch.no_grad():
+            model.weight.copy_(torch.tensor([[1.0, 2.0**-4]]))
+        (model,), (optimizer,) = precision.prepare([model], [torch.optim.SGD(model.parameters(), lr=lr)])
+        with precision.autocast():
+            loss = model(torch.full((1, 2), 4.0)).sum()
+        precision.backward(loss, [optimizer])
+        precision.step(optimizer)
+
+    found = ampcompare.diagnose(loop, arm=arm, steps=1, device="cpu", cures=False)
+    dtype = "bf16" if "bf16" in arm else "fp16"
+    text = f"the optimizer steps {dtype} weights without fp32 masters: rounding loses {lost} % of the updates"
+    assert found.notes == ([] if lost is None else [text])
+
+
 @pytest.fixture(scope="module")
 def diagnosis() -> Diagnosis:
     """Two layers under O2, three steps."""
@@ -238,7 +268,7 @@ def test_watching_changes_no_weight() -> None:
             optimizer.zero_grad()
 
     arm = ampcompare.Arm.parse("half:master_weights,dynamic")
-    measure(loop, arm, Conditions(steps=9))
+    watch_loop(loop, arm, Conditions(steps=9))
     torch.manual_seed(0)
     loop(ampcompare.make_precision(arm))
     watched, bare = ends

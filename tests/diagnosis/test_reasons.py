@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from ampcompare.diagnosis.faults import reason_of
-from ampcompare.diagnosis.shadow import Shadows
+from ampcompare.diagnosis.findings import reason_of
+from ampcompare.diagnosis.fp32_reference import Fp32Reference
+from ampcompare.diagnosis.operation_watch import OperationWatch, Step
 from ampcompare.diagnosis.sites import Sites
 from ampcompare.diagnosis.step_watch import UpdateCounter
-from ampcompare.diagnosis.watch import Step, Watch
 
 TINY = 1e-6
 
@@ -38,7 +38,7 @@ def by_size(x: Tensor) -> Tensor:
 
 
 def seen(function: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Step:
-    watch = Watch(Sites(), Shadows())
+    watch = OperationWatch(Sites(), Fp32Reference())
     with watch:
         function(torch.ones(4, dtype=dtype))
     return watch.drain()

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from ampcompare.backends.arm import Arm
-from ampcompare.diagnosis.cures import Change, search
-from ampcompare.diagnosis.cures import Tested as Outcome
+from ampcompare.diagnosis.remedies import Change, search
+from ampcompare.diagnosis.remedies import Tested as Outcome
 from ampcompare.results.records.diagnosis import Fault, Place
 
 FAULT = Fault(

@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ampcompare.diagnosis.faults import find_faults
+from ampcompare.diagnosis.findings import find_faults
+from ampcompare.diagnosis.fp32_lines import lines_in_fp32
 from ampcompare.diagnosis.observation import Observation
 from ampcompare.diagnosis.profiling.marks import Marks
 from ampcompare.diagnosis.sites import HIDDEN, PACKAGE, Sites, calling_line
-from ampcompare.diagnosis.step_watch import StepWatch, lines_in_fp32
+from ampcompare.diagnosis.step_watch import StepWatch
 
 
 @pytest.fixture
@@ -31,17 +32,9 @@ def optimizer(model: nn.Module) -> torch.optim.Optimizer:
 @pytest.fixture
 def watch(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[StepWatch]:
     found = StepWatch(Observation(), steps=8)
-    found.sites.follow([model])
-    handles = [
-        optimizer.register_step_pre_hook(found.updates.before_step),
-        optimizer.register_step_post_hook(found.updates.after_step),
-    ]
-    found.open()
-    found.add_weights()
+    found.begin([model], [optimizer])
     yield found
     found.close()
-    for handle in handles:
-        handle.remove()
 
 
 def backward(watch: StepWatch, model: nn.Module, size: float) -> None:
@@ -108,7 +101,7 @@ def test_a_diagnosis_names_modules_as_the_model_does(model: nn.Module) -> None:
     sites, marks = Sites(), Marks()
     sites.name(outer)
     marks.know([outer])
-    for known, name in ((sites, "module"), (marks.sites, "")):
+    for known, name in ((sites, "module"), (marks, "")):
         known.enter(model)
         assert known.module == name
 

@@ -183,6 +183,13 @@ def command(folder: str, words: list[str], port: int) -> tuple[int, str]:
     return code, errors.getvalue()
 
 
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
 TINY = [
     *("--data", "synthetic", "--train-size", "64", "--val-size", "32", "--image-size", "8", "--epochs", "1"),
     *("--device", "cpu"),
@@ -200,12 +207,11 @@ TINY = [
 )
 def test_an_error_under_torchrun_is_reported_once(own_ranks: Run, models: str, words: list[str], message: str) -> None:
     """Of the ranks that torchrun started, one says what is wrong, in one line, and each has an exit code of failure."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     batch = [] if "--global-batch-size" in words else ["--batch-size", "8"]
 
-    outcomes = own_ranks(2, command, folder=models, words=[*words, "-o", f"{models}/out", *TINY, *batch], port=port)
+    outcomes = own_ranks(
+        2, command, folder=models, words=[*words, "-o", f"{models}/out", *TINY, *batch], port=free_port()
+    )
 
     errors = "".join(text for _, text in outcomes)
     assert all(code != 0 for code, _ in outcomes)

@@ -273,7 +273,7 @@ INSERTED = [  # a file, what is found there, and what goes before it
         "    early_stop:",
         '    loss_tail: Positive = Field(1.0, description="weight of the tail of the loss")\n',
     ),
-    ("cli/options.py", '    ("--early-stop"', '    ("--loss-tail", "recipe.loss_tail", SCHEDULE),\n'),
+    ("cli/shared_options.py", '    ("--early-stop"', '    ("--loss-tail", "recipe.loss_tail", SCHEDULE),\n'),
     ("tasks/networks.py", "class Mlp(", "class Narrow(nn.Module):\n" + NARROW),
     ("tasks/catalog.py", '    "mlp": ', '    "narrow": "one linear layer",\n'),
     ("tasks/catalog.py", '    "synthetic": ', '    "stripes": "patterns, generated",\n'),

@@ -51,6 +51,7 @@ def test_each_symptom_has_a_command_that_is_understood(symptom: str) -> None:
     assert set(re.findall(r"AMP\d{3}", SECTIONS[symptom])) <= set(CODES)
 
 
+@pytest.mark.slow
 def test_the_search_finds_each_symptom(tmp_path: Path) -> None:
     """In the index of the built site a section holds all words of the question, and the page is opened as a file."""
     mkdocs = pytest.importorskip("mkdocs.commands.build")

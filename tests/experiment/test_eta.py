@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ampcompare.experiment.eta import TimeLeft
-from ampcompare.experiment.launch.base import Progress
+from ampcompare.experiment.launch.contract import Progress
 from ampcompare.experiment.observer import Outline
 from ampcompare.results.records.run import RunRecord, RunSummary
 from ampcompare.settings.config import RunConfig

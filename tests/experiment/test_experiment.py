@@ -23,14 +23,14 @@ from ampcompare.base.environment.fingerprint import fingerprint
 from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.experiment.compare import pilot_seeds, run_auto, run_comparison, seeds_needed
 from ampcompare.experiment.eta import estimate
-from ampcompare.experiment.launch.base import Launcher, Progress, failed_record
 from ampcompare.experiment.launch.cell_files import write_record
+from ampcompare.experiment.launch.contract import Launcher, Progress, failed_record
 from ampcompare.experiment.launch.dispatch import LauncherPool
-from ampcompare.experiment.load import reload_comparison
 from ampcompare.experiment.observer import Observer
-from ampcompare.experiment.options import CompareOptions, LaunchOptions
 from ampcompare.experiment.plan import Plan, make_plan, parse_vary
-from ampcompare.experiment.run import run_plan
+from ampcompare.experiment.reload_report import reload_comparison
+from ampcompare.experiment.run_options import CompareOptions, LaunchOptions
+from ampcompare.experiment.run_plan import run_plan
 from ampcompare.results.analysis.inference.criteria import Criteria
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import Comparison

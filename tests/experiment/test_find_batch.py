@@ -11,7 +11,7 @@ import pytest
 
 from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.experiment.find_batch import GIB, STEPS, BatchSearch, configs_of, find_batches
-from ampcompare.experiment.launch.base import Launcher
+from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.launch.dispatch import LauncherPool
 from ampcompare.experiment.launch.worker.cell import failed_with
 from ampcompare.results.records.run import RunRecord, RunSummary

@@ -13,13 +13,13 @@ import pytest
 import ampcompare
 from ampcompare.base.errors import ConfigError
 from ampcompare.experiment.follow import Callback, CellInfo, Follower, following, load_callback
-from ampcompare.experiment.launch.base import Launcher, Progress
 from ampcompare.experiment.launch.cell_files import make_cell_folder
+from ampcompare.experiment.launch.contract import Launcher, Progress
 from ampcompare.experiment.launch.worker.cell import run_cell
 from ampcompare.experiment.observer import Observer, Outline
 from ampcompare.experiment.plan import make_plan
-from ampcompare.experiment.run import run_plan
 from ampcompare.experiment.run_directory import RunDirectory
+from ampcompare.experiment.run_plan import run_plan
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.run import RunRecord, StepRecord, dump_json, read_record
 from ampcompare.results.records.step import iter_steps

@@ -12,14 +12,14 @@ import pytest
 
 from ampcompare.base.environment.fingerprint import fingerprint
 from ampcompare.base.errors import RecordError
-from ampcompare.experiment.launch.base import Launcher
 from ampcompare.experiment.launch.cell_files import write_record
-from ampcompare.experiment.load import reload_comparison, reload_together
+from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.matrix import cross
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.plan import plan_rows
-from ampcompare.experiment.run import run_plan
+from ampcompare.experiment.reload_report import reload_comparison, reload_together
 from ampcompare.experiment.run_directory import RunDirectory
+from ampcompare.experiment.run_plan import run_plan
 from ampcompare.results.analysis.inference.criteria import Criteria
 from ampcompare.results.records.comparison import ArmSummary, Comparison
 from ampcompare.results.records.evaluation import EpochResult

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.experiment.launch.base import Progress
+from ampcompare.experiment.launch.contract import Progress
 from ampcompare.experiment.notebook_progress import NotebookProgress, default_observer
 from ampcompare.experiment.observer import Observer, Outline
 from ampcompare.results.records.comparison import read_comparison

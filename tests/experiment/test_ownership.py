@@ -18,7 +18,7 @@ import pytest
 from ampcompare.base.environment.ranks import DistributedEnv
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.files.run_files import RunFile
-from ampcompare.experiment.launch.base import Launcher
+from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.launch.dispatch import DispatchingLauncher
 from ampcompare.experiment.launch.local import ExternalLauncher
 from ampcompare.experiment.run_directory import RunDirectory
@@ -29,7 +29,7 @@ import sys, time
 from pathlib import Path
 from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.experiment.launch.dispatch import DispatchingLauncher
-with RunDirectory(Path(sys.argv[1])).owned(DispatchingLauncher(), command="ampcompare compare --tag first"):
+with RunDirectory(Path(sys.argv[1])).hold(DispatchingLauncher(), command="ampcompare compare --tag first"):
     print("held", flush=True)
     time.sleep(60)
 """
@@ -69,7 +69,7 @@ def test_the_second_is_refused_until_the_first_is_gone(other: Process, launcher:
     """A second owner is refused with who holds the folder; one that was killed holds nothing."""
     out = tmp_path / "out"
     try:
-        with pytest.raises(ConfigError) as refused, RunDirectory(out).owned(launcher):
+        with pytest.raises(ConfigError) as refused, RunDirectory(out).hold(launcher):
             pytest.fail("two owners")
         for part in (f"process {other.pid} on {socket.gethostname()}, since 20", "compare --tag first", "--wait"):
             assert part in str(refused.value)
@@ -77,7 +77,7 @@ def test_the_second_is_refused_until_the_first_is_gone(other: Process, launcher:
     finally:
         _end(other)
     assert json.loads((out / RunFile.OWNER).read_text())["pid"] == other.pid  # left by the dead one
-    with RunDirectory(out).owned(launcher):
+    with RunDirectory(out).hold(launcher):
         assert json.loads((out / RunFile.OWNER).read_text())["pid"] == os.getpid()
     assert not (out / RunFile.OWNER).exists()
 
@@ -88,14 +88,14 @@ def test_waiting(other: Process, launcher: Launcher, tmp_path: Path) -> None:
     try:
         with (
             pytest.raises(ConfigError, match=r"is in use after 0.3 s by process"),
-            RunDirectory(tmp_path / "out").owned(launcher, wait_seconds=0.3, note=notes.append),
+            RunDirectory(tmp_path / "out").hold(launcher, wait_seconds=0.3, note=notes.append),
         ):
             pytest.fail("two owners")
         assert notes[0].endswith("waiting for it to end")
         assert f"process {other.pid}" in notes[0]
         threading.Timer(0.4, _end, [other]).start()
         begin = time.monotonic()
-        with RunDirectory(tmp_path / "out").owned(launcher, wait_seconds=float("inf")):
+        with RunDirectory(tmp_path / "out").hold(launcher, wait_seconds=float("inf")):
             assert time.monotonic() - begin >= 0.3
     finally:
         _end(other)
@@ -110,7 +110,7 @@ def test_what_a_dead_owner_wrote_is_not_believed(other: Process, launcher: Launc
         (tmp_path / "out" / RunFile.OWNER).write_text(text)
         with (
             pytest.raises(ConfigError, match="by another command that left no details"),
-            RunDirectory(tmp_path / "out").owned(launcher),
+            RunDirectory(tmp_path / "out").hold(launcher),
         ):
             pytest.fail("two owners")
     _end(other)
@@ -118,7 +118,7 @@ def test_what_a_dead_owner_wrote_is_not_believed(other: Process, launcher: Launc
 
 def test_only_the_main_process_locks(other: Process, tmp_path: Path) -> None:
     """Ranks that take part in the command of another process do not ask for its folder."""
-    with RunDirectory(tmp_path / "out").owned(ExternalLauncher(DistributedEnv(1, 2, 1, 2, "env://", 0, "torchrun"))):
+    with RunDirectory(tmp_path / "out").hold(ExternalLauncher(DistributedEnv(1, 2, 1, 2, "env://", 0, "torchrun"))):
         assert other.poll() is None
     _end(other)
 
@@ -126,12 +126,12 @@ def test_only_the_main_process_locks(other: Process, tmp_path: Path) -> None:
 def test_deep_and_impossible_folders(launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder a thousand levels deep is made; a name that is too long is refused, and nothing is made."""
     monkeypatch.chdir(tmp_path)
-    with RunDirectory(Path("/".join(["d"] * 1000))).owned(launcher):
+    with RunDirectory(Path("/".join(["d"] * 1000))).hold(launcher):
         pass
     for name in ("/".join(["e" * 20] * 220), "f" * 300, "g\0h"):
         with (
             pytest.raises(ConfigError, match="cannot make the output folder"),
-            RunDirectory(Path(name)).owned(launcher),
+            RunDirectory(Path(name)).hold(launcher),
         ):
             pytest.fail("made")
     assert os.listdir() == ["d"]

@@ -9,7 +9,7 @@ import pytest
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.files.run_files import RunFile
-from ampcompare.experiment.load import reload_comparison
+from ampcompare.experiment.reload_report import reload_comparison
 from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.results.report.base import write_reports
 from tests.experiment.test_interim_analyses import _compare

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from ampcompare.base.errors import Ended
-from ampcompare.experiment import run as run_module
+from ampcompare.experiment import run_plan as run_module
 from ampcompare.experiment.launch.cell_files import write_record
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.plan import Plan, make_plan
-from ampcompare.experiment.run import FinishedCell, RunningPlan, run_plan
 from ampcompare.experiment.run_directory import RunDirectory, StoredPlan
+from ampcompare.experiment.run_plan import FinishedCell, RunningPlan, run_plan
 from ampcompare.results.analysis.inference.criteria import Criteria
 from ampcompare.results.records.comparison import Comparison, Look
 from ampcompare.results.records.run import RunRecord
@@ -66,7 +66,7 @@ def test_the_order_on_disk_is_that_of_the_starts(running: RunningPlan) -> None:
     assert stored is not None
     assert stored.order == [order[1], order[2], order[0], order[3]]
     assert running.missing(range(4)) == [0, 3]
-    assert [f"{record.arm}@{record.config.recipe.seed}" for record in running.done()] == [order[1], order[2]]
+    assert [f"{record.arm}@{record.config.recipe.seed}" for record in running.done_records()] == [order[1], order[2]]
 
 
 def test_a_cell_that_was_stopped_ends_the_plan(running: RunningPlan) -> None:

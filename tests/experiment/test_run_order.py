@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from ampcompare.experiment.plan import Plan, balanced_rows, device_of_cells, make_plan, position_sums
-from ampcompare.experiment.run import order_as_run
 from ampcompare.experiment.run_directory import RunDirectory, StoredPlan
+from ampcompare.experiment.run_plan import order_as_run
 from ampcompare.results.analysis.inference.criteria import Criteria
 from ampcompare.settings.config import RunConfig
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ampcompare.base.errors import ConfigError, LaunchError
-from ampcompare.experiment.launch.base import Launcher, Progress
+from ampcompare.experiment.launch.contract import Launcher, Progress
 from ampcompare.experiment.launch.worker.cell import run_cell
 from ampcompare.experiment.single_run import verify_resume
 from ampcompare.results.records.run import RunRecord

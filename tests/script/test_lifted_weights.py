@@ -13,7 +13,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.functional import cross_entropy
 
 from ampcompare.base.errors import PreparationError, UnsupportedCombination
-from ampcompare.base.tensors.tree import mapped
+from ampcompare.base.tensors.tree import map_tree
 from tests.script.small_script import batch, network
 from tests.script.test_stand_in import Rows
 from tests.script.trainings import has_bits
@@ -206,7 +206,7 @@ def test_a_mapping_keeps_its_type() -> None:
         def __getattr__(self, name: str) -> Tensor:
             return self[name]
 
-    output = mapped(Output(loss=torch.ones(1, dtype=torch.float16)), lambda tensor: tensor.float())
+    output = map_tree(Output(loss=torch.ones(1, dtype=torch.float16)), lambda tensor: tensor.float())
     assert output.loss.dtype is torch.float32
 
 

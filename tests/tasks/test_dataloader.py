@@ -15,7 +15,7 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.tasks import Data, load_data
 
 KINDS = ["digits", "synthetic", "mnist", "imagefolder", "user"]
-STREAMED = ["mnist", "imagefolder", "user"]
+STREAMED = ["imagefolder", "user"]
 
 # On one core torch warns of two workers; from Python 3.12 on, forking beside other threads warns.
 pytestmark = [
@@ -141,7 +141,7 @@ def test_batches_have_the_announced_form(make: Maker) -> None:
 
 
 @pytest.mark.parametrize("make", KINDS, indirect=True)
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [3])
 def test_validation_counts_each_sample_once(make: Maker, world_size: int) -> None:
     """The ranks' validation batches are together exactly the validation set, without padding."""
     data = make()
@@ -167,8 +167,8 @@ def test_ranks_split_the_global_batch(make: Maker) -> None:
             assert torch.equal(share_labels, labels[rank::2])
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-@pytest.mark.parametrize("num_train", [24, 25, 27, 31])
+@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("num_train", [24, 25, 31])
 def test_ranks_agree_on_the_number_of_batches(world_size: int, num_train: int) -> None:
     """Without dropping the last batch, no rank waits for gradients that another never computes."""
     data = load_data("digits", seed=0, train_size=num_train)

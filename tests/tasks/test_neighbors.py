@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from ampcompare.tasks.factory import blamed, resolve_factory
+from ampcompare.tasks.factory import blame_factory, resolve_factory
 
 USER = """
 import importlib, torch
@@ -46,14 +45,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (folder / "lazy_neighbor.py").write_text("def double(x):\n    return 2 * x\n")
     (folder / "lazy_package" / "__init__.py").write_text("")
     (folder / "lazy_package" / "inner.py").write_text("from lazy_neighbor import double\n")
-    (library / "lazy_library.py").write_text(
-        "def optional():\n    try:\n        import lazy_neighbor\n    except ImportError:\n        return None\n"
-        "    return lazy_neighbor\n"
-    )
     (library / "lazy_shadowed.py").write_text("origin = 'library'\n")
     (folder / "lazy_shadowed.py").write_text("origin = 'working directory'\n")
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     monkeypatch.syspath_prepend(str(library))
     yield folder
     for name in [name for name in sys.modules if name.startswith("lazy_")]:
@@ -61,11 +55,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_a_neighbor_is_imported_in_forward(folder: Path) -> None:
-    with blamed("lazy_user:make", "calling it"):
+    with blame_factory("lazy_user:make", "calling it"):
         net = resolve_factory("lazy_user:make")()
 
     assert net(torch.ones(1)).item() == 2
-    assert str(folder) not in sys.path
 
 
 @pytest.mark.integration
@@ -77,17 +70,6 @@ def test_a_neighbor_is_imported_in_a_worker(folder: Path) -> None:
     assert [batch.item() for batch in batches] == [0, 2]
 
 
-def test_a_library_does_not_find_a_neighbor(folder: Path) -> None:
-    """An optional import of a library takes no file of the working directory, not even when called by code there."""
-    resolve_factory("lazy_user:make")
-    library = importlib.import_module("lazy_library")
-
-    assert library.optional() is None
-    with pytest.raises(ModuleNotFoundError):
-        importlib.import_module("lazy_neighbor")
-    assert sys.modules["lazy_user"].by_name("lazy_neighbor").double(3) == 6
-
-
 def test_a_neighbor_never_takes_the_place_of_a_library(folder: Path) -> None:
     """A module that is installed is imported, although one with its name is next to the importing code."""
     resolve_factory("lazy_user:make")
@@ -95,25 +77,12 @@ def test_a_neighbor_never_takes_the_place_of_a_library(folder: Path) -> None:
     assert sys.modules["lazy_user"].by_name("lazy_shadowed").origin == "library"
 
 
-def test_a_virtual_environment_in_the_folder_is_not_part_of_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A library that is installed below the working directory finds no file of that directory."""
-    packages = folder / "venv" / "site-packages"
-    packages.mkdir(parents=True)
-    (packages / "lazy_installed.py").write_text(
-        "def optional():\n    try:\n        import lazy_neighbor\n    except ImportError:\n        return None\n"
-    )
-    monkeypatch.syspath_prepend(str(packages))
+def test_another_working_directory_takes_the_place_of_the_last(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     resolve_factory("lazy_user:make")
+    (tmp_path / "lazy_other.py").write_text("def make():\n    return 1\n")
+    monkeypatch.chdir(tmp_path)
+    resolve_factory("lazy_other:make")
 
-    assert importlib.import_module("lazy_installed").optional() is None
-    assert "lazy_neighbor" not in sys.modules
-
-
-def test_the_finder_is_installed_once(folder: Path) -> None:
-    """Any number of factories of one folder add one finder, behind all others."""
-    before = len(sys.meta_path)
-    for _ in range(3):
-        resolve_factory("lazy_user:make")
-
-    assert len(sys.meta_path) == before + 1
-    assert type(sys.meta_path[-1]).__name__ == "NeighborFinder"
+    assert [str(path) in sys.path for path in (folder, tmp_path)] == [False, True]

@@ -38,22 +38,6 @@ def run(forked_python: Any, tmp_path: Path) -> Callable[[str], str]:
     return run_code
 
 
-def test_torchvision_works_after_loading(run: Callable[[str], str]) -> None:
-    """Models, transforms and data sets can be used, and a second call returns the same module."""
-    assert (
-        run(
-            "from ampcompare.tasks import load_torchvision\n"
-            "import torch\n"
-            "vision = load_torchvision()\n"
-            "assert load_torchvision() is vision is __import__('torchvision')\n"
-            "model = vision.models.resnet18(num_classes=5)\n"
-            "print(tuple(model(torch.rand(2, 3, 32, 32)).shape), vision.transforms.Resize(4).size, "
-            "vision.datasets.ImageFolder.__name__)\n"
-        )
-        == "(2, 5) 4 ImageFolder"
-    )
-
-
 def test_a_working_torchvision_is_left_alone(run: Callable[[str], str]) -> None:
     """Where the plain import works nothing is purged or defined."""
     assert (

@@ -20,7 +20,7 @@ from ampcompare.training.precision.cpu_half import cpu_half
 from ampcompare.training.session import Session
 
 CPU = torch.device("cpu")
-ARMS = ["fp32", "apex:O1,engine=compat", "apex:O2,engine=compat", "native:bf16", "half:master_weights,dynamic"]
+ARMS = ["fp32", "apex:O1,engine=compat", "half:master_weights,dynamic"]
 
 
 def config(arm: str = "fp32", *, checkpoint: bool, task: str = "lm", **recipe: Any) -> RunConfig:

@@ -114,7 +114,7 @@ def train(arm: str, kind: str, *, graph: bool, growth: int = 4) -> tuple[Any, An
     return (repr(seen), read, precision.state_dict() if arm.startswith("native") else None), tape
 
 
-ARMS = ["fp32", "half", "half:loss_scale=8", "native:fp16", "native:bf16", "apex:O0", "apex:O1", "apex:O2", "apex:O3"]
+ARMS = ["fp32", "half:loss_scale=8", "native:fp16", "native:bf16", "apex:O1", "apex:O2", "apex:O3"]
 
 
 @pytest.mark.parametrize("kind", ["SGD", "AdamW"])

@@ -67,11 +67,6 @@ def test_consecutive_bad_losses_diverge_at_the_first_of_them() -> None:
     assert (divergence.diverged_step, divergence.reason) == (1, "4 non-finite losses in a row")
 
 
-def test_bad_losses_that_end_inside_a_block_still_count() -> None:
-    """A finite loss after them does not undo divergence."""
-    assert detect(3, steps([1.0, NAN, NAN, NAN, 1.0])).diverged_step == 1
-
-
 def test_bad_weights_diverge_at_the_first_applied_bad_loss() -> None:
     """If a loss went bad in the block, that step is recorded rather than the end of the block."""
     divergence = detect(10, steps([1.0, 0.9, NAN, NAN]), weight=NAN)

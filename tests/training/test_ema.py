@@ -15,13 +15,10 @@ from ampcompare.training.precision.base import owned_params
 
 ARMS = [
     "fp32",
-    "apex:O0,engine=compat",
     "apex:O1,engine=compat",
     "apex:O2,engine=compat",
     "apex:O3,engine=compat",
     "native:fp16",
-    "native:bf16",
-    "half",
     "half:bn_fp32",
     "half:dtype=bf16",
     "half:master_weights,dynamic",
@@ -115,7 +112,7 @@ def test_applied_evaluates_the_average_and_puts_the_weights_back(averaged_run: A
     raw = answer()
     reference = run.net().eval()
     reference.load_state_dict(run.averaged())
-    with run.average.applied(run.precision):
+    with run.average.put_in_place(run.precision):
         inside = answer()
     torch.testing.assert_close(inside, reference(run.X).float(), rtol=0.02, atol=0.01)
     assert not torch.equal(inside, raw)
@@ -131,7 +128,7 @@ def test_weights_come_back_when_an_evaluation_fails(averaged_run: Any) -> None:
     before = run.stored()
 
     def fail() -> None:
-        with run.average.applied(run.precision):
+        with run.average.put_in_place(run.precision):
             assert not torch.equal(run.stored()[0], before[0])
             raise ZeroDivisionError
 
@@ -149,7 +146,7 @@ def test_the_average_does_not_touch_training(averaged_run: Any, arm: str) -> Non
         for _ in range(3):
             run.step()
             if options:
-                with run.average.applied(run.precision):
+                with run.average.put_in_place(run.precision):
                     pass
         return run.stored()
 

@@ -50,49 +50,31 @@ def test_consecutive_skipped_steps_end_the_run() -> None:
     assert divergence.reason == "3 skipped steps in a row, more than --max-consecutive-skips 2"
 
 
-def test_the_count_continues_after_a_checkpoint() -> None:
-    (before, _), (after, divergence) = limits(max_skipped=2), limits(max_skipped=2)
-    before.after_steps(2, steps([1] * 2, [False, False]))
-    after.load_state_dict(before.state_dict())
-    after.after_steps(3, steps([1], [False]))
-    assert divergence.ends_run
-
-
 def test_patience_counts_epochs_without_a_better_metric() -> None:
     stop = EarlyStop(2, None, TOP1)
     ends = []
     for number, correct in enumerate([50, 50, 60, 60, 59]):
         stop.after_epoch(epoch(number, correct))
-        ends.append(stop.ended is not None)
+        ends.append(stop.end_reason is not None)
     assert ends == [False] * 4 + [True]
-    assert stop.ended == "no better top-1 for 2 epochs, after epoch 4"
+    assert stop.end_reason == "no better top-1 for 2 epochs, after epoch 4"
 
 
 def test_lower_may_be_better() -> None:
     bits = Metric(name="bits", better="lower")
     patient, aimed = EarlyStop(1, None, bits), EarlyStop(None, 0.5, bits)
     for number, value in enumerate([90, 70, 50, 60]):
-        assert patient.ended is None
-        assert aimed.ended is None or number > 2
+        assert patient.end_reason is None
+        assert aimed.end_reason is None or number > 2
         patient.after_epoch(epoch(number, value))
         aimed.after_epoch(epoch(number, value))
-    assert patient.ended == "no better bits for 1 epochs, after epoch 3"
-    assert aimed.ended is not None
-    assert aimed.ended.startswith("bits of 0.50 reached 0.5")
+    assert patient.end_reason == "no better bits for 1 epochs, after epoch 3"
+    assert aimed.end_reason is not None
+    assert aimed.end_reason.startswith("bits of 0.50 reached 0.5")
 
 
 @pytest.mark.parametrize(("correct", "ends"), [(89, False), (90, True), (91, True)])
 def test_a_target_is_enough_when_it_is_reached(correct: int, ends: bool) -> None:
     stop = EarlyStop(None, 90.0, TOP1)
     stop.after_epoch(epoch(0, correct))
-    assert (stop.ended is not None) == ends
-
-
-def test_patience_survives_a_checkpoint() -> None:
-    """Epochs without improvement before the checkpoint count after it."""
-    before, after = EarlyStop(2, None, TOP1), EarlyStop(2, None, TOP1)
-    before.after_epoch(epoch(0, 50))
-    before.after_epoch(epoch(1, 50))
-    after.load_state_dict(before.state_dict())
-    after.after_epoch(epoch(2, 50))
-    assert after.ended is not None
+    assert (stop.end_reason is not None) == ends

@@ -153,10 +153,6 @@ def test_accumulation_sees_the_same_samples_and_records_their_mean_loss() -> Non
         torch.testing.assert_close(left, right)
 
 
-def test_without_clipping_no_norm_is_recorded() -> None:
-    assert records_of(make_loop(), batches(1))[0].grad_norm is None
-
-
 def test_schedule_sets_the_rate_of_each_step() -> None:
     seen: list[float] = []
 
@@ -218,17 +214,6 @@ def test_between_drains_nothing_is_read_from_the_device(arm: str) -> None:
         list(steps)
         assert reads.seen == 0
         loop._drain = original  # type: ignore[method-assign]
-
-
-def test_reading_scales_each_step_is_not_needed_by_native() -> None:
-    """GradScaler reads one flag per step by itself; the loop adds no second read."""
-    loop = make_loop("native:fp16", drain_every=8)
-    records_of(loop, batches(8))
-    with _Reads() as reads:
-        original, loop._drain = loop._drain, lambda pending, epoch: []  # type: ignore[method-assign]
-        list(loop.run(batches(7), epoch=0))
-        loop._drain = original  # type: ignore[method-assign]
-    assert reads.seen == 7
 
 
 def test_calls_per_step_do_not_grow_with_the_parameters() -> None:

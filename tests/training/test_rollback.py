@@ -14,13 +14,10 @@ from ampcompare.training.precision.base import make_precision, owned_params
 
 ARMS = [
     "fp32",
-    "apex:O0,engine=compat",
     "apex:O1,engine=compat",
     "apex:O2,engine=compat",
     "apex:O3,loss_scale=dynamic,engine=compat",
     "native:fp16,growth_interval=2",
-    "native:bf16",
-    "half",
     "half:bn_fp32",
     "half:master_weights,dynamic,growth_interval=2",
 ]

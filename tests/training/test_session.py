@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -57,9 +56,7 @@ class Identity(nn.Module):
         return x
 
 
-@pytest.mark.parametrize(
-    "arm", ["apex:O1,engine=compat", "apex:O2,engine=compat", "native:fp16", "native:bf16", "half"]
-)
+@pytest.mark.parametrize("arm", ["apex:O2,engine=compat", "native:fp16", "half"])
 def test_arms_of_a_seed_start_from_equal_weights_and_batches(arm: str) -> None:
     """The first loss of every arm is that of fp32 up to rounding; with another seed it is not."""
     first = play(config(recipe={"max_steps": 1}))[0][0].loss
@@ -137,20 +134,6 @@ def test_evaluation_of_another_number_of_samples_has_no_images(count: int) -> No
     assert (result.samples, result.counts["top-1"], result.per_sample) == (count, count, None)
 
 
-def test_evaluation_does_not_keep_the_batches() -> None:
-    """A data set that writes every batch into the same memory gets its own bits."""
-    logits, labels = torch.eye(7).repeat(3, 1), torch.arange(21) % 7
-    labels[9] = 0
-
-    def reused() -> Iterator[tuple[Tensor, Tensor]]:
-        samples, targets = torch.empty(7, 7), torch.empty(7, dtype=torch.int64)
-        for start in range(0, 21, 7):
-            yield samples.copy_(logits[start : start + 7]), targets.copy_(labels[start : start + 7])
-
-    result = evaluate(seven_classes(), [Identity()], make_precision("fp32"), reused(), CPU, indices=range(21))
-    assert result.per_sample == pack_right((logits.argmax(1) == labels).numpy(), labels.numpy())
-
-
 def test_every_arm_has_per_image_results() -> None:
     """The bits of each arm's last evaluation sum to its count, and are of the same images."""
     arms = ("fp32", "apex:O2,engine=compat", "native:bf16", "half")
@@ -201,12 +184,6 @@ def test_emulated_half_overflows_to_infinity() -> None:
         assert torch.isinf(x @ x).all()
 
 
-def test_emulated_half_leaves_mixed_types_to_fail() -> None:
-    """A half input on fp32 weights raises with the mode as it does without."""
-    with EmulatedHalf(), pytest.raises(RuntimeError):
-        nn.Linear(2, 2)(torch.ones(1, 2, dtype=torch.float16))
-
-
 def test_how_half_is_computed_is_named() -> None:
     """The record says emulated or native, and an arm in fp32 says nothing."""
     assert cpu_half("auto", None, CPU)[0] is None
@@ -235,7 +212,7 @@ def test_bf16_is_emulated_where_the_cpu_has_no_instructions(
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("arm", ["apex:O1,engine=compat", "apex:O2,engine=compat", "half"])
+@pytest.mark.parametrize("arm", ["apex:O2,engine=compat"])
 def test_the_average_is_evaluated_beside_the_weights(arm: str) -> None:
     """Every epoch has a second result, training has the bits that it has without, and the summary has the last."""
     steps, epochs, made = play(config(arm, recipe={"ema_decay": 0.8}))

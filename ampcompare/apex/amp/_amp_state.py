@@ -10,7 +10,6 @@ import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from types import ModuleType
 from typing import Any, Protocol
 
 import torch
@@ -96,7 +95,6 @@ class AmpState:
     master_optimizers: list[weakref.ref[Any]]
     registered: list[tuple[Any, str, str]]
     deferred: DeferredMessages | None
-    kernels: ModuleType | None  # for O2's copies; None for torch's
     decorator_handle: _Handle | None  # for decorated functions: the handle of the last `init`, None if disabled
 
     def __init__(self) -> None:
@@ -110,7 +108,6 @@ class AmpState:
         self.master_optimizers = []
         self.registered = []
         self.deferred = None
-        self.kernels = None
         self.decorator_handle = None
 
     def close(self) -> None:

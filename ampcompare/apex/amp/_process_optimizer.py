@@ -197,10 +197,8 @@ def _master_params_to_model_params(optimizer: Any) -> None:
     stash: AmpOptimizerState = optimizer._amp_stash
     if not stash.all_fp16_params:
         return
-    kernels = _amp_state.kernels
     with GradientsOff():
-        if kernels is None or not kernels.round_into(stash.all_fp16_params, stash.all_fp32_from_fp16_params):
-            torch._foreach_copy_(stash.all_fp16_params, stash.all_fp32_from_fp16_params)
+        torch._foreach_copy_(stash.all_fp16_params, stash.all_fp32_from_fp16_params)
 
 
 def _replace_step(optimizer: Any) -> None:

@@ -48,7 +48,7 @@ def _decorate(function: Function, kind: str) -> Function:
     cached: tuple[AmpHandle, Callable[..., Any]] | None = None
 
     @functools.wraps(function)
-    def decorated(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         nonlocal cached
         handle: Any = _amp_state.decorator_handle
         if handle is None or not handle._is_active:
@@ -57,7 +57,7 @@ def _decorate(function: Function, kind: str) -> Function:
             cached = (handle, _wrapper_for(kind, function, handle))
         return cached[1](*args, **kwargs)
 
-    return decorated  # type: ignore[return-value]
+    return wrapper  # type: ignore[return-value]
 
 
 def half_function(fn: Function) -> Function:

@@ -1,24 +1,17 @@
 """`initialize`, and the amp state for checkpoints.
 
 Source: Apex 25.05, `apex/amp/frontend.py`; scripts parse the printed lines.
-
-Kernels of Triton are off by default: they have been tested in Triton's interpreter on a CPU, and on no GPU yet.
 """
 
 from __future__ import annotations
 
-import importlib
-import os
-import shutil
 from collections import OrderedDict
 from collections.abc import MutableMapping
-from types import ModuleType
 from typing import Any
 
 import torch
 
 from ampcompare.apex import deprecated_warning
-from ampcompare.base.errors import BackendUnavailable
 
 from ._amp_state import _amp_state, maybe_print, strict_from_environment
 from ._engine.errors import AmpCheckpointError, AmpNotInitialized, AmpOptionError
@@ -26,17 +19,12 @@ from ._engine.properties import Properties, opt_levels
 from ._initialize import _initialize
 
 __all__ = [
-    "KERNELS_VARIABLE",
     "Properties",
     "initialize",
-    "kernels_from_environment",
-    "load_kernels",
     "load_state_dict",
     "opt_levels",
     "state_dict",
 ]
-
-KERNELS_VARIABLE = "AMPCOMPARE_APEX_KERNELS"
 
 
 def initialize(
@@ -56,7 +44,6 @@ def initialize(
     max_loss_scale: float | None = 2.0**24,
     *,
     strict: bool | None = None,
-    kernels: str | None = None,
 ) -> Any:
     """Prepare models and optimizers for mixed precision, in place, before any parallel wrapper.
 
@@ -77,8 +64,6 @@ def initialize(
         max_loss_scale: ceiling of a dynamic scale.
         strict: also reproduce Apex's defects (`docs/deviations.md`); None takes the environment
             variable `AMPCOMPARE_APEX_STRICT`.
-        kernels: "torch" or "triton", which serves the copies of O2 with the same bits; None takes the environment
-            variable `AMPCOMPARE_APEX_KERNELS`, and "torch" without it. Strict mode takes torch's.
 
     Returns:
         The same objects: `models` alone if `optimizers` is None, else `(models, optimizers)`.
@@ -88,7 +73,6 @@ def initialize(
         AmpOptionValueError: `keep_batchnorm_fp32` is not a boolean (an AssertionError).
         AmpPreparationError: wrapped or half models, optimizers that were prepared before (a RuntimeError).
         AmpPreparationTypeError: models or optimizers of another type (a TypeError).
-        BackendUnavailable: Triton's kernels cannot run here.
 
     Source: Apex 25.05, `amp.initialize`.
     """
@@ -98,7 +82,6 @@ def initialize(
     )
     _amp_state.strict = strict_from_environment() if strict is None else bool(strict)
     _amp_state.verbosity = verbosity
-    _amp_state.kernels = load_kernels(kernels_from_environment() if kernels is None else kernels)
     properties = Properties()
     if not enabled:
         _amp_state.opt_properties = properties
@@ -223,33 +206,3 @@ def load_state_dict(state_dict: dict[str, Any]) -> None:
             f"Error(s) in loading state_dict. Unexpected key(s) in state_dict: {names}.  Pass what amp.state_dict() "
             "returned, not the whole checkpoint."
         )
-
-
-def kernels_from_environment() -> str:
-    """Return the name that the environment asks for; "torch" if it asks for none."""
-    return os.environ.get(KERNELS_VARIABLE, "").strip().lower() or "torch"
-
-
-def load_kernels(name: str) -> ModuleType | None:
-    """Return the module with the kernels of this name; None for those of torch.
-
-    Raises:
-        AmpOptionError: no such kernels.
-        BackendUnavailable: Triton is missing, or the C compiler that it needs, or there is no GPU to run it and
-            `TRITON_INTERPRET` is not set.
-    """
-    if name == "torch":
-        return None
-    if name != "triton":
-        raise AmpOptionError(f"Unexpected kernels {name!r}.  Options are 'torch' and 'triton'.")
-    try:
-        kernels = importlib.import_module("ampcompare.apex.amp._engine.triton_kernels")
-    except ImportError as error:
-        raise BackendUnavailable(f"Triton cannot be imported ({error}): pip install ampcompare[triton]") from error
-    if kernels.INTERPRETED:
-        return kernels
-    if not torch.cuda.is_available():
-        raise BackendUnavailable("Triton's kernels need a GPU; without one, TRITON_INTERPRET=1 runs them, slowly")
-    if not os.environ.get("CC") and not any(map(shutil.which, ("gcc", "clang"))):
-        raise BackendUnavailable("Triton compiles with gcc or clang, and neither is there; install one, or set CC")
-    return kernels

@@ -95,10 +95,10 @@ class AmpHandle:
         Raises:
             AmpScalingError: in strict mode, as in Apex 25.05 (a RuntimeError).
         """
-        return self._scaled(loss, optimizer, self._default_scaler)
+        return self._scale_block(loss, optimizer, self._default_scaler)
 
     @contextmanager
-    def _scaled(self, loss: Any, optimizer: Any, scaler: LossScaler) -> Iterator[Any]:
+    def _scale_block(self, loss: Any, optimizer: Any, scaler: LossScaler) -> Iterator[Any]:
         """Scale a loss of the API before `initialize`; gradients of earlier passes are moved aside meanwhile."""
         if _amp_state.strict:
             raise AmpScalingError(
@@ -242,7 +242,7 @@ class NoOpHandle:
         yield loss
 
     @contextmanager
-    def _scaled(self, loss: Any, optimizer: Any, scaler: LossScaler) -> Iterator[Any]:
+    def _scale_block(self, loss: Any, optimizer: Any, scaler: LossScaler) -> Iterator[Any]:
         yield loss
 
     def _clear_cache(self) -> None:

@@ -37,7 +37,7 @@ class OptimWrapper:
             )
         scaler = self._loss_scaler[self._loss_idx]
         self._loss_idx += 1
-        block: AbstractContextManager[Any] = self._amp_handle._scaled(loss, self._optimizer, scaler)
+        block: AbstractContextManager[Any] = self._amp_handle._scale_block(loss, self._optimizer, scaler)
         return block
 
     def step(self, closure: Any = None) -> Any:

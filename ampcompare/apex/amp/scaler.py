@@ -235,15 +235,13 @@ class LossScaler:
         except NotImplementedError:  # sparse gradients: the dispatcher refuses the list before it touches a tensor
             self._unscale_mixed(grads)
 
-    def flag_and_inverse(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return what a kernel that unscales needs: the overflow flag to set, and what to multiply gradients with."""
-        if self._pass_flag is not None and self._on_device is not None:
-            return self._pass_flag, self._on_device.inverse
-        scale = self._loss_scale if self._ahead else self._host_scale
-        return self._scalars.flag(device), self._scalars.inverse(device, scale, strict=_amp_state.strict)
-
     def _run_kernel(self, grads: Sequence[Tensor], device: torch.device) -> None:
-        torch._amp_foreach_non_finite_check_and_unscale_(grads, *self.flag_and_inverse(device))  # type: ignore[arg-type]
+        if self._pass_flag is not None and self._on_device is not None:
+            flag, inverse = self._pass_flag, self._on_device.inverse
+        else:
+            scale = self._loss_scale if self._ahead else self._host_scale
+            flag, inverse = self._scalars.flag(device), self._scalars.inverse(device, scale, strict=_amp_state.strict)
+        torch._amp_foreach_non_finite_check_and_unscale_(grads, flag, inverse)  # type: ignore[arg-type]
 
     def _unscale_mixed(self, grads: Sequence[Tensor]) -> None:
         by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}

@@ -186,15 +186,15 @@ def sequence_promote(module: Any, name: str, handle: AmpHandle) -> None:
             if not handle._is_active:
                 return original(*args, **kwargs)
             if args:
-                return original(_promoted(args[0], promoted, convert), *args[1:], **kwargs)
-            return original(**{**kwargs, "tensors": _promoted(kwargs["tensors"], promoted, convert)})
+                return original(_promote_sequence(args[0], promoted, convert), *args[1:], **kwargs)
+            return original(**{**kwargs, "tensors": _promote_sequence(kwargs["tensors"], promoted, convert)})
 
         return wrapper
 
     replace(handle, module, name, make)
 
 
-def _promoted(sequence: Any, promoted: set[torch.dtype], convert: Cast) -> Any:
+def _promote_sequence(sequence: Any, promoted: set[torch.dtype], convert: Cast) -> Any:
     dtypes = {value.dtype for value in sequence if isinstance(value, Tensor)}
     if dtypes != promoted:
         return sequence
@@ -346,7 +346,7 @@ def _lean_promotion(name: str, original: Function, general: Function, handle: Am
                     or ((kind is Tensor or kind is Parameter) and self.dtype is other.dtype)
                 ):
                     return original(self, other) if alpha is _MISSING else original(self, other, alpha=alpha)
-            return general(self, *_given(other, old_form), **_named(alpha=alpha))
+            return general(self, *_drop_missing(other, old_form), **_drop_missing_options(alpha=alpha))
 
         return add
     if not name.startswith("__"):
@@ -377,7 +377,7 @@ def _lean_in_place(name: str, original: Function, general: Function, handle: Amp
 
         def add_(self: Any, other: Any = _MISSING, old_form: Any = _MISSING, *, alpha: Any = _MISSING) -> Any:
             if handle._is_active or old_form is not _MISSING or other is _MISSING:
-                return general(self, *_given(other, old_form), **_named(alpha=alpha))
+                return general(self, *_drop_missing(other, old_form), **_drop_missing_options(alpha=alpha))
             return original(self, other) if alpha is _MISSING else original(self, other, alpha=alpha)
 
         return add_
@@ -392,16 +392,16 @@ def _lean_in_place(name: str, original: Function, general: Function, handle: Amp
             value: Any = _MISSING,
         ) -> Any:
             if handle._is_active or old_form is not _MISSING or value is _MISSING or tensor2 is _MISSING:
-                return general(self, *_given(tensor1, tensor2, old_form), **_named(value=value))
+                return general(self, *_drop_missing(tensor1, tensor2, old_form), **_drop_missing_options(value=value))
             return original(self, tensor1, tensor2, value=value)
 
         return ternary
     return general
 
 
-def _given(*values: Any) -> list[Any]:
+def _drop_missing(*values: Any) -> list[Any]:
     return [value for value in values if value is not _MISSING]
 
 
-def _named(**values: Any) -> dict[str, Any]:
+def _drop_missing_options(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not _MISSING}

@@ -333,7 +333,7 @@ def _convert(
         return done[id(module)]
     result = module
     if isinstance(module, nn.modules.batchnorm._BatchNorm):
-        result = _synchronized(module, group, channel_last, strict)
+        result = _make_synchronized(module, group, channel_last, strict)
     done[id(module)] = result
     # Not `named_children`, which names a child that is in two places once.
     for name, child in module._modules.items():
@@ -342,7 +342,7 @@ def _convert(
     return result
 
 
-def _synchronized(
+def _make_synchronized(
     old: nn.modules.batchnorm._BatchNorm, group: dist.ProcessGroup | None, channel_last: bool, strict: bool
 ) -> SyncBatchNorm:
     new = SyncBatchNorm(

@@ -1,8 +1,4 @@
-"""The whole examination: which checks run, in which order, and which run in parallel.
-
-Checks of one function are here: accelerators besides CUDA, optional packages, and switches that change numbers or times
-and that no line of a script shows.
-"""
+"""The whole examination: which checks run, in which order, and which run in parallel; and the shorter checks."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ampcompare.api.doctor.apex import examine_apex
-from ampcompare.api.doctor.finding import Check, Verdict, ask, worst
+from ampcompare.api.doctor.finding import VERDICTS, Check, Verdict, ask
 from ampcompare.api.doctor.gpu import driver_version, examine_gpus, has_nvidia_gpu
 from ampcompare.api.doctor.machine import examine_machine, examine_processor, examine_torch, examine_vision
 from ampcompare.api.doctor.needs import ArmNeeds, MachineFacts, examine_arm
@@ -44,7 +40,6 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "hf": (("transformers", "datasets"), "its language models and data sets by name: --arch hf:gpt2, --data hf:PATH"),
     "lightning": (("lightning",), "arms and guards in its Trainer: ampcompare.integrations.lightning"),
     "notebook": (("ipykernel", "nbclient", "nbformat"), "notebooks, run from the command line"),
-    "triton": (("triton",), "unscaling and master copies of O2 in two kernels, on a GPU"),
     **{
         spec.library.extra: (spec.library.distributions[:1], f"the arms {name}:...")
         for name, spec in BUILT_IN.items()
@@ -67,7 +62,6 @@ VARIABLES: dict[str, tuple[Verdict, str]] = {
 ON_CUDA_ONLY = ("NVIDIA_", "TORCH_ALLOW_TF32_CUBLAS_", "CUDA_", "PYTORCH_")
 SWITCHES = ("CUDA_LAUNCH_BLOCKING", "PYTORCH_NO_CUDA_MEMORY_CACHING", "AMPCOMPARE_APEX_STRICT")
 MARKS: dict[Verdict, str] = {"ok": "ok", "note": "note", "warning": "WARNING", "problem": "PROBLEM"}
-PLURALS: dict[Verdict, str] = {"problem": "problems", "warning": "warnings"}
 NAMED = 18  # columns of a name
 
 
@@ -124,8 +118,7 @@ def examine_numerics(facts: dict[str, Any] | None, environment: Mapping[str, str
 
 def _tf32(facts: dict[str, Any]) -> Check:
     switches = {kind: facts[f"tf32_{kind}"] for kind in ("products", "convolutions")}
-    words = {None: "unknown", True: "on", False: "off"}
-    value = f"matrix products {words[switches['products']]}, convolutions {words[switches['convolutions']]}"
+    value = ", ".join(f"{kind} in {'TF32' if switches[kind] else 'fp32'}" for kind in switches)
     if facts["cuda"] is None or switches["products"] == switches["convolutions"]:
         reason = "of no effect without CUDA" if facts["cuda"] is None else ""
         return Check("Numerics", "tf32", value, "ok", reason, facts=switches)
@@ -147,7 +140,8 @@ class Examination:
     @property
     def verdict(self) -> Verdict:
         """The worst of all; an arm that cannot run is a problem."""
-        return "problem" if any(not arm.fits for arm in self.arms) else worst(self.findings)
+        found = [finding.verdict for finding in self.findings] + ["problem" for arm in self.arms if not arm.fits]
+        return max(found, key=VERDICTS.index)
 
     def data(self) -> dict[str, Any]:
         """Return plain data for JSON."""
@@ -168,7 +162,7 @@ def examine(arms: Sequence[Arm] = (), *, seconds: float = TIME_LIMIT) -> Examina
     """
     kinds = [kind for kind in ACCELERATORS if not why_no_accelerator(kind)]
     with ThreadPoolExecutor(max_workers=3) as pool:
-        vision = pool.submit(_ask_vision, seconds)
+        vision = pool.submit(ask, "vision", seconds=seconds)
         apex_asked = pool.submit(examine_apex, seconds=seconds)
         torch = ask("torch_build", seconds=seconds)
         build = torch.value if torch.done else None
@@ -189,13 +183,6 @@ def examine(arms: Sequence[Arm] = (), *, seconds: float = TIME_LIMIT) -> Examina
     return Examination(tuple(findings), tuple(examine_arm(arm, facts) for arm in arms))
 
 
-def _ask_vision(seconds: float) -> Answer:
-    """Ask about torchvision only if it is installed, since the answer needs an import of torch."""
-    if installed_version("torchvision") is None:
-        return Answer({}, "raised", "not installed")
-    return ask("vision", seconds=seconds)
-
-
 def render(examination: Examination, *, width: int, style: Callable[[str, Verdict], str]) -> str:
     """Return the report, wrapped to `width` columns; a line to be pasted is never wrapped.
 
@@ -209,10 +196,10 @@ def render(examination: Examination, *, width: int, style: Callable[[str, Verdic
         for check in its:
             lines += _entry(check, width, style)
     summary = []
-    for verdict, plural in PLURALS.items():
+    for verdict in reversed(VERDICTS[2:]):
         names = [check.name for check in checks if check.verdict == verdict]
         if names:
-            count = style(f"{len(names)} {plural if len(names) > 1 else verdict}", verdict)
+            count = style(f"{len(names)} {verdict}{'s' * (len(names) > 1)}", verdict)
             summary += textwrap.wrap(f"{count}: {', '.join(names)}", width)
     return "\n".join([*lines[1:], "", *(summary or ["No problems found."]), ""])
 

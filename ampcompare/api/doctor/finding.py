@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from ampcompare.base.processes.call import call_in_child
 
-__all__ = ["VERDICTS", "Check", "Verdict", "ask", "worst"]
+__all__ = ["VERDICTS", "Check", "Verdict", "ask"]
 
 # Runs a probe of `probes.py`, by its name, in a child process with a time limit.
 ask = partial(call_in_child, Path(__file__).resolve().with_name("probes.py"))
@@ -40,8 +40,3 @@ class Check:
     reason: str = ""
     remedy: tuple[str, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
-
-
-def worst(findings: Iterable[Check]) -> Verdict:
-    """Return the gravest verdict; "ok" for none."""
-    return max((finding.verdict for finding in findings), key=VERDICTS.index, default="ok")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -16,18 +15,14 @@ __all__ = ["driver_version", "examine_gpus", "gains", "has_nvidia_gpu"]
 GIB = 2**30
 DEVICES = Path("/dev")
 WSL_DRIVER = Path("/usr/lib/wsl/lib/libcuda.so.1")
-DRIVER_FILE = Path("/proc/driver/nvidia/version")
 DRIVER_SECONDS = 20.0
 
 
 def driver_version() -> tuple[str | None, str]:
     """Return the version of NVIDIA's driver, and how it is known or why not; torch is not asked."""
-    text = DRIVER_FILE.read_text(encoding="utf-8") if DRIVER_FILE.is_file() else ""
-    if match := re.search(r"Kernel Module(?: for \S+)?\s+([\d.]+)", text):
-        return match[1], f"from {DRIVER_FILE}"
     tool = shutil.which("nvidia-smi")
     if tool is None:
-        return None, "there is no nvidia-smi and no loaded driver"
+        return None, "there is no nvidia-smi"
     command = [tool, "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=DRIVER_SECONDS, check=True)

@@ -6,9 +6,7 @@ import os
 import platform
 import re
 import shutil
-import sys
-from collections.abc import Mapping, Sequence
-from importlib import metadata
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ import psutil
 
 from ampcompare.api.doctor.finding import Check
 from ampcompare.base.environment.fingerprint import THREAD_VARIABLES, fingerprint
+from ampcompare.base.environment.packages import installed_version
 from ampcompare.base.processes.call import Answer
 
 __all__ = ["examine_machine", "examine_processor", "examine_torch", "examine_vision", "fitting_torchvision"]
@@ -29,7 +28,7 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 def examine_machine(environment: Mapping[str, str]) -> list[Check]:
     """Check memory, shared memory, disk and threads."""
-    return [_memory(), *_shared(), _disk(Path.cwd()), _threads(environment)]
+    return [_memory(), *_shared_memory(), _disk(Path.cwd()), _threads(environment)]
 
 
 def _memory() -> Check:
@@ -47,11 +46,10 @@ def _memory() -> Check:
     if free >= MIN_MEMORY:
         return Check("Machine", "memory", value, "ok", facts=facts)
     reason = "torch with torchvision takes 0.3 GiB per process; one that runs out of memory is killed without a message"
-    remedy = ("ampcompare compare --workers 0 --batch-size 16",)
-    return Check("Machine", "memory", value, "warning", reason, remedy, facts)
+    return Check("Machine", "memory", value, "warning", reason, ("ampcompare compare --workers 0",), facts)
 
 
-def _shared() -> list[Check]:
+def _shared_memory() -> list[Check]:
     """Check the size of shared memory, which is 64 MiB in a container by default."""
     if not SHARED.is_dir():
         return []
@@ -67,14 +65,10 @@ def _shared() -> list[Check]:
 def _disk(folder: Path) -> Check:
     free = shutil.disk_usage(folder).free
     value, facts = f"{free / GIB:.1f} GiB free in {folder}", {"free_bytes": free}
-    elsewhere = ("ampcompare compare --output-dir ~/runs",)
-    if not os.access(folder, os.W_OK):
-        reason = "this folder cannot be written, and runs go to ./runs"
-        return Check("Machine", "disk", value, "warning", reason, elsewhere, facts)
-    if free < MIN_DISK:
-        reason = "records and checkpoints of a comparison may not fit"
-        return Check("Machine", "disk", value, "warning", reason, (*elsewhere, "du -sh runs"), facts)
-    return Check("Machine", "disk", value, "ok", facts=facts)
+    reason = "records and checkpoints of a comparison may not fit" if free < MIN_DISK else ""
+    reason = reason if os.access(folder, os.W_OK) else "this folder cannot be written, and runs go to ./runs"
+    remedy = ("ampcompare compare --output-dir ~/runs",) if reason else ()
+    return Check("Machine", "disk", value, "warning" if reason else "ok", reason, remedy, facts)
 
 
 def _threads(environment: Mapping[str, str]) -> Check:
@@ -102,33 +96,26 @@ def examine_processor(facts: dict[str, Any] | None) -> list[Check]:
     """
     cores = _usable_cores()
     value = f"{fingerprint()['processor']}, {cores} core{'s' * (cores > 1)} to use, {platform.machine()}"
-    reason = f"torch uses {facts['capability']}" if facts and facts["capability"] else ""
-    findings = [Check("CPU", "processor", value, "ok", reason, facts={"cores": cores})]
-    for name, wanted in (("fp16", "AVX512_FP16 or AMX_FP16"), ("bf16", "AVX-512 or AMX")) if facts else ():
-        fast, title = (facts or {})[f"{name}_products"], f"{name} on the cpu"
-        is_native = name == "fp16" or (facts or {})["bf16_instructions"] is not False
-        if fast:
-            reason = "" if is_native else "but without native instructions: emulated (--cpu-half)"
-            if name == "fp16":
-                reason = "but not for every backward pass: emulated by default (--cpu-half)"
-            findings.append(Check("CPU", title, "in oneDNN", "ok", reason, facts={"fast": is_native}))
-        else:
-            value = "unknown" if fast is None else "by slow kernels"
-            faster = ", 15 to 100 times as fast" if name == "fp16" else ""
-            reason = f"no {wanted}: ampcompare computes in fp32 and rounds once{faster} (--cpu-half)"
-            findings.append(Check("CPU", title, value, "note", reason, facts={"fast": fast}))
-    return findings
+    processor = Check("CPU", "processor", value, "ok", facts={"cores": cores})
+    if facts is None:
+        return [processor]
+    is_native = facts["bf16_instructions"] is True
+    value = "bf16 native, fp16 emulated" if is_native else "bf16 and fp16 emulated"
+    reason = "ampcompare computes in fp32 and rounds once, 15 to 100 times as fast as kernels for fp16 (--cpu-half)"
+    return [
+        processor,
+        Check("CPU", "16-bit types", value, "ok" if is_native else "note", reason, facts={"bf16": is_native}),
+    ]
 
 
-def examine_torch(answer: Answer, *, has_gpu: bool, path: Sequence[str] | None = None) -> Check:
+def examine_torch(answer: Answer, *, has_gpu: bool) -> Check:
     """Check version and build of torch.
 
     Args:
         answer: of the probe `torch_build`.
         has_gpu: whether this machine has an NVIDIA GPU, whatever torch sees.
-        path: folders that distributions are looked for in.
     """
-    installed = _version("torch", path)
+    installed = installed_version("torch")
     if not answer.done and installed is None and "No module named 'torch'" in answer.failure:
         install = "pip install torch torchvision"
         remedy: tuple[str, ...] = (install, f"{install} --index-url {CPU_INDEX}  # no GPU")
@@ -140,7 +127,7 @@ def examine_torch(answer: Answer, *, has_gpu: bool, path: Sequence[str] | None =
         return Check("Software", "torch", value, "problem", f"import torch: {answer.failure}", remedy, facts)
     version, cuda, hip, cudnn = (answer.value[name] for name in ("version", "cuda", "hip", "cudnn"))
     facts = {"version": version, "cuda": cuda, "hip": hip, "cudnn": cudnn}
-    with_cudnn = f" with cuDNN {_cudnn(cudnn)}" if cudnn else " without cuDNN"
+    with_cudnn = f" with cuDNN {cudnn}" if cudnn else " without cuDNN"
     build = f"CUDA {cuda}{with_cudnn}" if cuda else f"ROCm {hip}" if hip else "the CPU only"
     value = f"{version}, built for {build}"
     if has_gpu and cuda is None and hip is None:
@@ -150,16 +137,15 @@ def examine_torch(answer: Answer, *, has_gpu: bool, path: Sequence[str] | None =
     return Check("Software", "torch", value, "ok", facts=facts)
 
 
-def examine_vision(answer: Answer, torch_version: str | None, *, path: Sequence[str] | None = None) -> Check:
+def examine_vision(answer: Answer, torch_version: str | None) -> Check:
     """Check whether torchvision fits torch and imports.
 
     Args:
         answer: of the probe `vision`.
         torch_version: None where it is not known.
-        path: folders that distributions are looked for in.
     """
-    version, fitting = _version("torchvision", path), fitting_torchvision(torch_version)
-    on_cpu = (torch_version or "").endswith("+cpu") or bool(answer.value.get("plain"))
+    version, fitting = installed_version("torchvision"), fitting_torchvision(torch_version)
+    on_cpu = (torch_version or "").endswith("+cpu")
     wanted = f"=={fitting}.*" if fitting else f"=={version}" if version else ""
     install = f"pip install --no-deps --force-reinstall 'torchvision{wanted}'"
     remedy = (install + f" --index-url {CPU_INDEX}" * on_cpu,)
@@ -167,20 +153,13 @@ def examine_vision(answer: Answer, torch_version: str | None, *, path: Sequence[
         reason = "torchvision's models, image folders and its data sets need it; built-in models and digits do not"
         return Check("Software", "torchvision", "not installed", "note", reason, remedy)
     fits = fitting is None or _numbers(version) == _numbers(fitting)
-    facts = {"version": version, "fits": fits, "failure": answer.failure or None, "plain": answer.value.get("plain")}
+    facts = {"version": version, "fits": fits, "failure": answer.failure or None}
     pair = "" if fits else f"torch {torch_version} takes torchvision {fitting}, and {version} is installed. "
     if not answer.done:
         value, reason = f"{version}, which cannot be imported", f"{pair}import torchvision: {answer.failure}"
         return Check("Software", "torchvision", value, "problem", reason, remedy, facts)
     if not fits:
         value, reason = f"{version}, of another torch", f"{pair}It imports here; its compiled operators may be missing"
-        return Check("Software", "torchvision", value, "warning", reason, remedy, facts)
-    if answer.value["plain"]:
-        value = f"{version}, whose compiled operators do not load"
-        reason = (
-            f'it was built for CUDA and torch is not: a plain import ends with "{answer.value["plain"]}". '
-            "ampcompare imports it anyway; timm and others that import it by themselves fail"
-        )
         return Check("Software", "torchvision", value, "warning", reason, remedy, facts)
     return Check("Software", "torchvision", version, "ok", "the one for this torch" if fitting else "", facts=facts)
 
@@ -193,16 +172,5 @@ def fitting_torchvision(torch_version: str | None) -> str | None:
     return f"0.{numbers[1] + 15}"  # so since 2.0 and 0.15: 2.11/0.26, 2.12/0.27, 2.13/0.28, 2.14/0.29
 
 
-def _version(distribution: str, path: Sequence[str] | None) -> str | None:
-    distributions = metadata.distributions(name=distribution, path=list(sys.path if path is None else path))
-    return next((found.version for found in distributions), None)
-
-
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", version.partition("+")[0])[:2])
-
-
-def _cudnn(version: int) -> str:
-    """Return a cuDNN version as it is spoken: 91002 is 9.10.2, and before 9 it was 8907 for 8.9.7."""
-    major, rest = divmod(version, 10000 if version >= 90000 else 1000)
-    return f"{major}.{rest // 100}.{rest % 100}"

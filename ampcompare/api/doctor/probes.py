@@ -6,8 +6,8 @@ child may see other packages than this process.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Callable
 from typing import Any
 
 __all__ = ["accelerators", "apex_amp", "entry_point", "gpus", "kernels", "torch_build", "vision"]
@@ -16,29 +16,18 @@ SURFACE = ("initialize", "scale_loss", "master_params", "state_dict", "load_stat
 
 
 def torch_build() -> dict[str, Any]:
-    """Import torch and return versions, abilities and switches; None for what this torch lacks."""
+    """Import torch and return versions, abilities and switches."""
     torch = importlib.import_module("torch")
     bf16 = importlib.import_module("ampcompare.training.precision.cpu_half")
     tf32 = importlib.import_module("ampcompare.base.tensors.tf32")
-
-    def ask_torch(question: Callable[[], Any]) -> Any:
-        try:
-            return question()
-        except Exception:  # attributes and operators differ from version to version
-            return None
-
-    mkldnn = torch.ops.mkldnn
     return {
         "version": str(torch.__version__),
         "cuda": torch.version.cuda,
         "hip": torch.version.hip,
-        "cudnn": ask_torch(lambda: torch.backends.cudnn.version()),
-        "capability": ask_torch(lambda: torch.backends.cpu.get_cpu_capability()),
-        "fp16_products": ask_torch(lambda: bool(mkldnn._is_mkldnn_fp16_supported())),
-        "bf16_products": ask_torch(lambda: bool(mkldnn._is_mkldnn_bf16_supported())),
-        "bf16_instructions": ask_torch(bf16.has_bf16_instructions),
-        "tf32_products": ask_torch(lambda: tf32.Tf32.read().products == "tf32"),
-        "tf32_convolutions": ask_torch(lambda: tf32.Tf32.read().convolutions == "tf32"),
+        "cudnn": torch.backends.cudnn.version(),
+        "bf16_instructions": bf16.has_bf16_instructions(),
+        "tf32_products": tf32.Tf32.read().products == "tf32",
+        "tf32_convolutions": tf32.Tf32.read().convolutions == "tf32",
     }
 
 
@@ -94,15 +83,10 @@ def apex_amp() -> dict[str, Any]:
 
 
 def kernels() -> dict[str, Any]:
-    """Import `amp_C`; if it needs torch's libraries, import torch first, as every script does."""
-    try:
-        module = importlib.import_module("amp_C")
-    except ImportError as error:
-        if not any(name in str(error) for name in ("libc10", "libtorch")):
-            raise
+    """Import `amp_C`, after torch, whose libraries it may need."""
+    with contextlib.suppress(ImportError):
         importlib.import_module("torch")
-        module = importlib.import_module("amp_C")
-    return {"file": getattr(module, "__file__", None)}
+    return {"file": getattr(importlib.import_module("amp_C"), "__file__", None)}
 
 
 def vision() -> dict[str, Any]:
@@ -112,10 +96,8 @@ def vision() -> dict[str, Any]:
     except RuntimeError as error:
         if "torchvision::" not in str(error):
             raise
-        plain = " ".join(str(error).split())
         importlib.import_module("ampcompare.tasks.torchvision_loader").load_torchvision()
-        return {"plain": plain}
-    return {"plain": None}
+    return {}
 
 
 def entry_point(value: str) -> dict[str, Any]:

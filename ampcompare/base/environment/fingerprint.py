@@ -15,8 +15,13 @@ __all__ = ["SWITCHES", "THREAD_VARIABLES", "fingerprint", "host_name"]
 
 # Variables of the environment that change numbers. They are recorded where they are set.
 SWITCHES = (
-    *("AMPCOMPARE_APEX_STRICT", "AMPCOMPARE_APEX_KERNELS"),
-    *("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TORCHDYNAMO_DISABLE", "PYTORCH_JIT"),
+    *(
+        "AMPCOMPARE_APEX_STRICT",
+        "NVIDIA_TF32_OVERRIDE",
+        "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+        "TORCHDYNAMO_DISABLE",
+        "PYTORCH_JIT",
+    ),
     *("ATEN_CPU_CAPABILITY", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE"),
 )
 # By which the libraries below torch take their number of threads.
@@ -25,11 +30,11 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 
 def fingerprint() -> dict[str, Any]:
     """Return what the result of a cell depends on outside its configuration: versions, processor and switches."""
-    return {"ampcompare": __version__, **_fixed(), **_switches()}
+    return {"ampcompare": __version__, **_fixed_facts(), **_switches()}
 
 
 @functools.cache
-def _fixed() -> dict[str, str | None]:
+def _fixed_facts() -> dict[str, str | None]:
     """Return what no run changes, read once: every checkpoint has it, and torch's metadata is long."""
     return {
         "torch": installed_version("torch"),

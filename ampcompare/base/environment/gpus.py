@@ -60,14 +60,14 @@ def visible_gpus() -> list[Gpu]:
     found = _all_gpus()
     visible: list[Gpu] = found if chosen is None else []
     for token in filter(None, map(str.strip, (chosen or "").split(","))):
-        gpu = _named(found, token)
+        gpu = _find_named(found, token)
         if gpu is None or any(gpu.token == other.token for other in visible):
             break  # as CUDA does: what follows an invalid entry is not visible
         visible.append(gpu)
     return [replace(gpu, number=number) for number, gpu in enumerate(visible)]
 
 
-def _named(found: list[Gpu], token: str) -> Gpu | None:
+def _find_named(found: list[Gpu], token: str) -> Gpu | None:
     """Return the GPU that an index or the beginning of a UUID names; an index counts GPUs, not MIG instances."""
     if token.isdigit():
         buses = list(dict.fromkeys(gpu.bus for gpu in found))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ampcompare.base.processes.sandbox import sandboxed
+from ampcompare.base.processes.sandbox import open_sandbox
 from ampcompare.base.processes.start import isolated_environment, kill_group
 
 __all__ = ["TIME_LIMIT", "Answer", "call_in_child", "search_path"]
@@ -88,7 +88,7 @@ def call_in_child(
             errors = stack.enter_context((Path(folder) / "stderr").open("w+b"))
             variables = {**isolated_environment(), **(environment or {})}
             if shared is not None:
-                own = sandboxed(Path(folder) / "store", shared=[answer_file.parent, *shared])
+                own = open_sandbox(Path(folder) / "store", shared=[answer_file.parent, *shared])
                 variables |= stack.enter_context(own).environment
             process = subprocess.Popen(
                 [sys.executable, str(CHILD), str(program), str(answer_file), request],

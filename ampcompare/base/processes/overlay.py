@@ -149,11 +149,11 @@ class _Root:
         for lower in (path, os.path.join(self._stage, f"{number}.lower")):
             if lower != path:  # the store is below `path`, which an overlay refuses, so it gets a view of `path`
                 os.mkdir(lower)
-                with _opened(os.path.join(self._stage, "empty"), path) as (empty, real):
+                with _open_folders(os.path.join(self._stage, "empty"), path) as (empty, real):
                     options_of_view = f"lowerdir={empty}:{real}" + ",userxattr" * (self._roots is not None)
                     if not _try_mount(lower, options_of_view, MS_RDONLY):
                         return False
-            with _opened(lower, upper, work) as (below, above, aside):
+            with _open_folders(lower, upper, work) as (below, above, aside):
                 if _try_mount(self.at(path), f"lowerdir={below},upperdir={above},workdir={aside},{options}"):
                     self.layers[path] = upper
                     return True
@@ -227,7 +227,7 @@ def _try_mount(target: str, options: str, flags: int = 0) -> bool:
 
 
 @contextlib.contextmanager
-def _opened(*folders: str) -> Iterator[list[str]]:
+def _open_folders(*folders: str) -> Iterator[list[str]]:
     """Yield names of folders without the signs that have a meaning among the options of a mount."""
     with contextlib.ExitStack() as stack:
         names = []

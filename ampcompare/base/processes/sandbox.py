@@ -27,7 +27,7 @@ from ampcompare.base.processes.overlay import LAYERS, NAMES, VARIABLE
 from ampcompare.base.processes.start import start_command
 from ampcompare.base.processes.working_copy import WorkingCopies
 
-__all__ = ["WITHOUT_OVERLAYS", "Sandbox", "Written", "can_sandbox", "remove_tree", "sandboxed"]
+__all__ = ["WITHOUT_OVERLAYS", "Sandbox", "Written", "can_sandbox", "open_sandbox", "remove_tree"]
 
 WITHOUT_OVERLAYS = (  # where a sandbox is partial
     "this machine allows no overlays, so the script runs in a copy of its folder; what it writes to a full path "
@@ -76,7 +76,7 @@ class Sandbox:
 
 
 @contextlib.contextmanager
-def sandboxed(
+def open_sandbox(
     store: Path, *, shared: Sequence[Path] = (), roots: Sequence[Path] = (), target: Path | None = None
 ) -> Iterator[Sandbox]:
     """Yield what sandboxes the processes of a block; when they have ended, move what they have written.
@@ -109,8 +109,8 @@ def sandboxed(
         try:
             yield sandbox
         finally:
-            found = _in_layers(place) if copies is None else copies.written()
-            sandbox.written = _moved(found, None if target is None else os.path.realpath(target), here)
+            found = _in_layers(place) if copies is None else copies.written_files()
+            sandbox.written = _move_files(found, None if target is None else os.path.realpath(target), here)
     finally:
         for folder in {place, str(store)}:
             remove_tree(folder)
@@ -162,7 +162,7 @@ def _in_layers(store: str) -> Iterator[tuple[str, str, How]]:
                         yield path, place, how
 
 
-def _moved(found: Iterable[tuple[str, str, How]], target: str | None, base: str) -> list[Written]:
+def _move_files(found: Iterable[tuple[str, str, How]], target: str | None, base: str) -> list[Written]:
     """Move files into a folder, if any, and return them by path."""
     written = {}
     for path, place, how in found:

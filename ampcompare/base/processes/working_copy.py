@@ -51,7 +51,7 @@ class WorkingCopies:
                 return os.path.join(place, os.path.relpath(path, folder)) if path != folder else place
         return None
 
-    def written(self) -> Iterator[tuple[str, str, Literal["new", "changed", "removed"]]]:
+    def written_files(self) -> Iterator[tuple[str, str, Literal["new", "changed", "removed"]]]:
         """Yield each file that is not as it was copied: its path, where its copy lies, and what was done."""
         seen = set()
         for folder, place in self.places.items():

@@ -93,7 +93,7 @@ class DeviceLossScale:
         torch._foreach_copy_([initial_grad, self._flag], [self.scale, self._clear])
         return initial_grad
 
-    def scaled(self, loss: Tensor) -> Tensor:
+    def scale_loss(self, loss: Tensor) -> Tensor:
         """Return the loss times the scale, computed in fp32 and rounded to the dtype of the loss, as by a number."""
         return loss * self.scale if loss.dtype is torch.float32 else (loss.float() * self.scale).to(loss.dtype)
 

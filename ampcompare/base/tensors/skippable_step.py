@@ -173,7 +173,7 @@ class _SkippableStep:
     def _step_and_undo(self, optimizer: Any, flag: Tensor) -> None:
         changes, tensors = _survey(optimizer)
         changes.note_values()
-        copies = _copied(tensors)
+        copies = _copy_tensors(tensors)
         if changes:
             self._flag.send(flag)  # before the step, so that it arrives as early as it can
         self._inner()
@@ -241,7 +241,7 @@ Copies = list[tuple[list[Tensor], list[Tensor]]]
 """Lists of copies with the tensors that they were made from; those of one list share dtype and device."""
 
 
-def _copied(tensors: Sequence[Tensor]) -> Copies:
+def _copy_tensors(tensors: Sequence[Tensor]) -> Copies:
     by_kind: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for tensor in tensors:
         by_kind.setdefault((tensor.dtype, tensor.device), []).append(tensor.detach())

@@ -57,7 +57,7 @@ class Tf32:
             backends.cudnn.rnn.fp32_precision = self.recurrent
 
     @contextmanager
-    def applied(self) -> Iterator[None]:
+    def while_set(self) -> Iterator[None]:
         """Set the switches, and put them back as they were on exit."""
         before = Tf32.read()
         self.apply()

@@ -11,37 +11,39 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["cast_floating", "first_difference", "first_floating_type", "mapped", "tensors_in"]
+__all__ = ["cast_floating", "first_difference", "first_floating_type", "map_tree", "tensors_in"]
 
 
-def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+def map_tree(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """Return `value` with `change` applied to each tensor in it; mappings, named tuples and dataclasses keep their
     type, others are kept."""
     if isinstance(value, Tensor):
         return change(value)
     if type(value) is dict:
-        return {key: mapped(item, change) for key, item in value.items()}
+        return {key: map_tree(item, change) for key, item in value.items()}
     if isinstance(value, dict):
         outputs = copy.copy(value)  # such as those of transformers, whose items are attributes too
         for key, item in value.items():
-            outputs[key] = mapped(item, change)
+            outputs[key] = map_tree(item, change)
         return outputs
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(mapped(item, change) for item in value))
+        return type(value)(*(map_tree(item, change) for item in value))
     if isinstance(value, list | tuple):
-        return type(value)(mapped(item, change) for item in value)
+        return type(value)(map_tree(item, change) for item in value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         changed = copy.copy(value)
         for field in dataclasses.fields(value):
             if hasattr(value, field.name):  # else one without a default, which was not set yet
-                object.__setattr__(changed, field.name, mapped(getattr(value, field.name), change))  # it may be frozen
+                object.__setattr__(
+                    changed, field.name, map_tree(getattr(value, field.name), change)
+                )  # it may be frozen
         return changed
     return value
 
 
 def cast_floating(value: Any, dtype: torch.dtype) -> Any:
     """Return `value` with its floating tensors in `dtype`."""
-    return mapped(value, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+    return map_tree(value, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

@@ -29,12 +29,11 @@ __all__ = ["Marks"]
 WRAPPER = r"^module(\.|$)"  # in names of what DistributedDataParallel has wrapped
 
 
-class Marks:
-    """Follows the phases of steps; a step ends where `end_step` is called.
+class Marks(Sites):
+    """Follows the phases of steps and the modules that run; a step ends where `end_step` is called.
 
     Attributes:
         phase: in which the loop is.
-        sites: of modules whose forward pass runs.
         seconds: by phase, of the present step.
         learns_models: models are those whose forward pass a loop calls.
         ranges: whether phases and modules are ranges of a trace.
@@ -44,8 +43,8 @@ class Marks:
     """
 
     def __init__(self, on_phase: Callable[[Phase, Phase], None] = lambda old, new: None) -> None:
+        super().__init__()
         self.phase: Phase = "other"
-        self.sites = Sites()
         self.seconds: dict[Phase, float] = defaultdict(float)
         self.ranges = False
         self.learns_models = False
@@ -64,10 +63,10 @@ class Marks:
         """Begin to follow the loops of this process."""
         self._subscriptions.wrap(torch.autograd, "backward", self._backward)
         self._subscriptions.wrap(_BaseDataLoaderIter, "__next__", self._next)
-        self._subscriptions.wrap(_tensor_str, "_str", self._shown)
+        self._subscriptions.wrap(_tensor_str, "_str", self._note_print)
         self._handles = [
-            register_module_forward_pre_hook(self._entered),
-            register_module_forward_hook(self._left, always_call=True),
+            register_module_forward_pre_hook(self._enter_module),
+            register_module_forward_hook(self._leave_module, always_call=True),
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
         ]
@@ -84,12 +83,12 @@ class Marks:
         """Name the modules of some models; with several, names begin with the class of the model."""
         given = list(models)
         for model in given:
-            known = self.sites.models
+            known = self.models
             if all(model is not other for other in known):
                 prefix = f"{type(model).__name__}:" if len(given) > 1 or known else ""
-                self.sites.name(model, prefix, wrapper=WRAPPER)
+                self.name(model, prefix, wrapper=WRAPPER)
 
-    def enter(self, phase: Phase) -> None:
+    def begin_phase(self, phase: Phase) -> None:
         """Begin a phase."""
         if phase == self.phase or self._is_over:
             return
@@ -137,13 +136,13 @@ class Marks:
         """Yield batches, with the time that each takes as the phase "data"."""
         iterator = iter(given)
         while True:
-            self.enter("data")
+            self.begin_phase("data")
             try:
                 batch = next(iterator)
             except StopIteration:
                 return
             finally:
-                self.enter("forward")
+                self.begin_phase("forward")
             yield batch
 
     def _open_range(self, name: str) -> None:
@@ -153,13 +152,13 @@ class Marks:
 
     def _next(self, original: Any, *args: Any) -> Any:
         before = self.phase
-        self.enter("data")
+        self.begin_phase("data")
         try:
             return original(*args)
         finally:
-            self.enter("forward" if before in ("data", "other") else before)
+            self.begin_phase("forward" if before in ("data", "other") else before)
 
-    def _shown(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+    def _note_print(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Note that a tensor is printed: torch hides what it does for that from dispatch modes."""
         if self.on_print is not None:
             self.on_print()
@@ -169,38 +168,38 @@ class Marks:
         if self._depth:  # a reentrant checkpoint runs one inside
             return original(*args, **kwargs)
         self._depth += 1
-        self.enter("backward")
+        self.begin_phase("backward")
         try:
             return original(*args, **kwargs)
         finally:
             self._depth -= 1
-            self.enter("unscale")
+            self.begin_phase("unscale")
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
         if all(optimizer is not known for known in self.optimizers):
             self.optimizers.append(optimizer)
-        self.enter("optimizer")
+        self.begin_phase("optimizer")
 
     def _after_step(self, *_: Any) -> None:
-        self.enter("unscale")
+        self.begin_phase("unscale")
 
-    def _entered(self, module: nn.Module, _arguments: Any) -> None:
+    def _enter_module(self, module: nn.Module, _arguments: Any) -> None:
         if self._depth:  # a checkpoint computes it again in the backward pass
             return
-        if not self.sites.is_inside and torch.is_grad_enabled():
-            self.enter("forward")
-            if self.learns_models and not self.sites.knows(module) and _has_weights(module):
+        if not self.is_inside and torch.is_grad_enabled():
+            self.begin_phase("forward")
+            if self.learns_models and not self.knows(module) and _has_weights(module):
                 self.know([module])
-        outer = self.sites.module
-        self.sites.enter(module)
-        is_range = self.ranges and self.sites.module != outer
-        block = record_function(f"{MODULE}{self.sites.module}") if is_range else nullcontext()
+        outer = self.module
+        self.enter(module)
+        is_range = self.ranges and self.module != outer
+        block = record_function(f"{MODULE}{self.module}") if is_range else nullcontext()
         block.__enter__()
         self._modules.append(block)
 
-    def _left(self, *_: Any) -> None:
+    def _leave_module(self, *_: Any) -> None:
         if not self._depth and self._modules:
-            self.sites.leave()
+            self.leave()
             self._modules.pop().__exit__(None, None, None)
 
 

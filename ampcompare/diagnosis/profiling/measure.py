@@ -17,17 +17,18 @@ from importlib.resources import files
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.tensors.products import dtype_name
 from ampcompare.base.tensors.tf32 import Tf32
-from ampcompare.diagnosis.loops import Conditions, Enough, trained_under
+from ampcompare.diagnosis.loops import Conditions, trained_under
+from ampcompare.diagnosis.profiling.operation_counter import Counts, ProductShape, missed_sizes, repeated_casts
 from ampcompare.diagnosis.profiling.step_profiler import Measured, StepProfiler, Steps
 from ampcompare.diagnosis.profiling.trace import Account
-from ampcompare.diagnosis.profiling.watch import ProductShape, Seen, missed_sizes, repeated_casts
+from ampcompare.diagnosis.watched_precision import Enough, WatchedPrecision
 from ampcompare.results.records.profile import (
     ArmProfile,
     Communication,
@@ -43,7 +44,7 @@ from ampcompare.results.records.profile import (
 )
 from ampcompare.settings.config import RunConfig
 from ampcompare.training.device import resolve_device, synchronize
-from ampcompare.training.precision.base import Precision, PrecisionWrapper, StepOutcome
+from ampcompare.training.precision.base import Precision, StepOutcome
 from ampcompare.training.precision.cpu_half import cpu_half
 
 __all__ = [
@@ -78,9 +79,8 @@ CALLS = 10
 IMAGE_CHANNELS = 4  # up to which kernels pad the input of a network themselves
 
 
-class ProfiledPrecision(PrecisionWrapper):
-    """Begins at `prepare`, and ends a step after `step`; or where the next batch is asked for, if the loop takes its
-    batches from `batches`. The loop is ended by `Enough`.
+class ProfiledPrecision(WatchedPrecision):
+    """Ends a step after `step`; or where the next batch is asked for, if the loop takes its batches from `batches`.
 
     Args:
         inner: the arm.
@@ -88,29 +88,20 @@ class ProfiledPrecision(PrecisionWrapper):
     """
 
     def __init__(self, inner: Precision, profiler: StepProfiler) -> None:
-        super().__init__(inner)
+        super().__init__(inner, profiler)
         self._profiler = profiler
         self._has_batches = False
 
     def batches(self, given: Iterable[Any]) -> Iterator[Any]:
         """Yield batches, with the time that each takes as the phase "data"; a step begins with each."""
         self._has_batches = True
-        source = self._profiler.marks.batches(given)
-        for batch in source:
+        for batch in self._profiler.marks.batches(given):
             yield batch
             self._end_step()
 
-    def _prepare(
-        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
-    ) -> tuple[list[nn.Module], list[Optimizer]]:
-        prepared, stepped = super()._prepare(models, optimizers)
-        self._profiler.marks.know([getattr(model, "_forward_module", model) for model in prepared])
-        self._profiler.open()
-        return prepared, stepped
-
     def step(self, *optimizers: Optimizer) -> StepOutcome:
         outcome = self.inner.step(*optimizers)
-        self._profiler.marks.enter("other")
+        self._profiler.marks.begin_phase("other")
         if not self._has_batches:
             self._end_step()
         return outcome
@@ -163,8 +154,8 @@ def profile_of(
         optimizer=", ".join(dict.fromkeys(map(optimizer_name, profiler.marks.optimizers))),
         tf32=tf32,
     )
-    if measured.seen is not None and half and "emulated" not in (mode or ""):  # times of an emulation are no measure
-        products = with_padding(profile.products, measured.seen, lambda shape: time_product(shape, device))
+    if measured.counts is not None and half and "emulated" not in (mode or ""):  # times of an emulation are no measure
+        products = with_padding(profile.products, measured.counts, lambda shape: time_product(shape, device))
         profile = profile.model_copy(update={"products": products})
     if profile.limits is None:
         return profile
@@ -208,7 +199,7 @@ def build_profile(arm: str, measured: Measured, **facts: object) -> ArmProfile:
     account = measured.account
     steps = max(1, account.steps)
     factors = _factors(measured)
-    seen = measured.seen
+    counts = measured.counts
     communication = None
     if account.collectives:
         whole = measured.step_seconds * steps / account.seconds if account.seconds else 1.0
@@ -224,27 +215,27 @@ def build_profile(arm: str, measured: Measured, **facts: object) -> ArmProfile:
         steps=[len(measured.seconds), account.steps],
         parts=_parts(measured, factors),
         operations=_operations(account, factors),
-        layers=_layers(account, measured, seen),
-        products=[] if seen is None else _products(seen),
-        syncs=[] if seen is None else _syncs(seen, account),
+        layers=_layers(account, measured, counts),
+        products=[] if counts is None else _products(counts),
+        syncs=[] if counts is None else _syncs(counts, account),
         repeated=[]
-        if seen is None
+        if counts is None
         else [
             Repeated(where=where, module=module, casts=count, bytes=size)
-            for where, module, count, size in repeated_casts(seen)[:MAX_SYNCS]
+            for where, module, count, size in repeated_casts(counts)[:MAX_SYNCS]
         ],
         memory=measured.memory,
         limits=None
-        if seen is None
+        if counts is None
         else Limits(
-            flops=seen.flops,
-            flops_by_dtype={name: float(count) for name, count in seen.mixed.items()},
-            bytes=seen.bytes,
-            cast_bytes=seen.cast_bytes,
+            flops=counts.flops,
+            flops_by_dtype={name: float(count) for name, count in counts.mixed.items()},
+            bytes=counts.bytes,
+            cast_bytes=counts.cast_bytes,
         ),
         communication=communication,
         fp32_seconds=_fp32_seconds(account, factors),
-        optimizer_operations=0 if seen is None else seen.optimizer_operations,
+        optimizer_operations=0 if counts is None else counts.optimizer_operations,
         **facts,
     )
 
@@ -306,7 +297,7 @@ def _operations(account: Account, factors: dict[Phase, float]) -> list[Operation
     return sorted(rows, key=lambda row: -row.seconds)[:MAX_OPERATIONS]
 
 
-def _layers(account: Account, measured: Measured, seen: Seen | None) -> list[Layer]:
+def _layers(account: Account, measured: Measured, counts: Counts | None) -> list[Layer]:
     steps = max(1, account.steps)
     whole = measured.step_seconds / (account.seconds / steps) if account.seconds else 0.0
     rows = [
@@ -315,17 +306,17 @@ def _layers(account: Account, measured: Measured, seen: Seen | None) -> list[Lay
             seconds=max(0.0, one.seconds) / steps * whole,
             fp32_seconds=max(0.0, one.fp32_seconds) / steps * whole,
             cast_seconds=max(0.0, one.cast_seconds) / steps * whole,
-            flops=0.0 if seen is None else float(seen.layer_flops.get(name, 0)),
+            flops=0.0 if counts is None else float(counts.layer_flops.get(name, 0)),
         )
         for name, one in account.layers.items()
     ]
     return sorted(rows, key=lambda row: -row.seconds)[:MAX_LAYERS]
 
 
-def _products(seen: Seen) -> list[Product]:
-    forward = sum(seen.products.values())
+def _products(counts: Counts) -> list[Product]:
+    forward = sum(counts.products.values())
     rows: dict[tuple[str, str, str, tuple[str, ...]], float] = defaultdict(float)
-    for shape, flops in seen.products.items():
+    for shape, flops in counts.products.items():
         missed = missed_sizes(shape)
         if missed:
             rows[shape.module, shape.operation, shape.dtype, tuple(missed)] += flops / forward
@@ -337,12 +328,12 @@ def _products(seen: Seen) -> list[Product]:
     return sorted(found, key=lambda one: -one.share)[:MAX_PRODUCTS]
 
 
-def _syncs(seen: Seen, account: Account) -> list[Sync]:
+def _syncs(counts: Counts, account: Account) -> list[Sync]:
     """Return the places that read the device; the time that the host waited is spread over them by their calls."""
     steps = max(1, account.steps)
     names = {"item": ("aten::_local_scalar_dense", "aten::item"), "nonzero": ("aten::nonzero",)}
     calls: dict[str, int] = defaultdict(int)
-    for (_, what), count in seen.syncs.items():
+    for (_, what), count in counts.syncs.items():
         calls[what] += count
     waited = {
         what: sum(account.waits.get(name, 0.0) for name in names.get(what, ("aten::copy_", "aten::_to_copy"))) / steps
@@ -355,12 +346,12 @@ def _syncs(seen: Seen, account: Account) -> list[Sync]:
         Sync(
             where=where,
             what=what,
-            calls=count / seen.sync_steps[where, what],
+            calls=count / counts.sync_steps[where, what],
             seconds=waited[what] * count / calls[what],
-            steps=seen.sync_steps[where, what],
-            watched=seen.steps,
+            steps=counts.sync_steps[where, what],
+            watched=counts.steps,
         )
-        for (where, what), count in seen.syncs.items()
+        for (where, what), count in counts.syncs.items()
     ]
     return sorted(rows, key=lambda row: (-row.steps, -row.calls))[:MAX_SYNCS]
 
@@ -464,26 +455,29 @@ def profile_loop(loop: Loop, config: RunConfig, *, steps: int, profiled: int) ->
     return profile_of(arm, measured, precision.half_dtype, profiler, mode, device), measured.trace
 
 
-def with_padding(products: Sequence[Product], seen: Seen, time_one: Callable[[ProductShape], float]) -> list[Product]:
+def with_padding(
+    products: Sequence[Product], counts: Counts, time_one: Callable[[ProductShape], float]
+) -> list[Product]:
     """Return products with the seconds of one, as it is and padded; those of most FLOPs are run.
 
     The padded one counts as faster only where each of its rounds is faster than each of the other's.
 
     Args:
-        seen: the step that they are of.
+        counts: the step that they are of.
         time_one: returns the seconds of a product.
     """
     return [
-        _timed(product, seen, time_one) if number < MAX_TIMED else product for number, product in enumerate(products)
+        _time_padded(product, counts, time_one) if number < MAX_TIMED else product
+        for number, product in enumerate(products)
     ]
 
 
-def _timed(product: Product, seen: Seen, time_one: Callable[[ProductShape], float]) -> Product:
+def _time_padded(product: Product, counts: Counts, time_one: Callable[[ProductShape], float]) -> Product:
     key = (product.module, product.operation, product.dtype, product.sizes)
     shapes = [
-        shape for shape in seen.products if (shape.module, shape.operation, shape.dtype, missed_sizes(shape)) == key
+        shape for shape in counts.products if (shape.module, shape.operation, shape.dtype, missed_sizes(shape)) == key
     ]
-    shape = max(shapes, key=lambda one: seen.products[one])
+    shape = max(shapes, key=lambda one: counts.products[one])
     wide = padded(shape)
     if wide is None:
         return product

@@ -23,13 +23,10 @@ CASTS = 0.10
 MOVED = 0.40  # by casts, of all bytes
 REPEATED = 0.05
 OPTIMIZER = 0.20
-EXPOSED = 0.15
 TWICE = 0.05
 TRIED = 0.05  # what a trial must save
 SMALL_BATCH = 0.25
 FASTER = 1.05
-SLOWER = 1.5  # times the reference's time of the same operation
-SLOWER_SHARE = 0.10  # of the step, by which an operation in 16 bits is slower
 MAX_EVIDENCE = 5
 BATCH = "--batch-size"
 Rule = Callable[[ArmProfile, ArmProfile], Iterator[Reason]]
@@ -200,40 +197,6 @@ def _describe(product: Product) -> str:
     return f"{text} of the FLOPs, padded {product.padded_seconds / product.seconds:.2f}x the time"
 
 
-def _slower_kernels(arm: ArmProfile, reference: ArmProfile) -> Iterator[Reason]:
-    """Yield the operations that take longer in 16 bits than in the reference, such as attention's backward pass."""
-    if not is_half(arm.half_dtype) or arm.arm == reference.arm:
-        return
-    before, now = _by_operation(reference), _by_operation(arm)
-    in_half = {(one.name, one.phase) for one in arm.operations if is_half(one.dtype)} & now.keys()
-    slower = [key for key in in_half if key in before and now[key] >= SLOWER * before[key] > 0]
-    slower.sort(key=lambda key: before[key] - now[key])
-    share = _of_step(sum(now[key] - before[key] for key in slower), arm)
-    if share < SLOWER_SHARE:
-        return
-    lines = [f"{name}, {phase} pass, {_against(now[name, phase], before[name, phase])}" for name, phase in slower]
-    yield Reason(
-        kind="slower kernel",
-        text=f"{lines[0]}: its kernel for {arm.half_dtype} is slower here",
-        share=min(1.0, share),
-        gain=f"up to {percent(share)}: keep it in fp32, or choose another kernel",
-        evidence=lines[:MAX_EVIDENCE],
-    )
-
-
-def _by_operation(arm: ArmProfile) -> dict[tuple[str, str], float]:
-    """Return the seconds of each operation and phase, whatever its type."""
-    found: dict[tuple[str, str], float] = {}
-    for one in arm.operations:
-        if one.kind not in ("cast", "copy", "emulation", "sync"):
-            found[one.name, one.phase] = found.get((one.name, one.phase), 0.0) + one.seconds
-    return found
-
-
-def _against(seconds: float, before: float) -> str:
-    return f"takes {1000 * seconds:.3g} ms against {1000 * before:.3g} ms in the reference"
-
-
 def _wide(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     share = _of_step(arm.fp32_seconds, arm)
     if not is_half(arm.half_dtype) or share < WIDE:
@@ -324,22 +287,6 @@ def _twice(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
         )
 
 
-def _communication(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
-    found = arm.communication
-    if found is None:
-        return
-    share = _of_step(found.exposed_seconds, arm)
-    if share >= EXPOSED:
-        yield Reason(
-            kind="communication",
-            text=f"{percent(share)} of the step waits for other ranks; {percent(found.overlapped)} of the "
-            "communication is "
-            "hidden behind computation",
-            share=share,
-            gain="a larger parallel.bucket_cap_mb (--set), gradients in 16 bits, or more micro-batches for each step",
-        )
-
-
 def _graph_breaks(arm: ArmProfile, reference: ArmProfile) -> Iterator[Reason]:
     breaks = arm.graph_breaks or {}
     count, before = sum(breaks.values()), sum((reference.graph_breaks or {}).values())
@@ -370,12 +317,10 @@ RULES: Sequence[Rule] = (
     _small_batch,
     _syncs,
     _dimensions,
-    _slower_kernels,
     _wide,
     _casts,
     _optimizer,
     _twice,
-    _communication,
     _graph_breaks,
     _emulation,
 )

@@ -7,7 +7,6 @@ profiler and give the time of the step, to which the parts of the profiled ones 
 from __future__ import annotations
 
 import bisect
-import contextlib
 import json
 import math
 import statistics
@@ -15,18 +14,22 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
+from torch.optim import Optimizer
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from ampcompare.base.files.run_files import RunFile
-from ampcompare.diagnosis.profiling.ledger import Block, Ledger
 from ampcompare.diagnosis.profiling.marks import Marks
+from ampcompare.diagnosis.profiling.memory import Block, MemoryLedger
+from ampcompare.diagnosis.profiling.operation_counter import Counts, OperationCounter
 from ampcompare.diagnosis.profiling.trace import Account, read_trace
-from ampcompare.diagnosis.profiling.watch import Seen, StepSight
+from ampcompare.diagnosis.watched_precision import StepObserver
 from ampcompare.results.records.profile import Memory, Phase
 
 __all__ = ["Measured", "StepProfiler", "Steps"]
@@ -71,12 +74,12 @@ class Measured:
     step_seconds: float = 0.0
     account: Account = field(default_factory=Account)
     memory: Memory | None = None
-    seen: Seen | None = None
+    counts: Counts | None = None
     steps: int = 0
     trace: dict[str, Any] = field(default_factory=dict)
 
 
-class StepProfiler:
+class StepProfiler(StepObserver):
     """Runs through the sorts of steps as the loop makes them.
 
     Args:
@@ -88,12 +91,14 @@ class StepProfiler:
         self.measured = Measured()
         self.marks = Marks(self._on_phase)
         self._steps = steps
+        self._first_profiled = steps.warmup + steps.timed
+        self._first_watched = self._first_profiled + steps.profiled
         self._device = device
         self._profiler: Any = None
-        self._memory_profiler: Any = None
-        self._ledger: Ledger | None = None
-        self._sight: StepSight | None = None
-        self._beneath: StepSight | None = None
+        self._ledger = MemoryLedger(self.marks, device)
+        self._counter = OperationCounter(self.marks, device)
+        self._entered = ExitStack()  # what the present step is seen by
+        self._is_ledger_beneath = False
         self._timed: list[tuple[float, dict[Phase, float]]] = []
         self._begun = 0.0
         self._count = 0
@@ -103,11 +108,15 @@ class StepProfiler:
         """Whether all steps are made."""
         return self._count >= self._steps.total
 
-    def beneath(self) -> StepSight:
+    def beneath(self) -> MemoryLedger:
         """Return a mode to enter below an emulation of 16 bits, whose fp32 copies of a step it counts as memory."""
-        self._beneath = StepSight(self.marks, None, self._device)
-        self._beneath.is_idle = True
-        return self._beneath
+        self._is_ledger_beneath = True
+        return self._ledger
+
+    def begin(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
+        """Name the modules, and begin with the first step."""
+        self.marks.know(models)
+        self.open()
 
     def open(self) -> None:
         """Begin with the first step."""
@@ -117,19 +126,14 @@ class StepProfiler:
     def close(self) -> None:
         """Leave torch as it was; steps that were not finished are not used."""
         self.marks.remove()
-        for context in (self._sight, self._profiler, self._memory_profiler):
-            if context is not None:
-                with contextlib.suppress(Exception):
-                    context.__exit__(None, None, None)
-        if self._ledger is not None:
-            self._ledger.end()
-        self._sight = self._profiler = self._memory_profiler = self._ledger = None
+        with suppress(Exception):
+            self._entered.close()
 
     def end_step(self) -> None:
         """End the present step and prepare the next one."""
-        steps, done = self._steps, self._count
-        is_timed = steps.warmup <= done < steps.warmup + steps.timed
-        if is_timed and self._device.type != "cpu":
+        done = self._count
+        is_timed = self._steps.warmup <= done < self._first_profiled
+        if is_timed:
             self._synchronize()
         phases = self.marks.end_step()
         seconds = time.perf_counter() - self._begun
@@ -142,91 +146,74 @@ class StepProfiler:
         self.marks.restart()
         if self.marks.ranges:
             self.marks.end_ranges()
-        if steps.warmup + steps.timed <= self._count < steps.warmup + steps.timed + steps.profiled:
+        if self._first_profiled <= self._count < self._first_watched:
             self.marks.begin_ranges()
         self._begun = time.perf_counter()
 
     def _finish(self, done: int) -> None:
         """Close what the step that ends was seen by."""
-        first_profiled = self._steps.warmup + self._steps.timed
-        if done == first_profiled - 1:
+        if done == self._first_profiled - 1:
             self._sum_up_timed()
-        if self._profiler is not None and done == first_profiled + self._steps.profiled - 1:
+        if self._steps.profiled and done == self._first_watched - 1:
             self.marks.end_ranges()
             self._synchronize()
-            profiler, self._profiler = self._profiler, None
-            profiler.__exit__(None, None, None)
-            self.measured.trace = _events_of(profiler)
+            self._entered.close()
+            self.measured.trace = _events_of(self._profiler)
             self.measured.account = read_trace(self.measured.trace["traceEvents"])
-        if self._ledger is not None:
-            if done == first_profiled + self._steps.profiled + 1:
+        if not self._ledger.is_idle:
+            if done == self._first_watched + 1:
                 self._finish_memory()
-        elif self._sight is not None:
-            self._sight.end_step()
-            self.measured.seen = self._sight.seen
+        elif done > self._first_watched:
+            self._counter.end_step()
+            self.measured.counts = self._counter.counts
             if done == self._steps.total - 1:
-                self._sight.__exit__(None, None, None)
-                self._sight = self.marks.on_print = None
+                self._entered.close()
 
     def _prepare(self, count: int) -> None:
         """Open what the next step is seen by."""
-        steps = self._steps
-        first_profiled = steps.warmup + steps.timed
-        if count == steps.warmup and self._device.type != "cpu":
+        if count == self._steps.warmup:
             self._synchronize()
-        if count == first_profiled and steps.profiled:
+        if count == self._first_profiled and self._steps.profiled:
             activities = [ProfilerActivity.CPU]
             if self._device.type == "cuda":
                 activities.append(ProfilerActivity.CUDA)
-            self._profiler = profile(activities=activities, record_shapes=True)
-            self._profiler.__enter__()
-        watched = first_profiled + steps.profiled
-        if steps.watched and count == watched:
+            self._profiler = self._entered.enter_context(profile(activities=activities, record_shapes=True))
+        if not self._steps.watched:
+            return
+        if count == self._first_watched:
             self._prepare_memory()
-        elif steps.watched and count == watched + 1:
-            assert self._ledger is not None
+        elif count == self._first_watched + 1:
             self._ledger.begin_step()
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
                 torch.cuda.reset_peak_memory_stats(self._device)
             with record_function(BEGIN):
                 pass
-        elif steps.watched and count == watched + 2:
-            self._sight = StepSight(self.marks, None, self._device)
-            self.marks.on_print = self._sight.printed
-            self._sight.__enter__()
+        elif count == self._first_watched + 2:
+            self.marks.on_print = self._counter.count_print
+            self._entered.callback(setattr, self.marks, "on_print", None)
+            self._entered.enter_context(self._counter)
 
     def _prepare_memory(self) -> None:
         """Follow storages one step ahead: the allocator knows the size of what is freed only if it saw it begin."""
-        self._ledger = Ledger(self.marks, self._device)
-        self._memory_profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
-        self._memory_profiler.__enter__()
+        self._profiler = self._entered.enter_context(profile(activities=[ProfilerActivity.CPU], profile_memory=True))
         self._ledger.begin()
-        if self._beneath is not None:
-            self._beneath.ledger, self._beneath.is_idle = self._ledger, False
-            return
-        self._sight = StepSight(self.marks, self._ledger, self._device)
-        self._sight.__enter__()
+        self._entered.callback(self._ledger.end)
+        if not self._is_ledger_beneath:
+            self._entered.enter_context(self._ledger)
 
     def _finish_memory(self) -> None:
-        assert self._ledger is not None
-        ledger, self._ledger = self._ledger, None
-        if self._beneath is not None:
-            self._beneath.ledger, self._beneath.is_idle = None, True
-        if self._sight is not None:
-            sight, self._sight = self._sight, None
-            sight.__exit__(None, None, None)
-        ledger.end()
         measured = reserved = None
         if self._device.type == "cuda":
             measured = torch.cuda.max_memory_allocated(self._device)
             reserved = torch.cuda.max_memory_reserved(self._device)
-        profiler, self._memory_profiler = self._memory_profiler, None
-        profiler.__exit__(None, None, None)
-        self.measured.memory = memory_at_peak(ledger, _events_of(profiler), self._device, measured, reserved)
+        self._entered.close()
+        self.measured.memory = memory_at_peak(
+            self._ledger, _events_of(self._profiler), self._device, measured, reserved
+        )
 
     def _on_phase(self, old: Phase, new: Phase) -> None:
-        if self._ledger is None:
+        if self._ledger.is_idle:
             return
         self._ledger.note_phase(new)
         if old == "backward" or new == "optimizer":
@@ -251,7 +238,7 @@ def faster_half(timed: Sequence[tuple[float, Any]]) -> list[tuple[float, Any]]:
 
 
 def memory_at_peak(
-    ledger: Ledger, trace: Mapping[str, Any], device: torch.device, measured: int | None, reserved: int | None
+    ledger: MemoryLedger, trace: Mapping[str, Any], device: torch.device, measured: int | None, reserved: int | None
 ) -> Memory:
     """Return what holds the peak of memory, from the blocks of the allocator.
 

@@ -17,8 +17,8 @@ from ampcompare.base.environment.ranks import world_of
 from ampcompare.base.errors import AmpCompareError, ConfigError, Ended, LaunchError
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.processes.start import start_command
-from ampcompare.experiment.launch.base import Launcher
 from ampcompare.experiment.launch.cell_files import progress_writer, read_config
+from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.launch.local import ExternalLauncher, LocalLauncher
 from ampcompare.experiment.launch.stop_signal import end_signals, held_signals
 from ampcompare.results.records.run import RunRecord, read_record

@@ -20,9 +20,9 @@ from ampcompare.base.files.loaded_code import Names, read_loaded
 from ampcompare.base.files.run_files import CellFile, RunFile, log_name
 from ampcompare.base.files.snapshot import is_of_tools, snapshot
 from ampcompare.base.files.write import write_atomically
-from ampcompare.base.processes.sandbox import Sandbox, Written, remove_tree, sandboxed
+from ampcompare.base.processes.sandbox import Sandbox, Written, open_sandbox, remove_tree
 from ampcompare.base.secrets import mask
-from ampcompare.experiment.launch.base import Progress
+from ampcompare.experiment.launch.contract import Progress
 from ampcompare.results.records.document import sealed_json
 from ampcompare.results.records.run import RunRecord, dump_json
 from ampcompare.settings.config import RunConfig
@@ -154,7 +154,7 @@ def sandboxed_cell(config: RunConfig, folder: Path) -> Iterator[Sandbox]:
     roots = [] if config.script is None else [config.script.folder]
     caches = (above if is_of_run else folder) / RunFile.CACHES
     caches.mkdir(parents=True, exist_ok=True)
-    with sandboxed(store, shared=[*shared, caches], roots=roots, target=target) as sandbox:
+    with open_sandbox(store, shared=[*shared, caches], roots=roots, target=target) as sandbox:
         for variable, name in COMPILERS.items():
             if variable not in os.environ:
                 sandbox.environment[variable] = str(caches.resolve() / name)

@@ -9,7 +9,7 @@ from typing import Any
 
 from ampcompare.base.environment.ranks import world_of
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.experiment.launch.base import ChoosingLauncher, Launcher, Progress, interrupted_record
+from ampcompare.experiment.launch.contract import ChoosingLauncher, Launcher, Progress, interrupted_record
 from ampcompare.experiment.launch.local import ExternalLauncher, LocalLauncher
 from ampcompare.experiment.launch.places import ANYWHERE, Place, Places
 from ampcompare.experiment.launch.ray import RayLauncher

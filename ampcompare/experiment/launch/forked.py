@@ -11,7 +11,6 @@ from ampcompare.base.environment.fingerprint import THREAD_VARIABLES
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.processes.client import MAX_SERVERS, ProcessServer, ServerLost
 from ampcompare.base.processes.start import isolated_environment
-from ampcompare.experiment.launch.base import Launcher, Progress, Stoppable, failed_record, interrupted_record
 from ampcompare.experiment.launch.cell_files import (
     log_tail,
     make_cell_folder,
@@ -20,6 +19,7 @@ from ampcompare.experiment.launch.cell_files import (
     write_config,
     write_record,
 )
+from ampcompare.experiment.launch.contract import Launcher, Progress, Stoppable, failed_record, interrupted_record
 from ampcompare.experiment.launch.places import ANYWHERE, VARIABLE, Place
 from ampcompare.results.records.run import RunRecord, read_record
 from ampcompare.settings.config import RunConfig
@@ -150,7 +150,7 @@ class ForkedLauncher(Launcher):
             server.fork.send_signal(number)
 
     def _ensure_server(self) -> ProcessServer:
-        with self._place.pinned():
+        with self._place.on_its_cores():
             return self._server.process or self._server.start(
                 lambda: ProcessServer(LOADED, worker_environment(self._place))
             )

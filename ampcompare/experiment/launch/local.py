@@ -10,8 +10,8 @@ from typing import Literal
 from ampcompare.base.environment.ranks import DistributedEnv
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.files.run_files import log_name
-from ampcompare.experiment.launch.base import ChoosingLauncher, Launcher, Progress
 from ampcompare.experiment.launch.cell_files import archive_previous, write_config, write_record
+from ampcompare.experiment.launch.contract import ChoosingLauncher, Launcher, Progress
 from ampcompare.experiment.launch.forked import ForkedLauncher
 from ampcompare.experiment.launch.multi_process import MultiProcessLauncher
 from ampcompare.experiment.launch.places import ANYWHERE, Place

@@ -17,7 +17,6 @@ import psutil
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.processes.sandbox import Sandbox
 from ampcompare.base.processes.start import start_command
-from ampcompare.experiment.launch.base import Launcher, Progress, Stoppable, failed_record, interrupted_record
 from ampcompare.experiment.launch.cell_files import (
     last_lines,
     log_tail,
@@ -29,6 +28,7 @@ from ampcompare.experiment.launch.cell_files import (
     write_config,
     write_record,
 )
+from ampcompare.experiment.launch.contract import Launcher, Progress, Stoppable, failed_record, interrupted_record
 from ampcompare.experiment.launch.forked import worker_environment
 from ampcompare.experiment.launch.places import ANYWHERE, Place
 from ampcompare.experiment.launch.start_ranks import RANK_MODULE, Request
@@ -93,7 +93,7 @@ class MultiProcessLauncher(Launcher):
         environment = {**worker_environment(self._place), **sandbox.environment}
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
             environment.pop(name, None)
-        with (folder / CellFile.LAUNCHER_LOG).open("wb") as log, self._place.pinned():
+        with (folder / CellFile.LAUNCHER_LOG).open("wb") as log, self._place.on_its_cores():
             # In a new session, Ctrl-C in the terminal reaches only this process, which then ends the ranks.
             agent = self._agent.start(
                 lambda: subprocess.Popen(
@@ -126,7 +126,7 @@ class MultiProcessLauncher(Launcher):
         record = read_record(path) if path.exists() else None
         if code == 0 and record is not None:
             return record
-        killed = self._killed(folder)
+        killed = self._killed_rank(folder)
         if self._stood_still:
             record = failed_record(config, self._stood_still)
             write_record(record, folder)
@@ -141,7 +141,7 @@ class MultiProcessLauncher(Launcher):
             write_record(record, folder)
         return record
 
-    def _killed(self, folder: Path) -> dict[str, int] | None:
+    def _killed_rank(self, folder: Path) -> dict[str, int] | None:
         """Return the rank that a signal ended, other than the SIGTERM that the others get when one has failed."""
         failures = _failures(folder)
         return next(

@@ -73,7 +73,7 @@ class Place:
         return f"core{'' if len(self.cores) == 1 else 's'} {ranges(self.cores)}" if self.cores else ""
 
     @contextlib.contextmanager
-    def pinned(self) -> Iterator[None]:
+    def on_its_cores(self) -> Iterator[None]:
         """Let processes that this thread starts run on the cores of the place only; Linux alone can do so."""
         if not self.cores or not hasattr(os, "sched_setaffinity"):
             yield
@@ -149,7 +149,7 @@ def find_places(cells: Sequence[RunConfig], jobs: int | str | None, gpus: str | 
         )
     if not found:
         return _on_cores(jobs if local else 1, processes, max(cell.threads for cell in cells), devices)
-    chosen, notes = _chosen(found, gpus)
+    chosen, notes = _choose_gpus(found, gpus)
     if jobs is None and gpus is None and len(found) == 1:
         return Places((ANYWHERE,))
     if processes > 1 and any(gpu.is_mig for gpu in chosen):
@@ -172,7 +172,7 @@ def find_places(cells: Sequence[RunConfig], jobs: int | str | None, gpus: str | 
     return Places(tuple(places), notes, about_times)
 
 
-def _chosen(found: Sequence[Gpu], gpus: str | None) -> tuple[list[Gpu], tuple[str, ...]]:
+def _choose_gpus(found: Sequence[Gpu], gpus: str | None) -> tuple[list[Gpu], tuple[str, ...]]:
     """Return the GPUs to use, and notes about those that others use."""
     if gpus is not None:
         numbers = _numbers(gpus)

@@ -20,7 +20,6 @@ from ampcompare.base.environment.gpus import visible_gpus
 from ampcompare.base.errors import BackendUnavailable, ConfigError, EnvironmentUnfit, LaunchError
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.secrets import known_placeholders, restore
-from ampcompare.experiment.launch.base import Progress, QueueLauncher, failed_record, interrupted_record
 from ampcompare.experiment.launch.cell import train_cell
 from ampcompare.experiment.launch.cell_files import (
     announce_cell,
@@ -29,6 +28,7 @@ from ampcompare.experiment.launch.cell_files import (
     write_config,
     write_record,
 )
+from ampcompare.experiment.launch.contract import Progress, QueueLauncher, failed_record, interrupted_record
 from ampcompare.experiment.launch.local import LocalLauncher
 from ampcompare.experiment.launch.places import ANYWHERE, Place, find_places
 from ampcompare.results.records.run import RunRecord, read_record

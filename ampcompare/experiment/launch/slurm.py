@@ -30,9 +30,9 @@ from ampcompare.base.errors import BackendUnavailable, ConfigError, EnvironmentU
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.files.write import write_atomically
 from ampcompare.base.processes.start import __file__ as START
-from ampcompare.experiment.launch.base import Progress, QueueLauncher, failed_record
 from ampcompare.experiment.launch.cell import train_cells
 from ampcompare.experiment.launch.cell_files import announce_cell, last_lines, log_tail, progress_reader, write_record
+from ampcompare.experiment.launch.contract import Progress, QueueLauncher, failed_record
 from ampcompare.experiment.launch.forked import worker_environment
 from ampcompare.results.records.run import RunRecord, read_record
 from ampcompare.settings.config import RunConfig

@@ -13,7 +13,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -21,8 +21,6 @@ from typing import Any
 __all__ = ["main"]
 
 SEED = 20250508
-NEVER = 2**31 - 1  # the growth interval of a scale that stays
-MIN_SIZE = 8  # fewer weights are numbers of fp16 by chance
 
 
 def main() -> int:
@@ -34,10 +32,8 @@ def main() -> int:
     if not getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, os.getcwd())  # as `python -m` does; the folder of the script takes its place
     folder = Path(request["folder"])
-    trace = _Trace(request["steps"], move=request["move"])
+    trace = _Trace(request["steps"])
     trace.begin()
-    if request["loss_scale"] is not None:
-        _fix_scales(request["loss_scale"])
     target = _target(request)
     settings = ExecSettings(
         opt_level=request["opt_level"],
@@ -49,7 +45,7 @@ def main() -> int:
         arguments=tuple(request["arguments"]),
     )
     status = execute(target, settings)
-    trace.write(folder, status, request["script"])
+    trace.write(folder, request["script"])
     return status
 
 
@@ -70,12 +66,12 @@ def _target(request: dict[str, Any]) -> Any:
             sys.meta_path.insert(0, _RewritingFinder(root, request["target"]))
             _, main = super().load()
             path = Path(request["script"]).resolve()
-            return compile(_rewritten(path, request["target"]), str(path), "exec", dont_inherit=True), main
+            return compile(_rewrite_module(path, request["target"]), str(path), "exec", dont_inherit=True), main
 
     return SeededTarget(request["script"], list(request["arguments"]), is_module=False)
 
 
-def _rewritten(path: Path, target: str) -> str:
+def _rewrite_module(path: Path, target: str) -> str:
     from ampcompare.source.migrate.project import migrate_file
 
     result = migrate_file(path, target)
@@ -92,7 +88,7 @@ class _RewritingLoader(importlib.machinery.SourceFileLoader):
         self._target = target
 
     def get_code(self, fullname: str) -> CodeType | None:
-        return compile(_rewritten(Path(self.path), self._target), self.path, "exec", dont_inherit=True)
+        return compile(_rewrite_module(Path(self.path), self._target), self.path, "exec", dont_inherit=True)
 
 
 class _RewritingFinder(importlib.abc.MetaPathFinder):
@@ -121,49 +117,18 @@ class _Enough(SystemExit):
     """Ends the script after its last step, past every `except Exception`."""
 
 
-def _fix_scales(scale: float) -> None:
-    """Let every dynamic loss scaler start at a scale, and keep it unless it overflows."""
-    import torch
-
-    from ampcompare.apex.amp.scaler import LossScaler
-    from ampcompare.apex.fp16_utils.loss_scaler import DynamicLossScaler
-
-    def fix(kind: Any, values: dict[str, Any], is_dynamic: Callable[[Any], bool] = lambda scaler: True) -> None:
-        original = kind.__init__
-
-        def __init__(scaler: Any, *args: Any, **options: Any) -> None:
-            original(scaler, *args, **options)
-            if is_dynamic(scaler):
-                for name, value in values.items():
-                    setattr(scaler, name, value)
-
-        kind.__init__ = __init__
-
-    fix(LossScaler, {"_loss_scale": scale, "_scale_seq_len": NEVER}, lambda scaler: scaler.dynamic)
-    fix(DynamicLossScaler, {"cur_scale": scale, "scale_window": NEVER})
-    fix(torch.amp.GradScaler, {"_init_scale": scale, "_growth_interval": NEVER}, _is_dynamic)
-
-
-def _is_dynamic(scaler: Any) -> bool:
-    """Return whether a GradScaler is on and grows; a static scale of Apex becomes one that never does."""
-    return bool(scaler.is_enabled() and scaler.get_growth_interval() < NEVER and scaler.get_growth_factor() > 1)
-
-
 class _Trace:
     """The parameters of each optimizer after each step.
 
     Args:
         steps: how many of one optimizer to run.
-        move: move the weights by one rounding of fp16 after the first step.
     """
 
-    def __init__(self, steps: int, *, move: bool = False) -> None:
+    def __init__(self, steps: int) -> None:
         self._steps = steps
-        self._move = move
         self._digests: dict[int, list[list[str]]] = {}
         self._norms: dict[int, list[float | None]] = {}
-        self._given: dict[int, tuple[float, list[bool]]] = {}
-        self._rounded: dict[int, list[bool]] = {}
+        self._given: dict[int, float] = {}
         self._passes: list[dict[str, tuple[int, int]]] = []
         self._rows: Any = None
         self._is_cut = False
@@ -184,15 +149,11 @@ class _Trace:
             self._digests.setdefault(number, []).append([_digest(each) for each in parameters])
             optimizer = rows.optimizers[number]
             stepped = [id(each) for each in (optimizer, getattr(optimizer, "optimizer", None))]
-            norm, rounded = next((self._given[each] for each in stepped if each in self._given), (None, None))
+            norm = next((self._given[each] for each in stepped if each in self._given), None)
             self._norms.setdefault(number, []).append(norm)
-            if rounded is not None:
-                self._rounded[number] = rounded
             self._given.clear()
             if len(self._digests[number]) == self._steps:
                 self._keep(rows)
-            if self._move and len(self._digests[number]) == 1:
-                _move(_parameters(rows, number))
             return row
 
         Rows.step_row = step_row  # type: ignore[method-assign,assignment]
@@ -204,8 +165,7 @@ class _Trace:
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
         def stepping(optimizer: Any, *_: Any) -> None:
-            parameters = [param for group in optimizer.param_groups for param in group["params"]]
-            self._given[id(optimizer)] = (_norm_of_gradients(optimizer), [_is_fp16(each) for each in parameters])
+            self._given[id(optimizer)] = _norm_of_gradients(optimizer)
 
         register_optimizer_step_pre_hook(stepping)
 
@@ -235,7 +195,7 @@ class _Trace:
             for index, each in enumerate(_parameters(rows, number))
         }
 
-    def write(self, folder: Path, status: int, script: str) -> None:
+    def write(self, folder: Path, script: str) -> None:
         """Write digests of every step, the last weights, and which files of the script use Apex."""
         import numpy
 
@@ -247,16 +207,12 @@ class _Trace:
                 self._keep(self._rows)
             names = _names(self._rows, list(self._digests))
             numpy.savez(folder / "weights.npz", **self._final)
-        shapes = {key: list(value.shape) for key, value in getattr(self, "_final", {}).items()}
         content = {
-            "status": status,
             "is_cut": self._is_cut,
             "files": files_with_apex(script),
             "digests": self._digests,
             "names": names,
-            "shapes": shapes,
             "norms": self._norms,
-            "rounded": self._rounded,
             "passes": self._passes,
         }
         (folder / "trace.json").write_text(json.dumps(content), encoding="utf-8")
@@ -268,24 +224,8 @@ def _parameters(rows: Any, number: int) -> list[Any]:
     return [param for group in groups for param in group["params"]]
 
 
-def _move(parameters: list[Any]) -> None:
-    """Change weights by up to 2^-11 of their size, as rounding to fp16 does."""
-    import torch
-
-    draws = torch.Generator().manual_seed(SEED)
-    with torch.no_grad():
-        for each in parameters:
-            share = torch.rand(each.shape, generator=draws) * 2 - 1
-            each.mul_((1 + share * 2.0**-11).to(each))
-
-
 def _digest(tensor: Any) -> str:
     return hashlib.blake2b(tensor.detach().float().cpu().contiguous().numpy().tobytes(), digest_size=8).hexdigest()
-
-
-def _is_fp16(tensor: Any) -> bool:
-    """Return whether all elements are numbers of fp16; of few ones it says nothing."""
-    return tensor.numel() >= MIN_SIZE and bool((tensor.detach().half() == tensor.detach()).all())
 
 
 def _norm_of_gradients(optimizer: Any) -> float:

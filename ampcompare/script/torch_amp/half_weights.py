@@ -40,7 +40,7 @@ from ampcompare.backends.apex_levels import apex_level
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError, PreparationError, ScalingError, UnsupportedCombination
 from ampcompare.base.patches import GRADIENT_READS, Points, Subscriptions, without_subscribers
-from ampcompare.base.tensors.tree import mapped, tensors_in
+from ampcompare.base.tensors.tree import map_tree, tensors_in
 from ampcompare.guards.location import here
 from ampcompare.script.gradient_mirror import GradientMirror, Pairs
 from ampcompare.script.keep_fp32 import WRAPPERS, bare_model
@@ -282,7 +282,7 @@ class HalfWeights(TorchAmp):
         types = {tensor.dtype for tensor in tensors_in((args, kwargs))} if self._is_prepared else set()
         is_mixed = torch.float32 in types and not types.isdisjoint(HALF)
         if is_mixed:
-            args, kwargs = mapped((args, kwargs), lambda one: one.float() if one.dtype in HALF else one)
+            args, kwargs = map_tree((args, kwargs), lambda one: one.float() if one.dtype in HALF else one)
         return args, kwargs
 
     # What the scalers do.

@@ -31,7 +31,7 @@ from torch.utils import _pytree as pytree
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import PreparationError, UnsupportedCombination
 from ampcompare.base.patches import GRADIENT_READS, Points, Subscriptions, follow_own_calls
-from ampcompare.base.tensors.tree import cast_floating, mapped
+from ampcompare.base.tensors.tree import cast_floating, map_tree
 from ampcompare.guards.location import here
 from ampcompare.script.lifted_weights import HALF, LiftedWeights
 from ampcompare.script.recording.recorder import Rows, value_of
@@ -379,7 +379,7 @@ class PlainScript:
         with self._made_block(next(module.parameters()).device.type):
             output = original(module, *args, **kwargs)
         half = self._names.widens
-        return output if half is None else mapped(output, lambda one: one.float() if one.dtype is half else one)
+        return output if half is None else map_tree(output, lambda one: one.float() if one.dtype is half else one)
 
     def _made_block(self, device_type: str) -> torch.autocast:
         with self._names.on_behalf():

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ampcompare.source.amp_names import APEX, CORE, shown
 from ampcompare.source.edits import Edits, on_own_lines
-from ampcompare.source.migrate.core.core import rewrite_core
+from ampcompare.source.migrate.core.core import MAY_BE_APEX, rewrite_core
 from ampcompare.source.migrate.core.internals import AMP_STATE, INTERNALS, NO_EQUIVALENT, find_internals
 from ampcompare.source.migrate.finding import BY_HAND, MARK, NOTE, Finding, origins_of_lines
 from ampcompare.source.migrate.read.names import Names
@@ -90,7 +90,7 @@ def migrate_text(text: str, target: str = "torch", around: Around = ALONE) -> Mi
     if not may_use_apex(text):
         return Migration(text, [])
     module = Module(text)
-    names = Names(module, around.passed_on(module), around.running(module))
+    names = Names(module, around.running(module))
     used = [node for node, _ in names.uses] + [call for call, _ in module.methods("step", "backward")]
     crowded = [
         each for each in map(module.statement, used) if not module.is_alone(each) and not isinstance(each, ast.With)
@@ -102,6 +102,9 @@ def migrate_text(text: str, target: str = "torch", around: Around = ALONE) -> Mi
         if any(full.partition(".")[0] == "ampcompare" for _, _, full in module.imports):
             return Migration(text, [])
         findings = [_by_hand(node, NO_EQUIVALENT.format(name)) for node, name in find_internals(module)]
+        for call, _ in module.methods("scale_loss"):  # mxnet has one too
+            if not (module.resolve(call.func) or "").startswith("mxnet."):
+                findings.append(_by_hand(call, MAY_BE_APEX.format("scale_loss")))
         _mark(module, edits, findings)
         return Migration(edits.result() if edits else text, findings)
     torch, above = _torch_name(module, names, edits)
@@ -355,7 +358,6 @@ def _rewrite_imports(
         twins: full names in torch of what is imported, by statement and name in Apex's module.
     """
     stars = any(alias.name == "*" for _, alias in names.imports) and bool(needed)
-    rewritten = names.passed_on.keys() & {_root(node) for node, _ in names.uses} - needed
     gone: set[ast.stmt] = set()
     for statement in dict.fromkeys(statement for statement, _ in names.imports):
         lines, complete = _rewritten(statement, needed, twins, stars)
@@ -369,12 +371,6 @@ def _rewrite_imports(
     for node in module.nodes:
         if isinstance(node, ast.Try):
             _settle_try(module, edits, node, gone)
-        elif isinstance(node, ast.ImportFrom):
-            left = [each for each in node.names if (each.asname or each.name) not in rewritten]
-            if left and len(left) < len(node.names):
-                edits.replace_statement(node, [ast.unparse(ast.ImportFrom(node.module, left, node.level))])
-            elif not left:
-                edits.remove(node)
 
 
 def _import_from_engine(module: Module, names: Names, edits: Edits, kept: Iterable[ast.AST]) -> bool:
@@ -444,7 +440,7 @@ def _rewritten(
 
 def _settle_try(module: Module, edits: Edits, node: ast.Try, gone: set[ast.stmt]) -> None:
     """Remove a `try` that guarded only imports of Apex; what else its body does stays."""
-    if not any(each in gone for each in node.body) or node.finalbody:
+    if not any(each in gone for each in node.body) or node.finalbody or node.orelse:
         return
     if not all(_catches_import_error(handler) for handler in node.handlers):
         return
@@ -457,14 +453,6 @@ def _settle_try(module: Module, edits: Edits, node: ast.Try, gone: set[ast.stmt]
         edits.unwrap(node, node.body)
     else:
         edits.remove(node)
-    if node.orelse:
-        _keep_else(module, edits, node)
-
-
-def _keep_else(module: Module, edits: Edits, node: ast.Try) -> None:
-    inner, last = module.indent(node.orelse[0]), node.orelse[-1].end_lineno or 0
-    lines = (module.line_text(number).rstrip() for number in range(module.first_line(node.orelse[0]), last + 1))
-    edits.after(node, [line.removeprefix(inner) if line.startswith(inner) else line.strip() for line in lines])
 
 
 def _cannot_fail(statement: ast.stmt) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import json
 import os
 import shlex
@@ -17,35 +16,26 @@ from typing import Any
 
 from ampcompare.base.environment.gpus import visible_gpus
 from ampcompare.base.errors import ConfigError, LaunchError
-from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, sandboxed
+from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, open_sandbox
 from ampcompare.base.processes.start import kill_group, start_command
 from ampcompare.source.migrate.finding import NOTE
 from ampcompare.source.migrate.project import FileMigration, migrate_file
 
-__all__ = ["Comparison", "Run", "compare_runs", "verify_script"]
+__all__ = ["Run", "compare_runs", "run_script", "verify_script"]
 
 # Relative; fp16 keeps 11 bits, and some steps of training make more of a rounding.
 ROUNDING = 0.01
-# After some steps roundings have grown in single weights, and a vector that starts at 0, as biases of batch norm do, is
-# the sum of a few updates. Where losses agree this closely, and scales and skipped steps are equal, tensors are
-# compared by their lengths.
-CLOSE = 0.004
+# Taken steps up to which losses must agree. Some training makes much of a rounding in the steps behind them: small
+# batches through batch norm, Adam on gradients near 0.
+FIRST = 3
+# A tensor that differs by more is compared by its length. A vector that starts at 0, as biases of batch norm do, is the
+# sum of a few updates.
 OF_LENGTH, SMALL, OF_SMALL = 0.1, 0.1, 0.5
-EQUAL, WITHIN, DIFFERENT, UNDECIDED = "equal to the last bit", "within rounding", "different", "undecided"
-EXIT_CODES = {DIFFERENT: 1, UNDECIDED: LaunchError.exit_code}
+EQUAL, WITHIN, DIFFERENT = "equal to the last bit", "within rounding", "different"
 # O2 and O3 have no equivalent, so what they train is apart from autocast by more than a rounding where training
 # amplifies it. O1 is what they are rewritten to: it shows whether the rewrite is at fault, or the level.
 WITHOUT_EQUIVALENT = {"O2", "O3"}
 NO_EQUIVALENT = "has no equivalent in torch.amp"
-# Some training amplifies a rounding within a few steps: small batches through batch norm, Adam on gradients near 0. How
-# much is measured by moving weights by one rounding of fp16 after the first step; above the last, nothing can be told.
-AMPLIFIED, TOO_MUCH = 3.0, 0.25
-# Moved weights may also skip other steps, behind which losses say nothing about roundings. Then all are run once more
-# at a loss scale this much below the smallest one, which no step overflows at. Not below the last: what a script
-# forgets to divide by its loss scale must show.
-LOWER, LOWEST = 16.0, 16.0
-# Taken steps without which moved weights say too little: the first two measure what each of them amplifies.
-MIN_TAKEN = 3
 MAX_NAMES = 3  # of files, in a line
 TIME_LIMIT = 3600.0  # of a run
 # The factor between the norms of gradients that steps use: one that was not unscaled is a loss scale apart. Smaller
@@ -72,7 +62,6 @@ class Run:
         names: of parameters.
         levels: the opt levels of `amp.initialize`, or the classes of the loss scalers.
         norms: of the gradients that each step was given, by optimizer; None where it was skipped.
-        rounded: for each parameter whether it had numbers of fp16 only before the last step, by optimizer.
         passes: for each call of `backward`, how many operations of each kind gave 16-bit and wider results.
         files: of the script that use Apex, from its folder.
         written: files that the script wrote, in copies that are gone: the user's are as they were.
@@ -87,7 +76,6 @@ class Run:
     names: dict[str, str] = field(default_factory=dict)
     levels: tuple[str, ...] = ()
     norms: dict[str, list[float | None]] = field(default_factory=dict)
-    rounded: dict[str, list[bool]] = field(default_factory=dict)
     passes: list[dict[str, tuple[int, int]]] = field(default_factory=list)
     files: tuple[str, ...] = ()
     written: list[str] = field(default_factory=list)
@@ -97,19 +85,6 @@ class Run:
         """Return the counts in words."""
         skipped = sum(not taken for _, taken in self.applied)
         return f"{len(self.applied)} steps, {skipped} skipped, {len(self.losses)} backward passes"
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The verdict.
-
-    Attributes:
-        verdict: `EQUAL`, `WITHIN` or `DIFFERENT`.
-        lines: what was compared, in words.
-    """
-
-    verdict: str
-    lines: list[str]
 
 
 def verify_script(
@@ -137,11 +112,11 @@ def verify_script(
     script = Path(path)
     if not script.is_file():
         raise ConfigError(f"{path} is a folder; name a script" if script.is_dir() else f"there is no script {path}")
-    first = _migrated(script, target)
+    first = _migrate_whole(script, target)
     check()
     original = run_script(script, arguments, steps=steps)
     others = [script.parent / each for each in original.files if each != script.name]
-    migrations = [first, *(_migrated(each, target) for each in others)]
+    migrations = [first, *(_migrate_whole(each, target) for each in others)]
     say(f"unchanged, on ampcompare's engine: {original.sums()}")
     if original.limits:
         say(original.limits)
@@ -151,24 +126,30 @@ def verify_script(
         say(f"the script writes {names}{more}: here into a copy that is gone afterwards; your files stay as they are")
     rewritten = run_script(script, arguments, steps=steps, rewrite_for=target)
     say(f"rewritten, on {target}: {rewritten.sums()}")
-    comparison = compare_runs(original, rewritten)
-    for line in comparison.lines:
+    verdict, lines = compare_runs(original, rewritten)
+    for line in lines:
         say(line)
-    verdict, remark = comparison.verdict, ""
-    if verdict == DIFFERENT and target == "torch":
-        verdict, remark = _without_the_level(script, arguments, steps, original, rewritten, say)
-    for result in migrations if verdict != EQUAL or remark else []:
+    of_level = ""
+    without = sorted(WITHOUT_EQUIVALENT.intersection(original.levels)) if target == "torch" else []
+    if verdict == DIFFERENT and without:
+        at_o1 = run_script(script, arguments, steps=steps, opt_level="O1")
+        say(f"unchanged, at O1: {at_o1.sums()}")
+        verdict, lines = compare_runs(at_o1, rewritten)
+        of_level = f" of O1; {' and '.join(without)} {NO_EQUIVALENT}"
+        for line in lines:
+            say(f"against O1: {line}")
+    for result in migrations if verdict != EQUAL or of_level else []:
         for each in result.migration.findings if result.migration is not None else []:
             if each.kind == NOTE:
                 say(f"known difference, {result.path}:{each.line}: {each.message}")
     write = ["ampcompare", "migrate", "--write", *(["--to", target] * (target != "torch"))]
     write += [str(each.path) for each in migrations if each.changed]
-    for line in _conclusion(verdict, remark, original.levels if target == "torch" else (), [path, *arguments], write):
+    for line in _conclude(verdict, of_level, without, [path, *arguments], write):
         say(line)
-    return EXIT_CODES.get(verdict, 0)
+    return int(verdict == DIFFERENT)
 
 
-def _migrated(path: Path, target: str) -> FileMigration:
+def _migrate_whole(path: Path, target: str) -> FileMigration:
     """Return what becomes of a file.
 
     Raises:
@@ -185,101 +166,26 @@ def _migrated(path: Path, target: str) -> FileMigration:
     return result
 
 
-def _conclusion(verdict: str, remark: str, levels: tuple[str, ...], script: list[str], write: list[str]) -> list[str]:
+def _conclude(verdict: str, of_level: str, without: list[str], script: list[str], write: list[str]) -> list[str]:
     """Return the verdict as a sentence that says whether to go on, and the commands for that.
 
     Args:
-        remark: what qualifies the verdict.
-        levels: of the unchanged script.
+        of_level: what qualifies the verdict.
+        without: the opt levels of the unchanged script that torch.amp does not have.
         script: with its arguments.
         write: the command that changes the files.
     """
     if verdict == DIFFERENT:
         return [f"verdict: {verdict}; keep the original until the first difference above is explained"]
-    if verdict == UNDECIDED:
-        return [f"verdict: {verdict}, because {remark}; the files may be right, and no command can tell so far"]
-    if not WITHOUT_EQUIVALENT & set(levels):
-        return [f"verdict: {verdict}{remark}; you can go on with the rewritten files:", f"  {shlex.join(write)}"]
+    if not without:
+        return [f"verdict: {verdict}; you can go on with the rewritten files:", f"  {shlex.join(write)}"]
     device = [] if visible_gpus() else ["--device", "cpu"]
-    arms = ["ampcompare", "compare", "--reference", max(levels), "--arm", "fp16", *device, "--", *script]
+    arms = ["ampcompare", "compare", "--reference", without[-1], "--arm", "fp16", *device, "--", *script]
     return [
-        f"verdict: {verdict}{remark}; you can go on if torch.amp is as accurate as {max(levels)} in whole trainings:",
+        f"verdict: {verdict}{of_level}; you can go on if torch.amp is as accurate as {without[-1]} in whole trainings:",
         f"  {shlex.join(arms)}",
         f"  {shlex.join(write)}",
     ]
-
-
-def _without_the_level(
-    script: Path, arguments: list[str], steps: int, original: Run, rewritten: Run, say: Callable[[str], None]
-) -> tuple[str, str]:
-    """Return the verdict on a difference, after what O1 trains and how much the training amplifies a rounding.
-
-    With it comes what qualifies it, or the reason why nothing can be told.
-    """
-    levels, level, as_level = sorted(WITHOUT_EQUIVALENT.intersection(original.levels)), None, ""
-    if levels:
-        level, as_level = "O1", f" of O1; {' and '.join(levels)} {NO_EQUIVALENT}"
-        original = run_script(script, arguments, steps=steps, opt_level=level)
-        say(f"unchanged, at O1: {original.sums()}")
-        comparison = compare_runs(original, rewritten)
-        for line in comparison.lines:
-            say(f"against O1: {line}")
-        if comparison.verdict != DIFFERENT:
-            return comparison.verdict, as_level
-    same = _compare_scales(original, rewritten)[0] != DIFFERENT and _compare_steps(original, rewritten)[0] != DIFFERENT
-    if not same or _beyond_roundings(original, rewritten):
-        return DIFFERENT, ""
-    moved = run_script(script, arguments, steps=steps, opt_level=level, move=True)
-    where = ""
-    if (apart := _first_step_apart(original, moved)) is not None:
-        say(f"the unchanged script with weights moved by one rounding of fp16 skips other steps from step {apart} on")
-        runs = _at_a_lower_scale(script, arguments, steps, level, original, rewritten, say)
-        if isinstance(runs, str):
-            return UNDECIDED, runs
-        original, rewritten, moved = runs
-        where = " at a lower loss scale"
-        if _beyond_roundings(original, rewritten):
-            return DIFFERENT, ""
-    verdict, line = compare_amplified(original, moved, rewritten)
-    if verdict == UNDECIDED:
-        return verdict, line
-    say(line)
-    return verdict, f"{where}{as_level}"
-
-
-def _at_a_lower_scale(
-    script: Path,
-    arguments: list[str],
-    steps: int,
-    level: str | None,
-    original: Run,
-    rewritten: Run,
-    say: Callable[[str], None],
-) -> tuple[Run, Run, Run] | str:
-    """Return the original, the rewritten script and the original with moved weights, at a scale without overflows.
-
-    Where that shows nothing, return why.
-
-    Args:
-        original: at the script's own scales.
-        rewritten: likewise.
-    """
-    if _compare_scales(original, rewritten)[0] != EQUAL:
-        return "its loss scales differ from those of the rewritten script"
-    scale = min((each for each in original.scales if each is not None), default=1.0) / LOWER
-    if scale < LOWEST:
-        return f"a loss scale of {scale:g}, at which no step might overflow, shows too little"
-    say(f"so all three run again at a loss scale of {scale:g}; at the script's own only scales and skipped steps count")
-    again = run_script(script, arguments, steps=steps, opt_level=level, loss_scale=scale)
-    say(f"unchanged{f', at {level}' * bool(level)}, at loss scale {scale:g}: {again.sums()}")
-    new = run_script(script, arguments, steps=steps, rewrite_for="torch", loss_scale=scale)
-    say(f"rewritten, at loss scale {scale:g}: {new.sums()}")
-    for line in compare_runs(again, new).lines:
-        say(f"at loss scale {scale:g}: {line}")
-    moved = run_script(script, arguments, steps=steps, opt_level=level, loss_scale=scale, move=True)
-    if not all(taken for run in (again, new, moved) for _, taken in run.applied):
-        return f"steps are skipped at loss scale {scale:g} too; use fewer --steps"
-    return again, new, moved
 
 
 def run_script(
@@ -289,16 +195,12 @@ def run_script(
     steps: int,
     rewrite_for: str | None = None,
     opt_level: str | None = None,
-    move: bool = False,
-    loss_scale: float | None = None,
 ) -> Run:
     """Run a script in a child process on the CPU.
 
     Args:
         rewrite_for: the target of the rewrite; None runs the script as it is.
         opt_level: instead of the script's.
-        move: move the weights by one rounding of fp16 after the first step.
-        loss_scale: that dynamic loss scalers keep, instead of their own.
 
     Raises:
         LaunchError: it failed, or no step went through the loss scaler.
@@ -312,31 +214,29 @@ def run_script(
             "steps": steps,
             "target": rewrite_for,
             "opt_level": opt_level,
-            "move": move,
-            "loss_scale": loss_scale,
             "folder": str(folder),
         }
-        with sandboxed(Path(outer, "store"), shared=[folder], roots=[script.parent]) as sandbox:
+        with open_sandbox(Path(outer, "store"), shared=[folder], roots=[script.parent]) as sandbox:
             request["script"] = sandbox.at(str(script))
-            code, said = _run_to_end(
+            code, text = _wait_for(
                 start_command("ampcompare.script.legacy.replay", json.dumps(request)),
                 {**os.environ, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", **sandbox.environment},
             )
         which = "the rewritten script" if rewrite_for else f"the unchanged script{f' at {opt_level}' * bool(opt_level)}"
-        last = [line for line in said.splitlines() if line.strip()]
+        last = [line for line in text.splitlines() if line.strip()]
         errors = [line for line in last if not line.startswith("ampcompare:")] or last
         if code is None:
             raise LaunchError(f"{which} had not made its steps after {TIME_LIMIT:g} s and was ended; use fewer --steps")
         if code:
             raise LaunchError(f"{which} ended with exit code {code}: {errors[-1] if errors else ''}")
-        run = _read(folder)
+        run = _read_run(folder)
         if not run.applied:
             raise LaunchError(f"{which} took no step that a loss scaler or apex.amp saw; there is nothing to compare")
         limits = WITHOUT_OVERLAYS if sandbox.is_partial else ""
         return dataclasses.replace(run, written=[one.path for one in sandbox.written], limits=limits)
 
 
-def _run_to_end(command: list[str], environment: dict[str, str]) -> tuple[int | None, str]:
+def _wait_for(command: list[str], environment: dict[str, str]) -> tuple[int | None, str]:
     """Return the exit code of a command, None if it was ended after `TIME_LIMIT`, and its errors.
 
     They go to a file: what a script leaves behind, which is ended as well, would hold a pipe open.
@@ -356,7 +256,7 @@ def _run_to_end(command: list[str], environment: dict[str, str]) -> tuple[int | 
         return code, errors.read().decode("utf-8", "replace")
 
 
-def _read(folder: Path) -> Run:
+def _read_run(folder: Path) -> Run:
     trace = json.loads((folder / "trace.json").read_text(encoding="utf-8"))
     rows = [json.loads(line) for line in (folder / "record.jsonl").read_text(encoding="utf-8").splitlines()]
     count = max((len(each) for each in trace["digests"].values()), default=0)
@@ -380,7 +280,6 @@ def _read(folder: Path) -> Run:
         trace["names"],
         tuple(row["opt_level"] for row in rows if row.get("kind") == "initialize"),
         trace["norms"],
-        trace["rounded"],
         [{name: (half, wide) for name, (half, wide) in each.items()} for each in trace["passes"]],
         tuple(trace["files"]),
     )
@@ -390,63 +289,19 @@ def _number(value: Any) -> float | None:
     return None if value is None else float(value)
 
 
-def compare_runs(original: Run, rewritten: Run) -> Comparison:
-    """Return how the rewritten script trained, against the original."""
-    verdicts, lines = [], []
-    for verdict, line in (
+def compare_runs(original: Run, rewritten: Run) -> tuple[str, list[str]]:
+    """Return how the rewritten script trained against the original: the verdict, and what was compared, in words."""
+    compared = [
         _compare_losses(original, rewritten),
         _compare_scales(original, rewritten),
         _compare_steps(original, rewritten),
         _compare_weights(original, rewritten),
-        *((DIFFERENT, line) for line in _beyond_roundings(original, rewritten)),
-    ):
-        verdicts.append(verdict)
-        lines.append(line)
+    ]
+    # Different whatever roundings do: gradients that are not unscaled, no autocast.
+    beyond = (_other_gradients(original, rewritten), _other_precision(original, rewritten))
+    compared += [(DIFFERENT, line) for line in beyond if line]
     order = (EQUAL, WITHIN, DIFFERENT)
-    return Comparison(max(verdicts, key=order.index), lines)
-
-
-def compare_amplified(original: Run, moved: Run, rewritten: Run) -> tuple[str, str]:
-    """Return whether the rewritten script is as near to the original as that is to itself with moved weights.
-
-    Args:
-        moved: the original, its weights moved by one rounding of fp16 after the first step.
-    """
-    # As far apart as they have been up to each backward pass. The move acts one pass later than roundings do.
-    moves = [*itertools.accumulate(map(_loss_apart, original.losses, moved.losses), max)]
-    apart = [*itertools.accumulate(map(_loss_apart, original.losses, rewritten.losses), max)]
-    later = [*moves[1:], *moves[-1:]]
-    is_near = all(one <= max(ROUNDING, AMPLIFIED * other) for one, other in zip(apart, later, strict=False))
-    noise = max(moves, default=0.0)
-    words = (
-        f"the unchanged script with weights moved by one rounding of fp16: losses differ by up to {noise:.2g}, "
-        f"those of the rewritten one by {max(apart, default=0.0):.2g}"
-    )
-    if (apart_at := _first_step_apart(original, moved)) is not None:
-        return UNDECIDED, f"{words}; moved, it skips other steps from step {apart_at} on"
-    if sum(taken for _, taken in original.applied) < MIN_TAKEN:
-        return UNDECIDED, f"{words}; fewer than {MIN_TAKEN} steps were taken: use more --steps"
-    if not noise <= TOO_MUCH:
-        return UNDECIDED, f"{words}: the training amplifies roundings too much to be compared; use fewer --steps"
-    for key in original.weights:
-        if key not in rewritten.weights or original.weights[key].shape != rewritten.weights[key].shape:
-            return DIFFERENT, f"{words}; {_name(original, key)} has another shape"
-        if _is_still(rewritten, key) and not _is_still(original, key):
-            return DIFFERENT, f"{words}; {_name(original, key)} is stepped by the unchanged script only"
-        room = max(OF_LENGTH, AMPLIFIED * _apart(original.weights[key], moved.weights[key]))
-        if not _apart(original.weights[key], rewritten.weights[key]) <= room:
-            return DIFFERENT, f"{words}; {_name(original, key)} differs by more than roundings do"
-    return (WITHIN if is_near else DIFFERENT), words
-
-
-def _loss_apart(first: float | None, second: float | None) -> float:
-    return 0.0 if _same(first, second) else _relative(first, second)
-
-
-def _is_still(run: Run, key: str) -> bool:
-    """Return whether no step changes a parameter after the first one."""
-    number, _, index = key.partition(".")
-    return len({step[int(index)] for step in run.digests.get(number, []) if len(step) > int(index)}) <= 1
+    return max((verdict for verdict, _ in compared), key=order.index), [line for _, line in compared]
 
 
 def _same(first: float | None, second: float | None) -> bool:
@@ -460,11 +315,27 @@ def _compare_losses(original: Run, rewritten: Run) -> tuple[str, str]:
         return EQUAL, f"losses: {EQUAL} in {len(pairs)} backward passes"
     worst = max(_relative(a, b) for _, a, b in apart)
     index, first, second = apart[0]
-    verdict = WITHIN if worst <= ROUNDING else DIFFERENT
+    parted = _first_loss_apart(original, rewritten)
+    verdict = WITHIN if parted is None or parted > _first_passes(original) else DIFFERENT
+    until = f" up to backward pass {parted - 1}" if verdict == WITHIN and parted is not None else ""
     return verdict, (
-        f"losses: {verdict}; first at backward pass {index}: {first} against {second}; largest relative "
+        f"losses: {verdict}{until}; first at backward pass {index}: {first} against {second}; largest relative "
         f"difference {worst:.2g}"
     )
+
+
+def _first_loss_apart(original: Run, rewritten: Run) -> int | None:
+    """Return the first backward pass whose losses are more than a rounding apart."""
+    pairs = enumerate(zip(original.losses, rewritten.losses, strict=False), 1)
+    return next((index for index, (a, b) in pairs if not _same(a, b) and not _relative(a, b) <= ROUNDING), None)
+
+
+def _first_passes(run: Run) -> int:
+    """Return the backward passes of the first taken steps, of all where there are no more steps."""
+    taken = [number for number, (_, applied) in enumerate(run.applied, 1) if applied]
+    if len(taken) <= FIRST:
+        return len(run.losses)
+    return len(run.losses) * taken[FIRST - 1] // len(run.applied)
 
 
 def _relative(first: float | None, second: float | None) -> float:
@@ -494,24 +365,6 @@ def _compare_steps(original: Run, rewritten: Run) -> tuple[str, str]:
     if len(original.applied) != len(rewritten.applied):
         return DIFFERENT, f"steps: {len(original.applied)} against {len(rewritten.applied)}"
     return EQUAL, "skipped steps: equal"
-
-
-def _first_step_apart(original: Run, other: Run) -> int | None:
-    """Return the number of the first step that only one of two runs skips; None where there is none."""
-    pairs = enumerate(zip(original.applied, other.applied, strict=False), 1)
-    found = next((number for number, (first, second) in pairs if first != second), None)
-    shorter = min(len(original.applied), len(other.applied))
-    return shorter + 1 if found is None and len(original.applied) != len(other.applied) else found
-
-
-def _beyond_roundings(original: Run, rewritten: Run) -> list[str]:
-    """Return what is different whatever roundings do: gradients that are not unscaled, no autocast, no fp32 weights."""
-    found = (
-        _other_gradients(original, rewritten),
-        _other_precision(original, rewritten),
-        _rounded(original, rewritten),
-    )
-    return [line for line in found if line]
 
 
 def _other_gradients(original: Run, rewritten: Run) -> str:
@@ -547,32 +400,13 @@ def _other_precision(original: Run, rewritten: Run) -> str:
     return ""
 
 
-def _rounded(original: Run, rewritten: Run) -> str:
-    """Return which weights only the rewritten script keeps in fp16: without master weights small updates are lost."""
-    for number, weights in original.rounded.items():
-        for index, (first, second) in enumerate(zip(weights, rewritten.rounded.get(number, []), strict=False)):
-            if second and not first:
-                return (
-                    f"weights: {DIFFERENT}; those of {_name(original, f'{number}.{index}')} have lost their fp32 values"
-                )
-    return ""
-
-
-def _is_close(original: Run, rewritten: Run) -> bool:
-    """Return whether losses agree closely, and scales and skipped steps are equal."""
-    losses = list(zip(original.losses, rewritten.losses, strict=False))
-    return (
-        all(_loss_apart(a, b) <= CLOSE for a, b in losses)
-        and _compare_scales(original, rewritten)[0] == EQUAL
-        and _compare_steps(original, rewritten)[0] == EQUAL
-    )
-
-
 def _compare_weights(original: Run, rewritten: Run) -> tuple[str, str]:
-    place = _first_apart(original, rewritten)
+    place = _first_weight_apart(original, rewritten)
     if place is None:
         return EQUAL, f"weights: {EQUAL} after every step"
-    worst, where, verdict, small, close = 0.0, "", WITHIN, "", _is_close(original, rewritten)
+    # Where losses have parted in later steps, so have weights.
+    parted = _first_loss_apart(original, rewritten) is not None
+    worst, where, verdict, by_length = 0.0, "", WITHIN, ""
     keys = [key for key in original.weights if key in rewritten.weights and original.weights[key].size]
     largest = max((float(abs(original.weights[key]).max()) for key in keys), default=0.0)
     for key in keys:
@@ -582,8 +416,8 @@ def _compare_weights(original: Run, rewritten: Run) -> tuple[str, str]:
         size = float(abs(first).max())
         difference = float(abs(first - second).max()) / max(size, 1e-6)
         is_small = first.ndim == 1 and size < SMALL * largest
-        if close and difference > ROUNDING and _apart(first, second) <= (OF_SMALL if is_small else OF_LENGTH):
-            small = f"; more in single weights such as those of {_name(original, key)}"
+        if difference > ROUNDING and _distance(first, second) <= (OF_SMALL if is_small or parted else OF_LENGTH):
+            by_length = f"; more in single weights such as those of {_name(original, key)}"
             continue
         verdict = verdict if difference <= ROUNDING else DIFFERENT
         if not difference <= worst:
@@ -591,16 +425,16 @@ def _compare_weights(original: Run, rewritten: Run) -> tuple[str, str]:
     step, key = place
     return verdict, (
         f"weights: {verdict}; first at step {step} in {_name(original, key)}; at the end by {worst:.2g} of the largest "
-        f"weight at most, in {_name(original, where or key)}{small}"
+        f"weight at most, in {_name(original, where or key)}{by_length}"
     )
 
 
-def _apart(first: Any, second: Any) -> float:
+def _distance(first: Any, second: Any) -> float:
     """Return how far two vectors are apart, in lengths of the first."""
     return float(((first - second) ** 2).sum() ** 0.5) / max(float((first**2).sum() ** 0.5), 1e-12)
 
 
-def _first_apart(original: Run, rewritten: Run) -> tuple[int, str] | None:
+def _first_weight_apart(original: Run, rewritten: Run) -> tuple[int, str] | None:
     found: list[tuple[int, str]] = []
     for number, steps in original.digests.items():
         for index, (first, second) in enumerate(zip(steps, rewritten.digests.get(number, []), strict=False), 1):

@@ -19,7 +19,7 @@ from ampcompare.training.checkpoint.convert.detect import CheckpointContents, fi
 from ampcompare.training.checkpoint.convert.fp32_weights import common_prefix
 from ampcompare.training.checkpoint.convert.masters import HALF_DTYPES, half_dtype, is_rounded
 from ampcompare.training.checkpoint.convert.scalers import SMALLEST_NORMAL, held_scale, is_loss_scaler, raw_scale
-from ampcompare.training.checkpoint.reader.foreign import Contents, explained, open_foreign
+from ampcompare.training.checkpoint.reader.foreign import Contents, name_faults, open_foreign
 from ampcompare.training.checkpoint.reader.placeholders import reading
 from ampcompare.training.checkpoint.store.file import verify_file
 
@@ -33,9 +33,6 @@ __all__ = [
     "inspection_lines",
 ]
 
-LOOKED_AT = 1 << 18
-SMALLEST_HALF = 2.0**-24
-LAST_MOMENTS = ("exp_avg_sq", "square_avg", "sum")
 WRAPPERS = {"module.": "a DDP wrapper", "_orig_mod.": "torch.compile"}
 MAX_LINES = 20
 MAX_LENGTH = 500
@@ -86,12 +83,12 @@ def inspect_file(path: Path) -> Inspection:
         CheckpointError: it cannot be read.
     """
     contents = open_foreign(path)
-    with explained(path):
-        return _inspected(path, contents)
+    with name_faults(path):
+        return _inspect(path, contents)
 
 
-def _inspected(path: Path, contents: Contents) -> Inspection:
-    root, _ = contents.plain()
+def _inspect(path: Path, contents: Contents) -> Inspection:
+    root, objects = contents.plain()
     parts = find_parts(root)
     level, because = guess_level(parts)
     inspection = Inspection(
@@ -107,8 +104,8 @@ def _inspected(path: Path, contents: Contents) -> Inspection:
         rows=list(_rows(parts)),
         scales=list(_scales(parts)),
         notes=list(_notes(parts)),
-        traps=list(_traps(parts, level)),
-        objects=contents.objects(),
+        traps=list(_traps(parts)),
+        objects=objects,
         calls=contents.calls,
     )
     kinds: tuple[Mapping[tuple[str, ...], Any], ...] = (
@@ -209,23 +206,13 @@ def _notes(parts: CheckpointContents) -> Iterator[str]:
             yield f"{'.'.join(place)} is of an Apex fused optimizer: the count of steps is in its groups"
 
 
-def _norm_prefixes(model: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(name.removesuffix("running_mean") for name in model if name.endswith("running_mean"))
-
-
-def _plain_weights(model: Mapping[str, Any]) -> Iterator[Tensor]:
-    """Yield the entries that O2 makes half: all except those of batch norms."""
-    norms = _norm_prefixes(model)
-    for name, value in model.items():
-        if isinstance(value, Tensor) and value.is_floating_point() and not (norms and name.startswith(norms)):
-            yield value
-
-
-def _norm_weights(model: Mapping[str, Any]) -> Iterator[Tensor]:
-    norms = _norm_prefixes(model)
-    for name, value in model.items():
-        if norms and name.startswith(norms) and isinstance(value, Tensor) and value.is_floating_point():
-            yield value
+def _weights(parts: CheckpointContents, *, of_norms: bool) -> Iterator[Tensor]:
+    """Yield the floating-point entries of batch norms, which O2 leaves in fp32, or all others."""
+    for model in parts.models.values():
+        norms = tuple(name.removesuffix("running_mean") for name in model if name.endswith("running_mean"))
+        for name, value in model.items():
+            if isinstance(value, Tensor) and value.is_floating_point() and name.startswith(norms) == of_norms:
+                yield value
 
 
 def guess_level(parts: CheckpointContents) -> tuple[str | None, str]:
@@ -235,7 +222,7 @@ def guess_level(parts: CheckpointContents) -> tuple[str | None, str]:
         return (options.split(",")[0] or "O1", "its arm") if head == "apex" else (None, "")
     if parts.wrappers:
         return None, "FP16_Optimizer has none; its masters are those of O2"
-    weights = [tensor for model in parts.models.values() for tensor in _plain_weights(model)]
+    weights = list(_weights(parts, of_norms=False))
     rounded = is_rounded(iter(weights))
     half = any(tensor.dtype is torch.float16 for tensor in weights)
     if not parts.apex:
@@ -245,7 +232,7 @@ def guess_level(parts: CheckpointContents) -> tuple[str | None, str]:
             return None, "weights are fp16 values: saved at O2 or O3, or by .half()"
         return None, ""
     if rounded or half:
-        norms = is_rounded(tensor for model in parts.models.values() for tensor in _norm_weights(model))
+        norms = is_rounded(_weights(parts, of_norms=True))
         state = is_rounded(_moments(parts))
         if norms is False or state is False:
             return "O2", "weights are fp16 values, batch norms or optimizer state are not"
@@ -271,7 +258,7 @@ def _half_state(parts: CheckpointContents) -> bool:
     return any(tensor.dtype is torch.float16 for tensor in _moments(parts))
 
 
-def _traps(parts: CheckpointContents, level: str | None) -> Iterator[str]:
+def _traps(parts: CheckpointContents) -> Iterator[str]:
     yield from broken_values(parts)
     kinds = {half_dtype(model) for model in parts.models.values()} - {None}
     rounded = bool(kinds)
@@ -289,14 +276,9 @@ def _traps(parts: CheckpointContents, level: str | None) -> Iterator[str]:
     elif rounded and bare:
         yield f"{bare} weights in 16 bits have no fp32 master: a resume begins with their rounded values"
     if _half_state(parts):
-        yield "optimizer state is fp16: " + _lost_moments(parts)
+        yield "optimizer state is fp16, rounded to 11 bits"
     elif is_rounded(_moments(parts)):
-        yield (
-            "optimizer state holds fp16 values only, so it is one step old or went through fp16 on a resume: "
-            + _lost_moments(parts)
-        )
-    if (level in ("O2", "O3") or rounded) and not (parts.wrappers or any(parts.masters)):
-        yield from _loading_order(parts)
+        yield "optimizer state holds fp16 values only, so it is one step old or went through fp16 on a resume"
     if parts.optimizers and torch.float16 in kinds and not list(_scales(parts)):
         yield "no state of the loss scaler: its scale restarts at 65536, and the first steps after a resume are skipped"
     for state in parts.apex.values():
@@ -336,60 +318,6 @@ def _not_finite(entry: Mapping[Any, Any]) -> Iterator[tuple[str, int]]:
             str(name),
             sum(int((~tensor.isfinite()).sum()) for tensor in _tensors([value]) if tensor.is_floating_point()),
         )
-
-
-def _loading_order(parts: CheckpointContents) -> Iterator[str]:
-    """Report what Apex's order of loading would do to this optimizer state."""
-    small = total = 0
-    full = _params_of_norms(parts)
-    for tensor in _second_moments(parts, without=full):
-        if tensor.dtype is torch.float32:
-            values = tensor.reshape(-1)[:LOOKED_AT]
-            small += int(((values > 0) & (values <= SMALLEST_HALF / 2)).sum())
-            total += values.numel()
-    if small:
-        yield (
-            f"Apex rounds this optimizer state to fp16 when it is loaded after amp.initialize: {small} of {total} "
-            "second moments become 0 (ampcompare keeps them in either order)"
-        )
-
-
-def _params_of_norms(parts: CheckpointContents) -> frozenset[Any]:
-    """Return the numbers of parameters that O2 leaves in fp32; empty if names and numbers cannot be matched.
-
-    An optimizer numbers parameters as a model yields them, which is the order of its state dict without buffers.
-    """
-    if len(parts.models) != 1 or len(parts.optimizers) != 1:
-        return frozenset()
-    (model,), (optimizer,) = parts.models.values(), parts.optimizers.values()
-    names = [
-        name
-        for name, value in model.items()
-        if isinstance(value, Tensor)
-        and value.is_floating_point()
-        and not name.endswith(("running_mean", "running_var"))
-    ]
-    groups = [group.get("params") for group in optimizer["param_groups"] if isinstance(group, Mapping)]
-    numbers = [number for params in groups if isinstance(params, list) for number in params]
-    norms = _norm_prefixes(model)
-    if len(names) != len(numbers) or not norms:
-        return frozenset()
-    return frozenset(number for number, name in zip(numbers, names, strict=True) if name.startswith(norms))
-
-
-def _second_moments(parts: CheckpointContents, without: frozenset[Any] = frozenset()) -> Iterator[Tensor]:
-    for optimizer in parts.optimizers.values():
-        for number, state in optimizer["state"].items():
-            if isinstance(state, Mapping) and number not in without:
-                yield from (state[key] for key in LAST_MOMENTS if isinstance(state.get(key), Tensor))
-
-
-def _lost_moments(parts: CheckpointContents) -> str:
-    zeros = sum(int((tensor == 0).sum()) for tensor in _second_moments(parts))
-    total = sum(tensor.numel() for tensor in _second_moments(parts))
-    if not total:
-        return "rounded to 11 bits"
-    return f"rounded to 11 bits, and {zeros} of {total} second moments are 0"
 
 
 def inspection_lines(found: Inspection) -> list[str]:

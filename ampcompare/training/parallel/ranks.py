@@ -112,7 +112,7 @@ class ProcessGroup(Communicator):
         return bool(self.sum(torch.tensor(float(flag))) > 0)
 
     def gather(self, value: Any) -> list[Any]:
-        message = self._packed(value)
+        message = self._pack(value)
         sizes = [torch.zeros(1, dtype=torch.int64, device=self._device) for _ in range(self.size)]
         dist.all_gather(sizes, torch.tensor([len(message)], device=self._device))
         longest = int(max(sizes))
@@ -120,27 +120,27 @@ class ProcessGroup(Communicator):
         padded[: len(message)] = message
         messages = [torch.empty_like(padded) for _ in range(self.size)]
         dist.all_gather(messages, padded)
-        return [_unpacked(each[: int(size)]) for each, size in zip(messages, sizes, strict=True)]
+        return [_unpack(each[: int(size)]) for each, size in zip(messages, sizes, strict=True)]
 
     def broadcast_from_rank0(self, make: Callable[[], Value]) -> Value:
         message = torch.empty(0, dtype=torch.uint8, device=self._device)
         if self.is_first:
             try:
-                message = self._packed({"value": make()})
+                message = self._pack({"value": make()})
             except AmpCompareError as error:
-                message = self._packed({"error": type(error).__name__, "text": str(error)})
+                message = self._pack({"error": type(error).__name__, "text": str(error)})
         size = torch.tensor([len(message)], device=self._device)
         dist.broadcast(size, src=0)
         if not self.is_first:
             message = torch.empty(int(size), dtype=torch.uint8, device=self._device)
         dist.broadcast(message, src=0)
-        content = _unpacked(message)
+        content = _unpack(message)
         if "error" in content:
             raise getattr(errors, content["error"], AmpCompareError)(content["text"])
         value: Value = content["value"]
         return value
 
-    def _packed(self, value: Any) -> Tensor:
+    def _pack(self, value: Any) -> Tensor:
         content = io.BytesIO()
         torch.save(value, content)
         return torch.frombuffer(content.getbuffer(), dtype=torch.uint8).to(self._device)
@@ -151,7 +151,7 @@ class ProcessGroup(Communicator):
                 dist.broadcast(buffer.detach(), src=0)
 
 
-def _unpacked(message: Tensor) -> Any:
+def _unpack(message: Tensor) -> Any:
     """Return plain data and tensors; unlike torch's object collectives, this never executes code from a message."""
     return torch.load(io.BytesIO(message.cpu().numpy().tobytes()), weights_only=True)
 

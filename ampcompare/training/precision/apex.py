@@ -159,8 +159,6 @@ class CompatApex(Apex):
         return self._outcomes.add(on_device, resolve) if on_device else FixedOutcome(*resolve([]))
 
     def why_no_cuda_graph(self, optimizers: Sequence[Optimizer]) -> str | None:
-        if self.amp._amp_state.kernels is not None:
-            return "Triton's kernels read addresses that a graph cannot keep"
         if any(scaler.dynamic for scaler in self._scalers):
             if not all(self._can_do_without_host(optimizer) for optimizer in optimizers):
                 return "a step hook, or an option of the optimizer, makes this arm read its overflow flag on the host"
@@ -209,9 +207,7 @@ def choose_engine(engine: str, opt_level: str, device: str) -> tuple[Any, Engine
         return amp, EngineInfo(name="nvidia", version=choice.version, reason=choice.reason)
     package = importlib.import_module("ampcompare.apex")
     amp = importlib.import_module("ampcompare.apex.amp")
-    kernels = importlib.import_module("ampcompare.apex.amp.frontend").kernels_from_environment()
-    version = package.__version__ if kernels == "torch" else f"{package.__version__}, {kernels} kernels"
-    return amp, EngineInfo(name="compat", version=version, reason=choice.reason)
+    return amp, EngineInfo(name="compat", version=package.__version__, reason=choice.reason)
 
 
 def make_apex(

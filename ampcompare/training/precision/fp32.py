@@ -64,7 +64,7 @@ class FP32(Precision):
         return list(models), list(optimizers)
 
     def without_patches(self) -> AbstractContextManager[None]:
-        return self._switches.applied() if self.tf32 else NO_CONTEXT
+        return self._switches.while_set() if self.tf32 else NO_CONTEXT
 
     def why_no_cuda_graph(self, optimizers: Sequence[Optimizer]) -> None:
         return None

@@ -396,7 +396,7 @@ class Half(Precision):
         if self._scale is None:
             return nullcontext(loss)
         on_device = self._device_scale(loss.device)
-        return nullcontext(loss * self._scale if on_device is None else on_device.scaled(loss))
+        return nullcontext(loss * self._scale if on_device is None else on_device.scale_loss(loss))
 
     def backward(
         self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ampcompare.base.errors import ConfigError, close_matches
-from ampcompare.base.tensors.tree import cast_floating, first_floating_type, mapped, tensors_in
+from ampcompare.base.tensors.tree import cast_floating, first_floating_type, map_tree, tensors_in
 from ampcompare.training.precision.base import NO_CONTEXT
 from ampcompare.training.precision.replaced_forward import ReplacedForward
 
@@ -183,7 +183,7 @@ class _ExactOutputs:
 
     def exchange(self, output: Any) -> Any:
         """Return an output of the model with the exact tensor in the place of the rounded one, and forget both."""
-        exchanged = mapped(output, self._exact)
+        exchanged = map_tree(output, self._exact)
         for tensor in tensors_in(output):
             self._last.pop(tensor.device, None)
         return exchanged

@@ -16,8 +16,7 @@ from ampcompare.api.doctor.examine import EXTRAS, examine_extras, examine_numeri
 from ampcompare.api.doctor.machine import examine_machine, examine_processor
 
 ROOT = Path(__file__).resolve().parents[3]
-BUILD: dict[str, Any] = {"cuda": None, "capability": "AVX512", "fp16_products": False, "bf16_products": True}
-BUILD |= {"tf32_products": False, "tf32_convolutions": True}
+BUILD: dict[str, Any] = {"cuda": None, "tf32_products": False, "tf32_convolutions": True}
 GIB = 2**30
 
 
@@ -25,14 +24,12 @@ def _named(findings: list[Any]) -> dict[str, Any]:
     return {finding.name: finding for finding in findings}
 
 
-def test_products_on_the_cpu() -> None:
-    """fp16 without instructions is emulated; bf16 without instructions gains nothing; with them both are fine."""
+def test_16_bit_types_on_the_cpu() -> None:
+    """Without instructions for bf16 both are emulated, which is a note."""
     found = _named(examine_processor({**BUILD, "bf16_instructions": False}))
-    assert found["processor"].reason == "torch uses AVX512"
-    assert (found["fp16 on the cpu"].verdict, found["bf16 on the cpu"].facts["fast"]) == ("note", False)
-    assert "--cpu-half" in found["fp16 on the cpu"].reason
-    found = _named(examine_processor({**BUILD, "fp16_products": True, "bf16_instructions": True}))
-    assert (found["fp16 on the cpu"].verdict, found["bf16 on the cpu"].facts["fast"]) == ("ok", True)
+    assert (found["16-bit types"].value, found["16-bit types"].verdict) == ("bf16 and fp16 emulated", "note")
+    found = _named(examine_processor({**BUILD, "bf16_instructions": True}))
+    assert (found["16-bit types"].value, found["16-bit types"].verdict) == ("bf16 native, fp16 emulated", "ok")
     assert [finding.name for finding in examine_processor(None)] == ["processor"]
 
 
@@ -40,7 +37,7 @@ def test_tf32() -> None:
     """Switches that differ are a note on CUDA, with the way to set both, and nothing elsewhere."""
     assert _named(examine_numerics(BUILD, {}))["tf32"].verdict == "ok"
     finding = _named(examine_numerics({**BUILD, "cuda": "13.0"}, {}))["tf32"]
-    assert (finding.verdict, finding.value) == ("note", "matrix products off, convolutions on")
+    assert (finding.verdict, finding.value) == ("note", "products in fp32, convolutions in TF32")
     assert finding.remedy[0].startswith("export NVIDIA_TF32_OVERRIDE=0")
 
 
@@ -72,7 +69,7 @@ def test_memory_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     """The limit of a container counts, not the memory of its host; little of it is a warning."""
     memory = SimpleNamespace(total=64 * GIB, available=32 * GIB)
     (tmp_path / "max").write_text("max\n")
-    monkeypatch.setattr(machine.psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: memory)
     monkeypatch.setattr(machine, "LIMITS", (tmp_path / "max",))
     found = _named(examine_machine({}))
     assert (found["memory"].value, found["memory"].verdict) == ("64.0 GiB, 32.0 GiB available", "ok")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ampcompare.api.doctor.examine import Examination, render
-from ampcompare.api.doctor.finding import Check, worst
+from ampcompare.api.doctor.finding import Check
 from ampcompare.api.doctor.needs import ArmNeeds
 
 LONG = "pip install " + "x" * 150
@@ -49,8 +49,7 @@ def test_arms() -> None:
 
 def test_the_gravest_verdict() -> None:
     """The whole is as grave as its gravest part, and an arm that cannot run is a problem."""
-    assert worst(FINDINGS) == "problem"
-    assert worst(FINDINGS[:2]) == "note"
-    assert worst(()) == "ok"
+    assert Examination(FINDINGS, ()).verdict == "problem"
+    assert Examination(FINDINGS[:2], ()).verdict == "note"
     assert Examination(FINDINGS[:1], ARMS).verdict == "problem"
     assert Examination(FINDINGS[:1], ARMS[:1]).verdict == "ok"

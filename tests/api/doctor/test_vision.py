@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from ampcompare.api.doctor.finding import ask
+from ampcompare.api.doctor import machine
+from ampcompare.api.doctor.finding import Check, ask
 from ampcompare.api.doctor.machine import examine_vision, fitting_torchvision
 from ampcompare.base.processes.call import Answer
 
@@ -28,49 +30,45 @@ def test_pairs(torch: str | None, vision: str | None) -> None:
     assert fitting_torchvision(torch) == vision
 
 
-def _examined(site: Any, torch: str, vision: str) -> Any:
-    site.distribution("torch", torch)
-    site.distribution("torchvision", vision)
-    return examine_vision(ask("vision", path=site.path), torch, path=site.path)
+@pytest.fixture
+def examined(site: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Check]:
+    """Return a function that examines a torchvision of a version next to a torch of a version."""
+
+    def examine(torch: str, vision: str) -> Check:
+        monkeypatch.setattr(machine, "installed_version", {"torchvision": vision}.get)
+        return examine_vision(ask("vision", path=site.path), torch)
+
+    return examine
 
 
-def test_mismatch(site: Any) -> None:
+def test_mismatch(site: Any, examined: Callable[[str, str], Check]) -> None:
     """A torchvision of another torch is told by its metadata, with the version to install."""
     site.write("torchvision/__init__.py")
-    finding = _examined(site, "2.13.0+cpu", "0.20.1")
+    finding = examined("2.13.0+cpu", "0.20.1")
     assert (finding.verdict, finding.facts["fits"]) == ("warning", False)
     assert "torch 2.13.0+cpu takes torchvision 0.28, and 0.20.1 is installed" in finding.reason
     assert finding.remedy[0].startswith("pip install --no-deps --force-reinstall 'torchvision==0.28.*' --index-url ")
 
 
-def test_mismatch_that_does_not_import(site: Any) -> None:
+def test_mismatch_that_does_not_import(site: Any, examined: Callable[[str, str], Check]) -> None:
     """Where it fails to import too, both the pair and the error are said."""
     site.write("torchvision/__init__.py", "raise ImportError('undefined symbol: x')")
-    finding = _examined(site, "2.12.0", "0.28.0")
+    finding = examined("2.12.0", "0.28.0")
     assert finding.verdict == "problem"
     assert "torch 2.12.0 takes torchvision 0.27" in finding.reason
     assert "undefined symbol: x" in finding.reason
     assert finding.remedy == ("pip install --no-deps --force-reinstall 'torchvision==0.27.*'",)
 
 
-def test_a_pair(site: Any) -> None:
+def test_a_pair(site: Any, examined: Callable[[str, str], Check]) -> None:
     site.write("torchvision/__init__.py", "print('hello from an import')")
-    finding = _examined(site, "2.13.0", "0.28.1")
+    finding = examined("2.13.0", "0.28.1")
     assert (finding.verdict, finding.value, finding.remedy) == ("ok", "0.28.1", ())
 
 
-def test_operators_that_do_not_load(site: Any) -> None:
-    """A torchvision for CUDA beside a torch for the CPU is a warning, with the error that others will meet."""
-    site.distribution("torchvision", "0.28.0")
-    plain = "operator torchvision::nms does not exist"
-    finding = examine_vision(Answer({"plain": plain}, "done"), "2.13.0+cpu", path=site.path)
-    assert finding.verdict == "warning"
-    assert plain in finding.reason
-    assert "index-url" in finding.remedy[0]
-
-
-def test_no_torchvision(site: Any) -> None:
+def test_no_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its absence is a note: built-in models need none."""
-    finding = examine_vision(Answer({}, "raised", "not installed"), "2.13.0", path=site.path)
+    monkeypatch.setattr(machine, "installed_version", {}.get)
+    finding = examine_vision(Answer({}, "raised", "not installed"), "2.13.0")
     assert (finding.value, finding.verdict) == ("not installed", "note")
     assert "torchvision==0.28.*" in finding.remedy[0]

@@ -15,7 +15,7 @@ import pytest
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.processes import sandbox as module
 from ampcompare.base.processes import working_copy
-from ampcompare.base.processes.sandbox import Sandbox, Written, can_sandbox, sandboxed
+from ampcompare.base.processes.sandbox import Sandbox, Written, can_sandbox, open_sandbox
 
 ENTER = "from ampcompare.base.processes.overlay import enter_if_asked; enter_if_asked()\n"
 
@@ -95,7 +95,7 @@ def test_whatever_way_a_process_writes_the_users_files_stay(way: str, by: str, t
         pytest.skip("a copy holds for the working directory alone")
     path = os.path.normpath(project / name)
     before = state_of(tmp_path)
-    with sandboxed(tmp_path / "store") as sandbox:
+    with open_sandbox(tmp_path / "store") as sandbox:
         assert run(sandbox, code) == 0
     assert state_of(tmp_path) == before
     assert (path, how) in [(one.path, one.how) for one in sandbox.written]
@@ -105,7 +105,7 @@ def test_whatever_way_a_process_writes_the_users_files_stay(way: str, by: str, t
 def test_what_was_written_lies_in_the_target_under_the_same_relative_path(tmp_path: Path, project: Path) -> None:
     code = "import os; os.makedirs('out'); open('out/a', 'w').write('A'); open('../elsewhere/b', 'w').write('B')"
     target = tmp_path / "written"
-    with sandboxed(tmp_path / "store", target=target) as sandbox:
+    with open_sandbox(tmp_path / "store", target=target) as sandbox:
         run(sandbox, code)
     near, far = project / "out/a", tmp_path / "elsewhere/b"
     assert sandbox.written == [
@@ -121,12 +121,12 @@ def test_a_process_reads_its_own_version_and_none_of_another_sandbox(tmp_path: P
         "import subprocess, sys; assert subprocess.check_output(['cat', 'checkpoint.pt']) == b'mine'"
     )
     for _ in range(2):
-        with sandboxed(tmp_path / "store") as sandbox:
+        with open_sandbox(tmp_path / "store") as sandbox:
             assert run(sandbox, code) == 0
 
 
 def test_shared_paths_are_the_real_ones(tmp_path: Path, project: Path) -> None:
-    with sandboxed(tmp_path / "store", shared=[project / "data", project / "checkpoint.pt"]) as sandbox:
+    with open_sandbox(tmp_path / "store", shared=[project / "data", project / "checkpoint.pt"]) as sandbox:
         run(sandbox, "open('data/input.csv', 'w').write('x'); open('checkpoint.pt', 'w').write('y')")
     assert (project / "data/input.csv").read_text() == "x"
     assert (project / "checkpoint.pt").read_text() == "y"
@@ -135,7 +135,7 @@ def test_shared_paths_are_the_real_ones(tmp_path: Path, project: Path) -> None:
 
 def test_a_killed_process_has_changed_nothing(tmp_path: Path, project: Path) -> None:
     before = state_of(tmp_path)
-    with sandboxed(tmp_path / "store", target=tmp_path / "written") as sandbox:
+    with open_sandbox(tmp_path / "store", target=tmp_path / "written") as sandbox:
         code = "import os; open('checkpoint.pt', 'w').write('half'); os.kill(os.getpid(), 9)"
         assert run(sandbox, code) == -signal.SIGKILL
     assert sandbox.written[0].how == "changed"
@@ -148,7 +148,7 @@ def test_a_killed_process_has_changed_nothing(tmp_path: Path, project: Path) -> 
 def test_bytecode_and_temporary_files_are_not_listed(tmp_path: Path, project: Path) -> None:
     (project / "helper.py").write_text("")
     before = state_of(tmp_path)
-    with sandboxed(tmp_path / "store") as sandbox:
+    with open_sandbox(tmp_path / "store") as sandbox:
         run(sandbox, "import sys, tempfile; sys.path.insert(0, ''); import helper; tempfile.mkstemp()")
     assert state_of(tmp_path) == before
     assert not sandbox.written
@@ -170,9 +170,9 @@ def test_a_file_too_large_for_a_copy_is_named_before_the_start(
     monkeypatch.setattr(working_copy, "MAX_FILE_BYTES", 5)
     before = state_of(tmp_path)
     with pytest.raises(ConfigError, match=r"checkpoint.pt .* is too large to protect.*--allow-writes"):
-        with sandboxed(tmp_path / "store"):
+        with open_sandbox(tmp_path / "store"):
             pass
-    with sandboxed(tmp_path / "store", shared=[project / "checkpoint.pt", project / "data"]) as sandbox:
+    with open_sandbox(tmp_path / "store", shared=[project / "checkpoint.pt", project / "data"]) as sandbox:
         assert run(sandbox, "assert open('checkpoint.pt').read()") == 0
     assert state_of(tmp_path) == before
 
@@ -184,7 +184,7 @@ def test_a_copy_has_links_to_environments_and_runs_and_to_what_lies_elsewhere(tm
         (project / name).write_text("x")
     (project / "far").symlink_to("../elsewhere")
     (project / "latest").symlink_to("checkpoint.pt")
-    with sandboxed(tmp_path / "store") as sandbox:
+    with open_sandbox(tmp_path / "store") as sandbox:
         code = (
             "import os; links = [name for name in os.listdir() if os.path.islink(name)]\n"
             "assert sorted(links) == ['.git', '.venv', 'far', 'latest'], links\n"

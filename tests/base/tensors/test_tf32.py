@@ -42,7 +42,7 @@ def test_switches_of_either_kind_are_read_set_and_put_back(name: str) -> None:
     before = Tf32.read()
 
     make_precision("fp32", device="cpu")
-    with Tf32("tf32", "ieee", "ieee").applied():
+    with Tf32("tf32", "ieee", "ieee").while_set():
         assert Tf32.read() == Tf32("tf32", "ieee", "ieee")
 
     assert Tf32.read() == before

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ampcompare.base.tensors.tree import cast_floating, first_floating_type, mapped, tensors_in
+from ampcompare.base.tensors.tree import cast_floating, first_floating_type, map_tree, tensors_in
 
 Pair = namedtuple("Pair", ["left", "right"])
 A, B = torch.ones(1), torch.ones(2, dtype=torch.int64)
@@ -33,9 +33,9 @@ def test_tensors_come_in_order(value: Any) -> None:
 
 def test_containers_keep_their_types() -> None:
     """Only tensors change; named tuples, lists and other values stay what they are."""
-    changed = mapped(Pair([A], {"b": B, "c": "text"}), lambda tensor: tensor + 1)
+    changed = map_tree(Pair([A], {"b": B, "c": "text"}), lambda tensor: tensor + 1)
     assert isinstance(changed, Pair)
-    batch = mapped(Batch(A, [B]), lambda tensor: tensor + 1)
+    batch = map_tree(Batch(A, [B]), lambda tensor: tensor + 1)
     assert isinstance(batch, Batch)
     assert (batch.left.item(), batch.right[0].tolist(), batch.rest) == (2, [2, 2], "text")
     assert (changed.left[0].item(), changed.right["b"].tolist(), changed.right["c"]) == (2, [2, 2], "text")

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from ampcompare.diagnosis.profiling.ledger import Ledger
 from ampcompare.diagnosis.profiling.marks import Marks
+from ampcompare.diagnosis.profiling.memory import MemoryLedger
 from ampcompare.diagnosis.profiling.step_profiler import BEGIN, memory_at_peak
 
 GPU = torch.device("cuda:1")
@@ -24,7 +24,7 @@ def test_the_peak_of_a_gpu_is_that_of_its_allocator() -> None:
     """Blocks of this GPU at the peak are those of tensors, or workspace named after the operation that runs; what was
     freed by then, and other devices, are left out."""
     marks = Marks()
-    ledger = Ledger(marks, torch.device("cpu"))  # stands for a GPU: it holds tensors of this machine
+    ledger = MemoryLedger(marks, torch.device("cpu"))  # stands for a GPU: it holds tensors of this machine
     model = torch.nn.Linear(64, 64, bias=False)
     marks.know([model])
     ledger.begin()
@@ -32,7 +32,7 @@ def test_the_peak_of_a_gpu_is_that_of_its_allocator() -> None:
     base = time.time_ns()
     marks.phase = "forward"
     kept = torch.ones(1000)
-    ledger.made([kept], [], is_cast=False)
+    ledger.see(torch.ops.aten.ones.default, (), {}, kept)
     ledger._pack(kept)
     ledger.end()
     later = (time.time_ns() - base) / 1000 + 100

@@ -9,8 +9,8 @@ import torch
 
 from ampcompare.diagnosis.profiling.marks import Marks
 from ampcompare.diagnosis.profiling.measure import padded, time_product, with_padding
+from ampcompare.diagnosis.profiling.operation_counter import Counts, OperationCounter, ProductShape
 from ampcompare.diagnosis.profiling.reasons import find_reasons
-from ampcompare.diagnosis.profiling.watch import ProductShape, Seen, StepSight
 from ampcompare.results.records.profile import ArmProfile, Limits, Part, Product
 
 CPU = torch.device("cpu")
@@ -48,14 +48,14 @@ def test_a_convolution_of_groups_has_no_padded_form() -> None:
     shape = _shape("convolution", (2, 6, 5, 5), (10, 3, 3, 3), GROUPED)
     assert padded(shape) is None
     product = Product(module="net", operation="convolution", dtype="bf16", sizes=["in 6", "out 10"], share=1.0)
-    assert with_padding([product], Seen(products=Counter({shape: 1})), lambda one: pytest.fail("it ran")) == [product]
+    assert with_padding([product], Counts(products=Counter({shape: 1})), lambda one: pytest.fail("it ran")) == [product]
 
 
 @pytest.mark.parametrize(("after", "expected"), [((1.0, 1.1, 1.2), 1.0), ((1.0, 2.5, 1.2), 2.0)])
 def test_a_gain_is_one_in_each_round(after: tuple[float, ...], expected: float) -> None:
     """Where one round of the padded product is not faster, nothing is gained; a product without room has no times."""
     small, large = _shape("mm", (5, 6), (6, 10)), _shape("mm", (50, 6), (6, 10))
-    seen = Seen(products=Counter({small: 1, large: 9}))
+    seen = Counts(products=Counter({small: 1, large: 9}))
     product = Product(module="net", operation="mm", dtype="bf16", sizes=["in 6", "out 10"], share=1.0)
     times = {large: iter((2.0, 2.1, 2.2)), padded(large): iter(after)}
     (found,) = with_padding([product], seen, lambda shape: next(times[shape]))
@@ -71,12 +71,12 @@ def test_the_shapes_of_a_step_can_be_run() -> None:
     """What the forward pass of layers and convolutions multiplies is a product that runs alone."""
     marks = Marks()
     marks.phase = "forward"
-    sight = StepSight(marks, None, CPU)
+    counter = OperationCounter(marks, CPU)
     model = torch.nn.Sequential(torch.nn.Conv2d(8, 10, 3), torch.nn.Flatten(), torch.nn.Linear(90, 12)).bfloat16()
-    with sight, torch.no_grad():
+    with counter, torch.no_grad():
         model(torch.ones(2, 8, 5, 5, dtype=torch.bfloat16))
-    assert {shape.operation for shape in sight.seen.products} == {"convolution", "addmm"}
-    for shape in sight.seen.products:
+    assert {shape.operation for shape in counter.counts.products} == {"convolution", "addmm"}
+    for shape in counter.counts.products:
         assert time_product(shape, CPU) > 0
 
 

@@ -9,11 +9,9 @@ import pytest
 from ampcompare.diagnosis.profiling.reasons import deciding, find_reasons, headline_of, with_reasons
 from ampcompare.results.records.profile import (
     ArmProfile,
-    Communication,
     Held,
     Limits,
     Memory,
-    Operation,
     Part,
     Product,
     Profile,
@@ -101,12 +99,6 @@ CASES: list[tuple[str, dict[str, float], dict[str, Any], str]] = [
         "takes 15 %",
     ),
     ("kept twice", {}, {"memory": TWICE}, "20 % of the peak of memory, are kept in two types: mid"),
-    (
-        "communication",
-        {},
-        {"communication": Communication(seconds=0.4, exposed_seconds=0.3)},
-        "30 % of the step waits for other ranks; 25 %",
-    ),
     ("graph breaks", {}, {"graph_breaks": {"item": 2}}, "breaks the graph 2 times (0 in the reference): item"),
     ("emulation", {}, {"half": "bf16 emulated"}, "products of bf16 are computed in fp32 and rounded"),
 ]
@@ -148,30 +140,3 @@ def test_the_headline_says_why() -> None:
     assert deciding(profile) == [sentences[1]]
     emulated = slow.model_copy(update={"half": "bf16 emulated"})
     assert deciding(profile.model_copy(update={"arms": with_reasons([_arm("fp32"), emulated])})) == []
-
-
-@pytest.mark.parametrize(
-    ("seconds", "before", "found"),
-    [(0.5, 0.03, True), (0.5, 0.45, False), (0.05, 0.01, False), (0.5, None, False)],
-    ids=["slower", "as fast", "small", "not in the reference"],
-)
-def test_an_operation_with_a_slower_kernel(seconds: float, before: float | None, found: bool) -> None:
-    """It comes before a read that takes less, and names both times."""
-    name = "_scaled_dot_product_flash_attention_for_cpu_backward"
-
-    def operation(dtype: str, its: float) -> Operation:
-        return Operation(name=name, phase="backward", kind="product", dtype=dtype, calls=1, seconds=its)
-
-    reference = _arm("fp32").model_copy(
-        update={"operations": [] if before is None else [operation("fp32", before)], "seconds": 0.6}
-    )
-    syncs = [Sync(where="a.py:3", what="item", calls=1, seconds=0.08)]
-    arm = _arm().model_copy(update={"operations": [operation("bf16", seconds)], "syncs": syncs})
-    kinds = [one.kind for one in find_reasons(arm, reference)]
-    assert kinds == (["slower kernel", "synchronization"] if found else ["synchronization"])
-    if found:
-        sentence = headline_of(Profile(reference="fp32", headline=[], arms=with_reasons([reference, arm])))[1]
-        assert "(1.67x the step time" in sentence
-        assert f"{name}, backward pass, takes 500 ms against 30 ms in the reference" in sentence
-        fast = arm.model_copy(update={"half_dtype": ""})
-        assert "slower kernel" not in [one.kind for one in find_reasons(fast, reference)]

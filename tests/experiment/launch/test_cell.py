@@ -15,8 +15,8 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.experiment.compare import emit_cells
 from ampcompare.experiment.launch.cell import command_of, main
 from ampcompare.experiment.launch.cell_files import announce_cell
-from ampcompare.experiment.options import CompareOptions
 from ampcompare.experiment.run_directory import RunDirectory
+from ampcompare.experiment.run_options import CompareOptions
 from ampcompare.results.records.run import RunRecord, read_record
 from ampcompare.results.records.step import iter_steps
 from ampcompare.settings.config import RunConfig

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from ampcompare.base.files.run_files import CellFile
-from ampcompare.experiment.launch.base import Progress
 from ampcompare.experiment.launch.cell_files import (
     archive_previous,
     earlier_files,
@@ -13,6 +12,7 @@ from ampcompare.experiment.launch.cell_files import (
     progress_reader,
     progress_writer,
 )
+from ampcompare.experiment.launch.contract import Progress
 from ampcompare.settings.config import RunConfig
 
 

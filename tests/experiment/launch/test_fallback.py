@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.experiment.launch.base import Launcher
+from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.launch.local import LocalLauncher
 from ampcompare.results.analysis.pairing.declared import not_as_declared
 from ampcompare.results.records.run import RunRecord, RunSummary, read_record

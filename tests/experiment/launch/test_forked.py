@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from ampcompare.base.errors import EnvironmentUnfit, LaunchError
-from ampcompare.experiment.launch.base import LauncherClosed, Progress
+from ampcompare.experiment.launch.contract import LauncherClosed, Progress
 from ampcompare.experiment.launch.forked import ForkedLauncher, worker_environment
 from ampcompare.results.records.run import RunRecord, dump_json, read_record
 from ampcompare.results.records.step import iter_steps

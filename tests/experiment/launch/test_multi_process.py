@@ -19,7 +19,7 @@ import pytest
 
 from ampcompare.base.processes.start import start_command
 from ampcompare.experiment.launch import multi_process
-from ampcompare.experiment.launch.base import Progress
+from ampcompare.experiment.launch.contract import Progress
 from ampcompare.experiment.launch.multi_process import MultiProcessLauncher, StoppedProcesses, _ranks_of
 from ampcompare.experiment.launch.start_ranks import RANK_MODULE, _end
 from ampcompare.results.records.run import RunRecord, read_record

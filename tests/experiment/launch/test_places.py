@@ -189,7 +189,7 @@ def test_a_process_is_pinned() -> None:
     """What is started in the block runs on the cores of the place; this process does not."""
     before = os.sched_getaffinity(0)
     core = min(before)
-    with Place(cores=(core,)).pinned():
+    with Place(cores=(core,)).on_its_cores():
         code = "import os; print(sorted(os.sched_getaffinity(0)))"
         shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert shown.strip() == str([core])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import ampcompare
-from ampcompare.experiment.launch.base import Launcher, failed_record
+from ampcompare.experiment.launch.contract import Launcher, failed_record
 from ampcompare.experiment.launch.dispatch import LauncherPool
 from ampcompare.experiment.launch.forked import worker_environment
 from ampcompare.experiment.launch.places import VARIABLE, Place, with_place

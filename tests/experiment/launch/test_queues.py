@@ -17,15 +17,15 @@ from ampcompare.base.environment.fingerprint import fingerprint
 from ampcompare.base.errors import Ended, LaunchError
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.experiment.launch import slurm
-from ampcompare.experiment.launch.base import Launcher, Progress
 from ampcompare.experiment.launch.cell_files import progress_writer, write_record
+from ampcompare.experiment.launch.contract import Launcher, Progress
 from ampcompare.experiment.launch.ray import RayLauncher
 from ampcompare.experiment.launch.slurm import SlurmLauncher
-from ampcompare.experiment.load import reload_comparison
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.plan import Plan, make_plan
-from ampcompare.experiment.run import run_plan
+from ampcompare.experiment.reload_report import reload_comparison
 from ampcompare.experiment.run_directory import RunDirectory
+from ampcompare.experiment.run_plan import run_plan
 from ampcompare.results.records.document import sealed_json
 from ampcompare.results.records.run import RunRecord, read_record
 from ampcompare.results.report.base import write_reports

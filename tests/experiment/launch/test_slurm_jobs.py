@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from ampcompare.experiment.launch import slurm as slurm_launcher
-from ampcompare.experiment.launch.base import Progress
+from ampcompare.experiment.launch.contract import Progress
 from ampcompare.experiment.launch.forked import ForkedLauncher
 from ampcompare.experiment.launch.slurm import SlurmLauncher
 from ampcompare.results.records.comparison import read_comparison

@@ -18,8 +18,8 @@ from ampcompare.base.errors import (
     LaunchError,
 )
 from ampcompare.experiment.launch import slurm as module
-from ampcompare.experiment.launch.base import failed_record
 from ampcompare.experiment.launch.cell_files import write_record
+from ampcompare.experiment.launch.contract import failed_record
 from ampcompare.experiment.launch.slurm import SlurmLauncher, active_jobs, how_ended, parse_slurm_options
 from ampcompare.results.records.run import read_record
 from ampcompare.settings.config import RunConfig

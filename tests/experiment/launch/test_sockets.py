@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from ampcompare.base.environment.ranks import DistributedEnv
-from ampcompare.experiment.launch.base import Progress
 from ampcompare.experiment.launch.cell_files import private_folder
+from ampcompare.experiment.launch.contract import Progress
 from ampcompare.experiment.launch.multi_process import MultiProcessLauncher
 from ampcompare.experiment.launch.start_ranks import Request, _torchrun_arguments, _url
 from ampcompare.experiment.launch.worker.rank import open_store
 from ampcompare.settings.config import RunConfig
-from ampcompare.training.parallel.ranks import _unpacked
+from ampcompare.training.parallel.ranks import _unpack
 
 MakeConfig = Callable[..., RunConfig]
 
@@ -108,8 +108,8 @@ def test_nothing_of_a_message_is_called(tmp_path: Path) -> None:
     torch.save(Command(tmp_path / "made"), file)
     message = torch.frombuffer(bytearray(file.read_bytes()), dtype=torch.uint8)
     with pytest.raises(Exception, match="Weights only load failed"):
-        _unpacked(message)
+        _unpack(message)
     assert not (tmp_path / "made").exists()
     torch.save({"a": [1, "b", None], "c": torch.ones(2)}, file)
-    content = _unpacked(torch.frombuffer(bytearray(file.read_bytes()), dtype=torch.uint8))
+    content = _unpack(torch.frombuffer(bytearray(file.read_bytes()), dtype=torch.uint8))
     assert content["a"] == [1, "b", None]

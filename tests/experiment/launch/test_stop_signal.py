@@ -10,8 +10,8 @@ import pytest
 
 from ampcompare.base.errors import Ended
 from ampcompare.cli.launching import save_at_signals
-from ampcompare.experiment import run
-from ampcompare.experiment.launch.base import Launcher, failed_record
+from ampcompare.experiment import run_plan as run
+from ampcompare.experiment.launch.contract import Launcher, failed_record
 from ampcompare.experiment.launch.dispatch import DispatchingLauncher, LauncherPool
 from ampcompare.experiment.launch.stop_signal import held_signals, raised_later, stopped_by_signal
 from ampcompare.experiment.plan import make_plan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ampcompare.experiment.launch.base import LauncherClosed, Stoppable
+from ampcompare.experiment.launch.contract import LauncherClosed, Stoppable
 
 
 def test_nothing_starts_after_the_end() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.experiment.load import reload_comparison
+from ampcompare.experiment.reload_report import reload_comparison
 from ampcompare.results.records.comparison import OLDER_VERDICTS, REPORT_SCHEMA
 from ampcompare.results.records.run import dump_json
 from ampcompare.results.records.verdict import Verdict

@@ -54,19 +54,14 @@ def test_the_opt_level_shows_in_the_numbers(tmp_path: Path, amp: Any, opt_level:
 
 
 def test_the_traps_of_o2_are_shown(tmp_path: Path, amp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounded weights without masters, moments that Apex's order of loading makes 0, state that already lost them."""
+    """Rounded weights without masters, and optimizer state that Apex loads in fp16."""
     path = tmp_path / "a.pt"
     saved_at(amp, path, "O2")
-    first = inspect_file(path)
-    assert any("no masters were saved" in trap for trap in first.traps)
-    (order,) = [trap for trap in first.traps if "loaded after amp.initialize" in trap]
-    assert "second moments become 0" in order
+    (masters,) = inspect_file(path).traps
+    assert "no masters were saved" in masters
     monkeypatch.setenv("AMPCOMPARE_APEX_STRICT", "1")
     saved_at(amp, path, "O2", load_first=True, steps=0)
-    second = inspect_file(path)
-    (lost,) = [trap for trap in second.traps if "went through" in trap or "is fp16" in trap]
-    zeros = int(lost.rpartition("and ")[2].split()[0])
-    assert zeros >= int(order.split(": ")[1].split()[0]) > 0
+    assert "optimizer state is fp16" in inspect_file(path).traps[1]
 
 
 def test_our_layout_has_none_of_the_traps(tmp_path: Path, make_state: Any) -> None:

@@ -95,9 +95,8 @@ def post_backward_with_master_weights(optimizer: Any, scaler: LossScaler) -> Non
         _drop_if_strict(stash, scaler)
         full = _collect(stash.all_fp32_from_fp32_params, stash.all_fp32_from_fp32_grad_stash, stash.stashed, sums)
         fresh = targets + full
-        if not _unscale_by_one_kernel(scaler, fresh, sources + full):
-            _widen(targets, sources)
-            scaler.unscale_(fresh, uniform=stash.uniform_device)
+        _widen(targets, sources)
+        scaler.unscale_(fresh, uniform=stash.uniform_device)
         sums.add()
     stash.stashed = False
 
@@ -206,14 +205,6 @@ def _half_grads_and_buffers(stash: AmpOptimizerState, sums: _Sums) -> tuple[list
     else:
         targets = _choose_targets(stash, sums)
     return targets, sources
-
-
-def _unscale_by_one_kernel(scaler: LossScaler, targets: list[Tensor], sources: list[Tensor]) -> bool:
-    """Unscale gradients into fp32 buffers by one launch, if the session asks for that and it is possible."""
-    kernels = _amp_state.kernels
-    if kernels is None or _amp_state.strict or not targets or (not scaler.dynamic and scaler.loss_scale() == 1.0):
-        return False
-    return bool(kernels.unscale_into(targets, sources, *scaler.flag_and_inverse(targets[0].device)))
 
 
 def _widen(targets: list[Tensor], sources: list[Tensor]) -> None:

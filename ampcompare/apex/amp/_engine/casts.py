@@ -38,12 +38,12 @@ def half_cast(handle: AmpHandle, name: str = "", *, caching: bool = True, dtype:
     dtype = dtype or handle.half_dtype
     # Methods: twice as fast as `to`, which parses its arguments.
     plain = Tensor.half if dtype is torch.float16 else Tensor.bfloat16
-    convert = _announced(handle, plain, f"Float->{_TYPE_NAMES[dtype]} ({name})")
+    convert = _print_casts(handle, plain, f"Float->{_TYPE_NAMES[dtype]} ({name})")
     if caching and handle.has_cache:
         if handle.strict:
-            convert = _strictly_cached(handle, convert)
+            convert = _cache_strictly(handle, convert)
         elif handle.half_dtype is torch.float16:
-            convert = _cached(handle, convert)
+            convert = _cache_weights(handle, convert)
     return _on_cuda_only(convert) if handle.cuda_only else convert
 
 
@@ -53,11 +53,11 @@ _TYPE_NAMES = {torch.float16: "Half", torch.bfloat16: "BFloat16"}
 def float_cast(handle: AmpHandle, name: str = "") -> Cast:
     """Return the cast to float32."""
 
-    convert = _announced(handle, Tensor.float, f"Half->Float ({name})")
+    convert = _print_casts(handle, Tensor.float, f"Half->Float ({name})")
     return _on_cuda_only(convert) if handle.cuda_only else convert
 
 
-def _announced(handle: AmpHandle, convert: Cast, message: str) -> Cast:
+def _print_casts(handle: AmpHandle, convert: Cast, message: str) -> Cast:
     if not handle.verbose:
         return convert
 
@@ -85,19 +85,19 @@ def cached_weight_cast(handle: AmpHandle) -> Cast | None:
     return _cached_weight(handle, Tensor.half)
 
 
-def _cached(handle: AmpHandle, convert: Cast) -> Cast:
+def _cache_weights(handle: AmpHandle, convert: Cast) -> Cast:
     """Cache casts of fp32 parameters, while the parameter is what it was when it was cast."""
     cast_weight = _cached_weight(handle, convert)
     float32 = torch.float32
 
-    def cached(value: Tensor) -> Tensor:
+    def cast_tensor(value: Tensor) -> Tensor:
         # `isinstance` is a Python call here: it is left to subclasses.
         kind = value.__class__
         if kind is Tensor or value.dtype is not float32 or not (kind is Parameter or isinstance(value, Parameter)):
             return convert(value)
         return cast_weight(value)
 
-    return cached
+    return cast_tensor
 
 
 def _cached_weight(handle: AmpHandle, convert: Cast) -> Cast:
@@ -129,12 +129,12 @@ def _cached_weight(handle: AmpHandle, convert: Cast) -> Cast:
     return cast_weight
 
 
-def _strictly_cached(handle: AmpHandle, convert: Cast) -> Cast:
+def _cache_strictly(handle: AmpHandle, convert: Cast) -> Cast:
     """Cache casts of fp32 parameters as Apex does: until the cache is cleared, whatever is loaded meanwhile."""
     cache = handle.cache
     passes_gradients = handle.half_dtype is torch.float16
 
-    def cached(value: Tensor) -> Tensor:
+    def cast_tensor(value: Tensor) -> Tensor:
         if value.dtype is not torch.float32 or not isinstance(value, Parameter):
             return convert(value)
         cached = cache.get(id(value))
@@ -147,7 +147,7 @@ def _strictly_cached(handle: AmpHandle, convert: Cast) -> Cast:
         cache[id(value)] = (value, cast, 0, 0)
         return cast
 
-    return cached
+    return cast_tensor
 
 
 def _check_parent(value: Tensor, cast: Tensor) -> None:

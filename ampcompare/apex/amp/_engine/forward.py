@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ampcompare.apex.amp._amp_state import _amp_state
-from ampcompare.base.tensors.tree import first_floating_type, mapped
+from ampcompare.base.tensors.tree import first_floating_type, map_tree
 
 __all__ = ["CastForward", "applier", "to_type"]
 
@@ -64,7 +64,7 @@ def applier(value: Any, fn: Callable[[Any], Any], *, in_dataclasses: bool = Fals
         return value
     if in_dataclasses and dataclasses.is_dataclass(value) and not isinstance(value, type):
         # What a field holds besides tensors and plain containers stays: no such object went through Apex's rules.
-        return value if first_floating_type(value) is None else mapped(value, fn)
+        return value if first_floating_type(value) is None else map_tree(value, fn)
     if isinstance(value, Iterator):
         return (inside(entry) for entry in value)
     if hasattr(value, "__iter__"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ampcompare.apex.contrib.multihead_attn.attention import fast_mask_softmax_dropout_func
-from ampcompare.apex.contrib.multihead_attn.self_multihead_attn import SelfMultiheadAttn
+from .self_multihead_attn import SelfMultiheadAttn, fast_mask_softmax_dropout_func
 
 __all__ = ["SelfMultiheadAttn", "fast_mask_softmax_dropout_func"]

@@ -1,25 +1,44 @@
-"""`SelfMultiheadAttn`: attention of a sequence to itself."""
+"""`SelfMultiheadAttn`: attention of a sequence of shape (time, batch, channel) to itself."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ampcompare.apex.contrib.multihead_attn.attention import Attention, attend, check_masks
+from ampcompare.apex.normalization import FusedLayerNorm
+from ampcompare.apex.normalization.fused_layer_norm import fused_layer_norm_affine
 
-__all__ = ["SelfMultiheadAttn"]
+__all__ = ["SelfMultiheadAttn", "fast_mask_softmax_dropout_func"]
 
 
-class SelfMultiheadAttn(Attention):
+def fast_mask_softmax_dropout_func(
+    is_training: bool, heads: int, inputs: Tensor, pad_mask: Tensor | None, mask_additive: bool, dropout_prob: float
+) -> Tensor:
+    """Return the dropout of the softmax of scores, shape (batch * heads, queries, keys), masked for each batch.
+
+    Args:
+        pad_mask: shape (batch, keys): true hides a key, or with `mask_additive` numbers to add; None for no mask.
+    """
+    if pad_mask is not None:
+        scores = inputs.view(-1, heads, *inputs.shape[1:])
+        mask = pad_mask[:, None, None, :]
+        scores = scores + mask if mask_additive else scores.masked_fill(mask.to(torch.bool), float("-inf"))
+        inputs = scores.view_as(inputs)
+    return F.dropout(F.softmax(inputs, -1), dropout_prob, is_training)
+
+
+class SelfMultiheadAttn(nn.Module):
     """Multi-head self-attention, with parameters of Apex's names and layout.
 
     The rows of `in_proj_weight` (3 * embed_dim, embed_dim) are, for each head, those of its query, key and value.
 
     Args:
         include_norm_add: normalize the query before, and add it to the output after.
+        impl: "fast" or "default", the names of the norm's parameters; the arithmetic is the same.
         separate_qkv_params: own `q_weight`, `k_weight` and `v_weight` instead.
         mask_additive: the key padding mask contains numbers to add to the scores.
 
@@ -37,6 +56,9 @@ class SelfMultiheadAttn(Attention):
     q_bias: nn.Parameter | None
     k_bias: nn.Parameter | None
     v_bias: nn.Parameter | None
+    out_proj_bias: nn.Parameter | None
+    lyr_nrm_gamma_weights: nn.Parameter | None
+    lyr_nrm_beta_weights: nn.Parameter | None
 
     def __init__(
         self,
@@ -49,11 +71,23 @@ class SelfMultiheadAttn(Attention):
         separate_qkv_params: bool = False,
         mask_additive: bool = False,
     ) -> None:
-        super().__init__(embed_dim, num_heads, dropout, bias, include_norm_add, impl)
-        self.separate_qkv_params = separate_qkv_params
-        self.mask_additive = mask_additive
+        super().__init__()
+        if embed_dim % num_heads:
+            raise AssertionError(f"embed_dim={embed_dim} is not divisible by num_heads={num_heads}")
+        if impl not in ("fast", "default"):
+            raise AssertionError(f"impl is {impl!r}; it must be 'fast' or 'default'")
         if mask_additive and (include_norm_add or (impl == "fast" and not bias)):
             raise AssertionError("mask_additive=True goes with include_norm_add=False, and for impl='fast' with a bias")
+        self.embed_dim = embed_dim
+        self.num_heads = num_heads
+        self.dropout = dropout
+        self.head_dim = embed_dim // num_heads
+        self.bias = bias
+        self.include_norm_add = include_norm_add
+        self.impl = impl
+        self.scaling = self.head_dim**-0.5
+        self.separate_qkv_params = separate_qkv_params
+        self.mask_additive = mask_additive
         names = ("q", "k", "v") if separate_qkv_params else ("in_proj",)
         size = embed_dim if separate_qkv_params else 3 * embed_dim
         for name in names:
@@ -62,18 +96,28 @@ class SelfMultiheadAttn(Attention):
         for name in names:
             self.register_parameter(f"{name}_bias", nn.Parameter(torch.empty(size)) if bias else None)
         self.register_parameter("out_proj_bias", nn.Parameter(torch.empty(embed_dim)) if bias else None)
-        self.add_norm()
+        self.lyr_nrm: Any = None
+        if include_norm_add:
+            own = impl == "fast"
+            for name in ("lyr_nrm_gamma_weights", "lyr_nrm_beta_weights"):
+                self.register_parameter(name, nn.Parameter(torch.empty(embed_dim)) if own else None)
+            if not own:
+                del self.lyr_nrm
+                self.lyr_nrm = FusedLayerNorm(embed_dim)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the weights from Xavier's uniform distribution, and set biases to zeros."""
+        """Draw the weights from Xavier's uniform distribution; set biases to zeros, and the norm's weight to ones."""
         for name, parameter in self.named_parameters(recurse=False):
-            if name.endswith("_bias"):
+            if name.endswith("_bias") or name == "lyr_nrm_beta_weights":
                 nn.init.zeros_(parameter)
-            elif name.endswith("_weight"):
+            elif name == "lyr_nrm_gamma_weights":
+                nn.init.ones_(parameter)
+            else:
                 # Three matrices in one: the distribution is that of each by itself.
                 nn.init.xavier_uniform_(parameter, math.sqrt(2) if name == "in_proj_weight" else 1.0)
-        self.reset_norm()
+        if self.lyr_nrm is not None:
+            self.lyr_nrm.reset_parameters()
 
     def forward(
         self,
@@ -91,28 +135,44 @@ class SelfMultiheadAttn(Attention):
             query: shape (time, batch, embed_dim); `key` and `value` are ignored, as in Apex.
             key_padding_mask: shape (batch, time); true hides a key.
             attn_mask: shape (time, time); true hides a key from a query.
-        """
-        check_masks(key_padding_mask, attn_mask, self.mask_additive)
-        weight, bias = self._stacked("weight"), self._stacked("bias") if self.bias else None
-        assert weight is not None
-        parts = F.linear(self.normed(query), weight, bias).view(*query.shape[:2], self.num_heads, 3, self.head_dim)
-        output = attend(
-            parts[..., 0, :],
-            parts[..., 1, :],
-            parts[..., 2, :],
-            scaling=self.scaling,
-            key_padding_mask=key_padding_mask,
-            attn_mask=attn_mask,
-            mask_additive=self.mask_additive,
-            dropout=self.dropout,
-            is_training=is_training,
-        )
-        return self.added(F.linear(output, self.out_proj_weight, self.out_proj_bias), query, is_training), None
 
-    def _stacked(self, kind: str) -> Tensor:
+        Raises:
+            AssertionError: both masks at once, or an additive mask over time.
+        """
+        if attn_mask is not None and key_padding_mask is not None:
+            raise AssertionError("got attn_mask and key_padding_mask; give one of them")
+        if attn_mask is not None and self.mask_additive:
+            raise AssertionError("got attn_mask with mask_additive=True; an additive mask is for keys only")
+        length, batch, _ = query.shape
+        heads = batch * self.num_heads
+        weight, bias = self._stack_projections("weight"), self._stack_projections("bias") if self.bias else None
+        parts = F.linear(self._normalize(query), weight, bias).view(length, heads, 3, self.head_dim)
+        queries, keys, values = (parts[..., part, :].transpose(0, 1) for part in range(3))
+        scores = torch.bmm(queries, keys.transpose(1, 2)) * self.scaling
+        if attn_mask is not None:
+            scores = scores.masked_fill(attn_mask.to(torch.bool), float("-inf"))
+        probs = fast_mask_softmax_dropout_func(
+            is_training, self.num_heads, scores, key_padding_mask, self.mask_additive, self.dropout
+        )
+        attended = torch.bmm(probs, values).transpose(0, 1).reshape(length, batch, self.embed_dim)
+        output = F.linear(attended, self.out_proj_weight, self.out_proj_bias)
+        if self.include_norm_add:
+            output = query + F.dropout(output, self.dropout, is_training)
+        return output, None
+
+    def _stack_projections(self, kind: str) -> Tensor:
         if not self.separate_qkv_params:
             whole: Tensor = getattr(self, f"in_proj_{kind}")
             return whole
         parts: list[Tensor] = [getattr(self, f"{name}_{kind}") for name in ("q", "k", "v")]
         by_head = [part.view(self.num_heads, 1, self.head_dim, *part.shape[1:]) for part in parts]
         return torch.cat(by_head, 1).reshape(3 * self.embed_dim, *parts[0].shape[1:])
+
+    def _normalize(self, query: Tensor) -> Tensor:
+        if not self.include_norm_add:
+            return query
+        if self.lyr_nrm is not None:
+            result: Tensor = self.lyr_nrm(query)
+            return result
+        gamma, beta = self.get_parameter("lyr_nrm_gamma_weights"), self.get_parameter("lyr_nrm_beta_weights")
+        return fused_layer_norm_affine(query, gamma, beta, (self.embed_dim,), 1e-5)

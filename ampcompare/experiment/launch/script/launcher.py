@@ -31,7 +31,6 @@ from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, Sandbox
 from ampcompare.base.processes.start import start_command
 from ampcompare.base.rank_marks import CELL_FOLDER
 from ampcompare.base.secrets import MASK, learn_file, mask, mask_variable
-from ampcompare.experiment.launch.base import Launcher, Progress, Stoppable
 from ampcompare.experiment.launch.cell_files import (
     earlier_files,
     files_of_other_cells,
@@ -43,6 +42,7 @@ from ampcompare.experiment.launch.cell_files import (
     write_config,
     write_record,
 )
+from ampcompare.experiment.launch.contract import Launcher, Progress, Stoppable
 from ampcompare.experiment.launch.multi_process import StoppedProcesses
 from ampcompare.experiment.launch.places import ANYWHERE, Place
 from ampcompare.experiment.launch.script.output import OutputReader, Printed
@@ -62,7 +62,7 @@ from ampcompare.settings.config import RunConfig
 from ampcompare.settings.script import LOSS, ScriptConfig, ScriptMetric
 from ampcompare.training.run_summary import Tracer
 
-__all__ = ["ScriptLauncher", "failed_script", "picked", "script_command", "script_record"]
+__all__ = ["ScriptLauncher", "failed_script", "pick_value", "script_command", "script_record"]
 
 POLL_SECONDS = 0.2
 PIPE_SECONDS = 2.0
@@ -197,7 +197,7 @@ class ScriptLauncher(Launcher):
             self._has_copies = True
             self.note(WITHOUT_OVERLAYS)
         if script.torchrun or config.processes > 1:  # torchrun starts interpreters
-            with self._place.pinned():
+            with self._place.on_its_cores():
                 return self._process.start(lambda: _start_interpreter(command, environment))
         words = command[start + 1 :]
         for _ in range(MAX_SERVERS):
@@ -226,7 +226,7 @@ class ScriptLauncher(Launcher):
         self._server.drop()
         self._threads = threads
         try:
-            with self._place.pinned():
+            with self._place.on_its_cores():
                 return self._server.start(lambda: ProcessServer(LOADED, environment, OPTIONS))
         except LaunchError as error:
             raise EnvironmentUnfit(str(error)) from None
@@ -440,16 +440,16 @@ def script_record(
     for metric in script.metrics:
         found = list(printed[metric.name] if metric.pattern is not None else rows.scalars.get(metric.name, []))
         if not found:
-            return failed_script(config, _unseen(metric, rows), started=started)
+            return failed_script(config, _why_unseen(metric, rows), started=started)
         found, fault, note = _of_one_rank(metric.name, found, is_alone=rows.rank is None or rows.rank[1] == 1)
         if fault := fault or (faults or {}).get(metric.name, ""):
             return failed_script(config, fault, started=started)
         notes += [note] if note else []
         seen[metric.name] = sum(not getattr(value, "passing", False) for value in found)
-        values[metric.name] = picked(metric, found)
+        values[metric.name] = pick_value(metric, found)
         if isinstance(value := values[metric.name], Printed):
             steps[metric.name] = value.step
-        lost = lost or ("" if values.keys() - {metric.name} else _lost(metric, found, values[metric.name]))
+        lost = lost or ("" if values.keys() - {metric.name} else _why_lost(metric, found, values[metric.name]))
     if not script.metrics:
         values[LOSS] = statistics.fmean(losses[-max(1, len(losses) // TAIL_SHARE) :])
     diverged, divergence = _divergence(losses, config.nan_patience)
@@ -485,7 +485,7 @@ def script_record(
         metrics=metrics_of(script),
         unit="steps",
         summary=summary,
-        trace=tracer.trace(_timed(config, rows.steps)),
+        trace=tracer.trace(_timed_seconds(config, rows.steps)),
         started=started,
         script=rows.facts().model_copy(update={"notes": [*rows.notes, *notes], "printed": steps, "seen": seen}),
     )
@@ -516,14 +516,14 @@ def _of_one_rank(name: str, values: list[float], *, is_alone: bool) -> tuple[lis
     return values, f"{whom} printed different values of metric {name} ({shown} in the end); print it on rank 0", ""
 
 
-def _lost(metric: ScriptMetric, values: Sequence[float], value: float) -> str:
+def _why_lost(metric: ScriptMetric, values: Sequence[float], value: float) -> str:
     """Return that a metric ended as no number, or has none that counts; "" if it is one."""
     if metric.pick != "first" and not math.isfinite(values[-1]):
         return f"the last {metric.name} is {values[-1]:g}"
     return "" if math.isfinite(value) else f"the {metric.pick} {metric.name} is {value:g}"
 
 
-def picked(metric: ScriptMetric, values: Sequence[float]) -> float:
+def pick_value(metric: ScriptMetric, values: Sequence[float]) -> float:
     """Return which of several values of a metric counts."""
     if metric.pick == "best":
         known = [value for value in values if math.isfinite(value)]
@@ -532,7 +532,7 @@ def picked(metric: ScriptMetric, values: Sequence[float]) -> float:
     return values[0 if metric.pick == "first" else -1]
 
 
-def _unseen(metric: ScriptMetric, rows: ScriptRows) -> str:
+def _why_unseen(metric: ScriptMetric, rows: ScriptRows) -> str:
     if metric.pattern is not None:
         reason = f"no line of the script's output matches metric {metric.name}, {metric.pattern!r}"
     else:
@@ -554,7 +554,7 @@ def _divergence(losses: Sequence[float], patience: int) -> tuple[int | None, str
 
 
 def _summary(config: RunConfig, rows: ScriptRows, losses: Sequence[float], wall_seconds: float) -> RunSummary:
-    steps, seconds = rows.steps, _timed(config, rows.steps)
+    steps, seconds = rows.steps, _timed_seconds(config, rows.steps)
     iqr = None
     if len(seconds) >= 4:
         quarter, _, three_quarters = statistics.quantiles(seconds, n=4)
@@ -576,7 +576,7 @@ def _summary(config: RunConfig, rows: ScriptRows, losses: Sequence[float], wall_
     )
 
 
-def _timed(config: RunConfig, steps: Sequence[StepRecord]) -> list[float]:
+def _timed_seconds(config: RunConfig, steps: Sequence[StepRecord]) -> list[float]:
     return [step.seconds for step in steps if step.step >= config.warmup_steps]
 
 

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.experiment.launch.cell_files import last_lines
-from ampcompare.experiment.launch.script.output import COLOR, widened
+from ampcompare.experiment.launch.script.output import COLOR, widen
 from ampcompare.experiment.launch.script.rows import read_rows
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
@@ -178,7 +178,7 @@ def _patterns(name: str, before: str, owner: str, owners: list[str], names: list
 
 def _places(pattern: str, lines: list[str]) -> list[Place]:
     """Return where a pattern takes a number, as it reads the output of a script."""
-    wide = widened(pattern)
+    wide = widen(pattern)
     return [
         (row, found.end(1) - len(found[1].lstrip())) for row, line in enumerate(lines) for found in wide.finditer(line)
     ]

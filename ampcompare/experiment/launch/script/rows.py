@@ -174,16 +174,16 @@ def _record(update: _Update, number: int) -> StepRecord:
 
 def training_children(folder: Path) -> list[ScriptRows]:
     """Return what the processes that the script has started, spawned or forked, have recorded, if they made a step."""
-    return [rows for rows in _children(folder) if rows.steps]
+    return [rows for rows in _rows_of_children(folder) if rows.steps]
 
 
 def error_of_children(folder: Path) -> str:
     """Return why the first of these processes failed that says so; "" if none does."""
-    errors = [str(rows.ended["error"]) for rows in _children(folder) if rows.ended and rows.ended.get("error")]
+    errors = [str(rows.ended["error"]) for rows in _rows_of_children(folder) if rows.ended and rows.ended.get("error")]
     return errors[0] if errors else ""
 
 
-def _children(folder: Path) -> list[ScriptRows]:
+def _rows_of_children(folder: Path) -> list[ScriptRows]:
     others = {folder / CellFile.SCRIPT, *folder.glob(CellFile.RANK_SCRIPTS)}
     return [read_rows(path) for path in sorted(folder.glob(CellFile.SCRIPTS)) if path not in others]
 

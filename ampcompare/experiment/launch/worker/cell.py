@@ -33,7 +33,6 @@ from ampcompare.base.files.loaded_code import CodeWatch
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.files.write import write_atomically
 from ampcompare.base.tensors.tf32 import Tf32, set_tf32
-from ampcompare.experiment.launch.base import Phase, Progress
 from ampcompare.experiment.launch.cell_files import (
     archive_checkpoints,
     continue_steps,
@@ -42,6 +41,7 @@ from ampcompare.experiment.launch.cell_files import (
     write_config,
     write_record,
 )
+from ampcompare.experiment.launch.contract import Phase, Progress
 from ampcompare.experiment.launch.places import with_place
 from ampcompare.experiment.launch.stop_signal import stopped_by_signal
 from ampcompare.experiment.launch.worker.monitor import SystemMonitor
@@ -308,7 +308,7 @@ def record(cell: Cell, world: DistributedEnv | None, *, start_seconds: float, se
     """
     config, session, metrics = cell.config, cell.session, cell.metrics
     summary = metrics.summary(
-        session.divergence, cell.memory.peak(), seconds, ended=session.ended, rollbacks=session.rollbacks
+        session.divergence, cell.memory.peak(), seconds, ended=session.end_reason, rollbacks=session.rollbacks
     )
     models, initial = session.assembly.replicas, metrics.initial_parameters
     summary = summary.model_copy(
@@ -334,7 +334,7 @@ def record(cell: Cell, world: DistributedEnv | None, *, start_seconds: float, se
         packages=dict(cell.precision.packages),
         ledger=session.ledger.look.result(
             loss_scale=metrics.final_loss_scale,
-            emulated=cell.precision.emulated or _emulated(cell.fp16_mode),
+            emulated=cell.precision.emulated or _emulated_type(cell.fp16_mode),
         ),
         half=f"{cell.precision.emulated} emulated" if cell.precision.emulated else cell.fp16_mode,
         host=host_name(),
@@ -351,7 +351,7 @@ def record(cell: Cell, world: DistributedEnv | None, *, start_seconds: float, se
     )
 
 
-def _emulated(mode: str | None) -> str:
+def _emulated_type(mode: str | None) -> str:
     """Return the type that an emulation stands for; "" if there is none."""
     name, _, how = (mode or "").partition(" ")
     return name if how == "emulated" else ""

@@ -132,7 +132,7 @@ class _GpuMonitor:
         self.throttled: set[str] = set()
         self.other_processes: int | None = None
         self.device_bytes: int | None = None
-        self._nvml, self._handle = _open(device)
+        self._nvml, self._handle = _open_nvml(device)
 
     def sample(self) -> None:
         """Take a sample."""
@@ -163,7 +163,7 @@ class _GpuMonitor:
             return None
 
 
-def _open(device: torch.device) -> tuple[Any, Any]:
+def _open_nvml(device: torch.device) -> tuple[Any, Any]:
     """Return the NVML module and the handle of torch's device, or (None, None)."""
     try:
         import pynvml

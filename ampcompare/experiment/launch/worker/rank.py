@@ -28,7 +28,6 @@ from ampcompare.base.environment.ranks import DistributedEnv, loopback, world_of
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit, LaunchError
 from ampcompare.base.files.loaded_code import CodeWatch
 from ampcompare.base.files.run_files import log_name
-from ampcompare.experiment.launch.base import Progress
 from ampcompare.experiment.launch.cell_files import (
     progress_writer,
     read_config,
@@ -36,6 +35,7 @@ from ampcompare.experiment.launch.cell_files import (
     with_code,
     write_record,
 )
+from ampcompare.experiment.launch.contract import Progress
 from ampcompare.experiment.launch.places import with_place
 from ampcompare.experiment.launch.stop_signal import stopped_by_signal
 from ampcompare.experiment.launch.worker.cell import failed_with, train_cell

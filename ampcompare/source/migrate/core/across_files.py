@@ -6,10 +6,9 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from ampcompare.source.migrate.read.options import members
 from ampcompare.source.migrate.read.sites import Initialize, Unsure
 from ampcompare.source.module import Module
-from ampcompare.source.syntax import dotted, is_literal, last_name, parameters
+from ampcompare.source.syntax import dotted, elements, is_literal, last_name, parameters
 
 if TYPE_CHECKING:
     from ampcompare.source.migrate.core.context import Core
@@ -39,20 +38,19 @@ def carried_keys(core: Core, initialize: Initialize) -> list[str]:
         return []
     if is_literal(optimizers, None):
         return []
-    elements = members(core.module, optimizers)
-    keys = [dotted(each) for each in elements]
+    given = elements(optimizers)
+    keys = [dotted(each) for each in given]
     found = [key for key in keys if key is not None]
     if len(found) < len(keys):
         raise Unsure(initialize.call, "the optimizer is not a plain name, and scale_loss is not in this file")
-    if any(is_list(core.module, each) for each in elements):
+    if any(is_list(core.module, each) for each in given):
         raise Unsure(initialize.call, "the optimizers are in a list, which cannot carry the scaler to scale_loss")
-    helped = core.helped
     if found:
         core.note(
             initialize.call,
-            f"scale_loss is called in another {'function' if helped else 'file'}: the optimizer carries the "
-            f"{'scaler' if core.target == 'torch' else 'precision'} there, as {core.scalers.attribute}"
-            f"{'' if helped else '; migrate that file too'}",
+            f"scale_loss is called in another file: the optimizer carries the "
+            f"{'scaler' if core.target == 'torch' else 'precision'} there, as {core.scalers.attribute}; migrate that "
+            "file too",
         )
     return found
 
@@ -103,17 +101,17 @@ def wrapped_models(core: Core, initialize: Initialize) -> list[str]:
         return []
     module = core.module
     models = initialize.arguments.get("models")
-    elements: list[ast.expr] = [] if models is None else members(module, models)
+    given = [] if models is None else elements(models)
     lines: list[str] = []
     # A copy or a replica would call the forward pass of the model that it is a copy of.
     is_copied = COPIES.search(module.text) is not None
     enabled = "" if core.always else f", enabled={_made_here(core)}.is_enabled()"
     target = initialize.statement.targets[0] if isinstance(initialize.statement, ast.Assign) else None
-    if len(elements) == 1 and isinstance(target, ast.Name):
-        elements = [target]
-    elif len(elements) == 1 and isinstance(target, ast.Tuple) and len(target.elts) == 2 and dotted(target.elts[0]):
-        elements = [target.elts[0]]  # `model, optimizer = amp.initialize(model.cuda(), optimizer)`
-    for each in elements:
+    if len(given) == 1 and isinstance(target, ast.Name):
+        given = [target]
+    elif len(given) == 1 and isinstance(target, ast.Tuple) and len(target.elts) == 2 and dotted(target.elts[0]):
+        given = [target.elts[0]]  # `model, optimizer = amp.initialize(model.cuda(), optimizer)`
+    for each in given:
         key = dotted(each)
         if key is None:
             raise Unsure(initialize.call, "the model is not a plain name, and its forward pass is not in this file")

@@ -31,7 +31,6 @@ class Core:
         native: whether torch.amp is used in other branches, which must stay as they are.
         handed_on: calls of functions of other files, with their names, that get a loss and may scale it.
         across: whether functions of another module step the same optimizers.
-        helped: whether functions scale a loss for an optimizer that they are given.
         local: functions in which a variable has the scaler that the optimizer carries.
     """
 
@@ -48,7 +47,6 @@ class Core:
     native: bool = False
     handed_on: list[tuple[ast.Call, str]] = field(default_factory=list)
     across: bool = False
-    helped: bool = False
     always: bool = False
     update: str = ""
     declared: set[Function] = field(default_factory=set)

@@ -21,7 +21,6 @@ from ampcompare.source.migrate.core.steps import (
     refuse_half_leaves,
     rewrite_steps,
 )
-from ampcompare.source.migrate.core.timm_scaler import rewrite_timm, uses_timm_scaler
 from ampcompare.source.migrate.finding import Unsure
 from ampcompare.source.migrate.read.forward import find_forward, model_keys
 from ampcompare.source.migrate.read.names import Names
@@ -31,9 +30,8 @@ from ampcompare.source.migrate.read.sites import Backward, Initialize, Sites, St
 from ampcompare.source.module import Function, Module
 from ampcompare.source.syntax import dotted, last_name, parameters, passed, walk
 
-__all__ = ["rewrite_core"]
+__all__ = ["MAY_BE_APEX", "rewrite_core"]
 
-CARRIES_NOTHING = "{0} may be a list, which cannot carry a scaler; pass the scaler on"
 ONE_BY_ONE = (
     "{0} is stepped under another name, such as that of a loop; each step must become scaler.step(...), with one "
     "scaler.update() below all of them, together with this block"
@@ -43,6 +41,7 @@ HANDED_ON = (
     "{0} gets the loss and the optimizer, and is no function of this file; if it scales the loss, the forward pass "
     "must run under torch.autocast here, or in the model"
 )
+MAY_BE_APEX = "{0} is called on something that may be apex.amp or not"
 NO_GRAD = ("torch.no_grad", "torch.inference_mode")
 
 
@@ -60,19 +59,14 @@ def rewrite_core(module: Module, names: Names, edits: Edits, torch: str, target:
     if not (sites.initializes or sites.backwards or sites.masters or sites.saves or sites.loads or asked):
         return None
     _refuse(module, names, sites)
-    helped = find_helped(module, sites, around)
+    _refuse_without_step(module, sites)
     native = _check_native(module, names, sites)
-    scalers = plan_scalers(
-        module, sites, "scaler" if target == "torch" else "precision", across=around.across or helped
-    )
+    scalers = plan_scalers(module, sites, "scaler" if target == "torch" else "precision", across=around.across)
     order = find_order(module, sites, scalers.name)
     core = Core(module, names, edits, torch, target, sites, scalers, order, find_forward(module, names, sites))
     core.native = native
-    core.across, core.helped = around.across or helped, helped
+    core.across = around.across
     core.handed_on = list(find_handed_on(core))
-    if target == "torch" and uses_timm_scaler(module, sites):
-        rewrite_timm(core)
-        return core
     create_scalers(core)
     _name_carried(core)
     if scalers.home == "optimizer" and not sites.initializes and sites.backwards and not around.is_given(module.text):
@@ -113,11 +107,14 @@ def _refuse(module: Module, names: Names, sites: Sites) -> None:
     for node in module.nodes:
         if isinstance(node, ast.Attribute) and node.attr in ("scale_loss", "master_params"):
             if names.meaning(node) is None and isinstance(module.parent(node), ast.Call):
-                raise Unsure(node, f"{node.attr} is called on something that may be apex.amp or not")
+                raise Unsure(node, MAY_BE_APEX.format(node.attr))
 
 
 def _refuse_library(module: Module, initialize: Initialize) -> None:
-    """Refuse a trainer that inherits its backward pass from the one of transformers, which calls Apex itself."""
+    """Refuse a loss that a library scales by Apex: timm's `ApexScaler`, or the Trainer of transformers."""
+    for call in module.calls:
+        if last_name(call.func) == "ApexScaler" and (module.resolve(call.func) or "timm.").startswith("timm."):
+            raise Unsure(call, "ApexScaler of timm scales the loss by Apex; take timm's NativeScaler, and autocast")
     holder = module.class_of(initialize.function)
     bases = {dotted(base) for base in holder.bases} if holder is not None else set()
     for _, alias, full in module.imports:
@@ -445,46 +442,15 @@ def _refuse_inside(core: Core, statement: ast.With) -> None:
             raise Unsure(step.call, "the step is inside the block of scale_loss, where gradients are still scaled")
 
 
-def find_helped(module: Module, sites: Sites, around: Around) -> bool:
-    """Return whether such a function is in the module, so that the optimizer must carry the scaler to it.
-
-    Raises:
-        Unsure: no step is seen, or it may stay as it is.
-    """
+def _refuse_without_step(module: Module, sites: Sites) -> None:
+    """Refuse a loss that is scaled for an optimizer without a step in the file."""
     stepped = {_tail(each.optimizer) for each in sites.steps}
-    helped = False
     for backward in sites.backwards:
         for key in backward.optimizers:
-            if _tail(key) in stepped:
-                continue
-            given = _is_parameter(backward, key)
-            if not key.replace(".", "").isidentifier() or _is_list_of(module, backward):
-                words = CARRIES_NOTHING if given else ONE_BY_ONE
-            elif not given or not (_steps_all(sites.initializes, stepped) or around.steps):
-                words = NO_STEP
-            else:
-                helped = True
-                continue
-            raise Unsure(backward.statement, words.format(key))
-    return helped
-
-
-def _is_parameter(backward: Backward, key: str) -> bool:
-    return backward.function is not None and key in parameters(backward.function)
-
-
-def _is_list_of(module: Module, backward: Backward) -> bool:
-    optimizers = backward.arguments.get("optimizers")
-    return optimizers is not None and is_list(module, optimizers)
-
-
-def _steps_all(initializes: list[Initialize], stepped: set[str]) -> bool:
-    """Return whether a module initializes, and steps all that it initializes."""
-    keys: list[str | None] = []
-    for each in initializes:
-        value = each.arguments.get("optimizers")
-        keys += [dotted(one) for one in getattr(value, "elts", [value])]
-    return bool(keys) and all(key is not None and _tail(key) in stepped for key in keys)
+            if _tail(key) not in stepped:
+                given = backward.arguments.get("optimizers")
+                is_several = not key.replace(".", "").isidentifier() or (given is not None and is_list(module, given))
+                raise Unsure(backward.statement, (ONE_BY_ONE if is_several else NO_STEP).format(key))
 
 
 def _tail(key: str) -> str:

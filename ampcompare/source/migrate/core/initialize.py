@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ampcompare.source.branches import is_exclusive
 from ampcompare.source.migrate.core.across_files import attach, carried_keys, is_bound_above, wrapped_models
-from ampcompare.source.migrate.core.scalers import conditions_of, is_constructor, lasts_beyond_call, loop_around, varies
+from ampcompare.source.migrate.core.scalers import conditions_of, is_constructor, varies
 from ampcompare.source.migrate.read.options import as_bool
 from ampcompare.source.migrate.read.sites import Initialize, Unsure
 from ampcompare.source.module import Block, Function, Module
@@ -29,7 +29,7 @@ NO_TWIN = (
     "--to precision; bf16 parameters with fp32 masters are the third way"
 )
 AGAIN = "Apex begins again at its first loss scale here; the scaler keeps the one it has"
-AT_TIMES = "amp.initialize runs here in some rounds or branches only, and elsewhere too; make one {} by hand"
+AT_TIMES = "amp.initialize runs here in some rounds or calls only, or again; make one loss scaler by hand"
 OPTIONS = ("keep_batchnorm_fp32", "master_weights", "loss_scale", "max_loss_scale")
 NO_OPTIONS = ("cast_model_type", "cast_model_outputs", "patch_torch_functions", "min_loss_scale", "num_losses")
 
@@ -47,9 +47,11 @@ def create_scalers(core: Core) -> None:
     ]
     for each in initializes:
         _refuse_in_expression(core, each)
+        if varies(core.module, each):
+            raise Unsure(each.call, AT_TIMES)
     core.update = made[0][1].update if made else ""
-    conditional = any(settings.enabled for _, settings in made) or any(
-        _conditions(core, each) and _always_above(core, each) is None for each in initializes
+    conditional = any(
+        settings.enabled or (_conditions(core, each) and _always_above(core, each) is None) for each, settings in made
     )
     core.always = bool(made) and not conditional and core.scalers.home not in ("module", "optimizer")
     if core.scalers.home == "module" and made and all(each.function is None for each, _ in made):
@@ -82,46 +84,38 @@ def _create(core: Core, initialize: Initialize, settings: _ScalerSettings, singl
     default = [f"{inside}{name} = {core.off}" for name in scalers.names]
     carried = carried_keys(core, initialize)
     models = wrapped_models(core, initialize)
-    if in_class and not _is_again(core, initialize):
+    if in_class:
         _declare_in_class(core, initialize)
     above = _always_above(core, initialize)
-    unused = core.always and "optimizers" not in initialize.arguments and not core.sites.backwards
-    if unused:
-        lines = []
+    if core.always and "optimizers" not in initialize.arguments and not core.sites.backwards:
+        lines = []  # nothing uses it
     elif above is not None and core.made.get(above.call) == lines:
         lines = []
-        if conditions or loop_around(module, initialize) is not loop_around(module, above):
-            core.note(initialize.call, AGAIN)
+        core.note(initialize.call, AGAIN)
     else:
         core.made[initialize.call] = lines
-    if conditions and not in_module and not in_class and above is None and not _is_again(core, initialize):
+    if conditions and not in_module and not in_class and above is None:
         default += attach(core, initialize, [each for each in carried if is_bound_above(conditions[-1], each)])
         _put_default(core, initialize, conditions[-1], default)
     replace_call(core, initialize, lines + attach(core, initialize, carried) + models)
 
 
 def _put_default(core: Core, initialize: Initialize, condition: ast.If, default: list[str]) -> None:
-    """Put a scaler that does nothing above the first call, and outside of its loops: a later call must not meet it.
+    """Put a scaler that does nothing above the first condition of a call, unless there is one.
 
     Raises:
         Unsure: it would take the place of one that another call has made.
     """
     module = core.module
-    top: ast.stmt = (loop_around(module, initialize) if varies(module, initialize) else None) or condition
-    if top in core.defaults:
+    above = [each for each in core.defaults if each.lineno < condition.lineno]
+    if condition in core.defaults or any(module.is_in(condition, module.block(each)) for each in above):
         return
     others = [each for each in core.sites.initializes if each.function is initialize.function]
     earlier = [each for each in others if each.call.lineno < initialize.call.lineno]
-    if any(
-        module.is_in(initialize.statement, module.block(each)) for each in core.defaults if each.lineno < top.lineno
-    ):
-        return
-    if any(not is_exclusive(module, each.call, initialize.call) for each in earlier) or (
-        core.scalers.home == "optimizer" and lasts_beyond_call(module, initialize)
-    ):
-        raise Unsure(initialize.call, AT_TIMES.format("GradScaler"))
-    core.defaults.add(top)
-    core.edits.before(top, default)
+    if any(not is_exclusive(module, each.call, initialize.call) for each in earlier):
+        raise Unsure(initialize.call, AT_TIMES)
+    core.defaults.add(condition)
+    core.edits.before(condition, default)
 
 
 def _always_above(core: Core, initialize: Initialize) -> Initialize | None:
@@ -152,12 +146,6 @@ def _declare_in_class(core: Core, initialize: Initialize) -> None:
     name = initialize.function.name if initialize.function is not None else ""
     lines = [f"{each} = {core.off}  # {name} sets it" for each in core.scalers.names]
     core.edits.before(first, [*lines, ""])
-
-
-def _is_again(core: Core, initialize: Initialize) -> bool:
-    """Return whether the constructor of the same object has made its scaler already."""
-    constructors = {each.function for each in core.sites.initializes if each.function is not initialize.function}
-    return core.scalers.home == "self" and any(map(is_constructor, constructors))
 
 
 def _conditions(core: Core, initialize: Initialize) -> list[ast.If]:
@@ -343,8 +331,6 @@ def _create_precision(core: Core, initialize: Initialize) -> None:
     name = f"self.{core.scalers.names[0]}" if core.scalers.home == "self" else core.scalers.names[0]
     arguments = [_arm(module, initialize), 'device="cuda"', *_options(module, initialize)]
     _require_known_options(initialize)
-    if varies(module, initialize) or _always_above(core, initialize) is not None:
-        raise Unsure(initialize.call, AT_TIMES.format("precision"))
     preparation = _preparation(module, initialize, name)
     lines = [*call_lines(core, f"{name} = ampcompare.make_precision", arguments), preparation]
     conditions = conditions_of(module, initialize)

@@ -11,9 +11,8 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ampcompare.source.branches import conditions_around, facts_at
-from ampcompare.source.migrate.read.order import find_order
-from ampcompare.source.migrate.read.sites import Read, Unsure
+from ampcompare.source.branches import facts_at
+from ampcompare.source.migrate.read.sites import Unsure
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import dotted, walk
 
@@ -28,14 +27,10 @@ IDLE = ("_lazy_init_maybe_master_weights", "_amp_lazy_init", "_master_params_to_
 NAMES = frozenset({*STATE, *IDLE, "_post_amp_backward"})
 INTERNALS = re.compile(rf"\b(?:{'|'.join(sorted(NAMES))})\b")
 NO_EQUIVALENT = "{0} is private to Apex, whose amp.initialize gave it to the optimizer; it has no equivalent"
-POKED = (
-    "the loss scale is set while gradients are scaled by the one before: GradScaler would divide them by the new one; "
-    "set it below the step"
-)
 
 
 def rewrite_internals(core: Core) -> None:
-    """Remove the statements for which nothing is left to do, and read or set the loss scale by its scaler.
+    """Remove the statements for which nothing is left to do.
 
     Raises:
         Unsure: another use.
@@ -50,7 +45,7 @@ def rewrite_internals(core: Core) -> None:
             raise Unsure(node, NO_EQUIVALENT.format(name))
     for use, meaning in core.names.uses:
         if meaning.startswith(AMP_STATE):
-            _rewrite_loss_scale(core, use, meaning)
+            raise Unsure(use, f"{meaning.removeprefix('apex.')} is internal to Apex, with no equivalent")
 
 
 def find_internals(module: Module) -> Iterator[tuple[ast.expr, str]]:
@@ -85,37 +80,3 @@ def _is_guarded(module: Module, node: ast.expr, gone: set[ast.stmt]) -> bool:
         return True
     asked = [text for text, holds in facts_at(module, node).items() if holds is True]
     return any(f"'{name}'" in text for text in asked for name in NAMES)
-
-
-def _rewrite_loss_scale(core: Core, node: ast.expr, meaning: str) -> None:
-    """Rewrite `amp._amp_state.loss_scalers[0].loss_scale()`, or what reads or sets its `_loss_scale`."""
-    module, scaler = core.module, core.only_scaler()
-    subscript = module.parent(node)
-    attribute, statement = module.parent(subscript), module.statement(node)
-    if meaning == f"{AMP_STATE}.loss_scalers" and isinstance(subscript, ast.Subscript) and scaler is not None:
-        call = module.parent(attribute)
-        if isinstance(attribute, ast.Attribute) and attribute.attr == "loss_scale" and isinstance(call, ast.Call):
-            core.edits.replace(call, f"{scaler}.get_scale()")
-            return
-        if isinstance(attribute, ast.Attribute) and attribute.attr == "_loss_scale":
-            if isinstance(attribute.ctx, ast.Load):
-                core.edits.replace(attribute, f"{scaler}.get_scale()")
-                return
-            if isinstance(statement, ast.Assign) and statement.targets == [attribute]:
-                core.sites.reads.append(Read(attribute, statement, module.function(node), ()))
-                scaled = id(attribute) in find_order(module, core.sites, core.scalers.name).pending
-                if scaled or _accumulates(core, node):
-                    raise Unsure(node, POKED)
-                state = f'{{**{scaler}.state_dict(), "scale": {module.source(statement.value)}}}'
-                core.edits.replace_statement(statement, [f"{scaler}.load_state_dict({state})"])
-                return
-    raise Unsure(node, f"{meaning.removeprefix('apex.')} is internal to Apex, with no equivalent")
-
-
-def _accumulates(core: Core, node: ast.AST) -> bool:
-    """Return whether a loop around a place steps in some rounds only: gradients of earlier rounds may be there."""
-    module = core.module
-    loop = next((each for each in module.within_function(node) if isinstance(each, (ast.For, ast.While))), None)
-    tests = conditions_around(module, node, loop)
-    steps = [each.statement for each in core.sites.steps if loop is not None and module.is_in(each.statement, [loop])]
-    return any(conditions_around(module, each, loop) - tests for each in steps)

@@ -16,8 +16,6 @@ __all__ = [
     "bound_in",
     "conditions_of",
     "is_constructor",
-    "lasts_beyond_call",
-    "loop_around",
     "plan_scalers",
     "varies",
 ]
@@ -121,7 +119,7 @@ def _groups(sites: Sites, shared: list[tuple[Backward, Backward]]) -> list[tuple
     """
     blocks = [each for each in sites.backwards if each.block]
     identifiers = {id(each): _constant(each) for each in blocks}
-    if len(set(identifiers.values())) <= 1 or None in identifiers.values():
+    if len(set(identifiers.values())) <= 1 or None in identifiers.values() or shared:
         return [sites.optimizers] if sites.optimizers else []
     members: list[tuple[set[int], list[str]]] = []
     for each in blocks:
@@ -135,12 +133,6 @@ def _groups(sites: Sites, shared: list[tuple[Backward, Backward]]) -> list[tuple
             members.remove(group)
         merged[1].extend(key for key in each.optimizers if key not in merged[1])
         members.append(merged)
-    for one, other in shared:
-        first, second = (next(each for each in members if identifiers[id(loss)] in each[0]) for loss in (one, other))
-        if first is not second:
-            first[0].update(second[0])
-            first[1].extend(second[1])
-            members.remove(second)
     return [tuple(keys) for _, keys in members]
 
 
@@ -182,8 +174,7 @@ def _home(module: Module, sites: Sites) -> str:
         if function is None:
             # A class body at the top of the module is no scope for the functions in it.
             return "module"
-        lasts = any(lasts_beyond_call(module, each) for each in sites.initializes)
-        if not lasts and all(each is not None and function in (each, *module.functions_around(each)) for each in used):
+        if all(each is not None and function in (each, *module.functions_around(each)) for each in used):
             return "local"
     owners = {module.class_of(_outermost(module, each)) for each in created | used}
     if len(owners) == 1 and None not in owners:
@@ -210,21 +201,12 @@ def conditions_of(module: Module, initialize: Initialize) -> list[ast.If]:
     return found
 
 
-def loop_around(module: Module, initialize: Initialize) -> ast.stmt | None:
-    """Return the outermost loop around a call in its function, or the `if` around that; None without a loop."""
-    found: ast.stmt | None = None
-    for outer in module.within_function(initialize.statement):
-        if isinstance(outer, (ast.For, ast.AsyncFor, ast.While)) or (found is not None and isinstance(outer, ast.If)):
-            found = outer
-    return found
-
-
 def varies(module: Module, initialize: Initialize) -> bool:
     """Return whether a call runs under tests that change from round to round of a loop, or from call to call.
 
     What was initialized once stays so where they do not hold, as in `if epoch == 0:`.
     """
-    return _varies_in_loop(module, initialize) or lasts_beyond_call(module, initialize)
+    return _varies_in_loop(module, initialize) or _lasts_beyond_call(module, initialize)
 
 
 def _tests_around(module: Module, initialize: Initialize) -> list[ast.expr]:
@@ -253,7 +235,7 @@ def bound_in(node: ast.AST) -> set[str]:
     return {key for each in walk(node) if isinstance(getattr(each, "ctx", None), ast.Store) if (key := dotted(each))}
 
 
-def lasts_beyond_call(module: Module, initialize: Initialize) -> bool:
+def _lasts_beyond_call(module: Module, initialize: Initialize) -> bool:
     """Return whether a function initializes in some of its calls only, and trains in later ones with the same scaler.
 
     Its test asks for a parameter that counts, or one that a loop binds where the function is called, or for a flag that

@@ -8,7 +8,7 @@ from ampcompare.source.amp_names import CLIPS
 from ampcompare.source.branches import branches_around, conditions_around, is_exclusive
 from ampcompare.source.migrate.core.context import Core
 from ampcompare.source.migrate.finding import BY_HAND, Finding
-from ampcompare.source.migrate.read.sites import Backward, Read, Step, Unsure
+from ampcompare.source.migrate.read.sites import Read, Step, Unsure
 from ampcompare.source.module import Function, Module
 from ampcompare.source.roles import Roles
 from ampcompare.source.syntax import HIDDEN, arguments, dotted, last_name, passed
@@ -42,13 +42,13 @@ def place_unscale(core: Core) -> None:
     for read in core.sites.reads:
         if _is_inside_block(core, read):
             continue
-        optimizers = read.optimizers or core.order.pending.get(id(read.node), ()) or _scaled_elsewhere(core, read)
+        optimizers = read.optimizers or core.order.pending.get(id(read.node), ())
         for optimizer in optimizers:
             step = _step_after(core, read, optimizer)
             if step is None and id(read.node) in core.order.pending:
                 raise Unsure(read.node, "gradients that are still scaled are read in a function that does not step")
             if step is None:
-                if read.optimizers and not _is_after_all(core, read):
+                if read.optimizers:
                     raise Unsure(read.node, f"no {optimizer}.step() follows these gradients in the same function")
                 continue
             groups.setdefault((optimizer, id(step)), []).append(read)
@@ -59,27 +59,9 @@ def place_unscale(core: Core) -> None:
         core.edits.replace(call, _parameters(core, call))
 
 
-def _scaled_elsewhere(core: Core, read: Read) -> tuple[str, ...]:
-    """Return the optimizers of the steps below a read whose backward passes are in a function of another module."""
-    module = core.module
-    passes = {module.function(node) for node, _ in module.methods("backward")}
-    calls = (call for call in module.calls if module.function(call) is read.function)
-    runs_elsewhere = any(dotted(call.func) in core.names.running for call in calls)
-    if not core.across or (passes and not runs_elsewhere) or read.function in passes:
-        return ()
-    below = [each for each in core.sites.steps if each.function is read.function]
-    return tuple({each.optimizer: None for each in below if each.statement.lineno > read.statement.lineno})
-
-
 def _is_inside_block(core: Core, read: Read) -> bool:
     blocks = {each.statement for each in core.sites.backwards if each.block}
     return any(outer in blocks for outer in core.module.ancestors(read.statement))
-
-
-def _is_after_all(core: Core, read: Read) -> bool:
-    """Return whether a read is no matter of scaled gradients: its function has neither backward pass nor step."""
-    events: list[Backward | Step] = [*core.sites.backwards, *core.sites.steps]
-    return not any(each.function is read.function for each in events)
 
 
 def _step_after(core: Core, read: Read, optimizer: str) -> Step | None:

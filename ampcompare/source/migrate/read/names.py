@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Collection, Iterator
 
 from ampcompare.source.amp_names import APEX, ROOTS
 from ampcompare.source.module import Module
@@ -19,25 +18,16 @@ class Names:
     Attributes:
         imports: of Apex: the statement and the alias; the alias of a star import is "*".
         uses: expressions that mean something of Apex, each the widest attribute chain, with its full name.
-        passed_on: names of Apex that come from other files, with what they mean.
         modules: names of imported modules that are neither Apex nor torch.
         running: what this file calls functions of other files that run a backward pass.
     """
 
-    def __init__(
-        self,
-        module: Module,
-        passed_on: Mapping[str, str] = MappingProxyType({}),
-        running: Collection[str] = (),
-    ) -> None:
+    def __init__(self, module: Module, running: Collection[str] = ()) -> None:
         self.module = module
         self.imports: list[tuple[ast.Import | ast.ImportFrom, ast.alias]] = [
             (node, alias) for node, alias, full in module.imports if full.split(".")[0] in APEX
         ]
-        self.passed_on = passed_on
         self.running = frozenset(running)
-        for name, meaning in passed_on.items():
-            module.top.bind(name, meaning)
         bound = [pair for scope in module.scopes for pair in scope.imports.items()]
         self.modules = {name for name, full in bound if not any(one.split(".")[0] in ROOTS for one in full)}
         self.uses: list[tuple[ast.Name | ast.Attribute, str]] = list(self._find_uses())

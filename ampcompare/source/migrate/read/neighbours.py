@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -49,11 +49,6 @@ class Around:
     across: bool = False
     path: Path | None = None
 
-    @cached_property
-    def steps(self) -> bool:
-        """Whether modules import it and step something, and all that do use Apex, so that their steps are rewritten."""
-        return self.path is not None and _is_stepped(self.path)
-
     def is_given(self, text: str) -> bool:
         """Return whether a module around that imports a module, or that it imports, initializes."""
         if self.path is None:
@@ -87,35 +82,8 @@ class Around:
                     found.setdefault(name, other)
         return found
 
-    def passed_on(self, module: Module) -> dict[str, str]:
-        """Return the names that a module imports from files around it which have them from Apex, with what they mean.
-
-        Such as `amp`, by `from utils import *` where `utils.py` says `from apex import amp`.
-        """
-        found: dict[str, str] = {}
-        for node, alias, _ in module.imports if self.path is not None else ():
-            if not isinstance(node, ast.ImportFrom):
-                continue
-            text = f"from {'.' * node.level}{node.module or ''} import {alias.name}"
-            for place in _imported(Path(str(self.path)), text):
-                if "apex" in (content := _text(place)) and place.stem != alias.name:
-                    held = _from_apex(content)
-                    found |= held if alias.name == "*" else {}
-                    if alias.name in held:
-                        found[alias.asname or alias.name] = held[alias.name]
-        return found
-
 
 ALONE = Around()
-
-
-def _from_apex(content: str) -> dict[str, str]:
-    """Return the names of a module that its imports of Apex bind outside of functions, with what they mean."""
-    try:
-        imports = Module(content).top.imports
-    except SourceInvalid:
-        return {}
-    return {name: full for name, names in imports.items() for full in names if full.split(".")[0] == "apex"}
 
 
 def _running_names(path: Path, node: ast.Import | ast.ImportFrom, alias: ast.alias) -> set[str]:
@@ -170,19 +138,6 @@ def _is_imported_by_script(path: Path) -> bool:
     """Return whether a module near another one initializes and imports it."""
     near = (other for folder in (path.parent, path.parent.parent) for other in folder.glob("*.py") if other != path)
     return any(INITIALIZES.search(text := _text(other)) and path in _imported(other, text) for other in near)
-
-
-def _is_stepped(path: Path) -> bool:
-    """Return whether modules that import one step optimizers, and all that do are migrated too."""
-    found = False
-    for other in _around(path):
-        if path.stem not in (content := _text(other)) or STEPS.search(content) is None:
-            continue
-        if path in _imported(other, content):
-            if INITIALIZES.search(content) is None and SCALES.search(content) is None:
-                return False
-            found = True
-    return found
 
 
 def _around(path: Path) -> list[Path]:

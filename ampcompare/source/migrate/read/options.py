@@ -6,9 +6,9 @@ import ast
 
 from ampcompare.source.migrate.finding import Unsure
 from ampcompare.source.module import Module
-from ampcompare.source.syntax import HIDDEN, arguments, last_name, walk
+from ampcompare.source.syntax import HIDDEN, arguments, last_name
 
-__all__ = ["UNSEEN", "as_bool", "bind", "entries", "members"]
+__all__ = ["UNSEEN", "as_bool", "bind", "entries"]
 
 UNSEEN = ast.Constant(...)  # stands for a value that only some runs give
 # Options that torch.amp has nothing for, so that it does not matter whether a run gives them.
@@ -95,24 +95,6 @@ def bind(call: ast.Call, names: tuple[str, ...], module: Module | None = None) -
     if unknown is not None:
         raise Unsure(call, f"Apex has no argument {unknown}")
     return bound
-
-
-def members(module: Module, value: ast.expr) -> list[ast.expr]:
-    """Return the elements of a list, or of all lists that a local variable is bound to; else the value alone."""
-    if isinstance(value, (ast.List, ast.Tuple)):
-        return list(value.elts)
-    if not isinstance(value, ast.Name):
-        return [value]
-    found: dict[str, ast.expr] = {}
-    for node in walk(module.function(value) or module.tree):
-        if not isinstance(node, ast.Name) or node.id != value.id or node is value:
-            continue
-        bound = module.parent(node)
-        if isinstance(bound, ast.Assign) and bound.targets == [node] and isinstance(bound.value, (ast.List, ast.Tuple)):
-            found |= {module.source(each): each for each in bound.value.elts}
-        elif isinstance(node.ctx, ast.Store) or isinstance(bound, ast.Attribute):
-            return [value]  # it is another list, or `append` changes it
-    return list(found.values()) or [value]
 
 
 def as_bool(module: Module, text: str) -> str:

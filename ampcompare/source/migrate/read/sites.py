@@ -9,9 +9,9 @@ from ampcompare.source.amp_names import CORE
 from ampcompare.source.branches import is_exclusive
 from ampcompare.source.migrate.finding import Unsure
 from ampcompare.source.migrate.read.names import Names
-from ampcompare.source.migrate.read.options import UNSEEN, bind, members
+from ampcompare.source.migrate.read.options import UNSEEN, bind
 from ampcompare.source.module import Function, Module
-from ampcompare.source.syntax import dotted, is_literal, last_name, walk
+from ampcompare.source.syntax import dotted, elements, is_literal, last_name, walk
 
 __all__ = ["Backward", "Initialize", "Read", "Sites", "Step", "Unsure", "collect_sites"]
 
@@ -170,13 +170,11 @@ def collect_sites(module: Module, names: Names) -> Sites:
 
 def _optimizers_of(initialize: Initialize) -> list[str]:
     value = initialize.arguments.get("optimizers")
-    elements = value.elts if isinstance(value, (ast.List, ast.Tuple)) else [value]
-    keys = [dotted(each) for each in elements]
+    keys = [] if value is None else [dotted(each) for each in elements(value)]
     if isinstance(initialize.statement, ast.Assign):
         target = initialize.statement.targets[0]
         if isinstance(target, (ast.Tuple, ast.List)) and len(target.elts) == 2:
-            last = target.elts[1]
-            keys += [dotted(each) for each in (last.elts if isinstance(last, (ast.List, ast.Tuple)) else [last])]
+            keys += [dotted(each) for each in elements(target.elts[1])]
     return [key for key in keys if key is not None and key != "_"]
 
 
@@ -195,7 +193,7 @@ def _block(module: Module, call: ast.Call) -> Backward:
     optimizers = bound.get("optimizers")
     if "loss" not in bound or optimizers is None:
         raise Unsure(call, "amp.scale_loss needs a loss and its optimizers")
-    keys = [dotted(each) or module.source(each) for each in members(module, optimizers)]
+    keys = [dotted(each) or module.source(each) for each in elements(optimizers)]
     return Backward(
         statement,
         module.function(call),

@@ -12,7 +12,7 @@ from ampcompare.backends.apex_levels import ROCM_LEVELS
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConversionError
 from ampcompare.training.checkpoint.convert.detect import find_parts, is_apex_state, is_scaler_state
-from ampcompare.training.checkpoint.convert.fp32_weights import Conversion, copied, into_fp32
+from ampcompare.training.checkpoint.convert.fp32_weights import Conversion, copy_containers, into_fp32
 from ampcompare.training.checkpoint.convert.scalers import (
     APEX_INTERVAL,
     FIRST_SCALE,
@@ -55,7 +55,7 @@ def into_arm(state: Mapping[str, Any], arm: str) -> Conversion:
     was, target = _inner(parts.arm), _inner(arm)
     level = str(target.options.get("opt_level", "O1")) if target.backend == "apex" else None
     was_level = str(was.options.get("opt_level", "O1")) if was.backend == "apex" else None
-    result = Conversion(copied(state), source_kind(parts.arm), level or was_level, text)
+    result = Conversion(copy_containers(state), source_kind(parts.arm), level or was_level, text)
     scalers = _scalers(state, was, was_level, result)
     _drop_compensation(result.state, result)
     into_fp32(parts, result, was_level)
@@ -140,17 +140,17 @@ def _scalers(state: Mapping[str, Any], was: Arm, level: str | None, result: Conv
         static = float(given) if given is not None and given != "dynamic" else None
         return scalers_from_apex(state["amp"], level=level, static=static, lost=result.lost, changed=result.changed)
     if "scaler" in state:
-        return [_checked(entry) for entry in as_list(state["scaler"])]
+        return [_parse_scaler(entry) for entry in as_list(state["scaler"])]
     own = state.get("precision") or {}
     if not isinstance(own, Mapping):
         raise ConversionError(f"precision of the checkpoint is a {type(own).__name__}")
     if not {"good_steps", "loss_scale"} <= set(own):
         return []
     held = {"scale": own["loss_scale"], "_growth_tracker": own["good_steps"], "growth_interval": 1000}
-    return [_checked({**NEW_SCALER, **held})]
+    return [_parse_scaler({**NEW_SCALER, **held})]
 
 
-def _checked(entry: Any) -> dict[str, Any]:
+def _parse_scaler(entry: Any) -> dict[str, Any]:
     """Return the state of a GradScaler, or of a disabled one, once its numbers can be used."""
     if not isinstance(entry, Mapping) or (entry and not is_scaler_state(entry)):
         raise ConversionError("scaler of the checkpoint is not a state of a GradScaler")

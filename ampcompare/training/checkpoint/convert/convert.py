@@ -15,7 +15,7 @@ from ampcompare.training.checkpoint.convert.detect import CheckpointContents, fi
 from ampcompare.training.checkpoint.convert.fp32_weights import (
     Conversion,
     at_place,
-    copied,
+    copy_containers,
     into_fp32,
     key_at,
     replace,
@@ -34,7 +34,7 @@ from ampcompare.training.checkpoint.convert.scalers import (
     scalers_from_apex,
 )
 from ampcompare.training.checkpoint.inspect import broken_values, guess_level
-from ampcompare.training.checkpoint.reader.foreign import explained
+from ampcompare.training.checkpoint.reader.foreign import name_faults
 from ampcompare.training.checkpoint.store.file import write_checkpoint
 from ampcompare.training.checkpoint.store.layout import CONVERTED, TRAINER, apex_layout, one_or_list
 
@@ -72,7 +72,7 @@ def convert_state(root: Mapping[str, Any], to: Target, *, opt_level: str | None 
         raise ConversionError(f"it is a checkpoint of {'Apex' if to == 'apex' else 'torch.amp'} already")
     if parts.arm is not None:
         return into_arm(root, native_twin(parts.arm) if to == "native" else f"apex:{opt_level or 'O1'}")
-    result = Conversion(copied(root), source, opt_level)
+    result = Conversion(copy_containers(root), source, opt_level)
     if to == "native":
         _to_native(parts, result, opt_level)
     else:
@@ -164,7 +164,9 @@ def _from_other_scalers(root: Mapping[str, Any], parts: CheckpointContents, to: 
 
     The inner optimizer replaces one that wraps it; the scale goes where the file has it, or to the top.
     """
-    result = Conversion(copied(root), "FP16_Optimizer" if parts.wrappers else "a loss scaler of its own", level)
+    result = Conversion(
+        copy_containers(root), "FP16_Optimizer" if parts.wrappers else "a loss scaler of its own", level
+    )
     scales = []
     for place, state in parts.wrappers.items():
         if raw_scale(state) is not None or "loss_scaler" in state:
@@ -196,11 +198,11 @@ def _from_other_scalers(root: Mapping[str, Any], parts: CheckpointContents, to: 
         result.lost.append(MASTERS_LOST.format(level))
     strip_prefix(parts, result)
     for place in parts.models:
-        result.lost += _wrapped(at_place(result.state, place))
+        result.lost += _wrapper_prefixes(at_place(result.state, place))
     return result
 
 
-def _wrapped(model: Mapping[str, Any]) -> Iterator[str]:
+def _wrapper_prefixes(model: Mapping[str, Any]) -> Iterator[str]:
     for prefix, wrapper in (("1.", "network_to_half"), ("network.", "FP16Model")):
         if all(name.startswith(prefix) for name in model):
             yield f"the wrapper {wrapper}, if the `{prefix}` before all names is its; a model may have it of its own"
@@ -235,7 +237,7 @@ def convert_file(
     if target.exists() and source.exists() and target.samefile(source):
         raise ConversionError(f"{source} would be overwritten; name another file")
     root, left_out = load_any(source, trust=trust)
-    with explained(source):
+    with name_faults(source):
         parts = find_parts(root)
         if legacy_layout and parts.is_ours and "amp" in root:
             result = Conversion(dict(root), "apex", guess_level(parts)[0], parts.arm)

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ampcompare.base.errors import ConversionError
 from ampcompare.training.checkpoint.convert.masters import find_masters, is_optimizer
 from ampcompare.training.checkpoint.convert.scalers import is_loss_scaler, is_number
+from ampcompare.training.checkpoint.store.layout import as_list
 
 __all__ = ["CheckpointContents", "find_parts", "is_apex_state", "is_scaler_state"]
 
@@ -165,7 +165,7 @@ def find_parts(root: Any) -> CheckpointContents:
     if ours:
         parts.writer, parts.because = "ampcompare", f"schema {root['schema']}"
         parts.arm = root["arm"][:LONGEST_ARM]
-        parts.masters = _masters(root.get("masters") or {})
+        parts.masters = [dict(held) for held in as_list(root.get("masters") or {})]
         return parts
     if not parts.models:
         parts.models, parts.averages = parts.averages, {}
@@ -202,19 +202,6 @@ def _note_scale(parts: CheckpointContents, value: Any, place: Place) -> None:
         for name in SCALE_NAMES:
             if is_number(value.get(name)):
                 parts.loss_scales[(*place, name)] = value[name]
-
-
-def _masters(entry: Any) -> list[dict[str, Tensor]]:
-    """Return the masters of each model, by name.
-
-    Raises:
-        ConversionError: the entry holds something else.
-    """
-    masters = entry if isinstance(entry, list) else [entry]
-    for held in masters:
-        if not isinstance(held, Mapping) or not all(isinstance(value, Tensor) for value in held.values()):
-            raise ConversionError("its entry masters is damaged: it does not hold tensors by name")
-    return [dict(held) for held in masters]
 
 
 def _walk(value: Any, place: Place, seen: set[int]) -> Iterator[tuple[Place, Any]]:
@@ -258,17 +245,17 @@ def _writer(root: Mapping[Any, Any], parts: CheckpointContents) -> tuple[str, st
         ("fairseq", lambda: {"optimizer_history", "extra_state"} <= keys, "the keys optimizer_history and extra_state"),
         ("Megatron", lambda: {"checkpoint_version", "iteration"} <= keys, "the keys checkpoint_version and iteration"),
         ("DeepSpeed", lambda: {"module", "mp_world_size"} <= keys, "the keys module and mp_world_size"),
-        ("an Apex script", lambda: bool(parts.apex), f"amp.state_dict() under {_shown(parts.apex)}"),
+        ("an Apex script", lambda: bool(parts.apex), f"amp.state_dict() under {_names_of(parts.apex)}"),
         (
             "a script with FP16_Optimizer",
             lambda: bool(parts.wrappers),
-            f"what it holds under {_shown(parts.wrappers)}",
+            f"what it holds under {_names_of(parts.wrappers)}",
         ),
-        ("a torch.amp script", lambda: bool(parts.scalers), f"a GradScaler's state under {_shown(parts.scalers)}"),
+        ("a torch.amp script", lambda: bool(parts.scalers), f"a GradScaler's state under {_names_of(parts.scalers)}"),
         (
             "a script with a loss scaler of its own",
             lambda: bool(parts.loss_scales),
-            f"a loss scale under {_shown(parts.loss_scales)}",
+            f"a loss scale under {_names_of(parts.loss_scales)}",
         ),
     ]
     for writer, holds, because in tells:
@@ -277,5 +264,5 @@ def _writer(root: Mapping[Any, Any], parts: CheckpointContents) -> tuple[str, st
     return "a script", "it has no loss scaler"
 
 
-def _shown(places: Mapping[Place, Any]) -> str:
+def _names_of(places: Mapping[Place, Any]) -> str:
     return ", ".join(".".join(place) for place in places)

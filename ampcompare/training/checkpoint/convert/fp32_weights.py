@@ -17,7 +17,7 @@ __all__ = [
     "Conversion",
     "at_place",
     "common_prefix",
-    "copied",
+    "copy_containers",
     "into_fp32",
     "key_at",
     "replace",
@@ -55,7 +55,7 @@ class Conversion:
     notes: list[str] = field(default_factory=list)
 
 
-def copied(root: Mapping[str, Any]) -> dict[str, Any]:
+def copy_containers(root: Mapping[str, Any]) -> dict[str, Any]:
     """Copy the containers of a checkpoint, and none of its tensors."""
 
     seen: dict[int, Any] = {}

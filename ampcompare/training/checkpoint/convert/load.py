@@ -15,14 +15,14 @@ from ampcompare.training.checkpoint.convert.detect import find_parts
 from ampcompare.training.checkpoint.convert.fp32_weights import (
     Conversion,
     at_place,
-    copied,
+    copy_containers,
     strip_prefix,
     unflatten,
     unfuse,
     without_prefix,
 )
 from ampcompare.training.checkpoint.convert.scalers import apex_state_of, held_scale, raw_scale
-from ampcompare.training.checkpoint.reader.foreign import explained, open_foreign
+from ampcompare.training.checkpoint.reader.foreign import name_faults, open_foreign
 from ampcompare.training.checkpoint.reader.placeholders import holds_only_data
 from ampcompare.training.checkpoint.store.layout import CONVERTED, one_or_list
 from ampcompare.training.checkpoint.store.sharded import is_sharded_folder, read_saved
@@ -50,22 +50,19 @@ def load_any(path: Path, *, trust: bool = False) -> tuple[dict[str, Any], list[s
     contents = open_foreign(path)
     if contents.comment.startswith(b"ampcompare checkpoint"):
         return read_saved(path), []
-    if not contents.needs_trust:
-        with explained(path):
-            state, left_out = contents.plain()
-    elif not trust:
-        objects = contents.objects()
-        shown = ", ".join(printable(name, MAX_NAME, keep_end=49) for name in objects[:10] or contents.calls[:10])
-        more = f" and {len(objects) - 10} more" if len(objects) > 10 else ""
+    with name_faults(path):
+        state, left_out = contents.plain()
+    if contents.needs_trust and not trust:
+        shown = ", ".join(printable(name, MAX_NAME, keep_end=49) for name in left_out[:10] or contents.calls[:10])
+        more = f" and {len(left_out) - 10} more" if len(left_out) > 10 else ""
         raise CheckpointError(
             f"{path} holds objects, and loading them runs code from the file: {shown}{more}; "
             "if you trust its author, add --unsafe-load"
         )
-    else:
+    if contents.needs_trust:
         try:
-            state, left_out = _unpickled(path)
+            state, left_out = _unpickle(path)
         except Exception as error:  # whatever the objects' own code raises; often it is not installed here
-            state, left_out = contents.plain()
             text = " ".join(str(error).split())[:120]
             left_out.insert(0, f"all objects, which cannot be made here ({type(error).__name__}: {text})")
     if not isinstance(state, dict):
@@ -84,7 +81,7 @@ def as_ours(root: Mapping[str, Any]) -> dict[str, Any]:
     parts = find_parts(root)
     if not parts.models or not parts.optimizers:
         raise CheckpointError("training cannot resume from a checkpoint without weights and optimizer state")
-    held = Conversion(copied(root), "", None)
+    held = Conversion(copy_containers(root), "", None)
     strip_prefix(parts, held)
     for place in parts.optimizers:
         optimizer = at_place(held.state, place)
@@ -113,7 +110,7 @@ def load_ours(path: Path, *, trust: bool = False) -> dict[str, Any]:
         CheckpointError: as for `load_any` and `as_ours`.
     """
     root, _ = load_any(path, trust=trust)
-    with explained(path):
+    with name_faults(path):
         return as_ours(root)
 
 
@@ -123,10 +120,10 @@ def objects_of(path: Path) -> list[str]:
     Raises:
         CheckpointError: it cannot be read.
     """
-    return [printable(place, MAX_NAME, keep_end=49) for place in open_foreign(path).objects()]
+    return [printable(place, MAX_NAME, keep_end=49) for place in open_foreign(path).plain()[1]]
 
 
-def _unpickled(path: Path) -> tuple[Any, list[str]]:
+def _unpickle(path: Path) -> tuple[Any, list[str]]:
     loaded = torch.load(path, map_location="cpu", weights_only=False)
     left_out: list[str] = []
     return _without_objects(loaded, "", left_out, {}), left_out
@@ -155,9 +152,7 @@ def _without_objects(value: Any, place: str, left_out: list[str], seen: dict[int
     elif holds_only_data(f"{type(value).__module__}.{type(value).__qualname__}") and hasattr(value, "__dict__"):
         made = _without_objects(vars(value), place, left_out, seen)
     else:
-        left_out.append(
-            f"{place or 'the whole file'}: an object of {type(value).__module__}.{type(value).__qualname__}"
-        )
+        left_out.append(f"{place or 'the whole file'}: {type(value).__module__}.{type(value).__qualname__}")
         made = None
     seen[id(value)] = made
     return made

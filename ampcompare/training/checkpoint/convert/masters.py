@@ -218,7 +218,7 @@ def _matches(bundle: _Bundle, free: list[_Weight]) -> list[list[int]]:
     for number, ats in enumerate(options):
         left = [at for at in ats if at not in taken]
         if left and not chosen[number]:
-            expected = _expected(chosen, number)
+            expected = _expected_position(chosen, number)
             choose(number, [min(left, key=lambda at: (at - expected) % len(free))])
     for number, tensor in enumerate(bundle.tensors):
         if not options[number] and tensor.ndim == 1:
@@ -226,7 +226,7 @@ def _matches(bundle: _Bundle, free: list[_Weight]) -> list[list[int]]:
     return chosen
 
 
-def _expected(chosen: list[list[int]], number: int) -> int:
+def _expected_position(chosen: list[list[int]], number: int) -> int:
     """Return the position that follows from the neighbors of a tensor in its list."""
     before = next((other for other in range(number - 1, -1, -1) if chosen[other]), None)
     if before is not None:

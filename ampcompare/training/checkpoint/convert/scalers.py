@@ -76,7 +76,7 @@ def parse_scale(value: Any, where: str) -> float:
     """
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_SCALE:
         raise ConversionError(
-            f"{where} is {_shown(value)}, not a usable loss scale; convert a checkpoint from before that"
+            f"{where} is {_as_text(value)}, not a usable loss scale; convert a checkpoint from before that"
         )
     return float(value)
 
@@ -91,7 +91,7 @@ def parse_count(value: Any, where: str) -> int:
         ConversionError: it is negative, not finite, or not a number.
     """
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf or value > MAX_STEPS:
-        raise ConversionError(f"{where} is {_shown(value)}, not a valid step count")
+        raise ConversionError(f"{where} is {_as_text(value)}, not a valid step count")
     return int(value)
 
 
@@ -105,11 +105,11 @@ def parse_step_count(value: Any, where: str) -> int:
         ConversionError: it is negative, too large for any run, or not an integer.
     """
     if type(value) is not int:
-        raise ConversionError(f"{where} is {_shown(value)}, not a valid step count")
+        raise ConversionError(f"{where} is {_as_text(value)}, not a valid step count")
     return parse_count(value, where)
 
 
-def _shown(value: Any) -> str:
+def _as_text(value: Any) -> str:
     text = str(value) if isinstance(value, int | float | str | None) else f"a {type(value).__name__}"
     return text if len(text) <= 60 else f"{text[:59]}…"
 
@@ -167,14 +167,14 @@ def _scaler_in(state: Any) -> dict[str, Any]:
     }
 
 
-def _first(scaler: Mapping[str, Any], *keys: str) -> Any:
+def _first_value(scaler: Mapping[str, Any], *keys: str) -> Any:
     return next((scaler[key] for key in keys if key in scaler), None)
 
 
 def raw_scale(state: Any) -> Any:
     """Return the scale as a loss scaler of any program holds it, usable or not; None if it is of an unknown class."""
     try:
-        return _first(_scaler_in(state), *SCALE_KEYS)
+        return _first_value(_scaler_in(state), *SCALE_KEYS)
     except ConversionError:
         return None
 
@@ -190,20 +190,23 @@ def held_scale(state: Any) -> HeldScale:
         ConversionError: it is not a known loss scaler, or its values are not usable.
     """
     scaler = _scaler_in(state)
-    scale = parse_scale(_first(scaler, *SCALE_KEYS), "the loss scale")
-    count = parse_count(_first(scaler, *COUNTS) or 0, "the count of clean steps")
-    interval = _first(scaler, *WINDOWS)
-    moves = interval is not None or _first(scaler, *COUNTS[3:]) is not None
+    scale = parse_scale(_first_value(scaler, *SCALE_KEYS), "the loss scale")
+    count = parse_count(_first_value(scaler, *COUNTS) or 0, "the count of clean steps")
+    interval = _first_value(scaler, *WINDOWS)
+    moves = interval is not None or _first_value(scaler, *COUNTS[3:]) is not None
     if not (scaler["dynamic"] if "dynamic" in scaler else scaler.get("mode", "dynamic") == "dynamic" and moves):
         return HeldScale(scale, False, count, None, 1.0, None, None)
     if interval is None:
         interval = MEGATRON_INTERVAL if "hysteresis_tracker" in scaler else APEX_INTERVAL
     window = max(1, parse_count(interval, "the scale window"))
-    iteration, last = _first(scaler, "cur_iter", "_iter"), _first(scaler, "last_overflow_iter", "_last_overflow_iter")
+    iteration, last = (
+        _first_value(scaler, "cur_iter", "_iter"),
+        _first_value(scaler, "last_overflow_iter", "_last_overflow_iter"),
+    )
     if iteration is not None:  # all iterations are counted, and the one of the last overflow
         since = parse_count(iteration, "cur_iter") - (last if isinstance(last, int) else -1) - 1
         count = max(0, since) % window
-    factor = parse_scale(_first(scaler, "scale_factor", "growth_factor") or 2.0, "the scale factor")
+    factor = parse_scale(_first_value(scaler, "scale_factor", "growth_factor") or 2.0, "the scale factor")
     least = 1.0 if "cur_scale" in scaler else scaler.get("_min_loss_scale")
     most = scaler.get("_max_loss_scale")
     return HeldScale(

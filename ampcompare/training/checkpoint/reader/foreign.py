@@ -8,6 +8,7 @@ import struct
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
@@ -27,9 +28,9 @@ from ampcompare.training.checkpoint.reader.placeholders import (
     describe_fault,
     holds_only_data,
 )
-from ampcompare.training.checkpoint.reader.unpickler import Unpickled, require_bounded, storage_of, unpickle
+from ampcompare.training.checkpoint.reader.unpickler import require_bounded, storage_of, unpickle
 
-__all__ = ["Contents", "as_tensor", "explained", "open_foreign", "open_regular"]
+__all__ = ["Contents", "as_tensor", "name_faults", "open_foreign", "open_regular"]
 
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 LEGACY_PROTOCOL = 1001
@@ -37,7 +38,6 @@ MAX_DEPTH = 64
 LONGEST_SHOWN = 80
 MAX_SHOWN = 20
 FREE_ELEMENTS = 1 << 20
-_WALKED = (dict, list, tuple, Opaque, Global)
 
 
 class Contents:
@@ -69,6 +69,8 @@ class Contents:
         self.comment = comment
         self._read = read
         self._storages: dict[str, Tensor] = {}
+        self._plain: Any = None
+        self._left_out: dict[str, str] | None = None
 
     def tensor(self, stored: StoredTensor) -> Tensor:
         """Read a tensor; those that share memory in the file share it here.
@@ -77,7 +79,7 @@ class Contents:
             CheckpointError: its bytes are not there.
         """
         if stored.storage not in self._storages:
-            with explained(self.path):
+            with name_faults(self.path):
                 self._storages[stored.storage] = self._read(stored.storage)
         held = self._storages[stored.storage]
         reach = sum((size - 1) * step for size, step in zip(stored.shape, stored.stride, strict=True)) + 1
@@ -92,88 +94,72 @@ class Contents:
         return view.neg() if stored.negative else view
 
     def plain(self) -> tuple[Any, list[str]]:
-        """Return what the file holds as tensors and plain values, and the places of objects that this leaves out.
+        """Return what the file holds as tensors and plain values, and place and class of the objects that are left out.
 
         Classes that only hold values, such as `argparse.Namespace`, become dicts of what they hold.
 
         Raises:
             CheckpointError: tensors that are not there, or values that hold themselves.
         """
-        left_out: list[str] = []
-        seen: dict[int, Any] = {}
-        return self._plain(self.root, None, left_out, seen, 0), left_out
-
-    def _plain(self, value: Any, place: Place, left_out: list[str], seen: dict[int, Any], depth: int) -> Any:
-        if depth > MAX_DEPTH:
-            raise CheckpointError(f"{self.path} holds values nested deeper than {MAX_DEPTH}; it is not read")
-        if not isinstance(value, dict | list | tuple | set | frozenset | StoredTensor | Opaque):
-            if isinstance(value, Global):
-                left_out.append(f"{_shown(place)}: the object {value.name}")
-                return None
-            return value
-        if id(value) not in seen:
-            seen[id(value)] = None  # of what holds itself, the inner one is left out
-            seen[id(value)] = self._built(value, place, left_out, seen, depth + 1)
-        return seen[id(value)]
-
-    def _built(self, value: Any, place: Place, left_out: list[str], seen: dict[int, Any], depth: int) -> Any:
-        def part(item: Any, name: Any) -> Any:
-            return self._plain(item, (place, name), left_out, seen, depth)
-
-        if isinstance(value, StoredTensor):
-            return self.tensor(value)
-        if isinstance(value, dict):
-            return {key if _is_plain_key(key) else str(key): part(item, key) for key, item in value.items()}
-        if isinstance(value, Opaque):
-            if value.value is not None:
-                return value.value
-            if holds_only_data(value.name):
-                if isinstance(value.state, dict):
-                    return part(value.state, value.name)
-                if value.name.startswith("pathlib.") and all(isinstance(item, str) for item in value.arguments):
-                    return "/".join(value.arguments)
-                return [part(item, value.name) for item in value.arguments]
-            left_out.append(f"{_shown(place)}: an object of {value.name}")
-            return None
-        items = [part(item, index) for index, item in enumerate(value)]
-        return tuple(items) if isinstance(value, tuple) else items
-
-    def objects(self) -> list[str]:
-        """Return the places of objects that are neither tensors nor plain values nor holders of these, at most 200."""
-        return [f"{_shown(place)}: {value.name}" for place, value in self._find(self.root)]
+        left_out = [f"{place}: {name}" for place, name in self._objects().items()]
+        return self._plain, left_out
 
     @property
     def needs_trust(self) -> bool:
         """Whether it holds more than tensors, plain values, holders of these, and logs that are left out."""
         ways_to_logs = {LOGS, "builtins.getattr", "__builtin__.getattr"}
-        return not ways_to_logs.issuperset(self.calls) or any(value.name != LOGS for _, value in self._find(self.root))
+        return not ways_to_logs.issuperset(self.calls) or any(name != LOGS for name in self._objects().values())
 
-    def _find(self, root: Any) -> Iterator[tuple[Place, Opaque | Global]]:
-        """Yield objects of other programs, walking in order and each container once."""
-        todo: list[tuple[Place, Any]] = [(None, root)]
-        seen: set[int] = set()
-        found = 0
-        while todo and found < 200:
-            place, value = todo.pop()
-            if isinstance(value, Opaque | Global) and getattr(value, "value", None) is None:
-                if not holds_only_data(value.name):
-                    found += 1
-                    yield place, value
-                    continue
-                value = value.state if isinstance(value, Opaque) else None
-            if not isinstance(value, dict | list | tuple) or id(value) in seen:
-                continue
-            seen.add(id(value))
-            items = value.items() if isinstance(value, dict) else enumerate(value)
-            inner = [((place, key), item) for key, item in items if isinstance(item, _WALKED)]
-            todo += reversed(inner)
+    def _objects(self) -> dict[str, str]:
+        """Return the class of each object that is left out, by its place."""
+        if self._left_out is None:
+            self._left_out = {}
+            self._plain = self._convert(self.root, None, self._left_out, {}, 0)
+        return self._left_out
+
+    def _convert(self, value: Any, place: Place, left_out: dict[str, str], seen: dict[int, Any], depth: int) -> Any:
+        """Return a value as tensors and plain values, each container once."""
+        if depth > MAX_DEPTH:
+            raise CheckpointError(f"{self.path} holds values nested deeper than {MAX_DEPTH}; it is not read")
+        if isinstance(value, Global):
+            left_out[_as_text(place)] = value.name
+            return None
+        if not isinstance(value, dict | list | tuple | set | frozenset | StoredTensor | Opaque):
+            return value
+        if id(value) not in seen:
+            seen[id(value)] = None  # of what holds itself, the inner one is left out
+
+            def part(item: Any, *names: Any) -> Any:
+                return self._convert(item, (place, *names) if names else place, left_out, seen, depth + 1)
+
+            made: Any
+            if isinstance(value, StoredTensor):
+                made = self.tensor(value)
+            elif isinstance(value, dict):
+                made = {key if _is_plain_key(key) else str(key): part(item, key) for key, item in value.items()}
+            elif not isinstance(value, Opaque):
+                made = [part(item, index) for index, item in enumerate(value)]
+                made = tuple(made) if isinstance(value, tuple) else made
+            elif value.value is not None:
+                made = value.value
+            elif not holds_only_data(value.name):
+                left_out[_as_text(place)] = value.name
+                made = None
+            elif isinstance(value.state, dict):
+                made = part(value.state)
+            elif value.name.startswith("pathlib.") and all(isinstance(item, str) for item in value.arguments):
+                made = "/".join(value.arguments)
+            else:
+                made = [part(item) for item in value.arguments]
+            seen[id(value)] = made
+        return seen[id(value)]
 
 
 Place = tuple[Any, Any] | None
 """Where something lies: the place of what holds it, and its key there. Joined only to be shown, as places are many."""
 
 
-def _shown(place: Place) -> str:
+def _as_text(place: Place) -> str:
     """Return a place as text, with only the outermost and innermost keys if there are many."""
     keys: list[str] = []
     while place is not None:
@@ -189,24 +175,19 @@ def _is_plain_key(key: Any) -> bool:
     return isinstance(key, str | int | float | bool | bytes | None)
 
 
-class explained:
-    """Turns whatever a parser raises on bytes that are not what they claim into one line about the file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is None or not isinstance(error, Exception) or isinstance(error, AmpCompareError):
-            return
-        if isinstance(error, NotPickled):
-            raise CheckpointError(f"{self.path} cannot be read: {error}") from None
+@contextmanager
+def name_faults(path: Path) -> Iterator[None]:
+    """Turn whatever a parser raises on bytes that are not what they claim into one line about the file."""
+    try:
+        yield
+    except AmpCompareError:
+        raise
+    except NotPickled as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from None
+    except Exception as error:  # zipfile alone raises a dozen kinds on damaged archives, few of them its own
         if isinstance(error, OSError) and error.strerror:
-            raise CheckpointError(f"cannot read the checkpoint {self.path}: {error.strerror}") from None
-        # zipfile alone raises a dozen kinds on damaged archives, few of them its own
-        raise CheckpointError(f"{self.path} is damaged: {describe_fault(error)}") from None
+            raise CheckpointError(f"cannot read the checkpoint {path}: {error.strerror}") from None
+        raise CheckpointError(f"{path} is damaged: {describe_fault(error)}") from None
 
 
 def open_regular(path: Path) -> BufferedReader:
@@ -227,7 +208,7 @@ def open_foreign(path: Path) -> Contents:
     Raises:
         CheckpointError: no such file, another kind of file, or a damaged one.
     """
-    with explained(path):
+    with name_faults(path):
         with open_regular(path) as file:
             head = file.read(512)
         if not head:
@@ -272,12 +253,10 @@ def _open_archive(path: Path) -> Contents:
         )
     pickled = archive.read(descriptions[0])
     require_bounded(lambda: unpickle(io.BytesIO(pickled), storage_of), path.stat().st_size)
-    description = unpickle(io.BytesIO(pickled), storage_of)
     return Contents(
         path,
         "torch archive",
-        description.root,
-        description.calls,
+        *unpickle(io.BytesIO(pickled), storage_of),
         lambda key: as_tensor(archive.read(f"{folder}/data/{key}")),
         archive.comment,
     )
@@ -285,7 +264,7 @@ def _open_archive(path: Path) -> Contents:
 
 def _open_stream(path: Path) -> Contents:
     require_bounded(lambda: _read_stream(path), path.stat().st_size)
-    format, held, places = _read_stream(path)
+    format, root, calls, places = _read_stream(path)
 
     def read(key: str) -> Tensor:
         at, length = places[key]
@@ -293,14 +272,15 @@ def _open_stream(path: Path) -> Contents:
             file.seek(at)
             return as_tensor(file.read(length))
 
-    return Contents(path, format, held.root, held.calls, read)
+    return Contents(path, format, root, calls, read)
 
 
-def _read_stream(path: Path) -> tuple[str, Unpickled, dict[str, tuple[int, int]]]:
+def _read_stream(path: Path) -> tuple[str, Any, list[str], dict[str, tuple[int, int]]]:
     """Read what torch before 1.6 wrote: five pickles, then the bytes of the storages; or a pickle of something else.
 
     Returns:
-        The format, what the pickle holds, and where the bytes of each storage begin and how many they are.
+        The format, what the pickle holds, what it would call, and where the bytes of each storage begin and how many
+        they are.
     """
     dtypes: dict[str, torch.dtype] = {}
 
@@ -312,16 +292,16 @@ def _read_stream(path: Path) -> tuple[str, Unpickled, dict[str, tuple[int, int]]
         return storage
 
     with path.open("rb") as file:
-        first = unpickle(file)
-        if first.root != LEGACY_MAGIC:
-            return "pickle", first, {}
-        if unpickle(file).root != LEGACY_PROTOCOL:
+        first, calls = unpickle(file)
+        if first != LEGACY_MAGIC:
+            return "pickle", first, calls, {}
+        if unpickle(file)[0] != LEGACY_PROTOCOL:
             raise NotPickled("it is of a torch that is not known")
-        system = unpickle(file).root
+        system, _ = unpickle(file)
         if not isinstance(system, dict) or not system.get("little_endian", True):
             raise NotPickled("it was saved on a machine of the other byte order")
-        main = unpickle(file, load)
-        return "torch before 1.6", main, _storage_places(file, unpickle(file).root, dtypes)
+        main, calls = unpickle(file, load)
+        return "torch before 1.6", main, calls, _storage_places(file, unpickle(file)[0], dtypes)
 
 
 def _storage_places(file: IO[bytes], keys: Any, dtypes: dict[str, torch.dtype]) -> dict[str, tuple[int, int]]:

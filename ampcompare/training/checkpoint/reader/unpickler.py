@@ -22,7 +22,7 @@ import torch
 
 from ampcompare.training.checkpoint.reader.placeholders import Global, NotPickled, Opaque, Storage, StoredTensor
 
-__all__ = ["Unpickled", "require_bounded", "storage_of", "unpickle"]
+__all__ = ["require_bounded", "storage_of", "unpickle"]
 
 STORAGES = {
     "DoubleStorage": torch.float64,
@@ -43,19 +43,6 @@ MIN_BYTES = 256 << 20
 BYTES_PER_BYTE = 5
 MIN_SECONDS = 120
 BYTES_PER_SECOND = 10e6  # of a slow disk
-
-
-class Unpickled:
-    """What a pickle holds.
-
-    Attributes:
-        root: dicts, lists, tuples, sets, plain values, `StoredTensor`, `Global` and `Opaque`.
-        calls: names of what unpickling would call, beyond plain data and tensors, each once, in order.
-    """
-
-    def __init__(self, root: Any, calls: list[str]) -> None:
-        self.root = root
-        self.calls = calls
 
 
 class _Unpickler(pickle.Unpickler):
@@ -81,11 +68,15 @@ class _Unpickler(pickle.Unpickler):
         return self.persistent(identity)
 
 
-def unpickle(file: IO[bytes], persistent: Callable[[Any], Any] | None = None) -> Unpickled:
+def unpickle(file: IO[bytes], persistent: Callable[[Any], Any] | None = None) -> tuple[Any, list[str]]:
     """Read one pickle from the position of `file`, and leave the position after it.
 
     Args:
         persistent: gives the object for a persistent id; torch names storages so.
+
+    Returns:
+        What it holds, of dicts, lists, tuples, sets, plain values, `StoredTensor`, `Global` and `Opaque`; and the names
+        of what unpickling would call, beyond plain data and tensors, each once, in order.
 
     Raises:
         NotPickled: it is not a pickle, or none of plain data and tensors.
@@ -97,7 +88,7 @@ def unpickle(file: IO[bytes], persistent: Callable[[Any], Any] | None = None) ->
         raise
     except Exception as error:  # pickle lets through what its own steps raise on bytes that are none
         raise NotPickled(f"its pickle is broken ({type(error).__name__})") from None
-    return Unpickled(root, list(unpickler.calls))
+    return root, list(unpickler.calls)
 
 
 def require_bounded(read: Callable[[], Any], size: int) -> None:
@@ -217,7 +208,7 @@ def _bytes(data: Any) -> bytes:
     return data.encode("latin-1") if isinstance(data, str) else bytes(memoryview(data))
 
 
-def _first(value: Any, *others: Any) -> Any:
+def _first_argument(value: Any, *others: Any) -> Any:
     return value
 
 
@@ -225,9 +216,9 @@ BUILDERS: dict[str, Callable[..., Any]] = {
     "torch._utils._rebuild_tensor": _tensor,
     "torch._utils._rebuild_tensor_v2": _tensor,
     "torch._utils._rebuild_tensor_v3": _tensor_of_dtype,
-    "torch._utils._rebuild_parameter": _first,
-    "torch._utils._rebuild_parameter_with_state": _first,
-    "torch.nn.parameter.Parameter": _first,
+    "torch._utils._rebuild_parameter": _first_argument,
+    "torch._utils._rebuild_parameter_with_state": _first_argument,
+    "torch.nn.parameter.Parameter": _first_argument,
     "torch._tensor._rebuild_from_type_v2": lambda function, kind, arguments, state: function(*arguments),
     "torch.Size": lambda sizes=(): tuple(sizes),
     "torch.device": lambda *parts: ":".join(map(str, parts)),

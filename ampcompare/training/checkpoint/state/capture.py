@@ -19,17 +19,17 @@ from torch.optim import Optimizer
 from ampcompare.base.errors import CheckpointError
 from ampcompare.base.tensors.lists import copies_on_host
 from ampcompare.base.tensors.sharded import from_part, is_sharded, placed_like, rank_in, whole_tree
-from ampcompare.base.tensors.tree import mapped
+from ampcompare.base.tensors.tree import map_tree
 from ampcompare.training.checkpoint.state.check_checkpoint import Names, check_training_state
-from ampcompare.training.checkpoint.state.flattened import is_flattened, plain_state, rebuilt
+from ampcompare.training.checkpoint.state.flattened import is_flattened, plain_state, rebuild_tensor
 from ampcompare.training.checkpoint.store.layout import CONVERTED, TENSOR_SHARDS, as_list, one_or_list
 from ampcompare.training.device import random_state, set_random_state
 from ampcompare.training.parallel.ranks import Communicator
 from ampcompare.training.precision.base import Precision, owned_params
 
 __all__ = [
-    "kept_random_states",
     "rank_states",
+    "restore_random_states",
     "restore_rank",
     "restore_training",
     "training_state",
@@ -59,7 +59,7 @@ def training_state(
         "optimizer": one_or_list([plain_state(each) for each in states] if whole else states),
         precision.key: precision.state_dict(),
         "masters": one_or_list(_masters(models, optimizers, names)),
-        "zeroed": [_zeroed(optimizer) for optimizer in optimizers],
+        "zeroed": [_params_with_gradient(optimizer) for optimizer in optimizers],
     }
 
 
@@ -131,7 +131,7 @@ def restore_training(
     Raises:
         CheckpointError: it is of other models or optimizers; names what differs.
     """
-    check_training_state(state, models, optimizers, names)
+    check_training_state(state, models, optimizers)
     for model, weights in zip(models, as_list(state["model"]), strict=True):
         here = model.state_dict()
         model.load_state_dict({name: placed_like(value, here[name]) for name, value in weights.items()})
@@ -140,7 +140,7 @@ def restore_training(
     for optimizer, saved in zip(optimizers, saved_optimizers, strict=True):
         # Apex makes masters here at the latest. State loaded before that would be rounded to the half weights.
         optimizer.zero_grad()
-        placed = _placed(optimizer, _in_own_memory(saved, seen))
+        placed = _place_state(optimizer, _in_own_memory(saved, seen))
         _load_optimizer(optimizer, placed, keep_types=CONVERTED not in state)
     masters = as_list(state.get("masters") or {})
     for optimizer, slots in zip(optimizers, names, strict=True):
@@ -165,7 +165,7 @@ def _in_own_memory(saved: Mapping[str, Any], seen: set[int]) -> dict[str, Any]:
         seen.add(storage.data_ptr())
         return tensor if alone else tensor.clone(memory_format=torch.contiguous_format)
 
-    return {"state": mapped(saved["state"], own), "param_groups": saved["param_groups"]}
+    return {"state": map_tree(saved["state"], own), "param_groups": saved["param_groups"]}
 
 
 def _load_optimizer(optimizer: Optimizer, saved: Mapping[str, Any], *, keep_types: bool) -> None:
@@ -186,7 +186,7 @@ def _load_optimizer(optimizer: Optimizer, saved: Mapping[str, Any], *, keep_type
                 loaded[key] = value.to(loaded[key].device, copy=True)
 
 
-def _placed(optimizer: Optimizer, saved: Mapping[str, Any]) -> dict[str, Any]:
+def _place_state(optimizer: Optimizer, saved: Mapping[str, Any]) -> dict[str, Any]:
     """Return the state of an optimizer in its own classes of tensors, with this rank's part of what is sharded."""
 
     def place(value: Any, param: Tensor) -> Any:
@@ -194,7 +194,7 @@ def _placed(optimizer: Optimizer, saved: Mapping[str, Any]) -> dict[str, Any]:
         if not is_part and not is_flattened(value):
             return placed_like(value, param)
         part = value[TENSOR_SHARDS][rank_in(param)] if is_part else value
-        part = rebuilt(part) if is_flattened(part) else part
+        part = rebuild_tensor(part) if is_flattened(part) else part
         return from_part(part, param) if is_sharded(param) else part
 
     ids = chain.from_iterable(group["params"] for group in saved["param_groups"])
@@ -217,7 +217,7 @@ def _masters(models: Sequence[nn.Module], optimizers: Sequence[Optimizer], names
     return masters
 
 
-def _zeroed(optimizer: Optimizer) -> list[int]:
+def _params_with_gradient(optimizer: Optimizer) -> list[int]:
     """Return the indices of parameters whose gradient is a tensor, not None; the sign of a zero may depend on it."""
     return [index for index, param in enumerate(owned_params(optimizer)) if param.grad is not None]
 
@@ -261,7 +261,7 @@ def _set_random_states(states: Mapping[str, Any], devices: Sequence[torch.device
 
 
 @contextmanager
-def kept_random_states(devices: Sequence[torch.device]) -> Iterator[None]:
+def restore_random_states(devices: Sequence[torch.device]) -> Iterator[None]:
     """Leave all global generators on exit as they were on entry."""
     states = _random_states(devices)
     try:

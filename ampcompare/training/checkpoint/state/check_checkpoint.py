@@ -10,13 +10,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ampcompare.base.errors import CheckpointError
 from ampcompare.base.tensors.sharded import shard_shapes
-from ampcompare.training.checkpoint.convert.between_arms import has_masters
 from ampcompare.training.checkpoint.store.layout import CONVERTED, TENSOR_SHARDS, as_list
 from ampcompare.training.precision.base import owned_params
 
@@ -37,13 +35,12 @@ def parameter_names(models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
 
 
 def check_training_state(
-    state: Mapping[str, Any], models: Sequence[nn.Module], optimizers: Sequence[Optimizer], names: Names
+    state: Mapping[str, Any], models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
 ) -> None:
-    """Check that weights, masters and optimizers of a state are those of this run, in name and shape.
+    """Check that weights and optimizers of a state are those of this run, in name and shape.
 
     Args:
         models, optimizers: as `Precision.prepare` returned them.
-        names: what `parameter_names` returned.
 
     Raises:
         CheckpointError: names the entries that do not fit.
@@ -58,12 +55,6 @@ def check_training_state(
     for model, weights in zip(models, saved_models, strict=True):
         check_model(model, weights, same_types=is_own)
     faults: list[str] = []
-    # Of another program's file, masters are what was found to round to its weights.
-    wanted = _wanted_masters(str(state["arm"]), models, optimizers, names) if "arm" in state else []
-    for masters, params in zip(as_list(state["masters"]), wanted, strict=False):
-        faults += [f"the fp32 master of {name} is missing" for name in params if name not in masters]
-        faults += [f"the fp32 master of {name} {_unlike(masters[name], params[name])}"
-                   for name in params if name in masters and _unlike(masters[name], params[name])]  # fmt: skip
     for optimizer, saved in zip(optimizers, saved_optimizers, strict=True):
         faults += _faults_of_optimizer(optimizer, saved)
     _raise_on(faults, "does not fit this run", "entries")
@@ -108,24 +99,6 @@ def _raise_on(faults: Sequence[str], what: str, kind: str) -> None:
             f"the checkpoint {what}: {len(faults)} of its {kind} do not fit: {'; '.join(faults[:MAX_NAMED])}{more}; "
             "use one of this model"
         )
-
-
-def _wanted_masters(
-    arm: str, models: Sequence[nn.Module], optimizers: Sequence[Optimizer], names: Names
-) -> list[dict[str, Tensor]]:
-    """Return, per model, the parameters by name that have masters now or will have them after the first step.
-
-    Apex makes masters at the first `zero_grad`; until then its optimizers hold the model's own parameters.
-    """
-    params = [dict(model.named_parameters()) for model in models]
-    wanted: list[dict[str, Tensor]] = [{} for _ in models]
-    for optimizer, places in zip(optimizers, names, strict=True):
-        for held, (index, name) in zip(owned_params(optimizer), places, strict=True):
-            param = params[index].get(name)
-            narrow = param is not None and param.dtype in (torch.float16, torch.bfloat16)
-            if param is not None and (held is not param or (has_masters(arm) and narrow)):
-                wanted[index][name] = param
-    return wanted
 
 
 def _faults_of_optimizer(optimizer: Optimizer, saved: Mapping[str, Any]) -> list[str]:

@@ -21,16 +21,16 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ampcompare.base.errors import CheckpointError
 from ampcompare.base.tensors.sharded import is_sharded, local, whole_tree
-from ampcompare.base.tensors.tree import mapped
+from ampcompare.base.tensors.tree import map_tree
 from ampcompare.training.checkpoint.store.layout import TENSOR_CLASS, TENSOR_SHARDS
 
 __all__ = [
     "class_name",
-    "flattened",
+    "flatten_tensor",
     "is_flattened",
     "is_wrapped",
     "plain_state",
-    "rebuilt",
+    "rebuild_tensor",
 ]
 
 
@@ -40,7 +40,7 @@ def is_wrapped(value: Any) -> bool:
 
 
 def is_flattened(value: Any) -> bool:
-    """Return whether a value is what `flattened` makes of a tensor subclass."""
+    """Return whether a value is what `flatten_tensor` makes of a tensor subclass."""
     return isinstance(value, Mapping) and TENSOR_CLASS in value
 
 
@@ -49,27 +49,29 @@ def class_name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def flattened(value: Any) -> Any:
+def flatten_tensor(value: Any) -> Any:
     """Return a tensor subclass as a dictionary of plain tensors, not copied; anything else as it is."""
     if not is_wrapped(value):
         return value
     names, attributes = value.__tensor_flatten__()
     return {
         TENSOR_CLASS: class_name(type(value)),
-        "tensors": {name: flattened(getattr(value, name)) for name in names},
+        "tensors": {name: flatten_tensor(getattr(value, name)) for name in names},
         "attributes": attributes,
         "shape": value.shape,
         "stride": value.stride(),
     }
 
 
-def rebuilt(saved: Mapping[str, Any]) -> Tensor:
-    """Return the tensor that `flattened` was given; it holds the stored tensors themselves.
+def rebuild_tensor(saved: Mapping[str, Any]) -> Tensor:
+    """Return the tensor that `flatten_tensor` was given; it holds the stored tensors themselves.
 
     Raises:
         CheckpointError: no module that is loaded has the class.
     """
-    tensors = {name: rebuilt(inner) if is_flattened(inner) else inner for name, inner in saved["tensors"].items()}
+    tensors = {
+        name: rebuild_tensor(inner) if is_flattened(inner) else inner for name, inner in saved["tensors"].items()
+    }
     module, _, name = saved[TENSOR_CLASS].rpartition(".")
     kind: Any = getattr(sys.modules.get(module), name, None)
     is_known = isinstance(kind, type) and issubclass(kind, Tensor) and hasattr(kind, "__tensor_unflatten__")
@@ -100,10 +102,10 @@ def plain_state(state: dict[str, Any]) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     if not isinstance(value, Tensor) or not is_sharded(value):
-        return flattened(value)
+        return flatten_tensor(value)
     # A short shard may be plain where the others are not: what they are is known once all are here.
     parts: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(parts, mapped(flattened(local(value.detach())), lambda tensor: tensor.detach().cpu()))
+    dist.all_gather_object(parts, map_tree(flatten_tensor(local(value.detach())), lambda tensor: tensor.detach().cpu()))
     if not any(map(is_flattened, parts)):
         return whole_tree(value)
     return parts[0] if len(parts) == 1 else {TENSOR_SHARDS: parts}

@@ -19,7 +19,6 @@ from ampcompare.settings.recipe import Recipe
 __all__ = ["AUTO", "FoundCheckpoint", "find_checkpoint", "validate_resume"]
 
 AUTO = "auto"
-NEEDED = ("model", "optimizer", "masters", "progress", "best", "parts", "rng", "buffers", "zeroed", "arm", "recipe")
 FOLLOW_TOTAL_BATCH = ("batch_size", "global_batch_size", "grad_accum_steps")
 MAX_NAMED = 3
 MAX_LENGTH = 80
@@ -86,19 +85,7 @@ def validate_resume(
         CheckpointError: it is of another arm, another recipe or another total batch, or is not the state of a run.
     """
     path, state, notes = checkpoint
-    missing = [name for name in NEEDED if name not in state]
-    if missing:
-        raise CheckpointError(
-            f"{path} has no {', '.join(missing)}, so a run cannot resume from it; use a step-*.pt that a run wrote"
-        )
     progress, arm = state["progress"], str(state["arm"])
-    for part, is_needed in (
-        ("tally", True),
-        ("average", config.recipe.ema_decay is not None),
-        ("early_stop", config.recipe.early_stop is not None or config.recipe.target is not None),
-    ):
-        if is_needed and state["parts"].get(part) is None:
-            raise CheckpointError(f"{path} has no parts.{part}; use a step-*.pt that a run of this recipe wrote")
     if arm != config.arm and not config.saving.resume_into_other_arm:
         raise CheckpointError(
             f"{path} was written by {arm}, and the arm is {config.arm}; resume with --arm {arm}, or add "
@@ -117,9 +104,9 @@ def validate_resume(
     trainer = state.get("trainer") or arm
     if arm != config.arm:
         from ampcompare.training.checkpoint.convert.between_arms import into_arm
-        from ampcompare.training.checkpoint.reader.foreign import explained
+        from ampcompare.training.checkpoint.reader.foreign import name_faults
 
-        with explained(path):
+        with name_faults(path):
             conversion = into_arm(state, config.arm)
         state = conversion.state
         notes += [

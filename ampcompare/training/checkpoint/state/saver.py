@@ -119,7 +119,7 @@ class Saver:
             if self.config.format == "sharded":
                 _write_shards(self._files(), state, self.ranks, step=step, best=best)
             else:
-                (self._background or self._opened()).save(state, step=step, best=best)
+                (self._background or self._open_folder()).save(state, step=step, best=best)
         except EnvironmentUnfit as error:
             self._failure = error
             self._note_failure(error)
@@ -128,7 +128,7 @@ class Saver:
         if self.ranks.is_first:
             self.note(f"not saved: {error}; the next save tries again")
 
-    def _opened(self) -> CheckpointFolder | BackgroundFolder:
+    def _open_folder(self) -> CheckpointFolder | BackgroundFolder:
         """Return what writes checkpoints; kept only if it writes in the background."""
         if not self.config.in_background:
             return self._files()

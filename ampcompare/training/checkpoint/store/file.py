@@ -8,6 +8,7 @@ damage, not forgery. A forged file cannot run code either: torch reads plain dat
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from io import BufferedReader, BytesIO
 from pathlib import Path
@@ -20,7 +21,6 @@ import xxhash
 from ampcompare.base.errors import CheckpointError, EnvironmentUnfit
 from ampcompare.base.files.write import write_atomically, write_file
 from ampcompare.training.checkpoint.reader.foreign import open_regular
-from ampcompare.training.checkpoint.store.frame import COMMENT, COMMENT_SIZE, read_frame
 from ampcompare.training.checkpoint.store.layout import SCHEMA, require_plain
 
 __all__ = [
@@ -34,6 +34,10 @@ __all__ = [
 ]
 
 CHUNK = 1 << 20
+COMMENT = "ampcompare checkpoint 1 xxh3-128 {}"
+COMMENT_SIZE = len(COMMENT.format("0" * 32))
+ANY_COMMENT = re.compile(rb"ampcompare checkpoint (\d{1,9}) [\w-]+ [0-9a-f]+")
+END_RECORD_SIZE = 22
 
 
 class _Writer:
@@ -151,7 +155,7 @@ def verify_file(path: Path) -> None:
     """
     try:
         with open_regular(path) as file:
-            size, end = read_frame(path, file)
+            size, end = _read_frame(path, file)
             file.seek(0)
             hashed = hash_bytes(file, size - COMMENT_SIZE - 2)
             last = file.read(2)
@@ -165,6 +169,42 @@ def verify_file(path: Path) -> None:
             f"{path} is damaged: its bytes have the checksum {right[:8]}..., and its end says "
             f"{end[-32:-24].decode()}...; take the checkpoint before it"
         )
+
+
+def _read_frame(path: Path, file: IO[bytes]) -> tuple[int, bytes]:
+    """Return the size of a checkpoint, in bytes, and the comment at its end.
+
+    Raises:
+        CheckpointError: it is empty, of another kind, of a newer ampcompare, or cut off.
+    """
+    size = os.fstat(file.fileno()).st_size
+    head = file.read(512)
+    if size == 0:
+        raise CheckpointError(f"{path} is empty; take the checkpoint before it")
+    if not head.startswith(b"PK"):
+        raise CheckpointError(f"{path} is not a checkpoint of ampcompare: {_kind(head)}")
+    file.seek(max(0, size - COMMENT_SIZE))
+    end = file.read(COMMENT_SIZE)
+    comment = ANY_COMMENT.fullmatch(end) or ANY_COMMENT.search(end)
+    if comment and int(comment[1]) > 1:
+        raise CheckpointError(f"{path} was written by a newer ampcompare; upgrade this one")
+    if comment is None or len(comment[0]) != COMMENT_SIZE or size < COMMENT_SIZE + END_RECORD_SIZE:
+        raise CheckpointError(
+            f"{path} was cut off, or not written by ampcompare: no checksum at its end; "
+            "take the checkpoint before it, or let `ampcompare convert` read one of another program"
+        )
+    return size, end
+
+
+def _kind(head: bytes) -> str:
+    if head.startswith(b"\x80"):
+        return "it is a pickle, or of torch before 1.6; `ampcompare convert` reads these"
+    try:
+        head.decode("utf-8")
+    except UnicodeDecodeError as error:
+        if error.start < len(head) - 3:
+            return "it is not an archive"
+    return "it is a text file" if b"\0" not in head else "it is not an archive"
 
 
 def checksum(path: Path) -> str:

@@ -9,7 +9,6 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from ampcompare.base.errors import CheckpointError, EnvironmentUnfit
 from ampcompare.base.files.write import flush_to_disk
-from ampcompare.base.tensors.tree import mapped
+from ampcompare.base.tensors.tree import map_tree
 from ampcompare.training.checkpoint.store.file import write_checkpoint
 from ampcompare.training.checkpoint.store.sharded import STATE_FILE, SUFFIX, read_saved
 
@@ -231,13 +230,13 @@ def snapshot(state: Any) -> Any:
             seen[id(tensor)] = tensor.detach().to("cpu", copy=True)
         return seen[id(tensor)]
 
-    return mapped(state, copy)
+    return map_tree(state, copy)
 
 
 class BackgroundFolder:
-    """Saves into a `CheckpointFolder` by a thread; at most one checkpoint is on its way. Use it as a context manager.
+    """Saves into a `CheckpointFolder` by a thread; at most one checkpoint is on its way.
 
-    An error of a save surfaces at the next `save`, or at `close`.
+    An error of a save surfaces at the next `save`, or at `wait`.
     """
 
     def __init__(self, folder: CheckpointFolder) -> None:
@@ -279,22 +278,3 @@ class BackgroundFolder:
         error, self._error = self._error, None
         if error is not None:
             raise error
-
-    close = wait
-
-    def newest(self, *, device: torch.device | str = "cpu") -> tuple[Path, dict[str, Any], list[str]] | None:
-        """Read the newest checkpoint, as `CheckpointFolder.newest`, after the one on its way."""
-        self.wait()
-        return self.folder.newest(device=device)
-
-    def __enter__(self) -> BackgroundFolder:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            self.wait()
-        elif self._thread is not None:  # an error of training matters more than one of saving
-            self._thread.join()
-            self._thread = None

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from ampcompare.base.errors import CheckpointError
-from ampcompare.base.tensors.tree import mapped
-from ampcompare.training.checkpoint.reader.foreign import explained, open_regular
+from ampcompare.base.tensors.tree import map_tree
+from ampcompare.training.checkpoint.reader.foreign import name_faults, open_regular
 from ampcompare.training.checkpoint.store.file import checksum, read_checkpoint
 
 __all__ = ["FILES", "PARTS", "STATE_FILE", "SUFFIX", "is_sharded_folder", "read_saved"]
@@ -56,11 +56,11 @@ def read_saved(path: Path, *, device: torch.device | str = "cpu") -> dict[str, A
     state = read_checkpoint(path / STATE_FILE)
     if FILES not in state:
         raise CheckpointError(f"{path / STATE_FILE} does not name the files with its shards; take another checkpoint")
-    with explained(path):
+    with name_faults(path):
         for name, wanted in state.pop(FILES).items():
             _verify_shards(path / name, wanted)
-        whole: dict[str, Any] = _without_parts(state, partial(_joined, path))
-    return whole if torch.device(device).type == "cpu" else mapped(whole, lambda tensor: tensor.to(device))
+        whole: dict[str, Any] = _without_parts(state, partial(_join_parts, path))
+    return whole if torch.device(device).type == "cpu" else map_tree(whole, lambda tensor: tensor.to(device))
 
 
 def _verify_shards(path: Path, wanted: str) -> None:
@@ -78,7 +78,7 @@ def _verify_shards(path: Path, wanted: str) -> None:
         )
 
 
-def _joined(folder: Path, entry: Mapping[str, Any]) -> Tensor:
+def _join_parts(folder: Path, entry: Mapping[str, Any]) -> Tensor:
     """Return a tensor from its parts, each an archive of `torch.save` inside of a file."""
     whole = torch.zeros(torch.Size(entry["shape"]), dtype=entry["dtype"])
     for part in entry[PARTS]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.experiment.launch.script.launcher import picked, script_command, script_record
+from ampcompare.experiment.launch.script.launcher import pick_value, script_command, script_record
 from ampcompare.experiment.launch.script.output import OutputReader, Printed
 from ampcompare.experiment.launch.script.rows import ScriptRows, read_rows
 from ampcompare.settings.config import RunConfig
@@ -114,9 +114,9 @@ def test_a_metric_that_is_nan_is_no_best_one(tmp_path: Path) -> None:
 def test_one_of_several_values_is_picked() -> None:
     """Best follows the goal, and no NaN is best."""
     values = [2.0, math.nan, 1.0, 3.0]
-    assert picked(ScriptMetric(name="a", goal="min", pick="best"), values) == 1.0
-    assert picked(ScriptMetric(name="a", pick="first"), values) == 2.0
-    assert picked(ScriptMetric(name="a"), values) == 3.0
+    assert pick_value(ScriptMetric(name="a", goal="min", pick="best"), values) == 1.0
+    assert pick_value(ScriptMetric(name="a", pick="first"), values) == 2.0
+    assert pick_value(ScriptMetric(name="a"), values) == 3.0
 
 
 def test_output_is_read_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,7 @@ class Nvml:
 def test_the_clock_of_an_idle_gpu_is_no_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU is read after timed steps only: not before them, in the warm-up, or after an evaluation's end."""
     nvml = Nvml()
-    monkeypatch.setattr("ampcompare.experiment.launch.worker.monitor._open", lambda device: (nvml, "handle"))
+    monkeypatch.setattr("ampcompare.experiment.launch.worker.monitor._open_nvml", lambda device: (nvml, "handle"))
     monkeypatch.setattr("ampcompare.experiment.launch.worker.monitor.INTERVAL_SECONDS", 0.0)
     watch = SystemMonitor(torch.device("cuda", 0))
     watch.sample(timed=False)
@@ -61,7 +61,7 @@ def test_the_clock_of_an_idle_gpu_is_no_reading(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_warm_up_does_not_put_off_the_first_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first timed block is read however short the time since the watch was made."""
-    monkeypatch.setattr("ampcompare.experiment.launch.worker.monitor._open", lambda device: (Nvml(), "handle"))
+    monkeypatch.setattr("ampcompare.experiment.launch.worker.monitor._open_nvml", lambda device: (Nvml(), "handle"))
     watch = SystemMonitor(torch.device("cuda", 0))
     watch.sample(timed=True)
     assert watch.readings([]).clock_low_mhz == 345
@@ -87,7 +87,7 @@ def test_busy_and_idle_are_told_apart() -> None:
 def test_energy_is_that_of_timed_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Warm-up, evaluations and the first block of an epoch are left out; the rest is divided by its samples."""
     nvml = Nvml()
-    monkeypatch.setattr("ampcompare.experiment.launch.worker.monitor._open", lambda device: (nvml, "handle"))
+    monkeypatch.setattr("ampcompare.experiment.launch.worker.monitor._open_nvml", lambda device: (nvml, "handle"))
     watch = SystemMonitor(torch.device("cuda", 0))
     assert watch.energy is not None
     for epoch, timed, joules in [(0, False, 500), (0, True, 20), (0, True, 30), (1, True, 999), (1, True, 10)]:
@@ -107,7 +107,7 @@ def test_no_counter_is_no_energy(monkeypatch: pytest.MonkeyPatch) -> None:
             raise OSError("not supported")
 
     for opened in [(Older(), "handle"), (None, None)]:
-        monkeypatch.setattr("ampcompare.experiment.launch.worker.monitor._open", lambda device, opened=opened: opened)
+        monkeypatch.setattr("ampcompare.experiment.launch.worker.monitor._open_nvml", lambda _, found=opened: found)
         watch = SystemMonitor(torch.device("cuda", 0))
         assert watch.energy is not None
         for _ in range(3):

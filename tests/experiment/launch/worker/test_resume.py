@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ampcompare.experiment.launch.base import Progress
 from ampcompare.experiment.launch.cell_files import continue_steps
+from ampcompare.experiment.launch.contract import Progress
 from ampcompare.experiment.launch.forked import ForkedLauncher
 from ampcompare.experiment.launch.worker.cell import run_cell
 from ampcompare.results.analysis.pairing.comparability import foreign_steps

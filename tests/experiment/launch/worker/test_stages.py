@@ -12,7 +12,7 @@ import torch
 
 from ampcompare.base.environment.ranks import DistributedEnv
 from ampcompare.base.errors import CheckpointError, EnvironmentUnfit
-from ampcompare.experiment.launch.base import Progress
+from ampcompare.experiment.launch.contract import Progress
 from ampcompare.experiment.launch.worker.cell import Cell, build, configure_process, record, run
 from ampcompare.results.records.run import ProcessFacts, RunSummary
 from ampcompare.settings.config import RunConfig

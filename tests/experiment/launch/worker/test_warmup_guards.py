@@ -11,7 +11,7 @@ import torch
 from torch.optim import Optimizer
 
 from ampcompare.apex import amp
-from ampcompare.experiment.launch.base import Progress
+from ampcompare.experiment.launch.contract import Progress
 from ampcompare.experiment.launch.worker.cell import run_cell
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.step import iter_steps

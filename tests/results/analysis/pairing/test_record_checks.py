@@ -12,7 +12,7 @@ import pytest
 
 from ampcompare.base.environment.fingerprint import fingerprint
 from ampcompare.base.errors import RecordError
-from ampcompare.experiment.load import reload_comparison
+from ampcompare.experiment.reload_report import reload_comparison
 from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.results.analysis.pairing.record_checks import read_checked, unique_runs
 from ampcompare.results.records.comparison import ArmSummary, Comparison

@@ -63,7 +63,7 @@ def test_objects_of_a_program_that_is_not_there(tmp_path: Path, monkeypatch: pyt
     result = convert_file(path, tmp_path / "b.pt", "native", trust=True)
     assert torch.equal(result.state["state_dict"]["w"], WEIGHTS["w"])
     assert "ModuleNotFoundError" in result.lost[-2]
-    assert result.lost[-1].startswith("message_hub: an object of lost_program.Hub")
+    assert result.lost[-1].startswith("message_hub: lost_program.Hub")
 
 
 class Rate:

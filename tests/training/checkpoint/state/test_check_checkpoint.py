@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ampcompare.base.errors import CheckpointError
-from ampcompare.training.checkpoint.state.check_checkpoint import check_training_state, parameter_names
+from ampcompare.training.checkpoint.state.check_checkpoint import check_training_state
 
 Change = Callable[[dict[str, Any]], Any]
 
@@ -40,7 +40,7 @@ def test_what_is_of_another_model_is_named(change: Change, words: str) -> None:
     optimizer.step()
     state = copy.deepcopy({"model": dict(model.state_dict()), "optimizer": optimizer.state_dict()})
     state |= {"arm": "fp32", "masters": {}}
-    arguments = ([model], [optimizer], parameter_names([model], [optimizer]))
+    arguments = ([model], [optimizer])
     check_training_state(state, *arguments)
     change(state)
     with pytest.raises(CheckpointError, match=words):

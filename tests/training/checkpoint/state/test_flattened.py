@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ampcompare.base.tensors.tree import tensors_in
-from ampcompare.training.checkpoint.state.flattened import flattened, is_wrapped, plain_state, rebuilt
+from ampcompare.training.checkpoint.state.flattened import flatten_tensor, is_wrapped, plain_state, rebuild_tensor
 
 
 class Pair(Tensor):
@@ -39,12 +39,12 @@ def test_a_tensor_within_another_is_flattened_and_built_again() -> None:
     """Both ways nothing is copied and nothing is computed; the class is found by its name among those given."""
     high, low = torch.ones(2, 3), torch.zeros(2, 3)
     tensor = Pair(high, Pair(low, high, "inner"), "outer")
-    saved = flattened(tensor)
+    saved = flatten_tensor(tensor)
     assert is_wrapped(tensor)
     assert not is_wrapped(high)
     assert (saved["tensor_class"], saved["shape"], saved["stride"]) == (NAME, torch.Size([2, 3]), (3, 1))
     assert [inner is each for inner, each in zip(tensors_in(saved), (high, low, high), strict=True)] == [True] * 3
-    again = rebuilt(saved)
+    again = rebuild_tensor(saved)
     assert isinstance(again, Pair)
     assert (again.high is high, again.low.high is low, again.low.note) == (True, True, "inner")  # type: ignore[attr-defined]
 

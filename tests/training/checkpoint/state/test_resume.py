@@ -48,20 +48,15 @@ MOVING = (
 )
 ARMS = [
     "fp32",
-    "apex:O0,engine=compat",
     "apex:O1,engine=compat",
     "apex:O2,engine=compat",
     "apex:O3,engine=compat",
-    "apex:O4,engine=compat",
     "apex:O4,engine=compat,loss_scale=dynamic",
-    "apex:O5,engine=compat",
     "apex:O5,engine=compat,loss_scale=dynamic",
     "apex:O2,engine=compat,loss_scale=128",
     "native:fp16,init_scale=16777216,growth_interval=2",
     "native:bf16",
     "half:loss_scale=128",
-    "half:bn_fp32",
-    "half:bf16,masters=fp32",
     "half:bf16,rounding=stochastic,state=fp32,reduce=fp32",
     "half:bf16,kahan,state=fp32,keep_fp32=BatchNorm2d",
     "half:bf16,masters=fp32,state=bf16,grads=fp32",
@@ -190,12 +185,12 @@ def test_policies_go_on_where_they_were(on_nan: str, tmp_path: Path) -> None:
     recipe = {"early_stop": 1, "epochs": 4, "optimizer": {"lr": 1e-30}}
     options = {"on_nan": on_nan, "rollback_every": 1, "max_skipped": 3, "recipe": recipe}
     unbroken = Played(config(**options), tmp_path / "a")
-    assert (len(unbroken.tally.epochs), unbroken.session.ended is not None) == (2, True)
+    assert (len(unbroken.tally.epochs), unbroken.session.end_reason is not None) == (2, True)
     for stop in (5, 7):
         first = Played(config(**options), tmp_path / f"{stop}", stop=stop)
         second = Played(config(**options), tmp_path / f"{stop}", resume=True)
         assert repr(untimed(first.steps + second.steps)) == repr(untimed(unbroken.steps))
-        assert second.session.ended == unbroken.session.ended
+        assert second.session.end_reason == unbroken.session.end_reason
         assert first_difference(unbroken.end, second.end, apart=APART) == ""
 
 
@@ -236,8 +231,8 @@ def test_arms_of_other_libraries_go_on_to_the_last_bit(arm: str, package: str, t
 @pytest.mark.parametrize(
     "arm",
     [
-        "fp8:mxfp8",
-        "fp8:rowwise,over=half:dtype=bf16+master_weights",
+        pytest.param("fp8:mxfp8", marks=pytest.mark.slow),
+        pytest.param("fp8:rowwise,over=half:dtype=bf16+master_weights", marks=pytest.mark.slow),
         "fp8:tensorwise,over=half:dtype=bf16+rounding=stochastic",
     ],
 )
@@ -273,9 +268,7 @@ def test_moments_of_bitsandbytes_resume_to_the_last_bit(arm: str, tmp_path: Path
     [
         ("fp32", "AdamFp8"),
         ("apex:O4,engine=compat,cast_model_outputs=float32", "AdamW8bit"),
-        ("apex:O5,engine=compat", "AdamW8bit"),
         ("half:bf16", "AdamW4bit"),
-        ("half:bf16,masters=fp32", "AdamW8bit"),
         ("half:bf16,rounding=stochastic,state=fp32", "AdamW8bit"),
     ],
 )
@@ -323,7 +316,6 @@ def test_gradients_that_were_zeros_are_zeros_again(tmp_path: Path) -> None:
         ("fp32", "apex:O2,engine=compat"),
         ("apex:O2,engine=compat", "native:fp16"),
         ("native:fp16", "apex:O1,engine=compat"),
-        ("apex:O2,engine=compat", "half"),
         ("half", "fp32"),
         ("apex:O3,engine=compat", "native:bf16"),
     ],
@@ -377,33 +369,6 @@ def test_a_run_with_compensation_is_resumed_without(tmp_path: Path) -> None:
     assert [step.step for step in Played(config(arm, recipe=SHORT), tmp_path / "b", resume=True).steps] == [3]
 
 
-def loads(*args: Any, **kwargs: Any) -> None:
-    raise AssertionError("something was loaded")
-
-
-def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Masters that are missing or of another shape are refused before a weight is written."""
-    settings = config("apex:O2,engine=compat")
-    Played(settings, tmp_path / "a", stop=1)
-    found = find_checkpoint("auto", tmp_path / "a")
-    assert found is not None
-    monkeypatch.setattr(nn.Module, "load_state_dict", loads)
-    for change, said in (
-        (lambda masters: masters.pop("head.weight"), "head.weight is missing"),
-        (lambda masters: masters.update({"head.weight": torch.zeros(3)}), r"head.weight is \[3\] there"),
-    ):
-        state, _ = validate_resume(found, settings, 1)
-        state = {**state, "masters": dict(state["masters"])}
-        change(state["masters"])
-        precision = make_precision(settings.arm)
-        try:
-            task = make_task(settings.recipe)
-            with pytest.raises(CheckpointError, match=said):
-                assemble_single(settings.recipe, task, precision, CPU, state=state)
-        finally:
-            _amp_state.close()
-
-
 class Full:
     """A disk that refuses so many writes."""
 
@@ -452,13 +417,9 @@ def test_saving_changes_no_number(tmp_path: Path) -> None:
     ("arm", "name"),
     [
         ("fp32", "fused_novograd"),
-        ("fp32", "fused_lamb"),
         ("apex:O2,engine=compat", "fused_adam"),
-        ("apex:O2,engine=compat", "fused_novograd"),
         ("apex:O2,engine=compat", "fused_sgd"),
-        ("half:loss_scale=128", "fused_adam"),
         ("half:loss_scale=128", "fused_lamb"),
-        ("half:loss_scale=128", "fused_novograd"),
         ("half:loss_scale=128", "fused_adagrad"),
     ],
 )

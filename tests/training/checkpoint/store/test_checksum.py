@@ -9,7 +9,7 @@ import pytest
 import xxhash
 
 from ampcompare.base.errors import CheckpointError
-from ampcompare.training.checkpoint.store.file import CHUNK, checksum, hash_bytes
+from ampcompare.training.checkpoint.store.file import CHUNK, checksum
 
 
 @pytest.mark.parametrize("size", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 7])
@@ -19,17 +19,6 @@ def test_a_file_of_any_size_has_the_hash_of_its_bytes(tmp_path: Path, size: int)
     path = tmp_path / "file"
     path.write_bytes(content[:size])
     assert checksum(path) == xxhash.xxh3_128(content[:size]).hexdigest()
-
-
-def test_so_many_bytes_are_read_and_no_more(tmp_path: Path) -> None:
-    """What comes after them is left to the caller; a file that ends before them is hashed to its end."""
-    path = tmp_path / "file"
-    path.write_bytes(b"0123456789")
-    with path.open("rb") as file:
-        assert hash_bytes(file, -1).digest() == xxhash.xxh3_128().digest()
-        assert hash_bytes(file, 4).digest() == xxhash.xxh3_128(b"0123").digest()
-        assert file.read(2) == b"45"
-        assert hash_bytes(file, 100).digest() == xxhash.xxh3_128(b"6789").digest()
 
 
 def test_a_fifo_is_refused(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_every_flipped_bit_and_every_cut_is_seen(tmp_path: Path, make_state: Mak
     path = tmp_path / "a.pt"
     write_checkpoint(path, make_state())
     good = path.read_bytes()
-    for at in [*range(0, len(good), 97), *range(len(good) - 120, len(good))]:
+    for at in [*range(0, len(good), 397), *range(len(good) - 60, len(good), 3)]:
         path.write_bytes(good[:at] + bytes([good[at] ^ 1 << at % 8]) + good[at + 1 :])
         with pytest.raises(CheckpointError):
             verify_file(path)
@@ -164,7 +164,7 @@ class _FullDisk:
         self.file.close()
 
 
-@pytest.mark.parametrize("room", [0, 100, 1000, 2500])
+@pytest.mark.parametrize("room", [0, 1000])
 def test_a_full_disk_leaves_the_old_file(
     tmp_path: Path, make_state: Make, monkeypatch: pytest.MonkeyPatch, room: int
 ) -> None:

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from ampcompare.base.errors import ConfigError, Ended, RecordError
-from ampcompare.experiment.launch.base import Launcher
+from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.launch.forked import ForkedLauncher
-from ampcompare.experiment.load import reload_comparison
 from ampcompare.experiment.observer import Observer, Outline
 from ampcompare.experiment.plan import Plan, make_plan
-from ampcompare.experiment.run import run_plan
+from ampcompare.experiment.reload_report import reload_comparison
 from ampcompare.experiment.run_directory import RunDirectory
+from ampcompare.experiment.run_plan import run_plan
 from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.records.document import sealed_json
 from ampcompare.results.records.run import RunRecord

@@ -1,7 +1,7 @@
 """A run in a wide type alongside the arm's: each operation is repeated on tensors that were never rounded to 16 bits.
 
-A shadow belongs to a storage, so that views and operations in place need no care: the shadow of a view is the same view
-of the shadow. It is dropped with the storage.
+A wide tensor belongs to a storage, so that views and operations in place need no care: that of a view is the same view
+of it. It is dropped with the storage.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from ampcompare.diagnosis.ranges import HALF
 
-__all__ = ["Shadows", "written_arguments"]
+__all__ = ["Fp32Reference", "written_arguments"]
 
 CLEAN_EVERY = 64
 
@@ -39,7 +39,7 @@ def _written_places(func: Any) -> tuple[tuple[int, str], ...]:
     )
 
 
-class Shadows:
+class Fp32Reference:
     """The wide storages of all 16-bit tensors of a step, and of what was computed from them.
 
     Args:
@@ -53,7 +53,7 @@ class Shadows:
         self._added = 0
 
     def of(self, tensor: Tensor) -> Tensor | None:
-        """Return the shadow of a tensor, of its shape and strides; None if it has none."""
+        """Return the wide tensor of a tensor, of its shape and strides; None if it has none."""
         known = self._wide.get(tensor.untyped_storage()._cdata)
         if (
             known is None
@@ -64,28 +64,28 @@ class Shadows:
         return known[1].as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
 
     def forget(self, tensors: Iterable[Tensor]) -> None:
-        """Drop the shadows of tensors, which begin again from what these hold."""
+        """Drop the wide tensors of some, which begin again from what these hold."""
         for tensor in tensors:
             self._wide.pop(tensor.untyped_storage()._cdata, None)
 
-    def concern(self, tensors: Iterable[Tensor]) -> bool:
+    def concerns(self, tensors: Iterable[Tensor]) -> bool:
         """Return whether an operation on these tensors can differ from the arm's."""
         return any(tensor.dtype in HALF or tensor.untyped_storage()._cdata in self._wide for tensor in tensors)
 
     def repeat(self, func: Callable[..., Any], args: Any, kwargs: Any, written: list[Tensor]) -> Any:
-        """Run an operation on shadows; what it writes to has one afterwards. None if the wide type has no kernel."""
+        """Run an operation on wide tensors; what it writes to has one then. None if the wide type has no kernel."""
         for tensor in written:
             if tensor.is_floating_point() and self.of(tensor) is None:
                 self.keep(tensor, tensor.detach().to(self.dtype, copy=True))
-        return self._run(func, args, kwargs, self._shadow_or_value)
+        return self._run(func, args, kwargs, self._wide_or_value)
 
-    def widened(self, func: Callable[..., Any], args: Any, kwargs: Any, written: list[Tensor]) -> Any:
+    def run_on_values(self, func: Callable[..., Any], args: Any, kwargs: Any, written: list[Tensor]) -> Any:
         """Run an operation on the arm's own values in the wide type; the values themselves are not written to."""
         targets = {id(tensor) for tensor in written}
         return self._run(func, args, kwargs, lambda tensor: tensor.detach().to(self.dtype, copy=id(tensor) in targets))
 
     def keep(self, tensor: Tensor, wide: Tensor) -> None:
-        """Make `wide`, of the same shape, the shadow of the part of a storage that `tensor` shows."""
+        """Make `wide`, of the same shape, the wide tensor of the part of a storage that `tensor` shows."""
         storage = tensor.untyped_storage()
         size = storage.nbytes() // tensor.element_size()
         if tensor.is_contiguous() and tensor.numel() == size and wide.is_contiguous() and wide.dtype is self.dtype:
@@ -98,30 +98,30 @@ class Shadows:
         if self._added % CLEAN_EVERY == 0:
             self._wide = {key: held for key, held in self._wide.items() if not held[0].expired()}
 
-    def _shadow_or_value(self, tensor: Tensor) -> Tensor:
-        shadow = self.of(tensor)
-        return tensor.detach().to(self.dtype) if shadow is None else shadow
+    def _wide_or_value(self, tensor: Tensor) -> Tensor:
+        wide = self.of(tensor)
+        return tensor.detach().to(self.dtype) if wide is None else wide
 
     def _run(self, func: Callable[..., Any], args: Any, kwargs: Any, wide: Callable[[Tensor], Tensor]) -> Any:
-        def replaced(value: Any) -> Any:
+        def widen(value: Any) -> Any:
             if isinstance(value, Tensor):
                 return wide(value) if value.is_floating_point() else value
             # A cast to 16 bits does not happen here; one to fp32 must not narrow.
             return self.dtype if isinstance(value, torch.dtype) and value.is_floating_point else value
 
         try:
-            return func(*_mapped(replaced, args), **_mapped(replaced, kwargs))
+            return func(*_map_leaves(widen, args), **_map_leaves(widen, kwargs))
         except (RuntimeError, TypeError, NotImplementedError):
             self.failures.add(getattr(func, "__name__", str(func)))
             return None
 
 
-def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
+def _map_leaves(change: Callable[[Any], Any], value: Any) -> Any:
     """Return arguments of an operation with each leaf changed; these hold no other containers."""
     if isinstance(value, tuple | list):
         return type(value)(
-            [_mapped(change, item) if isinstance(item, tuple | list) else change(item) for item in value]
+            [_map_leaves(change, item) if isinstance(item, tuple | list) else change(item) for item in value]
         )
     if isinstance(value, dict):
-        return {name: _mapped(change, item) for name, item in value.items()}
+        return {name: _map_leaves(change, item) for name, item in value.items()}
     return change(value)

@@ -12,7 +12,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError
 from ampcompare.results.records.diagnosis import Cure, Diagnosis, Fault, Headroom, Trial
 
-__all__ = ["Change", "Tested", "cure_of", "search", "verdict_of", "with_cure"]
+__all__ = ["Change", "Tested", "conclusion_of", "cure_of", "search", "verdict_of", "with_cure"]
 
 _MAX_TRIALS = 40
 MAX_SCALE = 2.0**24
@@ -123,7 +123,7 @@ def search(
         known = tested.get(change)
         return None if known is None else known.faults
 
-    def found(change: Change) -> _Found:
+    def found_with(change: Change) -> _Found:
         known = tested.get(change)
         return _Found(change, trials, () if known is None else known.functions)
 
@@ -139,14 +139,14 @@ def search(
             if left is None:
                 continue
             if not left:
-                return found(_pruned(change, faults_after))
+                return found_with(_prune(change, faults_after))
             if step is None and _progress(present, left):
                 step = change, left
         if step is None:
             together = _together(arm, present, scale, modules, kept)
             for change in together:
                 if (left := faults_after(change)) is not None and not left:
-                    return found(_pruned(change, faults_after))
+                    return found_with(_prune(change, faults_after))
             return _Found(None, trials)
         kept, present = step
     return _Found(None, trials)
@@ -167,7 +167,7 @@ def _together(
             return
 
 
-def _pruned(change: Change, faults_after: Callable[[Change], Sequence[Fault] | None]) -> Change:
+def _prune(change: Change, faults_after: Callable[[Change], Sequence[Fault] | None]) -> Change:
     """Drop each part without which the faults are gone as well."""
     for part in change.parts():
         rest = Change()
@@ -245,7 +245,7 @@ def cure_of(arm: Arm, change: Change, functions: Sequence[str], device: str) -> 
     changed = change.applied_to(arm)
     lines = [*_arm_code(arm, changed, change), *(code for line in change.lines for code in _line_code(line, device))]
     if change.lines and arm.options.get("opt_level") == "O1":
-        lines += ["# or, before amp.initialize, everywhere:", *_registered(functions)]
+        lines += ["# or, before amp.initialize, everywhere:", *_registrations(functions)]
     return Cure(
         keeps=[*change.modules, *change.lines],
         option=", ".join(f"{name}={value}" for name, value in change.options),
@@ -290,7 +290,7 @@ def _line_code(place: str, device: str) -> list[str]:
     ]
 
 
-def _registered(functions: Iterable[str]) -> list[str]:
+def _registrations(functions: Iterable[str]) -> list[str]:
     """Return the registrations of functions; a method is one of torch.Tensor."""
     return [
         f'amp.register_float_function({owner}, "{name}")'
@@ -320,30 +320,31 @@ def with_cure(
     cure = None
     if result.change is not None:
         cure = cure_of(arm, result.change, result.functions, device_type)
-    verdict = verdict_of(arm, found, cure, tested=bool(result.trials))
-    return found.model_copy(update={"verdict": verdict, "trials": result.trials, "cure": cure})
+    found = found.model_copy(update={"trials": result.trials, "cure": cure})
+    return found.model_copy(update={"verdict": verdict_of(arm, found)})
 
 
-def verdict_of(arm: Arm, found: Diagnosis, cure: Cure | None = None, *, tested: bool = False) -> str:
-    """Return the result in one sentence.
+def verdict_of(arm: Arm, found: Diagnosis) -> str:
+    """Return the result in one sentence that begins with the arm."""
+    return f"{arm}: {conclusion_of(found)}"
 
-    Args:
-        tested: whether candidates of a cure were trained.
-    """
+
+def conclusion_of(found: Diagnosis) -> str:
+    """Return the first fault and what cures it in one sentence; that there is none, where there is none."""
     if not found.faults:
         steps = f"{found.steps} {'step' if found.steps == 1 else 'steps'}"
         skipped = f", {found.skipped} of them skipped while the loss scale settled" if found.skipped else ""
         failure = f"; then the script failed: {found.failure}" if found.failure else ""
-        return f"{arm}: no fault in {steps}{skipped}{failure}"
-    first = found.faults[0]
+        return f"no fault in {steps}{skipped}{failure}"
+    first, cure = found.faults[0], found.cure
     where = f" ({first.place.where})" if first.place.where else ""
     if first.kind == "not precision":
-        return f"{arm}: no fault of precision: at step {first.step} {first.text}{where}"
+        return f"no fault of precision: at step {first.step} {first.text}{where}"
     why = f", as {first.reason}" if first.reason else ""
-    verdict = f"{arm}: {first.kind} at step {first.step}: {first.text}{where}{why}"
+    fault = f"{first.kind} at step {first.step}: {first.text}{where}{why}"
     if cure is None:
-        return f"{verdict}; {UNCURED}" if tested else verdict
-    return f"{verdict}; {' and '.join([*cure.keeps, *([cure.option] if cure.option else [])])} {_verb(cure)} it"
+        return f"{fault}; {UNCURED}" if found.trials else fault
+    return f"{fault}; {' and '.join([*cure.keeps, *([cure.option] if cure.option else [])])} {_verb(cure)} it"
 
 
 def _verb(cure: Cure) -> str:

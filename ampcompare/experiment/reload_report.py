@@ -144,8 +144,8 @@ def _from_folder(run: RunDirectory, reference: str | None) -> Comparison:
     if journal.looks and design.looks == journal.looks:
         return sum_up(design)  # it was looked at so before
     if not journal.is_complete(mine):
-        return sum_up(journal.untested())
-    return sum_up(journal.untested(NOT_COUNTED) if journal.looks or plan.journal is not None else None)
+        return sum_up(journal.design_without_test())
+    return sum_up(journal.design_without_test(NOT_COUNTED) if journal.looks or plan.journal is not None else None)
 
 
 def _is_cell(label: str, record: RunRecord) -> bool:
@@ -292,7 +292,7 @@ def _compare_against(
     if journal.looks and design.looks == journal.looks:
         return summarize(design)  # it was looked at so before
     if not journal.is_complete(records):
-        return summarize(journal.untested())
+        return summarize(journal.design_without_test())
     try:
         with run.lock().acquire(timeout=0):
             journal = replace(journal, looks=tuple(run.looks()))
@@ -303,7 +303,7 @@ def _compare_against(
             "try again when that command has ended"
         ) from None
     except (OSError, EnvironmentUnfit):
-        return summarize(journal.untested(NOT_WRITABLE))
+        return summarize(journal.design_without_test(NOT_WRITABLE))
 
 
 def reload_together(paths: Sequence[Path]) -> Comparison:
@@ -317,7 +317,7 @@ def reload_together(paths: Sequence[Path]) -> Comparison:
     for name, comparison in loaded:
         if not comparison.records:
             raise RecordError(f"{name} holds no runs, only their summary; name a run directory")
-        if apart := changed_settings(_first(loaded[0][1]).config, _first(comparison).config):
+        if apart := changed_settings(_first_record(loaded[0][1]).config, _first_record(comparison).config):
             raise ConfigError(
                 f"{loaded[0][0]} and {name} hold runs of different settings ({', '.join(apart)}); report them apart"
             )
@@ -330,7 +330,7 @@ def _name(path: Path, paths: Sequence[Path]) -> str:
     return path.resolve().name if names.count(path.resolve().name) == 1 else str(path)
 
 
-def _first(comparison: Comparison) -> RunRecord:
+def _first_record(comparison: Comparison) -> RunRecord:
     """Return a record of the reference, or else of another arm."""
     mine = (record for record in comparison.records if record.arm == comparison.reference)
     return next(mine, comparison.records[0])

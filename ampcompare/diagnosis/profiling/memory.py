@@ -5,22 +5,23 @@ from __future__ import annotations
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ampcompare.base.tensors.products import dtype_name
+from ampcompare.base.tensors.products import OperationMode, dtype_name
+from ampcompare.base.tensors.tree import tensors_in
 from ampcompare.diagnosis.profiling.marks import Marks
 from ampcompare.results.records.profile import Held, Memory
 
-__all__ = ["Block", "Ledger"]
+__all__ = ["Block", "MemoryLedger"]
 
 MAX_LAYERS = 8
 ACTIVATIONS = "activations"
-CASTS = "casts cached by autocast"
+CACHED_CASTS = "casts cached by autocast"
 WEIGHTS, MASTERS, STATE, GRADIENTS, BATCH = "weights", "master weights", "optimizer state", "gradients", "batch"
 TEMPORARY = "results in use"
 
@@ -63,8 +64,8 @@ class _Storage:
     ended: int | None = None
 
 
-class Ledger:
-    """Counts storages from `begin` to `end`; nothing may be added to it in between except by the step.
+class MemoryLedger(OperationMode):
+    """Counts storages from `begin` to `end`, those that operations make while it is entered.
 
     Args:
         marks: says phase, module, models and optimizers.
@@ -72,6 +73,8 @@ class Ledger:
     """
 
     def __init__(self, marks: Marks, device: torch.device) -> None:
+        super().__init__()
+        self.is_idle = True
         self._marks = marks
         self._device = device
         self._live: dict[int, _Storage] = {}
@@ -79,13 +82,12 @@ class Ledger:
         self._all: dict[int, list[_Storage]] = defaultdict(list)
         self._finalizers: list[Any] = []
         self._hooks: Any = None
-        self._is_on = False
         self._phases: list[tuple[int, str]] = []
 
     def begin(self) -> None:
         """Count what models and optimizers hold, and begin to follow storages."""
-        self._is_on = True
-        weights = [one for model in self._marks.sites.models for one in [*model.parameters(), *model.buffers()]]
+        self.is_idle = False
+        weights = [one for model in self._marks.models for one in [*model.parameters(), *model.buffers()]]
         for tensor in weights:
             self._hold(tensor, WEIGHTS)
             if tensor.grad is not None:
@@ -94,11 +96,11 @@ class Ledger:
             for group in optimizer.param_groups:
                 for param in group["params"]:
                     # A script names no model: what an optimizer steps is a weight then.
-                    self._hold(param, MASTERS if self._marks.sites.models else WEIGHTS)
+                    self._hold(param, MASTERS if self._marks.models else WEIGHTS)
                     if param.grad is not None:
                         self._hold(param.grad, GRADIENTS)
             for values in list(optimizer.state.values()):
-                for value in _tensors(values):
+                for value in tensors_in(values):
                     self._hold(value, STATE)
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
         self._hooks.__enter__()
@@ -109,15 +111,17 @@ class Ledger:
 
     def end(self) -> None:
         """Stop following storages."""
-        self._is_on = False
+        self.is_idle = True
         self._hooks.__exit__(None, None, None)
         for finalizer in self._finalizers:
             finalizer.detach()
 
-    def made(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], *, is_cast: bool) -> None:
+    def see(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         """Follow the storages of the results of an operation that are new."""
+        inputs = [*tensors_in(args), *tensors_in(kwargs)]
+        is_cast = func is torch.ops.aten._to_copy.default
         given = {self._key(tensor) for tensor in inputs}
-        for tensor in outputs:
+        for tensor in tensors_in(result):
             key = self._key(tensor)
             if key is None or key in self._live or key in given:  # a view of what was there before, such as a data set
                 continue
@@ -130,7 +134,7 @@ class Ledger:
                 one.source = source
                 is_narrower = tensor.element_size() < inputs[0].element_size()
                 if is_narrower and source.kind in (WEIGHTS, MASTERS) and self._marks.phase == "forward":
-                    one.kind = CASTS
+                    one.kind = CACHED_CASTS
 
     def note_phase(self, phase: str) -> None:
         """Note that a phase begins now."""
@@ -138,7 +142,7 @@ class Ledger:
 
     def note_gradients(self) -> None:
         """Label the gradients that exist now."""
-        given: list[Tensor] = [param for model in self._marks.sites.models for param in model.parameters()]
+        given: list[Tensor] = [param for model in self._marks.models for param in model.parameters()]
         given += [
             param
             for optimizer in self._marks.optimizers
@@ -234,7 +238,7 @@ class Ledger:
             self._first.append(one)
 
     def _pack(self, tensor: Tensor) -> Tensor:
-        if self._is_on:
+        if not self.is_idle:
             key = self._key(tensor)
             if key is not None and key in self._live:
                 self._live[key].saved = True
@@ -250,27 +254,19 @@ class Ledger:
 
     def _add(self, tensor: Tensor, key: int) -> _Storage:
         storage = tensor.untyped_storage()
-        one = _Storage(storage.nbytes(), dtype_name(tensor.dtype), self._marks.sites.module, self._marks.phase)
+        one = _Storage(storage.nbytes(), dtype_name(tensor.dtype), self._marks.module, self._marks.phase)
         one.address, one.made = storage.data_ptr(), time.time_ns()
         self._live[key] = one
         self._all[one.address].append(one)
-        finalizer = weakref.finalize(storage, self._ended, key)
+        finalizer = weakref.finalize(storage, self._note_end, key)
         finalizer.atexit = False
         self._finalizers.append(finalizer)
         return one
 
-    def _ended(self, key: int) -> None:
+    def _note_end(self, key: int) -> None:
         one = self._live.pop(key, None)
-        if one is not None and self._is_on:
+        if one is not None and not self.is_idle:
             one.ended = time.time_ns()
-
-
-def _tensors(values: Any) -> Iterable[Tensor]:
-    if isinstance(values, Tensor):
-        yield values
-    elif isinstance(values, Mapping):
-        for value in values.values():
-            yield from _tensors(value)
 
 
 def _largest(sizes: Mapping[tuple[str, str], int]) -> list[tuple[tuple[str, str], int]]:

@@ -19,8 +19,8 @@ from ampcompare.base.files.loaded_code import CODE, DIGITS, SETTINGS, Names, cha
 from ampcompare.base.files.run_files import RunFile
 from ampcompare.base.files.write import write_atomically
 from ampcompare.experiment.interim_analyses import Journal
-from ampcompare.experiment.launch.base import Launcher, Progress, failed_record
 from ampcompare.experiment.launch.cell_files import code_folder, make_cell_folder, write_config, write_record
+from ampcompare.experiment.launch.contract import Launcher, Progress, failed_record
 from ampcompare.experiment.launch.dispatch import LauncherPool
 from ampcompare.experiment.launch.stop_signal import raised_later
 from ampcompare.experiment.observer import Observer, Outline
@@ -101,11 +101,11 @@ def run_plan(
         for block in [every] if together else plan.blocks():
             missing = running.missing(block)
             waiting = set(missing)
-            if missing and may_start is not None and not may_start(running.done()):
+            if missing and may_start is not None and not may_start(running.done_records()):
                 break
             running.announce(missing)
             runner = CellRunner(running, jobs, by_seed=together)
-            with runner.started(missing) as finished:
+            with runner.start(missing) as finished:
                 for index in block:
                     if index in waiting:
                         running.keep(next(finished))  # of several that run at once, the first to end
@@ -194,7 +194,7 @@ class RunningPlan:
         self.launcher, self.observer, self._write = launcher, observer, save
         self._saved: Comparison | None = None  # of the records as they are
 
-    def done(self) -> list[RunRecord]:
+    def done_records(self) -> list[RunRecord]:
         """Return the records so far, under the labels of their rows."""
         return [
             with_label(record, label) for record, label in zip(self.records, self.plan.labels, strict=True) if record
@@ -226,7 +226,7 @@ class RunningPlan:
         stored = found if earlier is None else earlier.model_copy(update={"arms": {**earlier.arms, **found.arms}})
         self._stored = self._stored.model_copy(update={"preflight": stored})
         self.run.write_plan(self._stored)
-        if not self.done():
+        if not self.done_records():
             require_trainable(found)
         self._refused = {label: trial for label, trial in found.arms.items() if trial.error}
         self.observer.preflight(found.lines([self.plan.labels[index] for index in self.missing(self._every)]))
@@ -329,12 +329,12 @@ class RunningPlan:
         """
         if self._saved is not None and not test:
             return self._saved
-        done, plan = self.done(), self.plan
+        done, plan = self.done_records(), self.plan
         self._write_order()
         comparison = summarize(
             done, arms=plan.arms, reference=plan.reference, command=self._stored.command, order=self._stored.order,
             terms=self._stored.terms, published=plan.published,
-            design=self._journal.design(done) if test else self._journal.untested(),
+            design=self._journal.design(done) if test else self._journal.design_without_test(),
         )  # fmt: skip
         if test:
             comparison = self._journal.record(comparison)  # before the report: no verdict is seen and not counted
@@ -383,7 +383,7 @@ class CellRunner:
     by_seed: bool = False
 
     @contextlib.contextmanager
-    def started(self, indices: Sequence[int]) -> Iterator[Iterator[FinishedCell]]:
+    def start(self, indices: Sequence[int]) -> Iterator[Iterator[FinishedCell]]:
         """Yield the cells of some indices as they end; `begin` and `progress` are called while the next is awaited."""
         if indices and all(self.running.launcher.is_queue(self.running.plan.cells[index]) for index in indices):
             yield self._from_queue(indices)

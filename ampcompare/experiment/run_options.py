@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.formatting import parse_duration
 from ampcompare.experiment.follow import Callback, load_callback
-from ampcompare.experiment.launch.base import Launcher
+from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.launch.dispatch import launcher_at, make_launcher
 from ampcompare.experiment.launch.places import Places
 from ampcompare.experiment.matrix import find_setting
@@ -151,7 +151,7 @@ class RunOptions:
         self.output_dir, self.force, self.observer = _path(output_dir), force, observer
         self.wait_seconds = _wait_seconds(wait)
         self.launch = _launch(launch, slurm_options)
-        self.callbacks = _loaded(callbacks)
+        self.callbacks = _load_callbacks(callbacks)
 
     @property
     def folder(self) -> Path:
@@ -284,7 +284,7 @@ class CompareOptions:
         self.tensorboard, self.junit = _path(tensorboard), _path(junit)
         self.wait_seconds = _wait_seconds(wait)
         self.launch = _launch(launch, slurm_options)
-        self.callbacks = _loaded(callbacks)
+        self.callbacks = _load_callbacks(callbacks)
 
 
 def check_jobs(jobs: Jobs) -> None:
@@ -370,7 +370,7 @@ def _launch(launch: LaunchOptions | None, slurm_options: Mapping[str, str] | Non
     return launch or LaunchOptions(slurm_options=slurm_options or {})
 
 
-def _loaded(callbacks: Sequence[Callback | str]) -> tuple[Callback, ...]:
+def _load_callbacks(callbacks: Sequence[Callback | str]) -> tuple[Callback, ...]:
     """Return the callbacks, with each text that names a factory replaced by what the factory returns.
 
     Raises:

@@ -11,8 +11,8 @@ import torch
 
 from ampcompare.diagnosis.laws import HIGH
 from ampcompare.diagnosis.observation import Observation, StepFacts, error_of, place_of
+from ampcompare.diagnosis.operation_watch import FP16_LARGEST, FP16_ZERO, Event
 from ampcompare.diagnosis.ranges import HALF, counts_of, make_range
-from ampcompare.diagnosis.watch import FP16_LARGEST, FP16_ZERO, Event
 from ampcompare.results.records.diagnosis import Fault, FaultKind, Place, Range
 
 __all__ = ["Reason", "find_faults", "lost_share", "reason_of"]

@@ -1,7 +1,7 @@
-"""One step, operation by operation: FLOPs, bytes, casts, host reads and products by layer, and who holds memory.
+"""One step, operation by operation: FLOPs, bytes, casts, host reads and products by layer.
 
-A dispatch mode sees every operation below autograd and autocast, once each; times are not taken here. It is entered
-last, so that an emulation of 16 bits on a CPU runs beneath it and is not counted.
+Times are not taken here. The mode is entered last, so that an emulation of 16 bits on a CPU runs beneath it and is not
+counted.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from torch.overrides import TorchFunctionMode
 
 from ampcompare.base.tensors.products import OperationMode, narrowest, product_flops, type_name
 from ampcompare.base.tensors.tree import tensors_in
-from ampcompare.diagnosis.profiling.ledger import Ledger
 from ampcompare.diagnosis.profiling.marks import Marks
 from ampcompare.diagnosis.profiling.trace import is_half
 from ampcompare.diagnosis.sites import PACKAGE, calling_line, shown_line
 
-__all__ = ["ProductShape", "Seen", "StepSight", "missed_sizes", "repeated_casts"]
+__all__ = ["Counts", "OperationCounter", "ProductShape", "missed_sizes", "repeated_casts"]
 
 aten = torch.ops.aten
 OVERFLOW_CHECKS = tuple(
@@ -63,13 +62,13 @@ class ProductShape:
 
 
 @dataclass
-class Seen:
-    """What was counted in the steps that were watched.
+class Counts:
+    """What was counted in some steps.
 
     Attributes:
         cast_chains: casts of one tensor to one type: by line, module, type, with the number for each tensor.
         mixed: FLOPs by the type of the inputs.
-        steps: that were watched; all but host reads are of the first.
+        steps: that were counted; all but host reads are of the first.
         syncs, sync_steps: host reads by line and sort, and the steps that have any.
     """
 
@@ -88,26 +87,24 @@ class Seen:
     optimizer_operations: int = 0
 
 
-class StepSight(OperationMode):
+class OperationCounter(OperationMode):
     """Counts the operations of a step, and host reads of the steps after it.
 
     Args:
         marks: says phase and module.
         device: on which the loop trains.
-        ledger: counts who holds memory, and nothing else is counted then: the counts keep storages. None to count.
     """
 
-    def __init__(self, marks: Marks, ledger: Ledger | None, device: torch.device) -> None:
+    def __init__(self, marks: Marks, device: torch.device) -> None:
         super().__init__()
         self.marks = marks
         self.device = device
-        self.ledger = ledger
-        self.seen = Seen()
+        self.counts = Counts()
         self._reads: Counter[tuple[str, str]] = Counter()  # of the present step
         self._computed: set[int] = set()  # addresses of storages that the model's work has filled
-        self._calls = _Calls(self)
+        self._calls = _HostReads(self)
 
-    def __enter__(self) -> StepSight:
+    def __enter__(self) -> OperationCounter:
         self._calls.__enter__()  # type: ignore[no-untyped-call]
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
@@ -118,33 +115,30 @@ class StepSight(OperationMode):
 
     def end_step(self) -> None:
         """Add the host reads of the step that ends."""
-        self.seen.syncs.update(self._reads)
-        self.seen.sync_steps.update(self._reads.keys())
-        self.seen.steps += 1
+        self.counts.syncs.update(self._reads)
+        self.counts.sync_steps.update(self._reads.keys())
+        self.counts.steps += 1
         self._reads.clear()
 
-    def brought_to_host(self, tensor: Tensor) -> None:
+    def count_transfer(self, tensor: Tensor) -> None:
         """Count that a tensor is asked for by the host: on a CPU no operation tells, as it is there already.
 
         A result counts once, and a batch does not: on a GPU it may be asked for before it is brought to the device.
         """
         address = _address(tensor)
-        if self.device.type == "cpu" and self.ledger is None and address in self._computed:
+        if self.device.type == "cpu" and address in self._computed:
             self._computed.discard(address)
             self._reads[self._reader("copy to the host")] += 1
 
-    def printed(self) -> None:
+    def count_print(self) -> None:
         """Count that the host reads a tensor to print it."""
         self._reads[self._reader("print")] += 1
 
     def see(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
-        seen, marks = self.seen, self.marks
+        counts, marks = self.counts, self.marks
         name = func._schema.name.rpartition("::")[2]
         inputs = [*tensors_in(args), *tensors_in(kwargs)]
         outputs = list(tensors_in(result))
-        if self.ledger is not None:
-            self.ledger.made(outputs, inputs, is_cast=func in CASTS)
-            return
         if func.is_view or name in ALLOCATIONS or name == "detach":
             return
         if self.device.type == "cpu":
@@ -161,12 +155,12 @@ class StepSight(OperationMode):
                 self._reads[self._reader("nonzero")] += 1
             elif name in ("_to_copy", "copy_") and outputs and outputs[0].device.type == "cpu":
                 self._reads[self._reader("copy to the host")] += 1
-        if seen.steps:
+        if counts.steps:
             return
         if marks.phase == "optimizer":
-            seen.optimizer_operations += 1
+            counts.optimizer_operations += 1
         moved = sum(map(size_of, inputs)) + sum(map(size_of, outputs))
-        seen.bytes += moved
+        counts.bytes += moved
         if func in CASTS and inputs and outputs and inputs[0].dtype != outputs[0].dtype:
             self._cast(inputs[0], outputs[0], moved)
             return
@@ -174,23 +168,23 @@ class StepSight(OperationMode):
         product = product_flops(func, args, kwargs, result)
         flops = product or 0
         if product is not None:
-            seen.flops += flops
-            seen.mixed[dtype] += flops
-            seen.layer_flops[marks.sites.module] += flops
+            counts.flops += flops
+            counts.mixed[dtype] += flops
+            counts.layer_flops[marks.module] += flops
         if marks.phase == "forward" and flops:
             shape = self._shape(name, args, outputs, dtype)
             if shape is not None:
-                seen.products[shape] += flops
+                counts.products[shape] += flops
 
     def _cast(self, source: Tensor, result: Tensor, moved: int) -> None:
-        seen = self.seen
+        counts = self.counts
         if not (source.dtype.is_floating_point and result.dtype.is_floating_point):
             return
-        seen.cast_bytes += moved
+        counts.cast_bytes += moved
         storage = source.untyped_storage()
-        seen.keep.append(storage)
+        counts.keep.append(storage)
         key = (storage.data_ptr(), source._version, type_name(result))
-        seen.casts[key].append((calling_line(sys._getframe(2)), self.marks.sites.module, moved))
+        counts.casts[key].append((calling_line(sys._getframe(2)), self.marks.module, moved))
 
     def _shape(self, name: str, args: Sequence[Any], outputs: Sequence[Tensor], dtype: str) -> ProductShape | None:
         """Return the sizes of a product that tensor cores see."""
@@ -210,7 +204,7 @@ class StepSight(OperationMode):
             options = tuple(tuple(one) if isinstance(one, list) else one for one in args[3:9])
         else:
             return None
-        return ProductShape(self.marks.sites.module, name, dtype, sizes, tuple(left.shape), tuple(right.shape), options)
+        return ProductShape(self.marks.module, name, dtype, sizes, tuple(left.shape), tuple(right.shape), options)
 
     def _reader(self, what: str) -> tuple[str, str]:
         """Return the line that reads a value, and what it is: a gradient scaler reads whether there was an overflow."""
@@ -225,19 +219,19 @@ class StepSight(OperationMode):
         return "", what
 
 
-class _Calls(TorchFunctionMode):
-    """Tells a sight which tensors the host asks for."""
+class _HostReads(TorchFunctionMode):
+    """Tells a counter which tensors the host asks for."""
 
-    def __init__(self, sight: StepSight) -> None:
+    def __init__(self, counter: OperationCounter) -> None:
         super().__init__()
-        self._sight = sight
+        self._counter = counter
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func in TO_HOST and not self._sight.is_idle:
-            self._sight.brought_to_host(args[0])
+        if func in TO_HOST:
+            self._counter.count_transfer(args[0])
         return result
 
 
@@ -263,10 +257,10 @@ def missed_sizes(shape: ProductShape) -> list[str]:
     ]
 
 
-def repeated_casts(seen: Seen) -> list[tuple[str, str, int, int]]:
+def repeated_casts(counts: Counts) -> list[tuple[str, str, int, int]]:
     """Return line, module, number and bytes of the tensors that were cast to one type again, the largest first."""
     found: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
-    for calls in seen.casts.values():
+    for calls in counts.casts.values():
         if len(calls) < 2:
             continue
         line, module, _ = calls[-1]

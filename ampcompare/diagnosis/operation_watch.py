@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporarily
 
 from ampcompare.base.tensors.products import dtype_name
+from ampcompare.diagnosis.fp32_reference import Fp32Reference, written_arguments
 from ampcompare.diagnosis.ranges import HALF, counts_of, range_row, widened
-from ampcompare.diagnosis.shadow import Shadows, written_arguments
 from ampcompare.diagnosis.sites import Sites
 from ampcompare.results.records.diagnosis import Phase
 
@@ -27,7 +27,7 @@ __all__ = [
     "Called",
     "Event",
     "Key",
-    "Watch",
+    "OperationWatch",
     "errors_of",
     "unseen",
 ]
@@ -154,18 +154,18 @@ class Step:
         return next(broken, self.losses[-1] if self.losses else None)
 
 
-class Watch(TorchDispatchMode):
+class OperationWatch(TorchDispatchMode):
     """Counts the results of each operation while it is entered and not paused.
 
     Args:
         sites: say where an operation belongs.
-        shadows: the wide run; None for ranges alone.
+        reference: the wide run; None for ranges alone.
     """
 
-    def __init__(self, sites: Sites, shadows: Shadows | None = None) -> None:
+    def __init__(self, sites: Sites, reference: Fp32Reference | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.sites = sites
-        self.shadows = shadows
+        self.reference = reference
         self.is_paused = False
         self._step = Step()
         self._producer: dict[int, int] = {}  # storage of a floating result -> its place in the step's list
@@ -201,7 +201,7 @@ class Watch(TorchDispatchMode):
         with unseen():
             if step.events:
                 for name in ("row", "wide", "errors"):
-                    _read(step.events, name)
+                    _read_field(step.events, name)
         return step
 
     def add(self, tensors: Iterable[tuple[Key, Tensor]], unused: Container[Key] = ()) -> None:
@@ -215,7 +215,7 @@ class Watch(TorchDispatchMode):
                 self._add(key, tensor, key in unused)
 
     def _add(self, key: Key, tensor: Tensor, is_unused: bool) -> None:
-        exact = None if self.shadows is None else self.shadows.of(tensor)
+        exact = None if self.reference is None else self.reference.of(tensor)
         source = self._producer.get(_storage(tensor))
         known = self._event_of(tensor)
         if key[3] == "weight":
@@ -251,7 +251,7 @@ class Watch(TorchDispatchMode):
         decided = self._behind(tensors) if len(given) < len(tensors) else frozenset()
         key = (module, _operation(func), where, phase)
         exact, own, written = None, None, []
-        if self.shadows is not None:
+        if self.reference is not None:
             # As `unseen`, at less cost: nothing records gradients here anyway.
             with torch._C.DisableTorchFunction(), torch._C._DisableAutocast(), torch._C._DisableTorchDispatch():
                 written = written_arguments(func, tuple(args), kwargs)
@@ -271,28 +271,28 @@ class Watch(TorchDispatchMode):
         self, func: Any, key: Key, args: Any, kwargs: dict[str, Any], given: list[Tensor], written: list[Tensor]
     ) -> tuple[Any, Any]:
         """Return the results of the wide run, and those of the arm's own inputs in the wide type; None for neither."""
-        shadows = self.shadows
-        if shadows is None:
+        reference = self.reference
+        if reference is None:
             return None, None
         if func.namespace.endswith(COLLECTIVE):
-            shadows.forget(given)  # their schemas do not say that they write
+            reference.forget(given)  # their schemas do not say that they write
             return None, None
         if RANDOM in func.tags or key[1].startswith(UNSET):
-            shadows.forget(written)
+            reference.forget(written)
             return None, None
         if key[1].startswith(OPAQUE):
-            shadows.forget(written)
-            shadows.failures.add(key[1])
+            reference.forget(written)
+            reference.failures.add(key[1])
             return None, None
         narrows = kwargs.get("dtype") in HALF
-        if not narrows and not shadows.concern(given):
+        if not narrows and not reference.concerns(given):
             return None, None
         own = None
         is_half = narrows or any(tensor.dtype in HALF for tensor in given)
         if is_half and self._own_runs[key] < OWN_RUNS:
             self._own_runs[key] += 1
-            own = shadows.widened(func, args, kwargs, written)
-        return shadows.repeat(func, args, kwargs, written), own
+            own = reference.run_on_values(func, args, kwargs, written)
+        return reference.repeat(func, args, kwargs, written), own
 
     def _record(
         self,
@@ -323,19 +323,19 @@ class Watch(TorchDispatchMode):
         # To widen a 16-bit tensor changes no value: its counts are known.
         source = self._event_of(given[0]) if key[1] == "_to_copy" and given and given[0].dtype in HALF else None
         for place, result in enumerate(results):
-            reference = wide[place] if wide else None
-            if reference is not None and id(result) not in written and self.shadows is not None:
-                if reference.shape != result.shape:
-                    reference = None
+            wide_result = wide[place] if wide else None
+            if wide_result is not None and id(result) not in written and self.reference is not None:
+                if wide_result.shape != result.shape:
+                    wide_result = None
                 else:
-                    self.shadows.keep(result, reference)
+                    self.reference.keep(result, wide_result)
             self._producer[_storage(result)] = len(self._step.events)
             by_itself = alone[place] if alone else None
             if source is not None and result.dtype is torch.float32 and source.version[1] == result.numel():
                 row = widened(source.row)
             else:
-                row = range_row(result, reference if result.dtype in HALF else None)
-            errors = None if reference is None else errors_of(result, reference, by_itself)
+                row = range_row(result, wide_result if result.dtype in HALF else None)
+            errors = None if wide_result is None else errors_of(result, wide_result, by_itself)
             version = (result._version, result.numel())
             event = Event(key, result.dtype, row, errors, sources, constant, None, version, tuple(decided))
             event.number = number if result.dtype is torch.float16 else 0.0
@@ -347,7 +347,7 @@ def _last_mode() -> Any:
     return torch._C._get_dispatch_stack_at(torch._C._len_torch_dispatch_stack() - 1)
 
 
-def _read(events: Sequence[Event], name: str) -> None:
+def _read_field(events: Sequence[Event], name: str) -> None:
     """Replace a field of events that lies on a device by numbers, with one read."""
     waiting = [event for event in events if isinstance(getattr(event, name), Tensor)]
     if waiting:

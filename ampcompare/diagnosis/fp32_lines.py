@@ -1,0 +1,104 @@
+"""Runs what is called from some lines of the user's code in fp32, whatever an arm casts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils._pytree import tree_map
+
+from ampcompare.diagnosis.ranges import HALF
+from ampcompare.diagnosis.sites import calling_line
+from ampcompare.training.precision.keep_fp32 import without_casts
+
+__all__ = ["lines_in_fp32"]
+
+UNCHANGED = frozenset(("__get__", "detach", "backward", "requires_grad_", "float"))
+CASTS = frozenset(("to", "half", "bfloat16", "type"))
+# Functions whose arguments must be of one type: an fp32 result reaches them as a user would pass it on.
+ONE_TYPE = frozenset(
+    (
+        *("linear", "matmul", "__matmul__", "mm", "bmm", "addmm", "baddbmm", "einsum", "conv1d", "conv2d", "conv3d"),
+        *("conv_transpose1d", "conv_transpose2d", "layer_norm", "batch_norm", "group_norm", "bilinear", "prelu"),
+        *("scaled_dot_product_attention", "dot", "mv", "embedding_bag"),
+    )
+)
+
+
+@contextmanager
+def lines_in_fp32(lines: Iterable[str], called: set[str]) -> Iterator[None]:
+    """Run the torch functions that are called from `lines`, each file:line, in fp32 until the end of the block.
+
+    Args:
+        called: receives the names of these functions, such as torch.exp.
+    """
+    kept = frozenset(lines)
+    with _InFp32(kept, called) if kept else nullcontext():
+        yield
+
+
+class _InFp32(TorchFunctionMode):
+    """Casts the arguments of functions that are called from a kept line; results stay in fp32."""
+
+    def __init__(self, lines: frozenset[str], called: set[str]) -> None:
+        super().__init__()
+        self.lines = lines
+        self.called = called
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        name = getattr(func, "__name__", "")
+        if name in UNCHANGED:
+            return func(*args, **kwargs)
+        is_kept = calling_line(sys._getframe(1)) in self.lines
+        if name in CASTS:
+            result = func(*args, **kwargs)
+            # A cast to 16 bits would undo what the line is kept for.
+            return args[0].float() if is_kept and isinstance(result, Tensor) and result.dtype in HALF else result
+        if is_kept:
+            self.called.add(resolve_name(func) or name)
+            with _without_casts():
+                return func(*tree_map(_wide, args), **tree_map(_wide, kwargs))
+        if name in ONE_TYPE:
+            found = {value.dtype for value in _tensors((args, kwargs))}
+            half = found & set(HALF)
+            if half and torch.float32 in found and not torch.is_autocast_enabled(_device((args, kwargs))):
+                (dtype,) = half
+                return func(*tree_map(_narrow(dtype), args), **tree_map(_narrow(dtype), kwargs))
+        return func(*args, **kwargs)
+
+
+def _without_casts() -> ExitStack:
+    """Return an entered stack in which neither autocast nor O1 casts anything."""
+    stack = ExitStack()
+    for device_type in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(device_type):
+            stack.enter_context(torch.autocast(device_type, enabled=False))
+    if "ampcompare.apex.amp" in sys.modules:
+        stack.enter_context(without_casts(sys.modules["ampcompare.apex.amp"])())
+    return stack
+
+
+def _wide(value: Any) -> Any:
+    return value.float() if isinstance(value, Tensor) and value.dtype in HALF else value
+
+
+def _narrow(dtype: torch.dtype) -> Callable[[Any], Any]:
+    return lambda value: value.to(dtype) if isinstance(value, Tensor) and value.dtype is torch.float32 else value
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [
+        leaf for leaf in torch.utils._pytree.tree_leaves(value) if isinstance(leaf, Tensor) and leaf.is_floating_point()
+    ]
+
+
+def _device(value: Any) -> str:
+    return _tensors(value)[0].device.type

@@ -1,0 +1,92 @@
+"""One run of a loop under an arm, watched operation by operation."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ampcompare.backends.arm import Arm
+from ampcompare.diagnosis.loops import Conditions, Loop, trained_under
+from ampcompare.diagnosis.observation import Observation
+from ampcompare.diagnosis.step_watch import StepWatch
+from ampcompare.diagnosis.watched_precision import Enough, WatchedPrecision
+from ampcompare.training.precision.base import Precision, StepOutcome
+
+__all__ = ["ObservedPrecision", "watch_loop"]
+
+
+def watch_loop(loop: Loop, arm: Arm, conditions: Conditions, lines: Sequence[str] = ()) -> Observation:
+    """Run `loop` under `arm` from its beginning and return what was seen.
+
+    Args:
+        lines: file:line of calls that run in fp32.
+    """
+    observation = Observation()
+    watch = StepWatch(
+        observation, steps=conditions.steps, at=conditions.at, reference=conditions.reference, kept_lines=lines
+    )
+    with trained_under(arm, conditions) as precision, closing(watch), suppress(Enough):
+        loop(ObservedPrecision(precision, watch))
+    return observation
+
+
+class ObservedPrecision(WatchedPrecision):
+    """Shows the operations of a step too, without those of the arm itself, such as its unscaling.
+
+    Args:
+        inner: the arm.
+        watch: sees the operations.
+    """
+
+    def __init__(self, inner: Precision, watch: StepWatch) -> None:
+        super().__init__(inner, watch)
+        self._watch = watch
+        self._operations = watch.operations
+
+    @contextmanager
+    def scale_loss(
+        self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
+    ) -> Iterator[Tensor]:
+        self._operations.mark_loss(loss)
+        scales = self.loss_scales()
+        self._watch.scale = scales[min(loss_id, len(scales) - 1)] if scales else 1.0
+        inner = self.inner.scale_loss(loss, optimizers, loss_id=loss_id, delay_unscale=delay_unscale)
+        with self._with_unseen_ends(inner) as scaled:
+            yield scaled
+            if not delay_unscale and not self._operations.is_paused:
+                self._watch.add_gradients()
+
+    def backward(
+        self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
+    ) -> None:
+        with self.scale_loss(loss, optimizers, loss_id=loss_id, delay_unscale=delay_unscale) as scaled:
+            scaled.backward()
+
+    def unscale(self, optimizer: Optimizer) -> list[Tensor]:
+        with self._operations.paused():
+            return self.inner.unscale(optimizer)
+
+    def step(self, *optimizers: Optimizer) -> StepOutcome:
+        with self._operations.paused():
+            outcome = super().step(*optimizers)
+        self._watch.begin_step()
+        return outcome
+
+    @contextmanager
+    def _with_unseen_ends(self, context: AbstractContextManager[Tensor]) -> Iterator[Tensor]:
+        """Enter and leave a context unseen; what happens inside is seen."""
+        with self._operations.paused():
+            value = context.__enter__()
+        try:
+            yield value
+        except BaseException:
+            with self._operations.paused():
+                if not context.__exit__(*sys.exc_info()):
+                    raise
+        else:
+            with self._operations.paused():
+                context.__exit__(None, None, None)
