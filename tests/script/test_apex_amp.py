@@ -152,10 +152,10 @@ def test_a_closure_trains(script_amp: Make, arm: str) -> None:
     assert not any(map(torch.equal, before, model.parameters()))
 
 
-def scaled_steps(forward: Any, scaler: torch.amp.GradScaler, model: nn.Module, backward: Any) -> list[Tensor]:
+def scaled_steps(prepare: Any, scaler: torch.amp.GradScaler, model: nn.Module, backward: Any) -> list[Tensor]:
     """Train four steps by a GradScaler, the second of which overflows; return the weights."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    model, optimizer = forward(model, optimizer)
+    model, optimizer = prepare(model, optimizer)
     for step in range(4):
         with torch.autocast("cpu", torch.float16) if backward is None else nullcontext():
             loss = model(batch(step)[0]).float().square().mean() * (float("inf") if step == 1 else 1)
