@@ -35,7 +35,7 @@ def _guess(text: str) -> Any:
     return text
 
 
-def _written(value: Any) -> str:
+def _text_of(value: Any) -> str:
     """Return a parsed value as the text of an arm has it: 128.0 as 128, float16 as fp16, True as true."""
     if isinstance(value, bool):
         return str(value).lower()
@@ -68,7 +68,7 @@ def _inner_arm(text: str) -> str:
     return str(inner).replace(",", "+")
 
 
-def _unaliased(spec: BackendSpec, given: Mapping[str, Any]) -> dict[str, Any]:
+def _without_aliases(spec: BackendSpec, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return options with those that an alias stands for, such as `masters=fp32` of `half`, under their own names."""
     options = {}
     for name, value in given.items():
@@ -160,7 +160,7 @@ class Arm:
         parsed: dict[str, Any] = dict(spec.written)
         if spec.positional is not None and spec.default is not None:
             parsed[spec.positional] = spec.parsers[spec.positional](spec.default)
-        for name, value in _unaliased(spec, given).items():
+        for name, value in _without_aliases(spec, given).items():
             if name not in spec.parsers:
                 raise ConfigError(_unknown(backend, spec, name, given))
             read = _inner_arm if spec.parsers[name] is INNER_ARM else spec.parsers[name]
@@ -221,11 +221,11 @@ class Arm:
     def words(self) -> dict[str, str]:
         """Its options by name, each as the text of the arm has it."""
         return {
-            name: _written(value)
+            name: _text_of(value)
             if name == self.spec.positional
             else name
             if value is True
-            else f"{name}={_written(value)}"
+            else f"{name}={_text_of(value)}"
             for name, value in self.options.items()
         }
 

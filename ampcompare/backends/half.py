@@ -90,7 +90,7 @@ def _check(options: Options) -> str:
     return conflict(_roles(options), options)
 
 
-def _unsharded(options: Options) -> str:
+def _why_unsharded(options: Options) -> str:
     own = [name for name in options if name != "dtype" and options[name]]
     if options.get("dtype", "float16") != "bfloat16":
         return "sharded fp16 weights have neither masters nor a loss scale; use fsdp:param=fp16, which has both"
@@ -129,7 +129,7 @@ SPEC = BackendSpec(
     },
     implied={"dtype": "float16", "bn_fp32": False, "master_weights": False, "rounding": "nearest", "kahan": False},
     check=_check,
-    unsharded=_unsharded,
+    unsharded=_why_unsharded,
     elsewhere=lambda options: "",
     contract=(
         ContractArm("half"),

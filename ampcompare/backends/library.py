@@ -32,7 +32,7 @@ class Library:
     remark: str = ""
     extra: str = ""
 
-    def found(self) -> tuple[str, str, str] | None:
+    def find(self) -> tuple[str, str, str] | None:
         """Return module, distribution and version of what is installed, without importing it; None if nothing is."""
         for module, distribution in zip(self.modules, self.distributions, strict=True):
             if importlib.util.find_spec(module.partition(".")[0]) is not None:
@@ -41,7 +41,7 @@ class Library:
 
     def missing(self) -> str:
         """Return why it cannot be used, with what to type; "" if it is installed."""
-        if self.found() is not None:
+        if self.find() is not None:
             return ""
         return f"not installed: {self.install}" + (f" ({self.remark})" if self.remark else "")
 
@@ -54,7 +54,7 @@ class Library:
         Raises:
             BackendUnavailable: it is not installed, or its import fails.
         """
-        found = self.found()
+        found = self.find()
         if found is None:
             raise BackendUnavailable(f"{backend} is {self.missing()}")
         name, distribution, version = found

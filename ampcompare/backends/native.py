@@ -90,7 +90,7 @@ def _check(options: Options) -> str:
     return conflict(_roles(options), options)
 
 
-def _unsharded(options: Options) -> str:
+def _why_unsharded(options: Options) -> str:
     if "weights" in options:
         return "its optimizer steps its own tensors, which are not sharded; use fsdp, whose masters are shards"
     return ""
@@ -118,7 +118,7 @@ SPEC = BackendSpec(
     },
     implied={"weights": "float32", "masters": "none", "rounding": "nearest", "kahan": False},
     check=_check,
-    unsharded=_unsharded,
+    unsharded=_why_unsharded,
     elsewhere=lambda options: "",
     positional="dtype",
     default="float16",

@@ -71,7 +71,7 @@ class GradientMirror:
 
     def _weight_of(self, tensor: Tensor) -> Tensor:
         """Return the weight that has a master; the tensor itself if it is none."""
-        master, weight = (one() for one in self._scaled.get(id(tensor), (_gone, _gone)))
+        master, weight = (one() for one in self._scaled.get(id(tensor), (_no_tensor, _no_tensor)))
         return tensor if master is not tensor or weight is None else weight
 
     def _read(self, tensor: Tensor) -> Any:
@@ -102,5 +102,5 @@ class GradientMirror:
             self._shown[id(weight)] = weight, master, wide
 
 
-def _gone() -> None:
+def _no_tensor() -> None:
     """Stand for a reference to what is no more."""

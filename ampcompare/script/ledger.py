@@ -56,13 +56,13 @@ class ScriptLedger:
 
     def install(self) -> None:
         """Look from now on."""
-        self._events.wrap(*Points.MAKE_OPTIMIZER, self._made)
+        self._events.wrap(*Points.MAKE_OPTIMIZER, self._note_optimizer)
         self._setters.wrap(nn.Module, "_apply", self._cast)
         self._setters.wrap(*Points.MAKE_AUTOCAST, self._make_autocast)
         self._setters.wrap(*Points.MAKE_SCALER, self._make_scaler)
         self._events.wrap(torch, "compile", self._compile)
         self._follow_passes()
-        self._events.at_end(register_optimizer_step_post_hook(self._stepped).remove)
+        self._events.at_end(register_optimizer_step_post_hook(self._reset_passes).remove)
         self._rows.recorder.after_row(self._row)
         self._rows.recorder.before_close(self._end)
 
@@ -83,7 +83,7 @@ class ScriptLedger:
 
     # Who sets what.
 
-    def _made(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+    def _note_optimizer(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
         self._optimizers.append(weakref.ref(optimizer))
         if "weights" not in self._by and any(p.dtype in HALF for g in optimizer.param_groups for p in g["params"]):
@@ -137,7 +137,7 @@ class ScriptLedger:
         if not self._follows:
             return original(module, *args, **kwargs)
         self._begin()
-        return self._seen(original, module, *args, **kwargs)
+        return self._see(original, module, *args, **kwargs)
 
     def _backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         if self._depth:
@@ -147,9 +147,9 @@ class ScriptLedger:
                 if tensor.requires_grad:  # where the pass begins, an arm has collected what was there
                     tensor.register_hook(lambda _: self._look.accumulates())
         self._passes += 1
-        return self._seen(original, *args, **kwargs)
+        return self._see(original, *args, **kwargs)
 
-    def _seen(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+    def _see(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         self._depth += 1
         try:
             if self._compiles:  # torch dispatches no operations of a compiled program
@@ -165,7 +165,7 @@ class ScriptLedger:
             self._begun_at = time.perf_counter()
             self._look.begin(self._count, self._live(), detailed=True)
 
-    def _stepped(self, *_: Any) -> None:
+    def _reset_passes(self, *_: Any) -> None:
         self._passes = 0  # where an arm knows only later whether it was applied, the row comes after the next pass
 
     def _row(self, row: dict[str, Any]) -> None:

@@ -57,11 +57,11 @@ def _watch(events: Subscriptions, name: str) -> None:
 
 
 def _before(log: Callable[..., None]) -> Callable[..., Any]:
-    def logged(original: Any, *args: Any, **kwargs: Any) -> Any:
+    def call_logged(original: Any, *args: Any, **kwargs: Any) -> Any:
         log(*args, **kwargs)
         return original(*args, **kwargs)
 
-    return logged
+    return call_logged
 
 
 def _add_scalar(_writer: Any, tag: str = "", scalar_value: Any = None, *_args: Any, **_kwargs: Any) -> None:

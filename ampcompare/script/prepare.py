@@ -58,7 +58,7 @@ def run_script(
         _end_with_parent()
     status = execute(target, settings, prepare=prepare or prepare_script, explain=_explain)
     # A child process that trains past the arm refuses to.
-    if status == 0 and not _stand_ins[-1].acted() and not child_processes.started():
+    if status == 0 and not _stand_ins[-1].has_acted() and not child_processes.num_started():
         under = "" if settings.arm == "script" else f" under {settings.arm}"
         note(
             f"the script has ended, and nothing was trained{under}: it ran no module whose weights an optimizer of "
@@ -117,7 +117,7 @@ def prepare_script(settings: ExecSettings, *, child: str | None = None) -> Prepa
             rows.recorder.before_close(CodeWatch(Path(cell), base).end)
         if rows is not None:
             # Before the watch, which may end the script at a row.
-            _ledgers.append(ScriptLedger(rows, "" if arm.backend == "script" else str(arm), _emulated(half)))
+            _ledgers.append(ScriptLedger(rows, "" if arm.backend == "script" else str(arm), _emulated_type(half)))
             _ledgers[-1].install()
         if rows is not None and (settings.watch or settings.max_steps is not None):
             watch = Watch(rows.recorder, settings.max_steps, half)
@@ -136,7 +136,7 @@ def prepare_script(settings: ExecSettings, *, child: str | None = None) -> Prepa
     return prepared
 
 
-def _emulated(half: str | None) -> str:
+def _emulated_type(half: str | None) -> str:
     """Return the type whose products are computed in a wider one; "" if there is none."""
     name, _, how = (half or "").partition(" ")
     return name if how == "emulated" else ""

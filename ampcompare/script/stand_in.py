@@ -108,7 +108,7 @@ class StandIn:
         if arm.backend == "script":
             frontend = importlib.import_module("apex.amp.frontend")
             self._events.wrap(frontend, "_initialize", self._initialize)
-            self.torch_amp = _AsWritten(self._initialized)
+            self.torch_amp = _AsWritten(self._has_initialized)
         elif arm.backend == "apex":
             self._stand_behind_levels(engine, rows)
         else:
@@ -117,7 +117,7 @@ class StandIn:
         if (reduce := arm.options.get("reduce")) is not None:
             reduce_wrappers_in(getattr(torch, reduce), str(arm), self._events)
         self.torch_amp.install(self._events)
-        plain = PlainScript(arm, self.torch_amp, self._lifted, for_cuda=for_cuda, rows=rows, given=self._given)
+        plain = PlainScript(arm, self.torch_amp, self._lifted, for_cuda=for_cuda, rows=rows, given=self._record_weights)
         plain.install(self._events)
         self._casting = plain.casting
         if arm.backend != "script":
@@ -146,11 +146,11 @@ class StandIn:
         self._events.wrap(frontend, "_initialize", self._initialize)
         override_opt_level(level, self._events, quiet=True, options=options)
         if LEVELS[level].patch_torch_functions and engine == "compat":
-            self.torch_amp = O1BehindTorch(self.arm, self._initialized)
+            self.torch_amp = O1BehindTorch(self.arm, self._has_initialized)
         elif LEVELS[level].is_half and engine == "compat":
-            self.torch_amp = HalfWeights(self.arm, rows, self._initialized, wrappers=self._wrappers)
+            self.torch_amp = HalfWeights(self.arm, rows, self._has_initialized, wrappers=self._wrappers)
         else:
-            self.torch_amp = TorchAmp(self.arm, rows, self._initialized)
+            self.torch_amp = TorchAmp(self.arm, rows, self._has_initialized)
 
     def _stand_behind_amp(self, amp: ScriptAmp) -> None:
         functions = amp.functions()
@@ -167,19 +167,19 @@ class StandIn:
 
     def _initialize(self, original: Any, models: Any, optimizers: Any, *args: Any, **kwargs: Any) -> Any:
         """Call Apex's own, once the first weights are recorded."""
-        self._given(_listed(models), _listed(optimizers))
+        self._record_weights(_as_list(models), _as_list(optimizers))
         if not self._keep:
             return original(models, optimizers, *args, **kwargs)
         patches = LEVELS[self.arm.options["opt_level"]].patch_torch_functions
         with kept_in_fp32(
-            _listed(models),
+            _as_list(models),
             self._keep,
             None if patches else half_dtype(self.arm),
             without_casts(sys.modules["apex.amp"]) if patches else None,
         ):
             return original(models, optimizers, *args, **kwargs)
 
-    def _given(self, models: list[Any], optimizers: list[Any]) -> None:
+    def _record_weights(self, models: list[Any], optimizers: list[Any]) -> None:
         if self._watch is not None:
             self._watch.weights(models, optimizers)
 
@@ -187,9 +187,9 @@ class StandIn:
         with self._casting.off():  # a loader without workers runs the script's transforms here
             return original(iterator)
 
-    def acted(self) -> bool:
+    def has_acted(self) -> bool:
         """Return whether the script has reached the arm."""
-        return self._initialized() or self.torch_amp.used
+        return self._has_initialized() or self.torch_amp.used
 
     @property
     def lifted_types(self) -> list[str]:
@@ -207,7 +207,7 @@ class StandIn:
         return next((found for one in chain if (found := self._explain(one)) is not None), None)
 
     def _explain(self, error: BaseException) -> UnsupportedCombination | None:
-        casts = half_dtype(self.arm) is not None and self.acted()
+        casts = half_dtype(self.arm) is not None and self.has_acted()
         line = raised_at(error) or "the script"
         if casts and isinstance(error, TypeError) and NUMPY_LACKS.search(str(error)):
             return UnsupportedCombination(
@@ -220,7 +220,7 @@ class StandIn:
                 f"and the optimizer takes sparse ones alone ({error}); compare native:fp16 or half:masters=fp32"
             )
         fits = not casts and not self._lifted.types
-        if fits or not isinstance(error, RuntimeError) or not TYPES.search(said := _said(error)):
+        if fits or not isinstance(error, RuntimeError) or not TYPES.search(said := _reason_in(error)):
             return None
         if "without overflow" in said:  # a number of the script, whatever the types
             return None
@@ -261,7 +261,7 @@ class StandIn:
             advice = "compare fp32, or cast its inputs to fp32 there"
         return UnsupportedCombination(f"{line}: under {self.arm} {why} ({said}); {advice}")
 
-    def _initialized(self) -> bool:
+    def _has_initialized(self) -> bool:
         """Return whether the script has called the `amp.initialize` of an Apex, which the arm does not stand behind."""
         names = ("ampcompare.apex.amp._amp_state", "apex.amp._amp_state")
         states: list[Any] = [sys.modules.get(name) for name in names]
@@ -274,7 +274,7 @@ class StandIn:
         torch.clear_autocast_cache()
 
 
-def _said(error: RuntimeError) -> str:
+def _reason_in(error: RuntimeError) -> str:
     """Return the line of an error of torch that has the reason; TorchScript puts it last, or loses it."""
     first, *others = str(error).splitlines() or [""]
     if not first.startswith(TORCHSCRIPT):
@@ -310,7 +310,7 @@ def _are_all_16_bit(trace: types.TracebackType | None) -> bool:
     return bool(found) and found <= {torch.float16, torch.bfloat16}
 
 
-def _listed(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     if value is None:
         return []
     return list(value) if isinstance(value, list | tuple) else [value]

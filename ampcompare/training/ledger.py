@@ -307,7 +307,7 @@ class LedgerKeeper:
     def _parameters(self) -> list[Tensor]:
         return [param for model in self._models for param in model.parameters()]
 
-    def watched(self, update: Callable[..., Any]) -> Callable[..., Any]:
+    def watch(self, update: Callable[..., Any]) -> Callable[..., Any]:
         """Return `update` of the loop with looks at some of its calls."""
 
         def watched_update(

@@ -234,7 +234,7 @@ def _print_missing(finder: ApexFinder | None, error: BaseException | None) -> No
 def _print_sums(recorder: Recorder | None) -> None:
     if recorder is not None:
         empty = "the record has no step: none went through apex.amp, FP16_Optimizer or GradScaler"
-        if child_processes.started():
+        if child_processes.num_started():
             empty = "the record has no step of this process; processes that it started write their own files"
         say(recorder.sums() or empty)
 

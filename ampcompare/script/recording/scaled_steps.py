@@ -189,7 +189,7 @@ class _OptimizerHooks:
         """Note a loss."""
         if optimizer in self._rows.ignored:
             return original(optimizer, loss, *args, **kwargs)
-        self._known(optimizer)
+        self._numbers_of(optimizer)
         self._losses.setdefault(optimizer, []).append(value_of(loss))
         return original(optimizer, loss, *args, **kwargs)
 
@@ -208,19 +208,19 @@ class _OptimizerHooks:
             return original(optimizer, closure)
         applied = closure is not None or not optimizer.overflow
         result = original(optimizer, closure)
-        self._rows.add_step(self._known(optimizer)[0], applied)
+        self._rows.add_step(self._numbers_of(optimizer)[0], applied)
         return result
 
     def update_scale(self, original: Any, optimizer: Any, skip: Any) -> Any:
         """Record the losses and the step."""
-        number, _ = self._known(optimizer)
+        number, _ = self._numbers_of(optimizer)
         before = _scale_of_optimizer(optimizer)
         result = original(optimizer, skip)
         self._add_losses(optimizer, before, bool(skip))
         self._rows.add_step(number, not skip)
         return result
 
-    def _known(self, optimizer: Any) -> tuple[int, int]:
+    def _numbers_of(self, optimizer: Any) -> tuple[int, int]:
         """Return the numbers of the optimizer and of its losses; the first call records both."""
         numbers = self._numbers.get(optimizer)
         if numbers is None:
@@ -233,7 +233,7 @@ class _OptimizerHooks:
 
     def _add_losses(self, optimizer: Any, before: float, overflow: bool | None) -> None:
         """Record the losses since the last check; the last one carries its outcome."""
-        number, loss_id = self._known(optimizer)
+        number, loss_id = self._numbers_of(optimizer)
         scales = before, _scale_of_optimizer(optimizer)
         skips = [number] if overflow else []
         self._rows.add_losses(self._losses.pop(optimizer, []), loss_id, scales, overflow, [number], skips)

@@ -33,12 +33,12 @@ __all__ = [
     "TorchAmpStandIn",
     "forget_steps",
     "is_own",
+    "missing_scale",
     "not_scaled",
     "present",
     "refuse_closure",
     "scaler_settings",
     "switched_off",
-    "unscaled",
     "without_autocast",
 ]
 
@@ -383,7 +383,7 @@ class TorchAmp(TorchAmpStandIn):
         if self.used and not self._casts:
             raise without_autocast(self._arm)
         if self.used and not self._scales and self._dtype is torch.float16:
-            raise unscaled(self._arm)
+            raise missing_scale(self._arm)
 
 
 def present(device_type: str) -> str:
@@ -407,7 +407,7 @@ def switched_off(arm: Arm | str) -> str:
     )
 
 
-def unscaled(arm: Arm | str) -> ScalingError:
+def missing_scale(arm: Arm | str) -> ScalingError:
     """Return the error for a script that steps in fp16 without a scaled loss."""
     return ScalingError(
         here(

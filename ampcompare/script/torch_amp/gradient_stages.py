@@ -158,7 +158,7 @@ class GradientStages:
             return {}
         self._make_scaler()
         if self._is_update_due:
-            with GRADIENT_READS.paused():
+            with GRADIENT_READS.pause():
                 self._update()
         state: dict[str, Any] = self._scaler.state_dict()
         return state
@@ -171,7 +171,7 @@ class GradientStages:
 
     # Backward passes.
 
-    def scaled(self, tensors: Any, loss: Tensor, options: dict[str, Any]) -> Any:
+    def scale_pass(self, tensors: Any, loss: Tensor, options: dict[str, Any]) -> Any:
         """Return what a backward pass begins with, scaled; None if its gradients have no scale.
 
         Args:
@@ -208,7 +208,7 @@ class GradientStages:
 
     def _leave_plain(self) -> None:
         """Let the next pass make true gradients."""
-        with GRADIENT_READS.paused():
+        with GRADIENT_READS.pause():
             if self._is_update_due or self._in_stage(_Stage.UNSCALED):
                 self._update()
         for optimizer in self._optimizers.live():
@@ -219,7 +219,7 @@ class GradientStages:
     def _scale(self, losses: Any) -> Any:
         """Return scaled losses; the gradients that are there become scaled ones."""
         self._make_scaler()
-        with GRADIENT_READS.paused():
+        with GRADIENT_READS.pause():
             unscaled = self._in_stage(_Stage.UNSCALED)
             if self._is_update_due:
                 self._update()
@@ -272,7 +272,7 @@ class GradientStages:
         copy_by_dtype(grads, scaled)
 
     def _grads(self, optimizer: Any) -> list[Tensor]:
-        with GRADIENT_READS.paused():
+        with GRADIENT_READS.pause():
             return [grad for param in self._optimizers.weights(optimizer) if (grad := param.grad) is not None]
 
     def has_gradients(self, optimizer: Any) -> bool:
@@ -292,14 +292,14 @@ class GradientStages:
         if optimizer is None:
             self._divide(tensor)
         elif self._stage(optimizer) is _Stage.SCALED and self.has_gradients(optimizer):
-            with GRADIENT_READS.paused():
+            with GRADIENT_READS.pause():
                 self._scaler.unscale_(optimizer)
                 self._compute_again(self._optimizers.weights(optimizer))
             self._stages[optimizer] = _Stage.UNSCALED
 
     def _divide(self, tensor: Tensor) -> None:
         """Divide the gradient of a tensor that no optimizer has, such as an input or a feature map, once."""
-        with GRADIENT_READS.paused():
+        with GRADIENT_READS.pause():
             grad = tensor.grad if tensor.is_leaf or tensor.retains_grad else None
             if grad is None:
                 return
@@ -357,7 +357,7 @@ class GradientStages:
             return False
         if stage is not _Stage.SKIPPED:
             self.is_applied = False
-            with GRADIENT_READS.paused():
+            with GRADIENT_READS.pause():
                 if self._has_overflow:
                     self._mark_overflow(optimizer)
                 self._scaler.step(optimizer, **options)
@@ -365,7 +365,7 @@ class GradientStages:
             self._is_update_due = True
             if len(self._optimizers.live()) == 1:
                 self.close()
-                with GRADIENT_READS.paused():
+                with GRADIENT_READS.pause():
                     self._update()
         optimizer._opt_called = True  # a skipped step was called too: schedulers warn otherwise
         return True

@@ -45,7 +45,7 @@ from ampcompare.guards.location import here
 from ampcompare.script.gradient_mirror import GradientMirror, Pairs
 from ampcompare.script.keep_fp32 import WRAPPERS, bare_model
 from ampcompare.script.lifted_weights import HALF, follow_averages, live_modules
-from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmp, unscaled, without_autocast
+from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmp, missing_scale, without_autocast
 from ampcompare.script.torch_amp.parallel_wrappers import ParallelWrappers
 from ampcompare.script.torch_amp.script_scaler import ScriptScaler
 from ampcompare.training.precision.base import make_precision, owned_params
@@ -213,7 +213,7 @@ class HalfWeights(TorchAmp):
         self._found.add(models, optimizers)
 
     def take_back(self, optimizer: Any) -> None:
-        with GRADIENT_READS.paused():
+        with GRADIENT_READS.pause():
             self._gradients.give_back(self._weights_of(optimizer))
 
     def forget_unscaled(self, scaler: Any, optimizer: Any) -> None:
@@ -233,7 +233,7 @@ class HalfWeights(TorchAmp):
         for tensor in (one for model in models for one in (*model.parameters(), *model.buffers())):
             tensor.data = _as_fp32(tensor)
         try:
-            with GRADIENT_READS.paused():  # those of earlier steps
+            with GRADIENT_READS.pause():  # those of earlier steps
                 self._scaling.prepare(models, optimizers)
         except AmpCompareError as error:
             raise PreparationError(here(str(error))) from None
@@ -397,7 +397,7 @@ class HalfWeights(TorchAmp):
                 self._clear(one, set_to_none)
         original(optimizer, set_to_none)
 
-    @GRADIENT_READS.paused()
+    @GRADIENT_READS.pause()
     def _clear(self, optimizer: Any, set_to_none: bool = True) -> None:
         """Clear the gradients of an optimizer, those of the model and of master weights."""
         weights = self._weights_of(optimizer)
@@ -423,7 +423,7 @@ class HalfWeights(TorchAmp):
         if not self.is_driven and not self._casts:
             raise self._lacks_autocast()
         if not self.is_driven and self._scaling.needs_scaler:
-            raise unscaled(self._arm)
+            raise missing_scale(self._arm)
         self._follow_writes(optimizer)
         self._gradients.hide(master for _, master in self.masters(optimizer))  # a second step has none, as in Apex
 
@@ -468,9 +468,9 @@ class _FoundModels:
 
     def install(self, events: Subscriptions) -> None:
         """Follow the optimizers from now on."""
-        events.wrap(*Points.MAKE_OPTIMIZER, self._made)
+        events.wrap(*Points.MAKE_OPTIMIZER, self._note_optimizer)
 
-    def _made(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+    def _note_optimizer(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
         self._optimizers.append(weakref.ref(optimizer))
         self._is_done = False

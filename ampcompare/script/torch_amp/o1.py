@@ -21,9 +21,9 @@ from ampcompare.base.patches import Points, Subscriptions
 from ampcompare.script.torch_amp.autocast_and_scaler import (
     TorchAmpStandIn,
     is_own,
+    missing_scale,
     present,
     switched_off,
-    unscaled,
     without_autocast,
 )
 from ampcompare.script.torch_amp.script_scaler import ScriptScaler
@@ -97,7 +97,7 @@ class O1BehindTorch(TorchAmpStandIn):
                 raise UnsupportedCombination(self._off)
             return
         if not self._scaler.scales and not self.is_driven:
-            raise unscaled(self._name)
+            raise missing_scale(self._name)
 
     def optimizer_made(self) -> None:
         """Patch torch before the first forward pass: a call looks up a loss function before its arguments."""

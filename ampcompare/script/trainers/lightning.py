@@ -60,7 +60,7 @@ def _follow_half(name: str, told: Told, events: Subscriptions) -> None:
         original(self, *args, **kwargs)
         told.replaces(f'precision="{self.precision}" of Lightning, whose weights stay in fp32 until the arm casts them')
 
-    def unchanged(original: Any, self: Any, value: Any) -> Any:
+    def leave(original: Any, self: Any, value: Any) -> Any:
         return original(self, value) if told.is_script else value
 
     def context(original: Any, self: Any) -> Any:
@@ -68,7 +68,7 @@ def _follow_half(name: str, told: Told, events: Subscriptions) -> None:
 
     events.wrap(plugin, "__init__", init)
     for method in ("convert_module", "convert_input"):
-        events.wrap(plugin, method, unchanged)
+        events.wrap(plugin, method, leave)
     for method in ("tensor_init_context", "module_init_context", "forward_context"):
         events.wrap(plugin, method, context)
 

@@ -59,9 +59,9 @@ class EmulatedHalf(TorchDispatchMode):
         if func not in EMULATED or types or any(arg.dtype is not self.dtype for arg in args if isinstance(arg, Tensor)):
             return func(*args, **kwargs)  # mixed dtypes too: they must raise as they do without the mode
         result = func(*[arg.float() if isinstance(arg, Tensor) else arg for arg in args], **kwargs)
-        return tuple(map(self._rounded, result)) if isinstance(result, tuple) else self._rounded(result)
+        return tuple(map(self._round, result)) if isinstance(result, tuple) else self._round(result)
 
-    def _rounded(self, value: Any) -> Any:
+    def _round(self, value: Any) -> Any:
         return value.to(self.dtype) if isinstance(value, Tensor) and value.dtype is torch.float32 else value
 
 

@@ -52,7 +52,7 @@ def kept_in_fp32(
         yield ()
         return
     named = [(name, module) for model in models for name, module in model.named_modules(remove_duplicate=False) if name]
-    kept = _kept(patterns.split("|"), named)
+    kept = _find_ids(patterns.split("|"), named)
     weights = _Weights([module for _, module in named if id(module) in kept])
     names: list[str] = []
     for model in models:
@@ -60,7 +60,7 @@ def kept_in_fp32(
         called = list(_called_from_outside(model, kept))
         for name, module in called:
             _KeptForward(module, module.forward, half_dtype, context, exact).install()
-            module.register_forward_pre_hook(_seen)
+            module.register_forward_pre_hook(_do_nothing)
             names.append(name)
         if half_dtype is not None and called:
             _ExactForward(model, model.forward, exact).install()
@@ -73,7 +73,7 @@ def find_kept(models: Sequence[nn.Module], patterns: str) -> dict[str, nn.Module
     if not patterns:
         return {}
     named = [(name, module) for model in models for name, module in model.named_modules(remove_duplicate=False) if name]
-    kept = _kept(patterns.split("|"), named)
+    kept = _find_ids(patterns.split("|"), named)
     return {name: module for model in models for name, module in _called_from_outside(model, kept)}
 
 
@@ -97,11 +97,11 @@ def _casts_off(amp: str) -> AbstractContextManager[Any]:
     return NO_CONTEXT if handle is None else handle._disable_casts()
 
 
-def _seen(module: nn.Module, args: Any) -> None:
+def _do_nothing(module: nn.Module, args: Any) -> None:
     """Do nothing: torch's fused paths ignore `forward` of the modules inside of them, unless one has a hook."""
 
 
-def _kept(patterns: Sequence[str], named: Sequence[tuple[str, nn.Module]]) -> set[int]:
+def _find_ids(patterns: Sequence[str], named: Sequence[tuple[str, nn.Module]]) -> set[int]:
     """Return the modules that are kept, as their ids."""
     kept: set[int] = set()
     for pattern in patterns:
