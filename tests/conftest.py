@@ -138,7 +138,7 @@ LONG = {
     "results/records": "metric",
     "results/report": "formats html/html metric_screens",
     "script": "stand_in torch_amp/plain_script torch_amp/half_weights trainers/follow",
-    "source": "migrate/read/neighbours migrate/rewrite",
+    "source": "migrate/read/neighbors migrate/rewrite",
     "tasks": "boxes dataloader detection imagefolder lm models",
     "training": "cuda_graph ema memory optimizers other_precisions rollback session skip_nonfinite without_float64",
     "training/precision": "actnn apex_steps base contract fabric fp8 keep_fp32 quantized",

@@ -20,6 +20,7 @@ __all__ = [
     "format_seconds",
     "parse_duration",
     "printable",
+    "rough_duration",
 ]
 
 MIB = 2**20
@@ -48,9 +49,21 @@ def format_duration(seconds: float) -> str:
     """Return `7.48s` below a minute, else `7m48s` or `8h26m45s`; whole seconds give `45s`."""
     if seconds < 60:
         return f"{seconds:.3g}s"
-    minutes, whole_seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}h{minutes:02d}m{whole_seconds:02d}s" if hours else f"{minutes}m{whole_seconds:02d}s"
+    hours, minutes, rest = _clock(seconds)
+    return f"{hours}h{minutes:02d}m{rest:02d}s" if hours else f"{minutes}m{rest:02d}s"
+
+
+def rough_duration(seconds: float) -> str:
+    """Return a time to the second, and from an hour on to the minute, such as `41s`, `3m20s` or `6h41m`."""
+    hours, minutes, rest = _clock(seconds)
+    if hours:
+        return f"{hours}h{minutes:02d}m"
+    return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
+
+
+def _clock(seconds: float) -> tuple[int, int, int]:
+    minutes, rest = divmod(round(seconds), 60)
+    return *divmod(minutes, 60), rest
 
 
 def parse_duration(text: str) -> float | None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ampcompare.base.formatting import format_count, printable
+from ampcompare.base.formatting import format_count, printable, rough_duration
 from ampcompare.experiment.observer import Outline
-from ampcompare.experiment.running_cells import CellView, MatrixView, span
+from ampcompare.experiment.running_cells import CellView, MatrixView
 from ampcompare.settings.config import RunConfig
 
 __all__ = ["describe_outline", "notice", "notices"]
@@ -85,5 +85,7 @@ def notice(cell: CellView | None, matrix: MatrixView, *, idle: str = "") -> str:
         if cell.progress is not None and cell.progress.total_steps:
             parts.append(f"step {cell.progress.steps} of {cell.progress.total_steps}")
         parts += cell.figures(" left" if matrix.total == 1 else " for this cell")
-    line = f"{', '.join(parts)}; {span(int(matrix.seconds))} since the start"
-    return line + (f", about {span(matrix.left)} left" if matrix.left is not None and matrix.total > 1 else "")
+    line = f"{', '.join(parts)}; {rough_duration(int(matrix.seconds))} since the start"
+    return line + (
+        f", about {rough_duration(matrix.left)} left" if matrix.left is not None and matrix.total > 1 else ""
+    )

@@ -12,7 +12,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ampcompare.experiment.running_cells import CellView, MatrixView, span
+from ampcompare.base.formatting import rough_duration
+from ampcompare.experiment.running_cells import CellView, MatrixView
 
 __all__ = ["Region", "bars"]
 
@@ -78,10 +79,10 @@ def bars(cells: Sequence[CellView], matrix: MatrixView, console: Console, idle: 
         name = Text(cell.full_name, style="bold")
         name.truncate(name_width, pad=True)
         if not has_figures:
-            left = span(cell.seconds) if cell.left is None else f"{span(cell.left)} left"
+            left = rough_duration(cell.seconds) if cell.left is None else f"{rough_duration(cell.left)} left"
             lines.append(_row(width, name, Text(left)))
             continue
-        phase, time = Text(f" {cell.phase:<{PHASE_WIDTH}}", style="cyan"), Text(span(int(cell.seconds)))
+        phase, time = Text(f" {cell.phase:<{PHASE_WIDTH}}", style="cyan"), Text(rough_duration(int(cell.seconds)))
         if cell.progress is not None and (total := cell.progress.total_steps):
             time = Text(f"{cell.progress.steps:>{len(str(total))}}/{total}  ") + time
         first = [_row(width, name, phase)] if is_narrow else []
@@ -93,9 +94,9 @@ def bars(cells: Sequence[CellView], matrix: MatrixView, console: Console, idle: 
     if not cells and idle:
         lines.append(Text(idle))
     if matrix.total > 1:
-        text = "" if matrix.left is None else f"{between}about {span(matrix.left)} left"
+        text = "" if matrix.left is None else f"{between}about {rough_duration(matrix.left)} left"
         count = Text(f"{matrix.done} of {matrix.total} cells", style="bold")
-        lines.append(_row(width, count, matrix.share, Text(f"{span(int(matrix.seconds))}{text}")))
+        lines.append(_row(width, count, matrix.share, Text(f"{rough_duration(int(matrix.seconds))}{text}")))
     return Group(*lines)
 
 

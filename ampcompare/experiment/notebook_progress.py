@@ -9,10 +9,10 @@ from html import escape
 from importlib import import_module
 from typing import Any
 
-from ampcompare.base.formatting import printable
+from ampcompare.base.formatting import printable, rough_duration
 from ampcompare.experiment.launch.contract import Progress
 from ampcompare.experiment.observer import Observer, Outline
-from ampcompare.experiment.running_cells import CellView, MatrixView, RunningCells, span
+from ampcompare.experiment.running_cells import CellView, MatrixView, RunningCells
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 
@@ -95,7 +95,7 @@ class NotebookProgress(Observer):
         outline = self._cells.outline
         words = [f"{matrix.done} of {matrix.total} {'run' if matrix.total == 1 else 'runs'}"]
         if matrix.left is not None and matrix.done < matrix.total:
-            words.append(f"about {span(matrix.left)} left")
+            words.append(f"about {rough_duration(matrix.left)} left")
         if outline is not None and str(outline.folder) != ".":
             words.append(f"into {printable(str(outline.folder), 200)}")
         return ", ".join(words)

@@ -6,14 +6,14 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from ampcompare.base.formatting import printable
+from ampcompare.base.formatting import printable, rough_duration
 from ampcompare.experiment.eta import TimeLeft
 from ampcompare.experiment.launch.contract import Phase, Progress
 from ampcompare.experiment.observer import Outline
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 
-__all__ = ["CellView", "MatrixView", "RunningCells", "span"]
+__all__ = ["CellView", "MatrixView", "RunningCells"]
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class CellView:
             if progress.loss_scale is not None:
                 figures.append(f"loss scale {_number(progress.loss_scale)}")
         if self.left is not None:
-            figures.append(f"about {span(self.left)}{left}")
+            figures.append(f"about {rough_duration(self.left)}{left}")
         if progress is not None and progress.step_seconds is not None:
             figures.append(_step_time(progress.step_seconds))
         if progress is not None and (progress.skipped or progress.loss_scale is not None):
@@ -171,15 +171,6 @@ class RunningCells:
         left = None if self._left is None else self._left.of_cell(number - 1, now)
         epochs = 1 if cell.config.script else cell.config.recipe.epochs  # how many a script makes is not known
         return CellView(cell.name, number, cell.progress, now - cell.began, left, epochs, cell.place)
-
-
-def span(seconds: float) -> str:
-    """Return a time as `41s`, `3m20s` or `6h41m`."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours}h{minutes:02d}m"
-    return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
 
 
 def _number(value: float) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["APEX", "AUTOCASTS", "CLIPS", "CORE", "ROOTS", "SCALERS", "STARS", "WRAPPERS", "shown"]
+__all__ = ["APEX", "AUTOCASTS", "CLIPS", "CORE", "ROOTS", "SCALERS", "STARS", "WRAPPERS", "public_name"]
 
 APEX = ("apex", "amp_C", "apex_C")
 ROOTS = (*APEX, "torch")
@@ -74,7 +74,7 @@ SHOWN_AS = {
 }
 
 
-def shown(name: str) -> str:
+def public_name(name: str) -> str:
     """Return a full name by the module that shows it: `apex.amp.initialize` for `apex.amp.frontend.initialize`."""
     for inner, outer in SHOWN_AS.items():
         if name.startswith(inner):

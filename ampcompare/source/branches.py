@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 
 from ampcompare.source.module import Module
-from ampcompare.source.syntax import dotted
+from ampcompare.source.syntax import dotted_name
 
 __all__ = [
     "Facts",
@@ -18,7 +18,7 @@ __all__ = [
     "contradict",
     "facts_at",
     "is_exclusive",
-    "narrowed",
+    "narrow",
 ]
 
 # What is known of expressions, by their text.
@@ -50,7 +50,7 @@ def facts_at(module: Module, node: ast.AST, within: ast.AST | None = None) -> Fa
     """Return what is known where a node is reached, by the `if` statements around it."""
     facts: Facts = {}
     for outer, holds in reversed(list(branches_around(module, node, within))):
-        facts = narrowed(facts, outer.test, holds)
+        facts = narrow(facts, outer.test, holds)
     return facts
 
 
@@ -73,7 +73,7 @@ def conditions(test: ast.expr, holds: bool) -> dict[str, object]:
         return conditions(test.operand, not holds)
     if isinstance(test, ast.BoolOp):
         if isinstance(test.op, ast.And) == holds:
-            return _joined(conditions(value, holds) for value in test.values) | {ast.unparse(test): holds}
+            return _merge(conditions(value, holds) for value in test.values) | {ast.unparse(test): holds}
         return {ast.unparse(test): holds}
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
         operator, right = test.ops[0], test.comparators[0]
@@ -91,14 +91,14 @@ def conditions(test: ast.expr, holds: bool) -> dict[str, object]:
                 return known
             known = {f"{left} == {ast.unparse(right)}": holds}
             if (
-                holds and (dotted(right) or "").rpartition(".")[2].isupper()
+                holds and (dotted_name(right) or "").rpartition(".")[2].isupper()
             ):  # a constant, or a member of an enumeration
                 known[f"{left} =="] = ast.unparse(right)
             return known
     return {ast.unparse(test): holds}
 
 
-def narrowed(facts: Facts, test: ast.expr, holds: bool) -> Facts:
+def narrow(facts: Facts, test: ast.expr, holds: bool) -> Facts:
     """Return facts together with what a test adds to them.
 
     Where `a and b` does not hold but `b` does, `a` does not; where `a or b` holds but `b` does not, `a` does.
@@ -140,5 +140,5 @@ def _joint(text: str) -> ast.BoolOp | None:
     return test if isinstance(test, ast.BoolOp) else None
 
 
-def _joined(parts: Iterable[dict[str, object]]) -> dict[str, object]:
+def _merge(parts: Iterable[dict[str, object]]) -> dict[str, object]:
     return {key: value for part in parts for key, value in part.items()}

@@ -118,7 +118,7 @@ class Edits:
         first = self.module.first_line(statement)
         self._line(end).after += [(first, text) for text in lines]
 
-    def inserted(self) -> str:
+    def new_text(self) -> str:
         """Return all texts that the edits put in."""
         texts = ["\n".join(text) if isinstance(text, list) else text for text in self._spans.values()]
         for line in self._lines.values():
@@ -201,9 +201,9 @@ class Edits:
 
     def result(self) -> str:
         """Return the text with all edits."""
-        return apply_edits(self.module.text, [(edit,) for edit in self.settled()])[0]
+        return apply_edits(self.module.text, [(edit,) for edit in self.sorted_edits()])[0]
 
-    def settled(self) -> tuple[Edit, ...]:
+    def sorted_edits(self) -> tuple[Edit, ...]:
         """Return all edits by position, the widest first where several begin together, after what is put above it."""
         self._settle_removed()
         module, newline = self.module, self.module.newline
@@ -224,18 +224,20 @@ class Edits:
             kept = old if not text.strip() else self._indentation(number)
             if lines or kept != old:
                 same = kept == old
-                self._put(spans, begin, begin if same else begin + len(old), "".join(lines) + ("" if same else kept))
+                self._add_text(
+                    spans, begin, begin if same else begin + len(old), "".join(lines) + ("" if same else kept)
+                )
             if line.after:
                 stop = begin + len(text)
                 ends = text.endswith(("\n", "\r"))
                 below = [content and self._indentation(first) + content for first, content in line.after]
                 joined = "".join(f"{each}{newline}" for each in below) if ends else newline + newline.join(below)
-                self._put(spans, stop, stop, joined)
+                self._add_text(spans, stop, stop, joined)
         edits = [Edit(start, end, text) for (start, end), text in spans.items()]
         return tuple(sorted(edits, key=lambda edit: (edit.start, edit.end != edit.start, -edit.end)))
 
     @staticmethod
-    def _put(spans: dict[tuple[int, int], str], start: int, end: int, text: str) -> None:
+    def _add_text(spans: dict[tuple[int, int], str], start: int, end: int, text: str) -> None:
         spans[(start, end)] = spans.get((start, end), "") + text
 
     def _settle_removed(self) -> None:

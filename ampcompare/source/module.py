@@ -14,8 +14,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
-from ampcompare.source.amp_names import APEX, STARS, shown
-from ampcompare.source.syntax import NEWLINE, arguments, children, dotted, is_literal, last_name, parameters, parse_tree
+from ampcompare.source.amp_names import APEX, STARS, public_name
+from ampcompare.source.syntax import (
+    NEWLINE,
+    arguments,
+    child_nodes,
+    dotted_name,
+    is_literal,
+    last_name,
+    parameters,
+    parse_tree,
+)
 
 __all__ = ["MAX_ALIASES", "Block", "Function", "Imported", "Module", "Scope", "Text", "flat_values"]
 
@@ -214,7 +223,7 @@ class Module(Text):
         while waiting:
             node = waiting.pop()
             nodes.append(node)
-            inside = children(node)
+            inside = child_nodes(node)
             scope = scope_of[node]
             read = READERS.get(node.__class__)
             if read is not None:
@@ -314,7 +323,7 @@ class Module(Text):
         found = owner.functions.get(name)
         if found is not None:
             return None if isinstance(found.node, ast.ClassDef) else found
-        for text in filter(None, map(dotted, owner.node.bases)):
+        for text in filter(None, map(dotted_name, owner.node.bases)):
             scopes = owner.parent.enclosing() if owner.parent is not None else ()
             holder = next((one.functions[text] for one in scopes if text in one.functions), None)
             if holder is not None and (method := self.method(holder, name, depth + 1)) is not None:
@@ -351,7 +360,7 @@ class Module(Text):
 
     # What the tree binds.
 
-    def _open(self, node: Function | ast.Lambda | ast.ClassDef, scope: Scope) -> Scope:
+    def _open_scope(self, node: Function | ast.Lambda | ast.ClassDef, scope: Scope) -> Scope:
         inner = Scope(node, scope, scope.function)
         if isinstance(scope.node, ast.ClassDef):
             inner.owner = scope
@@ -415,7 +424,7 @@ class Module(Text):
                 if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts):
                     values = value.elts
                 pairs += zip(target.elts, values, strict=True)
-            elif (text := dotted(target)) is not None:
+            elif (text := dotted_name(target)) is not None:
                 holder = scope.owner if text.startswith("self.") and scope.owner is not None else scope
                 holder.values.setdefault(text, []).append(value)
         return scope
@@ -446,7 +455,7 @@ class Module(Text):
             scope: in which it is looked up; by default that in which it stands.
             follow: whether to look at what is assigned to a name, if that is no more than another name.
         """
-        text = dotted(node)
+        text = dotted_name(node)
         if text is None or depth > MAX_ALIASES:
             return None
         scope = scope or self.scope_of.get(node, self.top)
@@ -454,13 +463,13 @@ class Module(Text):
         for one in scope.enclosing():
             if head in one.imports:
                 names = one.imports[head]
-                return _joined(next((name for name in names if name.partition(".")[0] in APEX), names[-1]), rest)
+                return _full_name(next((name for name in names if name.partition(".")[0] in APEX), names[-1]), rest)
             values = one.values.get(head)
-            if values is not None and not (len(values) == 1 and dotted(values[0]) == head):
+            if values is not None and not (len(values) == 1 and dotted_name(values[0]) == head):
                 return self._through(values, one, rest, depth) if follow else None
             if head in one.parameters and head != "self" and follow:
-                base = self._passed(one, head)
-                return None if base is None else _joined(base, rest)
+                base = self._name_passed_for(one, head)
+                return None if base is None else _full_name(base, rest)
             if head in one.parameters or head in one.functions:
                 break
         if follow and head == "self" and scope.owner is not None and rest:
@@ -473,9 +482,9 @@ class Module(Text):
         """Return the full name of an attribute of the only value but None, if that is no more than a name."""
         named = [one for one in flat_values(values) if not is_literal(one, None)]
         base = self.resolve(named[0], scope, depth=depth + 1) if len(named) == 1 else None
-        return None if base is None else _joined(base, rest)
+        return None if base is None else _full_name(base, rest)
 
-    def _passed(self, scope: Scope, parameter: str) -> str | None:
+    def _name_passed_for(self, scope: Scope, parameter: str) -> str | None:
         """Return the full name of what all calls of a function in this module pass for a parameter."""
         if (scope, parameter) not in self._known:
             self._known[scope, parameter] = None  # for a function that calls itself
@@ -497,34 +506,34 @@ class Module(Text):
         return found
 
     @functools.cached_property
-    def resolved(self) -> list[tuple[ast.Call, str]]:
+    def resolved_calls(self) -> list[tuple[ast.Call, str]]:
         """All calls whose functions have a full name."""
         pairs = ((call, self.resolve(call.func)) for call in self.calls)
         return [(call, name) for call, name in pairs if name is not None]
 
     def calls_of(self, *names: str) -> Iterator[ast.Call]:
         """Yield the calls of functions by full name."""
-        for call, name in self.resolved:
+        for call, name in self.resolved_calls:
             if name in names:
                 yield call
 
     def has_alternatives(self, node: ast.expr) -> bool:
         """Return whether imports, or an import and an assignment, bind the head of an expression differently."""
-        head = (dotted(node) or "").partition(".")[0]
+        head = (dotted_name(node) or "").partition(".")[0]
         return any(
             len(one.imports.get(head, ())) > 1 or (head in one.imports and head in one.values)
             for one in self.scope_of[node].enclosing()
         )
 
 
-def _joined(name: str, rest: str) -> str:
-    return shown(f"{name}.{rest}" if rest else name)
+def _full_name(name: str, rest: str) -> str:
+    return public_name(f"{name}.{rest}" if rest else name)
 
 
 # How each kind of node that opens a scope or binds a name is read; returns the scope of what is below it.
 READERS: dict[type[ast.AST], Callable[[Module, Any, Scope], Scope]] = {
     ast.Call: Module._call,
-    **dict.fromkeys((ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef), Module._open),
+    **dict.fromkeys((ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef), Module._open_scope),
     ast.Global: Module._global,
     ast.Import: Module._import,
     ast.ImportFrom: Module._import_from,

@@ -13,15 +13,15 @@ __all__ = [
     "NEWLINE",
     "SourceInvalid",
     "argument",
+    "argument_values",
     "arguments",
-    "children",
-    "dotted",
+    "child_nodes",
+    "dotted_name",
     "elements",
     "is_literal",
     "last_name",
     "parameters",
     "parse_tree",
-    "passed",
     "walk",
 ]
 
@@ -83,7 +83,7 @@ def parse_tree(text: str) -> ast.Module:
         raise SourceInvalid(str(error)) from None
 
 
-def dotted(node: ast.AST | None) -> str | None:
+def dotted_name(node: ast.AST | None) -> str | None:
     """Return `a.b.c` as text for a name or a chain of attributes; None for any other expression."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
@@ -99,7 +99,7 @@ def elements(node: ast.expr) -> list[ast.expr]:
     return list(node.elts) if isinstance(node, (ast.List, ast.Tuple)) else [node]
 
 
-def children(node: ast.AST) -> list[ast.AST]:
+def child_nodes(node: ast.AST) -> list[ast.AST]:
     """Return the nodes directly below a node; `ast.iter_child_nodes` does the same in several times the time.
 
     Contexts and operators are left out.
@@ -119,7 +119,7 @@ def walk(node: ast.AST) -> Iterator[ast.AST]:
     waiting = [node]
     for each in waiting:  # which grows meanwhile
         yield each
-        waiting += children(each)
+        waiting += child_nodes(each)
 
 
 def argument(call: ast.Call, name: str, position: int | None = None) -> ast.expr | None:
@@ -149,7 +149,7 @@ def arguments(call: ast.Call, names: Sequence[str] = ()) -> dict[str, ast.expr]:
     return found | {one.arg or "**": one.value for one in call.keywords}
 
 
-def passed(call: ast.Call) -> list[ast.expr]:
+def argument_values(call: ast.Call) -> list[ast.expr]:
     """Return the values of all arguments of a call."""
     return [*call.args, *(one.value for one in call.keywords)]
 

@@ -209,8 +209,7 @@ class UNet(nn.Module):
             raise ConfigError(
                 f"unet takes images (channels, height, width), and a sample has shape {tuple(sample_shape)}"
             )
-        if width < 1 or depth < 1:
-            raise ConfigError(f"unet has width {width} and depth {depth}; both must be at least 1")
+        require_positive(width=width, depth=depth)
         widths = [width * 2**stage for stage in range(depth)]
         self.down = nn.ModuleList(
             _stage(before, after) for before, after in zip([sample_shape[0], *widths], widths, strict=False)

@@ -107,10 +107,7 @@ class ModelEma:
         Raises:
             CheckpointError: names the tensors that do not fit.
         """
-        models = state.get("models")
-        if not isinstance(models, list) or len(models) != len(self._models) or "num_updates" not in state:
-            raise CheckpointError("the saved average of the weights belongs to a different number of models")
-        for model, saved in zip(self._models, models, strict=True):
+        for model, saved in zip(self._models, state["models"], strict=True):
             try:
                 check_model(model, saved, same_types=True)
             except CheckpointError as error:

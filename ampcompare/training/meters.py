@@ -113,24 +113,13 @@ class MemoryMeter(abc.ABC):
         """Return the peak so far."""
 
 
-class CudaMemoryMeter(MemoryMeter):
-    """Counts of torch's caching allocator on one device."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        torch.cuda.reset_peak_memory_stats(device)
-
-    def peak(self) -> PeakMemory:
-        return PeakMemory(torch.cuda.max_memory_allocated(self.device), torch.cuda.max_memory_reserved(self.device))
-
-
 class AcceleratorMemoryMeter(MemoryMeter):
-    """Counts of the allocator of another accelerator, as far as torch has them."""
+    """Counts of the allocator of a GPU or another accelerator, as far as torch has them."""
 
     def __init__(self, device: torch.device) -> None:
         self.module: Any = getattr(torch, device.type)
         self.device = device
-        self.counts_peak = ACCELERATORS[device.type].counts_peak
+        self.counts_peak = device.type == "cuda" or ACCELERATORS[device.type].counts_peak
         if self.counts_peak:
             self.module.reset_peak_memory_stats(device)
 
@@ -174,6 +163,4 @@ class ResidentMemoryMeter(MemoryMeter):
 
 def make_memory_meter(device: torch.device) -> MemoryMeter:
     """Return the memory meter of a device, started."""
-    if device.type in ACCELERATORS:
-        return AcceleratorMemoryMeter(device)
-    return CudaMemoryMeter(device) if device.type == "cuda" else ResidentMemoryMeter()
+    return ResidentMemoryMeter() if device.type == "cpu" else AcceleratorMemoryMeter(device)

@@ -49,10 +49,6 @@ class Policy:
     name: ClassVar[str | None] = None
     end_reason: str | None = None
 
-    def wrap(self, precision: Precision) -> Precision:
-        """Return the precision that the loop trains with."""
-        return precision
-
     def begin(self, step: int) -> None:
         """Start at `step` updates, before the first update of this process."""
 
@@ -276,23 +272,6 @@ class ScaleLimits(Policy):
         self._skipped = int(state["skipped"])
 
 
-class _SkipNonFinite(Policy):
-    """Lets a run train with a `SkippingPrecision`.
-
-    Args:
-        models: as `prepare` returned them.
-        any_rank: returns whether a flag is set on any rank.
-    """
-
-    def __init__(self, models: Sequence[nn.Module], any_rank: Callable[[bool], bool] = bool) -> None:
-        self._models = models
-        self._any_rank = any_rank
-
-    def wrap(self, precision: Precision) -> Precision:
-        """Return a precision that drops updates with a non-finite loss."""
-        return SkippingPrecision(precision, self._models, self._any_rank)
-
-
 class SkippingPrecision(PrecisionWrapper):
     """A prepared precision that drops updates with a non-finite loss.
 
@@ -487,6 +466,4 @@ def make_policies(config: RunConfig, assembly: Assembly, divergence: DivergenceD
                 max_rollbacks=config.max_rollbacks,
             )
         )
-    if config.on_nan == "skip":
-        policies.append(_SkipNonFinite(assembly.replicas, assembly.ranks.any))
     return policies

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import functools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,7 +25,7 @@ from ampcompare.training.device import synchronize
 from ampcompare.training.evaluate import Evaluation, Extra, evaluate
 from ampcompare.training.ledger import LedgerKeeper
 from ampcompare.training.parallel.ranks import require_equal, weights_digest
-from ampcompare.training.policies import DivergenceDetector, Rollback, make_policies
+from ampcompare.training.policies import DivergenceDetector, Rollback, SkippingPrecision, make_policies
 from ampcompare.training.precision.base import Precision
 from ampcompare.training.stop_request import StopRequest
 
@@ -77,7 +76,9 @@ class Session:
         }
         if assembly.average is not None:
             self.stateful["average"] = assembly.average
-        precision = functools.reduce(lambda inner, policy: policy.wrap(inner), self.policies, assembly.precision)
+        precision = assembly.precision
+        if config.on_nan == "skip":
+            precision = SkippingPrecision(precision, assembly.replicas, ranks.any)
         self.loop = build_loop(config.recipe, assembly, precision, drain_every=config.drain_every)
         self.ledger = LedgerKeeper(
             assembly.replicas, config.drain_every, sees_operations=config.recipe.compile == "none"

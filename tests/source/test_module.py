@@ -8,8 +8,8 @@ from textwrap import dedent
 import pytest
 
 from ampcompare.source.branches import is_exclusive
+from ampcompare.source.call_order import CallFollower, Frame
 from ampcompare.source.edits import Edits
-from ampcompare.source.follow import Follower, Frame
 from ampcompare.source.module import Module, Text
 from ampcompare.source.syntax import arguments
 
@@ -61,7 +61,7 @@ def test_places_that_never_run_together(one: str, other: str, never: bool) -> No
     assert is_exclusive(module, first, second) is never
 
 
-class _Names(Follower):
+class _Names(CallFollower):
     """Notes the functions that are called and not in the module, with the number of conditions."""
 
     def __init__(self, module: Module) -> None:

@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from ampcompare.source.syntax import SourceInvalid, children, parse_tree
+from ampcompare.source.syntax import SourceInvalid, child_nodes, parse_tree
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_patterns_of_match_have_children() -> None:
     cases = next(
         node for node in ast.walk(parse_tree("match x:\n  case True: pass\n  case 1: pass")) if hasattr(node, "cases")
     )
-    assert [len(children(case.pattern)) for case in cases.cases] == [0, 1]
+    assert [len(child_nodes(case.pattern)) for case in cases.cases] == [0, 1]
 
 
 def test_doubtful_escapes_warn_nobody() -> None:

@@ -36,10 +36,6 @@ def test_suppression_is_greedy(seed: int) -> None:
     assert 1 < len(kept) < 40
 
 
-def test_suppression_of_no_boxes() -> None:
-    assert nms(torch.zeros(0, 4), torch.zeros(0), 0.5).tolist() == []
-
-
 def test_an_object_is_found_once() -> None:
     """A second box on an object, one of another class and one that fits badly are wrong; filling is never right."""
     truth = torch.tensor([[[0.0, 0, 4, 4], [10, 10, 14, 14], [0, 0, 0, 0]]])
@@ -59,13 +55,3 @@ def test_average_precision_by_hand() -> None:
     assert average_precision(right, found, 3) == pytest.approx(1 / 3 + 2 / 9)
     assert average_precision(np.zeros(4), np.zeros(4), 3) == 0
     assert average_precision(found, found, 3) == 1
-
-
-@pytest.mark.parametrize("seed", range(1))
-def test_average_precision_by_a_loop(seed: int) -> None:
-    """The sum over right detections of the best precision from there on, divided by the objects."""
-    draws = np.random.default_rng(seed)
-    hits = draws.random(30) < 0.6
-    by_score = [hits[: place + 1].mean() for place in range(30)]
-    expected = sum(max(by_score[place:]) for place in range(30) if hits[place]) / 25
-    assert average_precision(hits[::-1].astype(float), np.ones(30), 25) == pytest.approx(expected)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ampcompare.base.errors import BackendUnavailable, ConfigError
-from ampcompare.tasks import build_model, fixed_channels, models
+from ampcompare.tasks import build_model, models
 
 Write = Callable[[str, str], None]
 IMAGE_SHAPES = [(1, 8, 8), (2, 5, 11), (1, 1, 1)]
@@ -120,17 +120,6 @@ def test_samples_that_do_not_fit_are_told_at_once(arch: str, shape: tuple[int, .
     with pytest.raises(ConfigError, match=told) as caught:
         build_model(arch, num_classes=4, sample_shape=shape)
     assert "\n" not in str(caught.value)
-
-
-def test_unknown_names_get_suggestions() -> None:
-    """Misspelled names are answered with close ones, and detectors are told apart from classifiers."""
-    for call in (lambda name: build_model(name, num_classes=2, sample_shape=(3, 8, 8)), fixed_channels):
-        with pytest.raises(ConfigError, match="did you mean 'resnet18"):
-            call("resnet81")
-        with pytest.raises(ConfigError, match="did you mean 'convnet"):
-            call("convnett")
-        with pytest.raises(ConfigError, match="not for classification"):
-            call("fasterrcnn_resnet50_fpn")
 
 
 def test_without_torchvision_its_models_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

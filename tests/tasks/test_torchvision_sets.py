@@ -94,7 +94,7 @@ def test_missing_files_name_the_folder_and_the_options(tmp_path: Path, name: str
     assert not (tmp_path / "nowhere").exists()
 
 
-@pytest.mark.parametrize("name", ["mnist", "cifar10"])
+@pytest.mark.parametrize("name", ["mnist"])
 def test_a_download_without_network_fails_fast(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:

@@ -120,23 +120,6 @@ def test_applied_evaluates_the_average_and_puts_the_weights_back(averaged_run: A
     assert torch.equal(answer(), raw)
 
 
-def test_weights_come_back_when_an_evaluation_fails(averaged_run: Any) -> None:
-    """An exception inside leaves the training weights as they were."""
-    run = averaged_run("fp32")
-    run.step()
-    run.step()
-    before = run.stored()
-
-    def fail() -> None:
-        with run.average.put_in_place(run.precision):
-            assert not torch.equal(run.stored()[0], before[0])
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        fail()
-    assert all(torch.equal(a, b) for a, b in zip(run.stored(), before, strict=True))
-
-
 @pytest.mark.parametrize("arm", ARMS)
 def test_the_average_does_not_touch_training(averaged_run: Any, arm: str) -> None:
     """Weights after three steps are the same bits with an average that is applied in between, and without one."""

@@ -67,16 +67,6 @@ def test_a_bad_batch_leaves_no_trace(arm: str, options: dict[str, Any]) -> None:
         assert all(torch.equal(tensor, other) for tensor, other in zip(tensors, expected, strict=True))
 
 
-@pytest.mark.parametrize(
-    "arm", ["apex:O1,engine=compat", "apex:O2,engine=compat", "native:fp16", "half:master_weights,dynamic"]
-)
-def test_a_dynamic_scale_still_moves(arm: str) -> None:
-    """The scaler sees the overflow of a dropped update and halves its scale, as it does without the policy."""
-    records, _, _ = train(arm, [GOOD, BAD, GOOD])
-    (first,), (second,), (third,) = (record.loss_scales for record in records)
-    assert (second, third) == (first / 2, first / 2)
-
-
 def test_another_ranks_bad_loss_drops_the_update_here() -> None:
     """An update is dropped where any process of the run saw a non-finite loss."""
     model = nn.Linear(4, 2)

@@ -102,15 +102,6 @@ def test_rollback_goes_back_and_on(arm: str) -> None:
     assert all(param.isfinite().all() for param in made.assembly.replicas[0].parameters())
 
 
-def test_rollback_gives_up() -> None:
-    """A run that diverges from its good state each time ends as diverged after as many returns as it may make."""
-    steps, _, made = play(
-        config(on_nan="rollback", rollback_every=2, max_rollbacks=2), lambda n, x: x * float("nan") if n > 2 else x
-    )
-    assert made.rollbacks == [4, 6]
-    assert (made.divergence.reason, len(steps)) == ("non-finite weights", 8)
-
-
 def test_a_falling_scale_ends_the_run() -> None:
     """Overflow after overflow lowers the scale below its floor, which ends the run as diverged, with both numbers."""
     for options, reason in (

@@ -9,18 +9,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.results.analysis.effects.accuracy import accuracy_evidence, accuracy_margin
-from ampcompare.results.analysis.effects.loss_tail import loss_evidence
-from ampcompare.results.analysis.effects.step_time import invalid_reason, time_evidence
+from ampcompare.results.analysis.effects.accuracy import accuracy_margin
+from ampcompare.results.analysis.effects.quantities import Tested, quantities
+from ampcompare.results.analysis.effects.step_time import invalid_reason
 from ampcompare.results.analysis.inference.criteria import criteria_of
-from ampcompare.results.analysis.inference.verdict import Design, verdicts_on
+from ampcompare.results.analysis.inference.verdict import Design
 from ampcompare.results.analysis.pairing.comparability import (
     incomparable_accuracy,
     incomparable_memory,
     incomparable_time,
 )
 from ampcompare.results.analysis.pairing.learning import idle_verdict
-from ampcompare.results.analysis.pairing.pairs import counterparts, pairs_by_seed, surviving_seeds
+from ampcompare.results.analysis.pairing.pairs import Pairing, counterparts, pairs_by_seed, surviving_seeds
 from ampcompare.results.analysis.pairing.scores import value_of
 from ampcompare.results.records.comparison import ArmSummary, Comparison
 from ampcompare.results.records.metric import TOP1, TOP5, Metric
@@ -36,6 +36,7 @@ OLD_WORDS = {"inferior": "worse", "not-inferior": "non-inferior"}
 RATIOS = ("time", "memory")
 COUNTS = ("diverged", "failed")
 TAIL_LOSS = "tail-loss"  # the training loss over the last fifth of the steps, which has verdicts only
+QUANTITIES: dict[str, Tested] = {"time": "time", TAIL_LOSS: "loss"}  # of verdicts; all other measures are metrics
 ACCURACY, METRIC = "accuracy", "metric"  # the metric of verdicts: where it counts what is right, and any
 CLASSIFICATION = (TOP1, TOP5)
 # The verdicts that show what a gate asks for.
@@ -253,33 +254,21 @@ def _base(arm: str, comparison: Comparison, baseline: Comparison | None) -> list
 
 def _verdicts(measure: str, comparison: Comparison, baseline: Comparison | None) -> dict[str, Verdict]:
     """Return the verdict of each arm on what a gate is about: its own, or against its runs in a baseline."""
+    by_arm, name = comparison.by_arm(), QUANTITIES.get(measure, "quality")
     if baseline is None:
-        quantity = {"time": "time", TAIL_LOSS: "loss"}.get(measure, "quality")
-        return {row.arm: getattr(row, quantity) for row in comparison.arms}
+        return {row.arm: getattr(row, name) for row in comparison.arms}
     criteria = criteria_of(comparison)
     design = Design(comparison.error_rate, comparison.error_rate)  # that of the look: a baseline is not a second chance
-    sides = {
-        row.arm: ([record for record in comparison.records if record.arm == row.arm], base)
+    pairings = {
+        row.arm: Pairing.by_seed(by_arm[row.arm], base, same_software=False)
         for row in comparison.arms
         if (base := _base(row.arm, comparison, baseline)) is not None
     }
-    pairs = {arm: pairs_by_seed(*side) for arm, side in sides.items()}
-    if measure == "time":
-        times = {arm: time_evidence(side[0], pairs[arm], same_software=False) for arm, side in sides.items()}
-        return verdicts_on(times, criteria.time(), design)
-    if measure == TAIL_LOSS:
-        margin = criteria.loss()
-        found = {arm: loss_evidence(side[0], pairs[arm], design, same_software=False) for arm, side in sides.items()}
-    else:
-        theirs = [run for run in baseline.records if run.arm == comparison.reference]
-        of_metric = accuracy_margin(theirs, comparison.reference, criteria, comparison.metric)
-        margin = of_metric.of_scores()
-        found = {
-            arm: accuracy_evidence(side[0], pairs[arm], of_metric, design, same_software=False)
-            for arm, side in sides.items()
-        }
-    verdicts = verdicts_on(found, margin, design)
-    return {arm: verdict.among_survivors(surviving_seeds(*sides[arm])) for arm, verdict in verdicts.items()}
+    theirs = [run for run in baseline.records if run.arm == comparison.reference]
+    margin = accuracy_margin(theirs, comparison.reference, criteria, comparison.metric)
+    quantity = quantities(margin, criteria, design)[name]
+    verdicts = quantity.verdicts({arm: quantity.evidence(pairing) for arm, pairing in pairings.items()}, design)
+    return {arm: quantity.conditional(verdict, pairings[arm].survivors) for arm, verdict in verdicts.items()}
 
 
 def _check_verdict(gate: VerdictGate, arm: str, verdict: Verdict) -> Check:
@@ -321,14 +310,15 @@ def _measure(
     pairs = counterparts(here, there)  # by seed where possible; a baseline of other seeds is still a baseline
     if pairs_by_seed(here, there):
         here, there = [arm for arm, _ in pairs], [other for _, other in pairs]
-    work = incomparable_accuracy(pairs, same_software=same_software)
+    pairing = Pairing(here, there, pairs, same_software)
+    work = incomparable_accuracy(pairing)
     if work and measure != "time":
         return None, str(work), False
     if metric:
         idle = idle_verdict(here) or idle_verdict(there)
         return (None, str(idle), False) if idle else (*_difference(metric, here, there), False)
     incomparable = incomparable_time if measure == "time" else incomparable_memory
-    if verdict := incomparable(pairs, same_software=same_software):
+    if verdict := incomparable(pairing):
         return None, str(verdict), True
     return (*_time(here, there), True) if measure == "time" else (*_memory(here, there), False)
 

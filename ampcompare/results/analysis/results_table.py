@@ -21,7 +21,14 @@ from ampcompare.base.formatting import few
 from ampcompare.results.analysis.conclusions.headline import why_none_recommended
 from ampcompare.results.analysis.effects.step_time import TIME_FLOOR
 from ampcompare.results.analysis.inference.criteria import AccuracyMargin, Criteria, resolve_margin
-from ampcompare.results.analysis.inference.effect import MIN_PAIRS, SPREAD_IS_KNOWN, Effect, paired_effect, welch
+from ampcompare.results.analysis.inference.effect import (
+    MIN_PAIRS,
+    SPREAD_IS_KNOWN,
+    Effect,
+    paired_effect,
+    welch,
+    wilson,
+)
 from ampcompare.results.analysis.inference.verdict import EMPTY, Design, Evidence
 from ampcompare.results.analysis.pairing.scores import grid_step, in_steps, rounding_spread
 from ampcompare.results.analysis.summary import Line, conclude, decided_rows
@@ -318,7 +325,7 @@ def judge(
         if its is not base
     }
     lines = [_line(its, base, metric, values.get(key)) for key, its in arms.items()]
-    rows = decided_rows(lines, metric, margin, terms, Design())
+    rows = decided_rows(lines, margin, terms, Design())
     uses_sd = any(value.uses_sd for value in values.values() if value)
     independent = [arms[key][0].arm for key, value in values.items() if value and value.by_welch]
     return conclude(
@@ -355,6 +362,7 @@ def _line(runs: Sequence[Run], base: Sequence[Run], metric: Metric, value: _Diff
     """Return the line of an arm before its verdicts."""
     count, diverged = (sum(run.runs or 1 for run in its) for its in (runs, [run for run in runs if run.diverged]))
     divergence = Verdict(kind="diverged", share=(diverged, count)) if diverged else EMPTY
+    rate = wilson(diverged, count) if diverged else (None, None)
     measured = [(run, run.value) for run in runs if run.value is not None]
     sample = _sample(measured) if measured else None
     only_sd = measured[0][1].sd if measured else None  # of a single line whose number of runs is unknown
@@ -364,6 +372,8 @@ def _line(runs: Sequence[Run], base: Sequence[Run], metric: Metric, value: _Diff
         seeds=sorted({int(run.seed) for run in runs if run.seed.isdigit()}),
         completed=count - diverged,
         diverged=diverged,
+        diverged_low=rate[0],
+        diverged_high=rate[1],
         metric_mean=sample.mean if sample else None,
         metric_sd=math.sqrt(sample.variance) if sample and sample.known > 1 else only_sd,
         metric_best=metric.best(quantity.mean for _, quantity in measured),
@@ -371,9 +381,9 @@ def _line(runs: Sequence[Run], base: Sequence[Run], metric: Metric, value: _Diff
         status=str(divergence or "ok"),
     )
     if runs is base:
-        return Line(row, Evidence(untested=divergence))
+        return Line(row, {"quality": Evidence(untested=divergence)})
     time = _compare(runs, base, lambda run: run.speed, TIME_FLOOR)
-    return Line(row, _evidence(value, divergence), _evidence(time, EMPTY))
+    return Line(row, {"quality": _evidence(value, divergence), "time": _evidence(time, EMPTY)})
 
 
 def _evidence(difference: _Difference | None, untested: Verdict) -> Evidence:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
 from ampcompare.results.analysis.conclusions.headline import details, headline, look_sentences
@@ -13,24 +13,21 @@ from ampcompare.results.analysis.conclusions.next_step import next_steps
 from ampcompare.results.analysis.conclusions.phrases import Quality
 from ampcompare.results.analysis.effects.accuracy import (
     accuracy_effect,
-    accuracy_evidence,
     accuracy_margin,
     failure_verdict,
     precision_rows,
 )
-from ampcompare.results.analysis.effects.loss_tail import loss_evidence
+from ampcompare.results.analysis.effects.quantities import Tested, quantities
 from ampcompare.results.analysis.effects.samples import compare_samples, sample_sentences, samples_noun
 from ampcompare.results.analysis.effects.step_time import (
     invalid_reason,
     invalid_reason_of_arm,
-    ratio_of,
     rounds_sentence,
-    step_times,
     time_evidence,
 )
 from ampcompare.results.analysis.inference.criteria import AccuracyMargin, Criteria
 from ampcompare.results.analysis.inference.effect import MIN_PAIRS, wilson
-from ampcompare.results.analysis.inference.verdict import NOTHING, Design, Evidence, verdicts_on
+from ampcompare.results.analysis.inference.verdict import NOTHING, Design, Evidence
 from ampcompare.results.analysis.pairing.comparability import (
     circumstances,
     foreign_steps,
@@ -40,11 +37,11 @@ from ampcompare.results.analysis.pairing.comparability import (
 from ampcompare.results.analysis.pairing.declared import not_as_declared, options_without_effect, why_not_as_declared
 from ampcompare.results.analysis.pairing.pairs import (
     Pair,
+    Pairing,
     counterparts,
     equal_losses,
     finished_runs,
     pairs_by_seed,
-    surviving_seeds,
 )
 from ampcompare.results.analysis.pairing.record_checks import unique_runs
 from ampcompare.results.analysis.pairing.scores import metric_of, one_metric
@@ -86,8 +83,9 @@ def summarize(
     """
     terms, design = terms or Criteria(), design or Design()
     metric = one_metric(records)
-    records, repeated = unique_runs(records)
-    excluded = [*excluded, *repeated]
+    records, copies = unique_runs(records)
+    only_copies = bool(copies) and not excluded and all(copy.by_script for copy in copies)
+    excluded = [*excluded, *(copy.text for copy in copies)]
     by_arm: dict[str, list[RunRecord]] = {arm: [] for arm in arms}
     for record in records:
         by_arm.setdefault(record.arm, []).append(record)
@@ -109,6 +107,7 @@ def summarize(
         environment=next((record.environment for record in records if record.status != "failed"), {}),
         reading=[],
         excluded=excluded,
+        only_copies=only_copies,
         precisions=precision_rows({arm: by_arm[arm] for arm in arms}, metric),
         twins=twins,
         records=list(records),
@@ -141,51 +140,28 @@ class Line:
 
     Attributes:
         row: with what no test gives.
-        quality: on scores of the metric.
-        time: on logarithms of speed.
-        loss: on negative logarithms of the training loss at the end.
-        survivors: as `surviving_seeds` gives it.
-        samples: from the verdict on `quality` to what single samples say.
+        evidence: on what is known of the arm.
+        survivors: as `Pairing.survivors`.
+        samples: from the verdict on the metric to what single samples say.
     """
 
     row: ArmSummary
-    quality: Evidence
-    time: Evidence = NOTHING
-    loss: Evidence = NOTHING
+    evidence: Mapping[Tested, Evidence]
     survivors: tuple[int, int] | None = None
     samples: Callable[[Verdict], SampleComparison | None] = lambda _: None
 
 
-def decided_rows(
-    lines: Sequence[Line], metric: Metric, margin: AccuracyMargin, terms: Criteria, design: Design
-) -> list[ArmSummary]:
+def decided_rows(lines: Sequence[Line], margin: AccuracyMargin, terms: Criteria, design: Design) -> list[ArmSummary]:
     """Return a row for each line; the tests of all lines on one quantity are a family, with one error rate."""
-    quality = verdicts_on(dict(enumerate(line.quality for line in lines)), margin.of_scores(), design)
-    time = verdicts_on(dict(enumerate(line.time for line in lines)), terms.time(), design)
-    loss = verdicts_on(dict(enumerate(line.loss for line in lines)), terms.loss(), design)
-    return [_decide_row(line, quality[number], time[number], loss[number], metric) for number, line in enumerate(lines)]
-
-
-def _decide_row(line: Line, quality: Verdict, time: Verdict, loss: Verdict, metric: Metric) -> ArmSummary:
-    diverged = line.row.diverged
-    rate = wilson(diverged, line.row.completed + diverged) if diverged else (None, None)
-    decided = {
-        "quality": _on_scale(quality, metric.difference_of).among_survivors(line.survivors),
-        "time": _on_scale(time, lambda speed: ratio_of(-speed)),
-        "loss": _on_scale(loss, lambda gain: math.expm1(-gain)).among_survivors(line.survivors),
-        "samples": line.samples(quality),
-        "diverged_low": rate[0],
-        "diverged_high": rate[1],
-    }
-    return ArmSummary.model_validate({**dict(line.row), **decided})
-
-
-def _on_scale(verdict: Verdict, scale: Callable[[float], float]) -> Verdict:
-    """Return a verdict with effect and bounds in the unit that rows show."""
-    effect = None if verdict.effect is None else scale(verdict.effect)
-    bounds = sorted(scale(bound) for bound in (verdict.low, verdict.high) if bound is not None)
-    low, high = bounds if bounds else (None, None)
-    return verdict.model_copy(update={"effect": effect, "low": low, "high": high})
+    decided: list[dict[str, Any]] = [{} for _ in lines]
+    for name, quantity in quantities(margin, terms, design).items():
+        evidence = {number: line.evidence.get(name, NOTHING) for number, line in enumerate(lines)}
+        for number, verdict in quantity.verdicts(evidence, design).items():
+            line = lines[number]
+            decided[number][name] = quantity.conditional(verdict, line.survivors)
+            if name == "quality":
+                decided[number]["samples"] = line.samples(verdict)
+    return [ArmSummary.model_validate({**dict(line.row), **its}) for line, its in zip(lines, decided, strict=True)]
 
 
 def conclude(
@@ -230,37 +206,34 @@ def _rows(
     metric = metric_of(record for records in by_arm.values() for record in records)
     against = by_arm.get(reference, [])
     margin = accuracy_margin(against, reference, terms, metric)
+    evidence = {name: quantity.evidence for name, quantity in quantities(margin, terms, design).items()}
     lines = [
-        _line_of_reference(arm, against) if arm == reference else _line_of(arm, by_arm[arm], against, margin, design)
+        _line_of_reference(arm, against)
+        if arm == reference
+        else _line_of(arm, Pairing.by_seed(by_arm[arm], against), evidence, margin)
         for arm in arms
     ]
-    return decided_rows(lines, metric, margin, terms, design)
+    return decided_rows(lines, margin, terms, design)
 
 
 def _line_of_reference(arm: str, records: Sequence[RunRecord]) -> Line:
-    pairs = pairs_by_seed(records, records)
-    effect = accuracy_effect(pairs)
+    itself = Pairing.by_seed(records, records)
+    effect = accuracy_effect(itself.pairs)
     verdict = not_as_declared(records) or failure_verdict(records)
-    return Line(
-        _row(arm, records, pairs),
-        Evidence(untested=verdict, mean=None if effect is None else effect.mean),
-        Evidence(mean=step_times(pairs).mean),
-    )
+    quality = Evidence(untested=verdict, mean=None if effect is None else effect.mean)
+    return Line(_row(arm, itself), {"quality": quality, "time": Evidence(mean=time_evidence(itself).mean)})
 
 
 def _line_of(
-    arm: str, records: Sequence[RunRecord], against: Sequence[RunRecord], margin: AccuracyMargin, design: Design
+    arm: str, pairing: Pairing, evidence: Mapping[Tested, Callable[[Pairing], Evidence]], margin: AccuracyMargin
 ) -> Line:
-    pairs = pairs_by_seed(records, against)
-    if other := not_as_declared(records):
-        evidence = Evidence(untested=other)
-        return Line(_row(arm, records, pairs), evidence, evidence, evidence)
+    row, pairs = _row(arm, pairing), pairing.pairs
+    if other := not_as_declared(pairing.arm):
+        return Line(row, dict.fromkeys(evidence, Evidence(untested=other)))
     return Line(
-        _row(arm, records, pairs).model_copy(update={"memory": _memory_verdict(records, against)}),
-        accuracy_evidence(records, pairs, margin, design),
-        time_evidence(records, pairs),
-        loss_evidence(records, pairs, design),
-        surviving_seeds(records, against),
+        row.model_copy(update={"memory": _memory_verdict(pairing)}),
+        {name: evidence_of(pairing) for name, evidence_of in evidence.items()},
+        pairing.survivors,
         lambda verdict: compare_samples(pairs, accuracy_effect(pairs), verdict, margin.of_scores()),
     )
 
@@ -285,18 +258,21 @@ def _peak(records: Iterable[RunRecord]) -> int | None:
     return max((value for record in records if (value := record.summary.peak_bytes) is not None), default=None)
 
 
-def _memory_verdict(records: Sequence[RunRecord], reference: Sequence[RunRecord]) -> Verdict:
+def _memory_verdict(pairing: Pairing) -> Verdict:
     """Return the difference of the largest peaks, or why there is none."""
-    pairs = counterparts(finished_runs(records), finished_runs(reference))
+    pairs = counterparts(finished_runs(pairing.arm), finished_runs(pairing.reference))
     here, there = _peak(arm for arm, _ in pairs), _peak(other for _, other in pairs)
-    verdict = incomparable_memory(pairs)
+    verdict = incomparable_memory(replace(pairing, pairs=pairs))
     return verdict if verdict or here is None or there is None else Verdict(effect=here - there)
 
 
-def _row(arm: str, records: Sequence[RunRecord], pairs: Sequence[Pair]) -> ArmSummary:
+def _row(arm: str, pairing: Pairing) -> ArmSummary:
     """Return a row with what no test gives, and without what takes the runs of the reference."""
+    records, pairs = pairing.arm, pairing.pairs
     done = [record for record in records if record.status == "completed"]
     ran = finished_runs(records)
+    diverged = len(ran) - len(done)
+    rate = wilson(diverged, len(ran)) if diverged else (None, None)
     metric = metric_of(records)
     finals = [record.summary.metric_final for record in done]
     engines = sorted({f"{record.engine.name} {record.engine.version}" for record in ran if record.engine})
@@ -310,7 +286,9 @@ def _row(arm: str, records: Sequence[RunRecord], pairs: Sequence[Pair]) -> ArmSu
         lr=records[0].config.recipe.optimizer.lr if records and records[0].config.script is None else float("nan"),
         seeds=sorted(record.config.recipe.seed for record in records),
         completed=len(done),
-        diverged=sum(record.status == "diverged" for record in records),
+        diverged=diverged,
+        diverged_low=rate[0],
+        diverged_high=rate[1],
         failed=sum(record.status in ("failed", "interrupted") for record in records),
         metric_mean=_mean(finals),
         metric_sd=_sd(finals),

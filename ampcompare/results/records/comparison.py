@@ -9,7 +9,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from ampcompare.base.notebook_display import Shown
 from ampcompare.results.records.document import FrozenRecord, Number, read_model
@@ -21,6 +29,7 @@ from ampcompare.results.records.verdict import UNJUDGED, Verdict, read_words
 __all__ = [
     "LOSS_MARGIN",
     "REPORT_SCHEMA",
+    "SEEDS_ITSELF",
     "ArmSummary",
     "Comparison",
     "JudgedTable",
@@ -58,6 +67,7 @@ OLDER_VERDICTS = {
     "accuracy_verdict": ("quality", ""),
 }
 LOSS_MARGIN = 0.01
+SEEDS_ITSELF = "the script seeds itself, so pass the seed on with --seed-arg, or as {seed}"
 
 
 class Look(FrozenRecord):
@@ -285,17 +295,29 @@ class Comparison(Shown, FrozenRecord):
     twins: list[Twin] = Field([], description="one for each arm that another library ran")
     records: list[RunRecord]
     excluded: list[str] = Field([], description="records that are not used, and why")
+    only_copies: bool = Field(
+        False, description="whether all of these are, since the script seeds itself, one run again"
+    )
     published: Published | None = Field(None, description="what others published for these rows")
     judged: JudgedTable | None = Field(None, description="for a table of others: what its figures are")
 
     @model_validator(mode="before")
     @classmethod
     def _read_older(cls, values: Any) -> Any:
-        """Read a report whose judged table says itself what its figures are."""
-        table = values.get("judged") if isinstance(values, Mapping) else None
+        """Read a report whose judged table says itself what its figures are, and one that says of copies in words."""
+        if not isinstance(values, Mapping):
+            return values
+        if "only_copies" not in values and (excluded := values.get("excluded")):
+            values = {**values, "only_copies": all(str(text).endswith(SEEDS_ITSELF) for text in excluded)}
+        table = values.get("judged")
         if not isinstance(table, Mapping) or "metric" in values or not isinstance(table.get("metric"), str):
             return values
         return {**values, "metric": _metric_of_older(table)}
+
+    @model_serializer(mode="wrap")
+    def _without_needless(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = dump(self)
+        return values if self.only_copies else {name: it for name, it in values.items() if name != "only_copies"}
 
     def by_arm(self) -> dict[str, list[RunRecord]]:
         """Return the records of each row; none of a row that no run belongs to."""

@@ -23,6 +23,7 @@ __all__ = [
     "PrecisionResult",
     "PrecisionRow",
     "SampleResults",
+    "emulated_type",
     "pack_right",
     "pack_values",
     "unpack_samples",
@@ -216,6 +217,16 @@ class PrecisionResult(FrozenRecord):
         None, description="mean over samples of how far the first metric of each moved, where that metric is a mean"
     )
     error: str | None = Field(None, description="why there is no result")
+
+
+def emulated_type(half: str | None) -> str:
+    """Return the 16-bit type that was computed in fp32 and rounded; "" where none was.
+
+    Args:
+        half: as records have it, such as `fp16 emulated`.
+    """
+    name, _, how = (half or "").rpartition(" ")
+    return name if how == "emulated" else ""
 
 
 class PrecisionRow(FrozenRecord):

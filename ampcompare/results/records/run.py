@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -218,6 +219,9 @@ class ProcessFacts(FrozenRecord):
     weights: str | None = Field(None, description="hash of the weights at the end, equal on all ranks")
 
 
+OLDER_MACHINE = re.compile(r"(torch|processor|machine|host) .* then, .* now")
+
+
 class Resumption(FrozenRecord):
     """One resume of a run from a checkpoint."""
 
@@ -225,6 +229,15 @@ class Resumption(FrozenRecord):
     processes: int = Field(1, description="that wrote the checkpoint")
     arm: str = Field("", description="that trained what the checkpoint holds")
     notes: list[str] = Field([], description="what is not as it was when the checkpoint was written")
+    machine: list[str] = Field([], description="those of the notes that are about what a step takes: torch and machine")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_older(cls, values: Any) -> Any:
+        """Read records that have the notes alone."""
+        if not isinstance(values, dict) or "machine" in values:
+            return values
+        return {**values, "machine": [note for note in values.get("notes", []) if OLDER_MACHINE.fullmatch(str(note))]}
 
 
 class ScriptFacts(FrozenRecord):

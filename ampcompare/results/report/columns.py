@@ -13,6 +13,7 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.base.formatting import MIB, format_decimal, format_mebibytes, format_percent, format_seconds, printable
 from ampcompare.results.analysis.pairing.scores import value_of
 from ampcompare.results.records.comparison import ArmSummary, Comparison
+from ampcompare.results.records.evaluation import emulated_type
 from ampcompare.results.records.metric import TOP5, Metric
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.verdict import OPEN, Kind, Verdict
@@ -234,10 +235,8 @@ def arm_engine(row: ArmSummary) -> str:
 
 
 def _engine(row: ArmSummary) -> str:
-    words = [
-        word for word in (arm_engine(row), row.half if row.half and row.half.endswith("emulated") else None) if word
-    ]
-    return printable("; ".join(words), 60) or "torch"
+    words = [arm_engine(row), (row.half or "") if is_emulated(row) else ""]
+    return printable("; ".join(filter(None, words)), 60) or "torch"
 
 
 def status_cell(row: ArmSummary, records: Iterable[RunRecord], longest: int = 60) -> Cell:
@@ -539,7 +538,7 @@ def time_tone(verdict: Verdict) -> Tone:
 
 def is_emulated(row: ArmSummary) -> bool:
     """Return whether an arm's 16-bit arithmetic was computed in fp32 and rounded, so that its times say nothing."""
-    return bool(row.half and row.half.endswith("emulated"))
+    return bool(emulated_type(row.half))
 
 
 def is_invalid(row: ArmSummary) -> bool:

@@ -13,7 +13,7 @@ from ampcompare.results.analysis.effects.step_time import invalid_reason
 from ampcompare.results.analysis.inference.effect import MIN_PAIRS
 from ampcompare.results.analysis.pairing.comparability import are_pairs
 from ampcompare.results.records.comparison import ArmSummary, Comparison, ModelPair, PublishedRow, SampleComparison
-from ampcompare.results.records.evaluation import PrecisionRow
+from ampcompare.results.records.evaluation import PrecisionRow, emulated_type
 from ampcompare.results.records.metric import Metric
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.report.base import MAX_LINE
@@ -332,7 +332,7 @@ def _evaluation_row(
 
 def _evaluation_name(row: PrecisionRow) -> str:
     """Return a precision as the table names it, with how it was computed where that was emulated."""
-    emulated = " (emulated)" if row.half and row.half.endswith("emulated") else ""
+    emulated = " (emulated)" if emulated_type(row.half) else ""
     return f"{printable(row.precision, 40)}{emulated}{', EMA' if row.averaged else ''}"
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.formatting import MIB, few, format_bytes, format_decimal, printable
 from ampcompare.results.records.comparison import ArmSummary, Comparison
+from ampcompare.results.records.evaluation import emulated_type
 from ampcompare.results.records.metric import Metric
 from ampcompare.results.records.verdict import OPEN, UNJUDGED
 from ampcompare.results.report.columns import (
@@ -358,7 +359,7 @@ def _written_files_line(comparison: Comparison) -> str:
 def _no_time(row: ArmSummary) -> str:
     """Return why there is no step time of an arm; "" where there is one, or no run."""
     if is_emulated(row):
-        return f"{printable(row.half or '', 40).partition(' ')[0]} emulated (computed in fp32, rounded)"
+        return f"{printable(emulated_type(row.half), 40)} emulated (computed in fp32, rounded)"
     if not row.completed:
         return ""
     return f"invalid ({row.invalid_time})" if row.invalid_time else ""

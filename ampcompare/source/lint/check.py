@@ -54,12 +54,12 @@ def check_text(
                         found.setdefault((finding.code, finding.line, finding.column), finding)
             except RecursionError:
                 raise SourceInvalid("nested too deeply") from None
-    silenced = _silenced_lines(text)
+    is_silenced = _find_silenced(text)
     findings = sorted(found.values(), key=lambda finding: (finding.line, finding.column, finding.code))
-    return [finding for finding in findings if not silenced(finding)]
+    return [finding for finding in findings if not is_silenced(finding)]
 
 
-def _silenced_lines(text: str) -> Callable[[Finding], bool]:
+def _find_silenced(text: str) -> Callable[[Finding], bool]:
     """Return the function that says whether a comment of the text silences a finding.
 
     A comment counts on the first and on the last line of the statement.
@@ -76,11 +76,11 @@ def _silenced_lines(text: str) -> Callable[[Finding], bool]:
         elif part:
             by_line[number] = _codes(part)
 
-    def silenced(finding: Finding) -> bool:
+    def is_silenced(finding: Finding) -> bool:
         asked = [*of_file, *(by_line[line] for line in {finding.line, finding.last_line} if line in by_line)]
         return any(not codes or finding.code.startswith(codes) for codes in asked)
 
-    return silenced
+    return is_silenced
 
 
 def _codes(match: re.Match[str]) -> tuple[str, ...]:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ampcompare.source.edits import Edit, Edits
-from ampcompare.source.lint.trace import Event, Kind, Tracer
+from ampcompare.source.lint.update_events import Event, Kind, Tracer
 from ampcompare.source.module import Module, Scope
-from ampcompare.source.roles import Roles
-from ampcompare.source.syntax import argument, dotted, last_name
+from ampcompare.source.object_kinds import ObjectKinds
+from ampcompare.source.syntax import argument, dotted_name, last_name
 from ampcompare.source.versions import LATEST, Versions
 
 __all__ = [
@@ -132,19 +132,19 @@ class LintModule(Module):
     def __init__(self, text: str, versions: Versions = LATEST) -> None:
         super().__init__(text)
         self.versions = versions
-        self.roles = Roles(self)
+        self.kinds = ObjectKinds(self)
 
     @functools.cached_property
     def traces(self) -> list[Trace]:
         """The events of each function and of the module, those that have nothing to do with training left out."""
-        tracer = Tracer(self, self.roles)
+        tracer = Tracer(self, self.kinds)
         scopes = training_scopes(self)
         return [trace for scope in scopes if (trace := tracer.trace(scope))]
 
     @functools.cached_property
     def new_scalers(self) -> list[ast.Call]:
         """All calls that build a GradScaler."""
-        return [call for call in self.calls if self.roles.is_new_scaler(call, self.scope_of[call])]
+        return [call for call in self.calls if self.kinds.is_new_scaler(call, self.scope_of[call])]
 
     @functools.cached_property
     def opt_levels(self) -> set[str | None]:
@@ -190,21 +190,21 @@ class LintModule(Module):
         edits = Edits(self)
         if self.is_alone(statement):
             edits.before(statement, [line])
-        return edits.settled()
+        return edits.sorted_edits()
 
     def insert_after(self, statement: ast.stmt, line: str) -> tuple[Edit, ...]:
         """Return the edits that put a line below a statement, or none where other code is on its line."""
         edits = Edits(self)
         if self.is_alone(statement):
             edits.after(statement, [line])
-        return edits.settled()
+        return edits.sorted_edits()
 
     def delete(self, statement: ast.stmt) -> tuple[Edit, ...]:
         """Return the edits that remove a statement with its lines, or none where other code is on them."""
         edits = Edits(self)
         if self.is_alone(statement):
             edits.remove(statement)
-        return edits.settled()
+        return edits.sorted_edits()
 
     def replace(self, node: ast.AST, text: str) -> tuple[Edit, ...]:
         """Return the edit that replaces a node by other text."""
@@ -224,7 +224,7 @@ def events_between(trace: Trace, first: Event, last: Event, *kinds: Kind) -> lis
 
 def name_of(node: ast.AST) -> str:
     """Return the dotted text of a node, or an empty text."""
-    return dotted(node) or ""
+    return dotted_name(node) or ""
 
 
 def training_scopes(module: Module) -> list[Scope]:
@@ -258,6 +258,6 @@ def training_scopes(module: Module) -> list[Scope]:
 def _is_of_training(call: ast.Call, scope: Scope, module: Module) -> bool:
     function = call.func
     if isinstance(function, ast.Attribute):
-        return OF_TRAINING.search(function.attr) is not None or "scaler" in (dotted(function) or "").lower()
+        return OF_TRAINING.search(function.attr) is not None or "scaler" in (dotted_name(function) or "").lower()
     full = module.resolve(function, scope) or last_name(function)
     return OF_TRAINING.search(full.rpartition(".")[2]) is not None

@@ -87,14 +87,14 @@ class Report(Shown):
 
     def summary(self) -> str:
         """Return the counts in one line."""
-        fixed = f"{_counted(self.fixed, 'finding')} fixed; " if self.fixed else ""
+        fixed = f"{_count_of(self.fixed, 'finding')} fixed; " if self.fixed else ""
         files = len({finding.path for finding in self.findings})
         fixable = sum(finding.fixable for finding in self.findings)
         hint = f"; --fix corrects {fixable} of them" if fixable else ""
-        examined = _counted(self.files, "file")
+        examined = _count_of(self.files, "file")
         where = f" in {files} of {examined}" if files else f" in {examined}"
-        unread = f"; {_counted(len(self.unread), 'file')} not read" if self.unread else ""
-        return f"{fixed}{_counted(len(self.findings), 'finding')}{where}{hint}{unread}"
+        unread = f"; {_count_of(len(self.unread), 'file')} not read" if self.unread else ""
+        return f"{fixed}{_count_of(len(self.findings), 'finding')}{where}{hint}{unread}"
 
 
 def level_of(code: str) -> str:
@@ -102,7 +102,7 @@ def level_of(code: str) -> str:
     return "error" if code.startswith(("AMP1", "AMP2")) else "warning"
 
 
-def _counted(number: int, noun: str) -> str:
+def _count_of(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
@@ -146,19 +146,19 @@ def _github(report: Report) -> Iterator[str]:
         cell = "" if one.place.cell is None else f"cell {one.place.cell}: "
         line = f",line={one.place.line},col={one.place.column}" if one.place.cell is None else ""
         title = _property(f"{one.code} {CODES[one.code].name}")
-        message = _escaped(f"{cell}{one.message}; {CODES[one.code].remedy}")
+        message = _escape(f"{cell}{one.message}; {CODES[one.code].remedy}")
         yield f"::{level_of(one.code)} file={_property(one.path.as_posix())}{line},title={title}::{message}"
     for unread in report.unread:
         line = f",line={unread.line}" if unread.line else ""
-        yield f"::error file={_property(unread.path.as_posix())}{line}::{_escaped(unread.reason)}"
+        yield f"::error file={_property(unread.path.as_posix())}{line}::{_escape(unread.reason)}"
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
 def _property(text: str) -> str:
-    return _escaped(text).replace(":", "%3A").replace(",", "%2C")
+    return _escape(text).replace(":", "%3A").replace(",", "%2C")
 
 
 def _sarif(report: Report) -> Iterator[str]:

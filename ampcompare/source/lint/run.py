@@ -54,11 +54,11 @@ class Selection:
 
     def reports(self, code: str) -> bool:
         """Return whether findings of a code are reported."""
-        return code in _reported(self.select, self.ignore)
+        return code in _codes_to_report(self.select, self.ignore)
 
 
 @functools.cache
-def _reported(select: tuple[str, ...], ignore: tuple[str, ...]) -> frozenset[str]:
+def _codes_to_report(select: tuple[str, ...], ignore: tuple[str, ...]) -> frozenset[str]:
     def longest(prefixes: Iterable[str], code: str) -> int:
         return max((len(prefix) for prefix in prefixes if code.startswith(prefix)), default=0)
 
@@ -82,7 +82,7 @@ def read_selection(paths: Sequence[Path]) -> Selection:
         if file.is_file():
             table = _read_table(file)
             if table is not None:
-                return _checked(file, table)
+                return _make_selection(file, table)
     return Selection()
 
 
@@ -96,7 +96,7 @@ def _read_table(file: Path) -> Any:
     return table
 
 
-def _checked(file: Path, table: Any) -> Selection:
+def _make_selection(file: Path, table: Any) -> Selection:
     if not isinstance(table, dict):
         raise ConfigError(f"{file}: {TABLE} is not a table")
     values: dict[str, Any] = {}

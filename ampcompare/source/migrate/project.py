@@ -16,7 +16,7 @@ from ampcompare.base.notebook_display import Shown
 from ampcompare.source.document import Document, parse_document, read_bytes, write_document
 from ampcompare.source.migrate.core.state_dict import FROM_APEX
 from ampcompare.source.migrate.finding import BY_HAND, NOTE, Finding, origins_of_lines
-from ampcompare.source.migrate.read.neighbours import look_around
+from ampcompare.source.migrate.read.neighbors import look_around
 from ampcompare.source.migrate.rewrite import Migration, may_use_apex, migrate_text
 from ampcompare.source.syntax import SourceInvalid, parse_tree, walk
 from ampcompare.source.versions import Versions, known_versions
@@ -153,11 +153,11 @@ def migrate_file(
         migration = None
         if may_use_apex(document.text):
             migration = migrate_text(document.text, target, look_around(path, document.text))
-            migration = _checked(document.text, migration, examine)
+            migration = _add_mistakes(document.text, migration, examine)
         elif must_parse:
             parse_tree(document.text)
         if target == "torch":
-            migration = _renewed(document.text, migration, versions or known_versions())
+            migration = _renew_names(document.text, migration, versions or known_versions())
         return FileMigration(path, None if migration is None else document, migration)
     except SourceInvalid as error:
         where = f"line {document.place(error.line).line}: {error.kind}: " if error.line else ""
@@ -168,7 +168,7 @@ def migrate_file(
         return FileMigration(path, document, fault=str(error))
 
 
-def _renewed(before: str, migration: Migration | None, versions: Versions) -> Migration | None:
+def _renew_names(before: str, migration: Migration | None, versions: Versions) -> Migration | None:
     """Return a migration whose result has new names of torch and transformers in the place of deprecated ones.
 
     None where there was none, and nothing is to be done.
@@ -186,7 +186,7 @@ def _renewed(before: str, migration: Migration | None, versions: Versions) -> Mi
     return replace(migration or Migration(before, []), text=new)
 
 
-def _checked(before: str, migration: Migration, examine: Examine) -> Migration:
+def _add_mistakes(before: str, migration: Migration, examine: Examine) -> Migration:
     """Return a migration with the mistakes of its result.
 
     Raises:

@@ -8,16 +8,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ampcompare.source.amp_names import APEX, CORE, shown
+from ampcompare.source.amp_names import APEX, CORE, public_name
 from ampcompare.source.edits import Edits, on_own_lines
 from ampcompare.source.migrate.core.core import MAY_BE_APEX, rewrite_core
 from ampcompare.source.migrate.core.internals import AMP_STATE, INTERNALS, NO_EQUIVALENT, find_internals
 from ampcompare.source.migrate.finding import BY_HAND, MARK, NOTE, Finding, origins_of_lines
 from ampcompare.source.migrate.read.names import Names
-from ampcompare.source.migrate.read.neighbours import ALONE, Around
+from ampcompare.source.migrate.read.neighbors import ALONE, Around
 from ampcompare.source.migrate.read.sites import Unsure
-from ampcompare.source.migrate.twin_table import IMPORTED, LAYERS, REMOVED
-from ampcompare.source.migrate.twins import Twins
+from ampcompare.source.migrate.replacement_table import IMPORTED, LAYERS, REMOVED
+from ampcompare.source.migrate.replacements import Replacements
 from ampcompare.source.module import Block, Module
 from ampcompare.source.syntax import SourceInvalid, argument, last_name
 
@@ -121,7 +121,7 @@ def migrate_text(text: str, target: str = "torch", around: Around = ALONE) -> Mi
         return result if apart == text else _of_other_lines(text, apart, target, around)
     if core is None and unsure is None:
         findings += [_by_hand(node, NO_EQUIVALENT.format(name)) for node, name in find_internals(module)]
-    twins = Twins(module, names, edits, torch, whole=unsure is None)
+    replacements = Replacements(module, names, edits, torch, whole=unsure is None)
     kept: list[ast.AST] = []
     for node, meaning in names.uses:
         if _is_of_core(meaning):
@@ -129,15 +129,15 @@ def migrate_text(text: str, target: str = "torch", around: Around = ALONE) -> Mi
                 kept.append(node)
             continue
         try:
-            if not twins.rewrite(node, meaning):
+            if not replacements.rewrite(node, meaning):
                 kept.append(node)
         except Unsure as error:
             kept.append(node)
             findings.append(_by_hand(error.node, str(error)))
-    findings += twins.findings
+    findings += replacements.findings
     needed = {_root(node) for node in kept}
-    findings += _keep_for_others(module, names, around, needed, twins.imports)
-    _rewrite_imports(module, names, edits, needed, twins.imports)
+    findings += _keep_for_others(module, names, around, needed, replacements.imports)
+    _rewrite_imports(module, names, edits, needed, replacements.imports)
     findings += _probes(module, names, edits)
     if unsure is None:
         _rewrite_texts(module, edits, names)
@@ -145,7 +145,7 @@ def migrate_text(text: str, target: str = "torch", around: Around = ALONE) -> Mi
     findings = sorted(set(findings))
     if edits and above is not None and _needs_torch(edits, torch):
         edits.before(above, [f"import {torch}"])
-    if edits and "functools." in edits.inserted():
+    if edits and "functools." in edits.new_text():
         _import_functools(module, edits)
     _mark(module, edits, findings)
     if edits.shared and (apart := on_own_lines(module, edits.shared)) != text:
@@ -167,7 +167,7 @@ def _for_precision(
     """Finish a module whose core is rewritten: what else it uses of Apex comes from `ampcompare.apex`."""
     kept = [node for node, meaning in names.uses if unsure is not None or not _is_of_core(meaning)]
     imported = _import_from_engine(module, names, edits, kept)
-    if edits and unsure is None and "ampcompare.make_precision" in edits.inserted():
+    if edits and unsure is None and "ampcompare.make_precision" in edits.new_text():
         first = next((each for each in module.tree.body if isinstance(each, (ast.Import, ast.ImportFrom))), above)
         if isinstance(first, ast.ImportFrom) and first.module == "__future__":
             first = above
@@ -202,7 +202,7 @@ def _by_hand(node: ast.AST, message: str) -> Finding:
 
 
 def _needs_torch(edits: Edits, torch: str) -> bool:
-    return re.search(rf"(?<!from )(?<![\w.]){re.escape(torch)}\.", edits.inserted()) is not None
+    return re.search(rf"(?<!from )(?<![\w.]){re.escape(torch)}\.", edits.new_text()) is not None
 
 
 def _mark(module: Module, edits: Edits, findings: list[Finding]) -> None:
@@ -317,7 +317,7 @@ def _keep_for_others(
     waiting = {
         name for name, (statement, alias) in own.items() if name not in needed and (statement, alias.name) not in twins
     }
-    listed = {each.value for each in _listed(module) if isinstance(each, ast.Constant)}
+    listed = {each.value for each in _exported_names(module) if isinstance(each, ast.Constant)}
     is_amp = {name for name in waiting if {"apex", "apex.amp"} & set(module.top.imports.get(name, ()))}
     found = {
         **{name: Path("__all__") for name in waiting & listed},
@@ -327,7 +327,7 @@ def _keep_for_others(
     findings = []
     for name, other in found.items():
         statement, alias = own[name]
-        full = alias.name if isinstance(statement, ast.Import) else shown(f"{statement.module}.{alias.name}")
+        full = alias.name if isinstance(statement, ast.Import) else public_name(f"{statement.module}.{alias.name}")
         if full in LAYERS:
             twins[(statement, alias.name)] = IMPORTED[full]
             continue
@@ -342,7 +342,7 @@ def _keep_for_others(
     return findings
 
 
-def _listed(module: Module) -> list[ast.expr]:
+def _exported_names(module: Module) -> list[ast.expr]:
     """Return what `__all__` of a module lists."""
     values = module.top.values.get("__all__", [])
     return [each for value in values if isinstance(value, (ast.List, ast.Tuple)) for each in value.elts]
@@ -360,7 +360,7 @@ def _rewrite_imports(
     stars = any(alias.name == "*" for _, alias in names.imports) and bool(needed)
     gone: set[ast.stmt] = set()
     for statement in dict.fromkeys(statement for statement, _ in names.imports):
-        lines, complete = _rewritten(statement, needed, twins, stars)
+        lines, complete = _rewrite_import(statement, needed, twins, stars)
         if complete and not lines:
             gone.add(statement)
             edits.remove(statement)
@@ -409,7 +409,7 @@ def _root(node: ast.AST) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def _rewritten(
+def _rewrite_import(
     statement: ast.Import | ast.ImportFrom, needed: set[str], twins: dict[tuple[ast.stmt, str], str], stars: bool
 ) -> tuple[list[str] | None, bool]:
     """Return the statements instead of an import (None: as it is), and whether Apex is gone from it."""

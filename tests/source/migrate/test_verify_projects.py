@@ -118,7 +118,7 @@ def test_a_project_trains_the_same(
         return dataclasses.replace(known[level], files=tuple(f"{name}.py" for name in FILES[files]))
 
     monkeypatch.setattr(verify, "run_script", run)
-    (tmp_path / "README.md").touch()  # the topmost folder, as in test_neighbours.py
+    (tmp_path / "README.md").touch()  # the topmost folder, as in test_neighbors.py
     for name, text in FILES[files].items():
         (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
     said: list[str] = []

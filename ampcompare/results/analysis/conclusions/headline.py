@@ -25,8 +25,8 @@ from ampcompare.results.analysis.pairing.learning import (
     too_wide,
 )
 from ampcompare.results.analysis.pairing.pairs import equal_losses, identical, other_weights, pairs_by_seed
-from ampcompare.results.analysis.pairing.record_checks import SEEDS_ITSELF
-from ampcompare.results.records.comparison import ArmSummary, Comparison
+from ampcompare.results.records.comparison import SEEDS_ITSELF, ArmSummary, Comparison
+from ampcompare.results.records.evaluation import emulated_type
 from ampcompare.results.records.metric import Metric
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.verdict import KEPT, OPEN, Kind
@@ -68,12 +68,8 @@ def headline(comparison: Comparison) -> list[str]:
 
 def warnings_and_answer(comparison: Comparison) -> tuple[list[str], list[str]]:
     """Return the first sentences of a headline, which weaken what follows, apart from the answer."""
-    warnings = set(_warnings(comparison))
-    sentences = comparison.headline
-    count = 0
-    while count < len(sentences) and sentences[count] in warnings:
-        count += 1
-    return list(sentences[:count]), list(sentences[count:])
+    count = len(list(_warnings(comparison)))
+    return comparison.headline[:count], comparison.headline[count:]
 
 
 def _warnings(comparison: Comparison) -> Iterable[str]:
@@ -82,7 +78,7 @@ def _warnings(comparison: Comparison) -> Iterable[str]:
         if look.number == comparison.look and look.changes:
             yield f"Changed after runs were seen: {'; '.join(look.changes)}."
     count = len(comparison.excluded)
-    if count and all(text.endswith(SEEDS_ITSELF) for text in comparison.excluded):
+    if comparison.only_copies:
         yield f"{count} of the runs {'are copies' if count > 1 else 'is a copy'} of another seed's: {SEEDS_ITSELF}."
     elif count and comparison.judged:
         yield f"{count} row{'s are copies' if count > 1 else ' is a copy'} of other runs, and not used."
@@ -159,13 +155,13 @@ def _why_untested(comparison: Comparison) -> str:
 
 def _engines(comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]) -> str:
     """Return which arms ran on which engine of `apex.amp`, where both did."""
-    arms: dict[str, list[str]] = {}
+    arms: dict[tuple[str, str], list[str]] = {}
     for arm, records in by_arm.items():
-        for name in dict.fromkeys(f"{run.engine.name} {run.engine.version}" for run in records if run.engine):
-            arms.setdefault(name, []).append(arm)
-    if len({name.partition(" ")[0] for name in arms}) < 2:
+        for engine in dict.fromkeys((run.engine.name, run.engine.version) for run in records if run.engine):
+            arms.setdefault(engine, []).append(arm)
+    if len({name for name, _ in arms}) < 2:
         return ""
-    parts = [f"{', '.join(its)} on {name}" for name, its in sorted(arms.items())]
+    parts = [f"{', '.join(its)} on {name} {version}" for (name, version), its in sorted(arms.items())]
     return f"Two engines of apex.amp ran: {'; '.join(parts)}. Results of compat are not results of NVIDIA's Apex."
 
 
@@ -526,20 +522,19 @@ def _outcome_sentences(comparison: Comparison, by_arm: Mapping[str, Sequence[Run
     for (share, cause), arms in diverged.items():
         first = first_divergence([record for arm in arms for record in by_arm.get(arm, [])])
         yield f"{with_verb(arms, everyone, 'diverged', 'diverged')} in {share}{first}{f': {cause}' if cause else ''}."
-    failed: dict[tuple[str, str], list[str]] = {}
+    failed: dict[tuple[str, str, str], list[str]] = {}
     for row in comparison.arms:
         records = by_arm.get(row.arm, [])
         for status in ("failed", "interrupted"):
             ended = [record for record in records if record.status == status]
             if ended:
                 share = f"{len(ended)} of {len(records)} seed{'s' if len(records) > 1 else ''}"
-                how = "failed" if status == "failed" else "was interrupted"
                 error = (ended[0].error or "") if status == "failed" else ""
                 error = printable(error, MAX_ERROR, keep_end=END_OF_ERROR).rstrip(".")
-                failed.setdefault((f"{how} in {share}", error), []).append(row.arm)
-    for (what, error), arms in failed.items():
-        said = what if len(arms) == 1 else what.replace("was ", "were ")
-        yield f"{with_verb(arms, everyone, said, said)}{f': {error}' if error else ''}."
+                failed.setdefault((status, share, error), []).append(row.arm)
+    for (status, share, error), arms in failed.items():
+        one, several = ("failed", "failed") if status == "failed" else ("was interrupted", "were interrupted")
+        yield f"{with_verb(arms, everyone, one, several)} in {share}{f': {error}' if error else ''}."
 
 
 def _on_device(comparison: Comparison) -> str:
@@ -582,7 +577,7 @@ def _speed_sentences(comparison: Comparison, rows: Sequence[ArmSummary]) -> Iter
 
 def _emulated_by(comparison: Comparison) -> str:
     """Return what has 16-bit types emulated: `--device cpu` alone, for a script, whatever the CPU can do."""
-    scripts = [run.config for run in comparison.records if run.half and run.half.endswith("emulated")]
+    scripts = [run.config for run in comparison.records if emulated_type(run.half)]
     is_asked = scripts and all(config.script is not None and config.device == "cpu" for config in scripts)
     return "by --device cpu" if is_asked else "on this CPU"
 
@@ -599,7 +594,7 @@ def _unknown_speeds(rows: Sequence[ArmSummary], emulated_by: str) -> list[tuple[
     others: dict[str, str] = {}
     for row in rows:
         its = row.time
-        if str(its) == str(row.quality):
+        if (its.kind, its.why) == (row.quality.kind, row.quality.why):
             continue
         if its.kind == "emulated" and its.why in HALF:
             emulated.append(row.arm)

@@ -17,7 +17,6 @@ from ampcompare.results.analysis.conclusions.headline import recommended_arms
 from ampcompare.results.analysis.conclusions.phrases import names_of
 from ampcompare.results.analysis.inference.effect import MIN_PAIRS
 from ampcompare.results.analysis.pairing.learning import EPS, divergence_cause, idle_verdict
-from ampcompare.results.analysis.pairing.record_checks import SEEDS_ITSELF
 from ampcompare.results.records.comparison import ArmSummary, Comparison, NextStep
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.verdict import OPEN
@@ -92,7 +91,7 @@ def _arm(records: Sequence[RunRecord]) -> str:
 def _step_for_missing_runs(comparison: Comparison, typed: TypedCommand) -> Iterator[NextStep]:
     ended = {f"{run.arm}@{run.config.recipe.seed}" for run in comparison.records if run.status != "interrupted"}
     missing = [cell for cell in comparison.order if cell not in ended]
-    if missing and _are_copies(comparison):
+    if missing and comparison.only_copies:
         script = next((run.config.script for run in comparison.records if run.config.script is not None), None)
         if script is not None and (option := seed_option(script)):
             yield NextStep(
@@ -102,11 +101,6 @@ def _step_for_missing_runs(comparison: Comparison, typed: TypedCommand) -> Itera
     elif missing:
         runs = "the missing run" if len(missing) == 1 else f"the {len(missing)} missing runs"
         yield NextStep(command=str(typed), why=f"finish {runs}; the others are kept")
-
-
-def _are_copies(comparison: Comparison) -> bool:
-    """Return whether all that is left out are runs of a script that seeds itself, so that more seeds are copies too."""
-    return bool(comparison.excluded) and all(text.endswith(SEEDS_ITSELF) for text in comparison.excluded)
 
 
 def _steps_after_failure(comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]) -> Iterator[NextStep]:
@@ -178,7 +172,7 @@ def _more_seeds(
     next_error_rate: float,
 ) -> Iterator[NextStep]:
     """Yield the seeds that give a verdict, within the looks that are left."""
-    if _are_copies(comparison):
+    if comparison.only_copies:  # of more seeds too
         return
     planned = {int(cell.rpartition("@")[2]) for cell in comparison.order}
     seeds = sorted({*comparison.seeds, *planned})

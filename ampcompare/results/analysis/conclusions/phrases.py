@@ -49,6 +49,16 @@ def names_of(arms: Sequence[str], everyone: Sequence[str] = (), said: Collection
         everyone: the arms that there are besides the reference; with none, all are named up to the limit.
         said: arms of which sentences before have said something. They are not in `all but a`, which denies it of `a`.
     """
+    if group := _group_of(arms, everyone, said):
+        return group
+    if len(arms) > MAX_NAMED:
+        arms = [*arms[: MAX_NAMED - 1], f"{len(arms) - MAX_NAMED + 1} more"]
+    *first, last = arms
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _group_of(arms: Sequence[str], everyone: Sequence[str], said: Collection[str]) -> str:
+    """Return what many arms are among all; "" where they are to be named."""
     if len(arms) > 2 and set(arms) == set(everyone):
         return f"all {count_of(len(arms))} arms"
     left = [arm for arm in everyone if arm not in arms]
@@ -57,19 +67,15 @@ def names_of(arms: Sequence[str], everyone: Sequence[str] = (), said: Collection
             return f"the other {count_of(len(arms))} arms"
         if len(left) <= MAX_LEFT and not set(left) & set(said):
             return f"all but {names_of(left)}"
-    if len(arms) > MAX_NAMED:
-        arms = [*arms[: MAX_NAMED - 1], f"{len(arms) - MAX_NAMED + 1} more"]
-    *first, last = arms
-    return f"{', '.join(first)} and {last}" if first else last
+    return ""
 
 
 def with_verb(
     arms: Sequence[str], everyone: Sequence[str], one: str, several: str, *, said: Collection[str] = ()
 ) -> str:
     """Return arms with a verb in the right number, as the beginning of a sentence."""
-    subject = names_of(arms, everyone, said)
-    if subject.startswith(("all ", "the other ")):
-        subject = subject[0].upper() + subject[1:]
+    group = _group_of(arms, everyone, said)
+    subject = f"{group[0].upper()}{group[1:]}" if group else names_of(arms)
     return f"{subject} {one if len(arms) == 1 else several}"
 
 

@@ -18,10 +18,17 @@ from ampcompare.results.analysis.inference.effect import (
     two_stage,
     unpaired_effect,
 )
-from ampcompare.results.analysis.inference.verdict import Design, Evidence
-from ampcompare.results.analysis.pairing.comparability import began_apart, incomparable_accuracy
-from ampcompare.results.analysis.pairing.learning import NO_VERDICT, idle_pairs, idle_verdict, no_number, no_ratio
-from ampcompare.results.analysis.pairing.pairs import IDENTICAL, Pair, divergence_verdict, identical, pairs_by_seed
+from ampcompare.results.analysis.inference.verdict import Evidence
+from ampcompare.results.analysis.pairing.comparability import began_apart
+from ampcompare.results.analysis.pairing.learning import idle_pairs, idle_verdict, no_number, no_ratio, untested_verdict
+from ampcompare.results.analysis.pairing.pairs import (
+    IDENTICAL,
+    Pair,
+    Pairing,
+    divergence_verdict,
+    identical,
+    pairs_by_seed,
+)
 from ampcompare.results.analysis.pairing.scores import (
     has_score,
     in_steps,
@@ -114,17 +121,17 @@ def accuracy_effect(pairs: Sequence[Pair], error_share: float = 0.0, pilot: Coll
     return replace(effect, margin_error=moved, step=step)
 
 
-def accuracy_evidence(
-    records: Sequence[RunRecord],
-    pairs: Sequence[Pair],
-    margin: AccuracyMargin,
-    design: Design,
-    *,
-    same_software: bool = True,
-) -> Evidence:
+def accuracy_evidence(pairing: Pairing, margin: AccuracyMargin, pilot: Collection[int] = ()) -> Evidence:
     """Return what pairs say of the metric, and the verdict of an arm that needs no test."""
-    untested, shown = _untested_verdict(records, pairs, same_software), accuracy_effect(pairs)
-    effect = None if untested else accuracy_effect(pairs, margin.error_share, design.pilot)
+    pairs = pairing.pairs
+    untested = (
+        untested_verdict(pairing, no_ratio([*pairing.arm, *(reference for _, reference in pairs)]))
+        or no_number(pairs)
+        or idle_pairs(pairs)
+        or (IDENTICAL if identical(pairs) else Verdict())
+    )
+    shown = accuracy_effect(pairs)
+    effect = None if untested else accuracy_effect(pairs, margin.error_share, pilot)
     return Evidence(effect, untested, None if shown is None else shown.mean)
 
 
@@ -133,20 +140,6 @@ def failure_verdict(records: Sequence[RunRecord]) -> Verdict:
     if neither.
     """
     return divergence_verdict(records) or idle_verdict(records)
-
-
-def _untested_verdict(records: Sequence[RunRecord], pairs: Sequence[Pair], same_software: bool) -> Verdict:
-    """Return the verdict of an arm that needs no test: why it cannot be judged, or that it is identical."""
-    return (
-        divergence_verdict(records)
-        or incomparable_accuracy(pairs, same_software=same_software)
-        or no_ratio([*records, *(reference for _, reference in pairs)])
-        or idle_verdict(records)
-        or (NO_VERDICT if idle_verdict([reference for _, reference in pairs]) else Verdict())
-        or no_number(pairs)
-        or idle_pairs(pairs)
-        or (IDENTICAL if identical(pairs) else Verdict())
-    )
 
 
 def accuracy_effects(

@@ -8,21 +8,21 @@ the test is over seeds.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from ampcompare.results.analysis.inference.effect import float_spread, paired_effect, two_stage, unpaired_effect
-from ampcompare.results.analysis.inference.verdict import Design, Evidence
-from ampcompare.results.analysis.pairing.comparability import began_apart, incomparable_accuracy
-from ampcompare.results.analysis.pairing.learning import NO_VERDICT, idle_pairs, idle_verdict
-from ampcompare.results.analysis.pairing.pairs import IDENTICAL, Pair, divergence_verdict, equal_losses
+from ampcompare.results.analysis.inference.verdict import Evidence
+from ampcompare.results.analysis.pairing.comparability import began_apart
+from ampcompare.results.analysis.pairing.learning import idle_pairs, untested_verdict
+from ampcompare.results.analysis.pairing.pairs import IDENTICAL, Pair, Pairing, equal_losses
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.verdict import Verdict
 
 __all__ = ["loss_evidence", "tail_loss"]
 
 
-def tail_loss(pairs: Sequence[Pair], pilot: frozenset[int] = frozenset()) -> Evidence:
+def tail_loss(pairs: Sequence[Pair], pilot: Collection[int] = ()) -> Evidence:
     """Return the effect over pairs, or why their losses cannot be compared; neither for records that keep none.
 
     Args:
@@ -46,21 +46,15 @@ def tail_loss(pairs: Sequence[Pair], pilot: frozenset[int] = frozenset()) -> Evi
     return Evidence(two_stage(here, there, early, floor) if any(early) else None, mean=whole.mean)
 
 
-def loss_evidence(
-    records: Sequence[RunRecord], pairs: Sequence[Pair], design: Design, *, same_software: bool = True
-) -> Evidence:
+def loss_evidence(pairing: Pairing, pilot: Collection[int] = ()) -> Evidence:
     """Return what pairs say of the loss, and the verdict of an arm that needs no test; nothing without such a loss."""
-    tail = tail_loss(pairs, design.pilot)
+    tail = tail_loss(pairing.pairs, pilot)
     if tail.effect is None and not tail.untested:
         return tail
     untested = (
-        divergence_verdict(records)
-        or incomparable_accuracy(pairs, same_software=same_software)
-        or tail.untested
-        or idle_verdict(records)
-        or (NO_VERDICT if idle_verdict([reference for _, reference in pairs]) else Verdict())
-        or idle_pairs(pairs)
-        or (IDENTICAL if equal_losses(pairs) else Verdict())
+        untested_verdict(pairing, tail.untested)
+        or idle_pairs(pairing.pairs)
+        or (IDENTICAL if equal_losses(pairing.pairs) else Verdict())
     )
     return replace(tail, untested=untested)
 

@@ -11,12 +11,11 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from ampcompare.results.analysis.inference.effect import MIN_PAIRS, Effect, paired_effect
 from ampcompare.results.analysis.inference.verdict import Evidence
 from ampcompare.results.analysis.pairing.comparability import incomparable_time
-from ampcompare.results.analysis.pairing.pairs import Pair, divergence_verdict
+from ampcompare.results.analysis.pairing.pairs import Pair, Pairing, divergence_verdict
 from ampcompare.results.records.run import RunRecord, SystemReadings, TimingRound
 from ampcompare.results.records.verdict import Verdict
 
@@ -26,7 +25,6 @@ __all__ = [
     "invalid_reason_of_arm",
     "ratio_of",
     "rounds_sentence",
-    "step_times",
     "time_evidence",
 ]
 
@@ -107,9 +105,12 @@ TIME_FLOOR = 0.001  # spread of a log ratio: no median of step times is known to
 MAX_LOGARITHM = 709.0  # of a float
 
 
-def step_times(pairs: Sequence[Pair], *, same_software: bool = True) -> Evidence:
-    """Return the effect over the valid pairs, or why there is none; the mean is over all pairs where none is valid."""
-    untested = incomparable_time(pairs, same_software=same_software)
+def time_evidence(pairing: Pairing) -> Evidence:
+    """Return the effect over the valid pairs, or a verdict without a test; the mean is over all pairs where none is
+    valid.
+    """
+    pairs = pairing.pairs
+    untested = incomparable_time(pairing)
     rounds = [_rounds_of(pair) for pair in pairs]
     seeds = rounds if all(rounds) else [[pair] for pair in pairs]
     timed = _useful_pairs(seeds, lambda pair: all(record.summary.step_seconds_median for record in pair))
@@ -118,7 +119,7 @@ def step_times(pairs: Sequence[Pair], *, same_software: bool = True) -> Evidence
         return Evidence(None, untested, mean)
     valid = _useful_pairs(seeds, lambda pair: not _invalid(pair))
     if not pairs:
-        return Evidence()
+        return Evidence(untested=divergence_verdict(pairing.arm))
     if len(valid) < min(MIN_PAIRS, len(seeds)):
         reasons = [_invalid(pair) for seed in seeds for pair in seed]
         return Evidence(None, Verdict(kind="invalid", why=statistics.mode(filter(None, reasons))), mean)
@@ -181,9 +182,3 @@ def _time_effect(seeds: Sequence[Sequence[Pair]]) -> Effect:
 
 def _log_time(record: RunRecord) -> float:
     return math.log(record.summary.step_seconds_median or 1)
-
-
-def time_evidence(records: Sequence[RunRecord], pairs: Sequence[Pair], *, same_software: bool = True) -> Evidence:
-    """Return what pairs say of the step time; without a test there is a verdict."""
-    times = step_times(pairs, same_software=same_software)
-    return times if times.effect or times.untested else replace(times, untested=divergence_verdict(records))

@@ -7,7 +7,6 @@ refused where it is not visible, and compared where the label of the row names i
 from __future__ import annotations
 
 import os
-import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -15,8 +14,9 @@ from typing import Any
 from ampcompare.base.environment.fingerprint import SWITCHES
 from ampcompare.base.files.loaded_code import differing_files
 from ampcompare.results.analysis.pairing.declared import why_not_as_declared
-from ampcompare.results.analysis.pairing.pairs import Pair, finished_runs, pairs_by_seed, surviving_seeds
+from ampcompare.results.analysis.pairing.pairs import Pair, Pairing, finished_runs, pairs_by_seed, surviving_seeds
 from ampcompare.results.analysis.pairing.scores import other_metric
+from ampcompare.results.records.evaluation import emulated_type
 from ampcompare.results.records.run import RunRecord, RunSummary
 from ampcompare.results.records.verdict import Verdict
 from ampcompare.settings.config import NON_NUMERIC_SETTINGS, RunConfig
@@ -34,7 +34,6 @@ __all__ = [
     "incomparable_accuracy",
     "incomparable_memory",
     "incomparable_time",
-    "incomparable_times",
     "named_settings",
     "resumed_elsewhere",
     "script_sentences",
@@ -59,7 +58,6 @@ SPEED = (
 SOFTWARE = ("torch", "cuda", "cudnn")
 HARDWARE = ("device_name", "processor")
 EVERYWHERE = ("numpy",)  # which torch loads, so that it need not be part of what a run computes
-ELSEWHERE = re.compile(r"(torch|processor|machine|host) .* then, .* now")
 MAX_NAMED = 3
 MAX_SKIPPED = 0.25  # share of the steps: beyond, as for other outliers, a median may be that of the skipped ones
 MAX_NAMED_VALUES = 4
@@ -81,33 +79,31 @@ def changed_settings(one: RunConfig, other: RunConfig) -> list[str]:
     return [path for path in {**first, **second} if first.get(path) != second.get(path)]
 
 
-def incomparable_accuracy(pairs: Sequence[Pair], *, same_software: bool = True) -> Verdict:
-    """Return the verdict where the accuracies of pairs cannot be compared; an empty one if they can.
-
-    Args:
-        same_software: whether versions of torch must be equal; a baseline may be of an earlier one.
-    """
-    reasons = (accuracy_incomparable_reason(*pair, same_software=same_software) for pair in pairs)
-    return Verdict.because("not comparable", _first_mixture(pairs) or _first(reasons))
+def incomparable_accuracy(pairing: Pairing) -> Verdict:
+    """Return the verdict where the accuracies of pairs cannot be compared; an empty one if they can."""
+    same = pairing.same_software
+    reasons = (accuracy_incomparable_reason(*pair, same_software=same) for pair in pairing.pairs)
+    return Verdict.because("not comparable", _first_mixture(pairing.pairs) or _first(reasons))
 
 
-def incomparable_time(pairs: Sequence[Pair], *, same_software: bool = True) -> Verdict:
+def incomparable_time(pairing: Pairing) -> Verdict:
     """Return the verdict where the step times of pairs cannot be compared; an empty one if they can."""
+    pairs, same = pairing.pairs, pairing.same_software
     return (
         Verdict.because("not comparable", _first_mixture(pairs))
-        or next(filter(None, (incomparable_times(*pair, same_software=same_software) for pair in pairs)), Verdict())
+        or next(filter(None, (_incomparable_times(*pair, same_software=same) for pair in pairs)), Verdict())
         or Verdict.because("not comparable", _unlike_gpus(pairs) or _confounded_hosts(pairs))
     )
 
 
-def incomparable_memory(pairs: Sequence[Pair], *, same_software: bool = True) -> Verdict:
+def incomparable_memory(pairing: Pairing) -> Verdict:
     """Return the verdict where the peaks of memory of pairs cannot be compared; an empty one if they can."""
+    same = pairing.same_software
     reasons = (
-        accuracy_incomparable_reason(*pair, same_software=same_software)
-        or _machine_reason(*pair, same_software=same_software)
-        for pair in pairs
+        accuracy_incomparable_reason(*pair, same_software=same) or _machine_reason(*pair, same_software=same)
+        for pair in pairing.pairs
     )
-    return Verdict.because("not comparable", _first_mixture(pairs) or _first(reasons))
+    return Verdict.because("not comparable", _first_mixture(pairing.pairs) or _first(reasons))
 
 
 def accuracy_incomparable_reason(arm: RunRecord, reference: RunRecord, *, same_software: bool = True) -> str:
@@ -131,10 +127,9 @@ def accuracy_incomparable_reason(arm: RunRecord, reference: RunRecord, *, same_s
     )
 
 
-def incomparable_times(arm: RunRecord, reference: RunRecord, *, same_software: bool = True) -> Verdict:
-    """Return the verdict where the times of two runs cannot be compared; an empty one if they can."""
+def _incomparable_times(arm: RunRecord, reference: RunRecord, *, same_software: bool) -> Verdict:
     jobs = max(arm.jobs, reference.jobs)
-    emulated = next((how.split()[0] for how in (arm.half, reference.half) if how and how.endswith("emulated")), "")
+    emulated = emulated_type(arm.half) or emulated_type(reference.half)
     work = accuracy_incomparable_reason(arm, reference, same_software=same_software) or (
         f"{jobs} cells ran at once" if jobs > 1 and not (_is_alone(arm) and _is_alone(reference)) else ""
     )
@@ -200,8 +195,8 @@ def foreign_steps(record: RunRecord) -> str:
 
 def resumed_elsewhere(record: RunRecord) -> str:
     """Return the changes of the machine at a resume from a checkpoint."""
-    notes = (note for resumption in record.resumed for note in resumption.notes if ELSEWHERE.fullmatch(note))
-    return "; ".join(f"resumed with {note}" for note in dict.fromkeys(notes))
+    notes = dict.fromkeys(note for resumption in record.resumed for note in resumption.machine)
+    return "; ".join(f"resumed with {note}" for note in notes)
 
 
 def named_settings(record: RunRecord) -> set[str]:

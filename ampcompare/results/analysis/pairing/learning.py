@@ -12,6 +12,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ampcompare.results.analysis.inference.effect import ERROR_RATE, Effect, p_values, paired_effect
+from ampcompare.results.analysis.pairing.comparability import incomparable_accuracy
+from ampcompare.results.analysis.pairing.pairs import Pair, Pairing, divergence_verdict
 from ampcompare.results.analysis.pairing.scores import has_score, metric_of, spread_floor
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.metric import Metric
@@ -20,7 +22,6 @@ from ampcompare.results.records.verdict import Verdict
 from ampcompare.settings.script import LOSS
 
 __all__ = [
-    "NO_VERDICT",
     "divergence_cause",
     "first_divergence",
     "idle_pairs",
@@ -30,6 +31,7 @@ __all__ = [
     "no_ratio",
     "still_improving",
     "too_wide",
+    "untested_verdict",
     "why_idle",
 ]
 
@@ -111,6 +113,21 @@ def _final_score(record: RunRecord) -> float:
     return record.metric.score(value) if has_score(value, record.metric) else -math.inf
 
 
+def untested_verdict(pairing: Pairing, no_effect: Verdict) -> Verdict:
+    """Return the verdict of an arm that cannot be judged by what its trainings reached; an empty one if it can.
+
+    Args:
+        no_effect: why this quantity has no effect, if it has none.
+    """
+    return (
+        divergence_verdict(pairing.arm)
+        or incomparable_accuracy(pairing)
+        or no_effect
+        or idle_verdict(pairing.arm)
+        or (NO_VERDICT if idle_verdict([reference for _, reference in pairing.pairs]) else Verdict())
+    )
+
+
 def no_ratio(runs: Iterable[RunRecord]) -> Verdict:
     """Return the verdict where a script's metric has no ratio to others in one of some runs; an empty one if it has in
     all.
@@ -124,7 +141,7 @@ def no_ratio(runs: Iterable[RunRecord]) -> Verdict:
     return Verdict(kind="not comparable", why=why)
 
 
-def no_number(pairs: Sequence[tuple[RunRecord, RunRecord]]) -> Verdict:
+def no_number(pairs: Sequence[Pair]) -> Verdict:
     """Return the verdict where the metric of a run in these pairs is not a number; an empty one if all are, or are
     missing.
     """
@@ -143,7 +160,7 @@ def _is_no_number(record: RunRecord) -> bool:
     return value is not None and not has_score(value, record.metric)
 
 
-def idle_pairs(pairs: Sequence[tuple[RunRecord, RunRecord]]) -> Verdict:
+def idle_pairs(pairs: Sequence[Pair]) -> Verdict:
     """Return the verdict where in some pairs neither run learned anything: such pairs agree whatever the arm does."""
     reasons = [reason for arm, other in pairs if (reason := why_idle(arm)) and why_idle(other)]
     if not reasons:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ampcompare.results.records.run import RunRecord
@@ -11,6 +12,7 @@ from ampcompare.results.records.verdict import Verdict
 __all__ = [
     "IDENTICAL",
     "Pair",
+    "Pairing",
     "counterparts",
     "divergence_verdict",
     "equal_losses",
@@ -23,6 +25,33 @@ __all__ = [
 
 Pair = tuple[RunRecord, RunRecord]  # of an arm, and of the reference
 IDENTICAL = Verdict(kind="identical")
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """The runs of an arm next to those of the reference, or to its own of a baseline.
+
+    Attributes:
+        pairs: of them: by seed, unless the caller takes others.
+        same_software: whether torch and the user's code must be the same; a baseline may be of earlier ones.
+    """
+
+    arm: Sequence[RunRecord]
+    reference: Sequence[RunRecord]
+    pairs: Sequence[Pair]
+    same_software: bool = True
+
+    @classmethod
+    def by_seed(
+        cls, arm: Sequence[RunRecord], reference: Sequence[RunRecord], *, same_software: bool = True
+    ) -> Pairing:
+        """Return runs that are paired by seed."""
+        return cls(arm, reference, pairs_by_seed(arm, reference), same_software)
+
+    @property
+    def survivors(self) -> tuple[int, int] | None:
+        """On how many of the seeds that both ran a verdict rests, and how many these are; None if on all."""
+        return surviving_seeds(self.arm, self.reference)
 
 
 def pairs_by_seed(arm: Sequence[RunRecord], reference: Sequence[RunRecord]) -> list[Pair]:

@@ -7,18 +7,31 @@ here needs torch.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ampcompare.base.errors import RecordError
 from ampcompare.base.files.run_files import RunFile
+from ampcompare.results.records.comparison import SEEDS_ITSELF
 from ampcompare.results.records.document import read_with_source, record_checksum
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import settings_digest
 
-__all__ = ["SEEDS_ITSELF", "check_record", "of_another_cell", "read_checked", "unique_runs"]
+__all__ = ["Copy", "check_record", "of_another_cell", "read_checked", "unique_runs"]
 
-SEEDS_ITSELF = "the script seeds itself, so pass the seed on with --seed-arg, or as {seed}"
+
+@dataclass(frozen=True)
+class Copy:
+    """A record that is not another run.
+
+    Attributes:
+        text: whose it is, and why it is not used.
+        by_script: whether it is one since the script seeds itself, so that more seeds are copies too.
+    """
+
+    text: str
+    by_script: bool
 
 
 def read_checked(path: Path) -> RunRecord:
@@ -79,39 +92,37 @@ def _why_edited(raw: Mapping[str, Any], record: RunRecord) -> str:
     return ""
 
 
-def unique_runs(records: Sequence[RunRecord]) -> tuple[list[RunRecord], list[str]]:
-    """Return the records that are one run each, and a sentence for each that is not used.
+def unique_runs(records: Sequence[RunRecord]) -> tuple[list[RunRecord], list[Copy]]:
+    """Return the records that are one run each, and those that are not used.
 
     A cell counts once: a second record of an arm and seed is a copy or another run of it, and a completed run whose
     losses equal those of a lower seed of its arm to the last bit is not another run. Neither is one of a script that
     began from the weights and batches of a lower seed, whatever its losses: then they differ by what the seed does not
     determine, such as the order of additions on a GPU.
     """
-    faults: dict[int, str] = {}
+    copies: dict[int, Copy] = {}
     cells: set[tuple[str, int]] = set()
     losses: dict[tuple[str, str], int] = {}
     starts: dict[tuple[str, tuple[str, ...], tuple[str, ...]], int] = {}
     for number, record in sorted(enumerate(records), key=lambda item: item[1].config.recipe.seed):
         seed, digest = record.config.recipe.seed, record.summary.losses_sha256
-        fault = "a second record of this cell" if (record.arm, seed) in cells else ""
+        fault, by_script = "a second record of this cell" if (record.arm, seed) in cells else "", False
         if not fault and record.status == "completed" and digest is not None:
             other = losses.setdefault((record.arm, digest), seed)
             if other != seed:
                 fault = f"its losses are those of seed {other} to the last bit, so it is not an independent run"
-                if record.script is not None:
-                    fault += f"; {SEEDS_ITSELF}"
+                by_script = record.script is not None
         script = record.script if record.status in ("completed", "diverged") else None
         if not fault and script is not None and script.weights and script.batches:
             start = record.arm, tuple(script.weights), tuple(script.batches)
             other = starts.setdefault(start, seed)
             if other != seed:
-                fault = (
-                    f"its first weights and batches are those of seed {other}, so it is not an independent run; "
-                    f"{SEEDS_ITSELF}"
-                )
+                fault = f"its first weights and batches are those of seed {other}, so it is not an independent run"
+                by_script = True
         if fault:
-            faults[number] = f"{record.arm}, seed {seed}: {fault}"
+            remedy = f"; {SEEDS_ITSELF}" if by_script else ""
+            copies[number] = Copy(f"{record.arm}, seed {seed}: {fault}{remedy}", by_script)
         else:
             cells.add((record.arm, seed))
-    kept = [record for number, record in enumerate(records) if number not in faults]
-    return kept, [faults[number] for number in sorted(faults)]
+    kept = [record for number, record in enumerate(records) if number not in copies]
+    return kept, [copies[number] for number in sorted(copies)]

@@ -9,6 +9,7 @@ from typing import Any
 from ampcompare.base.formatting import printable
 from ampcompare.results.analysis.effects.step_time import invalid_reason
 from ampcompare.results.records.comparison import ArmSummary, Comparison
+from ampcompare.results.records.evaluation import emulated_type
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.verdict import UNJUDGED
 
@@ -62,7 +63,7 @@ class ArmRuns:
         if self.row.invalid_time:
             return printable(f"invalid: {self.row.invalid_time}", 100)
         half = next((record.half for record in self.ran if record.half), None) or self.row.half or ""
-        if half.endswith("emulated"):
+        if emulated_type(half):
             return printable(half, 60)
         return printable(str(self.row.time), 100) if self.row.time.kind in UNJUDGED else ""
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ampcompare.source.edits import Edit
 from ampcompare.source.lint.module import Finding, LintModule, Mistake, Trace, events_between, literal, name_of, rule
-from ampcompare.source.lint.trace import Event, Kind
+from ampcompare.source.lint.update_events import Event, Kind
 from ampcompare.source.syntax import argument
 
 __all__: list[str] = []
@@ -37,7 +37,7 @@ def _models(event: Event) -> set[str]:
     return {event.subject} - {""}
 
 
-def _initialized(trace: Trace) -> Iterator[tuple[int, Event]]:
+def _initialize_calls(trace: Trace) -> Iterator[tuple[int, Event]]:
     for index, event in enumerate(trace):
         if event.kind is Kind.INITIALIZE:
             yield index, event
@@ -229,7 +229,7 @@ optimizer.load_state_dict(checkpoint["optimizer"])
 def order_around_initialize(module: LintModule) -> Iterator[Finding]:
     """What comes before `amp.initialize` and should come after it, or the reverse."""
     for trace in module.traces:
-        for index, event in _initialized(trace):
+        for index, event in _initialize_calls(trace):
             models = _models(event)
             before = [other for other in trace[:index] if other.may_follow(event)]
             after = [other for other in trace[index + 1 :] if other.may_follow(event)]
@@ -245,11 +245,9 @@ def order_around_initialize(module: LintModule) -> Iterator[Finding]:
                 elif other.kind is Kind.HALF and other.subject in models and _is_statement(other):
                     if other.facts.keys() - event.facts.keys() and event.facts.keys() - other.facts.keys():
                         continue  # two options, of which one may exclude the other
-                    yield module.finding("AMP112", other.call, f"`{other.shown}` is cast before `amp.initialize`")
-                elif other.kind is Kind.LOAD and module.roles.of(other.receiver, other.scope) == "optimizer":
-                    yield module.finding(
-                        "AMP407", event.call, f"`{other.shown}` was loaded in line {other.call.lineno}"
-                    )
+                    yield module.finding("AMP112", other.call, f"`{other.name}` is cast before `amp.initialize`")
+                elif other.kind is Kind.LOAD and module.kinds.of(other.receiver, other.scope) == "optimizer":
+                    yield module.finding("AMP407", event.call, f"`{other.name}` was loaded in line {other.call.lineno}")
             yield from _after(module, trace, event, after, models)
             yield from _built_again(module, event, after)
 
@@ -268,7 +266,7 @@ def _built_again(module: LintModule, event: Event, after: list[Event]) -> Iterat
     if not optimizer or any(other.kind is Kind.INITIALIZE for other in after):
         return
     for index, other in enumerate(after):
-        if other.kind is Kind.NEW_OPTIMIZER and other.scope is event.scope and other.shown == optimizer:
+        if other.kind is Kind.NEW_OPTIMIZER and other.scope is event.scope and other.name == optimizer:
             scaled = [one for one in after[index:] if one.kind is Kind.SCALE_LOSS and one.may_follow(other)]
             if any(one.target == other.subject for one in scaled) or _is_returned(optimizer, other):
                 shown = f"`{optimizer}` went through `amp.initialize` in line {event.call.lineno}"
@@ -296,14 +294,14 @@ def _after(module: LintModule, trace: Trace, event: Event, after: list[Event], m
         elif other.kind is Kind.HALF and other.subject in models and _is_statement(other):
             trains = [last for last in trace[trace.index(other) :] if last.kind is Kind.SCALE_LOSS]
             if any(last.may_follow(other) for last in trains):
-                yield module.finding("AMP111", other.call, f"`{other.shown}` is cast after `amp.initialize`")
+                yield module.finding("AMP111", other.call, f"`{other.name}` is cast after `amp.initialize`")
         elif other.kind is Kind.CUDA and other.subject in models and _is_statement(other) and _to_gpu(other):
             moved = [one for one in trace[: trace.index(event)] if one.kind is Kind.CUDA]
             trained = events_between(trace, event, other, Kind.BACKWARD, Kind.STEP, Kind.LOAD)
             if not trained and not any(one.subject == other.subject for one in moved):
-                yield module.finding("AMP113", other.call, f"`{other.shown}` is moved after `amp.initialize`")
+                yield module.finding("AMP113", other.call, f"`{other.name}` is moved after `amp.initialize`")
         elif other.kind is Kind.SYNC_BATCH_NORM and other.subject in models:
-            yield module.finding("AMP114", other.call, f"`{other.shown}` went through `amp.initialize` before")
+            yield module.finding("AMP114", other.call, f"`{other.name}` went through `amp.initialize` before")
 
 
 def _to_gpu(event: Event) -> bool:
@@ -381,7 +379,7 @@ amp.load_state_dict(checkpoint["amp"])
 def loaded_before_initialize(module: LintModule) -> Iterator[Finding]:
     """The state of Apex, loaded before `amp.initialize` makes the loss scales."""
     for trace in module.traces:
-        for index, event in _initialized(trace):
+        for index, event in _initialize_calls(trace):
             known = {id(other.call) for other in trace[:index] if other.kind is Kind.INITIALIZE}
             for other in trace[:index]:
                 if other.kind is not Kind.LOAD or id(event.call) in known or not other.may_follow(event):

@@ -6,10 +6,10 @@ import ast
 import re
 from collections.abc import Iterator, Mapping
 
-from ampcompare.source.branches import Facts, conditions, contradict, facts_at, narrowed
+from ampcompare.source.branches import Facts, conditions, contradict, facts_at, narrow
 from ampcompare.source.edits import Edit
 from ampcompare.source.lint.module import Finding, LintModule, Mistake, Trace, literal, name_of, rule
-from ampcompare.source.lint.trace import Event, Kind, plain, without_star
+from ampcompare.source.lint.update_events import Event, Kind, plain, without_star
 from ampcompare.source.module import Scope
 from ampcompare.source.syntax import argument, is_literal
 
@@ -113,9 +113,7 @@ def inside_the_block(module: LintModule) -> Iterator[Finding]:
             if event.kind is Kind.CLIP and _backward_before(trace, event):
                 yield module.finding("AMP103", event.call, "the gradients are still scaled inside this block")
             elif event.kind is Kind.STEP and _backward_before(trace, event):
-                yield module.finding(
-                    "AMP105", event.call, f"`{event.shown}` steps with gradients that are still scaled"
-                )
+                yield module.finding("AMP105", event.call, f"`{event.name}` steps with gradients that are still scaled")
             elif event.kind is Kind.BACKWARD and isinstance(event.call.func, ast.Attribute):
                 loss = argument(block.call, "loss", 0)
                 receiver = event.call.func.value
@@ -207,7 +205,7 @@ def copies_of_o2(module: LintModule) -> Iterator[Finding]:
                 continue
             scaled = [other for other in trace[:index] if other.kind is Kind.SCALE_LOSS and other.may_follow(event)]
             if not scaled and _is_of_initialized(module, event):
-                yield module.finding("AMP104", event.call, f"`{event.shown}` are the fp16 copies under O2")
+                yield module.finding("AMP104", event.call, f"`{event.name}` are the fp16 copies under O2")
             if scaled:
                 source = scaled[-1].call
                 optimizer = argument(source, "optimizers", 1)
@@ -218,7 +216,7 @@ def copies_of_o2(module: LintModule) -> Iterator[Finding]:
                     amp = module.source(source.func.value)
                     if plain_parameters:
                         edits = module.replace(event.call.args[0], f"{amp}.master_params({name_of(optimizer)})")
-                message = f"`{event.shown}` are the fp16 copies under O2"
+                message = f"`{event.name}` are the fp16 copies under O2"
                 yield module.finding("AMP104", event.call, message, edits)
     yield from _edited_gradients(module)
 
@@ -244,7 +242,7 @@ def _facts_of_wrap(event: Event) -> Facts:
     enabled = argument(event.call, "enabled")
     if event.kind is not Kind.INITIALIZE or enabled is None or isinstance(enabled, ast.Constant):
         return event.facts
-    return narrowed(event.facts, enabled, True)
+    return narrow(event.facts, enabled, True)
 
 
 def _flags(module: LintModule, facts: Facts, scope: Scope) -> Facts:
@@ -285,7 +283,7 @@ def _clips_of_fp16_optimizer(module: LintModule) -> Iterator[Finding]:
                 values = module.values_of(name_of(owner), passes[-1].scope) or []
                 made = {module.resolve(one.func) or "" for one in values if isinstance(one, ast.Call)}
                 if any(name.startswith("apex.") and name.endswith(".FP16_Optimizer") for name in made):
-                    message = f"`{event.shown}` are the fp16 copies of `{name_of(owner)}`"
+                    message = f"`{event.name}` are the fp16 copies of `{name_of(owner)}`"
                     yield module.finding("AMP104", event.call, message)
 
 
@@ -303,14 +301,14 @@ def _changes_copy(module: LintModule, trace: Trace, event: Event) -> bool:
     index = trace.index(event)
     before = any(other.kind is Kind.SCALE_LOSS and other.may_follow(event) for other in trace[:index])
     after = any(other.kind is Kind.STEP and other.may_follow(event) for other in trace[index:])
-    of_model = source in ("modules", "named_modules") or module.roles.model_of_parameters(loop.iter, event.scope)
+    of_model = source in ("modules", "named_modules") or module.kinds.model_of_parameters(loop.iter, event.scope)
     return bool(of_model) and before and after and event.apex_block() is None
 
 
 def _edited_gradients(module: LintModule) -> Iterator[Finding]:
     blocks = list(module.calls_of("apex.amp.scale_loss"))
     for node in ast.walk(module.tree):
-        if not isinstance(node, ast.For) or module.roles.model_of_parameters(node.iter, module.scope_of[node]) is None:
+        if not isinstance(node, ast.For) or module.kinds.model_of_parameters(node.iter, module.scope_of[node]) is None:
             continue
         here = module.scope_of[node].node
         facts = facts_at(module, node)
@@ -491,7 +489,7 @@ def scaled_by_another(module: LintModule) -> Iterator[Finding]:
                 if len(others) < len(passes):
                     others = [one for one in others if _shares_graph(trace, one, step, models)]
                 if others and all(name in steps for names in named for name in names):
-                    shown = f"`{step.shown}` gets gradients of line {others[0].call.lineno}, which does not name it"
+                    shown = f"`{step.name}` gets gradients of line {others[0].call.lineno}, which does not name it"
                     yield module.finding("AMP125", step.call, shown)
 
 
@@ -501,7 +499,7 @@ def _passes_since_cleared(before: Trace, step: Event) -> list[Event]:
     for other in reversed([one for one in before if one.may_follow(step)]):
         outside = other.loops[: len(step.loops)] != step.loops
         own = other.kind in (Kind.ZERO_GRAD, Kind.STEP) and other.subject == step.subject
-        of_model = other.kind is Kind.ZERO_GRAD and not OPTIMIZER_NAME.search(other.shown)
+        of_model = other.kind is Kind.ZERO_GRAD and not OPTIMIZER_NAME.search(other.name)
         if other.kind in (Kind.FOREIGN_BACKWARD, Kind.OPAQUE):
             return []
         if other.kind is Kind.BACKWARD and other.apex_block() is None:
@@ -601,7 +599,7 @@ def scaled_loss_read(module: LintModule) -> Iterator[Finding]:
                 edits = () if loss is None or not name_of(loss) else module.replace(node, name_of(loss))
                 yield module.finding("AMP118", call, f"`{node.id}` follows the loss scale", edits)
             elif isinstance(inner.func, ast.Attribute) and inner.func.attr == "scale":
-                if module.roles.of(inner.func.value, module.scope_of[call]) == "scaler":
+                if module.kinds.of(inner.func.value, module.scope_of[call]) == "scaler":
                     yield module.finding("AMP228", call, f"`{node.id}` follows the loss scale")
 
 

@@ -9,7 +9,7 @@ from ampcompare.source.amp_names import AUTOCASTS
 from ampcompare.source.branches import conditions, contradict
 from ampcompare.source.edits import Edit
 from ampcompare.source.lint.module import Finding, LintModule, Mistake, literal, name_of, rule
-from ampcompare.source.lint.trace import Context, Event, Kind
+from ampcompare.source.lint.update_events import Context, Event, Kind
 from ampcompare.source.module import Scope
 from ampcompare.source.syntax import argument, is_literal
 
@@ -324,12 +324,12 @@ def fp16_without_scaler(module: LintModule) -> Iterator[Finding]:
                 continue
             steps = [one for one in trace[trace.index(event) :] if one.kind is Kind.STEP and one.may_follow(event)]
             if steps and _is_computed_in_fp16(module, event):
-                yield module.finding("AMP232", event.call, f"`{event.shown}` comes from fp16 autocast")
+                yield module.finding("AMP232", event.call, f"`{event.name}` comes from fp16 autocast")
 
 
 def _is_computed_in_fp16(module: LintModule, event: Event) -> bool:
     """Return whether a loss is assigned under fp16 autocast, or returned from there by a function of the module."""
-    values = module.values_of(event.shown, event.scope) or []
+    values = module.values_of(event.name, event.scope) or []
     if len(values) != 1:
         return False
     if is_in_fp16_block(module, values[0]):

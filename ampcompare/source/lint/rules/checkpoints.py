@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from ampcompare.source.edits import Edit
 from ampcompare.source.lint.module import Finding, LintModule, Mistake, literal, name_of, rule
-from ampcompare.source.lint.trace import Kind, plain
-from ampcompare.source.syntax import argument, is_literal, passed
+from ampcompare.source.lint.update_events import Kind, plain
+from ampcompare.source.syntax import argument, argument_values, is_literal
 
 __all__: list[str] = []
 
@@ -91,7 +91,7 @@ def state_unsaved(module: LintModule) -> Iterator[Finding]:
             alone = alone or (code == "AMP226" and _is_saved_elsewhere(module, call))
             if not alone and not any(_holds_optimizer(module, value, call) for value in values):
                 continue
-            if not _reached(module, maker, call, of_process=code == "AMP119"):
+            if not _belongs_to(module, maker, call, of_process=code == "AMP119"):
                 continue
             if _is_new_each_time(module, maker, call):
                 continue
@@ -111,7 +111,7 @@ def _is_passed_to_saver(module: LintModule) -> bool:
     for call in module.calls:
         name = name_of(call.func).rpartition(".")[2]
         if re.search(r"(?i)save|checkpoint|ckpt|state|dict|resume", name) and not _is_of_module(module, call):
-            if any(module.roles.of(value, module.scope_of[call]) == "scaler" for value in passed(call)):
+            if any(module.kinds.of(value, module.scope_of[call]) == "scaler" for value in argument_values(call)):
                 return True
     return False
 
@@ -130,16 +130,16 @@ def _is_saved_elsewhere(module: LintModule, call: ast.Call) -> bool:
         or any(one.arg is None for one in call.keywords)
     ):
         return False
-    if re.fullmatch(r"self\.\w+", name) or any(name_of(value) == "self" for value in passed(call)):
+    if re.fullmatch(r"self\.\w+", name) or any(name_of(value) == "self" for value in argument_values(call)):
         return False
-    if not any(module.roles.of(value, scope) == "optimizer" for value in passed(call)):
+    if not any(module.kinds.of(value, scope) == "optimizer" for value in argument_values(call)):
         return False
     return all(_stays(module, node) for node in module.scope_of if isinstance(node, (ast.Name, ast.Attribute)))
 
 
 def _stays(module: LintModule, node: ast.Name | ast.Attribute) -> bool:
     """Return whether a use of a scaler gives it to nothing that may keep it; other names are no matter."""
-    if module.roles.of(node, module.scope_of[node]) != "scaler" or isinstance(node.ctx, ast.Store):
+    if module.kinds.of(node, module.scope_of[node]) != "scaler" or isinstance(node.ctx, ast.Store):
         return True
     parent = module.parents[node]
     while isinstance(parent, (ast.keyword, ast.IfExp, ast.BoolOp)):
@@ -151,14 +151,14 @@ def _stays(module: LintModule, node: ast.Name | ast.Attribute) -> bool:
 
 def _saving_calls(module: LintModule) -> Iterator[ast.Call]:
     """Yield the calls of `torch.save`, and of functions whose names say that they save."""
-    known = {id(call): name for call, name in module.resolved}
+    known = {id(call): name for call, name in module.resolved_calls}
     for call in sorted(module.calls, key=lambda each: each.lineno):
         name = known.get(id(call)) or name_of(call.func)
         if name == "torch.save" or SAVER.match(name.rpartition(".")[2]):
             yield call
 
 
-def _reached(module: LintModule, maker: ast.Call, save: ast.Call, *, of_process: bool) -> bool:
+def _belongs_to(module: LintModule, maker: ast.Call, save: ast.Call, *, of_process: bool) -> bool:
     """Return whether a checkpoint belongs to the training for which the loss scale was made.
 
     Args:
@@ -183,7 +183,7 @@ def _is_off(call: ast.Call) -> bool:
 def _saved_values(module: LintModule, call: ast.Call) -> list[ast.expr]:
     """Return what a call saves: the object of `torch.save`, and any argument of another function."""
     if module.resolve(call.func) != "torch.save":
-        return passed(call)
+        return argument_values(call)
     value = argument(call, "obj", 0)
     return [] if value is None else [value]
 
@@ -214,7 +214,7 @@ def _steps_without_scaler(module: LintModule, call: ast.Call, saved: ast.Dict | 
     """Return whether the optimizers that a call saves step by themselves, and others by the scaler."""
     states = [node for root in (call, saved) if root is not None for node in ast.walk(root)]
     owners = [node.value for node in states if isinstance(node, ast.Attribute) and node.attr == "state_dict"]
-    names = {name_of(one) for one in owners if module.roles.of(one, module.scope_of[call]) == "optimizer"}
+    names = {name_of(one) for one in owners if module.kinds.of(one, module.scope_of[call]) == "optimizer"}
     events = [event for trace in module.traces for event in trace]
     scaled = {plain(event.target) for event in events if event.kind is Kind.SCALER_STEP}
     alone = {plain(event.subject) for event in events if event.kind is Kind.STEP}
@@ -239,7 +239,7 @@ def _holds_optimizer(module: LintModule, value: ast.expr, place: ast.expr) -> bo
 
 
 def _items(mapping: ast.Dict | ast.Call) -> list[ast.expr]:
-    return mapping.values if isinstance(mapping, ast.Dict) else passed(mapping)
+    return mapping.values if isinstance(mapping, ast.Dict) else argument_values(mapping)
 
 
 def _added_to(module: LintModule, name: str, place: ast.expr) -> Iterator[ast.expr | None]:
@@ -270,7 +270,7 @@ def _is_state_of_optimizer(module: LintModule, value: ast.expr | None) -> bool:
         return any(isinstance(each, ast.Call) and _is_state_of_optimizer(module, each) for each in values)
     if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute) or value.func.attr != "state_dict":
         return False
-    return module.roles.of(value.func.value, module.scope_of[value]) == "optimizer"
+    return module.kinds.of(value.func.value, module.scope_of[value]) == "optimizer"
 
 
 def _added_state(module: LintModule, code: str, maker: ast.Call, call: ast.Call, saved: ast.Dict) -> tuple[Edit, ...]:
@@ -371,7 +371,7 @@ def _loads_of_optimizer_alone(module: LintModule) -> list[ast.Call]:
         call
         for call in loads
         if isinstance(call.func, ast.Attribute)
-        and module.roles.of(call.func.value, module.scope_of[call]) == "optimizer"
+        and module.kinds.of(call.func.value, module.scope_of[call]) == "optimizer"
     ]
     return [] if any(_may_load_scale(module, call) for call in loads) else of_optimizer
 
@@ -379,7 +379,7 @@ def _loads_of_optimizer_alone(module: LintModule) -> list[ast.Call]:
 def _is_state_of_scaler(module: LintModule, call: ast.Call) -> bool:
     if not isinstance(call.func, ast.Attribute) or call.func.attr != "state_dict":
         return False
-    return module.roles.of(call.func.value, module.scope_of[call]) == "scaler"
+    return module.kinds.of(call.func.value, module.scope_of[call]) == "scaler"
 
 
 def _may_load_scale(module: LintModule, call: ast.Call) -> bool:

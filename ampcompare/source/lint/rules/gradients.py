@@ -10,7 +10,7 @@ from ampcompare.source.amp_names import CLIPS
 from ampcompare.source.branches import conditions
 from ampcompare.source.edits import Edit
 from ampcompare.source.lint.module import EXITS, Finding, LintModule, Mistake, Trace, events_between, name_of, rule
-from ampcompare.source.lint.trace import FINITE, Event, Kind, plain
+from ampcompare.source.lint.update_events import FINITE, Event, Kind, plain
 from ampcompare.source.module import Scope
 from ampcompare.source.syntax import argument, is_literal
 
@@ -300,7 +300,7 @@ def _is_decided_after(module: LintModule, event: Event, key: str) -> bool:
             values = event.scope.values.get(name_of(node), ())
             if any(value.lineno > event.call.lineno for value in values if not isinstance(value, ast.Starred)):
                 return True
-        if isinstance(node, ast.Call) and (scope := _called(module, event, node)) is not None:
+        if isinstance(node, ast.Call) and (scope := _called_function(module, event, node)) is not None:
             inside = list(ast.walk(scope.node))
             if any(isinstance(one, ast.Attribute) and one.attr == "grad" for one in inside):
                 return True
@@ -309,7 +309,7 @@ def _is_decided_after(module: LintModule, event: Event, key: str) -> bool:
     return False
 
 
-def _called(module: LintModule, event: Event, call: ast.Call) -> Scope | None:
+def _called_function(module: LintModule, event: Event, call: ast.Call) -> Scope | None:
     """Return the function of this module, or the method of the same object, that a test calls."""
     name = name_of(call.func)
     if name.startswith("self.") and event.scope.owner is not None:
@@ -376,7 +376,7 @@ def penalty_of_scaled(module: LintModule) -> Iterator[Finding]:
             if isinstance(value, ast.Call)
             and isinstance(value.func, ast.Attribute)
             and value.func.attr == "scale"
-            and module.roles.of(value.func.value, scope) == "scaler"
+            and module.kinds.of(value.func.value, scope) == "scaler"
         ]
         if len(scaled) == len(values) == 1 and not re.search(r"get_scale|inv_|/ *\w*scale", ast.unparse(scope.node)):
             yield module.finding("AMP220", call, "the gradients of a scaled loss are scaled too")

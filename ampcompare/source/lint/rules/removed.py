@@ -275,7 +275,7 @@ def device_amp(module: LintModule) -> Iterator[Finding]:
     if module.versions.torch < (2, 4):  # which has no `torch.amp.custom_fwd`
         return
     statements = dict.fromkeys(each.statement for each in module.imports)
-    groups = {name: edits for node in statements for name, edits in _renamed_import(module, node).items()}
+    groups = {name: edits for node in statements for name, edits in _import_edits(module, node).items()}
     for node in module.nodes:
         if not isinstance(node, (ast.Name, ast.Attribute)) or not isinstance(node.ctx, ast.Load):
             continue
@@ -289,7 +289,7 @@ def device_amp(module: LintModule) -> Iterator[Finding]:
             continue
         base = node if isinstance(node, ast.Name) else node.value
         renamed = groups.get(base.id, ()) if isinstance(base, ast.Name) else ()
-        edits = renamed if isinstance(node, ast.Name) else renamed or _renamed(module, node, full)
+        edits = renamed if isinstance(node, ast.Name) else renamed or _rename_edits(module, node, full)
         if last in CALLED and isinstance(module.parents[node], ast.Call):
             call = module.parents[node]
             if isinstance(call, ast.Call) and call.func is node:
@@ -309,7 +309,7 @@ def is_fallback(module: LintModule, node: ast.AST) -> bool:
     return False
 
 
-def _renamed(module: LintModule, node: ast.Attribute, full: str) -> tuple[Edit, ...]:
+def _rename_edits(module: LintModule, node: ast.Attribute, full: str) -> tuple[Edit, ...]:
     """Return the edits of `torch.cuda.amp.NAME`, written out."""
     package, _, last = full.rpartition(".")
     text = name_of(node)
@@ -352,7 +352,7 @@ def _opening(module: LintModule, call: ast.Call) -> int:
     return module.text.index("(", module.end(call.func)) + 1
 
 
-def _renamed_import(module: LintModule, node: ast.Import | ast.ImportFrom) -> dict[str, tuple[Edit, ...]]:
+def _import_edits(module: LintModule, node: ast.Import | ast.ImportFrom) -> dict[str, tuple[Edit, ...]]:
     """Return, for the names that an import binds, the edits of the import and of every use of them.
 
     Either names of one of the packages, or the package itself under a name of its own.
@@ -450,7 +450,7 @@ dtype = torch.get_autocast_dtype("cuda")
 )
 def calls(module: LintModule) -> Iterator[Finding]:
     """Calls of what was renamed, removed, or is no part of the package."""
-    for call, full in module.resolved:
+    for call, full in module.resolved_calls:
         package, _, last = full.rpartition(".")
         if package in ("torch.cuda.amp", "torch.amp") and last in OF_APEX and isinstance(call.func, ast.Attribute):
             yield module.finding("AMP304", call, f"`{package}` has no `{last}`")

@@ -59,7 +59,9 @@ def old_tf32_switch(module: LintModule) -> Iterator[Finding]:
         if line is not None:
             edits.replace_statement(module.statement(node), [line])
     for node, full in uses:
-        yield module.finding("AMP313", node, f"`{full}` is of torch before 2.9", edits.settled() if all(lines) else ())
+        yield module.finding(
+            "AMP313", node, f"`{full}` is of torch before 2.9", edits.sorted_edits() if all(lines) else ()
+        )
 
 
 def _new_switch(module: LintModule, node: ast.expr, full: str) -> str | None:
@@ -109,7 +111,7 @@ def torch_dtype(module: LintModule) -> Iterator[Finding]:
     """`torch_dtype` of functions and classes of transformers."""
     if module.versions.transformers < FIRST_TRANSFORMERS:
         return
-    for call, name in module.resolved:
+    for call, name in module.resolved_calls:
         given = {each.arg: each for each in call.keywords}
         if name.startswith("transformers.") and "torch_dtype" in given and "dtype" not in given:
             keyword = given["torch_dtype"]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ampcompare.source.edits import Edit
 from ampcompare.source.lint.module import Finding, LintModule, Mistake, Trace, events_between, rule
-from ampcompare.source.lint.trace import Event, Kind, plain
+from ampcompare.source.lint.update_events import Event, Kind, plain
 
 __all__: list[str] = []
 
@@ -148,7 +148,7 @@ def update_missing(module: LintModule) -> Iterator[Finding]:
     if module.mentions(r"\.update\(|_maybe_opt_step|\.update\b(?!\()"):
         calls = list(module.methods("update"))
         for call, updated in calls:
-            known = module.roles.of(updated, module.scope_of[call])
+            known = module.kinds.of(updated, module.scope_of[call])
             if known == "scaler" or "scaler" in ast.unparse(updated).lower():
                 return
         if not calls:
@@ -398,12 +398,12 @@ def unscaled_losses(module: LintModule) -> Iterator[Finding]:
             if len(plain) == len(passes):
                 if module.mentions(r"\.scale\(") or steps or len(plain) > 1:
                     continue
-                yield _unscaled("AMP208", module, event, plain[0])
+                yield _unscaled_finding("AMP208", module, event, plain[0])
             elif not steps:
                 scaled = [other for other in passes if other.scaler == event.subject]
                 for other in plain:
                     if scaled and all(other.may_follow(one) and other.loops == one.loops for one in scaled):
-                        yield _unscaled("AMP216", module, event, other)
+                        yield _unscaled_finding("AMP216", module, event, other)
 
 
 def _passes_before(trace: Trace, event: Event) -> list[Event]:
@@ -423,7 +423,7 @@ def _passes_before(trace: Trace, event: Event) -> list[Event]:
     return found
 
 
-def _unscaled(code: str, module: LintModule, step: Event, event: Event) -> Finding:
+def _unscaled_finding(code: str, module: LintModule, step: Event, event: Event) -> Finding:
     loss = event.call.func.value if isinstance(event.call.func, ast.Attribute) else None
     edits: tuple[Edit, ...] = ()
     if loss is not None and step.scope is event.scope and isinstance(loss, (ast.Name, ast.Attribute)):

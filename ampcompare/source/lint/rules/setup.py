@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from ampcompare.source.amp_names import AUTOCASTS
 from ampcompare.source.lint.module import Finding, LintModule, Mistake, events_between, rule
-from ampcompare.source.lint.trace import Event, Kind, plain
-from ampcompare.source.syntax import argument, dotted, is_literal, walk
+from ampcompare.source.lint.update_events import Event, Kind, plain
+from ampcompare.source.syntax import argument, dotted_name, is_literal, walk
 
 __all__: list[str] = []
 
@@ -103,7 +103,7 @@ def scaler_in_loop(module: LintModule) -> Iterator[Finding]:
 
 def _is_in_some_rounds(event: Event) -> bool:
     """Return whether a test that the loop changes, such as `if epoch == 0:`, decides on a round."""
-    bound = {dotted(each) for each in walk(event.loops[-1]) if isinstance(getattr(each, "ctx", None), ast.Store)}
+    bound = {dotted_name(each) for each in walk(event.loops[-1]) if isinstance(getattr(each, "ctx", None), ast.Store)}
     return not bound.isdisjoint(re.findall(r"[\w.]+", " ".join(event.facts)))
 
 
@@ -219,7 +219,7 @@ def state_discarded(module: LintModule) -> Iterator[Finding]:
 
 
 def _loads_scaler(module: LintModule, event: Event) -> bool:
-    return event.kind is Kind.LOAD and module.roles.of(event.receiver, event.scope) == "scaler"
+    return event.kind is Kind.LOAD and module.kinds.of(event.receiver, event.scope) == "scaler"
 
 
 def _discards(module: LintModule, event: Event, load: Event) -> Finding:

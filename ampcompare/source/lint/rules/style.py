@@ -140,7 +140,7 @@ def scaler_of_main(module: LintModule) -> Iterator[Finding]:
         ]
         if not setters or not all(_runs_as_script(module, scope.node) for scope in setters):
             continue
-        if not any(module.roles.is_new_scaler(value, one) for one in setters for value in one.values.get(name, ())):
+        if not any(module.kinds.is_new_scaler(value, one) for one in setters for value in one.values.get(name, ())):
             continue
         for scope in module.top.functions.values():
             if scope in setters or name in scope.parameters or name in scope.values:
@@ -162,7 +162,7 @@ def _is_none_or_off(module: LintModule, value: ast.expr) -> bool:
         return value.value is None
     enabled = argument(value, "enabled") if isinstance(value, ast.Call) else None
     off = is_literal(enabled, False)
-    return off and module.roles.is_new_scaler(value, module.top)
+    return off and module.kinds.is_new_scaler(value, module.top)
 
 
 def _runs_as_script(module: LintModule, node: ast.AST) -> bool:

@@ -45,7 +45,7 @@ trainer = pl.Trainer(precision="16-mixed")
 )
 def arguments_of_trainer(module: LintModule) -> Iterator[Finding]:
     """Arguments with which a Trainer of Lightning 1 chose Apex."""
-    for call, name in module.resolved:
+    for call, name in module.resolved_calls:
         if name.startswith(PACKAGES) and name.endswith(".Trainer"):
             wrong = [one for one in call.keywords if one.arg in OF_APEX]
             if wrong:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from ampcompare.source.branches import Facts, facts_at
 from ampcompare.source.edits import Edit
 from ampcompare.source.lint.module import Finding, LintModule, Mistake, Trace, events_between, name_of, rule
-from ampcompare.source.lint.trace import FINITE, Event, Kind, plain
+from ampcompare.source.lint.update_events import FINITE, Event, Kind, plain
 from ampcompare.source.module import Scope, flat_values
 from ampcompare.source.syntax import last_name
 
@@ -281,7 +281,7 @@ def scheduler_first(module: LintModule) -> Iterator[Finding]:
             if last.loops != event.loops or following.loops != event.loops or _is_own(module, event, own):
                 continue
             shown = f"`{plain(_optimizer(following))}` steps after it, in line {following.call.lineno}"
-            yield module.finding("AMP213", event.call, shown, _swapped(module, event, following))
+            yield module.finding("AMP213", event.call, shown, _swap_edits(module, event, following))
 
 
 def _is_own(module: LintModule, event: Event, classes: set[str]) -> bool:
@@ -302,7 +302,7 @@ def _is_own(module: LintModule, event: Event, classes: set[str]) -> bool:
     return False
 
 
-def _swapped(module: LintModule, event: Event, step: Event) -> tuple[Edit, ...]:
+def _swap_edits(module: LintModule, event: Event, step: Event) -> tuple[Edit, ...]:
     """Return the edit that moves the scheduler below the step and the update that follow it directly."""
     block, index = module.siblings(event.statement)
     if step.statement not in block[index + 1 : index + 2] or not isinstance(event.statement, ast.Expr):
@@ -352,7 +352,7 @@ def zero_grad_before_step(module: LintModule) -> Iterator[Finding]:
     """Gradients that are cleared between backward pass and step."""
     for trace in _amp_traces(module):
         for event in trace:
-            if event.kind is not Kind.ZERO_GRAD or module.roles.of(event.receiver, event.scope) != "optimizer":
+            if event.kind is not Kind.ZERO_GRAD or module.kinds.of(event.receiver, event.scope) != "optimizer":
                 continue
             index = trace.index(event)
             relevant = (*STEPS, Kind.BACKWARD, Kind.FOREIGN_BACKWARD, Kind.OPAQUE)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ampcompare.source.lint.module import Finding, LintModule, Mistake, Trace, literal, rule
-from ampcompare.source.lint.trace import Event, Kind, plain
+from ampcompare.source.lint.update_events import Event, Kind, plain
 from ampcompare.source.syntax import argument
 
 __all__: list[str] = []
@@ -182,23 +182,23 @@ def weights_in_16_bits(module: LintModule) -> Iterator[Finding]:
             if cast is not None and cast.kind != "fp32" and _steps(module, event, cast):
                 what = "has the type of its checkpoint, mostly bf16," if cast.kind == "auto" else f"is {cast.kind}"
                 shown = f"`{plain(cast.name)}` {what} since line {cast.event.call.lineno}"
-                yield module.finding("AMP239", event.call, shown + _lost(cast.kind))
+                yield module.finding("AMP239", event.call, shown + _loss_of_updates(cast.kind))
     for maker, kind in _in_lightning(module):
-        for call, name in module.resolved:
+        for call, name in module.resolved_calls:
             place = module.scope_of[call].node
             is_asked = maker.endswith("Fabric") or getattr(place, "name", "") == "configure_optimizers"
             if is_asked and re.fullmatch(r"torch\.optim\.[A-Z]\w+", name) and call.args:
                 what = f"{maker.rpartition('.')[2]} of Lightning casts the weights to {kind}"
-                yield module.finding("AMP239", call, what + _lost(kind))
+                yield module.finding("AMP239", call, what + _loss_of_updates(kind))
 
 
-def _lost(kind: str) -> str:
+def _loss_of_updates(kind: str) -> str:
     return f": updates below {LOST.get(kind, LOST['bf16'])} of a weight are lost"
 
 
 def _in_lightning(module: LintModule) -> Iterator[tuple[str, str]]:
     """Yield each Trainer and Fabric that casts weights: its full name, and the type."""
-    for call, name in module.resolved:
+    for call, name in module.resolved_calls:
         kind = OF_LIGHTNING.get(literal(argument(call, "precision")) or "")
         if kind and name.startswith(LIGHTNING) and name.endswith((".Trainer", ".Fabric")):
             yield name, kind

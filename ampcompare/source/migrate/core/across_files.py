@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ampcompare.source.migrate.read.sites import Initialize, Unsure
 from ampcompare.source.module import Module
-from ampcompare.source.syntax import dotted, elements, is_literal, last_name, parameters
+from ampcompare.source.syntax import dotted_name, elements, is_literal, last_name, parameters
 
 if TYPE_CHECKING:
     from ampcompare.source.migrate.core.context import Core
@@ -39,7 +39,7 @@ def carried_keys(core: Core, initialize: Initialize) -> list[str]:
     if is_literal(optimizers, None):
         return []
     given = elements(optimizers)
-    keys = [dotted(each) for each in given]
+    keys = [dotted_name(each) for each in given]
     found = [key for key in keys if key is not None]
     if len(found) < len(keys):
         raise Unsure(initialize.call, "the optimizer is not a plain name, and scale_loss is not in this file")
@@ -57,7 +57,7 @@ def carried_keys(core: Core, initialize: Initialize) -> list[str]:
 
 def is_list(module: Module, optimizers: ast.expr) -> bool:
     """Return whether a name stands for several optimizers: by what it is bound to, or else by its plural."""
-    key, scope = dotted(optimizers) or "", module.scope_of.get(optimizers, module.top)
+    key, scope = dotted_name(optimizers) or "", module.scope_of.get(optimizers, module.top)
     values = [each for each in module.values_of(key, scope) or [] if not is_literal(each, None)]
     lists = (ast.List, ast.Tuple, ast.Dict, ast.ListComp, ast.DictComp)
     makers = [last_name(each.func) for each in values if isinstance(each, ast.Call)]
@@ -78,7 +78,7 @@ def is_bound_above(condition: ast.If, key: str) -> bool:
         return False
     for node in ast.walk(condition):
         if isinstance(node, ast.Assign) and not isinstance(node.targets[0], (ast.Tuple, ast.List)):
-            if any(dotted(target) == key for target in node.targets):
+            if any(dotted_name(target) == key for target in node.targets):
                 return False
     return True
 
@@ -109,10 +109,10 @@ def wrapped_models(core: Core, initialize: Initialize) -> list[str]:
     target = initialize.statement.targets[0] if isinstance(initialize.statement, ast.Assign) else None
     if len(given) == 1 and isinstance(target, ast.Name):
         given = [target]
-    elif len(given) == 1 and isinstance(target, ast.Tuple) and len(target.elts) == 2 and dotted(target.elts[0]):
+    elif len(given) == 1 and isinstance(target, ast.Tuple) and len(target.elts) == 2 and dotted_name(target.elts[0]):
         given = [target.elts[0]]  # `model, optimizer = amp.initialize(model.cuda(), optimizer)`
     for each in given:
-        key = dotted(each)
+        key = dotted_name(each)
         if key is None:
             raise Unsure(initialize.call, "the model is not a plain name, and its forward pass is not in this file")
         context = f'{core.torch}.autocast("cuda", dtype={core.torch}.float16{enabled})'

@@ -24,11 +24,11 @@ from ampcompare.source.migrate.core.steps import (
 from ampcompare.source.migrate.finding import Unsure
 from ampcompare.source.migrate.read.forward import find_forward, model_keys
 from ampcompare.source.migrate.read.names import Names
-from ampcompare.source.migrate.read.neighbours import Around
+from ampcompare.source.migrate.read.neighbors import Around
 from ampcompare.source.migrate.read.order import find_order
 from ampcompare.source.migrate.read.sites import Backward, Initialize, Sites, Step, collect_sites
 from ampcompare.source.module import Function, Module
-from ampcompare.source.syntax import dotted, last_name, parameters, passed, walk
+from ampcompare.source.syntax import argument_values, dotted_name, last_name, parameters, walk
 
 __all__ = ["MAY_BE_APEX", "rewrite_core"]
 
@@ -116,7 +116,7 @@ def _refuse_library(module: Module, initialize: Initialize) -> None:
         if last_name(call.func) == "ApexScaler" and (module.resolve(call.func) or "timm.").startswith("timm."):
             raise Unsure(call, "ApexScaler of timm scales the loss by Apex; take timm's NativeScaler, and autocast")
     holder = module.class_of(initialize.function)
-    bases = {dotted(base) for base in holder.bases} if holder is not None else set()
+    bases = {dotted_name(base) for base in holder.bases} if holder is not None else set()
     for _, alias, full in module.imports:
         if full.startswith("transformers.") and alias.name == "Trainer" and (alias.asname or alias.name) in bases:
             raise Unsure(
@@ -211,13 +211,13 @@ def _rewrite_for_precision(core: Core) -> None:
     for backward in core.sites.backwards:
         if backward.block:
             precision = core.scaler(backward.statement, backward.optimizers[0])
-            edits.replace(backward.made, f"{precision}.scale_loss({_arguments(core, backward)})")
+            edits.replace(backward.node, f"{precision}.scale_loss({_arguments(core, backward)})")
     for step in core.sites.steps:
         if step.options:
             raise Unsure(step.call, "step of the contract takes no options; set them before it by hand")
         edits.replace(step.call, f"{core.scaler(step.call, step.optimizer)}.step({step.optimizer})")
     for call in core.sites.masters:
-        key = dotted(call.args[0])
+        key = dotted_name(call.args[0])
         edits.replace(call, f"{core.scaler(call, key)}.unscale({key})")
     for call in (*core.sites.saves, *core.sites.loads):
         method = "state_dict" if call in core.sites.saves else "load_state_dict"
@@ -364,7 +364,7 @@ def _steps_apart(module: Module, step: Step) -> bool:
     """Return whether another branch steps the same optimizer through a GradScaler, so that this one is not for it."""
     return any(
         call.args
-        and dotted(call.args[0]) == step.optimizer
+        and dotted_name(call.args[0]) == step.optimizer
         and module.function(call) is step.function
         and is_exclusive(module, call, step.statement)
         for call, _ in module.methods("step")
@@ -472,10 +472,10 @@ def find_handed_on(core: Core) -> Iterator[tuple[ast.Call, str]]:
     """Yield the calls of functions of other files that get a loss with an optimizer, and may scale it."""
     known = {_tail(key) for key in core.sites.optimizers} | {_tail(each.optimizer) for each in core.sites.steps}
     for node in core.module.calls:
-        key = dotted(node.func)
+        key = dotted_name(node.func)
         if key is None or key in core.module.functions or core.names.meaning(node.func) is not None:
             continue
-        given = {_tail(name) for each in passed(node) if (name := dotted(each)) is not None}
+        given = {_tail(name) for each in argument_values(node) if (name := dotted_name(each)) is not None}
         if given & known and (key in core.names.running or any("loss" in each.lower() for each in given)):
             yield node, key
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ampcompare.source.branches import facts_at
 from ampcompare.source.migrate.read.sites import Unsure
 from ampcompare.source.module import Module
-from ampcompare.source.syntax import dotted, walk
+from ampcompare.source.syntax import dotted_name, walk
 
 if TYPE_CHECKING:
     from ampcompare.source.migrate.core.context import Core
@@ -52,7 +52,7 @@ def find_internals(module: Module) -> Iterator[tuple[ast.expr, str]]:
     """Yield each use of what `amp.initialize` gives an optimizer, as attribute or by `getattr` without a default."""
     for node in module.nodes:
         name: object = None
-        if isinstance(node, ast.Call) and dotted(node.func) == "getattr" and len(node.args) == 2:
+        if isinstance(node, ast.Call) and dotted_name(node.func) == "getattr" and len(node.args) == 2:
             name = getattr(node.args[1], "value", None)
         elif isinstance(node, ast.Attribute):
             name = node.attr

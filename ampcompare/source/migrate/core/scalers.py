@@ -9,7 +9,7 @@ from itertools import pairwise
 from ampcompare.source.branches import is_exclusive
 from ampcompare.source.migrate.read.sites import Backward, Initialize, Sites
 from ampcompare.source.module import Function, Module
-from ampcompare.source.syntax import arguments, dotted, walk
+from ampcompare.source.syntax import arguments, dotted_name, walk
 
 __all__ = [
     "Scalers",
@@ -153,7 +153,7 @@ def _suffix(key: str, number: int) -> str:
 
 
 def _free_name(module: Module, word: str, *, attribute: bool) -> str:
-    used = {node.attr for node in module.nodes if isinstance(node, ast.Attribute) and dotted(node.value) == "self"}
+    used = {node.attr for node in module.nodes if isinstance(node, ast.Attribute) and dotted_name(node.value) == "self"}
     if not attribute:
         used = {node.id for node in module.nodes if isinstance(node, ast.Name)}
         used |= {node.arg for node in module.nodes if isinstance(node, ast.arg)}
@@ -219,7 +219,7 @@ def _tests_around(module: Module, initialize: Initialize) -> list[ast.expr]:
 
 
 def _keys(nodes: list[ast.expr]) -> set[str]:
-    return {key for node in nodes for each in walk(node) if (key := dotted(each)) is not None}
+    return {key for node in nodes for each in walk(node) if (key := dotted_name(each)) is not None}
 
 
 def _varies_in_loop(module: Module, initialize: Initialize) -> bool:
@@ -232,7 +232,9 @@ def _varies_in_loop(module: Module, initialize: Initialize) -> bool:
 
 def bound_in(node: ast.AST) -> set[str]:
     """Return the keys of names and attributes that a node binds, or nodes below it."""
-    return {key for each in walk(node) if isinstance(getattr(each, "ctx", None), ast.Store) if (key := dotted(each))}
+    return {
+        key for each in walk(node) if isinstance(getattr(each, "ctx", None), ast.Store) if (key := dotted_name(each))
+    }
 
 
 def _lasts_beyond_call(module: Module, initialize: Initialize) -> bool:
@@ -256,7 +258,7 @@ def _lasts_beyond_call(module: Module, initialize: Initialize) -> bool:
         return True
     names = module.positional(function)
     for call in module.calls:
-        if dotted(call.func) == module.key(function):
+        if dotted_name(call.func) == module.key(function):
             given = [value for name, value in arguments(call, names).items() if name in asked]
             loops = [each for each in module.within_function(call) if isinstance(each, (ast.For, ast.While))]
             if any(_keys(given) & bound_in(loop) for loop in loops):
@@ -272,7 +274,7 @@ def is_constructor(function: Function | None) -> bool:
 def _counts(test: ast.Compare, names: set[str]) -> bool:
     """Return whether a comparison asks which number a name is, or whether it is one of several."""
     sides = [test.left, *test.comparators]
-    if not any((dotted(part) or "") in names for side in sides for part in walk(side)):
+    if not any((dotted_name(part) or "") in names for side in sides for part in walk(side)):
         return False
     numbers = any(isinstance(each, ast.Constant) and type(each.value) in (int, float) for each in sides)
     return numbers or any(isinstance(each, (ast.In, ast.NotIn)) for each in test.ops)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ampcompare.source.migrate.core.scalers import bound_in
 from ampcompare.source.migrate.read.sites import Unsure
-from ampcompare.source.syntax import dotted, walk
+from ampcompare.source.syntax import dotted_name, walk
 
 if TYPE_CHECKING:
     from ampcompare.source.migrate.core.context import Core
@@ -25,9 +25,9 @@ def rewrite_state(core: Core) -> None:
         Unsure: a load that is no statement of its own, or a state whose scaler is out of reach.
     """
     for call in core.sites.saves:
-        core.edits.replace(call, _saved(core, call))
+        core.edits.replace(call, _save_state(core, call))
     for call in core.sites.loads:
-        _load(core, call)
+        _load_state(core, call)
 
 
 def optimizer_of_state(core: Core, call: ast.Call) -> str | None:
@@ -39,7 +39,7 @@ def optimizer_of_state(core: Core, call: ast.Call) -> str | None:
     keys = [*core.sites.optimizers, *(each.optimizer for each in core.sites.steps)]
     if keys:
         return next((key for key in keys if _is_in_reach(core, call, key)), None)
-    own = {dotted(node) for node in walk(function or core.module.tree) if isinstance(node, ast.Attribute)} & {*OWN}
+    own = {dotted_name(node) for node in walk(function or core.module.tree) if isinstance(node, ast.Attribute)} & {*OWN}
     return next((name for name in names if name in ("optimizer", "optim", "opt")), own.pop() if len(own) == 1 else None)
 
 
@@ -57,7 +57,7 @@ def _is_in_reach(core: Core, call: ast.Call, key: str) -> bool:
     return any(root in one.parameters or root in one.values for one in module.scope_of[call].enclosing())
 
 
-def _saved(core: Core, call: ast.Call) -> str:
+def _save_state(core: Core, call: ast.Call) -> str:
     if call.args or call.keywords:
         raise Unsure(call, "amp.state_dict with a destination has no equivalent")
     if len(core.scalers.names) == 1 or core.scalers.home == "optimizer":
@@ -67,7 +67,7 @@ def _saved(core: Core, call: ast.Call) -> str:
     return "{" + ", ".join(entries) + "}"
 
 
-def _load(core: Core, call: ast.Call) -> None:
+def _load_state(core: Core, call: ast.Call) -> None:
     module = core.module
     statement = module.statement(call)
     if not isinstance(statement, ast.Expr) or len(call.args) + len(call.keywords) != 1:
@@ -81,7 +81,7 @@ def _load(core: Core, call: ast.Call) -> None:
         scalers = [f"self.{name}" if core.scalers.home == "self" else name for name in names]
     lines: list[str] = []
     is_lookup = isinstance(value, ast.Subscript) and isinstance(value.slice, ast.Constant)
-    if dotted(value.value if is_lookup else value) is None:  # type: ignore[attr-defined]
+    if dotted_name(value.value if is_lookup else value) is None:  # type: ignore[attr-defined]
         lines, text = [f"amp_state = {text}"], "amp_state"
     unit = module.unit
     lines.append(f'if "loss_scaler0" in {text}:  {FROM_APEX}')

@@ -10,8 +10,8 @@ from ampcompare.source.migrate.core.context import Core
 from ampcompare.source.migrate.finding import BY_HAND, Finding
 from ampcompare.source.migrate.read.sites import Read, Step, Unsure
 from ampcompare.source.module import Function, Module
-from ampcompare.source.roles import Roles
-from ampcompare.source.syntax import HIDDEN, arguments, dotted, last_name, passed
+from ampcompare.source.object_kinds import ObjectKinds
+from ampcompare.source.syntax import HIDDEN, argument_values, arguments, dotted_name, last_name
 
 __all__ = ["note_joint_steps", "note_steps_apart", "place_unscale", "refuse_half_leaves", "rewrite_steps"]
 
@@ -87,9 +87,9 @@ def _varies(test: str, loop: ast.AST | None) -> bool:
     """Return whether a test can change between two rounds of a loop, or two calls of a function."""
     if not isinstance(loop, (ast.For, ast.While, ast.AsyncFor)):
         return True
-    bound = {dotted(node) for node in ast.walk(loop) if isinstance(getattr(node, "ctx", None), ast.Store)}
+    bound = {dotted_name(node) for node in ast.walk(loop) if isinstance(getattr(node, "ctx", None), ast.Store)}
     nodes = list(ast.walk(ast.parse(test, mode="eval")))
-    names = {dotted(node) for node in nodes if isinstance(node, (ast.Name, ast.Attribute))}
+    names = {dotted_name(node) for node in nodes if isinstance(node, (ast.Name, ast.Attribute))}
     return bool(names & bound) or any(isinstance(node, ast.Mod) for node in nodes)
 
 
@@ -248,10 +248,10 @@ def _parameters(core: Core, call: ast.Call) -> str:
     """Return what replaces `amp.master_params(optimizer)`."""
     if (plain := _plain_parameters(core, call)) is not None:
         return plain
-    optimizer = dotted(call.args[0])
+    optimizer = dotted_name(call.args[0])
     models = set()
     for node in core.module.nodes:
-        if isinstance(node, ast.Assign) and any(dotted(target) == optimizer for target in node.targets):
+        if isinstance(node, ast.Assign) and any(dotted_name(target) == optimizer for target in node.targets):
             value = node.value
             if not isinstance(value, ast.Call) or core.names.meaning(value.func) == "apex.amp.initialize":
                 continue
@@ -268,7 +268,7 @@ def _parameters(core: Core, call: ast.Call) -> str:
         owner = text.split("(")[0].rpartition(".")[0]
         function = core.module.function(call)
         scope = core.module.tree if function is None else function
-        names = {dotted(node) for node in ast.walk(scope) if isinstance(node, (ast.Name, ast.Attribute))}
+        names = {dotted_name(node) for node in ast.walk(scope) if isinstance(node, (ast.Name, ast.Attribute))}
         names |= {node.arg for node in ast.walk(scope) if isinstance(node, ast.arg)}
         if owner in names:
             return text
@@ -299,9 +299,9 @@ def _stepped_apart(core: Core, function: Function | None) -> list[tuple[ast.Call
     if any(each.function is function for each in sites.others):
         return []  # they have backward passes of their own
     passes = [each.statement for each in sites.backwards if each.block and each.function is function]
-    found, roles = [], Roles(module)
+    found, roles = [], ObjectKinds(module)
     for node, stepped in module.methods("step"):
-        key = dotted(stepped)
+        key = dotted_name(stepped)
         last = (key or "").rpartition(".")[2]
         if key is None or node.args or last in known or module.function(node) is not function:
             continue
@@ -325,13 +325,13 @@ def note_joint_steps(core: Core) -> None:
 
 def refuse_half_leaves(core: Core) -> None:
     """Leave fp16 tensors of the script's own by hand, which an optimizer has next to, or in place of, a model's."""
-    module, roles = core.module, Roles(core.module)
+    module, roles = core.module, ObjectKinds(core.module)
     for call in module.calls:
         scope = module.scope_of[call]
         if not call.args or not roles.is_new_optimizer(call, scope):
             continue
         for each in _members(call.args[0]):
-            values = module.values_of(dotted(each) or "", scope) or [each]
+            values = module.values_of(dotted_name(each) or "", scope) or [each]
             if any(_is_half(core, value) for value in values):
                 message = HALF_LEAF.format(module.source(each))
                 core.findings.append(Finding(each.lineno, each.col_offset, BY_HAND, message))
@@ -347,7 +347,7 @@ def _is_half(core: Core, value: ast.expr | None) -> bool:
     """Return whether an expression makes an fp16 tensor, by its last cast."""
     while isinstance(value, ast.Call):
         name, function = last_name(value.func), value.func
-        types = {core.names.meaning(each) for each in passed(value)}
+        types = {core.names.meaning(each) for each in argument_values(value)}
         if name in ("half", "HalfTensor") or types & {"torch.half", "torch.float16"}:
             return True
         if name in ("float", "double") or types & {"torch.float", "torch.float32", "torch.bfloat16"}:

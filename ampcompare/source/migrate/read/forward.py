@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from ampcompare.source.migrate.read.names import Names
 from ampcompare.source.migrate.read.sites import Backward, Sites
 from ampcompare.source.module import Block, Function, Module
-from ampcompare.source.syntax import arguments, dotted, last_name, walk
+from ampcompare.source.syntax import arguments, dotted_name, last_name, walk
 
 __all__ = ["Forward", "find_forward", "model_keys"]
 
@@ -54,8 +54,8 @@ def model_keys(module: Module, sites: Sites) -> set[str]:
                 found |= _keys_in(target.elts[0])
     for node in module.nodes:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and node.value.args:
-            name = (dotted(node.value.func) or "").rpartition(".")[2]
-            if name in WRAPPERS and dotted(node.value.args[0]) in found:
+            name = (dotted_name(node.value.func) or "").rpartition(".")[2]
+            if name in WRAPPERS and dotted_name(node.value.args[0]) in found:
                 found |= _keys_in(node.targets[0])
     return found - {"_"}
 
@@ -65,7 +65,7 @@ def _keys_in(node: ast.AST | None) -> set[str]:
         return set()
     if isinstance(node, (ast.List, ast.Tuple)):
         return set().union(*(_keys_in(each) for each in node.elts))
-    key = dotted(node)
+    key = dotted_name(node)
     return {key} if key is not None else set()
 
 
@@ -123,7 +123,7 @@ class _Finder:
             found = [
                 call
                 for call in module.calls
-                if (dotted(call.func) or "") in keys | self._names.running
+                if (dotted_name(call.func) or "") in keys | self._names.running
                 or (isinstance(call.func, ast.Attribute) and call.func.attr in keys - TRIVIAL)
             ]
             grown = running | {function for each in found for function in module.functions_around(each)}
@@ -206,7 +206,7 @@ class _Finder:
         given = module.positional(function)
         key = module.key(function)
         for node in module.calls:
-            if dotted(node.func) != key or module.function(node) is function:
+            if dotted_name(node.func) != key or module.function(node) is function:
                 continue
             values = [value for name, value in arguments(node, given).items() if name in needed]
             if values and not any(self._computes(value) for value in values):
@@ -220,10 +220,10 @@ class _Finder:
 
     def _calls_model(self, node: ast.AST) -> bool:
         for call in _own_calls(node):
-            key = dotted(call.func) or ""
+            key = dotted_name(call.func) or ""
             parts = key.split(".")
             if self._tails & set(parts) or any(
-                (dotted(each) or "").rpartition(".")[2] in self._tails for each in call.args
+                (dotted_name(each) or "").rpartition(".")[2] in self._tails for each in call.args
             ):
                 return True
         return False
@@ -241,12 +241,12 @@ class _Finder:
                 or each in self._initializing
                 or isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
             ):
-                yield from self._trimmed(run, marked)
+                yield from self._trim(run, marked)
                 run = []
             else:
                 run.append(each)
 
-    def _trimmed(self, run: list[ast.stmt], marked: set[ast.stmt]) -> Iterator[tuple[ast.stmt, ast.stmt]]:
+    def _trim(self, run: list[ast.stmt], marked: set[ast.stmt]) -> Iterator[tuple[ast.stmt, ast.stmt]]:
         chosen = [index for index, each in enumerate(run) if each in marked]
         starts = [index for index in chosen if self._calls_model(run[index])] or [
             index for index in chosen if self._computes(run[index])
@@ -273,7 +273,7 @@ def _loads(node: ast.AST) -> set[str]:
         if isinstance(each, (ast.Name, ast.Attribute)) and isinstance(each.ctx, ast.Load):
             if id(each) in called:
                 continue
-            key = dotted(each)
+            key = dotted_name(each)
             if key is not None and key != "self":
                 found.add(key)
     return found
@@ -285,14 +285,14 @@ def _defines(statement: ast.stmt, needed: set[str]) -> bool:
         return False
     for node in walk(statement):
         if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store):
-            if dotted(node) in needed:
+            if dotted_name(node) in needed:
                 return True
         elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
-            if dotted(node.value) in needed:
+            if dotted_name(node.value) in needed:
                 return True
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             function = node.value.func
             if isinstance(function, ast.Attribute) and function.attr in ("append", "extend", "update", "add_"):
-                if dotted(function.value) in needed:
+                if dotted_name(function.value) in needed:
                     return True
     return False

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 
 from ampcompare.source.amp_names import APEX, ROOTS
 from ampcompare.source.module import Module
-from ampcompare.source.syntax import dotted
+from ampcompare.source.syntax import dotted_name
 
 __all__ = ["Names"]
 
@@ -39,7 +39,7 @@ class Names:
 
     def may_be_none(self, node: ast.AST) -> bool:
         """Return whether a name of Apex is None by choice of the script, and not only where Apex is missing."""
-        name = dotted(node)
+        name = dotted_name(node)
         for each in self.module.nodes:
             if isinstance(each, ast.Name) and each.id == name and isinstance(each.ctx, ast.Store):
                 if not isinstance(self.module.parent(self.module.statement(each)), (ast.ExceptHandler, ast.Module)):

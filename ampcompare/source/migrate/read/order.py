@@ -6,10 +6,10 @@ import ast
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ampcompare.source.follow import DEFINITIONS, Follower, Frame
+from ampcompare.source.call_order import DEFINITIONS, CallFollower, Frame
 from ampcompare.source.migrate.read.sites import Backward, Read, Sites, Step, Unsure
 from ampcompare.source.module import Module, Scope
-from ampcompare.source.syntax import dotted
+from ampcompare.source.syntax import dotted_name
 
 __all__ = ["Order", "find_order"]
 
@@ -38,7 +38,7 @@ def find_order(module: Module, sites: Sites, group: Callable[[str], str]) -> Ord
     """
     order = Order()
     events = _Events(module, sites)
-    called = {dotted(call.func) for call in module.calls}
+    called = {dotted_name(call.func) for call in module.calls}
     by_key = [(key, module.scope_from[each]) for key, named in module.functions.items() for each in named]
     scopes = [module.top, *(scope for _, scope in by_key)]
     roots = [module.top, *(scope for key, scope in by_key if key not in called)]
@@ -50,7 +50,7 @@ def find_order(module: Module, sites: Sites, group: Callable[[str], str]) -> Ord
     return order
 
 
-class _Events(Follower):
+class _Events(CallFollower):
     """The events of a function, with those of the functions that it calls."""
 
     kinds = (ast.Call, ast.Attribute)
@@ -60,7 +60,7 @@ class _Events(Follower):
         super().__init__(module)
         self._local: dict[int, Backward | Step | Read] = {}
         for backward in sites.backwards:
-            self._local[id(backward.made)] = backward
+            self._local[id(backward.node)] = backward
         for step in sites.steps:
             self._local[id(step.call)] = step
         for read in sites.reads:
@@ -82,7 +82,7 @@ class _Events(Follower):
     def callee(self, node: ast.expr, frame: Frame) -> Scope | None:
         """Return also a method that only another class of the module has, such as one of a base."""
         found = super().callee(node, frame)
-        named = self.module.functions.get(dotted(node) or "", ()) if found is None else ()
+        named = self.module.functions.get(dotted_name(node) or "", ()) if found is None else ()
         return self.module.scope_from[named[0]] if len(named) == 1 else found
 
 

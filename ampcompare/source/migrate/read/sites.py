@@ -11,7 +11,7 @@ from ampcompare.source.migrate.finding import Unsure
 from ampcompare.source.migrate.read.names import Names
 from ampcompare.source.migrate.read.options import UNSEEN, bind
 from ampcompare.source.module import Function, Module
-from ampcompare.source.syntax import dotted, elements, is_literal, last_name, walk
+from ampcompare.source.syntax import dotted_name, elements, is_literal, last_name, walk
 
 __all__ = ["Backward", "Initialize", "Read", "Sites", "Step", "Unsure", "collect_sites"]
 
@@ -71,7 +71,7 @@ class Backward:
     arguments: dict[str, ast.expr] = field(default_factory=dict)
 
     @property
-    def made(self) -> ast.AST:
+    def node(self) -> ast.AST:
         """The call by which it is made: of `scale_loss`, or of `backward`."""
         if isinstance(self.statement, ast.With):
             return self.statement.items[0].context_expr
@@ -170,11 +170,11 @@ def collect_sites(module: Module, names: Names) -> Sites:
 
 def _optimizers_of(initialize: Initialize) -> list[str]:
     value = initialize.arguments.get("optimizers")
-    keys = [] if value is None else [dotted(each) for each in elements(value)]
+    keys = [] if value is None else [dotted_name(each) for each in elements(value)]
     if isinstance(initialize.statement, ast.Assign):
         target = initialize.statement.targets[0]
         if isinstance(target, (ast.Tuple, ast.List)) and len(target.elts) == 2:
-            keys += [dotted(each) for each in elements(target.elts[1])]
+            keys += [dotted_name(each) for each in elements(target.elts[1])]
     return [key for key in keys if key is not None and key != "_"]
 
 
@@ -193,7 +193,7 @@ def _block(module: Module, call: ast.Call) -> Backward:
     optimizers = bound.get("optimizers")
     if "loss" not in bound or optimizers is None:
         raise Unsure(call, "amp.scale_loss needs a loss and its optimizers")
-    keys = [dotted(each) or module.source(each) for each in elements(optimizers)]
+    keys = [dotted_name(each) or module.source(each) for each in elements(optimizers)]
     return Backward(
         statement,
         module.function(call),
@@ -209,7 +209,7 @@ def _block(module: Module, call: ast.Call) -> Backward:
 def _add_steps(module: Module, sites: Sites, known: set[str]) -> None:
     tails = {key.rpartition(".")[2] for key in known}
     for node, stepped in module.methods("step"):
-        key = dotted(stepped)
+        key = dotted_name(stepped)
         if key is None:
             key = module.source(stepped)
             if key not in known:
@@ -240,7 +240,7 @@ def _add_plain_backwards(module: Module, sites: Sites, known: set[str], names: N
         statement = module.statement(node)
         if module.function(node) not in functions or not isinstance(statement, ast.Expr) or statement.value is not node:
             continue
-        receiver = dotted(loss)
+        receiver = dotted_name(loss)
         if any(outer in bodies for outer in module.ancestors(statement)):
             continue  # of the scaled loss
         if receiver is not None and receiver.rpartition(".")[2].startswith("optim"):
@@ -265,10 +265,10 @@ def _add_plain_backwards(module: Module, sites: Sites, known: set[str], names: N
 
 def _is_of_another(call: ast.Call, known: set[str], names: Names) -> bool:
     """Return whether a call of `backward` is not that of a loss, but of a module or object that gets the loss."""
-    owner = dotted(call.func.value) if isinstance(call.func, ast.Attribute) else None
+    owner = dotted_name(call.func.value) if isinstance(call.func, ast.Attribute) else None
     if owner is None:
         return False
-    given = [dotted(each) or "" for each in call.args]
+    given = [dotted_name(each) or "" for each in call.args]
     return (
         owner.partition(".")[0] in names.modules
         or any(each in known for each in given)
@@ -279,7 +279,7 @@ def _is_of_another(call: ast.Call, known: set[str], names: Names) -> bool:
 def _next_steps(module: Module, backward: ast.Call) -> list[str]:
     """Return the optimizer of the next step below a plain backward pass in its function; none if there is none."""
     zeroed = {
-        dotted(node.value) for node in module.nodes if isinstance(node, ast.Attribute) and node.attr == "zero_grad"
+        dotted_name(node.value) for node in module.nodes if isinstance(node, ast.Attribute) and node.attr == "zero_grad"
     }
     function = module.function(backward)
     below = [
@@ -287,7 +287,7 @@ def _next_steps(module: Module, backward: ast.Call) -> list[str]:
         for call, stepped in module.methods("step")
         if call.lineno >= backward.lineno
         and function in (None, *module.functions_around(call))
-        and (key := dotted(stepped)) in zeroed
+        and (key := dotted_name(stepped)) in zeroed
         and not is_exclusive(module, call, backward)
     ]
     return [str(min(below)[1])] if below else []
@@ -303,7 +303,7 @@ def _add_reads(module: Module, sites: Sites, names: Names) -> None:
     functions |= _called_in(module, functions)
     for node in module.nodes:
         if isinstance(node, ast.Call) and id(node) in masters:
-            argument = dotted(node.args[0]) if len(node.args) == 1 else None
+            argument = dotted_name(node.args[0]) if len(node.args) == 1 else None
             if argument is None:
                 raise Unsure(node, "the optimizer of amp.master_params is not a plain name")
             if _copies_weights(module, node):
@@ -317,16 +317,16 @@ def _add_reads(module: Module, sites: Sites, names: Names) -> None:
 
 def _called_in(module: Module, functions: set[Function | None]) -> set[Function | None]:
     """Return the functions of the module, and methods of the same object, that some functions call."""
-    called = {dotted(call.func) for call in module.calls if module.function(call) in functions}
+    called = {dotted_name(call.func) for call in module.calls if module.function(call) in functions}
     return {each for key, named in module.functions.items() if key in called for each in named}
 
 
 def _copies_weights(module: Module, call: ast.Call) -> bool:
     """Return whether master weights are only saved, or go through a loop that only copies into them."""
     loop, outer = module.statement(call), module.parent(call)
-    if isinstance(outer, ast.Call) and dotted(outer.func) == "list" and isinstance(module.parent(outer), ast.Dict):
+    if isinstance(outer, ast.Call) and dotted_name(outer.func) == "list" and isinstance(module.parent(outer), ast.Dict):
         save = loop.value if isinstance(loop, ast.Expr) else None
-        return isinstance(save, ast.Call) and dotted(save.func) == "torch.save"
+        return isinstance(save, ast.Call) and dotted_name(save.func) == "torch.save"
     if not isinstance(loop, ast.For) or call not in walk(loop.iter):
         return False
     return all(
@@ -350,7 +350,7 @@ def _reads_grad(module: Module, node: ast.AST) -> bool:
         isinstance(node, ast.Attribute) and node.attr == "grad" and isinstance(node.value, (ast.Name, ast.Attribute))
     ):
         return False
-    if dotted(node) in ("torch.autograd.grad", "autograd.grad"):
+    if dotted_name(node) in ("torch.autograd.grad", "autograd.grad"):
         return False
     statement = module.statement(node)
     if _is_own_leaf(module, node.value):
@@ -366,14 +366,14 @@ def _is_own_leaf(module: Module, owner: ast.Name | ast.Attribute) -> bool:
 
     It is in no optimizer, so its gradient stays scaled, under Apex and under GradScaler.
     """
-    key = dotted(owner)
+    key = dotted_name(owner)
     for node in walk(module.function(owner) or module.tree):
         if isinstance(node, ast.Assign) and any(
-            isinstance(each, ast.Attribute) and each.attr == "requires_grad" and dotted(each.value) == key
+            isinstance(each, ast.Attribute) and each.attr == "requires_grad" and dotted_name(each.value) == key
             for each in node.targets
         ):
             return is_literal(node.value, True)
-        if isinstance(node, ast.Assign) and any(dotted(each) == key for each in node.targets):
+        if isinstance(node, ast.Assign) and any(dotted_name(each) == key for each in node.targets):
             if any(
                 getattr(each, "arg", getattr(each, "attr", "")).startswith("requires_grad") for each in walk(node.value)
             ):
@@ -381,7 +381,7 @@ def _is_own_leaf(module: Module, owner: ast.Name | ast.Attribute) -> bool:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             function = node.value.func
             if isinstance(function, ast.Attribute) and function.attr == "requires_grad_":
-                if dotted(function.value) == key:
+                if dotted_name(function.value) == key:
                     return True
     return False
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from ampcompare.backends.apex_levels import ROCM_LEVELS
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConversionError
-from ampcompare.training.checkpoint.convert.detect import find_parts, is_apex_state, is_scaler_state
+from ampcompare.training.checkpoint.convert.detect import find_parts
 from ampcompare.training.checkpoint.convert.fp32_weights import Conversion, copy_containers, into_fp32
 from ampcompare.training.checkpoint.convert.scalers import (
     APEX_INTERVAL,
@@ -19,7 +19,6 @@ from ampcompare.training.checkpoint.convert.scalers import (
     NEVER,
     apex_from_scalers,
     parse_scale,
-    parse_step_count,
     scalers_from_apex,
 )
 from ampcompare.training.checkpoint.store.layout import CONVERTED, PRECISION_KEYS, TRAINER, as_list, one_or_list
@@ -131,8 +130,6 @@ def native_twin(arm: str) -> str:
 def _scalers(state: Mapping[str, Any], was: Arm, level: str | None, result: Conversion) -> list[dict[str, Any]]:
     """Return the loss scalers of the source as states of GradScalers."""
     if "amp" in state:
-        if not is_apex_state(state["amp"]):
-            raise ConversionError("amp of the checkpoint is not a state of loss scalers")
         for name in ("min_loss_scale", "max_loss_scale"):
             if name in was.options:
                 result.lost.append(f"{name} {was.options[name]:g}: GradScaler has none")
@@ -140,24 +137,14 @@ def _scalers(state: Mapping[str, Any], was: Arm, level: str | None, result: Conv
         static = float(given) if given is not None and given != "dynamic" else None
         return scalers_from_apex(state["amp"], level=level, static=static, lost=result.lost, changed=result.changed)
     if "scaler" in state:
-        return [_parse_scaler(entry) for entry in as_list(state["scaler"])]
-    own = state.get("precision") or {}
-    if not isinstance(own, Mapping):
-        raise ConversionError(f"precision of the checkpoint is a {type(own).__name__}")
-    if not {"good_steps", "loss_scale"} <= set(own):
-        return []
-    held = {"scale": own["loss_scale"], "_growth_tracker": own["good_steps"], "growth_interval": 1000}
-    return [_parse_scaler({**NEW_SCALER, **held})]
-
-
-def _parse_scaler(entry: Any) -> dict[str, Any]:
-    """Return the state of a GradScaler, or of a disabled one, once its numbers can be used."""
-    if not isinstance(entry, Mapping) or (entry and not is_scaler_state(entry)):
-        raise ConversionError("scaler of the checkpoint is not a state of a GradScaler")
-    for name in NEW_SCALER if entry else ():
-        parse = parse_step_count if name in ("growth_interval", "_growth_tracker") else parse_scale
-        parse(entry[name], f"scaler.{name}")
-    return dict(entry)
+        scalers = [dict(entry) for entry in as_list(state["scaler"])]
+    else:
+        own = state.get("precision") or {}
+        held = {"scale": own.get("loss_scale"), "_growth_tracker": own.get("good_steps"), "growth_interval": 1000}
+        scalers = [{**NEW_SCALER, **held}] if {"good_steps", "loss_scale"} <= set(own) else []
+    for scaler in filter(None, scalers):
+        parse_scale(scaler["scale"], "the loss scale")
+    return scalers
 
 
 def _precision_state(

@@ -167,10 +167,10 @@ def _from_other_scalers(root: Mapping[str, Any], parts: CheckpointContents, to: 
     result = Conversion(
         copy_containers(root), "FP16_Optimizer" if parts.wrappers else "a loss scaler of its own", level
     )
-    scales = []
+    scales = {}
     for place, state in parts.wrappers.items():
         if raw_scale(state) is not None or "loss_scaler" in state:
-            scales.append(held_scale(state))
+            scales[".".join(place)] = held_scale(state)
         result.lost += lost_flags(state)
         result.changed.append(f"{'.'.join(place)}: the state of the optimizer inside of it")
         holder = at_place(result.state, place[:-1])
@@ -178,7 +178,7 @@ def _from_other_scalers(root: Mapping[str, Any], parts: CheckpointContents, to: 
         holder[key] = next(entry for entry in holder[key].values() if is_optimizer(entry))
     inner = {place: place[:-1] if place[:-1] in parts.wrappers else place for place in parts.optimizers}
     parts.optimizers = {place: at_place(result.state, place) for place in inner.values()}
-    scales += [held_scale(state) for state in parts.loss_scales.values()]
+    scales |= {".".join(place): held_scale(state) for place, state in parts.loss_scales.items()}
     for place, state in parts.loss_scales.items():
         if is_number(state):
             at_place(result.state, place[:-1]).pop(place[-1])
@@ -186,7 +186,7 @@ def _from_other_scalers(root: Mapping[str, Any], parts: CheckpointContents, to: 
     if to == "native":
         entry: Any = one_or_list(grad_scalers_of(scales, lost=result.lost, changed=result.changed)) if scales else {}
     else:
-        entry = apex_state_of(scales, level=level, lost=result.lost, changed=result.changed)
+        entry = apex_state_of(list(scales.values()), level=level, lost=result.lost, changed=result.changed)
     if of_parts is not None and len(scales) == 1:
         replace(result.state, of_parts, of_parts[-1] if to == "native" else "amp", entry)
     elif scales:

@@ -30,7 +30,6 @@ __all__ = [
     "lost_flags",
     "parse_count",
     "parse_scale",
-    "parse_step_count",
     "raw_scale",
     "scalers_from_apex",
 ]
@@ -93,20 +92,6 @@ def parse_count(value: Any, where: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf or value > MAX_STEPS:
         raise ConversionError(f"{where} is {_as_text(value)}, not a valid step count")
     return int(value)
-
-
-def parse_step_count(value: Any, where: str) -> int:
-    """Return a number of steps that is stored as an integer.
-
-    Args:
-        where: what it counts, for the message.
-
-    Raises:
-        ConversionError: it is negative, too large for any run, or not an integer.
-    """
-    if type(value) is not int:
-        raise ConversionError(f"{where} is {_as_text(value)}, not a valid step count")
-    return parse_count(value, where)
 
 
 def _as_text(value: Any) -> str:
@@ -241,33 +226,18 @@ def scalers_from_apex(
     Raises:
         ConversionError: a scale is not a positive finite number.
     """
-    made: list[dict[str, Any]] = []
+    scales: dict[str, HeldScale] = {}
     for name, entry in state.items():
         scale = parse_scale(entry["loss_scale"], f"the scale of {name}")
         clean = parse_count(entry["unskipped"], f"unskipped of {name}")
         is_static = static is not None or clean >= APEX_INTERVAL or (level in STATIC_LEVELS and scale == 1.0)
-        if is_static and scale == 1.0 and level != "O3":
-            made.append({})
-            changed.append(f"{name}: static scale 1 becomes a disabled GradScaler")
-            continue
-        if is_static and scale == 1.0:
+        if is_static and scale == 1.0 and level == "O3":
             is_static, scale, clean = False, FIRST_SCALE, 0
             changed.append(f"{name}: O3 scaled nothing, so the GradScaler begins as a new one")
-        if is_static:
-            changed.append(
-                f"{name}: static scale {scale:g} becomes a GradScaler that never grows; it still halves at an "
-                "overflow, where Apex kept it"
-            )
-        elif clean or scale != FIRST_SCALE:
-            changed.append(f"{name}: scale {scale:g} and {clean} clean steps, as scale and _growth_tracker")
-        interval = None if is_static else APEX_INTERVAL
-        made.append(_grad_scaler(HeldScale(scale, not is_static, clean, interval, APEX_FACTOR, None, None)))
-    if len(made) > 1:
-        lost.append(
-            f"{len(made)} loss scalers moved apart in Apex; each becomes a GradScaler of its own, in a list, and a "
-            "script has to use them so"
+        scales[name] = HeldScale(
+            scale, not is_static, clean, None if is_static else APEX_INTERVAL, APEX_FACTOR, None, None
         )
-    return made
+    return grad_scalers_of(scales, lost=lost, changed=changed)
 
 
 def apex_from_scalers(
@@ -313,30 +283,33 @@ def apex_from_scalers(
     return made
 
 
-def grad_scalers_of(scales: Sequence[HeldScale], *, lost: list[str], changed: list[str]) -> list[dict[str, Any]]:
-    """Return one `GradScaler` state for the loss scaler of each `FP16_Optimizer`.
+def grad_scalers_of(scales: Mapping[str, HeldScale], *, lost: list[str], changed: list[str]) -> list[dict[str, Any]]:
+    """Return one `GradScaler` state for each loss scaler.
 
     Args:
+        scales: by the place of each.
         lost, changed: as for `scalers_from_apex`.
     """
     made: list[dict[str, Any]] = []
-    for held in scales:
+    for name, held in scales.items():
         if not held.dynamic and held.scale == 1.0:
             made.append({})
-            changed.append("static scale 1 becomes a disabled GradScaler")
+            changed.append(f"{name}: static scale 1 becomes a disabled GradScaler")
             continue
-        if held.dynamic:
-            changed.append(f"scale {held.scale:g} and {held.clean} clean steps, as scale and _growth_tracker")
-            bounds = (("min_loss_scale", held.least), ("max_loss_scale", held.most))
-            lost += [f"{name} {bound:g}: GradScaler has none" for name, bound in bounds if bound is not None]
-        else:
+        if not held.dynamic:
             changed.append(
-                f"static scale {held.scale:g} becomes a GradScaler that never grows; it still halves at an overflow, "
-                "where FP16_Optimizer kept it"
+                f"{name}: static scale {held.scale:g} becomes a GradScaler that never grows; it still halves at an "
+                "overflow, where it stayed"
             )
+        elif held.clean or held.scale != FIRST_SCALE:
+            changed.append(f"{name}: scale {held.scale:g} and {held.clean} clean steps, as scale and _growth_tracker")
+        bounds = (("min_loss_scale", held.least), ("max_loss_scale", held.most)) if held.dynamic else ()
+        lost += [f"{key} {bound:g}: GradScaler has none" for key, bound in bounds if bound is not None]
         made.append(_grad_scaler(held))
     if len(made) > 1:
-        lost.append(f"{len(made)} loss scalers: a list of GradScalers, and a script has to use one for each optimizer")
+        lost.append(
+            f"{len(made)} loss scalers: a list of GradScalers, and a script has to use one for each optimizer or loss"
+        )
     return made
 
 

@@ -20,6 +20,7 @@ __all__ = ["AUTO", "FoundCheckpoint", "find_checkpoint", "validate_resume"]
 
 AUTO = "auto"
 FOLLOW_TOTAL_BATCH = ("batch_size", "global_batch_size", "grad_accum_steps")
+MACHINE = ("torch", "processor", "machine", "host")  # on which it depends how long a step takes
 MAX_NAMED = 3
 MAX_LENGTH = 80
 
@@ -98,7 +99,8 @@ def validate_resume(
             f"this run has {config.recipe.batch_size} on each of {world_size}; resume with --global-batch-size {total}"
         )
     _require_recipe(path, state["recipe"], config.recipe, same_size=size == world_size)
-    notes = [*notes, *_changes(state.get("versions") or {}, {**fingerprint(), "host": host_name()})]
+    changes = _changes(state.get("versions") or {}, {**fingerprint(), "host": host_name()})
+    notes = [*notes, *changes.values()]
     if size != world_size:
         notes.append(f"{size} processes then, {world_size} now: the random generators of all ranks are seeded again")
     trainer = state.get("trainer") or arm
@@ -114,7 +116,8 @@ def validate_resume(
             *conversion.changed,
             *(f"not carried over: {item}" for item in conversion.lost),
         ]
-    return state, Resumption(step=progress["step"], processes=size, arm=trainer, notes=notes)
+    moved = [change for name, change in changes.items() if name in MACHINE]
+    return state, Resumption(step=progress["step"], processes=size, arm=trainer, notes=notes, machine=moved)
 
 
 def _require_recipe(path: Path, saved: Mapping[str, Any], recipe: Recipe, *, same_size: bool) -> None:
@@ -151,9 +154,9 @@ def _short(value: Any) -> str:
     return text if len(text) <= MAX_LENGTH else f"{text[: MAX_LENGTH - 1]}…"
 
 
-def _changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    return [
-        f"{name} {_short(then[name])} then, {value} now"
+def _changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        name: f"{name} {_short(then[name])} then, {value} now"
         for name, value in now.items()
         if name in then and str(then[name]) != str(value)
-    ]
+    }

@@ -17,9 +17,8 @@ from ampcompare.experiment.launch.script.launcher import failed_script
 from ampcompare.results.analysis.conclusions.headline import headline
 from ampcompare.results.analysis.conclusions.next_step import OF_WORK, next_steps
 from ampcompare.results.analysis.inference.verdict import Design
-from ampcompare.results.analysis.pairing.record_checks import SEEDS_ITSELF
 from ampcompare.results.analysis.summary import summarize
-from ampcompare.results.records.comparison import Comparison, NextStep
+from ampcompare.results.records.comparison import SEEDS_ITSELF, Comparison, NextStep
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.script import ScriptConfig
@@ -94,7 +93,7 @@ def test_seeds_that_give_one_run_are_passed_on(compared: Any, tmp_path: Path, so
     ]
     copies = comparison.model_copy(
         update={
-            "excluded": [f"x; {SEEDS_ITSELF}"], "order": ["fp32@0", "fp32@9"], "records": records,
+            "excluded": ["x"], "only_copies": True, "order": ["fp32@0", "fp32@9"], "records": records,
             "command": f"{TYPED} -- train.py",
         }
     )  # fmt: skip

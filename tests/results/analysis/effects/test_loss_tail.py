@@ -14,6 +14,7 @@ from ampcompare.results.analysis.effects.loss_tail import loss_evidence, tail_lo
 from ampcompare.results.analysis.gates import check_gates, parse_gate
 from ampcompare.results.analysis.inference.criteria import Criteria, criteria_of
 from ampcompare.results.analysis.inference.verdict import Design, verdicts_on
+from ampcompare.results.analysis.pairing.pairs import Pairing
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.records.run import RunRecord
@@ -107,7 +108,7 @@ def test_the_family_is_its_own() -> None:
             (make_record("half", seed, loss_tail=loss * factor), make_record("fp32", seed, loss_tail=loss))
             for seed, (loss, factor) in enumerate(zip(REFERENCE, factors.tolist(), strict=True))
         ]
-        arms[f"{number}"] = loss_evidence([arm for arm, _ in pairs], pairs, Design())
+        arms[f"{number}"] = loss_evidence(Pairing([arm for arm, _ in pairs], [], pairs))
     together = verdicts_on(arms, Criteria().loss(), Design())
     alone = {arm: verdicts_on({arm: its}, Criteria().loss(), Design())[arm] for arm, its in arms.items()}
     confidence = [(together[arm].confidence or 0, alone[arm].confidence or 0) for arm in arms]
@@ -135,7 +136,7 @@ def test_seeds_and_not_steps_are_the_unit() -> None:
         for seed in range(3):
             ours, theirs = np.exp(0.01 * generator.normal(size=2)).tolist()
             pairs.append((_with_tail(template, seed, ours), _with_tail(template, seed, theirs)))
-        evidence = {"half": loss_evidence([arm for arm, _ in pairs], pairs, Design())}
+        evidence = {"half": loss_evidence(Pairing([arm for arm, _ in pairs], [], pairs))}
         word = str(verdicts_on(evidence, Criteria().loss(), Design())["half"])
         wrong += word.startswith(("better", "worse"))
     assert wrong <= 11

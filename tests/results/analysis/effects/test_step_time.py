@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ampcompare.results.analysis.effects.step_time import ratio_of, rounds_sentence, step_times, time_evidence
+from ampcompare.results.analysis.effects.step_time import ratio_of, rounds_sentence, time_evidence
 from ampcompare.results.analysis.inference.criteria import Criteria
 from ampcompare.results.analysis.inference.verdict import Design, Evidence, verdicts_on
+from ampcompare.results.analysis.pairing.pairs import Pair, Pairing
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import ArmSummary, Comparison
 from ampcompare.results.records.run import RunRecord, SystemReadings, TimingRound
@@ -40,6 +41,11 @@ def _with_load(record: RunRecord, load: float) -> RunRecord:
     return record.model_copy(update={"readings": SystemReadings.model_validate({**GOOD, "load_average": load})})
 
 
+def _evidence(*pairs: Pair) -> Evidence:
+    arms, references = zip(*pairs, strict=True)
+    return time_evidence(Pairing(arms, references, pairs))
+
+
 def _ratio(times: Evidence) -> float:
     assert times.mean is not None
     return ratio_of(-times.mean)
@@ -49,7 +55,7 @@ def test_rounds_replace_the_times_of_runs() -> None:
     """Where both cells have rounds, their ratio counts over the rounds; those of a seed are one pair."""
     fp32 = _timed(make_record(seconds=0.01), [0.010, 0.020, 0.040])
     half = _timed(make_record("half", seconds=0.03), [0.005, 0.010, 0.080])
-    times = step_times([(half, fp32)])
+    times = _evidence((half, fp32))
     assert _ratio(times) == pytest.approx(2 ** (-1 / 3))
     assert times.effect is not None
     assert times.effect.pairs == 1
@@ -67,18 +73,17 @@ def test_rounds_are_no_seeds() -> None:
             own = 0.02 * generator.normal(size=2)
             times = 0.01 * np.exp(own[:, None] + 0.002 * generator.normal(size=(2, 5)))
             pairs.append((_timed(half, times[0].tolist()), _timed(fp32, times[1].tolist())))
-        times_of_arm = step_times(pairs)
+        times_of_arm = _evidence(*pairs)
         assert times_of_arm.effect is not None
         assert (times_of_arm.effect.pairs, times_of_arm.effect.freedom) == (3, 2)
-        records = [arm for arm, _ in pairs]
-        verdict = verdicts_on({"half": time_evidence(records, pairs)}, Criteria().time(), Design())["half"]
+        verdict = verdicts_on({"half": times_of_arm}, Criteria().time(), Design())["half"]
         winners += str(verdict) in ("better", "worse")
     assert winners <= 10
 
 
 def test_one_seed_gives_no_winner_in_time() -> None:
     fp32, half = _timed(make_record(), [0.010] * 9), _timed(make_record("half"), [0.005] * 9)
-    verdict = verdicts_on({"half": time_evidence([half], [(half, fp32)])}, Criteria().time(), Design())["half"]
+    verdict = verdicts_on({"half": _evidence((half, fp32))}, Criteria().time(), Design())["half"]
     assert str(verdict) == "inconclusive (fewer than 3 seeds)"
 
 
@@ -86,25 +91,24 @@ def test_rounds_are_paired_by_their_number() -> None:
     """A round that one cell lacks is no pair, and with no round in common the runs themselves are compared."""
     fp32 = _timed(make_record(seconds=0.01), [0.010, 0.020], [1, 2])
     half = _timed(make_record("half", seconds=0.03), [0.010, 0.005], [2, 3])
-    times = step_times([(half, fp32)])
+    times = _evidence((half, fp32))
     assert times.effect is not None
     assert (times.effect.pairs, _ratio(times)) == (1, pytest.approx(0.5))
     without_a_time = _timed(half, [0.010, 0.0], [2, 3])
-    assert _ratio(step_times([(without_a_time, fp32)])) == pytest.approx(0.5)
-    alone = step_times([(_timed(half, [0.1], [4]), fp32)])
+    assert _ratio(_evidence((without_a_time, fp32))) == pytest.approx(0.5)
+    alone = _evidence((_timed(half, [0.1], [4]), fp32))
     assert _ratio(alone) == pytest.approx(3)
 
 
 def test_an_invalid_round_is_left_out() -> None:
     fp32 = _timed(make_record(), [0.01] * 4)
     half = _timed(make_record("half"), [0.01, 0.01, 0.01, 0.09], load_average=9.0)
-    times = step_times([(half, fp32)])
+    times = _evidence((half, fp32))
     assert times.effect is not None
     assert (times.effect.pairs, _ratio(times)) == (1, pytest.approx(1))
     broken = _timed(make_record("half"), [0.09], load_average=9.0)
     assert (
-        str(step_times([(broken, _timed(make_record(), [0.01]))]).untested)
-        == "invalid measurement (load 9.0 on 2 cores)"
+        str(_evidence((broken, _timed(make_record(), [0.01]))).untested) == "invalid measurement (load 9.0 on 2 cores)"
     )
 
 

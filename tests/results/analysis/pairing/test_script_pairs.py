@@ -152,9 +152,10 @@ def _started(seed: int, weights: str, batches: tuple[str, ...], losses: str, sta
 def test_seeds_that_begin_alike_are_one_run() -> None:
     """Whatever the losses; weights of a checkpoint with other batches are another run, and so is an unknown start."""
     runs = [_started(seed, "w", ("b",), f"losses {seed}") for seed in range(3)]
-    kept, faults = unique_runs(runs)
+    kept, copies = unique_runs(runs)
     assert [run.config.recipe.seed for run in kept] == [0]
-    assert faults[0].startswith("fp32, seed 1: its first weights and batches are those of seed 0")
+    assert copies[0].by_script
+    assert copies[0].text.startswith("fp32, seed 1: its first weights and batches are those of seed 0")
     assert len(unique_runs([_started(seed, "w", (f"b{seed}",), f"{seed}") for seed in range(3)])[0]) == 3
     assert len(unique_runs([_started(seed, "w", (), f"{seed}") for seed in range(3)])[0]) == 3
     assert len(unique_runs([_started(seed, "w", ("b",), "e", "failed") for seed in range(3)])[0]) == 3

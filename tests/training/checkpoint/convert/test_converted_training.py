@@ -18,8 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::ampcompare.apex.DeprecatedFeatu
 HALF = 2.0**-9  # two units in the last place of fp16, on a mean of sixteen losses
 
 
-@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
-@pytest.mark.parametrize("opt_level", ["O1", "O2"])
+@pytest.mark.parametrize(("opt_level", "kind"), [("O1", torch.optim.SGD), ("O2", torch.optim.AdamW)])
 def test_native_training_goes_on_from_a_legacy_checkpoint_and_back(
     tmp_path: Path, amp: Any, opt_level: str, kind: Any
 ) -> None:

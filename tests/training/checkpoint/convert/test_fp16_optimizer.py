@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from torch import Tensor, nn
 from ampcompare.apex.fp16_utils import BN_convert_float, DynamicLossScaler, FP16_Optimizer, network_to_half
 from ampcompare.apex.fp16_utils.loss_scaler import LossScaler
 from ampcompare.base.errors import CheckpointError, ConversionError
-from ampcompare.cli import main
 from ampcompare.training.checkpoint.convert.convert import convert_file, convert_state
 from ampcompare.training.checkpoint.convert.load import as_ours, load_any
 from ampcompare.training.checkpoint.convert.scalers import held_scale
@@ -284,27 +282,3 @@ def test_the_class_of_the_real_apex_is_known(tmp_path: Path, monkeypatch: pytest
     assert convert_state(load_any(tmp_path / "a.pt")[0], "apex").state["amp"] == {
         "loss_scaler0": {"loss_scale": 512.0, "unskipped": 3}
     }
-
-
-@pytest.mark.usefixtures("forked_children")
-@pytest.mark.slow
-def test_training_goes_on_from_both_files(
-    trained: tuple[Script, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """`--verify` trains the source as O2 with its masters, and each result as what it is for; the losses agree."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "fp16nets.py").write_text(
-        "from torch import nn\n\n\nclass Net(nn.Sequential):\n    def forward(self, x):\n"
-        "        return super().forward(x.flatten(1)[:, :8])\n\n\ndef net(num_classes, sample_shape):\n"
-        "    return Net(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 16), nn.Linear(16, 10))\n"
-    )
-    (tmp_path / "mine.yaml").write_text(
-        'recipe:\n  model: {arch: "fp16nets:net"}\n  optimizer: {name: adamw, lr: 0.01}\n'
-        "  data: {name: synthetic, train_size: 64, val_size: 32, image_size: 8}\n  batch_size: 16\n"
-    )
-    for to, arm in (("native", "native:fp16"), ("apex", "apex:O2")):
-        command = ["convert", str(trained[1]), f"{to}.pt", "--to", to, "--verify", "--verify-steps", "1"]
-        assert main([*command, "-c", "mine.yaml", "--json"]) == 0
-        found = json.loads(capsys.readouterr().out)["verified"]
-        assert found["arms"] == ["apex:O2", arm]
-        assert found["scales"][0][0] == found["scales"][1][0] == 1024.0

@@ -23,7 +23,6 @@ from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble_single
 from ampcompare.training.checkpoint.convert.between_arms import into_arm
 from ampcompare.training.checkpoint.inspect import inspect_file
-from ampcompare.training.checkpoint.state.check_checkpoint import check_model
 from ampcompare.training.checkpoint.state.flattened import is_flattened
 from ampcompare.training.checkpoint.state.resume import find_checkpoint, validate_resume
 from ampcompare.training.checkpoint.state.saver import Saver
@@ -194,24 +193,6 @@ def test_policies_go_on_where_they_were(on_nan: str, tmp_path: Path) -> None:
         assert first_difference(unbroken.end, second.end, apart=APART) == ""
 
 
-def test_a_checkpoint_of_another_model_is_refused_by_name() -> None:
-    """Missing, unexpected and mis-shaped tensors are named, at most ten of them, with their number."""
-    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
-    weights = dict(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)).state_dict())
-    check_model(model, weights)
-    weights["1.weight"] = torch.zeros(5, 3)
-    weights["head"] = weights.pop("0.bias")
-    with pytest.raises(CheckpointError) as caught:
-        check_model(model, weights)
-    assert str(caught.value) == (
-        "the checkpoint is of another model: 3 of its tensors do not fit: 0.bias is missing; head is unexpected; "
-        "1.weight is [5, 3] there and [2, 3] here; use one of this model"
-    )
-    many = {f"layer{index}": torch.zeros(1) for index in range(20)}
-    with pytest.raises(CheckpointError, match=r"24 of its tensors.* and 14 more"):
-        check_model(model, many)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arm", "package"),
@@ -348,15 +329,6 @@ def test_an_arm_that_never_scales_shows_no_loss_scale(tmp_path: Path) -> None:
     assert conversion.state["parts"]["tally"]["final_loss_scale"] is None
     write_checkpoint(checkpoint_of(tmp_path / "b", 3), conversion.state)
     assert Played(config("native:bf16", recipe=SHORT), tmp_path / "b", resume=True).tally.final_loss_scale is None
-
-
-def test_a_converted_file_is_resumed(tmp_path: Path) -> None:
-    """What `convert` writes for another arm is one that this arm goes on from, masters and scale with it."""
-    first = Played(config("native:fp16,init_scale=1024", recipe=SHORT), tmp_path / "a", stop=3)
-    for arm in ("apex:O2,engine=compat", "apex:O1,engine=compat", "fp32", "half"):
-        conversion = into_arm({"schema": 1, **(first.end or {})}, arm)
-        write_checkpoint(checkpoint_of(tmp_path / arm, 3), conversion.state)
-        assert [step.step for step in Played(config(arm, recipe=SHORT), tmp_path / arm, resume=True).steps] == [3]
 
 
 def test_a_run_with_compensation_is_resumed_without(tmp_path: Path) -> None:

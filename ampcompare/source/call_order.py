@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from ampcompare.source.branches import Facts, narrowed
+from ampcompare.source.branches import Facts, narrow
 from ampcompare.source.module import Module, Scope
-from ampcompare.source.syntax import children, dotted
+from ampcompare.source.syntax import child_nodes, dotted_name
 
-__all__ = ["DEFINITIONS", "Follower", "Frame"]
+__all__ = ["DEFINITIONS", "CallFollower", "Frame"]
 
 MAX_DEPTH = 5
 MAX_REACHED = 4000
@@ -45,7 +45,7 @@ class Frame:
     active: tuple[Scope, ...]
 
 
-class Follower:
+class CallFollower:
     """Reaches the calls of a function or module in the order in which they run.
 
     Every branch is followed, with the conditions under which it runs. Calls of functions of this module and of methods
@@ -80,10 +80,10 @@ class Follower:
         """Return what is to be known of a context of a `with` inside of it."""
         return None
 
-    def assigned(self, statement: ast.stmt, frame: Frame) -> None:
+    def after_statement(self, statement: ast.stmt, frame: Frame) -> None:
         """Do what is to be done behind a simple statement."""
 
-    def given(self, callee: Scope, call: ast.Call, frame: Frame) -> dict[str, str]:
+    def bind_arguments(self, callee: Scope, call: ast.Call, frame: Frame) -> dict[str, str]:
         """Return what the arguments of a call are, by parameter."""
         return {}
 
@@ -97,7 +97,7 @@ class Follower:
 
     def callee(self, node: ast.expr, frame: Frame) -> Scope | None:
         """Return the function of this module, or method of `self`, that an expression names."""
-        text = dotted(node)
+        text = dotted_name(node)
         if text is None:
             return None
         if text.startswith("self.") and frame.scope.owner is not None:
@@ -120,7 +120,7 @@ class Follower:
         sees = home is not None and home in frame.scope.enclosing()
         names = dict(frame.names) if sees and home is not None and home.function is not None else {}
         if call is not None:
-            names.update(self.given(callee, call, frame))
+            names.update(self.bind_arguments(callee, call, frame))
         prefix = f"{next(self._frames)}:"
         active = (*frame.active, callee)
         self._block(callee.node.body, replace(frame, scope=callee, names=names, prefix=prefix, active=active))
@@ -138,7 +138,7 @@ class Follower:
                 test = self.spelled_out(statement.test, frame)
                 branches = ((statement.body, True), (statement.orelse, False))
                 known = [
-                    self._block(branch, replace(frame, facts=narrowed(frame.facts, test, holds)))
+                    self._block(branch, replace(frame, facts=narrow(frame.facts, test, holds)))
                     for branch, holds in branches
                 ]
                 reached = [facts for facts in known if facts is not None]
@@ -165,7 +165,7 @@ class Follower:
                     self._block(case.body, replace(frame, facts={**frame.facts, key: number}))
             else:
                 self._expression(statement, statement, frame)
-                self.assigned(statement, frame)
+                self.after_statement(statement, frame)
                 if isinstance(statement, ENDS):
                     return None
         return frame.facts
@@ -192,7 +192,7 @@ class Follower:
             self._reached += 1
             inner = frame
             for test, holds in tests:
-                inner = replace(inner, facts=narrowed(inner.facts, self.spelled_out(test, frame), holds))
+                inner = replace(inner, facts=narrow(inner.facts, self.spelled_out(test, frame), holds))
             self.reach(each, statement, inner)
 
     def _inside(self, node: ast.AST, tests: Tests) -> Iterator[tuple[ast.AST, Tests]]:
@@ -210,7 +210,7 @@ class Follower:
                 yield from self._inside(value, tests)
                 tests = (*tests, (value, isinstance(node.op, ast.And)))
             return
-        for child in children(node):
+        for child in child_nodes(node):
             if not isinstance(child, self.apart):
                 yield from self._inside(child, tests)
         if isinstance(node, self.kinds):

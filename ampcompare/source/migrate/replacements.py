@@ -7,11 +7,11 @@ import ast
 from ampcompare.source.edits import Edits
 from ampcompare.source.migrate.finding import NOTE, Finding, Unsure
 from ampcompare.source.migrate.read.names import Names
-from ampcompare.source.migrate.twin_table import DECORATORS, GONE, IMPORTED, OPTIMIZERS, STAYS
+from ampcompare.source.migrate.replacement_table import DECORATORS, GONE, IMPORTED, OPTIMIZERS, STAYS
 from ampcompare.source.module import Module
-from ampcompare.source.syntax import HIDDEN, argument, arguments, dotted, is_literal, last_name, walk
+from ampcompare.source.syntax import HIDDEN, argument, arguments, dotted_name, is_literal, last_name, walk
 
-__all__ = ["DDP", "Twins"]
+__all__ = ["DDP", "Replacements"]
 
 # Functions that run in fp16 under autocast too.
 HALF = ("einsum", "matmul", "bmm", "baddbmm", "addbmm", "mm", "mv", "linear", "conv1d", "conv2d", "conv3d", "prelu")
@@ -67,7 +67,7 @@ SHARDS = (
 )
 
 
-class Twins:
+class Replacements:
     """Rewrites single uses.
 
     Attributes:
@@ -94,9 +94,9 @@ class Twins:
         if self._is_absence(node):
             return self._absence(node)
         if meaning == "apex.amp" and self._is_test(node):
-            return self._tested(node)
+            return self._replace_test(node)
         if meaning in IMPORTED:
-            return self._imported(node, IMPORTED[meaning])
+            return self._rename(node, IMPORTED[meaning])
         parts = meaning.split(".")
         if parts[-2:-1] == ["ReduceOp"] and isinstance(node, ast.Attribute):  # a member of the enumeration
             return self.rewrite(node.value, ".".join(parts[:-1]))  # type: ignore[arg-type]
@@ -174,7 +174,7 @@ class Twins:
         value = _value_of(statement, node)
         twin = IMPORTED.get(str(self._names.meaning(node)))
         if value is not None and twin is not None and (caught or self._names.meaning(value) == twin):
-            return self._imported(node, twin)  # the class to which the script falls back without Apex
+            return self._rename(node, twin)  # the class to which the script falls back without Apex
         if not isinstance(value, ast.Constant):
             raise Unsure(node, f"{ast.unparse(node)} is bound to something else as well")
         if not caught and isinstance(statement.targets[0], ast.Name):  # type: ignore[attr-defined]
@@ -188,7 +188,7 @@ class Twins:
             return parent.test is node
         return isinstance(parent, ast.BoolOp) or (isinstance(parent, ast.UnaryOp) and isinstance(parent.op, ast.Not))
 
-    def _tested(self, node: ast.Name | ast.Attribute) -> bool:
+    def _replace_test(self, node: ast.Name | ast.Attribute) -> bool:
         """Replace the test whether Apex is there: nothing asks for it any more."""
         if not self._whole:
             return False
@@ -199,7 +199,7 @@ class Twins:
 
     # what only has another name
 
-    def _imported(self, node: ast.Name | ast.Attribute, twin: str) -> bool:
+    def _rename(self, node: ast.Name | ast.Attribute, twin: str) -> bool:
         call = self._call(node)
         if twin == DDP and call is not None:
             self._ddp(call)
@@ -209,7 +209,7 @@ class Twins:
         own = [
             (statement, alias.name)
             for statement, alias in self._names.imports
-            if isinstance(statement, ast.ImportFrom) and (alias.asname or alias.name) == dotted(node)
+            if isinstance(statement, ast.ImportFrom) and (alias.asname or alias.name) == dotted_name(node)
         ]
         if own and not twin.endswith(".convert_sync_batchnorm"):
             self.imports |= dict.fromkeys(own, twin)
@@ -261,10 +261,10 @@ class Twins:
                 return False
             return self._decorator(node, DECORATORS[what])
         if what in REGISTERED and call is not None:
-            return self._registered(call, REGISTERED[what])
+            return self._register_cast(call, REGISTERED[what])
         raise Unsure(node, f"amp.{what} has no equivalent in torch.amp")
 
-    def _registered(self, call: ast.Call, dtype: str) -> bool:
+    def _register_cast(self, call: ast.Call, dtype: str) -> bool:
         """Let a function cast its inputs, as Apex patched it; where autocast does so, nothing is left to do."""
         statement = self._module.statement(call)
         if not self._whole:
@@ -299,7 +299,7 @@ class Twins:
         module, text = self._module, CAST_FUNCTION.format(torch=self._torch)
         if any(getattr(each, "id", getattr(each, "name", None)) == CAST for each in module.nodes):
             raise Unsure(node, f"this needs a function {CAST}, but the module has something else of that name")
-        if f"def {CAST}(" not in self._edits.inserted():
+        if f"def {CAST}(" not in self._edits.new_text():
             self._edits.before(module.outermost(node), [*text.replace("    ", module.unit).splitlines(), "", ""])
         return f"{CAST}({self._torch}.{dtype}{', autocast=False' * in_torch})"
 
@@ -453,13 +453,13 @@ class Twins:
         if len(call.args) > 1 and self._names.meaning(call.args[1]) not in ("torch.half", "torch.float16"):
             return False
         bound = statement.targets if isinstance(statement, ast.Assign) else call.args[:1]
-        model, source = dotted(bound[0]), module.source(call.args[0])
+        model, source = dotted_name(bound[0]), module.source(call.args[0])
         is_alone = isinstance(statement, (ast.Assign, ast.Expr)) and statement.value is call
         if not is_alone or len(bound) > 1 or model is None:
             return False
         wrap = f'{model}.forward = {self._torch}.autocast("cuda", dtype={self._torch}.float16)({model}.forward)'
         self._edits.replace_statement(statement, [*([f"{model} = {source}"] if source != model else []), wrap])
-        name = dotted(node)
+        name = dotted_name(node)
         self._note(call, f"{name} made the weights fp16; under autocast they stay fp32, and products are in fp16")
         return True
 

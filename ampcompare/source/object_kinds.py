@@ -6,9 +6,9 @@ import ast
 import re
 
 from ampcompare.source.module import MAX_ALIASES, Module, Scope
-from ampcompare.source.syntax import arguments, dotted
+from ampcompare.source.syntax import arguments, dotted_name
 
-__all__ = ["Roles"]
+__all__ = ["ObjectKinds"]
 
 # Classes with another name, such as a scaler of Paddle or of the script itself, may work otherwise.
 SCALERS = ("GradScaler", "ShardedGradScaler", "get_grad_scaler", "grad_scaler")
@@ -21,8 +21,8 @@ JOINED = ("itertools.chain",)
 OTHER_FRAMEWORKS = ("paddle", "mindspore", "oneflow", "tensorflow", "mxnet", "jittor", "sklearn")
 
 
-class Roles:
-    """Roles of the objects of one module."""
+class ObjectKinds:
+    """ObjectKinds of the objects of one module."""
 
     def __init__(self, module: Module) -> None:
         self._module = module
@@ -32,7 +32,7 @@ class Roles:
     def of(self, node: ast.expr, scope: Scope) -> str:
         """Return `scaler`, `optimizer`, `scheduler`, or an empty text."""
         base = node.value if isinstance(node, ast.Subscript) else node
-        text = dotted(base)
+        text = dotted_name(base)
         if text is None:
             return ""
         key = (text, scope)
@@ -42,11 +42,11 @@ class Roles:
 
     def is_new_scaler(self, node: ast.expr, scope: Scope) -> bool:
         """Return whether an expression builds a GradScaler."""
-        return isinstance(node, ast.Call) and self._made(node, scope) == "scaler"
+        return isinstance(node, ast.Call) and self._kind_of_call(node, scope) == "scaler"
 
     def is_new_optimizer(self, node: ast.expr, scope: Scope) -> bool:
         """Return whether an expression builds an optimizer of torch or Apex."""
-        return isinstance(node, ast.Call) and self._made(node, scope) == "optimizer"
+        return isinstance(node, ast.Call) and self._kind_of_call(node, scope) == "optimizer"
 
     def model_of_parameters(self, node: ast.expr, scope: Scope, depth: int = 0) -> ast.expr | None:
         """Return the model whose `parameters()` an expression holds: a list or generator of them, or a name of one.
@@ -55,7 +55,7 @@ class Roles:
         """
         if depth > MAX_ALIASES:
             return None
-        if (text := dotted(node)) is not None:
+        if (text := dotted_name(node)) is not None:
             key = (text, scope)
             if key not in self._models:
                 self._models[key] = None  # for a name that is assigned to itself
@@ -79,7 +79,7 @@ class Roles:
     def _model_of_call(self, call: ast.Call, scope: Scope, depth: int) -> ast.expr | None:
         if isinstance(call.func, ast.Attribute) and call.func.attr in PARAMETERS:
             return call.func.value
-        name = self._module.resolve(call.func, scope) or dotted(call.func) or ""
+        name = self._module.resolve(call.func, scope) or dotted_name(call.func) or ""
         if name in SAME_ELEMENTS and call.args:
             return self.model_of_parameters(call.args[-1], scope, depth + 1)
         if name in JOINED and call.args:
@@ -103,7 +103,7 @@ class Roles:
         last = text.rpartition(".")[2].strip("_").lower()
         values = self._module.values_of(text, scope) or []
         values = [value for value in values if not isinstance(value, (ast.Constant, ast.Starred))]
-        made = {self._made(value, scope) for value in values if isinstance(value, ast.Call)}
+        made = {self._kind_of_call(value, scope) for value in values if isinstance(value, ast.Call)}
         for role in ("scaler", "scheduler", "optimizer"):
             if role in made:
                 return role
@@ -115,8 +115,8 @@ class Roles:
         is_setting = last.startswith("optimization") or text.rpartition(".")[2].isupper()
         return "optimizer" if OPTIMIZER.search(last) and not is_setting else ""
 
-    def _made(self, call: ast.Call, scope: Scope) -> str:
-        name = self._module.resolve(call.func, scope) or dotted(call.func) or ""
+    def _kind_of_call(self, call: ast.Call, scope: Scope) -> str:
+        name = self._module.resolve(call.func, scope) or dotted_name(call.func) or ""
         if name.startswith(OTHER_FRAMEWORKS):
             return "other"
         last = name.rpartition(".")[2]

@@ -54,7 +54,7 @@ class Around:
         if self.path is None:
             return True
         path = self.path
-        if any(INITIALIZES.search(_text(each)) for each in _imported(path, text)):
+        if any(INITIALIZES.search(_text(each)) for each in _imported_files(path, text)):
             return True
         return _is_imported_by_script(path)
 
@@ -78,7 +78,7 @@ class Around:
         for other in _around(self.path):
             status = other.stat()
             if own & _imported_words(other, status.st_mtime_ns, status.st_size):
-                for name in _taken(self.path, other, names, star=star):
+                for name in _names_taken(self.path, other, names, star=star):
                     found.setdefault(name, other)
         return found
 
@@ -93,7 +93,7 @@ def _running_names(path: Path, node: ast.Import | ast.ImportFrom, alias: ast.ali
         text = f"from {'.' * node.level}{node.module or ''} import {alias.name}"
     found: set[str] = set()
     own = alias.asname or alias.name
-    for place in _imported(path, text):
+    for place in _imported_files(path, text):
         names = _running_in(_text(place))
         if isinstance(node, ast.Import) or place.stem == alias.name:
             found |= {f"{own}.{name}" for name in names}
@@ -127,7 +127,7 @@ def _trains_elsewhere(path: Path, text: str) -> bool:
     They train, or save it. That is so if it imports from such a module, or if another script next to it initializes and
     imports from it.
     """
-    if any(NEEDS.search(_text(each)) for each in _imported(path, text)):
+    if any(NEEDS.search(_text(each)) for each in _imported_files(path, text)):
         return True
     if NEEDS.search(text) is None:
         return False
@@ -137,7 +137,7 @@ def _trains_elsewhere(path: Path, text: str) -> bool:
 def _is_imported_by_script(path: Path) -> bool:
     """Return whether a module near another one initializes and imports it."""
     near = (other for folder in (path.parent, path.parent.parent) for other in folder.glob("*.py") if other != path)
-    return any(INITIALIZES.search(text := _text(other)) and path in _imported(other, text) for other in near)
+    return any(INITIALIZES.search(text := _text(other)) and path in _imported_files(other, text) for other in near)
 
 
 def _around(path: Path) -> list[Path]:
@@ -157,11 +157,11 @@ def _imported_words(path: Path, modified: int, size: int) -> frozenset[str]:
     return frozenset(word for match in IMPORT.finditer(_text(path)) for word in re.findall(r"\w+", match.group()))
 
 
-def _taken(path: Path, other: Path, names: Collection[str], *, star: bool) -> Iterator[str]:
+def _names_taken(path: Path, other: Path, names: Collection[str], *, star: bool) -> Iterator[str]:
     """Yield the names of a module that another one imports from it, or reads from it as attributes."""
     content = _text(other)
     for match in IMPORT.finditer(content):
-        if path not in _imported(other, match.group()):
+        if path not in _imported_files(other, match.group()):
             continue
         imported = re.findall(r"\w+|\*", match.group(2) or "")
         for name in names:
@@ -172,7 +172,7 @@ def _taken(path: Path, other: Path, names: Collection[str], *, star: bool) -> It
                 yield name
 
 
-def _imported(path: Path, text: str) -> Iterator[Path]:
+def _imported_files(path: Path, text: str) -> Iterator[Path]:
     """Yield the files around a module that it imports."""
     held: dict[Path, set[str]] = {}  # a look at a folder is cheaper than one at each name
     for match in IMPORT.finditer(text):

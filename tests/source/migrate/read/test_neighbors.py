@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ampcompare.source.migrate.project import migrate_file
-from ampcompare.source.migrate.read.neighbours import look_around
+from ampcompare.source.migrate.read.neighbors import look_around
 
 HEAD = "import torch\nfrom apex import amp\n"
 TRAIN = """

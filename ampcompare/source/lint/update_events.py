@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ampcompare.source.amp_names import AUTOCASTS, CLIPS, WRAPPERS
-from ampcompare.source.branches import Facts, contradict, narrowed
-from ampcompare.source.follow import Follower, Frame
+from ampcompare.source.branches import Facts, contradict, narrow
+from ampcompare.source.call_order import CallFollower, Frame
 from ampcompare.source.module import Module, Scope
-from ampcompare.source.roles import Roles
-from ampcompare.source.syntax import argument, arguments, children, dotted, passed
+from ampcompare.source.object_kinds import ObjectKinds
+from ampcompare.source.syntax import argument, argument_values, arguments, child_nodes, dotted_name
 
 __all__ = ["FINITE", "Context", "Event", "Kind", "Tracer", "plain", "without_star"]
 
@@ -107,7 +107,7 @@ class Event:
     sources: frozenset[str] = frozenset()
 
     @property
-    def shown(self) -> str:
+    def name(self) -> str:
         """The subject as it is named in the source."""
         return plain(self.subject)
 
@@ -147,12 +147,12 @@ METHODS = {
 }
 
 
-class Tracer(Follower):
+class Tracer(CallFollower):
     """The events of one function or module: calls of interest, with the caller's names for what is passed."""
 
-    def __init__(self, module: Module, roles: Roles) -> None:
+    def __init__(self, module: Module, roles: ObjectKinds) -> None:
         super().__init__(module)
-        self._roles = roles
+        self._kinds = roles
 
     def trace(self, scope: Scope) -> list[Event]:
         """Return the events of a function or of the module."""
@@ -170,7 +170,7 @@ class Tracer(Follower):
 
     def _context(self, node: ast.expr, statement: ast.With | ast.AsyncWith, bound: str, frame: Frame) -> Context:
         choices = [node.body, node.orelse] if isinstance(node, ast.IfExp) else [node]
-        text = dotted(node)
+        text = dotted_name(node)
         if text is not None:
             choices += self.module.values_of(text, frame.scope) or []
         for choice in choices:
@@ -197,31 +197,31 @@ class Tracer(Follower):
         if full in CLIPS and isinstance(first, ast.IfExp):
             test = self.spelled_out(first.test, frame)
             for choice, holds in ((first.body, True), (first.orelse, False)):
-                inner = replace(frame, facts=narrowed(frame.facts, test, holds))
+                inner = replace(frame, facts=narrow(frame.facts, test, holds))
                 self._add(call, statement, inner, Kind.CLIP, choice)
         elif full in CLIPS:
             add(Kind.CLIP, first)
         elif full in WRAPPERS:
-            add(Kind.WRAP, first or argument(call, "module"), self._bound(statement, frame))
+            add(Kind.WRAP, first or argument(call, "module"), self._bound_name(statement, frame))
         elif full == "apex.amp.initialize":
-            add(Kind.INITIALIZE, first or argument(call, "models"), self._bound(statement, frame))
+            add(Kind.INITIALIZE, first or argument(call, "models"), self._bound_name(statement, frame))
         elif full.startswith("apex.") and full.endswith(".FP16_Optimizer"):
-            add(Kind.FP16_OPTIMIZER, self._bound(statement, frame))
+            add(Kind.FP16_OPTIMIZER, self._bound_name(statement, frame))
         elif full == "apex.amp.scale_loss":
             optimizer = call.args[1] if len(call.args) > 1 else argument(call, "optimizers")
             add(Kind.SCALE_LOSS, first or argument(call, "loss"), optimizer)
         elif full == "apex.parallel.convert_syncbn_model":
-            add(Kind.SYNC_BATCH_NORM, first, self._bound(statement, frame))
+            add(Kind.SYNC_BATCH_NORM, first, self._bound_name(statement, frame))
         elif full == "torch.save":
             add(Kind.SAVE, first)
         elif full == "torch.autograd.backward":
             add(Kind.BACKWARD, first, scaler=self._scaler_of(first, frame))
-        elif self._roles.is_new_scaler(call, frame.scope):
-            add(Kind.NEW_SCALER, self._bound(statement, frame))
-        elif self._roles.is_new_optimizer(call, frame.scope):
+        elif self._kinds.is_new_scaler(call, frame.scope):
+            add(Kind.NEW_SCALER, self._bound_name(statement, frame))
+        elif self._kinds.is_new_optimizer(call, frame.scope):
             weights = first or argument(call, "params")
             sources = frozenset() if weights is None else frozenset(self._sources(weights, frame))
-            add(Kind.NEW_OPTIMIZER, self._bound(statement, frame), sources=sources)
+            add(Kind.NEW_OPTIMIZER, self._bound_name(statement, frame), sources=sources)
         elif full == "torch.set_default_dtype":
             add(Kind.CAST, "")
         elif full in CROSS_ENTROPIES or self._makers(call.func, frame) == {"torch.nn.BCELoss"}:
@@ -229,8 +229,8 @@ class Tracer(Follower):
         elif full in NORMS and any(isinstance(node, ast.Attribute) and node.attr == "grad" for node in ast.walk(call)):
             add(Kind.GRADIENT, first)
         elif not isinstance(call.func, ast.Attribute) or not self._method(call, call.func, statement, frame, add):
-            for value in passed(call):
-                if self._roles.of(value, frame.scope) in ("scaler", "optimizer"):
+            for value in argument_values(call):
+                if self._kinds.of(value, frame.scope) in ("scaler", "optimizer"):
                     add(Kind.OPAQUE, value)
 
     def _add(
@@ -259,14 +259,14 @@ class Tracer(Follower):
         """
         receiver, name = function.value, function.attr
         if name == "backward":
-            owner = (dotted(receiver) or "").rpartition(".")[2].lower()
+            owner = (dotted_name(receiver) or "").rpartition(".")[2].lower()
             foreign = any(word in owner for word in LIBRARIES) or (call.args and "loss" not in owner)
             if foreign and not self._scaler_of(receiver, frame):
                 add(Kind.FOREIGN_BACKWARD, receiver)
             else:
                 add(Kind.BACKWARD, receiver, scaler=self._scaler_of(receiver, frame))
             return True
-        role = self._roles.of(receiver, frame.scope)
+        role = self._kinds.of(receiver, frame.scope)
         first = call.args[0] if call.args else argument(call, "optimizer")
         if name == "scale" and role == "scaler" and first is not None:
             add(Kind.SCALE, receiver, first)
@@ -292,7 +292,7 @@ class Tracer(Follower):
 
     def _makers(self, node: ast.expr, frame: Frame) -> set[str]:
         """Return the full names of what builds the objects that a name or attribute may be."""
-        values = self.module.values_of(dotted(node) or "", frame.scope) or []
+        values = self.module.values_of(dotted_name(node) or "", frame.scope) or []
         return {self.module.resolve(one.func, frame.scope) or "" if isinstance(one, ast.Call) else "" for one in values}
 
     def _scaler_of(self, node: ast.expr | None, frame: Frame) -> str:
@@ -300,11 +300,11 @@ class Tracer(Follower):
         if node is None:
             return ""
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "scale":
-            if self._roles.of(node.func.value, frame.scope) == "scaler":
+            if self._kinds.of(node.func.value, frame.scope) == "scaler":
                 return self._canonical(node.func.value, frame)
         return self._scaled.get(self._canonical(node, frame), "")
 
-    def assigned(self, statement: ast.stmt, frame: Frame) -> None:
+    def after_statement(self, statement: ast.stmt, frame: Frame) -> None:
         if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
             return
         name = self._canonical(statement.targets[0], frame)
@@ -314,7 +314,7 @@ class Tracer(Follower):
         else:
             self._scaled.pop(name, None)
 
-    def _bound(self, statement: ast.stmt, frame: Frame) -> str:
+    def _bound_name(self, statement: ast.stmt, frame: Frame) -> str:
         if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
             target = statement.targets[0]
             first = target.elts[0] if isinstance(target, (ast.Tuple, ast.List)) and target.elts else target
@@ -345,12 +345,12 @@ class Tracer(Follower):
         waiting: list[ast.AST] = [node]
         while waiting:
             each = waiting.pop()
-            text = dotted(each)
+            text = dotted_name(each)
             if isinstance(each, ast.Call):
                 receiver = [each.func.value] if isinstance(each.func, ast.Attribute) else []
-                waiting += [*receiver, *passed(each)]
+                waiting += [*receiver, *argument_values(each)]
             elif text is None:
-                waiting += children(each)
+                waiting += child_nodes(each)
             elif text not in known and self.module.resolve(each, frame.scope, follow=False) is None:
                 assert isinstance(each, ast.expr)
                 found.add(self._canonical(each, frame))
@@ -364,17 +364,17 @@ class Tracer(Follower):
         values = list(map(without_star, scope.values.get(text, ())))
         if any(isinstance(value, (ast.List, ast.Dict, ast.ListComp)) for value in values):
             for call, receiver in self.module.methods("append", "extend", "update", "insert"):
-                if dotted(receiver) == text and self.module.scope_of[call] is scope:
-                    values += passed(call)
+                if dotted_name(receiver) == text and self.module.scope_of[call] is scope:
+                    values += argument_values(call)
         return values
 
     def _canonical(self, node: ast.AST | None, frame: Frame) -> str:
         """Return one text for an object, the same in the functions that it is passed to."""
         if node is None:
             return ""
-        text = dotted(node)
+        text = dotted_name(node)
         if isinstance(node, ast.expr) and (text is None or text.partition(".")[0] not in frame.names):
-            model = self._roles.model_of_parameters(node, frame.scope)
+            model = self._kinds.model_of_parameters(node, frame.scope)
             if model is not None:
                 return f"{self._canonical(model, frame)}.parameters()"
         if text is None:
@@ -386,7 +386,7 @@ class Tracer(Follower):
         values = scope.values.get(head, ())
         if head in frame.names:
             return frame.names[head] + dot + rest
-        if len(values) == 1 and head not in scope.parameters and (alias := dotted(values[0])) not in (None, head):
+        if len(values) == 1 and head not in scope.parameters and (alias := dotted_name(values[0])) not in (None, head):
             if not str(alias).startswith(f"{head}.") and not any(head in one.imports for one in scope.enclosing()):
                 return self._canonical(values[0], replace(frame, names={**frame.names, head: head})) + dot + rest
         if head in scope.parameters or head in scope.values:
@@ -404,7 +404,7 @@ class Tracer(Follower):
             return ast.BoolOp(test.op, [self.spelled_out(value, frame) for value in test.values])
         if isinstance(test, ast.Compare):
             return ast.Compare(self.spelled_out(test.left, frame), test.ops, test.comparators)
-        head, dot, rest = (dotted(test) or "").partition(".")
+        head, dot, rest = (dotted_name(test) or "").partition(".")
         if head in frame.names and ":" not in frame.names[head] and frame.names[head] != head:
             try:
                 return ast.parse(frame.names[head] + dot + rest, mode="eval").body
@@ -415,7 +415,7 @@ class Tracer(Follower):
             return values[0] if any(isinstance(node, ast.Mod) for node in ast.walk(values[0])) else test
         return test
 
-    def given(self, callee: Scope, call: ast.Call, frame: Frame) -> dict[str, str]:
+    def bind_arguments(self, callee: Scope, call: ast.Call, frame: Frame) -> dict[str, str]:
         assert isinstance(callee.node, (ast.FunctionDef, ast.AsyncFunctionDef))
         found = {}
         for name, value in arguments(call, self.module.positional(callee.node)).items():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ampcompare.source.migrate.replacement_table import IMPORTED, OPTIMIZERS
 from ampcompare.source.migrate.rewrite import migrate_text
-from ampcompare.source.migrate.twin_table import IMPORTED, OPTIMIZERS
 
 
 @pytest.mark.parametrize("name", IMPORTED)

@@ -1,0 +1,67 @@
+"""The quantities in which arms are compared: what pairs of runs say of each, the margin, and the unit of effects."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+from ampcompare.results.analysis.effects.accuracy import accuracy_evidence
+from ampcompare.results.analysis.effects.loss_tail import loss_evidence
+from ampcompare.results.analysis.effects.step_time import ratio_of, time_evidence
+from ampcompare.results.analysis.inference.criteria import AccuracyMargin, Criteria
+from ampcompare.results.analysis.inference.verdict import Design, Evidence, Margin, verdicts_on
+from ampcompare.results.analysis.pairing.pairs import Pairing
+from ampcompare.results.records.verdict import Verdict
+
+__all__ = ["Quantity", "Tested", "quantities"]
+
+Key = TypeVar("Key", bound=Hashable)
+Tested = Literal["quality", "time", "loss"]  # as rows name their verdicts
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """What an arm is compared with the reference in, and tested.
+
+    Attributes:
+        evidence: what paired runs say of it.
+        margin: in the unit of effects, in which more is better.
+        on_rows: an effect in the unit of rows.
+        of_training: whether it is what training reaches, so that a lost seed makes its verdict conditional.
+    """
+
+    evidence: Callable[[Pairing], Evidence]
+    margin: Margin
+    on_rows: Callable[[float], float]
+    of_training: bool = True
+
+    def verdicts(self, evidence: Mapping[Key, Evidence], design: Design) -> dict[Key, Verdict]:
+        """Return the verdict on each arm of a family of tests, with effect and interval in the unit of rows."""
+        return {key: self._on_rows(verdict) for key, verdict in verdicts_on(evidence, self.margin, design).items()}
+
+    def _on_rows(self, verdict: Verdict) -> Verdict:
+        effect = None if verdict.effect is None else self.on_rows(verdict.effect)
+        bounds = sorted(self.on_rows(bound) for bound in (verdict.low, verdict.high) if bound is not None)
+        low, high = bounds if bounds else (None, None)
+        return verdict.model_copy(update={"effect": effect, "low": low, "high": high})
+
+    def conditional(self, verdict: Verdict, survivors: tuple[int, int] | None) -> Verdict:
+        """Return a verdict as one on the seeds that survived, where it rests on them alone."""
+        return verdict.among_survivors(survivors) if self.of_training else verdict
+
+
+def quantities(margin: AccuracyMargin, terms: Criteria, design: Design) -> dict[Tested, Quantity]:
+    """Return what is tested, under the terms of a comparison."""
+    return {
+        "quality": Quantity(
+            lambda pairing: accuracy_evidence(pairing, margin, design.pilot),
+            margin.of_scores(),
+            margin.metric.difference_of,
+        ),
+        "time": Quantity(time_evidence, terms.time(), lambda speed: ratio_of(-speed), of_training=False),
+        "loss": Quantity(
+            lambda pairing: loss_evidence(pairing, design.pilot), terms.loss(), lambda gain: math.expm1(-gain)
+        ),
+    }
