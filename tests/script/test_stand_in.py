@@ -516,7 +516,7 @@ def test_types_that_do_not_fit_are_explained(behind: Any, arm: str, kind: type[n
 
     with pytest.raises((RuntimeError, ValueError, KeyError)) as raised:
         train()
-    assert re.match(why, str(stand_in.explain(raised.value)))
+    assert re.search(why, str(stand_in.explain(raised.value)))
     assert stand_in.explain(RuntimeError("out of memory")) is None
     behind.end()
     assert behind("fp32").explain(raised.value) is None
