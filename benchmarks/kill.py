@@ -94,7 +94,7 @@ def _slow_down(shared: mmap.mmap) -> None:
     Saver.save = noted_save  # type: ignore[method-assign]
 
 
-def _forked(config: RunConfig, folder: Path, shared: mmap.mmap) -> int:
+def _fork_run(config: RunConfig, folder: Path, shared: mmap.mmap) -> int:
     """Start a run and return its process id."""
     folder.mkdir(parents=True, exist_ok=True)
     shared[PHASE], shared[STEP] = 0, 0
@@ -110,7 +110,7 @@ def _forked(config: RunConfig, folder: Path, shared: mmap.mmap) -> int:
         os._exit(code)
 
 
-def _ended(child: int, seconds: float) -> bool:
+def _wait_for(child: int, seconds: float) -> bool:
     """Wait for the end of a process, so long at most; return whether it came."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -125,7 +125,7 @@ class Undisturbed:
 
     def __init__(self, arm: str, folder: Path, shared: mmap.mmap) -> None:
         begin = time.monotonic()
-        child = _forked(_config(arm), folder, shared)
+        child = _fork_run(_config(arm), folder, shared)
         if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
             raise click.ClickException(f"the undisturbed run of {arm} failed, see {folder}")
         self.seconds = time.monotonic() - begin
@@ -148,14 +148,14 @@ def _newest(folder: Path) -> dict[str, Any]:
     return {} if found is None else found[1]
 
 
-def _killed(
+def _kill_run(
     arm: str, folder: Path, seconds: float, moments: random.Random, shared: mmap.mmap
 ) -> tuple[float, str, int]:
     """Kill a run; return when, what it was doing, and after how many updates its last save was complete."""
     while True:
         after = moments.uniform(0, seconds)
-        child = _forked(_config(arm), folder, shared)
-        if _ended(child, after):  # it was faster than the one that the moments are drawn for
+        child = _fork_run(_config(arm), folder, shared)
+        if _wait_for(child, after):  # it was faster than the one that the moments are drawn for
             continue
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
@@ -163,7 +163,7 @@ def _killed(
 
 
 def _gone_on(arm: str, folder: Path, shared: mmap.mmap) -> RunRecord:
-    child = _forked(_config(arm, resume="auto"), folder, shared)
+    child = _fork_run(_config(arm, resume="auto"), folder, shared)
     os.waitpid(child, 0)
     return read_record(folder / "record.json")
 
@@ -185,7 +185,7 @@ def main(runs: int, seed: int, out: str | None) -> None:
         for number in range(runs):
             arm = ARMS[number % len(ARMS)]
             folder = Path(name) / str(number)
-            after, phase, complete = _killed(arm, folder, whole[arm].seconds, moments, shared)
+            after, phase, complete = _kill_run(arm, folder, whole[arm].seconds, moments, shared)
             half = any(folder.glob("checkpoints/.*.tmp"))
             found = _newest(folder).get("progress", {}).get("step", 0)
             record = _gone_on(arm, folder, shared)

@@ -35,7 +35,7 @@ KINDS = {
 HEADERS = ("training", "arm", "planted", "first reason", "others", "step off %", "workspace %", "right")
 
 
-def profiled(training: Training) -> ArmProfile:
+def profile_training(training: Training) -> ArmProfile:
     """Return the profile of the arm of a training."""
     torch.manual_seed(0)
     options: dict[str, Any] = {"device": "cpu", **training.settings}
@@ -50,7 +50,7 @@ def workspace(memory: Memory) -> int:
 
 def row_of(training: Training) -> dict[str, Any]:
     """Return what `profile` says of a training."""
-    found = profiled(training)
+    found = profile_training(training)
     reasons = [reason for reason in found.reasons if reason.kind != "emulation"]
     kinds = [reason.kind for reason in reasons]
     memory = found.memory

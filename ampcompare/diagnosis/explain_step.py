@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from ampcompare.base.tensors.products import OperationMode, dtype_name
+from ampcompare.base.tensors.tree import tensors_in
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.examination import answering_errors
 from ampcompare.settings.validation import validate
-from ampcompare.tasks.data import tensors_of
 from ampcompare.tasks.task import make_task
-from ampcompare.training.assemble import Assembly, assemble_single
+from ampcompare.training.assemble import Assembly, assemble
 from ampcompare.training.device import resolve_device
 from ampcompare.training.precision.base import NO_CONTEXT, make_precision, owned_params
 from ampcompare.training.precision.cpu_half import cpu_half
@@ -51,7 +51,7 @@ def _observe(config: RunConfig) -> dict[str, Any]:
     device = resolve_device(config.device)
     precision = make_precision(config.arm, device=str(device))
     task = make_task(config.recipe)
-    assembly = assemble_single(config.recipe, task, precision, device)
+    assembly = assemble(config.recipe, task, precision, device)
     model, optimizers = _as_one(assembly.models), assembly.optimizers
     batch = next(iter(task.data.train_batches(0, config.recipe.batch_size, device=device)))
     how, context = cpu_half(config.cpu_half, precision.half_dtype, device)
@@ -68,7 +68,7 @@ def _observe(config: RunConfig) -> dict[str, Any]:
             for optimizer in optimizers:
                 optimizer.zero_grad()
             _pass(assembly, batch)
-    states = [value for each in optimizers for state in each.state.values() for value in tensors_of(state)]
+    states = [value for each in optimizers for state in each.state.values() for value in tensors_in(state)]
     counts = {
         "parameters": _by_dtype(model.parameters()),
         "buffers": _by_dtype(model.buffers()),
@@ -83,7 +83,7 @@ def _observe(config: RunConfig) -> dict[str, Any]:
         "arch": config.recipe.model.arch,
         "data": config.recipe.data.name,
         "optimizer": config.recipe.optimizer.name,
-        "batch_shape": list(next(tensors_of(batch)).shape),
+        "batch_shape": list(next(tensors_in(batch)).shape),
         "device": str(device),
         "half": f"{precision.emulated} emulated" if precision.emulated else how,
         "notes": list(precision.notes),
@@ -209,7 +209,7 @@ class _Operations(OperationMode):
 
 def _add(names: list[str], value: Any) -> None:
     """Add to `names` each floating type in `value` that is not there yet."""
-    for tensor in tensors_of(value):
+    for tensor in tensors_in(value):
         if tensor.is_floating_point() and dtype_name(tensor.dtype) not in names:
             names.append(dtype_name(tensor.dtype))
 

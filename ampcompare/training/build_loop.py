@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ampcompare.base.errors import EnvironmentUnfit, UnsupportedCombination
+from ampcompare.base.tensors.tree import map_tree, tensors_in
 from ampcompare.settings.recipe import Recipe
-from ampcompare.tasks.data import map_tensors, tensors_of
 from ampcompare.tasks.task import LossOf, Phase
 from ampcompare.training.assemble import Assembly
 from ampcompare.training.loop import Loop, update
@@ -145,7 +145,7 @@ class StepGraph:
         clip_norm: float | None = None,
     ) -> Result:
         """Make one update; see `ampcompare.training.loop.update`."""
-        shapes = [(part.shape, part.stride(), part.dtype) for part in tensors_of(list(microbatches))]
+        shapes = [(part.shape, part.stride(), part.dtype) for part in tensors_in(list(microbatches))]
         arguments = (models, optimizers, precision, parallel, loss_of)
         if self._inputs is None:
             self._shapes = self._shapes or shapes
@@ -156,7 +156,7 @@ class StepGraph:
         elif shapes != self._shapes:
             return self._update(*arguments, microbatches, clip_norm)
         assert self._inputs is not None
-        for target, part in zip(tensors_of(self._inputs), tensors_of(list(microbatches)), strict=True):
+        for target, part in zip(tensors_in(self._inputs), tensors_in(list(microbatches)), strict=True):
             target.copy_(part, non_blocking=True)
         self._recorder.replay()
         norm = None if self._norm is None else self._norm.clone()
@@ -164,7 +164,7 @@ class StepGraph:
 
     def _record(self, arguments: tuple[Any, ...], microbatches: Sequence[Any], clip_norm: float | None) -> None:
         _, optimizers, precision, _, _ = arguments
-        inputs = self._inputs = map_tensors(Tensor.clone, list(microbatches))
+        inputs = self._inputs = map_tree(list(microbatches), Tensor.clone)
         # A gradient that exists now would be read by every replay, from memory that is freed.
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)

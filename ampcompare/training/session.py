@@ -13,10 +13,11 @@ import torch
 from torch import nn
 
 from ampcompare.base.environment.fingerprint import fingerprint, host_name
+from ampcompare.base.tensors.tree import tensors_in
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.run import Resumption, StepRecord
 from ampcompare.settings.config import RunConfig
-from ampcompare.tasks.data import derive, tensors_of
+from ampcompare.tasks.data import derive
 from ampcompare.training.assemble import Assembly
 from ampcompare.training.build_loop import build_loop
 from ampcompare.training.checkpoint.state.capture import rank_states, restore_rank, training_state
@@ -376,7 +377,7 @@ class CudaCopyStream(CopyStream):
     def hand_over(self, batch: Any, mark: Any) -> None:
         main = torch.cuda.current_stream(self._device)
         main.wait_event(mark)
-        for part in tensors_of(batch):
+        for part in tensors_in(batch):
             part.record_stream(main)  # its memory is not reused while the main stream reads it
 
 

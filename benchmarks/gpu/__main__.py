@@ -54,7 +54,7 @@ def main(parts: tuple[str, ...], out: str, rehearse: bool, apex_src: str | None)
         report = _run(part, rehearse, source)
         report.write(Path(out), environment(where, rehearse))
         click.echo(report.line(f"{where}, a rehearsal" if rehearse else where))
-        held = held and report.held
+        held = held and report.passes
     sys.exit(0 if held else 1)
 
 

@@ -69,7 +69,7 @@ class Context:
         """Processes that may work at the same time where no time is measured."""
         return 2 if self.rehearse else max(1, min(8, (os.cpu_count() or 2) // 2))
 
-    def left(self, most: float = PART_SECONDS) -> float:
+    def seconds_left(self, most: float = PART_SECONDS) -> float:
         """Return the seconds that something may take: `most`, or the rest of the part's time."""
         return max(1.0, min(most, self.end - time.monotonic()))
 
@@ -84,7 +84,7 @@ class Context:
 
     def program(self, command: Sequence[str], *, most: float = 300.0, folder: Path | None = None) -> Done:
         """Run a program of Python in this checkout."""
-        return run_program(command, self.left(most), folder or self.scratch)
+        return run_program(command, self.seconds_left(most), folder or self.scratch)
 
     def in_child(self, function: Callable[..., Any], *arguments: Any, most: float = 240.0) -> Any:
         """Return what a function returns in a process of its own, which starts with torch imported and without CUDA.
@@ -94,7 +94,7 @@ class Context:
         """
         pipe, process = start(function, *arguments)
         try:
-            if not pipe.poll(self.left(most)):
+            if not pipe.poll(self.seconds_left(most)):
                 raise RuntimeError("no answer in time")
             held, answer = pipe.recv()
         except EOFError:

@@ -72,10 +72,10 @@ class Device(abc.ABC):
             "reads": ledger.reads,
             "operations": ledger.writes,
             "operand_bytes": ledger.bytes,
-            **self.traced(step),
+            **self.trace(step),
         }
 
-    def traced(self, step: Step) -> dict[str, float]:
+    def trace(self, step: Step) -> dict[str, float]:
         """Run a step under the profiler, and return the sums of `read_trace`."""
         self.synchronize()
         with profile(activities=list(self.activities)) as trace:

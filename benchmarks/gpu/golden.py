@@ -209,7 +209,7 @@ class _Genuine:
         type(state).__init__(state)
 
 
-def _prepared(device: str, apex_src: str | None) -> Any:
+def _prepare_amp(device: str, apex_src: str | None) -> Any:
     """Ask for deterministic kernels, and return the amp to drive: ours, or the real one of some sources."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     import torch
@@ -230,7 +230,7 @@ def _prepared(device: str, apex_src: str | None) -> Any:
 
 def replay(paths: list[str], device: str, apex_src: str | None) -> dict[str, Any]:
     """Replay scenarios in this process; return by name what became of them, or an error."""
-    amp = _prepared(device, apex_src)
+    amp = _prepare_amp(device, apex_src)
     replayed = importlib.import_module("golden_replay")
     results: dict[str, Any] = {}
     for path in paths:
@@ -244,7 +244,7 @@ def replay(paths: list[str], device: str, apex_src: str | None) -> dict[str, Any
 
 def replay_casts(device: str, apex_src: str | None) -> dict[str, dict[str, str]]:
     """Return, by row and dtypes of the inputs, the dtype that each expression has under O1."""
-    amp = _prepared(device, apex_src)
+    amp = _prepare_amp(device, apex_src)
     import torch
 
     casts = importlib.import_module("test_o1_casts")

@@ -55,7 +55,7 @@ class Report:
         self.left_out.append(what)
 
     @property
-    def held(self) -> bool:
+    def passes(self) -> bool:
         """Whether something was checked, and all of it held."""
         return bool(self.checks) and all(check.held for check in self.checks)
 
@@ -64,7 +64,7 @@ class Report:
         failed = [check for check in self.checks if not check.held]
         count = f"{len(self.checks) - len(failed)} of {len(self.checks)} checks"
         seconds = f"{time.perf_counter() - self.begin:.0f} s on {where}"
-        if self.held:
+        if self.passes:
             text = f"held {count} in {seconds}: {self.says}"
         else:
             named = "; ".join(f"{check.name}: {check.seen}".rstrip(": ") for check in failed[:SHOWN])
@@ -79,8 +79,8 @@ class Report:
         data = {
             "format": FORMAT,
             "part": self.part,
-            "held": self.held,
-            "says": self.says if self.held else "",
+            "held": self.passes,
+            "says": self.says if self.passes else "",
             "seconds": round(time.perf_counter() - self.begin, 1),
             "environment": facts,
             "left_out": self.left_out,

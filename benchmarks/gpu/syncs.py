@@ -70,7 +70,7 @@ def run(context: Context, report: Report) -> None:
     names = [name for name in (*SYNCS, *FIGURES) if not context.rehearse or name in REHEARSED]
     model = "tiny" if context.rehearse else "resnet50"
     figures: dict[str, Any] = {}
-    for name, counts in zip(names, context.at_once(lambda name: _counted(context, name, model), names), strict=True):
+    for name, counts in zip(names, context.at_once(lambda name: _try_count(context, name, model), names), strict=True):
         if isinstance(counts, str):
             if is_missing(counts):
                 report.leave_out(f"{name} ({counts})")
@@ -86,7 +86,7 @@ def run(context: Context, report: Report) -> None:
     report.says = f"no host sync of {counted} loops beyond what each needs, on {model}"
 
 
-def _counted(context: Context, name: str, model: str) -> dict[str, float] | str:
+def _try_count(context: Context, name: str, model: str) -> dict[str, float] | str:
     try:
         return context.in_child(count, name, model, context.device, context.rehearse, context.apex_src)  # type: ignore[no-any-return]
     except RuntimeError as error:

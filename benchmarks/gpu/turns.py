@@ -38,14 +38,14 @@ def take_turns(
     facts: dict[str, dict[str, float]] = {}
     try:
         for name, (pipe, _) in loops.items():
-            answer = _receive(pipe, context.left(READY_SECONDS))
+            answer = _receive(pipe, context.seconds_left(READY_SECONDS))
             if isinstance(answer, str):
                 missing[name] = answer
         ready = [name for name in names if name not in missing]
         # One after the other: the compilers and tuners of two that warm up at once would disturb each other.
         for name in ready:
             loops[name][0].send(("warm", WARM_UP_SECONDS if not context.rehearse else 0.0))
-            answer = _receive(loops[name][0], context.left(READY_SECONDS))
+            answer = _receive(loops[name][0], context.seconds_left(READY_SECONDS))
             if isinstance(answer, str):
                 missing[name] = answer
             else:
@@ -64,14 +64,14 @@ def _rounds(
 ) -> dict[str, list[float]]:
     times: dict[str, list[float]] = {name: [] for name in ready}
     shuffler = random.Random(0)
-    end = time.monotonic() + context.left(seconds)
+    end = time.monotonic() + context.seconds_left(seconds)
     order = list(ready)
     while min(map(len, times.values()), default=2) < 2 or time.monotonic() < end:
         shuffler.shuffle(order)
         for name in order:
             steps = max(1, round(block / facts[name]["step_seconds"]))
             loops[name][0].send(("run", steps))
-            answer = _receive(loops[name][0], context.left(60.0))
+            answer = _receive(loops[name][0], context.seconds_left(60.0))
             if isinstance(answer, str):
                 raise RuntimeError(f"{name} stopped: {answer}")
             times[name].append(answer["step_seconds"])
@@ -114,6 +114,6 @@ def _serve(pipe: Connection, name: str, model: str, device_kind: str, small: boo
         device.seconds(loop.step, 3)
         while time.perf_counter() < end:
             device.seconds(loop.step, 1)
-        found = device.traced(loop.step)
+        found = device.trace(loop.step)
         found = {key: value if key.endswith("share") else value / loop.steps for key, value in found.items()}
         pipe.send({**found, "step_seconds": device.seconds(loop.step, 2) / loop.steps})

@@ -29,8 +29,8 @@ from ampcompare.results.analysis.inference.effect import Effect, min_resolvable_
 from ampcompare.results.analysis.inference.sample_size import pairs_needed
 from ampcompare.results.analysis.inference.verdict import Margin, decide
 from ampcompare.results.records.run import RunRecord
-from benchmarks.rates.real_runs import NAMES, comparisons, config_of, judged, named, own_seed
-from benchmarks.rates.study import Measured, Row, Study, Table, counted
+from benchmarks.rates.real_runs import NAMES, comparisons, config_of, own_seed, rename_arm, summarize_pair
+from benchmarks.rates.study import Measured, Row, Study, Table, count_verdicts
 
 __all__ = ["STUDY"]
 
@@ -58,7 +58,7 @@ def _comparison(launcher: ForkedLauncher, folder: Path, number: int) -> list[Run
             record = launcher.launch(config_of((recipe, own_seed(recipe))[place]), folder)
             if record.status != "completed":
                 raise SystemExit(f"a run of seed {seed} {record.status}: {record.error}")
-            records.append(named(record, NAMES[place], recipe))
+            records.append(rename_arm(record, NAMES[place], recipe))
     return records
 
 
@@ -73,7 +73,7 @@ def _seconds(record: RunRecord) -> float:
     return record.summary.step_seconds_median or math.nan
 
 
-def _ungated(records: Sequence[RunRecord]) -> Effect:
+def _effect_without_gate(records: Sequence[RunRecord]) -> Effect:
     """Return the effect on time that there would be without the gate of validity."""
     pairs = list(_pairs(records))
     return paired_effect(
@@ -88,14 +88,14 @@ def _without_load(record: RunRecord) -> RunRecord:
 
 
 def _facts(records: Sequence[RunRecord]) -> dict[str, Any]:
-    row = judged(records, terms=TERMS)
-    effect = _ungated(records)
+    row = summarize_pair(records, terms=TERMS)
+    effect = _effect_without_gate(records)
     pairs = list(_pairs(records))
     without_load = [_without_load(record) for record in records]
     return {
         "accuracy": str(row.quality),
         "time": str(row.time),
-        "time_without_load": str(judged(without_load, terms=TERMS).time),
+        "time_without_load": str(summarize_pair(without_load, terms=TERMS).time),
         "time_without_gate": str(decide([effect], TERMS.time())[0]),
         "time_p_without_gate": p_values(effect, TERMS.time().size).different,
         "points": [100 * ((a.summary.metric_final or 0) - (b.summary.metric_final or 0)) for a, b in pairs],
@@ -110,18 +110,18 @@ def _rate(what: str, words: Sequence[str]) -> Row:
     row = {"verdict on": what, "comparisons": str(len(words)), "valid": str(len(valid))}
     if not valid:
         return {**row, "better or worse": "-", "95 % interval": "-", "at most 5 %": "-", "all verdicts": "all invalid"}
-    called = counted(valid)
+    called = count_verdicts(valid)
     test = binomtest(int(called["better or worse"].split()[0]), len(valid), 0.05, alternative="greater")
     return {
         **row,
         "better or worse": called["better or worse"],
         "95 % interval": called["95 % interval"],
         "at most 5 %": "yes" if test.pvalue > 0.05 else "NO",
-        "all verdicts": counted(words)["all verdicts"],
+        "all verdicts": count_verdicts(words)["all verdicts"],
     }
 
 
-def _found(spread: float, shift: float, pairs: int, floor: float, margin: Margin) -> float:
+def _share_worse(spread: float, shift: float, pairs: int, floor: float, margin: Margin) -> float:
     """Return how often simulated pairs with a true difference of `shift` are called worse."""
     generator = np.random.default_rng(0)
     samples = generator.normal(shift, spread, (SIMULATIONS, pairs))
@@ -144,7 +144,7 @@ def _power(points: float, log_ratio: float) -> Iterator[Row]:
             "true difference": difference,
             "spread": f"{spread:.2f} points" if spread is points else f"{100 * spread:.1f} %",
             "pairs promised": str(pairs),
-            "found": f"{100 * _found(spread, -size, pairs, least, margin):.0f} %",
+            "found": f"{100 * _share_worse(spread, -size, pairs, least, margin):.0f} %",
         }
 
 

@@ -29,8 +29,8 @@ from ampcompare.results.analysis.inference.effect import ERROR_RATE
 from ampcompare.results.analysis.inference.verdict import decide
 from ampcompare.results.records.run import RunRecord, loss_tail
 from ampcompare.settings.config import RunConfig
-from benchmarks.rates.real_runs import SMALL_LM, Recipe, comparisons, judged, of_pair, own_seed
-from benchmarks.rates.study import KEEPS, WINNER, Row, Study, Table, called, counted, percent, total
+from benchmarks.rates.real_runs import SMALL_LM, Recipe, comparisons, of_pair, own_seed, summarize_pair
+from benchmarks.rates.study import KEEPS, WINNER, Row, Study, Table, begin_with, count_verdicts, percent, total
 
 __all__ = ["STUDY"]
 
@@ -103,18 +103,18 @@ def _by_steps(curves: Curves) -> bool:
     return bool((ttest_1samp(differences, 0, axis=1).pvalue < ERROR_RATE / len(differences)).any())
 
 
-def _simulated(case: Scenario, replicates: int) -> Row:
+def _simulate(case: Scenario, replicates: int) -> Row:
     generator = np.random.default_rng([case.seeds, case.arms, round(100 * case.phi), round(100 * case.own)])
 
     def trial() -> dict[str, float]:
         equal = _curves(case, 0.0, generator)
         words = _words(equal)
         return {
-            "winner": any(called(words, WINNER)),
-            "shown": sum(called(words, KEEPS)),
+            "winner": any(begin_with(words, WINNER)),
+            "shown": sum(begin_with(words, KEEPS)),
             "steps": _by_steps(equal),
-            "kept": any(called(_words(_curves(case, MARGIN, generator)), KEEPS)),
-            "found": sum(called(_words(_curves(case, PLANTED, generator)), ("worse",))),
+            "kept": any(begin_with(_words(_curves(case, MARGIN, generator)), KEEPS)),
+            "found": sum(begin_with(_words(_curves(case, PLANTED, generator)), ("worse",))),
         }
 
     counts = total(replicates, trial)
@@ -140,7 +140,7 @@ def _slower(recipe: Recipe) -> Recipe:
 def _real(kind: str, count: int) -> Row:
     other = own_seed if kind == "A/A" else _slower
     results = comparisons(kind, count, lambda number: of_pair(SMALL_LM, number, PAIRS, other))
-    rows = [judged(records) for records in results]
+    rows = [summarize_pair(records) for records in results]
     differences = [100 * (row.loss.effect or 0.0) for row in rows]
     return {
         "runs": kind,
@@ -148,7 +148,7 @@ def _real(kind: str, count: int) -> Row:
         "seeds": str(PAIRS),
         "mean difference %": f"{statistics.fmean(differences):+.2f}",
         "its sd %": f"{statistics.stdev(differences):.2f}",
-        **counted([str(row.loss) for row in rows]),
+        **count_verdicts([str(row.loss) for row in rows]),
     }
 
 
@@ -156,7 +156,7 @@ STUDY = Study(
     title="Error rates of verdicts on the training loss",
     about=__doc__,
     tables=(
-        Table("simulated", SCENARIOS, _simulated, by=("seeds", "arms"), only_json=("replicates",)),
+        Table("simulated", SCENARIOS, _simulate, by=("seeds", "arms"), only_json=("replicates",)),
         Table("real runs", ("A/A", "planted"), _real),
     ),
 )

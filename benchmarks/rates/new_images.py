@@ -63,7 +63,7 @@ def _shift_for(tau: float, difference: float) -> float:
     return float(brentq(lambda shift: _accuracy(tau, shift) - _accuracy(tau, 0.0) - difference, -3, 3))
 
 
-def _trained(
+def _train(
     draw: np.random.Generator, seeds: int, images: int, repetitions: int, *, tau: float, difference: float
 ) -> Draws:
     """Yield differences (repetitions, seeds, images) of two arms with image effects."""
@@ -141,7 +141,7 @@ def _half(size: float) -> str:
 def _no_difference(cell: tuple[float, int, int], repetitions: int, draw: np.random.Generator) -> Row:
     tau, images, seeds = cell
     count = round(repetitions * SHARES[images])
-    got = _intervals(_trained(draw, seeds, images, count, tau=tau, difference=0.0), 0.0)
+    got = _intervals(_train(draw, seeds, images, count, tau=tau, difference=0.0), 0.0)
     return {
         "tau": f"{tau:g}",
         "image share %": _percent(_image_share(tau)),
@@ -157,7 +157,7 @@ def _no_difference(cell: tuple[float, int, int], repetitions: int, draw: np.rand
 def _at_the_margin(cell: tuple[float, int, int], repetitions: int, draw: np.random.Generator) -> Row:
     tau, images, seeds = cell
     count = round(repetitions * SHARES[images])
-    got = _intervals(_trained(draw, seeds, images, count, tau=tau, difference=-MARGIN), -MARGIN)
+    got = _intervals(_train(draw, seeds, images, count, tau=tau, difference=-MARGIN), -MARGIN)
     return {
         "tau": f"{tau:g}",
         "images": f"{images:,}",

@@ -46,7 +46,7 @@ SIZES = ((2, 3, 2), (3, 5, 2), (2, 4, 4), (9, 5, 4), (9, 3, 8), (4, 8, 8), (9, 1
 POOLS = ("steady", "drift 20 %", "slow GPU", "GPUs differ", "hot neighbor", "hot arm")
 
 
-def _fixed(arms: list[str], seeds: int, number: int) -> list[list[str]]:
+def _same_order(arms: list[str], seeds: int, number: int) -> list[list[str]]:
     rows = []
     for seed in range(seeds):
         row = list(arms)
@@ -60,17 +60,17 @@ def _random(arms: list[str], seeds: int, number: int) -> list[list[str]]:
     return [generator.sample(arms, len(arms)) for _ in range(seeds)]
 
 
-def _added(arms: list[str], seeds: int, number: int) -> list[list[str]]:
+def _add_seeds(arms: list[str], seeds: int, number: int) -> list[list[str]]:
     first = balanced_rows(arms, [], 3, number)
     return first + balanced_rows(arms, first, seeds - 3, number)
 
 
 ORDERS: dict[str, Order] = {
     "list": lambda arms, seeds, number: [arms] * seeds,
-    "fixed": _fixed,
+    "fixed": _same_order,
     "random": _random,
     "balanced": lambda arms, seeds, number: balanced_rows(arms, [], seeds, number),
-    "added": _added,
+    "added": _add_seeds,
 }
 
 
@@ -85,7 +85,7 @@ def _busy(generator: np.random.Generator, cells: int) -> Floats:
     return np.where((places >= begin) & (places < begin + length), math.log(1.3), 0.0)
 
 
-def _autocorrelated(generator: np.random.Generator, cells: int) -> Floats:
+def _correlated_states(generator: np.random.Generator, cells: int) -> Floats:
     phi, sd = 0.9, 0.05
     state = generator.normal(0, sd, DRAWS)
     states = [state]
@@ -100,7 +100,7 @@ MACHINES = {
     "drift 10 %": _drift(0.1),
     "drift 20 %": _drift(0.2),
     "busy stretch": _busy,
-    "AR(1)": _autocorrelated,
+    "AR(1)": _correlated_states,
 }
 
 

@@ -15,7 +15,17 @@ from ampcompare.results.records.comparison import ArmSummary
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 
-__all__ = ["NAMES", "SMALL_LM", "Recipe", "comparisons", "config_of", "judged", "named", "of_pair", "own_seed"]
+__all__ = [
+    "NAMES",
+    "SMALL_LM",
+    "Recipe",
+    "comparisons",
+    "config_of",
+    "of_pair",
+    "own_seed",
+    "rename_arm",
+    "summarize_pair",
+]
 
 NAMES = ("first", "second")
 SMALL_LM: dict[str, Any] = {
@@ -39,7 +49,7 @@ def own_seed(recipe: Recipe) -> Recipe:
     return {**recipe, "seed": recipe["seed"] + 1_000_000}
 
 
-def named(record: RunRecord, name: str, recipe: Recipe) -> RunRecord:
+def rename_arm(record: RunRecord, name: str, recipe: Recipe) -> RunRecord:
     """Return a record as that of an arm by this name with the settings of its pair, as `summarize` pairs by them."""
     return record.model_copy(update={"arm": name, "config": config_of(recipe)})
 
@@ -65,11 +75,11 @@ def of_pair(recipe: Recipe, number: int, pairs: int, other: Callable[[Recipe], R
         for seed in range(number * pairs, (number + 1) * pairs):
             its = {**recipe, "seed": seed}
             for name, trained in zip(NAMES, (its, other(its)), strict=True):
-                records.append(named(run_cell(config_of(trained), Path(folder, f"{seed} {name}")), name, its))
+                records.append(rename_arm(run_cell(config_of(trained), Path(folder, f"{seed} {name}")), name, its))
     return records
 
 
-def judged(records: Sequence[RunRecord], **options: Any) -> ArmSummary:
+def summarize_pair(records: Sequence[RunRecord], **options: Any) -> ArmSummary:
     """Return the row of the second name."""
     rows = summarize(records, arms=NAMES, reference=NAMES[0], **options).arms
     return next(row for row in rows if row.arm == NAMES[1])

@@ -29,9 +29,9 @@ __all__ = [
     "Row",
     "Study",
     "Table",
+    "begin_with",
     "bounds",
-    "called",
-    "counted",
+    "count_verdicts",
     "percent",
     "run",
     "study",
@@ -141,7 +141,7 @@ def total(replicates: int, trial: Callable[[], Mapping[str, float]]) -> Counter[
     return sums
 
 
-def called(words: Sequence[str], among: Sequence[str]) -> list[bool]:
+def begin_with(words: Sequence[str], among: Sequence[str]) -> list[bool]:
     """Return which verdicts begin with one of some words."""
     return [word.startswith(tuple(among)) for word in words]
 
@@ -157,7 +157,7 @@ def bounds(count: int, of: int) -> str:
     return f"{100 * interval.low:.1f} to {100 * interval.high:.1f} %"
 
 
-def counted(words: Sequence[str]) -> Row:
+def count_verdicts(words: Sequence[str]) -> Row:
     """Return columns on the verdicts of comparisons of an arm with itself: winners and losers, and every word."""
     counts = Counter(word.partition(" (")[0] or "none" for word in words)
     wrong = sum(counts[word] for word in WINNER)
@@ -220,18 +220,19 @@ def varying(rows: Sequence[Row]) -> tuple[str, list[Row]]:
 def lines(table: Table, rows: Sequence[Row]) -> list[Row]:
     """Return the lines of the page: rows, or ranges over those that agree in the columns `by`."""
     if not table.by:
-        return [_shown(table, row) for row in rows]
+        return [_page_columns(table, row) for row in rows]
     groups: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         own = any(row[column] in values for column, values in table.singly.items())
         key = tuple(row.values()) if own else tuple(row[column] for column in table.by)
         groups.setdefault(key, []).append(row)
     return [
-        _shown(table, {column: _range([row[column] for row in its]) for column in its[0]}) for its in groups.values()
+        _page_columns(table, {column: _range([row[column] for row in its]) for column in its[0]})
+        for its in groups.values()
     ]
 
 
-def _shown(table: Table, row: Row) -> Row:
+def _page_columns(table: Table, row: Row) -> Row:
     return {column: value for column, value in row.items() if column not in table.only_json}
 
 

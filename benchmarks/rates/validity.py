@@ -39,7 +39,7 @@ def _noise(generator: np.random.Generator, runs: int, steps: int, sd: float = 0.
     return generator.normal(1, sd, (runs, steps))
 
 
-def _throttled(steps: int, share: float) -> Floats:
+def _slow_end(steps: int, share: float) -> Floats:
     return np.where(np.arange(steps) >= steps * (1 - share), 1.3, 1.0)[None, :]
 
 
@@ -60,10 +60,10 @@ UNFIT: dict[str, Shape] = {
     "drift from 0 to +10 %": lambda g, r, n: _noise(g, r, n) * np.linspace(1, 1.1, n)[None, :],
     "drift from 0 to +30 %": lambda g, r, n: _noise(g, r, n) * np.linspace(1, 1.3, n)[None, :],
     "drift from 0 to +30 %, noise of 5 %": lambda g, r, n: _noise(g, r, n, 0.05) * np.linspace(1, 1.3, n)[None, :],
-    "+30 % in the second half": lambda g, r, n: _noise(g, r, n) * _throttled(n, 0.5),
-    "+30 % in the second half, noise of 5 %": lambda g, r, n: _noise(g, r, n, 0.05) * _throttled(n, 0.5),
-    "+30 % in the last 30 % of steps": lambda g, r, n: _noise(g, r, n) * _throttled(n, 0.3),
-    "+30 % in the last 20 % of steps": lambda g, r, n: _noise(g, r, n) * _throttled(n, 0.2),
+    "+30 % in the second half": lambda g, r, n: _noise(g, r, n) * _slow_end(n, 0.5),
+    "+30 % in the second half, noise of 5 %": lambda g, r, n: _noise(g, r, n, 0.05) * _slow_end(n, 0.5),
+    "+30 % in the last 30 % of steps": lambda g, r, n: _noise(g, r, n) * _slow_end(n, 0.3),
+    "+30 % in the last 20 % of steps": lambda g, r, n: _noise(g, r, n) * _slow_end(n, 0.2),
 }
 SHAPES = FIT | UNFIT
 
@@ -90,7 +90,7 @@ def _outliers(seconds: Floats) -> NDArray[np.bool_]:
     return np.asarray(deviations > 3 * 1.4826 * np.median(deviations, axis=1, keepdims=True))
 
 
-def _explained(seconds: Floats, outliers: NDArray[np.bool_]) -> Floats:
+def _share_explained(seconds: Floats, outliers: NDArray[np.bool_]) -> Floats:
     """Return the share of the variance of each run that its outliers explain."""
     others = np.ma.array(seconds, mask=outliers)
     return np.asarray(1 - others.var(axis=1) * (1 - outliers.mean(axis=1)) / seconds.var(axis=1))
@@ -104,7 +104,7 @@ def _row(cell: tuple[str, int], replicates: int) -> Row:
     rates = {
         "compare": statistics.fmean(map(_is_invalid, seconds.tolist())),
         "count": float((outliers.mean(axis=1) > 0.1).mean()),
-        "variance": float((_explained(seconds, outliers) > 0.5).mean()),
+        "variance": float((_share_explained(seconds, outliers) > 0.5).mean()),
     }
     undisturbed = np.median(shape(np.random.default_rng(1), 1, 100_000)) if name in FIT else 1.0
     off = math.sqrt(float((np.log(np.median(seconds, axis=1) / undisturbed) ** 2).mean()))

@@ -42,7 +42,7 @@ from ampcompare.results.analysis.inference.verdict import decide
 from ampcompare.results.records.comparison import Look
 from ampcompare.results.records.verdict import OPEN, Verdict
 from benchmarks.rates import metrics
-from benchmarks.rates.study import KEEPS, WINNER, Row, Study, Table, called, percent, total
+from benchmarks.rates.study import KEEPS, WINNER, Row, Study, Table, begin_with, percent, total
 
 __all__ = ["STUDY"]
 
@@ -151,7 +151,7 @@ def _effects(values: Floats, case: Scenario, margin: AccuracyMargin, pilot: int 
     return effects
 
 
-def _looked(rates: Sequence[float]) -> list[Look]:
+def _as_looks(rates: Sequence[float]) -> list[Look]:
     return [
         Look(number=number, error_rate=rate, reference="", arms=[], seeds=[], cells={}, margin=0.5, time_margin=0.02)
         for number, rate in enumerate(rates, 1)
@@ -164,16 +164,16 @@ def _judge(values: Floats, case: Scenario, rate: float, after: float | None = No
     return Outcome(decide(effects, margin.of_scores(), rate, after), effects, rate)
 
 
-def _fixed(draw: Draw, case: Scenario) -> Outcome:
+def _look_once(draw: Draw, case: Scenario) -> Outcome:
     return _judge(draw(case.first), case, error_rate_of_next([], case.looks))
 
 
-def _followed(draw: Draw, case: Scenario) -> Outcome:
+def _look_again(draw: Draw, case: Scenario) -> Outcome:
     values, kept = draw(case.first), None
     rates: list[float] = []
     for _ in range(case.looks or MAX_LOOKS):
-        rates.append(error_rate_of_next(_looked(rates), case.looks))
-        after = error_rate_of_next(_looked(rates), case.looks)
+        rates.append(error_rate_of_next(_as_looks(rates), case.looks))
+        after = error_rate_of_next(_as_looks(rates), case.looks)
         outcome = _judge(values, case, rates[-1], after)
         advice = [verdict.more_seeds for verdict in outcome.verdicts if verdict.more_seeds is not None]
         if not advice or values.shape[1] >= MAX_PAIRS:
@@ -200,7 +200,7 @@ def _auto(draw: Draw, case: Scenario) -> Outcome:
     return _judge(values, case, rate, pilot=size)
 
 
-PROCEDURES = {"fixed": _fixed, "followed": _followed, "auto": _auto}
+PROCEDURES = {"fixed": _look_once, "followed": _look_again, "auto": _auto}
 
 
 def _simulate(case: Scenario, truth: float, replicates: int) -> Counter[str]:
@@ -217,8 +217,8 @@ def _simulate(case: Scenario, truth: float, replicates: int) -> Counter[str]:
             if verdict.low is not None and verdict.high is not None and verdict.confidence is not None
         ]
         return {
-            "wrong": any(called(words, KEEPS if truth else WINNER)),
-            "right": sum(called(words, KEEPS)),
+            "wrong": any(begin_with(words, KEEPS if truth else WINNER)),
+            "right": sum(begin_with(words, KEEPS)),
             "pairs": outcome.effects[0].pairs,
             "promised": outcome.kept is not None,
             "kept": bool(outcome.kept),
