@@ -5,7 +5,6 @@ Losses on a device stay there until a block of rows is written, so that recordin
 
 from __future__ import annotations
 
-import json
 import multiprocessing.util
 import os
 import re
@@ -24,6 +23,7 @@ from ampcompare.base.environment.fingerprint import fingerprint
 from ampcompare.base.environment.ranks import rank_of
 from ampcompare.base.errors import EnvironmentUnfit
 from ampcompare.base.secrets import hide, mask
+from ampcompare.results.records.run import dump_json
 from ampcompare.script.legacy.settings import ExecSettings
 from ampcompare.script.legacy.stderr import note
 from ampcompare.script.recording.summary import FORMAT, SCHEMA, in_words, read_exec_record
@@ -187,9 +187,11 @@ class Recorder:
 
 def _line(row: dict[str, Any]) -> str:
     try:
-        return to_json(row, inf_nan_mode="strings").decode() + "\n"
+        line = to_json(row).decode() + "\n"
+        is_strict = "NaN" not in line and "Infinity" not in line
     except ValueError:  # of text that is no Unicode, such as a path
-        return json.dumps(row) + "\n"
+        is_strict = False
+    return line if is_strict else dump_json(row, indent=None) + "\n"
 
 
 def _own_path(path: Path, child: str | None) -> Path:
