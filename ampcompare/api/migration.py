@@ -85,7 +85,7 @@ def lint_paths(
 
     Args:
         paths: what to examine; the working directory by default.
-        select: codes, or their beginnings, to report; by default those of pyproject.toml, or all that are on.
+        select: codes, or their beginnings, to report; by default those of pyproject.toml, or all.
         ignore: codes, or their beginnings, to leave out.
         fix: fix in the files what can be fixed safely; report the rest.
         torch_version: of the torch that the files are for, such as "2.9"; by default the one that is installed.

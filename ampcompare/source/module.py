@@ -49,7 +49,6 @@ class Text:
         first = NEWLINE.search(text)
         self.newline = first.group() if first else "\n"
         self._is_ascii = text.isascii()
-        self._made: dict[ast.AST, str] = {}
 
     def line_start(self, line: int) -> int:
         """Return where a line begins; behind the last line, the end of the text."""
@@ -96,13 +95,7 @@ class Text:
 
     def source(self, node: ast.AST) -> str:
         """Return the text of a node as it is written."""
-        return self._made[node] if node in self._made else self.text[self.start(node) : self.end(node)]
-
-    def make(self, text: str) -> ast.expr:
-        """Return a new expression that stands nowhere in the text; `source` knows it."""
-        node = ast.parse(text, mode="eval").body
-        self._made[node] = text
-        return node
+        return self.text[self.start(node) : self.end(node)]
 
     def indent(self, node: ast.AST) -> str:
         """Return the white space at the begin of the line of a node."""

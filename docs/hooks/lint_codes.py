@@ -20,7 +20,7 @@ LIST_HEAD = f"""{HEAD} A finding says what is wrong and the remedy.
 On the site (`scripts/docs`) each code has a section: what the mistake does to the training, the remedy, and a wrong
 and a right example.
 
-`*`: `--fix` corrects it where the correction is sure. `+`: reported only where `--select` names it."""
+`*`: `--fix` corrects it where the correction is sure."""
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
@@ -35,8 +35,7 @@ def names() -> str:
         parts += [f"## {prefix}xx: {title}", ""]
         for code, mistake in sorted(CODES.items()):
             if code.startswith(prefix):
-                marks = "*" * mistake.fixable + "+" * (not mistake.by_default)
-                parts.append(f"- {code} {mistake.name}{f' `{marks}`' if marks else ''}")
+                parts.append(f"- {code} {mistake.name}{' `*`' * mistake.fixable}")
         parts.append("")
     return "\n".join(parts)
 
@@ -56,8 +55,6 @@ def _section(mistake: Mistake) -> Iterator[str]:
     notes = [f"({level_of(mistake.code)})"]
     if mistake.fixable:
         notes.append("`--fix` corrects it where the correction is sure.")
-    if not mistake.by_default:
-        notes.append("Reported only where `--select` names it.")
     if mistake.guard or mistake.name in _guards():
         notes.append(f"At run time: the guard [`{mistake.guard or mistake.name}`](../guards.md).")
     yield from (f"### {mistake.code}: {mistake.name}", "")

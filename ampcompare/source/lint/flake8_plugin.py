@@ -6,7 +6,6 @@ import ast
 from collections.abc import Iterator, Sequence
 
 from ampcompare.base.version import __version__
-from ampcompare.source.lint.catalog import CODES
 from ampcompare.source.lint.check import check_text
 from ampcompare.source.syntax import SourceInvalid
 from ampcompare.source.versions import known_versions
@@ -29,9 +28,9 @@ class Flake8Plugin:
         self._text = "".join(lines)
 
     def run(self) -> Iterator[tuple[int, int, str, type[Flake8Plugin]]]:
-        """Yield line, column and text of each finding of the codes that are reported by default."""
+        """Yield line, column and text of each finding."""
         try:
-            findings = check_text(self._text, lambda code: CODES[code].by_default, known_versions())
+            findings = check_text(self._text, versions=known_versions())
         except SourceInvalid:  # flake8 says so itself
             return
         for finding in findings:

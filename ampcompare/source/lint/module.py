@@ -13,7 +13,7 @@ from ampcompare.source.edits import Edit, Edits
 from ampcompare.source.lint.update_events import Event, Kind, Tracer
 from ampcompare.source.module import Module, Scope
 from ampcompare.source.object_kinds import ObjectKinds
-from ampcompare.source.syntax import argument, dotted_name, last_name
+from ampcompare.source.syntax import argument, dotted_name, is_literal, last_name
 from ampcompare.source.versions import LATEST, Versions
 
 __all__ = [
@@ -25,6 +25,9 @@ __all__ = [
     "Rule",
     "Trace",
     "events_between",
+    "first_after",
+    "is_off",
+    "last_before",
     "literal",
     "name_of",
     "rule",
@@ -33,6 +36,7 @@ __all__ = [
 
 Trace = list[Event]
 RULES: list[Rule] = []
+AMP_KINDS = (Kind.SCALE, Kind.SCALER_STEP, Kind.SCALE_LOSS, Kind.INITIALIZE)
 # Calls that end the process.
 EXITS = re.compile(r"^(?:sys\.|os\._?)?(?:exit|quit|abort)$")
 # A comment, or text between quotes as its group.
@@ -61,7 +65,6 @@ class Mistake:
         example: code with the mistake, on each line that ends in a comment with the code.
         harmless: code that looks like it and is right.
         fixable: whether `lint --fix` can correct it where it is sure.
-        by_default: whether `lint` reports it unless it is asked not to.
         guard: the guard of `exec` that sees the same mistake at run time, if it has another name.
     """
 
@@ -73,7 +76,6 @@ class Mistake:
     example: str = ""
     harmless: str = ""
     fixable: bool = False
-    by_default: bool = True
     guard: str = ""
 
 
@@ -140,6 +142,18 @@ class LintModule(Module):
         tracer = Tracer(self, self.kinds)
         scopes = training_scopes(self)
         return [trace for scope in scopes if (trace := tracer.trace(scope))]
+
+    def events(self, *kinds: Kind, with_amp: bool = False) -> Iterator[tuple[Trace, int, Event]]:
+        """Yield the events of some kinds, each with its trace and its place there.
+
+        Args:
+            with_amp: only those of traces in which Apex or a GradScaler takes part.
+        """
+        for trace in self.traces:
+            if not with_amp or any(event.kind in AMP_KINDS for event in trace):
+                for index, event in enumerate(trace):
+                    if event.kind in kinds:
+                        yield trace, index, event
 
     @functools.cached_property
     def new_scalers(self) -> list[ast.Call]:
@@ -220,6 +234,23 @@ def events_between(trace: Trace, first: Event, last: Event, *kinds: Kind) -> lis
     """Return the events of some kinds between two others that one run can meet along with both."""
     inside = trace[trace.index(first) + 1 : trace.index(last)]
     return [event for event in inside if event.kind in kinds and event.may_follow(first) and event.may_follow(last)]
+
+
+def last_before(trace: Trace, event: Event, *kinds: Kind) -> Event | None:
+    """Return the last event of some kinds before another one, of those that one run can meet with it."""
+    before = reversed(trace[: trace.index(event)])
+    return next((other for other in before if other.kind in kinds and other.may_follow(event)), None)
+
+
+def first_after(trace: Trace, event: Event, *kinds: Kind) -> Event | None:
+    """Return the first event of some kinds behind another one, of those that one run can meet with it."""
+    after = trace[trace.index(event) + 1 :]
+    return next((other for other in after if other.kind in kinds and other.may_follow(event)), None)
+
+
+def is_off(call: ast.Call) -> bool:
+    """Return whether a scaler or autocast is switched off by a literal."""
+    return is_literal(argument(call, "enabled"), False)
 
 
 def name_of(node: ast.AST) -> str:

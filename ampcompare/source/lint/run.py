@@ -11,7 +11,7 @@ from typing import Any
 
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit, did_you_mean
 from ampcompare.base.files.read import FileFault, read_text
-from ampcompare.source.document import Document, read_document, write_document
+from ampcompare.source.document import read_document, write_document
 from ampcompare.source.edits import apply_edits
 from ampcompare.source.find import find_sources
 from ampcompare.source.lint.catalog import CODES
@@ -33,7 +33,7 @@ class Selection:
     """What is reported, and which files are left out.
 
     Attributes:
-        select: prefixes of codes; empty for all codes that are reported by default.
+        select: prefixes of codes; empty for all codes.
         ignore: prefixes of codes. Of two prefixes that fit a code the longer one decides, of equal ones this.
         exclude: patterns of files and folders.
         versions: of the libraries that the files are for; the newest by default.
@@ -63,8 +63,8 @@ def _codes_to_report(select: tuple[str, ...], ignore: tuple[str, ...]) -> frozen
         return max((len(prefix) for prefix in prefixes if code.startswith(prefix)), default=0)
 
     chosen = set()
-    for code, mistake in CODES.items():
-        selected = longest(select, code) if select else int(mistake.by_default)
+    for code in CODES:
+        selected = longest(select, code) if select else 1
         if selected > longest(ignore, code):
             chosen.add(code)
     return frozenset(chosen)
@@ -156,17 +156,14 @@ def _lint_file(path: Path, selection: Selection, fix: bool, report: Report, *, m
         try:
             write_document(document, text)
             report.fixed += fixed
-            document = _with_text(document, text)
+            # Lines of a text are those of its file; the cells of a notebook may have others now.
+            document = read_document(path) if document.cells is not None else document
             findings = left
         except (FileFault, EnvironmentUnfit) as error:
             report.unread.append(Unread(path, f"cannot be corrected: {error}"))
     for finding in findings:
         place = document.place(finding.line, finding.column)
         report.findings.append(Located(path, place, finding.code, finding.message, bool(finding.edits)))
-
-
-def _with_text(document: Document, text: str) -> Document:
-    return read_document(document.path) if document.cells is not None else document
 
 
 def fix_text(text: str, findings: list[Finding], selection: Selection) -> tuple[str, list[Finding], int]:

@@ -225,11 +225,10 @@ def _fault_of(text: str) -> str | None:
 
 
 def find_mistakes(text: str) -> list[tuple[int, str, str]]:
-    """Return line, code and message of what lint finds in a module: mistakes in numbers, those reported by default."""
+    """Return line, code and message of the mistakes in numbers that lint finds in a module."""
     # Imported here: not every migration asks for them, and all rules are imported with them.
-    from ampcompare.source.lint.catalog import CODES
     from ampcompare.source.lint.check import check_text
     from ampcompare.source.lint.report import level_of
 
-    found = check_text(text, lambda code: level_of(code) == "error" and CODES[code].by_default)
+    found = check_text(text, lambda code: level_of(code) == "error")
     return [(each.line, each.code, each.message) for each in found]

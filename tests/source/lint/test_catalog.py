@@ -66,7 +66,6 @@ def test_each_mistake_has_its_section(site: str) -> None:
             if part.strip() not in text
         ], code
         assert ("`--fix`" in text) == mistake.fixable, code
-        assert ("`--select`" in text) == (not mistake.by_default), code
         assert f"({level_of(code)})" in text, code
 
 

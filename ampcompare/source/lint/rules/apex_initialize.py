@@ -37,12 +37,6 @@ def _models(event: Event) -> set[str]:
     return {event.subject} - {""}
 
 
-def _initialize_calls(trace: Trace) -> Iterator[tuple[int, Event]]:
-    for index, event in enumerate(trace):
-        if event.kind is Kind.INITIALIZE:
-            yield index, event
-
-
 def _is_statement(event: Event) -> bool:
     """Return whether a call changes an object in place: it stands alone, or is bound to the object again."""
     if isinstance(event.statement, ast.Expr):
@@ -205,51 +199,28 @@ with amp.scale_loss(loss, optimizer) as scaled_loss:
     scaled_loss.backward()
 """,
     ),
-    Mistake(
-        "AMP407",
-        "loaded-before-initialize",
-        "the state of the optimizer is loaded before `amp.initialize`",
-        "Apex documents the other order; under O2 this one is the safer, as moments are not cast to fp16",
-        "follow Apex's order under O1: initialize, then load",
-        """
-from apex import amp
-
-optimizer.load_state_dict(checkpoint["optimizer"])
-model, optimizer = amp.initialize(model, optimizer)  # AMP407
-""",
-        """
-from apex import amp
-
-model, optimizer = amp.initialize(model, optimizer)
-optimizer.load_state_dict(checkpoint["optimizer"])
-""",
-        by_default=False,
-    ),
 )
 def order_around_initialize(module: LintModule) -> Iterator[Finding]:
     """What comes before `amp.initialize` and should come after it, or the reverse."""
-    for trace in module.traces:
-        for index, event in _initialize_calls(trace):
-            models = _models(event)
-            before = [other for other in trace[:index] if other.may_follow(event)]
-            after = [other for other in trace[index + 1 :] if other.may_follow(event)]
-            for other in before:
-                again = other.scope is event.scope and other.call.lineno > event.call.lineno  # a second call of it
-                again = again or _is_of_callee(other, event)
-                if other.kind is Kind.WRAP and other.target and other.target in models and not again:
-                    yield module.finding(
-                        "AMP101",
-                        event.call,
-                        f"`{other.target.rpartition(':')[2]}` was wrapped in line {other.call.lineno}",
-                    )
-                elif other.kind is Kind.HALF and other.subject in models and _is_statement(other):
-                    if other.facts.keys() - event.facts.keys() and event.facts.keys() - other.facts.keys():
-                        continue  # two options, of which one may exclude the other
-                    yield module.finding("AMP112", other.call, f"`{other.name}` is cast before `amp.initialize`")
-                elif other.kind is Kind.LOAD and module.kinds.of(other.receiver, other.scope) == "optimizer":
-                    yield module.finding("AMP407", event.call, f"`{other.name}` was loaded in line {other.call.lineno}")
-            yield from _after(module, trace, event, after, models)
-            yield from _built_again(module, event, after)
+    for trace, index, event in module.events(Kind.INITIALIZE):
+        models = _models(event)
+        before = [other for other in trace[:index] if other.may_follow(event)]
+        after = [other for other in trace[index + 1 :] if other.may_follow(event)]
+        for other in before:
+            again = other.scope is event.scope and other.call.lineno > event.call.lineno  # a second call of it
+            again = again or _is_of_callee(other, event)
+            if other.kind is Kind.WRAP and other.target and other.target in models and not again:
+                yield module.finding(
+                    "AMP101",
+                    event.call,
+                    f"`{other.target.rpartition(':')[2]}` was wrapped in line {other.call.lineno}",
+                )
+            elif other.kind is Kind.HALF and other.subject in models and _is_statement(other):
+                if other.facts.keys() - event.facts.keys() and event.facts.keys() - other.facts.keys():
+                    continue  # two options, of which one may exclude the other
+                yield module.finding("AMP112", other.call, f"`{other.name}` is cast before `amp.initialize`")
+        yield from _after(module, trace, event, after, models)
+        yield from _built_again(module, event, after)
 
 
 def _is_of_callee(wrap: Event, event: Event) -> bool:
@@ -341,18 +312,17 @@ model, optimizer = amp.initialize(model, optimizer)
 )
 def conversion_after_optimizer(module: LintModule) -> Iterator[Finding]:
     """Synchronized batch norm that replaces weights which an optimizer has."""
-    for trace in module.traces:
-        for index, event in enumerate(trace):
-            if event.kind is not Kind.SYNC_BATCH_NORM or not event.subject:
+    for trace, index, event in module.events(Kind.SYNC_BATCH_NORM):
+        if not event.subject:
+            continue
+        rebuilt = {other.subject for other in trace[index:] if other.kind is Kind.NEW_OPTIMIZER}
+        for other in trace[:index]:
+            if other.kind is not Kind.NEW_OPTIMIZER or not other.may_follow(event) or other.subject in rebuilt:
                 continue
-            rebuilt = {other.subject for other in trace[index:] if other.kind is Kind.NEW_OPTIMIZER}
-            for other in trace[:index]:
-                if other.kind is not Kind.NEW_OPTIMIZER or not other.may_follow(event) or other.subject in rebuilt:
-                    continue
-                if any(name == event.subject or name.startswith(f"{event.subject}.") for name in other.sources):
-                    shown = f"the optimizer of line {other.call.lineno} holds the weights that this replaces"
-                    yield module.finding("AMP123", event.call, shown)
-                    break
+            if any(name == event.subject or name.startswith(f"{event.subject}.") for name in other.sources):
+                shown = f"the optimizer of line {other.call.lineno} holds the weights that this replaces"
+                yield module.finding("AMP123", event.call, shown)
+                break
 
 
 @rule(
@@ -378,17 +348,16 @@ amp.load_state_dict(checkpoint["amp"])
 )
 def loaded_before_initialize(module: LintModule) -> Iterator[Finding]:
     """The state of Apex, loaded before `amp.initialize` makes the loss scales."""
-    for trace in module.traces:
-        for index, event in _initialize_calls(trace):
-            known = {id(other.call) for other in trace[:index] if other.kind is Kind.INITIALIZE}
-            for other in trace[:index]:
-                if other.kind is not Kind.LOAD or id(event.call) in known or not other.may_follow(event):
-                    continue
-                if module.resolve(other.call.func, other.scope) != "apex.amp.load_state_dict":
-                    continue
-                if not events_between(trace, other, event, Kind.SCALE_LOSS, Kind.STEP):
-                    shown = f"`amp.initialize` in line {event.call.lineno} makes new loss scales"
-                    yield module.finding("AMP124", other.call, shown)
+    for trace, index, event in module.events(Kind.INITIALIZE):
+        known = {id(other.call) for other in trace[:index] if other.kind is Kind.INITIALIZE}
+        for other in trace[:index]:
+            if other.kind is not Kind.LOAD or id(event.call) in known or not other.may_follow(event):
+                continue
+            if module.resolve(other.call.func, other.scope) != "apex.amp.load_state_dict":
+                continue
+            if not events_between(trace, other, event, Kind.SCALE_LOSS, Kind.STEP):
+                shown = f"`amp.initialize` in line {event.call.lineno} makes new loss scales"
+                yield module.finding("AMP124", other.call, shown)
 
 
 @rule(
@@ -485,24 +454,6 @@ model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
 """,
         fixable=True,
     ),
-    Mistake(
-        "AMP406",
-        "one-scaler-for-all",
-        "several optimizers share one loss scaler of Apex",
-        "an overflow of one network halves the scale of the others, but does not skip their steps",
-        "pass `num_losses` to `amp.initialize` and `loss_id` to `scale_loss`",
-        """
-from apex import amp
-
-[net_g, net_d], [opt_g, opt_d] = amp.initialize([net_g, net_d], [opt_g, opt_d])  # AMP406
-""",
-        """
-from apex import amp
-
-[net_g, net_d], [opt_g, opt_d] = amp.initialize([net_g, net_d], [opt_g, opt_d], num_losses=2)
-""",
-        by_default=False,
-    ),
 )
 def result_of_initialize(module: LintModule) -> Iterator[Finding]:
     """What the result of `amp.initialize` is bound to."""
@@ -511,12 +462,6 @@ def result_of_initialize(module: LintModule) -> Iterator[Finding]:
         statement = module.parents[call]
         if any(isinstance(one, ast.Starred) for one in call.args) or model is None:
             continue
-        if (
-            isinstance(optimizer, (ast.List, ast.Tuple))
-            and len(optimizer.elts) > 1
-            and not argument(call, "num_losses")
-        ):
-            yield module.finding("AMP406", call, f"{len(optimizer.elts)} optimizers share one loss scaler")
         named = [name_of(one) for one in (model, optimizer) if one is not None]
         right = ", ".join(named) if all(named) else ""
         if isinstance(statement, ast.Expr):

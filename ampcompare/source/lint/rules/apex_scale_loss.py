@@ -193,7 +193,7 @@ def copies_of_o2(module: LintModule) -> Iterator[Finding]:
         return
     for trace in module.traces:
         for index, event in enumerate(trace):
-            if event.kind in (Kind.GRADIENT, Kind.CLIP) and _never_with(
+            if event.kind not in (Kind.GRADIENT, Kind.CLIP) or _never_with(
                 module, event.facts, event.scope, Kind.INITIALIZE
             ):
                 continue
@@ -269,22 +269,19 @@ def _model(call: ast.Call) -> ast.expr:
 
 def _clips_of_fp16_optimizer(module: LintModule) -> Iterator[Finding]:
     """Yield clipping of a model's parameters after the backward pass of Apex's `FP16_Optimizer`."""
-    for trace in module.traces:
-        for index, event in enumerate(trace):
-            if event.kind is not Kind.CLIP or not event.subject.endswith(".parameters()"):
-                continue
-            if _never_with(module, event.facts, event.scope, Kind.FP16_OPTIMIZER):
-                continue
-            passes = [
-                other for other in trace[:index] if other.kind is Kind.FOREIGN_BACKWARD and other.may_follow(event)
-            ]
-            if passes and isinstance(passes[-1].call.func, ast.Attribute):
-                owner = passes[-1].call.func.value
-                values = module.values_of(name_of(owner), passes[-1].scope) or []
-                made = {module.resolve(one.func) or "" for one in values if isinstance(one, ast.Call)}
-                if any(name.startswith("apex.") and name.endswith(".FP16_Optimizer") for name in made):
-                    message = f"`{event.name}` are the fp16 copies of `{name_of(owner)}`"
-                    yield module.finding("AMP104", event.call, message)
+    for trace, index, event in module.events(Kind.CLIP):
+        if not event.subject.endswith(".parameters()"):
+            continue
+        if _never_with(module, event.facts, event.scope, Kind.FP16_OPTIMIZER):
+            continue
+        passes = [other for other in trace[:index] if other.kind is Kind.FOREIGN_BACKWARD and other.may_follow(event)]
+        if passes and isinstance(passes[-1].call.func, ast.Attribute):
+            owner = passes[-1].call.func.value
+            values = module.values_of(name_of(owner), passes[-1].scope) or []
+            made = {module.resolve(one.func) or "" for one in values if isinstance(one, ast.Call)}
+            if any(name.startswith("apex.") and name.endswith(".FP16_Optimizer") for name in made):
+                message = f"`{event.name}` are the fp16 copies of `{name_of(owner)}`"
+                yield module.finding("AMP104", event.call, message)
 
 
 def _changes_copy(module: LintModule, trace: Trace, event: Event) -> bool:
@@ -339,7 +336,7 @@ def _edits_gradient(statement: ast.stmt) -> bool:
         return not empties and any(_is_gradient(target) for target in statement.targets)
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
         function = statement.value.func
-        in_place = isinstance(function, ast.Attribute) and function.attr.endswith("_") and function.attr != "zero_"
+        in_place = isinstance(function, ast.Attribute) and function.attr.endswith("_") and function.attr not in EMPTIES
         return in_place and isinstance(function, ast.Attribute) and _is_gradient(function.value)
     return False
 
@@ -619,48 +616,3 @@ def _is_labelled(parent: ast.AST) -> bool:
     """Return whether a number goes into a call that names it the scaled loss, as in `log("scaled_loss", ...)`."""
     texts = [literal(one) or "" for one in parent.args] if isinstance(parent, ast.Call) else []
     return any("scaled" in text.lower() for text in texts)
-
-
-@rule(
-    Mistake(
-        "AMP405",
-        "accumulation-unscales",
-        "gradients are accumulated with a plain `scale_loss` for every micro-batch",
-        "correct but slower: Apex unscales and checks after each micro-batch, and may change the scale in between",
-        "pass `delay_unscale=True` for all micro-batches except the last one before the step",
-        """
-from apex import amp
-
-for i, batch in enumerate(loader):
-    with amp.scale_loss(loss / 4, optimizer) as scaled_loss:  # AMP405
-        scaled_loss.backward()
-    if (i + 1) % 4 == 0:
-        optimizer.step()
-        optimizer.zero_grad()
-""",
-        """
-from apex import amp
-
-for i, batch in enumerate(loader):
-    last = (i + 1) % 4 == 0
-    with amp.scale_loss(loss / 4, optimizer, delay_unscale=not last) as scaled_loss:
-        scaled_loss.backward()
-    if last:
-        optimizer.step()
-        optimizer.zero_grad()
-""",
-        by_default=False,
-    ),
-)
-def accumulation_unscales(module: LintModule) -> Iterator[Finding]:
-    """Accumulation in which each micro-batch is unscaled."""
-    for trace in module.traces:
-        for event in trace:
-            if event.kind is not Kind.SCALE_LOSS or argument(event.call, "delay_unscale", 4) is not None:
-                continue
-            rest = [other for other in trace[trace.index(event) :] if other.kind is Kind.STEP]
-            if any(
-                other.subject == event.target and any("%" in key and key not in event.facts for key in other.facts)
-                for other in rest
-            ):
-                yield module.finding("AMP405", event.call, "each micro-batch is unscaled and checked")

@@ -113,17 +113,16 @@ for batch in loader:
 )
 def loop_in_autocast(module: LintModule) -> Iterator[Finding]:
     """Steps of a loop that runs inside of one autocast block, whose copies of the weights grow old."""
-    for trace in module.traces:
-        for index, event in enumerate(trace):
-            if event.kind not in (Kind.STEP, Kind.SCALER_STEP) or not event.loops:
-                continue
-            passes = [one for one in trace[:index] if one.kind is Kind.BACKWARD and one.may_follow(event)]
-            if not any(one.loops == event.loops for one in passes):
-                continue
-            line = _line_of_block_around(module, event) or _line_of_decorator(module, event)
-            if line and not module.mentions(r"clear_autocast_cache"):
-                shown = f"the copies of the weights that the autocast of line {line} made are not updated by this step"
-                yield module.finding("AMP237", event.call, shown)
+    for trace, index, event in module.events(Kind.STEP, Kind.SCALER_STEP):
+        if not event.loops:
+            continue
+        passes = [one for one in trace[:index] if one.kind is Kind.BACKWARD and one.may_follow(event)]
+        if not any(one.loops == event.loops for one in passes):
+            continue
+        line = _line_of_block_around(module, event) or _line_of_decorator(module, event)
+        if line and not module.mentions(r"clear_autocast_cache"):
+            shown = f"the copies of the weights that the autocast of line {line} made are not updated by this step"
+            yield module.finding("AMP237", event.call, shown)
 
 
 def _line_of_block_around(module: LintModule, event: Event) -> int:
@@ -318,13 +317,12 @@ def fp16_without_scaler(module: LintModule) -> Iterator[Finding]:
     """Training under fp16 autocast, in a module without any loss scaling."""
     if module.mentions(r"(?i)scaler|loss_?scale|accelerat|deepspeed|fabric|lightning|\bapex\b|bfloat16|bf16"):
         return
-    for trace in module.traces:
-        for event in trace:
-            if event.kind is not Kind.BACKWARD or "(" in event.subject:
-                continue
-            steps = [one for one in trace[trace.index(event) :] if one.kind is Kind.STEP and one.may_follow(event)]
-            if steps and _is_computed_in_fp16(module, event):
-                yield module.finding("AMP232", event.call, f"`{event.name}` comes from fp16 autocast")
+    for trace, index, event in module.events(Kind.BACKWARD):
+        if "(" in event.subject:
+            continue
+        steps = [one for one in trace[index:] if one.kind is Kind.STEP and one.may_follow(event)]
+        if steps and _is_computed_in_fp16(module, event):
+            yield module.finding("AMP232", event.call, f"`{event.name}` comes from fp16 autocast")
 
 
 def _is_computed_in_fp16(module: LintModule, event: Event) -> bool:

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator
 
 from ampcompare.source.edits import Edit
-from ampcompare.source.lint.module import Finding, LintModule, Mistake, literal, name_of, rule
+from ampcompare.source.lint.module import Finding, LintModule, Mistake, is_off, literal, name_of, rule
 from ampcompare.source.lint.update_events import Kind, plain
-from ampcompare.source.syntax import argument, argument_values, is_literal
+from ampcompare.source.syntax import argument, argument_values
 
 __all__: list[str] = []
 
@@ -76,7 +76,7 @@ def state_unsaved(module: LintModule) -> Iterator[Finding]:
     """Checkpoints with the state of an optimizer, in a module that saves no state of the loss scale."""
     source = module.code
     apex = next(module.calls_of("apex.amp.initialize"), None)
-    scalers = [call for call in module.new_scalers if not _is_off(call)]
+    scalers = [call for call in module.new_scalers if not is_off(call)]
     for code, maker, state in (("AMP119", apex, AMP_STATE), ("AMP226", scalers[0] if scalers else None, SCALER_STATE)):
         if maker is None or state.search(source) or _is_passed_to_saver(module):
             continue
@@ -173,11 +173,6 @@ def _belongs_to(module: LintModule, maker: ast.Call, save: ast.Call, *, of_proce
     if home in here.enclosing() or (kept and home.owner is here.owner):
         return True
     return any({maker, save} <= {event.call for event in trace} for trace in module.traces)
-
-
-def _is_off(call: ast.Call) -> bool:
-    value = argument(call, "enabled")
-    return is_literal(value, False)
 
 
 def _saved_values(module: LintModule, call: ast.Call) -> list[ast.expr]:

@@ -75,19 +75,18 @@ scaler.update()
 )
 def scaled_gradients(module: LintModule) -> Iterator[Finding]:
     """Gradients that are clipped, read or changed between a scaled backward pass and `scaler.step`."""
-    for trace in module.traces:
-        for event in trace:
-            if event.kind not in (Kind.CLIP, Kind.GRADIENT) or event.apex_block() is not None:
-                continue
-            if event.kind is Kind.GRADIENT and not _depends_on_scale(event):
-                continue
-            for last in _latest_passes(trace, event):
-                steps = _steps_of_scaled(trace, last, event)
-                if steps and not SCALE_WORDS.search(_source_around(module, event)):
-                    near = events_between(trace, last, event, Kind.CLIP)
-                    near += events_between(trace, event, steps[0], Kind.UNSCALE)
-                    yield _scaled_finding(module, event, last, steps, may_unscale=not near)
-                    break
+    for trace, _, event in module.events(Kind.CLIP, Kind.GRADIENT):
+        if event.apex_block() is not None:
+            continue
+        if event.kind is Kind.GRADIENT and not _depends_on_scale(event):
+            continue
+        for last in _latest_passes(trace, event):
+            steps = _steps_of_scaled(trace, last, event)
+            if steps and not SCALE_WORDS.search(_source_around(module, event)):
+                near = events_between(trace, last, event, Kind.CLIP)
+                near += events_between(trace, event, steps[0], Kind.UNSCALE)
+                yield _scaled_finding(module, event, last, steps, may_unscale=not near)
+                break
 
 
 def _depends_on_scale(event: Event) -> bool:
@@ -261,22 +260,21 @@ for batch in loader:
 )
 def update_skipped(module: LintModule) -> Iterator[Finding]:
     """`unscale_` whose update depends on a condition that is decided after it."""
-    for trace in module.traces:
-        for event in trace:
-            if event.kind is not Kind.UNSCALE or not (event.loops or _is_of_one_step(trace, event)):
-                continue
-            rest = [other for other in trace[trace.index(event) + 1 :] if other.may_follow(event)]
-            updates = [other for other in rest if other.kind is Kind.UPDATE and other.subject == event.subject]
-            if any(other.kind is Kind.OPAQUE and other.subject == event.subject for other in rest):
-                continue
-            keys = {key for update in updates for key in update.facts if key not in event.facts and "%" not in key}
-            for key in sorted(keys):
-                values = {update.facts.get(key, "both") for update in updates}
-                if len(values) == 1 and _is_decided_after(module, event, key):
-                    if not _ends_otherwise(module, updates[0].scope, key, values.pop()):
-                        shown = f"`{plain(event.subject)}.update()` runs only for one outcome of `{key}`"
-                        yield module.finding("AMP219", event.call, shown)
-                        break
+    for trace, index, event in module.events(Kind.UNSCALE):
+        if not (event.loops or _is_of_one_step(trace, event)):
+            continue
+        rest = [other for other in trace[index + 1 :] if other.may_follow(event)]
+        updates = [other for other in rest if other.kind is Kind.UPDATE and other.subject == event.subject]
+        if any(other.kind is Kind.OPAQUE and other.subject == event.subject for other in rest):
+            continue
+        keys = {key for update in updates for key in update.facts if key not in event.facts and "%" not in key}
+        for key in sorted(keys):
+            values = {update.facts.get(key, "both") for update in updates}
+            if len(values) == 1 and _is_decided_after(module, event, key):
+                if not _ends_otherwise(module, updates[0].scope, key, values.pop()):
+                    shown = f"`{plain(event.subject)}.update()` runs only for one outcome of `{key}`"
+                    yield module.finding("AMP219", event.call, shown)
+                    break
 
 
 def _is_of_one_step(trace: Trace, event: Event) -> bool:

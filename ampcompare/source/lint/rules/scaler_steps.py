@@ -6,7 +6,15 @@ import ast
 from collections.abc import Iterator
 
 from ampcompare.source.edits import Edit
-from ampcompare.source.lint.module import Finding, LintModule, Mistake, Trace, events_between, rule
+from ampcompare.source.lint.module import (
+    Finding,
+    LintModule,
+    Mistake,
+    Trace,
+    events_between,
+    last_before,
+    rule,
+)
 from ampcompare.source.lint.update_events import Event, Kind, plain
 
 __all__: list[str] = []
@@ -18,12 +26,6 @@ def _receiver(module: LintModule, event: Event) -> str:
     """Return the source of the object whose method is called."""
     assert isinstance(event.call.func, ast.Attribute)
     return module.source(event.call.func.value)
-
-
-def _last_before(trace: Trace, event: Event, *kinds: Kind) -> Event | None:
-    """Return the last event of some kinds before another one, of those that one run can meet with it."""
-    before = trace[: trace.index(event)]
-    return next((other for other in reversed(before) if other.kind in kinds and other.may_follow(event)), None)
 
 
 def _on(event: Event, name: str) -> bool:
@@ -75,34 +77,31 @@ optimizer.step()
 )
 def steps_of_both_kinds(module: LintModule) -> Iterator[Finding]:
     """Steps of an optimizer with and without the scaler, and without it alone."""
-    for trace in module.traces:
-        for event in trace:
-            if event.kind is not Kind.STEP:
-                continue
-            same = [
-                other
-                for other in trace
-                if other.kind is Kind.SCALER_STEP and other.target == event.subject and other.may_follow(event)
-            ]
-            twins = [other for other in same if other.loops == event.loops]
-            for other in twins:
-                first, last = sorted((event, other), key=trace.index)
-                if events_between(trace, first, last, Kind.BACKWARD, Kind.FOREIGN_BACKWARD, Kind.UPDATE):
-                    if first is event or events_between(trace, first, last, Kind.BACKWARD, Kind.FOREIGN_BACKWARD):
-                        continue
-                backward = _last_before(trace, first, Kind.BACKWARD)
-                if backward is None or not backward.scaler:
+    for trace, _, event in module.events(Kind.STEP):
+        same = [
+            other
+            for other in trace
+            if other.kind is Kind.SCALER_STEP and other.target == event.subject and other.may_follow(event)
+        ]
+        twins = [other for other in same if other.loops == event.loops]
+        for other in twins:
+            first, last = sorted((event, other), key=trace.index)
+            if events_between(trace, first, last, Kind.BACKWARD, Kind.FOREIGN_BACKWARD, Kind.UPDATE):
+                if first is event or events_between(trace, first, last, Kind.BACKWARD, Kind.FOREIGN_BACKWARD):
                     continue
-                edits = module.delete(event.statement) if _alone(module, event) else ()
-                message = f"`{plain(event.subject)}` steps in line {other.call.lineno} too, by the scaler"
-                yield module.finding("AMP202", event.call, message, edits)
-                break
-            if not same:
-                yield from _without_scaler(module, trace, event)
+            backward = last_before(trace, first, Kind.BACKWARD)
+            if backward is None or not backward.scaler:
+                continue
+            edits = module.delete(event.statement) if _alone(module, event) else ()
+            message = f"`{plain(event.subject)}` steps in line {other.call.lineno} too, by the scaler"
+            yield module.finding("AMP202", event.call, message, edits)
+            break
+        if not same:
+            yield from _without_scaler(module, trace, event)
 
 
 def _without_scaler(module: LintModule, trace: Trace, event: Event) -> Iterator[Finding]:
-    last = _last_before(trace, event, Kind.BACKWARD, Kind.FOREIGN_BACKWARD)
+    last = last_before(trace, event, Kind.BACKWARD, Kind.FOREIGN_BACKWARD)
     if last is None or not last.scaler or last.loops != event.loops:
         return
     # Which optimizer a pass belongs to is known only where there is one.
@@ -156,7 +155,7 @@ def update_missing(module: LintModule) -> Iterator[Finding]:
     for trace in module.traces:
         steps = [event for event in trace if event.kind is Kind.SCALER_STEP]
         for event in steps:
-            last = _last_before(trace, event, Kind.BACKWARD)
+            last = last_before(trace, event, Kind.BACKWARD)
             if last is None or last.scaler != event.subject:
                 continue
             if any(other.kind is Kind.OPAQUE and other.subject == event.subject for other in trace):
@@ -171,17 +170,16 @@ def update_missing(module: LintModule) -> Iterator[Finding]:
 @rule("AMP204")
 def steps_again(module: LintModule) -> Iterator[Finding]:
     """A second step of an optimizer before the scaler is updated."""
-    for trace in module.traces:
-        for event in trace:
-            if event.kind is not Kind.SCALER_STEP or "[" in event.target:
-                continue
-            again = (Kind.SCALER_STEP, Kind.UPDATE, Kind.OPAQUE)
-            first = _last_before(trace, event, *again)
-            if first is None or first.kind is not Kind.SCALER_STEP or first.call is event.call:
-                continue
-            if (first.subject, first.target, first.loops) == (event.subject, event.target, event.loops):
-                shown = f"`{plain(event.target)}` steps again in line {event.call.lineno}, without an update between"
-                yield module.finding("AMP204", first.call, shown)
+    for trace, _, event in module.events(Kind.SCALER_STEP):
+        if "[" in event.target:
+            continue
+        again = (Kind.SCALER_STEP, Kind.UPDATE, Kind.OPAQUE)
+        first = last_before(trace, event, *again)
+        if first is None or first.kind is not Kind.SCALER_STEP or first.call is event.call:
+            continue
+        if (first.subject, first.target, first.loops) == (event.subject, event.target, event.loops):
+            shown = f"`{plain(event.target)}` steps again in line {event.call.lineno}, without an update between"
+            yield module.finding("AMP204", first.call, shown)
 
 
 @rule(
@@ -208,17 +206,15 @@ scaler.update()
 def update_first(module: LintModule) -> Iterator[Finding]:
     """An update between a scaled backward pass and the step."""
     kinds = (Kind.SCALER_STEP, Kind.BACKWARD, Kind.UPDATE, *UNKNOWN)
-    for trace in module.traces:
-        for event in trace:
-            last = _last_before(trace, event, *kinds) if event.kind is Kind.UPDATE else None
-            if last is None or last.kind is not Kind.BACKWARD or last.scaler != event.subject:
-                continue
-            after = (one for one in trace[trace.index(event) + 1 :] if one.kind in kinds and one.may_follow(event))
-            step = next((one for one in after if one.may_follow(last)), None)
-            if step is not None and step.kind is Kind.SCALER_STEP and step.subject == event.subject:
-                if step.loops == event.loops == last.loops:
-                    shown = f"`{plain(step.target)}` steps in line {step.call.lineno}"
-                    yield module.finding("AMP234", event.call, shown)
+    for trace, index, event in module.events(Kind.UPDATE):
+        last = last_before(trace, event, *kinds)
+        if last is None or last.kind is not Kind.BACKWARD or last.scaler != event.subject:
+            continue
+        after = (one for one in trace[index + 1 :] if one.kind in kinds and one.may_follow(event))
+        step = next((one for one in after if one.may_follow(last)), None)
+        if step is not None and step.kind is Kind.SCALER_STEP and step.subject == event.subject:
+            if step.loops == event.loops == last.loops:
+                yield module.finding("AMP234", event.call, f"`{plain(step.target)}` steps in line {step.call.lineno}")
 
 
 @rule(
@@ -248,26 +244,23 @@ scaler.update()
 )
 def update_between(module: LintModule) -> Iterator[Finding]:
     """An update between steps whose backward passes have all run before it."""
-    for trace in module.traces:
-        for event in trace:
-            if event.kind is not Kind.UPDATE:
+    for trace, index, event in module.events(Kind.UPDATE):
+        before = last_before(trace, event, Kind.SCALER_STEP, Kind.BACKWARD, Kind.UPDATE)
+        if before is None or before.kind is not Kind.SCALER_STEP or before.loops != event.loops:
+            continue
+        if before.subject != event.subject:
+            continue
+        for other in trace[index + 1 :]:
+            if not other.may_follow(event) or not other.may_follow(before):
                 continue
-            before = _last_before(trace, event, Kind.SCALER_STEP, Kind.BACKWARD, Kind.UPDATE)
-            if before is None or before.kind is not Kind.SCALER_STEP or before.loops != event.loops:
-                continue
-            if before.subject != event.subject:
-                continue
-            for other in trace[trace.index(event) + 1 :]:
-                if not other.may_follow(event) or not other.may_follow(before):
-                    continue
-                if other.kind in (Kind.BACKWARD, Kind.UPDATE, *UNKNOWN):
-                    break
-                if other.kind is Kind.SCALER_STEP and other.loops == event.loops and other.subject == event.subject:
-                    if other.target != before.target:
-                        line = other.call.lineno
-                        shown = f"`{plain(other.target)}` steps in line {line}, without a backward pass between"
-                        yield module.finding("AMP205", event.call, shown)
-                    break
+            if other.kind in (Kind.BACKWARD, Kind.UPDATE, *UNKNOWN):
+                break
+            if other.kind is Kind.SCALER_STEP and other.loops == event.loops and other.subject == event.subject:
+                if other.target != before.target:
+                    line = other.call.lineno
+                    shown = f"`{plain(other.target)}` steps in line {line}, without a backward pass between"
+                    yield module.finding("AMP205", event.call, shown)
+                break
 
 
 @rule(
@@ -318,29 +311,26 @@ scaler.update()
 )
 def unscale_again(module: LintModule) -> Iterator[Finding]:
     """`unscale_` after `unscale_` or after the step, without an update between."""
-    for trace in module.traces:
-        for event in trace:
-            if event.kind is not Kind.UNSCALE:
+    for trace, index, event in module.events(Kind.UNSCALE):
+        for other in reversed(trace[:index]):
+            if not other.may_follow(event) or other.loops != event.loops:
+                if other.kind is Kind.UPDATE:
+                    break
                 continue
-            for other in reversed(trace[: trace.index(event)]):
-                if not other.may_follow(event) or other.loops != event.loops:
-                    if other.kind is Kind.UPDATE:
-                        break
-                    continue
-                if other.kind is Kind.UPDATE or (other.kind is Kind.OPAQUE and _on(other, event.subject)):
-                    break
-                if other.subject != event.subject or other.target != event.target or other.call is event.call:
-                    continue
-                if "[" in event.target or not event.target:
-                    break
-                if other.kind is Kind.UNSCALE:
-                    shown = f"`{plain(event.target)}` was unscaled in line {other.call.lineno}"
-                    yield module.finding("AMP206", event.call, shown)
-                    break
-                if other.kind is Kind.SCALER_STEP:
-                    shown = f"`{plain(event.target)}` has stepped in line {other.call.lineno}"
-                    yield module.finding("AMP207", event.call, shown)
-                    break
+            if other.kind is Kind.UPDATE or (other.kind is Kind.OPAQUE and _on(other, event.subject)):
+                break
+            if other.subject != event.subject or other.target != event.target or other.call is event.call:
+                continue
+            if "[" in event.target or not event.target:
+                break
+            if other.kind is Kind.UNSCALE:
+                shown = f"`{plain(event.target)}` was unscaled in line {other.call.lineno}"
+                yield module.finding("AMP206", event.call, shown)
+                break
+            if other.kind is Kind.SCALER_STEP:
+                shown = f"`{plain(event.target)}` has stepped in line {other.call.lineno}"
+                yield module.finding("AMP207", event.call, shown)
+                break
 
 
 @rule(
@@ -386,24 +376,21 @@ scaler.update()
 )
 def unscaled_losses(module: LintModule) -> Iterator[Finding]:
     """Backward passes of losses that the scaler of the next step has not scaled."""
-    for trace in module.traces:
-        for event in trace:
-            if event.kind is not Kind.SCALER_STEP:
+    for trace, _, event in module.events(Kind.SCALER_STEP):
+        passes = _passes_before(trace, event)
+        plain = [other for other in passes if not other.scaler and other.apex_block() is None]
+        if not plain or any(other.kind in UNKNOWN for other in passes):
+            continue
+        steps = [other for other in trace if other.kind is Kind.STEP and other.may_follow(event)]
+        if len(plain) == len(passes):
+            if module.mentions(r"\.scale\(") or steps or len(plain) > 1:
                 continue
-            passes = _passes_before(trace, event)
-            plain = [other for other in passes if not other.scaler and other.apex_block() is None]
-            if not plain or any(other.kind in UNKNOWN for other in passes):
-                continue
-            steps = [other for other in trace if other.kind is Kind.STEP and other.may_follow(event)]
-            if len(plain) == len(passes):
-                if module.mentions(r"\.scale\(") or steps or len(plain) > 1:
-                    continue
-                yield _unscaled_finding("AMP208", module, event, plain[0])
-            elif not steps:
-                scaled = [other for other in passes if other.scaler == event.subject]
-                for other in plain:
-                    if scaled and all(other.may_follow(one) and other.loops == one.loops for one in scaled):
-                        yield _unscaled_finding("AMP216", module, event, other)
+            yield _unscaled_finding("AMP208", module, event, plain[0])
+        elif not steps:
+            scaled = [other for other in passes if other.scaler == event.subject]
+            for other in plain:
+                if scaled and all(other.may_follow(one) and other.loops == one.loops for one in scaled):
+                    yield _unscaled_finding("AMP216", module, event, other)
 
 
 def _passes_before(trace: Trace, event: Event) -> list[Event]:

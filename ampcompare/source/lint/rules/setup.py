@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from ampcompare.source.amp_names import AUTOCASTS
-from ampcompare.source.lint.module import Finding, LintModule, Mistake, events_between, rule
+from ampcompare.source.lint.module import Finding, LintModule, Mistake, events_between, is_off, rule
 from ampcompare.source.lint.update_events import Event, Kind, plain
 from ampcompare.source.syntax import argument, dotted_name, is_literal, walk
 
@@ -87,29 +87,23 @@ for fold in folds:
 )
 def scaler_in_loop(module: LintModule) -> Iterator[Finding]:
     """A scaler that is built in the loop of its own steps."""
-    for trace in module.traces:
-        for index, event in enumerate(trace):
-            if event.kind is not Kind.NEW_SCALER or not event.loops or (not event.target and not event.subject):
-                continue
-            name = event.subject or event.target
-            if _is_off(event.call):
-                continue  # it scales nothing, so there is no scale that it could forget
-            for other in trace[index + 1 :]:
-                if other.kind is Kind.BACKWARD and other.scaler == name and other.loops == event.loops:
-                    if _is_batch_loop(event) and not _is_in_some_rounds(event):
-                        yield module.finding("AMP225", event.call, f"`{plain(name)}` is new for each step")
-                    break
+    for trace, index, event in module.events(Kind.NEW_SCALER):
+        if not event.loops or (not event.target and not event.subject):
+            continue
+        name = event.subject or event.target
+        if is_off(event.call):
+            continue  # it scales nothing, so there is no scale that it could forget
+        for other in trace[index + 1 :]:
+            if other.kind is Kind.BACKWARD and other.scaler == name and other.loops == event.loops:
+                if _is_batch_loop(event) and not _is_in_some_rounds(event):
+                    yield module.finding("AMP225", event.call, f"`{plain(name)}` is new for each step")
+                break
 
 
 def _is_in_some_rounds(event: Event) -> bool:
     """Return whether a test that the loop changes, such as `if epoch == 0:`, decides on a round."""
     bound = {dotted_name(each) for each in walk(event.loops[-1]) if isinstance(getattr(each, "ctx", None), ast.Store)}
     return not bound.isdisjoint(re.findall(r"[\w.]+", " ".join(event.facts)))
-
-
-def _is_off(call: ast.Call) -> bool:
-    enabled = argument(call, "enabled")
-    return is_literal(enabled, False)
 
 
 def _is_batch_loop(event: Event) -> bool:
@@ -145,16 +139,12 @@ optimizer.step(closure)
 )
 def step_with_closure(module: LintModule) -> Iterator[Finding]:
     """A closure for a step with a scaler."""
-    for trace in module.traces:
-        for event in trace:
-            if event.kind is Kind.SCALER_STEP:
-                value = argument(event.call, "closure", 1)
-                if value is not None and not is_literal(value, None):
-                    function = isinstance(value, ast.Name) and any(
-                        value.id in one.functions for one in event.scope.enclosing()
-                    )
-                    if function or isinstance(value, ast.Lambda):
-                        yield module.finding("AMP227", event.call, "a step with a scaler takes no closure")
+    for _, _, event in module.events(Kind.SCALER_STEP):
+        value = argument(event.call, "closure", 1)
+        if value is not None and not is_literal(value, None):
+            function = isinstance(value, ast.Name) and any(value.id in one.functions for one in event.scope.enclosing())
+            if function or isinstance(value, ast.Lambda):
+                yield module.finding("AMP227", event.call, "a step with a scaler takes no closure")
 
 
 @rule(
@@ -192,30 +182,29 @@ for batch in loader:
 def state_discarded(module: LintModule) -> Iterator[Finding]:
     """A new scaler in the place of one whose state was loaded."""
     loads = [event for trace in module.traces for event in trace if _loads_scaler(module, event)]
-    for trace in module.traces:
-        for index, event in enumerate(trace):
-            if event.kind is not Kind.NEW_SCALER or not event.subject or _is_off(event.call):
-                continue
-            later = [other for other in trace[index + 1 :] if other.may_follow(event)]
-            if any(_loads_scaler(module, other) and other.subject == event.subject for other in later):
-                continue
-            before = [other for other in trace[:index] if other.subject == event.subject and other.may_follow(event)]
-            made_before = any(other.call is event.call for other in before)
-            trained = any(other.kind is Kind.SCALER_STEP and other.subject == event.subject for other in later)
-            for other in before if not made_before else ():
-                if _loads_scaler(module, other) and not events_between(trace, other, event, Kind.SCALER_STEP):
-                    yield _discards(module, event, other)
-                    break
-            else:
-                # The one method of an object loads, another one makes and trains: whichever comes first.
-                held = event.subject.startswith("self.") and not event.facts and trained and not event.loops
-                elsewhere = [
-                    one
-                    for one in loads
-                    if one.subject == event.subject and one.scope.owner is event.scope.owner is not None
-                ]
-                if held and elsewhere and all(one.scope is not event.scope for one in elsewhere):
-                    yield _discards(module, event, elsewhere[0])
+    for trace, index, event in module.events(Kind.NEW_SCALER):
+        if not event.subject or is_off(event.call):
+            continue
+        later = [other for other in trace[index + 1 :] if other.may_follow(event)]
+        if any(_loads_scaler(module, other) and other.subject == event.subject for other in later):
+            continue
+        before = [other for other in trace[:index] if other.subject == event.subject and other.may_follow(event)]
+        made_before = any(other.call is event.call for other in before)
+        trained = any(other.kind is Kind.SCALER_STEP and other.subject == event.subject for other in later)
+        for other in before if not made_before else ():
+            if _loads_scaler(module, other) and not events_between(trace, other, event, Kind.SCALER_STEP):
+                yield _discards(module, event, other)
+                break
+        else:
+            # The one method of an object loads, another one makes and trains: whichever comes first.
+            held = event.subject.startswith("self.") and not event.facts and trained and not event.loops
+            elsewhere = [
+                one
+                for one in loads
+                if one.subject == event.subject and one.scope.owner is event.scope.owner is not None
+            ]
+            if held and elsewhere and all(one.scope is not event.scope for one in elsewhere):
+                yield _discards(module, event, elsewhere[0])
 
 
 def _loads_scaler(module: LintModule, event: Event) -> bool:

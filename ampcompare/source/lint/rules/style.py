@@ -6,7 +6,6 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ampcompare.source.amp_names import AUTOCASTS
 from ampcompare.source.lint.module import Finding, LintModule, Mistake, literal, name_of, rule
 from ampcompare.source.syntax import argument, is_literal
 
@@ -177,59 +176,3 @@ def _runs_as_script(module: LintModule, node: ast.AST) -> bool:
 
 def _under_main(module: LintModule, node: ast.AST) -> bool:
     return any(isinstance(outer, ast.If) and "__name__" in ast.unparse(outer.test) for outer in module.ancestors(node))
-
-
-@rule(
-    Mistake(
-        "AMP408",
-        "evaluation-without-autocast",
-        "a function with `torch.no_grad` calls the model outside autocast, in a module that trains with it",
-        "correct but slower; accuracy is measured in another precision than users of the model will have",
-        "evaluate under the same autocast",
-        """
-import torch
-
-
-def train(model, batch):
-    with torch.autocast("cuda"):
-        return model(batch)
-
-
-@torch.no_grad()
-def evaluate(model, batch):
-    return model(batch)  # AMP408
-""",
-        """
-import torch
-
-
-def train(model, batch):
-    with torch.autocast("cuda"):
-        return model(batch)
-
-
-@torch.no_grad()
-def evaluate(model, batch):
-    with torch.autocast("cuda"):
-        return model(batch)
-""",
-        by_default=False,
-    ),
-)
-def evaluation_without_autocast(module: LintModule) -> Iterator[Finding]:
-    """A forward pass without gradients outside autocast, in a module that trains under it."""
-    if next(module.calls_of(*AUTOCASTS), None) is None:
-        return
-    for scope in module.scopes:
-        if not isinstance(scope.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            continue
-        decorated = {name_of(one.func if isinstance(one, ast.Call) else one) for one in scope.node.decorator_list}
-        if not decorated & {"torch.no_grad", "torch.inference_mode"}:
-            continue
-        inside = [call for call in module.calls if module.scope_of[call] is scope]
-        if any(module.resolve(call.func) in AUTOCASTS for call in inside):
-            continue
-        for call in inside:
-            if name_of(call.func).rpartition(".")[2] in ("model", "net", "network"):
-                yield module.finding("AMP408", call, "this forward pass runs in another precision than training")
-                break

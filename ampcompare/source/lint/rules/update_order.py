@@ -8,7 +8,17 @@ from collections.abc import Iterator
 
 from ampcompare.source.branches import Facts, facts_at
 from ampcompare.source.edits import Edit
-from ampcompare.source.lint.module import Finding, LintModule, Mistake, Trace, events_between, name_of, rule
+from ampcompare.source.lint.module import (
+    Finding,
+    LintModule,
+    Mistake,
+    Trace,
+    events_between,
+    first_after,
+    last_before,
+    name_of,
+    rule,
+)
 from ampcompare.source.lint.update_events import FINITE, Event, Kind, plain
 from ampcompare.source.module import Scope, flat_values
 from ampcompare.source.syntax import last_name
@@ -206,24 +216,20 @@ for batch in loader:
 )
 def clip_after_step(module: LintModule) -> Iterator[Finding]:
     """Clipping between a step and the next `zero_grad` or backward pass."""
-    for trace in _amp_traces(module):
-        for event in trace:
-            if event.kind is not Kind.CLIP:
-                continue
-            before = [
-                other
-                for other in trace[: trace.index(event)]
-                if other.may_follow(event)
-                and other.kind in (*STEPS, Kind.BACKWARD, Kind.FOREIGN_BACKWARD, Kind.UNSCALE)
-            ]
-            if len(before) < 2 or before[-1].kind not in STEPS or before[-1].loops != event.loops:
-                continue
-            passes = [other for other in before if other.kind is Kind.BACKWARD]
-            later = [other for other in trace[trace.index(event) + 1 :] if other.may_follow(event)]
-            if not passes or any(other.kind in (*STEPS, Kind.UNSCALE) for other in later):
-                continue
-            shown = f"`{plain(_optimizer(before[-1]))}` has stepped in line {before[-1].call.lineno}"
-            yield module.finding("AMP212", event.call, shown)
+    for trace, index, event in module.events(Kind.CLIP, with_amp=True):
+        before = [
+            other
+            for other in trace[:index]
+            if other.may_follow(event) and other.kind in (*STEPS, Kind.BACKWARD, Kind.FOREIGN_BACKWARD, Kind.UNSCALE)
+        ]
+        if len(before) < 2 or before[-1].kind not in STEPS or before[-1].loops != event.loops:
+            continue
+        passes = [other for other in before if other.kind is Kind.BACKWARD]
+        later = [other for other in trace[index + 1 :] if other.may_follow(event)]
+        if not passes or any(other.kind in (*STEPS, Kind.UNSCALE) for other in later):
+            continue
+        shown = f"`{plain(_optimizer(before[-1]))}` has stepped in line {before[-1].call.lineno}"
+        yield module.finding("AMP212", event.call, shown)
 
 
 @rule(
@@ -255,33 +261,17 @@ for batch in loader:
 def scheduler_first(module: LintModule) -> Iterator[Finding]:
     """A scheduler that is called between backward pass and step."""
     own = {scope.node.name for scope in module.scopes if isinstance(scope.node, ast.ClassDef)}
-    for trace in _amp_traces(module):
-        for event in trace:
-            if event.kind is not Kind.SCHEDULE or not event.loops:
-                continue
-            index = trace.index(event)
-            last = next(
-                (
-                    other
-                    for other in reversed(trace[:index])
-                    if other.may_follow(event) and other.kind in (*STEPS, Kind.BACKWARD)
-                ),
-                None,
-            )
-            following = next(
-                (
-                    other
-                    for other in trace[index + 1 :]
-                    if other.may_follow(event) and other.kind in (*STEPS, Kind.BACKWARD, Kind.SCHEDULE, Kind.OPAQUE)
-                ),
-                None,
-            )
-            if last is None or following is None or last.kind is not Kind.BACKWARD or following.kind not in STEPS:
-                continue
-            if last.loops != event.loops or following.loops != event.loops or _is_own(module, event, own):
-                continue
-            shown = f"`{plain(_optimizer(following))}` steps after it, in line {following.call.lineno}"
-            yield module.finding("AMP213", event.call, shown, _swap_edits(module, event, following))
+    for trace, _, event in module.events(Kind.SCHEDULE, with_amp=True):
+        if not event.loops:
+            continue
+        last = last_before(trace, event, *STEPS, Kind.BACKWARD)
+        following = first_after(trace, event, *STEPS, Kind.BACKWARD, Kind.SCHEDULE, Kind.OPAQUE)
+        if last is None or following is None or last.kind is not Kind.BACKWARD or following.kind not in STEPS:
+            continue
+        if last.loops != event.loops or following.loops != event.loops or _is_own(module, event, own):
+            continue
+        shown = f"`{plain(_optimizer(following))}` steps after it, in line {following.call.lineno}"
+        yield module.finding("AMP213", event.call, shown, _swap_edits(module, event, following))
 
 
 def _is_own(module: LintModule, event: Event, classes: set[str]) -> bool:
@@ -350,29 +340,18 @@ for batch in loader:
 )
 def zero_grad_before_step(module: LintModule) -> Iterator[Finding]:
     """Gradients that are cleared between backward pass and step."""
-    for trace in _amp_traces(module):
-        for event in trace:
-            if event.kind is not Kind.ZERO_GRAD or module.kinds.of(event.receiver, event.scope) != "optimizer":
-                continue
-            index = trace.index(event)
-            relevant = (*STEPS, Kind.BACKWARD, Kind.FOREIGN_BACKWARD, Kind.OPAQUE)
-            last = next(
-                (other for other in reversed(trace[:index]) if other.may_follow(event) and other.kind in relevant), None
-            )
-            after = next(
-                (other for other in trace[index + 1 :] if other.may_follow(event) and other.kind in relevant), None
-            )
-            if last is None or after is None or last.kind is not Kind.BACKWARD or after.kind not in STEPS:
-                continue
-            if any(FINITE.search(key) for key in event.facts):
-                continue  # gradients that are not finite are dropped on purpose
-            if (
-                last.loops == event.loops == after.loops
-                and _optimizer(after) == event.subject
-                and "[" not in event.subject
-            ):
-                shown = f"`{plain(event.subject)}` steps in line {after.call.lineno} without gradients"
-                yield module.finding("AMP214", event.call, shown)
+    for trace, _, event in module.events(Kind.ZERO_GRAD, with_amp=True):
+        if module.kinds.of(event.receiver, event.scope) != "optimizer":
+            continue
+        relevant = (*STEPS, Kind.BACKWARD, Kind.FOREIGN_BACKWARD, Kind.OPAQUE)
+        last, after = last_before(trace, event, *relevant), first_after(trace, event, *relevant)
+        if last is None or after is None or last.kind is not Kind.BACKWARD or after.kind not in STEPS:
+            continue
+        if any(FINITE.search(key) for key in event.facts):
+            continue  # gradients that are not finite are dropped on purpose
+        if last.loops == event.loops == after.loops and _optimizer(after) == event.subject and "[" not in event.subject:
+            shown = f"`{plain(event.subject)}` steps in line {after.call.lineno} without gradients"
+            yield module.finding("AMP214", event.call, shown)
 
 
 @rule(
@@ -519,23 +498,22 @@ for i, batch in enumerate(loader):
 )
 def loss_undivided(module: LintModule) -> Iterator[Finding]:
     """Accumulation over a number that divides nothing."""
-    for trace in _amp_traces(module):
-        for step in trace:
-            if step.kind not in STEPS or not step.loops:
-                continue
-            key = next((key for key in step.facts if "%" in key and SAYS_SO.search(key)), "")
-            divisor = key.partition("%")[2].strip(" )").partition(" ")[0].rstrip(")")
-            word = divisor.rpartition(".")[2].strip("'\"]")
-            if not word.isidentifier() or _divides(module, word):
-                continue
-            passes = [
-                other
-                for other in trace[: trace.index(step)]
-                if other.kind is Kind.BACKWARD and other.loops == step.loops and key not in other.facts
-            ]
-            if len(passes) == 1 and not events_between(trace, passes[0], step, Kind.BACKWARD):
-                shown = f"nothing is divided by `{divisor}`, the number of passes that add up"
-                yield module.finding("AMP217", passes[0].call, shown)
+    for trace, index, step in module.events(*STEPS, with_amp=True):
+        if not step.loops:
+            continue
+        key = next((key for key in step.facts if "%" in key and SAYS_SO.search(key)), "")
+        divisor = key.partition("%")[2].strip(" )").partition(" ")[0].rstrip(")")
+        word = divisor.rpartition(".")[2].strip("'\"]")
+        if not word.isidentifier() or _divides(module, word):
+            continue
+        passes = [
+            other
+            for other in trace[:index]
+            if other.kind is Kind.BACKWARD and other.loops == step.loops and key not in other.facts
+        ]
+        if len(passes) == 1 and not events_between(trace, passes[0], step, Kind.BACKWARD):
+            shown = f"nothing is divided by `{divisor}`, the number of passes that add up"
+            yield module.finding("AMP217", passes[0].call, shown)
 
 
 def _divides(module: LintModule, word: str) -> bool:
