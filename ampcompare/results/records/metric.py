@@ -80,6 +80,11 @@ class Metric(FrozenRecord):
         return "pp" if self.factor == 100 else self.unit
 
     @property
+    def unit_behind(self) -> str:
+        """The unit of differences as it stands behind one, with its space; "" if there is none."""
+        return f" {self.difference_unit}" if self.difference_unit else ""
+
+    @property
     def difference_head(self) -> str:
         """The head of a column of shown differences."""
         unit = self.difference_unit
@@ -165,6 +170,10 @@ class Metric(FrozenRecord):
     def signed(self, difference: float) -> str:
         """Return a difference, as `differ` gives it, without its unit, such as +0.09."""
         return self.with_sign(self.shown_difference(difference))
+
+    def signed_with_unit(self, difference: float) -> str:
+        """Return a difference, as `differ` gives it, with its unit, such as `+0.09 pp`."""
+        return f"{self.signed(difference)}{self.unit_behind}"
 
     def with_sign(self, shown: float) -> str:
         """Return a difference that is in the shown unit already, without its unit, such as +0.09."""
