@@ -54,7 +54,7 @@ def _profile(arm: str, train: Loop = loop, steps: Steps = FEW) -> ArmProfile:
 def test_the_parts_add_up(arm: str) -> None:
     """The parts of a step are its time within 3 %, and those of memory its peak within 5 %."""
     found = _profile(arm)
-    assert found.accounted == pytest.approx(found.seconds, rel=0.03)
+    assert found.accounted_seconds == pytest.approx(found.seconds, rel=0.03)
     phases = {part.phase for part in found.parts}
     assert {"forward", "backward", "optimizer"} <= phases
     memory = found.memory
