@@ -139,7 +139,7 @@ def _profiled(request: ProfileRequest, rank: int) -> int:
         return status
     half = half_dtype(arm)
     mode, _ = cpu_half("auto", half, device)
-    found = profile_of(arm, measured, half, profiler, mode, device)
+    found = profile_of(arm, profiler, half, mode)
     request.answer(rank).write_text(found.model_dump_json(), encoding="utf-8")
     if rank == 0:
         request.trace.write_text(json.dumps(measured.trace), encoding="utf-8")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -78,27 +78,18 @@ Result = tuple[list[Tensor], Tensor | None, StepOutcome]
 Update = Callable[..., Result]
 
 
-class _Recorder(Protocol):
-    """Records the kernels of a piece of code, and launches them again on the same memory."""
-
-    def warm_up(self, code: Callable[[], T]) -> T:
-        """Run `code` as it will be recorded."""
-
-    def record(self, code: Callable[[], T]) -> T:
-        """Record the kernels of `code`, which need not run; return what it returned."""
-
-    def replay(self) -> None:
-        """Launch what was recorded."""
-
-
 class _CudaRecorder:
-    """`torch.cuda.CUDAGraph` with a separate stream, which capturing requires."""
+    """Records the kernels of a piece of code by `torch.cuda.CUDAGraph`, and launches them again on the same memory.
+
+    Capturing requires a separate stream.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
         self._graph = torch.cuda.CUDAGraph()
 
     def warm_up(self, code: Callable[[], T]) -> T:
+        """Run `code` as it will be recorded."""
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             result = code()
@@ -106,6 +97,7 @@ class _CudaRecorder:
         return result
 
     def record(self, code: Callable[[], T]) -> T:
+        """Record the kernels of `code`, which need not run; return what it returned."""
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, stream=self._stream):
             return code()
@@ -125,7 +117,7 @@ class StepGraph:
         recorder: records it.
     """
 
-    def __init__(self, update: Update, recorder: _Recorder) -> None:
+    def __init__(self, update: Update, recorder: _CudaRecorder) -> None:
         self._update = update
         self._recorder = recorder
         self._warm_ups = 0
