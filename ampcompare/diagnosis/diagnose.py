@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 import torch
@@ -24,7 +24,7 @@ from ampcompare.diagnosis.options import DiagnoseOptions
 from ampcompare.diagnosis.ranges import HALF, counts_of, make_range
 from ampcompare.diagnosis.remedies import Tested, verdict_of, with_cure
 from ampcompare.diagnosis.watched_loop import watch_loop
-from ampcompare.results.records.diagnosis import Audit, Diagnosis, Headroom
+from ampcompare.results.records.diagnosis import Audit, Diagnosis, FaultKind, Headroom
 from ampcompare.training.device import resolve_device
 
 __all__ = ["audit", "diagnose_given", "diagnose_loop", "headroom", "in_fp32", "report_of"]
@@ -114,9 +114,7 @@ def _remarks(arm: Arm, observation: Observation) -> Callable[[Called], str]:
     Only the forward pass of modules is compared: what a loss function or the backward pass runs in follows from it.
     """
     is_fp8 = arm.backend == "fp8"
-    effective = arm.effective(observation.device_type)
-    if effective is not None and effective.arm is not None:
-        arm = Arm.parse(effective.arm)
+    arm = arm.runs or arm
     half = arm.roles.half if arm.roles is not None else ""
     if not half:
         return lambda called: f"{arm} promises fp32" if {"fp16", "bf16"} & set(called.inputs) else ""
@@ -181,7 +179,15 @@ def diagnose_given(loop: Loop, options: DiagnoseOptions, *, subject: str = "") -
     return diagnose_loop(loop, Arm.parse(config.arm), conditions, subject=subject, cures=options.cures)
 
 
-def diagnose_loop(loop: Loop, arm: Arm, conditions: Conditions, *, subject: str = "", cures: bool = True) -> Diagnosis:
+def diagnose_loop(
+    loop: Loop,
+    arm: Arm,
+    conditions: Conditions,
+    *,
+    subject: str = "",
+    cures: bool = True,
+    left_out: Collection[FaultKind] = (),
+) -> Diagnosis:
     """Train a loop for some steps under an arm, find its faults, and test what removes them.
 
     Args:
@@ -189,6 +195,7 @@ def diagnose_loop(loop: Loop, arm: Arm, conditions: Conditions, *, subject: str 
             begin from the same weights and batches each time.
         subject: what is trained, for the report.
         cures: test candidates.
+        left_out: kinds of faults that are not looked for.
 
     Raises:
         ConfigError: the loop made no step that was watched.
@@ -199,19 +206,25 @@ def diagnose_loop(loop: Loop, arm: Arm, conditions: Conditions, *, subject: str 
             f"no step was watched: the loop made {observation.steps} calls of step, and the steps to watch are "
             f"{'all' if conditions.at is None else ', '.join(map(str, conditions.at))}"
         )
-    found = report_of(observation, arm, reference=conditions.reference, subject=subject)
+    found = report_of(observation, arm, reference=conditions.reference, subject=subject, left_out=left_out)
     if not cures:
         return found
 
-    def tested(other: Arm, lines: Sequence[str]) -> Tested:
+    def test(other: Arm, lines: Sequence[str]) -> Tested:
         seen = watch_loop(loop, other, conditions, lines)
-        return Tested(find_faults(seen), sorted(seen.functions))
+        return Tested(find_faults(seen, left_out), sorted(seen.functions))
 
-    return with_cure(found, arm, tested, device_type=observation.device_type)
+    return with_cure(found, arm, test, device_type=observation.device_type)
 
 
 def report_of(
-    observation: Observation, arm: Arm, *, reference: torch.dtype | None, subject: str = "", notes: Sequence[str] = ()
+    observation: Observation,
+    arm: Arm,
+    *,
+    reference: torch.dtype | None,
+    subject: str = "",
+    notes: Sequence[str] = (),
+    left_out: Collection[FaultKind] = (),
 ) -> Diagnosis:
     """Return what one watched run showed; no cure is sought.
 
@@ -219,6 +232,7 @@ def report_of(
         reference: type of the wide run.
         subject: what was trained.
         notes: what else a reader must know.
+        left_out: kinds of faults that are not looked for.
     """
     found = Diagnosis(
         arm=str(arm),
@@ -236,7 +250,7 @@ def report_of(
         headroom=headroom(observation.facts),
         updates=list(observation.updates.values()),
         audit=audit(arm, observation),
-        faults=find_faults(observation),
+        faults=find_faults(observation, left_out),
         notes=[*notes, *_notes(arm, observation)],
     )
     return found.model_copy(update={"verdict": verdict_of(arm, found)})

@@ -13,10 +13,9 @@ from ampcompare.backends.arm import Arm
 from ampcompare.backends.explanation import ArmExplanation
 from ampcompare.backends.roles import BytesPerParameter, Roles
 from ampcompare.base.notebook_display import Shown
-from ampcompare.base.processes.call import call_in_child
 from ampcompare.results.report.document import Block, Code, Document, Facts, Items, Section, Text
 from ampcompare.settings.config import RunConfig
-from ampcompare.settings.examination import result_of
+from ampcompare.settings.examination import examine_in_child
 
 __all__ = [
     "MAX_SAMPLES",
@@ -35,7 +34,6 @@ OPTIMIZER_TENSORS = {"sgd with momentum": 1, "adam": 2}
 NOT_IN_SCRIPTS = ("keep_fp32", "weights", "masters", "state", "grads", "reduce", "rounding", "kahan")
 BYTES = "Bytes per parameter, without activations"
 MAX_SAMPLES = 8
-TIME_LIMIT = 600.0
 PROGRAM = Path(__file__).resolve().parent / "explain_step.py"
 MAX_ROWS = 40
 UNITS = {"KiB": 2**10, "MiB": 2**20}
@@ -156,16 +154,12 @@ def observe_in_child(config: RunConfig) -> dict[str, Any]:
     Types do not depend on the number of samples, so that at most `MAX_SAMPLES` are used.
 
     Raises:
-        ConfigError: a name, a file or a user's factory that cannot be used.
-        EnvironmentUnfit: this machine lacks something that the arm or the data need.
-        LaunchError: the model raised, or the process died or did not end in time.
+        ConfigError, EnvironmentUnfit, LaunchError: as `examine_in_child`.
     """
     recipe = config.recipe
     changes = {"batch_size": min(recipe.batch_size, MAX_SAMPLES), "grad_accum_steps": 1}
     small = config.model_copy(update={"recipe": recipe.model_copy(update=changes)})
-    options = {"config": small.model_dump(mode="json")}
-    answer = call_in_child(PROGRAM, "observe", seconds=TIME_LIMIT, options=options, shared=config.writable_paths())
-    return result_of(answer, f"{config.arm} cannot be observed on {recipe.model.arch}")
+    return examine_in_child(PROGRAM, small, f"{config.arm} cannot be observed on {recipe.model.arch}", {})
 
 
 def render_observation(observation: dict[str, Any], *, width: int, every_module: bool) -> str:
@@ -178,7 +172,7 @@ def render_observation(observation: dict[str, Any], *, width: int, every_module:
 
     rows = observation["modules"]
     if len(rows) > MAX_ROWS and not every_module:
-        headers, table = ["module", "type", "modules", *HEADERS[2:]], _grouped(rows)
+        headers, table = ["module", "type", "modules", *HEADERS[2:]], _group_rows(rows)
     else:
         headers, table = [*HEADERS], [[row["module"], row["type"], *_cells(row)] for row in rows]
     unit = "KiB" if observation["bytes"]["total"] < 10 * UNITS["MiB"] else "MiB"
@@ -225,7 +219,7 @@ def _types(names: list[str]) -> str:
     return ", ".join(names) or "-"
 
 
-def _grouped(rows: list[dict[str, Any]]) -> list[list[str]]:
+def _group_rows(rows: list[dict[str, Any]]) -> list[list[str]]:
     """Return a row for all modules of one type with equal dtypes, named by the first of them."""
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for row in rows:

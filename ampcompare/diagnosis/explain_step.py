@@ -12,18 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from ampcompare.base.tensors.products import OperationMode, dtype_name
+from ampcompare.base.tensors.tree import tensors_in
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.examination import answering_errors
 from ampcompare.settings.validation import validate
-from ampcompare.tasks.data import tensors_of
 from ampcompare.tasks.task import make_task
-from ampcompare.training.assemble import Assembly, assemble_single
+from ampcompare.training.assemble import Assembly, assemble
 from ampcompare.training.device import resolve_device
 from ampcompare.training.precision.base import NO_CONTEXT, make_precision, owned_params
 from ampcompare.training.precision.cpu_half import cpu_half
 from ampcompare.training.process_group import own_group
 
-__all__ = ["observe"]
+__all__ = ["explain_step"]
 
 MAX_STEPS = 30  # a dynamic scale that begins too high is halved at each
 # Operations that decide what an arm is worth; the others follow their inputs.
@@ -39,7 +39,7 @@ WATCHED = (
 
 
 @answering_errors
-def observe(config: dict[str, Any]) -> dict[str, Any]:
+def explain_step(config: dict[str, Any]) -> dict[str, Any]:
     """Prepare the model of a configuration, make one step and return what was seen, as plain data."""
     settings = validate(RunConfig, config)
     with own_group(settings):
@@ -51,24 +51,29 @@ def _observe(config: RunConfig) -> dict[str, Any]:
     device = resolve_device(config.device)
     precision = make_precision(config.arm, device=str(device))
     task = make_task(config.recipe)
-    assembly = assemble_single(config.recipe, task, precision, device)
-    model, optimizers = _as_one(assembly.models), assembly.optimizers
+    assembly = assemble(config.recipe, task, precision, device)
+    models, optimizers = assembly.models, assembly.optimizers
+    model = models[0] if len(models) == 1 else nn.ModuleList(models)
     batch = next(iter(task.data.train_batches(0, config.recipe.batch_size, device=device)))
     how, context = cpu_half(config.cpu_half, precision.half_dtype, device)
-    watch = _OpTracer(model)
+    watch, operations = _OpTracer(model), _Operations()
     with context:
         scales_before = precision.loss_scales()
-        loss, operations = _first_pass(assembly, batch, watch)
-        masters = _masters(model, optimizers)
-        gradients = _gradients(model.parameters())
-        master_gradients = _gradients(masters)
+        with watch:
+            loss = _pass(assembly, batch, operations)
+        own = {id(param) for param in model.parameters()}
+        masters = [param for each in optimizers for param in owned_params(each) if id(param) not in own]
+        gradients, master_gradients = (
+            _by_dtype(param.grad for param in params if param.grad is not None)
+            for params in (model.parameters(), masters)
+        )
         skipped = 0
         while not all(precision.step(*optimizers).applied) and skipped < MAX_STEPS:
             skipped += 1
             for optimizer in optimizers:
                 optimizer.zero_grad()
             _pass(assembly, batch)
-    states = [value for each in optimizers for state in each.state.values() for value in tensors_of(state)]
+    states = [value for each in optimizers for state in each.state.values() for value in tensors_in(state)]
     counts = {
         "parameters": _by_dtype(model.parameters()),
         "buffers": _by_dtype(model.buffers()),
@@ -83,7 +88,7 @@ def _observe(config: RunConfig) -> dict[str, Any]:
         "arch": config.recipe.model.arch,
         "data": config.recipe.data.name,
         "optimizer": config.recipe.optimizer.name,
-        "batch_shape": list(next(tensors_of(batch)).shape),
+        "batch_shape": list(next(tensors_in(batch)).shape),
         "device": str(device),
         "half": f"{precision.emulated} emulated" if precision.emulated else how,
         "notes": list(precision.notes),
@@ -91,7 +96,7 @@ def _observe(config: RunConfig) -> dict[str, Any]:
         "engine_version": None if precision.engine is None else precision.engine.version,
         "kept_fp32": list(precision.kept_fp32),
         "modules": watch.rows(),
-        "operations": operations,
+        "operations": operations.rows(),
         "loss": {"dtype": dtype_name(loss.dtype), "value": float(loss.detach())},
         "loss_scale": {"before": list(scales_before), "after": list(precision.loss_scales()), "skipped_steps": skipped},
         "counts": counts,
@@ -99,14 +104,6 @@ def _observe(config: RunConfig) -> dict[str, Any]:
         "bytes": {**held, "total": sum(held.values())},
         "bytes_per_parameter": sum(held.values()) / parameters if parameters else None,
     }
-
-
-def _first_pass(assembly: Assembly, batch: Any, watch: _OpTracer) -> tuple[Tensor, list[dict[str, Any]]]:
-    """Make the pass that is watched; the hooks are gone afterwards."""
-    seen = _Operations()
-    with watch:
-        loss = _pass(assembly, batch, seen)
-    return loss, seen.rows()
 
 
 def _pass(assembly: Assembly, batch: Any, seen: AbstractContextManager[Any] = NO_CONTEXT) -> Tensor:
@@ -123,11 +120,6 @@ def _pass(assembly: Assembly, batch: Any, seen: AbstractContextManager[Any] = NO
         assembly.precision.backward(loss, stepped, loss_id=loss_id)
         losses.append(loss)
     return losses[0]
-
-
-def _as_one(models: Sequence[nn.Module]) -> nn.Module:
-    """Return the only model, or all of them in a list."""
-    return models[0] if len(models) == 1 else nn.ModuleList(models)
 
 
 class _OpTracer:
@@ -155,13 +147,13 @@ class _OpTracer:
             handle.remove()
 
     def _hook(self, name: str) -> Callable[..., None]:
-        def seen(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        def note(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             if name not in self.inputs:
                 self.order.append(name)
             _add(self.inputs.setdefault(name, []), [args, kwargs])
             _add(self.outputs.setdefault(name, []), output)
 
-        return seen
+        return note
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a row per module: those that ran in the order of their first end, the model itself last."""
@@ -209,19 +201,9 @@ class _Operations(OperationMode):
 
 def _add(names: list[str], value: Any) -> None:
     """Add to `names` each floating type in `value` that is not there yet."""
-    for tensor in tensors_of(value):
+    for tensor in tensors_in(value):
         if tensor.is_floating_point() and dtype_name(tensor.dtype) not in names:
             names.append(dtype_name(tensor.dtype))
-
-
-def _masters(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> list[Tensor]:
-    """Return what the optimizers step instead of the model's own parameters."""
-    own = {id(param) for param in model.parameters()}
-    return [param for optimizer in optimizers for param in owned_params(optimizer) if id(param) not in own]
-
-
-def _gradients(params: Iterable[Tensor]) -> dict[str, dict[str, int]]:
-    return _by_dtype(param.grad for param in params if param.grad is not None)
 
 
 def _inner(tensor: Tensor) -> Iterator[Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -54,7 +54,7 @@ def reason_of(events: Sequence[Event], origin: int) -> Reason | None:
         return None
     small = [at for at in zeros if 0 < abs(events[at].number) <= FP16_ZERO]
     at = max(small, default=zeros[0])
-    name = _named(events[at], events[origin])
+    name = _name_near(events[at], events[origin])
     made = None if _line(events[at]) == _line(events[origin]) else at
     if small:
         return Reason(f"{events[at].number:g} in {name} is zero in fp16", made)
@@ -71,7 +71,7 @@ def _line(event: Event) -> tuple[str, str]:
     return event.key[0], event.key[2]
 
 
-def _named(event: Event, other: Event) -> str:
+def _name_near(event: Event, other: Event) -> str:
     """Return the name of a place for a reader who knows another one."""
     place = place_of(event.key)
     if _line(event) == _line(other):
@@ -79,8 +79,8 @@ def _named(event: Event, other: Event) -> str:
     return f"{place.name} ({place.where})" if place.where else place.name
 
 
-def find_faults(observation: Observation) -> list[Fault]:
-    """Return the faults of a run, at most one of each kind, the earliest first."""
+def find_faults(observation: Observation, left_out: Collection[FaultKind] = ()) -> list[Fault]:
+    """Return the faults of a run, at most one of each kind, the earliest first, without kinds that are left out."""
     found: dict[FaultKind, Fault] = {}
     highest = 0.0  # scale at which a step was applied
     fallen = False
@@ -100,7 +100,7 @@ def find_faults(observation: Observation) -> list[Fault]:
     lost = _lost_updates(observation)
     if lost is not None and not {"overflow", "gradient overflow", "underflow"} & set(found):
         found.setdefault(lost.kind, lost)
-    return list(found.values())
+    return [fault for kind, fault in found.items() if kind not in left_out]
 
 
 def _of_step(facts: StepFacts) -> Iterator[Fault]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -18,16 +17,15 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tre
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError, ConfigError
 from ampcompare.base.formatting import printable
-from ampcompare.diagnosis.diagnose import report_of
-from ampcompare.diagnosis.findings import HARM, HARM_IN_BF16, NEGLIGIBLE, find_faults
+from ampcompare.diagnosis.diagnose import diagnose_loop
+from ampcompare.diagnosis.findings import HARM, HARM_IN_BF16, NEGLIGIBLE
 from ampcompare.diagnosis.loops import Conditions, Loop, trained_under
-from ampcompare.diagnosis.observation import Observation
-from ampcompare.diagnosis.remedies import Tested, conclusion_of, verdict_of, with_cure
-from ampcompare.diagnosis.sites import calling_line
+from ampcompare.diagnosis.observation import relative_error
+from ampcompare.diagnosis.remedies import conclusion_of
+from ampcompare.diagnosis.sites import shown_line
 from ampcompare.diagnosis.step_watch import MAX_SKIPPED
-from ampcompare.diagnosis.watched_loop import watch_loop
 from ampcompare.diagnosis.watched_precision import Enough
-from ampcompare.results.records.diagnosis import Diagnosis, Fault, PlaceReport
+from ampcompare.results.records.diagnosis import Diagnosis, FaultKind, PlaceReport
 from ampcompare.training.device import resolve_device
 from ampcompare.training.precision.base import Precision, PrecisionWrapper, StepOutcome
 
@@ -38,7 +36,7 @@ FP32 = Arm.parse("fp32")
 DRAWS = 3
 MAX_ROWS = 10
 # What an optimizer step loses is no property of a module, whose weights are left as they are.
-OF_STEPS = ("lost updates", "update")
+OF_STEPS: Sequence[FaultKind] = ("lost updates", "update")
 PATCHING = ("O1", "O4")
 FACTOR = 4.0  # times the largest deviation that one rounding of each weight and each module's result makes
 FLOOR = 8.0  # roundings at least
@@ -91,21 +89,28 @@ def holds(
         EnvironmentUnfit: this machine lacks something that an arm needs.
     """
     __tracebackhide__ = True
-    named = [arms] if isinstance(arms, str) or not isinstance(arms, Sequence) else list(arms)
+    if rtol != "auto" and not (isinstance(rtol, (int, float)) and rtol > 0):
+        raise ConfigError(f'rtol must be "auto" or a number above 0, not {rtol!r}')
+    if steps < 1:
+        raise ConfigError(f"steps must be at least 1, not {steps}")
+    if inputs is None and isinstance(subject, nn.Module):
+        raise ConfigError("a module is run on inputs; pass inputs=(tensor, ...)")
+    if inputs is None and loss is not None:
+        raise ConfigError("loss is of a module or function with inputs; a training loop has its own")
+    conditions = Conditions(steps=steps, device=str(resolve_device(device)), seed=seed)
     check = _Check(
-        subject,
-        inputs=inputs,
-        loss=loss,
+        subject if inputs is None else _loop_of(subject, inputs, loss, conditions.device),
+        conditions,
         rtol=rtol,
-        steps=steps,
-        seed=seed,
-        device=device,
         strict_types=strict_types,
         cures=cures,
+        has_steps=inputs is None,
+        has_own_loss=inputs is not None and loss is None,
+        name="" if inputs is None or loss is not None else getattr(subject, "__name__", type(subject).__name__),
     )
     held = []
-    for arm in named:  # a comprehension would be one more frame in tracebacks
-        held.append(check.arm(arm))
+    for arm in [arms] if isinstance(arms, str) or not isinstance(arms, Sequence) else arms:
+        held.append(check.arm(arm))  # a comprehension would be one more frame in tracebacks
     return held
 
 
@@ -171,41 +176,26 @@ class DoesNotHold(AssertionError):
         self.diagnosis = diagnosis
 
 
+@dataclass
 class _Check:
-    """A subject, and what it gives in fp32; the arguments are those of `holds`."""
+    """A training loop, and what it gives in fp32.
 
-    def __init__(
-        self,
-        subject: Callable[..., Any],
-        *,
-        inputs: Sequence[Any] | Mapping[str, Any] | None,
-        loss: Callable[[Any], Any] | None,
-        rtol: float | str,
-        steps: int,
-        seed: int,
-        device: str,
-        strict_types: bool,
-        cures: bool,
-    ) -> None:
-        if rtol != "auto" and not (isinstance(rtol, (int, float)) and rtol > 0):
-            raise ConfigError(f'rtol must be "auto" or a number above 0, not {rtol!r}')
-        if steps < 1:
-            raise ConfigError(f"steps must be at least 1, not {steps}")
-        if inputs is None and isinstance(subject, torch.nn.Module):
-            raise ConfigError("a module is run on inputs; pass inputs=(tensor, ...)")
-        if inputs is None and loss is not None:
-            raise ConfigError("loss is of a module or function with inputs; a training loop has its own")
-        on = str(resolve_device(device))
-        self._loop: Loop = subject if inputs is None else _loop_of(subject, inputs, loss, on)
-        self._shown = [] if inputs is None or loss is not None else ["loss"]  # the default loss is no result
-        self._has_steps = inputs is None
-        self._name = "" if inputs is None or loss is not None else _name_of(subject)
-        self._rtol = rtol
-        self._strict_types = strict_types
-        self._cures = cures
-        self._conditions = Conditions(steps=steps, device=on, seed=seed)
-        self._reference: dict[str, Tensor] | None = None
-        self._rounded: dict[float, list[dict[str, Tensor]]] = {}  # figures with added rounding, by unit
+    Attributes:
+        has_steps: its optimizer steps count; else weights are left as they are.
+        has_own_loss: its loss is a random weighting, and no result.
+        name: of what runs outside of modules; "" for nothing.
+    """
+
+    loop: Loop
+    conditions: Conditions
+    rtol: float | Literal["auto"]
+    strict_types: bool
+    cures: bool
+    has_steps: bool
+    has_own_loss: bool
+    name: str
+    reference: dict[str, Tensor] = field(default_factory=dict)
+    rounded: dict[float, list[dict[str, Tensor]]] = field(default_factory=dict)  # figures with added rounding, by unit
 
     def arm(self, arm: Arm | str) -> Held:
         """Check one arm.
@@ -218,113 +208,78 @@ class _Check:
         __tracebackhide__ = True
         arm = _undoable(Arm.parse(arm) if isinstance(arm, str) else arm)
         reference = self._in_fp32()
-        captured = self._captured(arm)
+        captured = self._run(arm)
         figures = self._figures(captured, reference)
-        diagnosis = self._diagnosed(arm)
+        diagnosis = diagnose_loop(
+            self.loop, arm, self.conditions, cures=self.cures, left_out=() if self.has_steps else OF_STEPS
+        )
         islands = tuple(
             f"{row.operation} ({', '.join(row.inputs)}) in {', '.join(row.modules)}: {row.remark}"
             for row in diagnosis.audit
             if row.remark
         )
         far = [figure for figure in figures if not figure.holds]
-        if diagnosis.faults or far or (islands and self._strict_types):
-            lines = _message(arm, diagnosis, figures, islands if self._strict_types else ())
+        if diagnosis.faults or far or (islands and self.strict_types):
+            lines = _message(arm, diagnosis, figures, islands if self.strict_types else ())
             text = "\n".join(lines)
-            if self._name:  # what runs in no module inside of the subject runs in the subject itself
-                text = text.replace("outside of modules", f"of {self._name}")
+            if self.name:  # what runs in no module inside of the subject runs in the subject itself
+                text = text.replace("outside of modules", f"of {self.name}")
             raise DoesNotHold(text, str(arm), figures, diagnosis)
         return Held(str(arm), tuple(figures), captured.skipped, islands)
 
     def _in_fp32(self) -> dict[str, Tensor]:
-        if self._reference is None:
+        if not self.reference:
             found, again = self._run(FP32).figures, self._run(FP32).figures
             if not found:
                 raise ConfigError(
                     "no update was applied in fp32; the loop must call backward and step until step ends it, as in "
                     "`while True:`"
                 )
-            broken = [name for name, value in found.items() if not torch.isfinite(value).all()]
-            if broken:
-                raise ConfigError(f"{broken[0]} is not finite in fp32 either, so no arm can be compared with it")
-            differing = [name for name, value in found.items() if not _same(again.get(name), value)]
-            if differing:
-                raise ConfigError(
-                    f"{differing[0]} differs between two runs in fp32; begin from the same weights and batches in each "
-                    "call, and draw random numbers from torch only, which is seeded before"
-                )
-            self._reference = {name: value for name, value in found.items() if name not in self._shown}
-        return self._reference
+            for name, value in found.items():
+                if not torch.isfinite(value).all():
+                    raise ConfigError(f"{name} is not finite in fp32 either, so no arm can be compared with it")
+            for name, value in found.items():
+                if name not in again or not torch.equal(again[name], value):
+                    raise ConfigError(
+                        f"{name} differs between two runs in fp32; begin from the same weights and batches in each "
+                        "call, and draw random numbers from torch only, which is seeded before"
+                    )
+            self.reference = {name: value for name, value in found.items() if name != "loss" or not self.has_own_loss}
+        return self.reference
 
-    def _captured(self, arm: Arm) -> _Capture:
-        """Return what an arm gives.
-
-        Raises:
-            DoesNotHold: its step raised, or applied no update.
-        """
-        __tracebackhide__ = True
-        kept: list[_Capture] = []
-        try:
-            captured = self._run(arm, kept=kept)
-        except AmpCompareError:
-            raise
-        except Exception as error:
-            where = _line_of(error)
-            module = kept[0].modules[-1] if kept and kept[0].modules else ""
-            place = " ".join(filter(None, [f"in {module}" if module else "", f"({where})" if where else ""]))
-            text = printable(f"{type(error).__name__}: {error}", 600)
-            raise DoesNotHold(f"{arm} does not hold: the step raises {place}: {text}", str(arm)) from error
-        return captured
-
-    def _run(self, arm: Arm, rounding: _Rounding | None = None, kept: list[_Capture] | None = None) -> _Capture:
+    def _run(self, arm: Arm, rounding: _Rounding | None = None) -> _Capture:
         """Return the figures of a run.
 
-        Args:
-            kept: gets the precision before the run, whose state is of use if it raises.
+        Raises:
+            DoesNotHold: a step raised under another arm than fp32.
         """
         __tracebackhide__ = True
-        with trained_under(arm, self._conditions) as precision:
-            captured = _Capture(precision, self._conditions.steps, rounding)
-            if kept is not None:
-                kept.append(captured)
-            with suppress(Enough):
-                self._loop(captured)
+        with trained_under(arm, self.conditions) as precision:
+            captured = _Capture(precision, self.conditions.steps, rounding)
+            try:
+                self.loop(captured)
+            except Enough:
+                pass
+            except Exception as error:
+                if arm == FP32 or isinstance(error, AmpCompareError):
+                    raise
+                text = printable(f"{type(error).__name__}: {error}", 600)
+                where = _place_of(error, captured.modules)
+                raise DoesNotHold(f"{arm} does not hold: the step raises {where}: {text}", str(arm)) from error
         return captured
 
     def _figures(self, captured: _Capture, reference: Mapping[str, Tensor]) -> list[Figure]:
         half = captured.half_dtype
-        if self._rtol == "auto":
+        if self.rtol == "auto":
             unit = _rounding_unit(half)
-            if unit not in self._rounded:
+            if unit not in self.rounded:
                 draws = (_Rounding(unit, seed) for seed in range(DRAWS))
-                self._rounded[unit] = [self._run(FP32, rounding).figures for rounding in draws]
-            allowed = tolerances(self._rounded[unit], reference, half)
+                self.rounded[unit] = [self._run(FP32, rounding).figures for rounding in draws]
+            allowed = tolerances(self.rounded[unit], reference, half)
         else:
-            allowed = dict.fromkeys(reference, float(self._rtol))
+            allowed = dict.fromkeys(reference, float(self.rtol))
         errors = _errors_of(captured.figures, reference)
         return [Figure(name, errors[name], allowed[name], captured.dtypes.get(name, "none")) for name in reference]
-
-    def _diagnosed(self, arm: Arm) -> Diagnosis:
-        """Return the diagnosis of the watched steps, with a tested cure where there is a fault."""
-        conditions = self._conditions
-        observation = watch_loop(self._loop, arm, conditions)
-        found = report_of(observation, arm, reference=conditions.reference)
-        found = found.model_copy(update={"faults": self._faults(observation)})
-        found = found.model_copy(update={"verdict": verdict_of(arm, found)})
-        if not self._cures:
-            return found
-
-        def tested(other: Arm, lines: Sequence[str]) -> Tested:
-            seen = watch_loop(self._loop, other, conditions, lines)
-            return Tested(self._faults(seen), sorted(seen.functions))
-
-        return with_cure(found, arm, tested, device_type=observation.device_type)
-
-    def _faults(self, observation: Observation) -> list[Fault]:
-        return [fault for fault in find_faults(observation) if self._has_steps or fault.kind not in OF_STEPS]
-
-
-def _name_of(subject: Callable[..., Any]) -> str:
-    return getattr(subject, "__name__", type(subject).__name__)
 
 
 def _undoable(arm: Arm) -> Arm:
@@ -334,22 +289,20 @@ def _undoable(arm: Arm) -> Arm:
     return arm
 
 
-def _same(one: Tensor | None, other: Tensor) -> bool:
-    return one is not None and torch.equal(one, other)
+def _place_of(error: BaseException, modules: Mapping[int, str]) -> str:
+    """Return the innermost module of a traceback, and file:line of the innermost frame of the user's code.
 
-
-def _line_of(error: BaseException) -> str:
-    """Return file:line of the innermost frame of the user's code in a traceback."""
-    frames = []
+    Args:
+        modules: names by identity.
+    """
+    module = line = ""
     trace = error.__traceback__
     while trace is not None:
-        frames.append((trace.tb_frame, trace.tb_lineno))
+        module = modules.get(id(trace.tb_frame.f_locals.get("self")), module)
+        if shown := shown_line(trace.tb_frame):
+            line = f"{shown.rpartition(':')[0]}:{trace.tb_lineno}"
         trace = trace.tb_next
-    for frame, line in reversed(frames):
-        name = calling_line(frame)
-        if name and name.rpartition(":")[0] and frame.f_code.co_filename.endswith(name.rpartition(":")[0]):
-            return f"{name.rpartition(':')[0]}:{line}"
-    return ""
+    return " ".join(filter(None, [f"in {module}" if module else "", f"({line})" if line else ""]))
 
 
 def _message(arm: Arm, diagnosis: Diagnosis, figures: Sequence[Figure], islands: Sequence[str]) -> list[str]:
@@ -409,9 +362,9 @@ class _Rounding:
 
     def apply(self, value: Any) -> Any:
         """Return a value with its floating tensors changed."""
-        return tree_map(self._changed, value)
+        return tree_map(self._round, value)
 
-    def _changed(self, value: Any) -> Any:
+    def _round(self, value: Any) -> Any:
         if not isinstance(value, Tensor) or not value.is_floating_point():
             return value
         up = torch.randint(2, value.shape, generator=self._draws).to(value.device) * 2 - 1
@@ -423,7 +376,7 @@ class _Rounding:
             for model in models:
                 for param in model.parameters():
                     if param.is_floating_point():
-                        param.copy_(self._changed(param))
+                        param.copy_(self._round(param))
                 model.register_forward_pre_hook(lambda _, args, kwargs: self.apply((args, kwargs)), with_kwargs=True)
                 for module in model.modules():
                     if not any(module.children()):
@@ -441,14 +394,14 @@ class _Capture(PrecisionWrapper):
     Attributes:
         figures: fp32 tensors on the CPU, by name; empty until an update is applied.
         dtypes: that they had.
-        modules: names of the modules that are running, the innermost last; where a step raised, those it was in.
+        modules: their names by identity.
     """
 
     def __init__(self, inner: Precision, steps: int, rounding: _Rounding | None = None) -> None:
         super().__init__(inner)
         self.figures: dict[str, Tensor] = {}
         self.dtypes: dict[str, str] = {}
-        self.modules: list[str] = []
+        self.modules: dict[int, str] = {}
         self.skipped = 0
         self._steps = steps
         self._rounding = rounding
@@ -478,21 +431,13 @@ class _Capture(PrecisionWrapper):
         return prepared, stepped
 
     def _follow(self, prefix: str, model: nn.Module) -> None:
-        def entered(name: str) -> Any:
-            return lambda module, args: self.modules.append(name)
-
-        def left(module: nn.Module, args: Any, output: Any) -> None:
-            self.modules.pop()
-
-        def returned(module: nn.Module, args: Any, output: Any) -> None:
+        def keep(module: nn.Module, args: Any, output: Any) -> None:
             for path, value in tree_flatten_with_path(output)[0]:
                 if isinstance(value, Tensor) and value.is_floating_point():
                     self._found[f"{prefix}output{keystr(path)}"] = value.detach()
 
-        for name, module in model.named_modules():
-            module.register_forward_pre_hook(entered(f"{prefix}{name}"), prepend=True)
-            module.register_forward_hook(left)
-        model.register_forward_hook(returned)
+        self.modules |= {id(module): f"{prefix}{name}" for name, module in model.named_modules()}
+        model.register_forward_hook(keep)
 
     def see_loss(self, loss: Tensor, loss_id: int) -> None:
         self._found[f"loss {loss_id}" if loss_id else "loss"] = loss.detach()
@@ -530,14 +475,15 @@ def _loop_of(subject: Callable[..., Any], inputs: Inputs, loss: Callable[[Any], 
         inputs: positional or keyword arguments; tensors are moved to the device and passed as copies.
         loss: of the output; None for a fixed random weighting.
     """
-    given: Any = dict(inputs) if isinstance(inputs, Mapping) else tuple(inputs)
+    given: Any = ((), dict(inputs)) if isinstance(inputs, Mapping) else (tuple(inputs), {})
 
     def train(precision: Precision) -> None:
-        values = tree_map(lambda value: _fresh(value, device), given)
+        args, kwargs = tree_map(lambda value: _fresh(value, device), given)
         if isinstance(subject, nn.Module):
             model: nn.Module = copy.deepcopy(subject).to(device)
         else:
-            model, values = _Function(subject, values, precision.half_dtype).to(device), ()
+            model = _Function(subject, args, kwargs, precision.half_dtype).to(device)
+            args, kwargs = (), {}
         params = [param for param in model.parameters() if param.requires_grad]
         # Without parameters there is nothing to update; an optimizer must have one all the same.
         if not params:
@@ -547,8 +493,8 @@ def _loop_of(subject: Callable[..., Any], inputs: Inputs, loss: Callable[[Any], 
         (model,), (optimizer,) = precision.prepare([model], [torch.optim.SGD(params, lr=0.0)])
         while True:
             with precision.autocast():
-                output = model(**values) if isinstance(values, dict) else model(*values)
-                result = weighted(output) if loss is None else loss(output)
+                output = model(*args, **kwargs)
+                result = weighted_mean(output) if loss is None else loss(output)
             precision.backward(result, [optimizer])
             precision.step(optimizer)
             optimizer.zero_grad()
@@ -560,7 +506,7 @@ def _fresh(value: Any, device: str) -> Any:
     return value.detach().clone().to(device) if isinstance(value, Tensor) else value
 
 
-def weighted(output: Any) -> Tensor:
+def weighted_mean(output: Any) -> Tensor:
     """Return the mean of the floating results, each element with a random weight that is always the same."""
     draws = torch.Generator().manual_seed(0)
     total: Tensor | None = None
@@ -581,30 +527,24 @@ class _Function(nn.Module):
         dtype: 16-bit type of the arm; None for none.
     """
 
-    def __init__(self, function: Callable[..., Any], values: Any, dtype: torch.dtype | None) -> None:
+    def __init__(
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], dtype: torch.dtype | None
+    ) -> None:
         super().__init__()
         self._function = function
+        self._args, self._kwargs = dict(enumerate(args)), dict(kwargs)
         self._dtype = dtype
-        self._values = values
-        for name, value in self._named():
+        for name, value in [*self._args.items(), *self._kwargs.items()]:
             if isinstance(value, Tensor) and value.is_floating_point():
-                self.register_parameter(name, nn.Parameter(value))
-
-    def _named(self) -> list[tuple[str, Any]]:
-        if isinstance(self._values, dict):
-            return [(f"input_{name}", value) for name, value in self._values.items()]
-        return [(f"input_{place}", value) for place, value in enumerate(self._values)]
+                self.register_parameter(f"input_{name}", nn.Parameter(value))
 
     def forward(self) -> Any:
-        values = [
-            self._cast(self._parameters[name]) if name in self._parameters else one for name, one in self._named()
-        ]
-        if isinstance(self._values, dict):
-            return self._function(**dict(zip(self._values, values, strict=True)))
-        return self._function(*values)
+        args = [self._cast(self._parameters.get(f"input_{at}", value)) for at, value in self._args.items()]
+        kwargs = {name: self._cast(self._parameters.get(f"input_{name}", one)) for name, one in self._kwargs.items()}
+        return self._function(*args, **kwargs)
 
     def _cast(self, value: Any) -> Any:
-        return value if self._dtype is None else value.to(self._dtype)
+        return value.to(self._dtype) if self._dtype is not None and isinstance(value, nn.Parameter) else value
 
 
 def _rounding_unit(half: torch.dtype | None) -> float:
@@ -628,7 +568,9 @@ def _errors_of(figures: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -
             siblings = (other for of, other in gradients.items() if _module(of) == _module(name))
             size = max(size, NEGLIGIBLE * max(siblings), least)
         value = figures.get(name)
-        errors[name] = math.inf if value is None or value.shape != exact.shape else _ratio(_rms(value - exact), size)
+        errors[name] = (
+            math.inf if value is None or value.shape != exact.shape else relative_error(_rms(value - exact), size)
+        )
     return errors
 
 
@@ -655,9 +597,3 @@ def _module(name: str) -> str:
 
 def _rms(value: Tensor) -> float:
     return float(value.double().square().mean().sqrt()) if value.numel() else 0.0
-
-
-def _ratio(difference: float, size: float) -> float:
-    if not math.isfinite(difference):
-        return math.inf
-    return difference / size if size else (math.inf if difference else 0.0)

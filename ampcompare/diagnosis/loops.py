@@ -14,7 +14,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.task import make_task
-from ampcompare.training.assemble import Assembly, assemble_single
+from ampcompare.training.assemble import Assembly, assemble
 from ampcompare.training.build_loop import build_loop
 from ampcompare.training.precision.base import Precision, make_precision
 from ampcompare.training.precision.cpu_half import cpu_half
@@ -100,7 +100,7 @@ def recipe_loop(
                 f"a recipe is trained in one process here, but {config.arm} shards its weights over several; take "
                 "half:bf16,masters=fp32 or apex:O5, which compute in the same types"
             )
-        assembly = assemble_single(recipe, task, precision, device, is_twin=is_twin)
+        assembly = assemble(recipe, task, precision, device, is_twin=is_twin)
         show(assembly)
         loop = build_loop(recipe, assembly, precision, drain_every=drain_every)
         for epoch in range(recipe.epochs) if epochs is None else epochs:

@@ -1,4 +1,4 @@
-"""All steps of one run, added up by place: what a diagnosis reports, and what its cures are judged by."""
+"""All steps of one run, add_rows up by place: what a diagnosis reports, and what its cures are judged by."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 from ampcompare.base.tensors.products import dtype_name
 from ampcompare.diagnosis.operation_watch import Called, Event, Key, Step
-from ampcompare.diagnosis.ranges import added, counts_of, make_range
+from ampcompare.diagnosis.ranges import add_rows, counts_of, make_range
 from ampcompare.results.records.diagnosis import LostUpdates, ModuleStep, Place, PlaceReport
 
-__all__ = ["Observation", "StepFacts", "error_of", "made_of", "place_of"]
+__all__ = ["Observation", "StepFacts", "error_of", "made_of", "place_of", "relative_error"]
 
 MAX_BROKEN_LOSSES = 3  # in a row
 ULP = {"fp16": 2.0**-10, "bf16": 2.0**-7}
@@ -47,7 +47,7 @@ class _Total:
     cosine: float | None = None
 
     def add(self, event: Event) -> None:
-        self.row = added(self.row, event.row)
+        self.row = add_rows(self.row, event.row)
         self.calls += 1
         self.dtypes.add(dtype_name(event.dtype))
         if event.errors is not None:
@@ -58,7 +58,7 @@ class _Total:
 
 
 class Observation:
-    """Receives steps from `Observed`.
+    """Receives steps from `StepWatch`.
 
     Attributes:
         facts: the steps themselves, as numbers; at most `keep` of them, the last ones.
@@ -104,7 +104,7 @@ class Observation:
             module, _, _, phase = event.key
             if phase == "forward" and not event.constant:
                 place = (module, facts.index)
-                self._map[place] = added(self._map.get(place), event.row)
+                self._map[place] = add_rows(self._map.get(place), event.row)
         for update in facts.updates:
             known = self.updates.get(update.parameter)
             self.updates[update.parameter] = update if known is None else _sum(known, update)
@@ -138,15 +138,16 @@ def place_of(key: Key) -> Place:
 
 def error_of(event: Event) -> float:
     """Return the relative error of a result against the wide run; infinite where it is not finite and that is."""
-    return 0.0 if event.errors is None else _ratio(event.errors[0], event.errors[1])
+    return 0.0 if event.errors is None else relative_error(event.errors[0], event.errors[1])
 
 
 def made_of(event: Event) -> float:
     """Return the part of the relative error that the operation itself has made."""
-    return 0.0 if event.errors is None else _ratio(event.errors[2], event.errors[1])
+    return 0.0 if event.errors is None else relative_error(event.errors[2], event.errors[1])
 
 
-def _ratio(difference: float, size: float) -> float:
+def relative_error(difference: float, size: float) -> float:
+    """Return a difference relative to a size; infinite where it is not finite, or is relative to zero."""
     if not math.isfinite(size):
         return 0.0  # the wide run is not finite either
     if not math.isfinite(difference):

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporaril
 
 from ampcompare.base.tensors.products import dtype_name
 from ampcompare.diagnosis.fp32_reference import Fp32Reference, written_arguments
-from ampcompare.diagnosis.ranges import HALF, counts_of, range_row, widened
+from ampcompare.diagnosis.ranges import HALF, counts_of, range_row, without_lost
 from ampcompare.diagnosis.sites import Sites
 from ampcompare.results.records.diagnosis import Phase
 
@@ -29,7 +29,7 @@ __all__ = [
     "Key",
     "OperationWatch",
     "errors_of",
-    "unseen",
+    "no_modes",
 ]
 
 MIN_SQUARE = 1e-30  # of sums in fp32: what is below has lost digits
@@ -101,7 +101,7 @@ class Called(NamedTuple):
 
 
 @contextmanager
-def unseen() -> Iterator[None]:
+def no_modes() -> Iterator[None]:
     """Compute without any mode, cast or gradient: nothing of it is emulated, watched or recorded."""
     with torch._C.DisableTorchFunction(), torch._C._DisableAutocast(), torch._C._DisableTorchDispatch():
         with torch.no_grad():
@@ -183,7 +183,7 @@ class OperationWatch(TorchDispatchMode):
             self._step.losses.append(place)
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
+    def pause(self) -> Iterator[None]:
         """Let what runs inside pass unseen, without a call of this mode if no other one was entered behind it."""
         before, self.is_paused = self.is_paused, True
         is_last = torch._C._len_torch_dispatch_stack() > 0 and _last_mode() is self
@@ -198,7 +198,7 @@ class OperationWatch(TorchDispatchMode):
         step, self._step = self._step, Step()
         self._producer.clear()
         self._decided.clear()
-        with unseen():
+        with no_modes():
             if step.events:
                 for name in ("row", "wide", "errors"):
                     _read_field(step.events, name)
@@ -210,7 +210,7 @@ class OperationWatch(TorchDispatchMode):
         Args:
             unused: gradients that no step uses.
         """
-        with unseen():
+        with no_modes():
             for key, tensor in tensors:
                 self._add(key, tensor, key in unused)
 
@@ -252,7 +252,7 @@ class OperationWatch(TorchDispatchMode):
         key = (module, _operation(func), where, phase)
         exact, own, written = None, None, []
         if self.reference is not None:
-            # As `unseen`, at less cost: nothing records gradients here anyway.
+            # As `no_modes`, at less cost: nothing records gradients here anyway.
             with torch._C.DisableTorchFunction(), torch._C._DisableAutocast(), torch._C._DisableTorchDispatch():
                 written = written_arguments(func, tuple(args), kwargs)
                 exact, own = self._wide_results(func, key, tuple(args), kwargs, given, written)
@@ -332,7 +332,7 @@ class OperationWatch(TorchDispatchMode):
             self._producer[_storage(result)] = len(self._step.events)
             by_itself = alone[place] if alone else None
             if source is not None and result.dtype is torch.float32 and source.version[1] == result.numel():
-                row = widened(source.row)
+                row = without_lost(source.row)
             else:
                 row = range_row(result, wide_result if result.dtype in HALF else None)
             errors = None if wide_result is None else errors_of(result, wide_result, by_itself)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ampcompare.results.records.diagnosis import Range
 
-__all__ = ["HALF", "WIDTH", "added", "counts_of", "make_range", "range_row", "widened"]
+__all__ = ["HALF", "WIDTH", "add_rows", "counts_of", "make_range", "range_row", "without_lost"]
 
 aten = torch.ops.aten
 BINS = 256  # of the biased exponent of fp32: 0 holds zeros and fp32 subnormals, 255 what is not finite
@@ -73,7 +73,7 @@ def _device_row(values: Tensor, exact: Tensor | None) -> Tensor:
     return row
 
 
-def added(total: np.ndarray | None, row: np.ndarray) -> np.ndarray:
+def add_rows(total: np.ndarray | None, row: np.ndarray) -> np.ndarray:
     """Return the row of all elements of two; a total is changed in place, and begins as a copy."""
     if total is None:
         return row.copy()
@@ -83,7 +83,7 @@ def added(total: np.ndarray | None, row: np.ndarray) -> np.ndarray:
     return total
 
 
-def widened(row: Tensor | np.ndarray) -> Tensor | np.ndarray:
+def without_lost(row: Tensor | np.ndarray) -> Tensor | np.ndarray:
     """Return the row of the same values in a wider type, where none is lost."""
     copy = row.clone() if isinstance(row, Tensor) else row.copy()
     copy[LOST] = 0

@@ -94,7 +94,7 @@ class RateHistory:
         if outer:
             return Rates(f"its scheduler reads {outer!r}, which the script changes", False, total)
         try:
-            rows = self._stepped(paces, now, total)
+            rows = self._rates_ahead(paces, now, total)
         except Exception as error:  # a scheduler of the user's own
             return Rates(f"its scheduler cannot be stepped ahead ({type(error).__name__}: {error})", False, total)
         guess = f", if it moves every {epoch} steps" if any(pace.is_guess for pace in paces) else ""
@@ -118,7 +118,7 @@ class RateHistory:
         period = last - changes[-2] if len(changes) > 1 else last
         return _Pace(moves[-1], moves[last] - moves[last - 1], period, last + period)
 
-    def _stepped(self, paces: Sequence[_Pace], now: int, total: int) -> list[list[float]]:
+    def _rates_ahead(self, paces: Sequence[_Pace], now: int, total: int) -> list[list[float]]:
         """Return the rates of each step from `now` on."""
         dummy = _dummy_of(self._optimizer)
         rows = []

@@ -29,7 +29,7 @@ HIDDEN = (
 
 
 @lru_cache(maxsize=4096)
-def _shown(name: str) -> str | None:
+def _file_shown(name: str) -> str | None:
     """Return the file of a frame's code as it is shown; None for code of torch and of ampcompare's engines."""
     if name.startswith(("<frozen", "<string")) or name.startswith(HIDDEN) or os.path.basename(name) == "contextlib.py":
         return None
@@ -56,7 +56,7 @@ def _cell(name: str) -> str:
 
 def shown_line(frame: FrameType) -> str:
     """Return file:line of a frame of the user's or the model's code; "" for another one."""
-    name = _shown(frame.f_code.co_filename)
+    name = _file_shown(frame.f_code.co_filename)
     return "" if name is None else f"{name}:{frame.f_lineno}"
 
 

@@ -14,7 +14,7 @@ from ampcompare.base.tensors.products import dtype_name
 from ampcompare.diagnosis.fp32_lines import lines_in_fp32
 from ampcompare.diagnosis.fp32_reference import Fp32Reference
 from ampcompare.diagnosis.observation import Observation, StepFacts
-from ampcompare.diagnosis.operation_watch import Key, OperationWatch, unseen
+from ampcompare.diagnosis.operation_watch import Key, OperationWatch, no_modes
 from ampcompare.diagnosis.sites import Sites
 from ampcompare.diagnosis.watched_precision import StepObserver
 from ampcompare.results.records.diagnosis import LostUpdates, Phase
@@ -146,7 +146,7 @@ class StepWatch(StepObserver):
                 named.append((key, tensor))
                 if phase == "gradient" and name in stepped:  # what comes behind its step is not used by it
                     unused.add(key)
-        with self.operations.paused():
+        with self.operations.pause():
             self.operations.add(named, unused)
 
 
@@ -194,7 +194,7 @@ class UpdateCounter:
 
     def before_step(self, optimizer: Optimizer, *_arguments: Any) -> None:
         """Keep the weights that a step will change."""
-        with unseen():
+        with no_modes():
             self._before = [
                 (param, param.detach().clone(), param.grad != 0)
                 for group in optimizer.param_groups
@@ -209,7 +209,7 @@ class UpdateCounter:
             self._names[id(optimizer)] = self._names_for(optimizer)
         names = self._names.get(id(optimizer), {})
         eps = _eps_without_value(optimizer)
-        with unseen():
+        with no_modes():
             for param, before, moved in self._before:
                 name = names.get(id(param), "?")
                 self._counts.append(

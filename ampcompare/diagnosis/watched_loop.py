@@ -67,11 +67,11 @@ class ObservedPrecision(WatchedPrecision):
             scaled.backward()
 
     def unscale(self, optimizer: Optimizer) -> list[Tensor]:
-        with self._operations.paused():
+        with self._operations.pause():
             return self.inner.unscale(optimizer)
 
     def step(self, *optimizers: Optimizer) -> StepOutcome:
-        with self._operations.paused():
+        with self._operations.pause():
             outcome = super().step(*optimizers)
         self._watch.begin_step()
         return outcome
@@ -79,14 +79,14 @@ class ObservedPrecision(WatchedPrecision):
     @contextmanager
     def _with_unseen_ends(self, context: AbstractContextManager[Tensor]) -> Iterator[Tensor]:
         """Enter and leave a context unseen; what happens inside is seen."""
-        with self._operations.paused():
+        with self._operations.pause():
             value = context.__enter__()
         try:
             yield value
         except BaseException:
-            with self._operations.paused():
+            with self._operations.pause():
                 if not context.__exit__(*sys.exc_info()):
                     raise
         else:
-            with self._operations.paused():
+            with self._operations.pause():
                 context.__exit__(None, None, None)

@@ -40,7 +40,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     mark = metafunc.definition.get_closest_marker(MARK)
     arms = _marked_arms(mark) if mark is not None else None
     if arms is None:
-        arms = _named(str(metafunc.config.getini(ARMS)) or DEFAULT)
+        arms = _arms_in(str(metafunc.config.getini(ARMS)) or DEFAULT)
     metafunc.parametrize(FIXTURE, arms, ids=list(map(str, arms)))
 
 
@@ -50,10 +50,10 @@ def _marked_arms(mark: pytest.Mark) -> list[Any] | None:
     arms = mark.args[0] if mark.args else mark.kwargs.get("arms")
     if arms is None:
         return None
-    return _named(arms) if isinstance(arms, str) else list(arms)
+    return _arms_in(arms) if isinstance(arms, str) else list(arms)
 
 
-def _named(text: str) -> list[str]:
+def _arms_in(text: str) -> list[str]:
     """Return the arms of a text; a comma between an arm and its option, as in apex:O1,loss_scale=128, divides none."""
     arms: list[str] = []
     for word in text.replace("\n", " ").split():

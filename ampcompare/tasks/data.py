@@ -11,16 +11,17 @@ import abc
 import contextlib
 import hashlib
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ampcompare.base.errors import ConfigError
+from ampcompare.base.tensors.tree import map_tree
 
 __all__ = [
     "Data",
@@ -31,11 +32,9 @@ __all__ = [
     "generator",
     "in_fp32",
     "isolated_globals",
-    "map_tensors",
     "seed_globals",
     "split",
     "spread",
-    "tensors_of",
     "training_order",
 ]
 
@@ -195,16 +194,6 @@ def spread(num_samples: int, size: int | None, *, what: str, labels: Tensor | No
     return picked.sort().values
 
 
-def tensors_of(batch: Any) -> Iterator[Tensor]:
-    """Yield the tensors of a batch, in the order of its structure."""
-    yield from (leaf for leaf in tree_flatten(batch)[0] if isinstance(leaf, Tensor))
-
-
-def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
-    """Return a batch of the same structure, with `function` applied to each tensor."""
-    return tree_map(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, batch)
-
-
 def split(batch: Any, count: int) -> Sequence[Any]:
     """Return `count` batches of equal size with the structure of `batch`; what is not a tensor is in each of them."""
     leaves, structure = tree_flatten(batch)
@@ -215,15 +204,15 @@ def split(batch: Any, count: int) -> Sequence[Any]:
 
 def channels_last(batch: Any) -> Any:
     """Return a batch with its tensors of rank four (N, C, H, W) in channels-last format."""
-    return map_tensors(
-        lambda tensor: tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor, batch
+    return map_tree(
+        batch, lambda tensor: tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
     )
 
 
 def in_fp32(outputs: Any) -> Any:
     """Return outputs with 16-bit floating-point tensors cast to float32."""
-    return map_tensors(
-        lambda tensor: tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor, outputs
+    return map_tree(
+        outputs, lambda tensor: tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
     )
 
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.tasks.data import Data, LabeledData, Part, generator, map_tensors, spread, tensors_of
+from ampcompare.base.tensors.tree import map_tree, tensors_in
+from ampcompare.tasks.data import Data, LabeledData, Part, generator, spread
 
 __all__ = ["MemoryData", "TensorData", "memory_data", "resize_images", "shift_images"]
 
@@ -58,13 +59,13 @@ class TensorData(Data):
 
     def _on(self, device: torch.device) -> tuple[Any, Any]:
         if device not in self._moved:
-            parts = [map_tensors(lambda tensor: tensor.to(device), part) for part in (self.train, self.val)]
+            parts = [map_tree(part, lambda tensor: tensor.to(device)) for part in (self.train, self.val)]
             self._moved[device] = parts[0], parts[1]
         return self._moved[device]
 
 
 def _count(name: str, part: str, samples: Any) -> int:
-    counts = {len(tensor) if tensor.dim() else 0 for tensor in tensors_of(samples)}
+    counts = {len(tensor) if tensor.dim() else 0 for tensor in tensors_in(samples)}
     if len(counts) != 1 or 0 in counts:
         raise ConfigError(
             f"the {part} part of {name} has tensors of {', '.join(map(str, sorted(counts))) or 'no'} samples; "
@@ -75,15 +76,7 @@ def _count(name: str, part: str, samples: Any) -> int:
 
 def _gather(samples: Any, batches: Sequence[Tensor]) -> Iterator[Any]:
     for batch in batches:
-        yield map_tensors(lambda tensor, batch=batch: tensor.index_select(0, batch), samples)  # type: ignore[misc]
-
-
-@dataclass
-class _Epoch:
-    """The last epoch that was prepared on a device."""
-
-    number: int
-    images: Tensor
+        yield map_tree(samples, lambda tensor, batch=batch: tensor.index_select(0, batch))  # type: ignore[misc]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -95,7 +88,7 @@ class MemoryData(TensorData, LabeledData):
 
     moved_share: float
     background: float
-    _epochs: dict[torch.device, _Epoch] = field(default_factory=dict, repr=False)
+    _epochs: dict[torch.device, tuple[int, Tensor]] = field(default_factory=dict, repr=False)
 
     def _read(
         self,
@@ -112,15 +105,16 @@ class MemoryData(TensorData, LabeledData):
     def _training(self, epoch: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return the samples of an epoch, whose images are kept until the next one."""
         images, labels = self._on(device)[0]
-        last = self._epochs.get(device)
-        if last is None or last.number != epoch:
+        number, shifted = self._epochs.get(device, (None, images))
+        if number != epoch:
             if self.moved_share:
                 draws = generator("shift", self.seed, epoch)
                 shifts = torch.randint(-1, 2, (self.num_train, 2), generator=draws)
                 shifts[torch.rand(self.num_train, generator=draws) >= self.moved_share] = 0
                 images = shift_images(images, shifts, self.background)
-            last = self._epochs[device] = _Epoch(epoch, images)
-        return last.images, labels
+            shifted = images
+            self._epochs[device] = epoch, shifted
+        return shifted, labels
 
 
 def memory_data(

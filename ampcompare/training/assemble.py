@@ -58,7 +58,6 @@ from ampcompare.training.twin import change_weights
 __all__ = [
     "Assembly",
     "assemble",
-    "assemble_single",
     "checkpoint_activations",
     "compile_model",
     "cpu_half_of",
@@ -154,26 +153,13 @@ class Assembly:
     workers: int = 0
 
 
-def assemble_single(
-    recipe: Recipe,
-    task: Task,
-    precision: Precision,
-    device: torch.device,
-    *,
-    state: Mapping[str, Any] | None = None,
-    is_twin: bool = False,
-) -> Assembly:
-    """Assemble a run of one process, as `assemble` does."""
-    return assemble(recipe, task, precision, Single(), device, state=state, is_twin=is_twin)
-
-
 def assemble(
     recipe: Recipe,
     task: Task,
     precision: Precision,
-    parallel: Parallel,
     device: torch.device,
     *,
+    parallel: Parallel | None = None,
     workers: int = 0,
     ranks: Communicator | None = None,
     state: Mapping[str, Any] | None = None,
@@ -182,6 +168,7 @@ def assemble(
     """Assemble a run from its seed: equal recipes start from bitwise equal weights.
 
     Args:
+        parallel: how replicas work together; one model in one process by default.
         state: checkpoint from which weights, optimizers and precision are restored.
         is_twin: change each weight by one part in 512.
 
@@ -189,7 +176,7 @@ def assemble(
         RanksDiffer: the model of another rank has other parameters.
         CheckpointError: the checkpoint is of another model.
     """
-    ranks = ranks or SingleProcess()
+    ranks, parallel = ranks or SingleProcess(), parallel or Single()
     torch.manual_seed(recipe.seed)
     seed_globals(recipe.seed)  # numpy and Python too: a user's model may draw from their generators
     built = [parallel.convert_batchnorm(model).to(device) for model in task.make_models()]

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ampcompare.base.errors import EnvironmentUnfit, UnsupportedCombination
+from ampcompare.base.tensors.tree import map_tree, tensors_in
 from ampcompare.settings.recipe import Recipe
-from ampcompare.tasks.data import map_tensors, tensors_of
 from ampcompare.tasks.task import LossOf, Phase
 from ampcompare.training.assemble import Assembly
 from ampcompare.training.loop import Loop, update
@@ -78,27 +78,18 @@ Result = tuple[list[Tensor], Tensor | None, StepOutcome]
 Update = Callable[..., Result]
 
 
-class _Recorder(Protocol):
-    """Records the kernels of a piece of code, and launches them again on the same memory."""
-
-    def warm_up(self, code: Callable[[], T]) -> T:
-        """Run `code` as it will be recorded."""
-
-    def record(self, code: Callable[[], T]) -> T:
-        """Record the kernels of `code`, which need not run; return what it returned."""
-
-    def replay(self) -> None:
-        """Launch what was recorded."""
-
-
 class _CudaRecorder:
-    """`torch.cuda.CUDAGraph` with a separate stream, which capturing requires."""
+    """Records the kernels of a piece of code by `torch.cuda.CUDAGraph`, and launches them again on the same memory.
+
+    Capturing requires a separate stream.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
         self._graph = torch.cuda.CUDAGraph()
 
     def warm_up(self, code: Callable[[], T]) -> T:
+        """Run `code` as it will be recorded."""
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             result = code()
@@ -106,6 +97,7 @@ class _CudaRecorder:
         return result
 
     def record(self, code: Callable[[], T]) -> T:
+        """Record the kernels of `code`, which need not run; return what it returned."""
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, stream=self._stream):
             return code()
@@ -125,7 +117,7 @@ class StepGraph:
         recorder: records it.
     """
 
-    def __init__(self, update: Update, recorder: _Recorder) -> None:
+    def __init__(self, update: Update, recorder: _CudaRecorder) -> None:
         self._update = update
         self._recorder = recorder
         self._warm_ups = 0
@@ -145,7 +137,7 @@ class StepGraph:
         clip_norm: float | None = None,
     ) -> Result:
         """Make one update; see `ampcompare.training.loop.update`."""
-        shapes = [(part.shape, part.stride(), part.dtype) for part in tensors_of(list(microbatches))]
+        shapes = [(part.shape, part.stride(), part.dtype) for part in tensors_in(list(microbatches))]
         arguments = (models, optimizers, precision, parallel, loss_of)
         if self._inputs is None:
             self._shapes = self._shapes or shapes
@@ -156,21 +148,21 @@ class StepGraph:
         elif shapes != self._shapes:
             return self._update(*arguments, microbatches, clip_norm)
         assert self._inputs is not None
-        for target, part in zip(tensors_of(self._inputs), tensors_of(list(microbatches)), strict=True):
+        for target, part in zip(tensors_in(self._inputs), tensors_in(list(microbatches)), strict=True):
             target.copy_(part, non_blocking=True)
         self._recorder.replay()
         norm = None if self._norm is None else self._norm.clone()
-        return [loss.clone() for loss in self._losses], norm, precision.repeated()
+        return [loss.clone() for loss in self._losses], norm, precision.replayed_outcome()
 
     def _record(self, arguments: tuple[Any, ...], microbatches: Sequence[Any], clip_norm: float | None) -> None:
         _, optimizers, precision, _, _ = arguments
-        inputs = self._inputs = map_tensors(Tensor.clone, list(microbatches))
+        inputs = self._inputs = map_tree(list(microbatches), Tensor.clone)
         # A gradient that exists now would be read by every replay, from memory that is freed.
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
 
         def code() -> tuple[list[Tensor], Tensor | None]:
-            with precision.recording():
+            with precision.capturing():
                 losses, norm, _ = self._update(*arguments, inputs, clip_norm)
             return losses, norm
 
@@ -201,7 +193,7 @@ def refuse_unrecordable(device: torch.device, precision: Precision, optimizers: 
                 f"cuda_graph: {type(optimizer).__name__} keeps the learning rate and step counts on the host, "
                 "where a graph cannot read them; use --optimizer-implementation fused"
             )
-    reason = precision.unrecordable(optimizers)
+    reason = precision.why_no_cuda_graph(optimizers)
     if reason is not None:
         raise UnsupportedCombination(f"cuda_graph: {reason}; leave out --cuda-graph")
 

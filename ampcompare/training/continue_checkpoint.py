@@ -13,7 +13,7 @@ from ampcompare.settings.config import RunConfig
 from ampcompare.settings.examination import answering_errors
 from ampcompare.settings.validation import validate
 from ampcompare.tasks.task import make_task
-from ampcompare.training.assemble import assemble_single
+from ampcompare.training.assemble import assemble
 from ampcompare.training.build_loop import build_loop
 from ampcompare.training.checkpoint.convert.load import load_ours
 from ampcompare.training.device import resolve_device
@@ -42,7 +42,7 @@ def _continue(config: RunConfig, checkpoint: Path, steps: int, trust: bool) -> d
     state = load_ours(checkpoint, trust=trust)
     precision = make_precision(config.arm, device=str(device))
     task = make_task(recipe)
-    assembly = assemble_single(recipe, task, precision, device, state=state)
+    assembly = assemble(recipe, task, precision, device, state=state)
     fp16_mode, context = cpu_half(config.cpu_half, precision.half_dtype, device)
 
     def batches() -> Iterator[Any]:

@@ -12,8 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ampcompare.base.tensors.tree import map_tree
 from ampcompare.results.records.evaluation import SampleResults, pack_right, pack_values
-from ampcompare.tasks.data import in_fp32, map_tensors
+from ampcompare.tasks.data import in_fp32
 from ampcompare.tasks.task import Sums, Task
 from ampcompare.training.device import has_float64
 from ampcompare.training.precision.base import Precision
@@ -118,7 +119,7 @@ def _measure(
     with precision.autocast():
         outputs = in_fp32(task.predict(models, batch))
     if on_host:
-        outputs, batch = map_tensors(Tensor.cpu, outputs), map_tensors(Tensor.cpu, batch)
+        outputs, batch = map_tree(outputs, Tensor.cpu), map_tree(batch, Tensor.cpu)
     measured = task.measure(outputs, batch)
     if extra is None:
         return measured

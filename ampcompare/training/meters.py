@@ -7,7 +7,7 @@ import contextlib
 import sys
 import time
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import psutil
 import torch
@@ -91,7 +91,7 @@ def make_clock(device: torch.device) -> Clock:
     return CudaClock(device) if device.type == "cuda" else HostClock()
 
 
-class PeakMemory:
+class PeakMemory(NamedTuple):
     """Peak memory of a run, in bytes.
 
     Attributes:
@@ -100,20 +100,11 @@ class PeakMemory:
         reserved: CUDA and XPU: peak bytes held by the caching allocator; None elsewhere.
     """
 
-    def __init__(self, used: int, reserved: int | None) -> None:
-        self.used = used
-        self.reserved = reserved
+    used: int
+    reserved: int | None
 
 
-class MemoryMeter(abc.ABC):
-    """Measures from its creation to each `peak` call."""
-
-    @abc.abstractmethod
-    def peak(self) -> PeakMemory:
-        """Return the peak so far."""
-
-
-class AcceleratorMemoryMeter(MemoryMeter):
+class AcceleratorMemoryMeter:
     """Counts of the allocator of a GPU or another accelerator, as far as torch has them."""
 
     def __init__(self, device: torch.device) -> None:
@@ -124,12 +115,13 @@ class AcceleratorMemoryMeter(MemoryMeter):
             self.module.reset_peak_memory_stats(device)
 
     def peak(self) -> PeakMemory:
+        """Return the peak so far."""
         if not self.counts_peak:
             return PeakMemory(self.module.driver_allocated_memory(), None)
         return PeakMemory(self.module.max_memory_allocated(self.device), self.module.max_memory_reserved(self.device))
 
 
-class ResidentMemoryMeter(MemoryMeter):
+class ResidentMemoryMeter:
     """Resident memory of this process, as the kernel sees it.
 
     On Linux the kernel's high-water mark is reset first. Other systems have only the mark of the whole process, so the
@@ -142,6 +134,7 @@ class ResidentMemoryMeter(MemoryMeter):
         self.before = psutil.Process().memory_info().rss
 
     def peak(self) -> PeakMemory:
+        """Return the peak so far."""
         return PeakMemory(max(0, self._high_water() - self.before), None)
 
     @staticmethod
@@ -159,6 +152,10 @@ class ResidentMemoryMeter(MemoryMeter):
             return int(getattr(memory, "peak_wset", memory.rss))
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024
+
+
+MemoryMeter: TypeAlias = AcceleratorMemoryMeter | ResidentMemoryMeter
+"""Measures from its creation to each `peak` call."""
 
 
 def make_memory_meter(device: torch.device) -> MemoryMeter:

@@ -133,18 +133,27 @@ def own_loss(make: Callable[[], nn.Module], **options: Any) -> Callable[[Precisi
     return loop_of(make, loss=None, **options)
 
 
-class Body(nn.Module):
-    """Two layers around a part in the middle, which holds the fault or nothing."""
+class Net(nn.Module):
+    """Named parts, and how inputs are led through them."""
 
-    def __init__(self, middle: nn.Module, *, last: nn.Module | None = None, width: int = 16) -> None:
+    def __init__(self, through: Callable[..., Tensor], **parts: nn.Module | nn.Parameter) -> None:
         super().__init__()
-        self.first = nn.Linear(16, width)
-        self.middle = middle
-        self.head = last or nn.Linear(width, 4)
+        for name, part in parts.items():
+            setattr(self, name, part)
+        self.through = through
 
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(self.middle(torch.relu(self.first(x))))
-        return out
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self.through(self, *inputs)
+
+
+def body(middle: nn.Module, *, last: nn.Module | None = None) -> Net:
+    """Return two layers around a part in the middle, which holds the fault or nothing."""
+    return Net(
+        lambda m, x: m.head(m.middle(torch.relu(m.first(x)))),
+        first=nn.Linear(16, 16),
+        middle=middle,
+        head=last or nn.Linear(16, 4),
+    )
 
 
 class Apply(nn.Module):
@@ -158,31 +167,12 @@ class Apply(nn.Module):
         return self.function(x)
 
 
-class Through(nn.Module):
-    """Named parts, and how an input is led through them."""
-
-    def __init__(self, through: Callable[[Any, Tensor], Tensor], **parts: nn.Module) -> None:
-        super().__init__()
-        for name, part in parts.items():
-            self.add_module(name, part)
-        self.through = through
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.through(self, x)
-
-
-class Scaled(nn.Module):
-    """A linear layer whose weights are multiplied once, at the start."""
-
-    def __init__(self, inputs: int, outputs: int, factor: float) -> None:
-        super().__init__()
-        self.layer = nn.Linear(inputs, outputs)
-        with torch.no_grad():
-            self.layer.weight.mul_(factor)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.layer(x)
-        return out
+def scaled(inputs: int, outputs: int, factor: float) -> Net:
+    """Return a linear layer whose weights are multiplied once, at the start."""
+    layer = nn.Linear(inputs, outputs)
+    with torch.no_grad():
+        layer.weight.mul_(factor)
+    return Net(lambda m, x: m.layer(x), layer=layer)
 
 
 class RunningMean(nn.Module):
@@ -202,17 +192,18 @@ class RunningMean(nn.Module):
         return x - self.mean
 
 
-class Attention(nn.Module):
-    """One head, written with functions."""
+def linears(*names: str) -> dict[str, nn.Module]:
+    return {name: nn.Linear(16, 16) for name in names}
 
-    def __init__(self, scale: float) -> None:
-        super().__init__()
-        self.query, self.key, self.value = (nn.Linear(16, 16) for _ in range(3))
-        self.scale = scale
 
-    def forward(self, x: Tensor) -> Tensor:
-        scores = self.query(x * self.scale) @ self.key(x * self.scale).T  # plant: scores
-        return torch.softmax(scores / (16.0 * self.scale**2), -1) @ self.value(x)
+def attention(scale: float) -> Net:
+    """Return one head, written with functions."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        scores = m.query(x * scale) @ m.key(x * scale).T  # plant: scores
+        return torch.softmax(scores / (16.0 * scale**2), -1) @ m.value(x)
+
+    return Net(forward, **linears("query", "key", "value"))
 
 
 def norm_of(x: Tensor) -> Tensor:
@@ -283,16 +274,16 @@ def tiny_adam(params: Any) -> torch.optim.Optimizer:
 
 
 def middle(function: Callable[[Tensor], Tensor]) -> Callable[[], nn.Module]:
-    return lambda: Body(Apply(function))
+    return lambda: body(Apply(function))
 
 
 def plain() -> nn.Module:
-    return Body(nn.Identity())
+    return body(nn.Identity())
 
 
 def convolutions(factor: float) -> nn.Module:
     """Return two convolutions around a normalization by hand."""
-    return Through(
+    return Net(
         lambda m, x: m.tail(m.normalize(torch.relu(m.stem(x.reshape(-1, 1, 4, 4))))).mean((2, 3)),
         stem=nn.Conv2d(1, 8, 3, padding=1),
         normalize=Apply(lambda x: x * factor / ((x * factor).square().mean((2, 3), keepdim=True) + 1.0).sqrt()),
@@ -302,7 +293,7 @@ def convolutions(factor: float) -> nn.Module:
 
 def recurrent(factor: float) -> nn.Module:
     """Return a GRU over four parts of the input, whose last state is raised to a power."""
-    return Through(
+    return Net(
         lambda m, x: m.head(m.power(m.cell(x.reshape(-1, 4, 4))[0][:, -1])),
         cell=nn.GRU(4, 16, batch_first=True),
         power=Apply(lambda x: (x * factor).pow(4) / factor**4),
@@ -312,7 +303,7 @@ def recurrent(factor: float) -> nn.Module:
 
 def shared(factor: float) -> nn.Module:
     """Return a layer that is used twice, with a product of its results."""
-    return Through(
+    return Net(
         lambda m, x: m.head(m.square(m.layer(m.layer(x)))),
         layer=nn.Linear(16, 16),
         square=Apply(lambda x: (x * factor) * (x * factor) / factor**2),
@@ -322,7 +313,7 @@ def shared(factor: float) -> nn.Module:
 
 def in_turn(blocks: Iterable[nn.Module], *, call: Callable[..., Any] = lambda block, x: block(x)) -> nn.Module:
     """Return blocks that are called one after the other, and a head."""
-    return Through(
+    return Net(
         lambda m, x: m.head(functools.reduce(lambda value, block: call(block, value), m.blocks, x)),
         blocks=nn.ModuleList(blocks),
         head=nn.Linear(16, 4),
@@ -377,17 +368,14 @@ def crawling(params: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(params, lr=1e-6, eps=1e-6)
 
 
-class Feedforward(nn.Module):
-    """A residual block with a squared ReLU."""
-
-    def __init__(self, factor: float) -> None:
-        super().__init__()
-        self.up = nn.Linear(16, 32)
-        self.act = Apply(lambda x: torch.relu(x * factor).square() / factor**2)
-        self.down = nn.Linear(32, 16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(self.act(self.up(x)))
+def feedforward(factor: float) -> Net:
+    """Return a residual block with a squared ReLU."""
+    return Net(
+        lambda m, x: x + m.down(m.act(m.up(x))),
+        up=nn.Linear(16, 32),
+        act=Apply(lambda x: torch.relu(x * factor).square() / factor**2),
+        down=nn.Linear(32, 16),
+    )
 
 
 def channel_norm(factor: float) -> nn.Module:
@@ -397,7 +385,7 @@ def channel_norm(factor: float) -> nn.Module:
 
 def pictures(norm: nn.Module) -> nn.Module:
     """Return a convolution, a normalization and a head."""
-    return Through(
+    return Net(
         lambda m, x: m.head(torch.relu(m.norm(m.conv(x.reshape(-1, 1, 4, 4)))).mean((2, 3))),
         conv=nn.Conv2d(1, 8, 3, padding=1),
         norm=norm,
@@ -405,25 +393,22 @@ def pictures(norm: nn.Module) -> nn.Module:
     )
 
 
-class Causal(nn.Module):
-    """Attention whose mask is minus infinity."""
+def causal() -> Net:
+    """Return attention whose mask is minus infinity."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(4, 12)
-        self.head = nn.Linear(16, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.inner(x.reshape(-1, 4, 4)).chunk(3, -1)
+    def forward(m: Any, x: Tensor) -> Tensor:
+        q, k, v = m.inner(x.reshape(-1, 4, 4)).chunk(3, -1)
         mask = torch.ones(4, 4, dtype=torch.bool).triu(1)
         scores = (q @ k.transpose(1, 2) / 2).masked_fill(mask, float("-inf"))
-        out: Tensor = self.head((torch.softmax(scores, -1) @ v).flatten(1))
+        out: Tensor = m.head((torch.softmax(scores, -1) @ v).flatten(1))
         return out
+
+    return Net(forward, inner=nn.Linear(4, 12), head=nn.Linear(16, 4))
 
 
 def torch_encoder() -> nn.Module:
     """Return one layer of torch's own transformer."""
-    return Through(
+    return Net(
         lambda m, x: m.head(m.layer(x.reshape(-1, 2, 8)).flatten(1)),
         layer=nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True),
         head=nn.Linear(16, 4),
@@ -433,7 +418,7 @@ def torch_encoder() -> nn.Module:
 def gated() -> nn.Module:
     """Return a GRU and a head."""
     cell = nn.GRU(4, 8, batch_first=True)
-    return Through(lambda m, x: m.head(m.cell(x.reshape(-1, 4, 4))[0][:, -1]), cell=cell, head=nn.Linear(8, 4))
+    return Net(lambda m, x: m.head(m.cell(x.reshape(-1, 4, 4))[0][:, -1]), cell=cell, head=nn.Linear(8, 4))
 
 
 def recomputed() -> nn.Module:
@@ -442,19 +427,16 @@ def recomputed() -> nn.Module:
     return in_turn(blocks, call=functools.partial(checkpoint, use_reentrant=False))
 
 
-class Twins(nn.Module):
-    """One tower for both halves of the input."""
+def twins() -> Net:
+    """Return one tower for both halves of the input."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.tower = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8))
-        self.head = nn.Linear(9, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        left, right = map(self.tower, x.chunk(2, -1))
+    def forward(m: Any, x: Tensor) -> Tensor:
+        left, right = map(m.tower, x.chunk(2, -1))
         likeness = F.cosine_similarity(left, right)[:, None].to(left.dtype)
-        out: Tensor = self.head(torch.cat([left - right, likeness], -1))
+        out: Tensor = m.head(torch.cat([left - right, likeness], -1))
         return out
+
+    return Net(forward, tower=nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8)), head=nn.Linear(9, 4))
 
 
 def far_targets(logits: Tensor, y: Tensor) -> Tensor:
@@ -462,57 +444,44 @@ def far_targets(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def blocks(factor: float) -> nn.Module:
-    return nn.Sequential(Feedforward(1.0), Feedforward(factor), Feedforward(1.0), nn.Linear(16, 4))
+    return nn.Sequential(feedforward(1.0), feedforward(factor), feedforward(1.0), nn.Linear(16, 4))
 
 
-class Tempered(nn.Module):
-    """Attention with a temperature."""
+def tempered(temperature: float) -> Net:
+    """Return attention with a temperature."""
 
-    def __init__(self, temperature: float) -> None:
-        super().__init__()
-        self.query, self.key, self.value = (nn.Linear(16, 16) for _ in range(3))
-        self.temperature = temperature
+    def forward(m: Any, x: Tensor) -> Tensor:
+        scores = m.query(x) @ (m.key(x) / temperature).T  # plant: temperature
+        return torch.softmax(scores, -1) @ m.value(x)
 
-    def forward(self, x: Tensor) -> Tensor:
-        scores = self.query(x) @ (self.key(x) / self.temperature).T  # plant: temperature
-        return torch.softmax(scores, -1) @ self.value(x)
+    return Net(forward, **linears("query", "key", "value"))
 
 
-class Masked(nn.Module):
-    """Attention to which a padding mask and a causal mask are added."""
+def masked(value: float) -> Net:
+    """Return attention to which a padding mask and a causal mask are added."""
 
-    def __init__(self, value: float) -> None:
-        super().__init__()
-        self.query, self.key = (nn.Linear(16, 16) for _ in range(2))
-        self.value = value
-
-    def forward(self, x: Tensor) -> Tensor:
-        scores = self.query(x) @ self.key(x).T
-        causal = torch.ones(8, 8).triu(0).to(scores.dtype) * self.value
+    def forward(m: Any, x: Tensor) -> Tensor:
+        scores = m.query(x) @ m.key(x).T
+        causal = torch.ones(8, 8).triu(0).to(scores.dtype) * value
         padding = torch.zeros(8, 8).to(scores.dtype)
-        padding[0] = self.value  # an empty row: uniform in fp32
+        padding[0] = value  # an empty row: uniform in fp32
         scores = scores + causal + padding  # plant: masks
         return x + torch.softmax(scores, -1) @ x
 
+    return Net(forward, **linears("query", "key"))
 
-class ScaledWords(nn.Module):
-    """Word vectors multiplied by a large factor, then brought to length one."""
 
-    def __init__(self, factor: float) -> None:
-        super().__init__()
-        self.table = nn.Embedding(32, 16)
-        self.factor = factor
+def words(factor: float) -> Net:
+    """Return word vectors multiplied by a large factor, then brought to length one, and a head."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        words = self.table((x.float().abs() * 10).long() % 32)
-        words = words * self.factor  # plant: embedding
-        out: Tensor = words.mean(1) / self.factor
+    def forward(m: Any, x: Tensor) -> Tensor:
+        words = m.table((x.float().abs() * 10).long() % 32)
+        words = words * factor  # plant: embedding
+        out: Tensor = words.mean(1) / factor
         return out
 
-
-def words(factor: float) -> nn.Module:
-    """Return an embedding and a head."""
-    return Through(lambda m, x: m.head(m.embed(x)), embed=ScaledWords(factor), head=nn.Linear(16, 4))
+    embed = Net(forward, table=nn.Embedding(32, 16))
+    return Net(lambda m, x: m.head(m.embed(x)), embed=embed, head=nn.Linear(16, 4))
 
 
 def position(rate: float) -> nn.Module:
@@ -520,19 +489,16 @@ def position(rate: float) -> nn.Module:
     return Apply(lambda x: x + torch.sin(torch.exp(torch.arange(16, dtype=x.dtype, device=x.device) * rate)))
 
 
-class Growing(nn.Module):
-    """A recurrence by hand whose state grows from step to step."""
+def growing(growth: float, steps: int) -> Net:
+    """Return a recurrence by hand whose state grows from step to step."""
 
-    def __init__(self, growth: float, steps: int) -> None:
-        super().__init__()
-        self.cell = nn.Linear(16, 16)
-        self.growth, self.steps = growth, steps
-
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(m: Any, x: Tensor) -> Tensor:
         state = torch.zeros_like(x)
-        for _ in range(self.steps):
-            state = state * self.growth + torch.tanh(self.cell(x))  # plant: growing
-        return state / self.growth**self.steps  # plant: shrinking
+        for _ in range(steps):
+            state = state * growth + torch.tanh(m.cell(x))  # plant: growing
+        return state / growth**steps  # plant: shrinking
+
+    return Net(forward, **linears("cell"))
 
 
 def stack(activations: Iterable[nn.Module]) -> nn.Module:
@@ -587,7 +553,7 @@ def entropy_by_hand(logits: Tensor, y: Tensor) -> Tensor:
 def lstm() -> nn.Module:
     """Return two layers of an LSTM."""
     cell = nn.LSTM(4, 8, num_layers=2, batch_first=True)
-    return Through(lambda m, x: m.head(m.cell(x.reshape(-1, 4, 4))[0].mean(1)), cell=cell, head=nn.Linear(8, 4))
+    return Net(lambda m, x: m.head(m.cell(x.reshape(-1, 4, 4))[0].mean(1)), cell=cell, head=nn.Linear(8, 4))
 
 
 def separable() -> nn.Module:
@@ -611,22 +577,19 @@ def drawn(encoded: Tensor) -> Tensor:
 
 def variational() -> nn.Module:
     """Return mean and logarithm of a variance, and a sample."""
-    return Through(lambda m, x: m.head(drawn(m.encoder(x))), encoder=nn.Linear(16, 16), head=nn.Linear(8, 4))
+    return Net(lambda m, x: m.head(drawn(m.encoder(x))), encoder=nn.Linear(16, 16), head=nn.Linear(8, 4))
 
 
-class Experts(nn.Module):
-    """A gate that chooses two of four layers."""
+def experts() -> Net:
+    """Return a gate that chooses two of four layers."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate = nn.Linear(16, 4)
-        self.experts = nn.ModuleList(nn.Linear(16, 4) for _ in range(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        values, places = self.gate(x).topk(2, -1)
-        outputs = torch.stack([expert(x) for expert in self.experts], 1)
+    def forward(m: Any, x: Tensor) -> Tensor:
+        values, places = m.gate(x).topk(2, -1)
+        outputs = torch.stack([expert(x) for expert in m.experts], 1)
         chosen = outputs.gather(1, places[..., None].expand(-1, -1, 4))
         return (torch.softmax(values, -1)[..., None] * chosen).sum(1)
+
+    return Net(forward, gate=nn.Linear(16, 4), experts=nn.ModuleList(nn.Linear(16, 4) for _ in range(4)))
 
 
 def triplet(logits: Tensor, y: Tensor) -> Tensor:
@@ -643,69 +606,51 @@ def rare_rows(count: int, width: int) -> Tensor:
     return x
 
 
-class PaddedAttention(nn.Module):
-    """One head; sentences are padded, and one of them is empty."""
+def padded_attention(away: float) -> Net:
+    """Return one head; sentences are padded, and one of them is empty."""
 
-    def __init__(self, away: float) -> None:
-        super().__init__()
-        self.qkv = nn.Linear(8, 24)
-        self.out = nn.Linear(8, 8)
-        self.away = away
-
-    def forward(self, x: Tensor, keep: Tensor) -> Tensor:
-        query, key, value = self.qkv(x).chunk(3, -1)
+    def forward(m: Any, x: Tensor, keep: Tensor) -> Tensor:
+        query, key, value = m.qkv(x).chunk(3, -1)
         scores = query @ key.transpose(-2, -1) / 8**0.5
-        scores = scores + (1.0 - keep[:, None, :].to(scores.dtype)) * self.away  # plant: padding
-        out: Tensor = self.out(torch.softmax(scores, -1) @ value)
+        scores = scores + (1.0 - keep[:, None, :].to(scores.dtype)) * away  # plant: padding
+        out: Tensor = m.out(torch.softmax(scores, -1) @ value)
         return out
 
+    return Net(forward, qkv=nn.Linear(8, 24), out=nn.Linear(8, 8))
 
-class Encoder(nn.Module):
-    """A transformer block on eight tokens of eight numbers, and a classifier."""
 
-    def __init__(self, away: float) -> None:
-        super().__init__()
-        self.embed = nn.Linear(1, 8)
-        self.attention = PaddedAttention(away)
-        self.norm = nn.LayerNorm(8)
-        self.head = nn.Linear(8, 4)
+def encoder(away: float) -> Net:
+    """Return a transformer block on eight tokens of eight numbers, and a classifier."""
 
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+    def forward(m: Any, x: Tensor, y: Tensor) -> Tensor:
         keep = torch.arange(16) < torch.tensor([16, 9, 4, 0, 12, 3, 16, 7])[:, None]
-        tokens = self.embed(x[..., None])
-        tokens = self.norm(tokens + self.attention(tokens, keep))
-        return F.cross_entropy(self.head(tokens.mean(1)).float(), y)
+        tokens = m.embed(x[..., None])
+        tokens = m.norm(tokens + m.attention(tokens, keep))
+        return F.cross_entropy(m.head(tokens.mean(1)).float(), y)
+
+    return Net(
+        forward, embed=nn.Linear(1, 8), attention=padded_attention(away), norm=nn.LayerNorm(8), head=nn.Linear(8, 4)
+    )
 
 
-class Contrastive(nn.Module):
-    """Two views of each row, drawn together."""
+def views(temperature: float, by_hand: bool = True) -> Net:
+    """Return a contrastive loss of two views of each row, drawn together."""
 
-    def __init__(self, temperature: float, by_hand: bool = True) -> None:
-        super().__init__()
-        self.encoder = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16))
-        self.temperature = temperature
-        self.by_hand = by_hand
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        one, two = (F.normalize(self.encoder(x + 0.1 * torch.randn_like(x)), dim=-1) for _ in range(2))
-        similar = one @ two.T / self.temperature
-        if not self.by_hand:
+    def forward(m: Any, x: Tensor, y: Tensor) -> Tensor:
+        one, two = (F.normalize(m.encoder(x + 0.1 * torch.randn_like(x)), dim=-1) for _ in range(2))
+        similar = one @ two.T / temperature
+        if not by_hand:
             return F.cross_entropy(similar.float(), torch.arange(8))
         weights = torch.exp(similar)  # plant: contrastive
         return -torch.log(weights.diagonal() / weights.sum(-1)).mean()
 
+    return Net(forward, encoder=nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16)))
 
-class Classifier(nn.Module):
-    """Two layers whose logits are far apart, and a loss of one's own."""
 
-    def __init__(self, loss: Callable[[Tensor, Tensor], Tensor], sharpness: float = 1.0) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
-        self.loss = loss
-        self.sharpness = sharpness
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return self.loss(self.body(x) * self.sharpness, y)
+def classifier(loss: Loss, sharpness: float = 1.0) -> Net:
+    """Return two layers whose logits are far apart, and a loss of one's own."""
+    layers = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
+    return Net(lambda m, x, y: loss(m.body(x) * sharpness, y), body=layers)
 
 
 def focal(logits: Tensor, y: Tensor) -> Tensor:
@@ -742,56 +687,45 @@ def smoothed(logits: Tensor, y: Tensor) -> Tensor:
     return -(wanted * (p + 1e-9).log()).sum(-1).mean()  # plant: smoothing
 
 
-class Gan(nn.Module):
-    """A discriminator that is sure of itself, and the losses of the first paper."""
+def gan(sure: float, by_hand: bool = True) -> Net:
+    """Return a discriminator that is sure of itself, and the losses of the first paper."""
 
-    def __init__(self, sure: float, by_hand: bool = True) -> None:
-        super().__init__()
-        self.generator = nn.Linear(16, 16)
-        self.discriminator = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1))
-        self.sure = sure
-        self.by_hand = by_hand
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        real = self.discriminator(x) * self.sure
-        fake = self.discriminator(self.generator(torch.randn_like(x))) * self.sure
-        if not self.by_hand:
+    def forward(m: Any, x: Tensor, y: Tensor) -> Tensor:
+        real = m.discriminator(x) * sure
+        fake = m.discriminator(m.generator(torch.randn_like(x))) * sure
+        if not by_hand:
             return F.binary_cross_entropy_with_logits(real, torch.ones_like(real)) + F.binary_cross_entropy_with_logits(
                 fake, torch.zeros_like(fake)
             )
         d_real, d_fake = torch.sigmoid(real), torch.sigmoid(fake)  # plant: judged
         return -(torch.log(d_real) + torch.log(1.0 - d_fake)).mean()  # plant: adversarial
 
+    discriminator = (nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1))
+    return Net(forward, generator=nn.Linear(16, 16), discriminator=nn.Sequential(*discriminator))
 
-class Penalized(nn.Module):
-    """A critic with a penalty on the norm of its gradient."""
 
-    def __init__(self, size: float) -> None:
-        super().__init__()
-        self.critic = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 1))
-        self.size = size
+def penalized(size: float) -> Net:
+    """Return a critic with a penalty on the norm of its gradient."""
 
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        x = x.to(self.critic[0].weight.dtype).requires_grad_()
-        judged = self.critic(x) * self.size
+    def forward(m: Any, x: Tensor, y: Tensor) -> Tensor:
+        x = x.to(m.critic[0].weight.dtype).requires_grad_()
+        judged = m.critic(x) * size
         (slope,) = torch.autograd.grad(judged.sum(), x, create_graph=True)
         norm = torch.sqrt(torch.sum(slope**2, dim=1) + 1e-12)  # plant: penalty
         return judged.mean() + 10.0 * ((norm - 1.0) ** 2).mean()
 
+    return Net(forward, critic=nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 1)))
 
-class Pooled(nn.Module):
-    """Features of a convolution, pooled by a part of one's own."""
 
-    def __init__(self, pool: nn.Module, length: int = 16) -> None:
-        super().__init__()
-        self.features = nn.Sequential(nn.Conv1d(1, 8, 3, padding=1), nn.ReLU())
-        self.pool = pool
-        self.head = nn.Linear(8, 4)
-        self.length = length
+def pooled(pool: nn.Module, length: int = 16) -> Net:
+    """Return features of a convolution, pooled by a part of one's own."""
 
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        x = x.repeat(1, self.length // 16)
-        return F.cross_entropy(self.head(self.pool(self.features(x[:, None]))), y)
+    def forward(m: Any, x: Tensor, y: Tensor) -> Tensor:
+        x = x.repeat(1, length // 16)
+        return F.cross_entropy(m.head(m.pool(m.features(x[:, None]))), y)
+
+    features = nn.Sequential(nn.Conv1d(1, 8, 3, padding=1), nn.ReLU())
+    return Net(forward, features=features, pool=pool, head=nn.Linear(8, 4))
 
 
 def gem(size: float, least: float = 1e-6) -> nn.Module:
@@ -816,102 +750,79 @@ def standardized(size: float) -> nn.Module:
     return Apply(function)
 
 
-class Directions(nn.Module):
-    """Word vectors of length one; the padding word is zero."""
+def directions(eps: float) -> Net:
+    """Return word vectors of length one; the padding word is zero."""
 
-    def __init__(self, eps: float) -> None:
-        super().__init__()
-        self.words = nn.Embedding(32, 8, padding_idx=0)
-        self.eps = eps
-        self.head = nn.Linear(8, 4)
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+    def forward(m: Any, x: Tensor, y: Tensor) -> Tensor:
         tokens = (x.float().abs() * 4).long() % 32
-        vectors = F.normalize(self.words(tokens), dim=-1, eps=self.eps)  # plant: directions
-        return F.cross_entropy(self.head(vectors.mean(1)).float(), y)
+        vectors = F.normalize(m.words(tokens), dim=-1, eps=eps)  # plant: directions
+        return F.cross_entropy(m.head(vectors.mean(1)).float(), y)
+
+    return Net(forward, words=nn.Embedding(32, 8, padding_idx=0), head=nn.Linear(8, 4))
 
 
-class Gumbel(nn.Module):
-    """A choice among 512 codes with noise."""
+def gumbel(in_fp32: bool = False) -> Net:
+    """Return a choice among 512 codes with noise."""
 
-    def __init__(self, in_fp32: bool = False) -> None:
-        super().__init__()
-        self.logits = nn.Linear(16, 512)
-        self.codes = nn.Linear(512, 4)
-        self.in_fp32 = in_fp32
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        logits = self.logits(x)
+    def forward(m: Any, x: Tensor, y: Tensor) -> Tensor:
+        logits = m.logits(x)
         uniform = torch.rand(logits.shape).clamp(1e-4, 1 - 1e-6)
-        if not self.in_fp32:
+        if not in_fp32:
             uniform = uniform.to(logits.dtype)  # plant: uniform
         noise = -torch.log(-torch.log(uniform))  # plant: gumbel
         chosen = torch.softmax(logits + noise.to(logits.dtype), -1)
-        return F.cross_entropy(self.codes(chosen).float(), y)
+        return F.cross_entropy(m.codes(chosen).float(), y)
+
+    return Net(forward, logits=nn.Linear(16, 512), codes=nn.Linear(512, 4))
 
 
-class Prototypes(nn.Module):
-    """Distances to four prototypes, by the square of a difference written out."""
+def prototypes(offset: float) -> Net:
+    """Return distances to four prototypes, by the square of a difference written out."""
 
-    def __init__(self, offset: float) -> None:
-        super().__init__()
-        self.body = nn.Linear(16, 16)
-        self.points = nn.Parameter(torch.randn(4, 16))
-        self.offset = offset
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        a, b = self.body(x) + self.offset, self.points + self.offset
+    def forward(m: Any, x: Tensor, y: Tensor) -> Tensor:
+        a, b = m.body(x) + offset, m.points + offset
         squares = a.pow(2).sum(-1)[:, None] + b.pow(2).sum(-1) - 2 * a @ b.T  # plant: squares
         distances = squares.clamp(min=1e-8).sqrt()  # plant: root
         return F.cross_entropy(-distances.float(), y)
 
+    return Net(forward, body=nn.Linear(16, 16), points=nn.Parameter(torch.randn(4, 16)))
 
-class Rotary(nn.Module):
-    """Turns pairs of features by an angle that grows with the position."""
 
-    def __init__(self, first: int, in_fp32: bool = False) -> None:
-        super().__init__()
-        self.first = first
-        self.in_fp32 = in_fp32
+def rotary(first: int, in_fp32: bool = False) -> nn.Module:
+    """Return what turns pairs of features by an angle that grows with the position."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        dtype = torch.float32 if self.in_fp32 else x.dtype
-        positions = torch.arange(self.first, self.first + x.shape[1]).to(dtype)
+    def forward(x: Tensor) -> Tensor:
+        dtype = torch.float32 if in_fp32 else x.dtype
+        positions = torch.arange(first, first + x.shape[1]).to(dtype)
         angles = positions[:, None] * torch.tensor([1.0, 0.7, 0.5, 0.3]).to(dtype)
         sine, cosine = angles.sin().to(x.dtype), angles.cos().to(x.dtype)
         left, right = x.chunk(2, -1)
         return torch.cat([left * cosine - right * sine, right * cosine + left * sine], -1)
 
-
-class Sequence(nn.Module):
-    """Sixteen tokens, their positions, and one layer that reads them in order."""
-
-    def __init__(self, positions: nn.Module) -> None:
-        super().__init__()
-        self.embed = nn.Linear(1, 8)
-        self.positions = positions
-        self.norm = nn.LayerNorm(128)
-        self.head = nn.Linear(128, 4)
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        tokens = self.positions(self.embed(x[..., None]))
-        return F.cross_entropy(self.head(self.norm(tokens.flatten(1))).float(), y)
+    return Apply(forward)
 
 
-class Cells(nn.Module):
-    """An LSTM written as a loop over cells."""
+def sequence(positions: nn.Module) -> Net:
+    """Return sixteen tokens, their positions, and one layer that reads them in order."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.cell = nn.LSTMCell(1, 8)
-        self.head = nn.Linear(8, 4)
+    def forward(m: Any, x: Tensor, y: Tensor) -> Tensor:
+        tokens = m.positions(m.embed(x[..., None]))
+        return F.cross_entropy(m.head(m.norm(tokens.flatten(1))).float(), y)
 
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+    return Net(forward, embed=nn.Linear(1, 8), positions=positions, norm=nn.LayerNorm(128), head=nn.Linear(128, 4))
+
+
+def cells() -> Net:
+    """Return an LSTM written as a loop over cells."""
+
+    def forward(m: Any, x: Tensor, y: Tensor) -> Tensor:
         state = None
         for at in range(x.shape[1]):
-            state = self.cell(x[:, at : at + 1], state)
+            state = m.cell(x[:, at : at + 1], state)
         assert state is not None
-        return F.cross_entropy(self.head(state[0]), y)
+        return F.cross_entropy(m.head(state[0]), y)
+
+    return Net(forward, cell=nn.LSTMCell(1, 8), head=nn.Linear(8, 4))
 
 
 def slowest(params: Any) -> torch.optim.Optimizer:
@@ -938,16 +849,16 @@ MIDDLES: tuple[tuple[str, Callable[[Tensor], Tensor]], ...] = (
 )
 PLANTED_TWICE = (
     *((name, loop_of(middle(function)), "middle", ()) for name, function in MIDDLES),
-    ("large logits", loop_of(lambda: Body(nn.Identity(), last=Scaled(16, 4, 2e5))), "head.layer", ("head",)),
-    ("attention scores", loop_of(lambda: Body(Attention(700.0))), "#scores", ("middle",)),
+    ("large logits", loop_of(lambda: body(nn.Identity(), last=scaled(16, 4, 2e5))), "head.layer", ("head",)),
+    ("attention scores", loop_of(lambda: body(attention(700.0))), "#scores", ("middle",)),
 )
 HEALTHY_MODELS: dict[str, Callable[[], nn.Module]] = {
     "two layers": plain,
-    "layer norm": lambda: Body(nn.LayerNorm(16)),
-    "batch norm": lambda: Body(nn.BatchNorm1d(16)),
-    "gelu and dropout": lambda: Body(nn.Sequential(nn.GELU(), nn.Dropout(0.1))),
-    "attention": lambda: Body(Attention(1.0)),
-    "deep": lambda: Body(nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(4)))),
+    "layer norm": lambda: body(nn.LayerNorm(16)),
+    "batch norm": lambda: body(nn.BatchNorm1d(16)),
+    "gelu and dropout": lambda: body(nn.Sequential(nn.GELU(), nn.Dropout(0.1))),
+    "attention": lambda: body(attention(1.0)),
+    "deep": lambda: body(nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(4)))),
 }
 PLANTED = [
     *(
@@ -971,7 +882,7 @@ PLANTED = [
     Network("tiny gradients without a scale", "half", loop_of(plain, loss=tiny_loss), "loss_scale"),
     Network("tiny gradients at a fixed scale", "apex:O2,loss_scale=2", loop_of(plain, loss=tiny_loss), "loss_scale"),
     Network("a fixed scale that is too large", "apex:O2,loss_scale=16777216", loop_of(plain), "loss_scale"),
-    Network("running mean in bf16", BF16, loop_of(lambda: Body(RunningMean(16, 300.0, 0.01))), "middle"),
+    Network("running mean in bf16", BF16, loop_of(lambda: body(RunningMean(16, 300.0, 0.01))), "middle"),
 ]
 HELD_OUT = [
     Network("instance norm by hand, convolutions", SIXTEEN, loop_of(lambda: convolutions(800.0)), "normalize"),
@@ -993,45 +904,26 @@ HEALTHY = [
 NEW = [
     Network("RMS norm with an eps that fp16 loses, O2", O2, loop_of(middle(rms_without_room)), "middle"),
     Network("cumulative sum of a long row, half", SIXTEEN, loop_of(middle(long_cumsum)), "middle"),
-    Network(
-        "temperature of a contrastive loss, O2",
-        O2,
-        loop_of(plain, loss=contrastive),
-        "#contrastive temperature",
-    ),
-    Network(
-        "focal loss in fp16, half",
-        SIXTEEN,
-        loop_of(plain, loss=focal_in_half),
-        "#focal in half",
-    ),
+    Network("temperature of a contrastive loss, O2", O2, loop_of(plain, loss=contrastive), "#contrastive temperature"),
+    Network("focal loss in fp16, half", SIXTEEN, loop_of(plain, loss=focal_in_half), "#focal in half"),
     Network("squared ReLU in the second block, native", NATIVE, loop_of(lambda: blocks(500.0)), "1.act"),
     Network("channel norm by sums, native", NATIVE, loop_of(lambda: pictures(channel_norm(300.0))), "norm"),
-    Network(
-        "updates below bf16, half",
-        "half:bf16",
-        loop_of(plain, optimizer=crawling),
-        "master_weights",
-    ),
+    Network("updates below bf16, half", "half:bf16", loop_of(plain, optimizer=crawling), "master_weights"),
     Network("faint loss without a scale, O3", "apex:O3", loop_of(plain, loss=faint), "loss_scale"),
     Network("encoder layer, O2", O2, loop_of(torch_encoder)),
     Network("GRU, native", NATIVE, loop_of(gated)),
     Network("group norm of pictures, O1", O1, loop_of(lambda: pictures(nn.GroupNorm(2, 8)))),
     Network("checkpointed blocks, half", SIXTEEN, loop_of(recomputed)),
     Network("squared ReLU of ordinary size, O2", O2, loop_of(lambda: blocks(1.0))),
-    Network("causal mask of minus infinity, native", NATIVE, loop_of(Causal)),
+    Network("causal mask of minus infinity, native", NATIVE, loop_of(causal)),
     Network("far targets, O2", O2, loop_of(plain, loss=far_targets)),
-    Network("twin towers, bf16", "native:bf16", loop_of(Twins)),
+    Network("twin towers, bf16", "native:bf16", loop_of(twins)),
 ]
 
 
 EVERYDAY = [
     Network(
-        "temperature of attention, native",
-        NATIVE,
-        loop_of(lambda: Body(Tempered(1e-6))),
-        "#temperature",
-        ("middle",),
+        "temperature of attention, native", NATIVE, loop_of(lambda: body(tempered(1e-6))), "#temperature", ("middle",)
     ),
     Network("layer norm by hand, O2", O2, loop_of(middle(layer_norm(3000.0))), "middle"),
     Network("GELU by hand, half", SIXTEEN, loop_of(middle(gelu(400.0))), "middle"),
@@ -1039,7 +931,7 @@ EVERYDAY = [
     Network("cosine in a loss of fp16", O2, loop_of(plain, loss=cosine_loss), "#cosine", ("#lengths",)),
     Network("cross entropy by hand, half", SIXTEEN, loop_of(plain, loss=entropy_by_hand), "#entropy"),
     Network("variance of a batch, bf16", BF16, loop_of(middle(spread)), "middle"),
-    Network("frequencies of positions, O2", O2, loop_of(lambda: Body(position(0.9))), "middle"),
+    Network("frequencies of positions, O2", O2, loop_of(lambda: body(position(0.9))), "middle"),
     Network("differences of times, half", SIXTEEN, loop_of(middle(time_deltas)), "middle"),
     Network(
         "softplus by hand in the third block, native",
@@ -1047,9 +939,9 @@ EVERYDAY = [
         loop_of(lambda: stack([nn.ReLU(), nn.Tanh(), softplus(60.0)])),
         "blocks.2.act",
     ),
-    Network("two masks that add up, O2", O2, loop_of(lambda: Body(Masked(-4e4))), "#masks", ("middle",)),
+    Network("two masks that add up, O2", O2, loop_of(lambda: body(masked(-4e4))), "#masks", ("middle",)),
     Network(
-        "a growing state, half", SIXTEEN, loop_of(lambda: Body(Growing(3.0, 12))), "#growing", ("middle", "#shrinking")
+        "a growing state, half", SIXTEEN, loop_of(lambda: body(growing(3.0, 12))), "#growing", ("middle", "#shrinking")
     ),
     Network("two layers of LSTM, bf16", "native:bf16", loop_of(lstm)),
     Network("separable convolutions, O2", O2, loop_of(separable)),
@@ -1057,7 +949,7 @@ EVERYDAY = [
     Network("GELU by hand of ordinary size, half", SIXTEEN, loop_of(middle(gelu(1.0)))),
     Network("softplus by hand of ordinary size, O1", O1, loop_of(lambda: stack([softplus(1.0)] * 3))),
     Network("a sample of a distribution, native", NATIVE, loop_of(variational)),
-    Network("a gate of experts, bf16", BF16, loop_of(Experts)),
+    Network("a gate of experts, bf16", BF16, loop_of(experts)),
     Network("triplets, O2", O2, loop_of(plain, loss=triplet)),
     Network("targets that are left out, half", SIXTEEN, loop_of(plain, loss=partly_masked)),
     Network("inputs of zeros, native", NATIVE, loop_of(plain, inputs=rare_rows)),
@@ -1065,51 +957,45 @@ EVERYDAY = [
 
 
 WRITTEN = [
-    Network("padding of -1e9, half", SIXTEEN, own_loss(lambda: Encoder(-1e9)), "#padding", ("attention",)),
-    Network("contrastive loss by hand, native", NATIVE, own_loss(lambda: Contrastive(0.07)), "#contrastive"),
-    Network("focal loss by hand, half", SIXTEEN, own_loss(lambda: Classifier(focal, 60.0)), "#focal"),
+    Network("padding of -1e9, half", SIXTEEN, own_loss(lambda: encoder(-1e9)), "#padding", ("attention",)),
+    Network("contrastive loss by hand, native", NATIVE, own_loss(lambda: views(0.07)), "#contrastive"),
+    Network("focal loss by hand, half", SIXTEEN, own_loss(lambda: classifier(focal, 60.0)), "#focal"),
     Network(
-        "loss of a GAN by hand, O1",
-        O1,
-        own_loss(lambda: Gan(50.0), optimizer=slowest),
-        "#judged",
-        ("#adversarial",),
+        "loss of a GAN by hand, O1", O1, own_loss(lambda: gan(50.0), optimizer=slowest), "#judged", ("#adversarial",)
     ),
-    Network("penalty on a gradient, half", SIXTEEN, own_loss(lambda: Penalized(1e-3)), "#penalty"),
+    Network("penalty on a gradient, half", SIXTEEN, own_loss(lambda: penalized(1e-3)), "#penalty"),
     Network(
         "logarithm of a softmax, O2",
         O2,
-        own_loss(lambda: Classifier(policy_gradient, 50.0), optimizer=slowest),
+        own_loss(lambda: classifier(policy_gradient, 50.0), optimizer=slowest),
         "#policy",
     ),
-    Network("generalized mean, O2", O2, own_loss(lambda: Pooled(gem(2e-3))), "pool"),
-    Network("mean of beginnings, native", NATIVE, own_loss(lambda: Pooled(mean_of_beginnings(40.0), 2048)), "pool"),
-    Network("batch statistics by two means, half", SIXTEEN, own_loss(lambda: Pooled(standardized(600.0))), "pool"),
-    Network("directions of zero vectors, half", SIXTEEN, own_loss(lambda: Directions(1e-12)), "#directions"),
-    Network("Gumbel noise, O2", O2, own_loss(Gumbel), "#uniform", ("#gumbel",)),
+    Network("generalized mean, O2", O2, own_loss(lambda: pooled(gem(2e-3))), "pool"),
+    Network("mean of beginnings, native", NATIVE, own_loss(lambda: pooled(mean_of_beginnings(40.0), 2048)), "pool"),
+    Network("batch statistics by two means, half", SIXTEEN, own_loss(lambda: pooled(standardized(600.0))), "pool"),
+    Network("directions of zero vectors, half", SIXTEEN, own_loss(lambda: directions(1e-12)), "#directions"),
+    Network("Gumbel noise, O2", O2, own_loss(gumbel), "#uniform", ("#gumbel",)),
     Network(
         "divergence of a student, half",
         SIXTEEN,
-        own_loss(lambda: Classifier(distillation, 25.0), optimizer=slowest),
+        own_loss(lambda: classifier(distillation, 25.0), optimizer=slowest),
         "#distillation",
     ),
-    Network("label smoothing by hand, O2", O2, own_loss(lambda: Classifier(smoothed, 60.0)), "#smoothing"),
-    Network("distances to prototypes, O2", O2, own_loss(lambda: Prototypes(20.0)), "#squares", ("#root",)),
-    Network("rotary positions, bf16", BF16, own_loss(lambda: Sequence(Rotary(4000))), "positions"),
-    Network("padding of -1e4, half", SIXTEEN, own_loss(lambda: Encoder(-1e4))),
-    Network("contrastive loss of torch, native", NATIVE, own_loss(lambda: Contrastive(0.07, by_hand=False))),
-    Network("focal loss of logarithms, O2", O2, own_loss(lambda: Classifier(focal_of_logarithms, 8.0))),
-    Network("loss of a GAN by torch, O1", O1, own_loss(lambda: Gan(1.0, by_hand=False))),
-    Network("generalized mean of ordinary features, O2", O2, own_loss(lambda: Pooled(gem(1.0, least=0.1)))),
-    Network("directions with an ordinary eps, half", SIXTEEN, own_loss(lambda: Directions(1e-3))),
-    Network("Gumbel noise in fp32, O2", O2, own_loss(lambda: Gumbel(in_fp32=True))),
-    Network("divergence by torch, half", SIXTEEN, own_loss(lambda: Classifier(distillation_of_logarithms))),
+    Network("label smoothing by hand, O2", O2, own_loss(lambda: classifier(smoothed, 60.0)), "#smoothing"),
+    Network("distances to prototypes, O2", O2, own_loss(lambda: prototypes(20.0)), "#squares", ("#root",)),
+    Network("rotary positions, bf16", BF16, own_loss(lambda: sequence(rotary(4000))), "positions"),
+    Network("padding of -1e4, half", SIXTEEN, own_loss(lambda: encoder(-1e4))),
+    Network("contrastive loss of torch, native", NATIVE, own_loss(lambda: views(0.07, by_hand=False))),
+    Network("focal loss of logarithms, O2", O2, own_loss(lambda: classifier(focal_of_logarithms, 8.0))),
+    Network("loss of a GAN by torch, O1", O1, own_loss(lambda: gan(1.0, by_hand=False))),
+    Network("generalized mean of ordinary features, O2", O2, own_loss(lambda: pooled(gem(1.0, least=0.1)))),
+    Network("directions with an ordinary eps, half", SIXTEEN, own_loss(lambda: directions(1e-3))),
+    Network("Gumbel noise in fp32, O2", O2, own_loss(lambda: gumbel(in_fp32=True))),
+    Network("divergence by torch, half", SIXTEEN, own_loss(lambda: classifier(distillation_of_logarithms))),
     Network(
-        "rotary positions in fp32, bf16",
-        BF16,
-        own_loss(lambda: Sequence(Rotary(4000, in_fp32=True)), optimizer=adam),
+        "rotary positions in fp32, bf16", BF16, own_loss(lambda: sequence(rotary(4000, in_fp32=True)), optimizer=adam)
     ),
-    Network("cells of an LSTM, native", "native:bf16", own_loss(Cells, optimizer=adam)),
+    Network("cells of an LSTM, native", "native:bf16", own_loss(cells, optimizer=adam)),
 ]
 NETWORKS = [
     *_of("planted", PLANTED),

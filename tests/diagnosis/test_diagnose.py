@@ -21,6 +21,7 @@ from ampcompare.diagnosis.observation import Observation
 from ampcompare.diagnosis.operation_watch import Called
 from ampcompare.diagnosis.watched_loop import watch_loop
 from ampcompare.results.records.diagnosis import Diagnosis
+from tests.diagnosis.loops import loop_of, sgd
 
 PLANTED = (
     "cube, O2",
@@ -55,15 +56,16 @@ def test_a_healthy_network_needs_no_cure(name: str, planted: ModuleType) -> None
     assert "no fault" in found.verdict
 
 
-def _linear_loop(precision: Any) -> None:
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-    (model,), (optimizer,) = precision.prepare([model], [torch.optim.SGD(model.parameters(), lr=0.1)])
-    for _ in range(4):
-        with precision.autocast():
-            loss = model(torch.randn(6, 4)).float().square().mean()
-        precision.backward(loss, [optimizer])
-        precision.step(optimizer)
-        optimizer.zero_grad()
+def _two_layers() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+def _size(model: Any, step: int) -> torch.Tensor:
+    result: torch.Tensor = model(torch.randn(6, 4)).float().square().mean()
+    return result
+
+
+_linear_loop = loop_of(_two_layers, _size, steps=4)
 
 
 class Matched(nn.Module):
@@ -84,16 +86,7 @@ class Matched(nn.Module):
 def test_an_overflow_that_decides_an_index_is_named() -> None:
     """The root of a negative number is NaN in fp32 too, but only because the matching was spoiled in fp16."""
 
-    def loop(precision: Any) -> None:
-        model = nn.Sequential(OrderedDict(body=nn.Linear(4, 4), match=Matched()))
-        (model,), (optimizer,) = precision.prepare([model], [torch.optim.SGD(model.parameters(), lr=0.1)])
-        while True:
-            with precision.autocast():
-                loss = model(torch.randn(6, 4)).float().square().mean()
-            precision.backward(loss, [optimizer])
-            precision.step(optimizer)
-            optimizer.zero_grad()
-
+    loop = loop_of(lambda: nn.Sequential(OrderedDict(body=nn.Linear(4, 4), match=Matched())), _size)
     found = ampcompare.diagnose(loop, arm="apex:O2", steps=3, device="cpu")
     (fault,) = found.faults
     assert fault.kind == "overflow"
@@ -134,17 +127,12 @@ class Steep(torch.autograd.Function):
 def test_values_in_rows_that_the_loss_leaves_out_are_named(period: int) -> None:
     """They break the gradients of some batches whatever the scale, which is no scale that settles."""
 
-    def loop(precision: Any) -> None:
-        torch.manual_seed(0)
-        (model,), (optimizer,) = precision.prepare([net := Padded()], [torch.optim.SGD(net.parameters(), lr=0.1)])
-        for step in range(12):
-            keep = torch.tensor([step % period != period - 1, True, True])
-            with precision.autocast():
-                out = model(torch.randn(3, 4), keep)
-            precision.backward(out[keep].float().square().mean(), [optimizer])
-            precision.step(optimizer)
-            optimizer.zero_grad()
+    def loss_of(model: Any, step: int) -> torch.Tensor:
+        keep = torch.tensor([step % period != period - 1, True, True])
+        result: torch.Tensor = model(torch.randn(3, 4), keep)[keep].float().square().mean()
+        return result
 
+    loop = loop_of(Padded, loss_of, steps=12)
     found = ampcompare.diagnose(loop, arm="native:fp16", steps=9, device="cpu")
     fault = found.faults[0]
     assert (fault.kind, fault.place.operation, fault.place.phase) == ("gradient overflow", "add", "forward")
@@ -194,16 +182,15 @@ def test_a_scale_that_falls_through_a_run_has_a_cause(bad: tuple[int, ...], fall
 def test_weights_of_16_bits_without_masters_are_named(arm: str, lr: float, lost: int | None) -> None:
     """Of two weights whose gradient is 4, an update of a quarter of an ulp leaves 1 as it is, and moves 2**-4."""
 
-    def loop(precision: Any) -> None:
+    def make() -> nn.Module:
         model = nn.Linear(2, 1, bias=False)
         with torch.no_grad():
             model.weight.copy_(torch.tensor([[1.0, 2.0**-4]]))
-        (model,), (optimizer,) = precision.prepare([model], [torch.optim.SGD(model.parameters(), lr=lr)])
-        with precision.autocast():
-            loss = model(torch.full((1, 2), 4.0)).sum()
-        precision.backward(loss, [optimizer])
-        precision.step(optimizer)
+        return model
 
+    loop = loop_of(
+        make, lambda model, _: model(torch.full((1, 2), 4.0)).sum(), optimizer=lambda params: sgd(params, lr)
+    )
     found = ampcompare.diagnose(loop, arm=arm, steps=1, device="cpu", cures=False)
     dtype = "bf16" if "bf16" in arm else "fp16"
     text = f"the optimizer steps {dtype} weights without fp32 masters: rounding loses {lost} % of the updates"
@@ -257,16 +244,11 @@ def test_watching_changes_no_weight() -> None:
     """A watched run ends with the weights of the same loop under the bare arm."""
     ends = []
 
-    def loop(precision: Any) -> None:
-        model = nn.Linear(4, 2)
-        (model,), (optimizer,) = precision.prepare([model], [torch.optim.SGD(model.parameters(), lr=0.1)])
-        ends.append(model)
-        for _ in range(3):
-            loss = model(torch.randn(6, 4)).float().square().mean()
-            precision.backward(loss, [optimizer])
-            precision.step(optimizer)
-            optimizer.zero_grad()
+    def keep(model: Any, step: int) -> torch.Tensor:
+        ends[len(ends) - (step > 0) :] = [model]
+        return _size(model, step)
 
+    loop = loop_of(lambda: nn.Linear(4, 2), keep, steps=3)
     arm = ampcompare.Arm.parse("half:master_weights,dynamic")
     watch_loop(loop, arm, Conditions(steps=9))
     torch.manual_seed(0)
@@ -280,12 +262,7 @@ def test_hooks_and_patches_are_gone_afterwards() -> None:
     model = nn.Linear(4, 2)
     before = torch.nn.functional.linear
 
-    def loop(precision: Any) -> None:
-        (net,), (optimizer,) = precision.prepare([model], [torch.optim.SGD(model.parameters(), lr=0.1)])
-        while True:
-            precision.backward(net(torch.randn(6, 4)).float().mean(), [optimizer])
-            precision.step(optimizer)
-
+    loop = loop_of(lambda: model, _size)
     ampcompare.diagnose(loop, arm="apex:O1", steps=2, cures=False, device="cpu")
     assert torch.nn.functional.linear is before
     assert not model._forward_hooks
@@ -349,16 +326,7 @@ class _Varied(nn.Module):
 def test_checkpointed_and_recurrent_modules(arm: str) -> None:
     """Both run under a watch, and the block has its places in both passes."""
 
-    def loop(precision: Any) -> None:
-        model = _Varied()
-        (model,), (optimizer,) = precision.prepare([model], [torch.optim.SGD(model.parameters(), lr=0.1)])
-        while True:
-            with precision.autocast():
-                loss = nn.functional.cross_entropy(model(torch.randn(4, 16)), torch.arange(4))
-            precision.backward(loss, [optimizer])
-            precision.step(optimizer)
-            optimizer.zero_grad()
-
+    loop = loop_of(_Varied, lambda model, _: nn.functional.cross_entropy(model(torch.randn(4, 16)), torch.arange(4)))
     found = ampcompare.diagnose(loop, arm=arm, steps=2, device="cpu")
     assert found.faults == []
     assert {("block.0", "forward"), ("block.0", "backward")} <= {

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.testing import DoesNotHold, Figure, holds
+from tests.diagnosis.loops import loop_of, sgd
 
 ARMS = ("bf16", "fp16", "O1", "O2")
 X = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
@@ -162,30 +163,27 @@ def test_losses_hold() -> None:
         holds(narrow, "half", inputs={"logits": X[:, :4] * 12, "target": target})
 
 
-def _loop(precision: Any) -> None:
-    model = nn.Sequential(OrderedDict(body=nn.Linear(16, 16), head=nn.Linear(16, 4)))
-    (model,), (optimizer,) = precision.prepare([model], [torch.optim.SGD(model.parameters(), lr=0.1)])
-    while True:
-        with precision.autocast():
-            loss = F.cross_entropy(model(X), torch.arange(8) % 4)
-        precision.backward(loss, [optimizer])
-        precision.step(optimizer)
-        optimizer.zero_grad()
+def _two_layers() -> nn.Module:
+    return nn.Sequential(OrderedDict(body=nn.Linear(16, 16), head=nn.Linear(16, 4)))
+
+
+def _loss(model: Any, step: int = 0) -> Tensor:
+    return F.cross_entropy(model(X), torch.arange(8) % 4)
 
 
 def _loop_with_a_block(precision: Any) -> None:
-    model = nn.Sequential(OrderedDict(body=nn.Linear(16, 16), head=nn.Linear(16, 4)))
-    (model,), (optimizer,) = precision.prepare([model], [torch.optim.SGD(model.parameters(), lr=0.1)])
+    model = _two_layers()
+    (model,), (optimizer,) = precision.prepare([model], [sgd(model.parameters())])
     while True:
         with precision.autocast():
-            loss = F.cross_entropy(model(X), torch.arange(8) % 4)
+            loss = _loss(model)
         with precision.scale_loss(loss, [optimizer]) as scaled:
             scaled.backward()
         precision.step(optimizer)
         optimizer.zero_grad()
 
 
-@pytest.mark.parametrize("loop", [_loop, _loop_with_a_block])
+@pytest.mark.parametrize("loop", [loop_of(_two_layers, _loss), _loop_with_a_block])
 def test_training_steps_hold(loop: Callable[[Any], None]) -> None:
     """A training loop is compared in loss, outputs and gradients of its first update."""
     (held,) = holds(loop, "O2", steps=2)
@@ -197,18 +195,16 @@ def test_training_steps_hold(loop: Callable[[Any], None]) -> None:
 def test_unusable_subjects_are_refused() -> None:
     """What cannot be compared says what to do: a loop without an update, one that differs, a module without inputs."""
 
-    def differing(precision: Any) -> None:
+    def differing(model: Any, step: int) -> Tensor:
         calls.append(0)
-        model = nn.Linear(16, 4)
-        (model,), (optimizer,) = precision.prepare([model], [torch.optim.SGD(model.parameters(), lr=0.1)])
-        precision.backward(model(X + len(calls)).square().mean(), [optimizer])
-        precision.step(optimizer)
+        result: Tensor = model(X + len(calls)).square().mean()
+        return result
 
     calls: list[int] = []
     with pytest.raises(ConfigError, match="no update was applied in fp32"):
         holds(lambda precision: None, "bf16")
     with pytest.raises(ConfigError, match="differs between two runs in fp32"):
-        holds(differing, "bf16")
+        holds(loop_of(lambda: nn.Linear(16, 4), differing, steps=1), "bf16")
     with pytest.raises(ConfigError, match="pass inputs"):
         holds(nn.Linear(2, 2), "bf16")
     with pytest.raises(ConfigError, match="bf61"):

@@ -10,10 +10,10 @@ import torch
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.environment.apex import ApexInstall
-from ampcompare.base.errors import AmpCompareError, LaunchError
+from ampcompare.base.errors import AmpCompareError
 from ampcompare.base.processes.call import Answer
 from ampcompare.diagnosis.explain import bytes_per_parameter, observe_in_child, render_observation
-from ampcompare.diagnosis.explain_step import observe
+from ampcompare.diagnosis.explain_step import explain_step
 from ampcompare.settings.config import RunConfig
 
 DATA = {"name": "synthetic", "train_size": 32, "val_size": 16, "image_size": 8}
@@ -25,7 +25,7 @@ def _config(arm: str, arch: str = "convnet", **recipe: Any) -> RunConfig:
 
 
 def _seen(arm: str, arch: str = "convnet", **recipe: Any) -> dict[str, Any]:
-    seen = observe(_config(arm, arch, **recipe).model_dump(mode="json"))
+    seen = explain_step(_config(arm, arch, **recipe).model_dump(mode="json"))
     assert "error" not in seen, seen
     return seen
 
@@ -129,6 +129,7 @@ def test_operations_inside_modules(arm: str, softmax: str, norm: str | None) -> 
 
 
 @pytest.mark.integration
+@pytest.mark.usefixtures("forked_children")
 def test_o1_in_a_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under O1, seen from a process of its own, weights are fp32, products fp16; an idle module is told."""
     (tmp_path / "mynet.py").write_text(
@@ -185,25 +186,10 @@ def test_errors_of_users(arm: str, arch: str, exit_code: int, text: str, monkeyp
         usable = ApexInstall("full", Path("apex"), "0.1", "there")
         monkeypatch.setattr("ampcompare.backends.apex_levels.probe_apex", lambda: usable)
     config = _config(arm, arch)
-    told = observe(config.model_dump(mode="json"))
+    told = explain_step(config.model_dump(mode="json"))
     assert told["exit_code"] == exit_code
     assert text in told["error"]
-    monkeypatch.setattr("ampcompare.diagnosis.explain.call_in_child", lambda *words, **options: Answer(told, "done"))
+    monkeypatch.setattr("ampcompare.settings.examination.call_in_child", lambda *words, **options: Answer(told, "done"))
     with pytest.raises(AmpCompareError, match=text) as caught:
         observe_in_child(config)
     assert caught.value.exit_code == exit_code
-
-
-@pytest.mark.usefixtures("forked_children")
-@pytest.mark.integration
-def test_a_model_that_crashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model that ends the process is told with how it ended."""
-    (tmp_path / "bad.py").write_text(
-        "import os, torch\n"
-        "class Dies(torch.nn.Linear):\n"
-        "    def __init__(self): super().__init__(1, 1)\n"
-        "    def forward(self, x): os.abort()\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(LaunchError, match="SIGABRT"):
-        observe_in_child(_config("fp32", "bad:Dies"))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from ampcompare.diagnosis.ranges import _device_row, added, counts_of, make_range, range_row
+from ampcompare.diagnosis.ranges import _device_row, add_rows, counts_of, make_range, range_row
 from ampcompare.results.records.diagnosis import Range
 
 
@@ -63,7 +63,7 @@ def test_a_tensor_without_elements(shape: tuple[int, ...]) -> None:
     row = np.asarray(range_row(torch.zeros(shape)))
     assert make_range(row).largest is None
     other = np.asarray(range_row(torch.tensor([2.0, 3.0])))
-    assert make_range(added(row, other)) == make_range(other)
+    assert make_range(add_rows(row, other)) == make_range(other)
     assert counts_of(other) == (2, 0, 0)
 
 

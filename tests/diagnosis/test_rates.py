@@ -115,37 +115,24 @@ def test_every_scheduler_of_torch_is_here() -> None:
 @pytest.mark.filterwarnings("ignore:The epoch parameter:UserWarning")  # of SequentialLR in torch 2.6
 @pytest.mark.parametrize(("make", "says_end"), SCHEDULES.values(), ids=SCHEDULES)
 def test_the_rates_of_each_scheduler(make: Callable[[Any], Any], says_end: bool) -> None:
-    """A copy gives the rates that the scheduler itself gives later, and leaves it as it is."""
+    """A copy gives the rates that the scheduler itself gives later, and leaves it as it is; an end is not guessed."""
     optimizer = optimizer_of_two_groups()
     rows, ahead, history = train(optimizer, [make(optimizer)], END, at=30, total=None if says_end else END)
+    if not says_end:
+        untold = history.ahead()
+        assert (untold.known, untold.basis) == (False, "its scheduler does not say when it ends: give --steps")
     assert (ahead.known, ahead.total, ahead.basis) == (True, END, f"its scheduler, to step {END}")
     assert is_as(ahead, rows)
     assert not history.departs(ahead)
 
 
-@pytest.mark.parametrize("name", [name for name, (_, says_end) in SCHEDULES.items() if not says_end])
-def test_an_end_that_no_one_says_is_not_guessed(name: str) -> None:
-    optimizer = optimizer_of_two_groups()
-    _, ahead, _ = train(optimizer, [SCHEDULES[name][0](optimizer)], 31, at=30)
-    assert (ahead.known, ahead.basis) == (False, "its scheduler does not say when it ends: give --steps")
-
-
-@pytest.mark.parametrize("every", [1, 7, 10])
-def test_a_scheduler_moves_at_its_own_pace(every: int) -> None:
-    """Where it moves once in some steps, as at the end of each epoch, so it does ahead, and its end lies there."""
+@pytest.mark.parametrize(("total", "paces"), [(40, (1,)), (280, (7,)), (400, (10,)), (20, (1, 1))])
+def test_a_scheduler_moves_at_its_own_pace(total: int, paces: tuple[int, ...]) -> None:
+    """Once in some steps, as at the end of each epoch, or several times a step, so it does ahead, and ends there."""
     optimizer = optimizer_of_two_groups()
     scheduler = lr_scheduler.CosineAnnealingLR(optimizer, T_max=40)
-    rows, ahead, _ = train(optimizer, [scheduler], 40 * every, at=24, paces=(every,))
-    assert ahead.total == 40 * every
-    assert is_as(ahead, rows)
-
-
-def test_several_moves_a_step() -> None:
-    """As where a scheduler moves at each micro-batch."""
-    optimizer = optimizer_of_two_groups()
-    scheduler = lr_scheduler.CosineAnnealingLR(optimizer, T_max=200)
-    rows, ahead, _ = train(optimizer, [scheduler, scheduler], 100, at=24, paces=(1, 1))
-    assert ahead.total == 100
+    rows, ahead, _ = train(optimizer, [scheduler for _ in paces], total, at=min(24, total // 2), paces=paces)
+    assert ahead.total == total
     assert is_as(ahead, rows)
 
 

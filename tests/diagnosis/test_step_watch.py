@@ -52,7 +52,7 @@ def test_a_gradient_that_is_stepped_counts(
     watch: StepWatch, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> None:
     backward(watch, model, 6e4)
-    with watch.operations.paused():
+    with watch.operations.pause():
         optimizer.step()
     assert end(watch, optimizer) == ["gradient overflow"]
 
@@ -62,7 +62,7 @@ def test_what_another_loss_adds_behind_the_step_does_not_count(
 ) -> None:
     """As in a GAN, whose generator's loss goes through the discriminator that was stepped before."""
     backward(watch, model, 1.0)
-    with watch.operations.paused():
+    with watch.operations.pause():
         optimizer.step()
     backward(watch, model, 6e4)
     assert end(watch, optimizer) == []
@@ -75,7 +75,7 @@ def test_a_gradient_that_an_earlier_step_has_left_does_not_count(
         param.grad = torch.full_like(param, torch.inf)
     watch.operations.drain()
     watch.add_gradients()
-    with watch.operations.paused():
+    with watch.operations.pause():
         optimizer.step()
     events = watch.operations.drain().events
     assert len(events) == 2

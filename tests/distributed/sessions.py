@@ -19,4 +19,6 @@ def make_session(config: RunConfig) -> Session:
     ranks = ProcessGroup(CPU) if config.processes > 1 else SingleProcess()
     precision = make_precision(config.arm, device="cpu")
     parallel = make_parallel(config.parallel, CPU, precision.engine.name if precision.engine else None)
-    return Session(config, assemble(config.recipe, make_task(config.recipe), precision, parallel, CPU, ranks=ranks))
+    return Session(
+        config, assemble(config.recipe, make_task(config.recipe), precision, CPU, parallel=parallel, ranks=ranks)
+    )

@@ -91,7 +91,9 @@ def trained(config: RunConfig, folder: str | None = None, stop: int | None = Non
     precision = make_precision(config.arm, device="cpu")
     parallel = make_parallel(config.parallel, CPU)
     state = None if found is None else found.state
-    assembly = assemble(config.recipe, make_task(config.recipe), precision, parallel, CPU, ranks=ranks, state=state)
+    assembly = assemble(
+        config.recipe, make_task(config.recipe), precision, CPU, parallel=parallel, ranks=ranks, state=state
+    )
     saver = None if folder is None else Saver(Path(folder), config.saving, ranks=ranks)
     session = Session(config, assembly, saver=saver, stop=StopRequest(stop))
     session.stateful["tally"] = tally = RunMetrics(config.warmup_steps, config.recipe.batch_size * ranks.size)

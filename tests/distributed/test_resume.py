@@ -67,7 +67,9 @@ def trained(config: RunConfig, ranks: Communicator, folder: str, stop: int | Non
         state = None if found is None else found.state
         precision = make_precision(config.arm, device="cpu")
         parallel = make_parallel(config.parallel, CPU, precision.engine.name if precision.engine else None)
-        assembly = assemble(config.recipe, make_task(config.recipe), precision, parallel, CPU, ranks=ranks, state=state)
+        assembly = assemble(
+            config.recipe, make_task(config.recipe), precision, CPU, parallel=parallel, ranks=ranks, state=state
+        )
         if precision.key == "amp":  # a scale that changes while the run goes on
             for scaler in precision._scalers:  # type: ignore[attr-defined]
                 scaler._scale_seq_len = 2

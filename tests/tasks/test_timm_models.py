@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from ampcompare.base.errors import BackendUnavailable, ConfigError
+from ampcompare.base.errors import ConfigError
 from ampcompare.tasks.models import build_model
 
 
@@ -64,10 +64,3 @@ def test_models_that_cannot_be(arch: str, shape: tuple[int, ...], arguments: dic
     """A wrong name, samples that do not fit and arguments that it refuses are one error each."""
     with pytest.raises(ConfigError, match=message):
         build_model(arch, num_classes=5, sample_shape=shape, model_args=arguments)
-
-
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without timm the message has the command that installs it."""
-    monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(BackendUnavailable, match="pip install timm"):
-        build_model("timm:resnet50", num_classes=5, sample_shape=(3, 8, 8))

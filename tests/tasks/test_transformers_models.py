@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ampcompare.base.errors import BackendUnavailable, ConfigError
+from ampcompare.base.errors import ConfigError
 from ampcompare.tasks.lm import build_language_model
 
 
@@ -91,10 +91,3 @@ def test_models_that_cannot_be(arch: str, arguments: dict[str, Any], message: st
     """A wrong name, an unknown argument, which Transformers would keep, and one that it refuses are one error each."""
     with pytest.raises(ConfigError, match=message):
         build(arch, **arguments)
-
-
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without Transformers the message has the command that installs it."""
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(BackendUnavailable, match="pip install transformers"):
-        build()

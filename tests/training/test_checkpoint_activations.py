@@ -9,17 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.results.records.evaluation import EpochResult
-from ampcompare.results.records.run import StepRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.lm import repeated_blocks
-from ampcompare.tasks.task import make_task
-from ampcompare.training.assemble import assemble_single
-from ampcompare.training.precision.base import make_precision
-from ampcompare.training.precision.cpu_half import cpu_half
-from ampcompare.training.session import Session
+from tests.training.sessions import CPU, make_session, play
 
-CPU = torch.device("cpu")
 ARMS = ["fp32", "apex:O1,engine=compat", "half:master_weights,dynamic"]
 
 
@@ -32,34 +25,16 @@ def config(arm: str = "fp32", *, checkpoint: bool, task: str = "lm", **recipe: A
     return RunConfig.model_validate({"arm": arm, "recipe": values})
 
 
-def session(settings: RunConfig) -> Session:
-    precision = make_precision(settings.arm)
-    return Session(settings, assemble_single(settings.recipe, make_task(settings.recipe), precision, CPU))
-
-
-def play(settings: RunConfig) -> tuple[list[float], list[dict[str, float]], Session]:
-    made = session(settings)
-    _, context = cpu_half(settings.cpu_half, made.precision.half_dtype, CPU)
-    steps: list[StepRecord] = []
-    values = []
-    with context:
-        for event in made.events():
-            if isinstance(event, EpochResult):
-                values.append(event.values)
-            else:
-                steps += event
-    return [step.loss for step in steps], values, made
-
-
 @pytest.mark.parametrize(
     "arm", [pytest.param(arm, marks=() if arm == "fp32" else pytest.mark.integration) for arm in ARMS]
 )
 def test_numbers_are_the_same(arm: str) -> None:
     """Losses, weights and metrics of an arm are equal to the last bit, with and without."""
-    losses, values, made = play(config(arm, checkpoint=False))
-    others, other_values, other = play(config(arm, checkpoint=True))
-    assert len(losses) == 2
-    assert (losses, values) == (others, other_values)
+    steps, epochs, made = play(config(arm, checkpoint=False))
+    others, other_epochs, other = play(config(arm, checkpoint=True))
+    assert len(steps) == 2
+    assert [step.loss for step in steps] == [step.loss for step in others]
+    assert [epoch.values for epoch in epochs] == [epoch.values for epoch in other_epochs]
     for a, b in zip(made.assembly.replicas[0].parameters(), other.assembly.replicas[0].parameters(), strict=True):
         assert torch.equal(a, b)
 
@@ -68,7 +43,7 @@ def test_less_is_kept() -> None:
     """Between the passes a block keeps its input alone."""
 
     def kept(*, checkpoint: bool) -> int:
-        made = session(config(checkpoint=checkpoint)).assembly
+        made = make_session(config(checkpoint=checkpoint)).assembly
         sizes: dict[int, int] = {}
 
         def note(tensor: Tensor) -> Tensor:
@@ -85,7 +60,7 @@ def test_less_is_kept() -> None:
 
 
 def test_each_block_runs_twice() -> None:
-    made = session(config(checkpoint=True)).assembly
+    made = make_session(config(checkpoint=True)).assembly
     calls = dict.fromkeys(("norm", "widen"), 0)
 
     def count(name: str) -> Any:
@@ -105,7 +80,7 @@ def test_each_block_runs_twice() -> None:
 def test_a_task_without_blocks_is_refused() -> None:
     """A model that names no modules to compute again cannot be asked to."""
     with pytest.raises(UnsupportedCombination, match="no repeated blocks"):
-        session(config(checkpoint=True, task="regression", data={}, model={}))
+        make_session(config(checkpoint=True, task="regression", data={}, model={}))
 
 
 def test_repeated_blocks_are_the_longest_list() -> None:

@@ -6,7 +6,6 @@ import copy
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -15,20 +14,16 @@ from torch import Tensor
 
 from ampcompare.apex.amp import _amp_state
 from ampcompare.base.errors import UnsupportedCombination
+from ampcompare.base.tensors.tree import tensors_in
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.run import Resumption, StepRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.catalog import TASKS
-from ampcompare.tasks.data import tensors_of
 from ampcompare.tasks.task import make_task
-from ampcompare.training.assemble import assemble_single
-from ampcompare.training.precision.base import make_precision
-from ampcompare.training.precision.cpu_half import cpu_half
-from ampcompare.training.session import Session
+from tests.training.sessions import CPU, events_of, make_session, split
 
 pytestmark = pytest.mark.integration  # every task is trained with every arm
 
-CPU = torch.device("cpu")
 LEVELS = ("fp32", *(f"apex:O{level},engine=compat" for level in range(4)))
 ARMS = [*LEVELS, "native:fp16", "native:bf16", "half:bn_fp32", "half:bf16,kahan", "half:master_weights,dynamic"]
 ALWAYS = ("fp32", "apex:O1,engine=compat", "apex:O2,engine=compat", "half:master_weights,dynamic")
@@ -54,31 +49,10 @@ def config(task: str, arm: str = "fp32", **recipe: Any) -> RunConfig:
     return RunConfig.model_validate({"arm": arm, "drain_every": 1, "recipe": {**small, **shared, **recipe}})
 
 
-def start(settings: RunConfig, state: Any = None) -> Session:
-    """Return the session that a worker would make."""
-    precision = make_precision(settings.arm)
-    assembly = assemble_single(settings.recipe, make_task(settings.recipe), precision, CPU, state=state)
-    return Session(settings, assembly)
-
-
-def events(session: Session) -> Iterator[list[StepRecord] | EpochResult]:
-    """Yield the events of a session as a worker sees them."""
-    _, context = cpu_half(session.config.cpu_half, session.assembly.precision.half_dtype, CPU)
-    with context:
-        yield from session.events()
-
-
-def split(seen: Iterable[list[StepRecord] | EpochResult]) -> tuple[list[StepRecord], list[EpochResult]]:
-    """Return the steps and the epochs of events."""
-    seen = list(seen)
-    steps = [step for event in seen if not isinstance(event, EpochResult) for step in event]
-    return steps, [event for event in seen if isinstance(event, EpochResult)]
-
-
 @functools.cache
 def reference(task: str) -> tuple[list[StepRecord], list[EpochResult]]:
     """Train a task in fp32, once for all arms that are compared with it."""
-    return split(events(start(config(task))))
+    return split(events_of(make_session(config(task))))
 
 
 def test_every_task_is_tested() -> None:
@@ -99,9 +73,9 @@ def test_every_arm_trains_every_task_and_resumes_exactly(task: str, arm: str) ->
     All optimizers step, and every metric has a value.
     """
     others, other_epochs = reference(task)  # before O1 patches torch for the rest of this test
-    session, saved = start(config(task, arm)), None
+    session, saved = make_session(config(task, arm)), None
     seen: list[Any] = []
-    for event in events(session):
+    for event in events_of(session):
         seen.append(event)
         if arm in RESUMED and len(seen) == 1:
             saved = copy.deepcopy(session.state_dict())
@@ -123,9 +97,9 @@ def test_every_arm_trains_every_task_and_resumes_exactly(task: str, arm: str) ->
         assert [epoch.values for epoch in epochs] == [epoch.values for epoch in other_epochs]
     if saved is not None:
         _amp_state.close()
-        resumed = start(session.config, saved)
+        resumed = make_session(session.config, saved)
         resumed.load_state_dict(saved, Resumption(step=1))
-        assert list(map(_untimed, events(resumed))) == list(map(_untimed, seen[1:]))
+        assert list(map(_untimed, events_of(resumed))) == list(map(_untimed, seen[1:]))
 
 
 def _untimed(event: list[StepRecord] | EpochResult) -> Any:
@@ -145,7 +119,7 @@ def test_ranks_share_the_batches_of_one_process(task: str, world_size: int) -> N
         shared.append(make_task(recipe).data.train_batches(1, 4, device=CPU, rank=rank, world_size=world_size))
     count = 0
     for whole, *parts in zip(alone, *shared, strict=True):
-        for tensor, *pieces in zip(tensors_of(whole), *map(tensors_of, parts), strict=True):
+        for tensor, *pieces in zip(tensors_in(whole), *map(tensors_in, parts), strict=True):
             woven = torch.stack(pieces, 1).flatten(0, 1)
             assert torch.equal(woven, tensor)
         count += 1
@@ -154,7 +128,7 @@ def test_ranks_share_the_batches_of_one_process(task: str, world_size: int) -> N
 
 @pytest.mark.parametrize("task", ["classification", "segmentation", "detection", "gan"])
 def test_measurements_do_not_depend_on_the_batches(task: str) -> None:
-    session = start(config(task))
+    session = make_session(config(task))
     made, models = session.assembly.task, session.assembly.replicas
     for model in models:
         model.eval()
@@ -175,7 +149,7 @@ def test_an_update_in_phases_is_no_cuda_graph() -> None:
     settings = config("gan", clip_grad=None)
     recipe = settings.recipe.model_copy(update={"cuda_graph": True})
     with pytest.raises(UnsupportedCombination, match="captures one step, but this task makes 2"):
-        start(settings.model_copy(update={"recipe": recipe}))
+        make_session(settings.model_copy(update={"recipe": recipe}))
 
 
 def test_channels_last_takes_images_by_their_rank() -> None:

@@ -13,15 +13,13 @@ from torch import Tensor, nn
 
 from ampcompare.results.records.evaluation import PrecisionResult
 from ampcompare.settings.config import EVAL_PRECISIONS, RunConfig
-from ampcompare.tasks.task import make_task
-from ampcompare.training.assemble import assemble_single
 from ampcompare.training.hashes import weights_sha256
 from ampcompare.training.other_precisions import EvaluationPrecision, evaluate_in_others
-from ampcompare.training.precision.base import Precision, make_precision
+from ampcompare.training.precision.base import Precision
 from ampcompare.training.precision.cpu_half import cpu_half
 from ampcompare.training.session import Session
+from tests.training.sessions import CPU, make_session
 
-CPU = torch.device("cpu")
 RECIPES: dict[str, dict[str, Any]] = {
     "classification": {"data": {"train_size": 32, "val_size": 30}, "model": {"arch": "mlp", "args": {"width": 8}}},
     "segmentation": {"data": {"train_size": 16, "val_size": 6, "image_size": 8}, "model": {"args": {"width": 4}}},
@@ -40,9 +38,8 @@ def _session(task: str, arm: str, precisions: Any = EVAL_PRECISIONS, **recipe: A
     config = RunConfig.model_validate(
         {"arm": arm, "recipe": {**RECIPES[task], **values, **recipe}, "eval_precision": precisions}
     )
-    precision = make_precision(arm)
-    session = Session(config, assemble_single(config.recipe, make_task(config.recipe), precision, CPU))
-    _, compute = cpu_half("auto", precision.half_dtype, CPU)
+    session = make_session(config)
+    _, compute = cpu_half("auto", session.precision.half_dtype, CPU)
     with compute:
         events = [event for event in session.events() if not isinstance(event, list)]
     return session, compute, events
@@ -104,7 +101,7 @@ def test_the_patches_of_o1_are_out_of_force() -> None:
     plain, _, _ = _session("lm", "fp32", "fp32")
     for model, source in zip(plain.assembly.replicas, session.assembly.replicas, strict=True):
         model.load_state_dict(source.state_dict())
-    with session.precision.suspended():
+    with session.precision.without_patches():
         expected = plain.evaluate_with(plain.assembly.replicas, Precision())
 
     # O1 patches the sums of the metric too, in the last bits.

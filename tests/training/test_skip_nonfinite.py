@@ -19,18 +19,13 @@ from ampcompare.training.precision.base import make_precision
 
 ARMS = [
     "fp32",
-    "apex:O0,engine=compat",
     "apex:O1,engine=compat",
     "apex:O2,engine=compat",
     "apex:O2,loss_scale=128,engine=compat",
     "apex:O3,engine=compat",
     "native:fp16",
-    "native:bf16",
-    "half",
     "half:bn_fp32",
-    "half:dtype=bf16",
     "half:loss_scale=128",
-    "half:master_weights",
     "half:master_weights,dynamic",
 ]
 GOOD = torch.linspace(-1, 1, 24).reshape(6, 4)
@@ -53,8 +48,13 @@ def train(arm: str, batches: list[Tensor], **options: Any) -> tuple[list[StepRec
     return records, [tensor.detach().float() for tensor in (*model.parameters(), *model.buffers())], precision
 
 
-@pytest.mark.parametrize("options", [{}, {"accumulation": 2}, {"clip_norm": 0.5}], ids=["plain", "cut", "clipped"])
-@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize(
+    ("arm", "options"),
+    [
+        *((arm, {}) for arm in ARMS),
+        *((arm, options) for arm in ARMS[:3] for options in ({"accumulation": 2}, {"clip_norm": 0.5})),
+    ],
+)
 def test_a_bad_batch_leaves_no_trace(arm: str, options: dict[str, Any]) -> None:
     """Weights, optimizer state and running statistics go on as they do without the batch; the record says skipped."""
     records, tensors, precision = train(arm, [GOOD, BAD, GOOD.flip(0), GOOD], **options)

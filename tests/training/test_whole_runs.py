@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,13 +12,10 @@ import torch
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.run import StepRecord
 from ampcompare.settings.config import RunConfig
-from ampcompare.tasks.task import make_task
-from ampcompare.training.assemble import assemble_single
-from ampcompare.training.precision.base import make_precision
 from ampcompare.training.session import Session
+from tests.training.sessions import make_session, play, split
 
-CPU = torch.device("cpu")
-Spoil = Callable[[int, torch.Tensor], torch.Tensor]
+Change = Callable[[int, torch.Tensor], torch.Tensor]
 
 
 def config(arm: str = "fp32", **options: Any) -> RunConfig:
@@ -27,48 +25,37 @@ def config(arm: str = "fp32", **options: Any) -> RunConfig:
     return RunConfig.model_validate({"arm": arm, "recipe": recipe, "drain_every": 2, **options})
 
 
-def play(settings: RunConfig, spoil: Spoil | None = None) -> tuple[list[StepRecord], list[EpochResult], Session]:
-    """Train to the end; `spoil` may change the images of a batch by its number."""
-    precision = make_precision(settings.arm)
-    made = Session(settings, assemble_single(settings.recipe, make_task(settings.recipe), precision, CPU))
-    if spoil is not None:
-        run, number = made.loop.run, -1
+def spoil_batches(session: Session, change: Change) -> Session:
+    """Let `change` see the images of each batch, by its number."""
+    run, numbers = session.loop.run, itertools.count()
 
-        def spoiled(batches: Any, **where: Any) -> Iterator[list[StepRecord]]:
-            def changed() -> Iterator[Any]:
-                nonlocal number
-                for images, labels in batches:
-                    number += 1
-                    yield spoil(number, images), labels
+    def spoiled(batches: Any, **where: Any) -> Iterator[list[StepRecord]]:
+        return run(((change(next(numbers), images), labels) for images, labels in batches), **where)
 
-            return run(changed(), **where)
-
-        made.loop.run = spoiled  # type: ignore[assignment, method-assign]
-    steps: list[StepRecord] = []
-    epochs: list[EpochResult] = []
-    for event in made.events():
-        if isinstance(event, EpochResult):
-            epochs.append(event)
-        else:
-            steps.extend(event)
-    return steps, epochs, made
+    session.loop.run = spoiled  # type: ignore[assignment, method-assign]
+    return session
 
 
-def nan_at(*numbers: int) -> Spoil:
+def play_spoiled(settings: RunConfig, change: Change) -> tuple[list[StepRecord], list[EpochResult], Session]:
+    session = spoil_batches(make_session(settings), change)
+    return *split(session.events()), session
+
+
+def nan_at(*numbers: int) -> Change:
     """Make all images of these batches NaN."""
     return lambda number, images: images * float("nan") if number in numbers else images
 
 
 def test_skip_goes_through_bad_batches() -> None:
     """fp32, which no scaler protects, trains on after single NaN batches, and stops where they do not end."""
-    stop = play(config(), nan_at(3, 7))
+    stop = play_spoiled(config(), nan_at(3, 7))
     assert (stop[2].divergence.reason, len(stop[0])) == ("non-finite weights", 4)
-    steps, epochs, made = play(config(on_nan="skip"), nan_at(3, 7))
+    steps, epochs, made = play_spoiled(config(on_nan="skip"), nan_at(3, 7))
     assert [step.step for step in steps if not all(step.applied)] == [3, 7]
     assert made.divergence.diverged_step is None
     assert made.divergence.first_nonfinite_loss_step == 3
     assert len(epochs) == 2
-    steps, _, made = play(config(on_nan="skip", nan_patience=3), nan_at(*range(3, 99)))
+    steps, _, made = play_spoiled(config(on_nan="skip", nan_patience=3), nan_at(*range(3, 99)))
     assert (made.divergence.diverged_step, made.divergence.reason) == (3, "3 non-finite losses in a row")
     assert len(steps) == 6
 
@@ -83,19 +70,8 @@ def test_rollback_goes_back_and_on(arm: str) -> None:
                 next(made.assembly.replicas[0].parameters()).fill_(float("nan"))
         return images
 
-    settings = config(arm, on_nan="rollback", rollback_every=2)
-    precision = make_precision(arm)
-    made = Session(settings, assemble_single(settings.recipe, make_task(settings.recipe), precision, CPU))
-    data = made.assembly.task.data
-    whole = data.train_batches
-    numbers = iter(range(99))
-    object.__setattr__(
-        data,
-        "train_batches",
-        lambda *args, **options: ((break_weights(next(numbers), x), y) for x, y in whole(*args, **options)),
-    )
-    events = list(made.events())
-    epochs = [event for event in events if isinstance(event, EpochResult)]
+    made = spoil_batches(make_session(config(arm, on_nan="rollback", rollback_every=2)), break_weights)
+    _, epochs = split(made.events())
     assert made.rollbacks == [6]
     assert made.divergence.diverged_step is None
     assert len(epochs) == 2
@@ -109,7 +85,7 @@ def test_a_falling_scale_ends_the_run() -> None:
         ({"max_skipped": 3}, "4 skipped steps in a row, more than --max-consecutive-skips 3"),
     ):
         settings = config("native:fp16", on_nan="continue", **options)
-        steps, epochs, made = play(settings, nan_at(*range(99)))
+        steps, epochs, made = play_spoiled(settings, nan_at(*range(99)))
         assert (made.divergence.diverged_step, made.divergence.reason) == (3, reason)
         assert (len(steps), epochs) == (4, [])
 

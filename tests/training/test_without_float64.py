@@ -14,7 +14,7 @@ from ampcompare.settings.recipe import Recipe
 from ampcompare.tasks import lm
 from ampcompare.tasks.task import make_task
 from ampcompare.training import evaluate as evaluation
-from ampcompare.training.assemble import assemble_single
+from ampcompare.training.assemble import assemble
 from ampcompare.training.precision.base import make_precision
 from ampcompare.training.precision.cpu_half import cpu_half
 
@@ -48,7 +48,7 @@ def test_no_step_computes_in_float64(monkeypatch: pytest.MonkeyPatch, arm: str, 
     recipe = Recipe.model_validate({"task": task, "batch_size": 8, **RECIPES[task]})
     made = make_task(recipe)
     precision = make_precision(arm)
-    assembly = assemble_single(recipe, made, precision, CPU)
+    assembly = assemble(recipe, made, precision, CPU)
     batch = next(iter(made.data.train_batches(0, 8, device=CPU, start=0)))
     with cpu_half("auto", precision.half_dtype, CPU)[1], NoFloat64():
         for _ in range(2):
@@ -68,7 +68,7 @@ def test_measurements_are_those_of_a_device_with_float64(monkeypatch: pytest.Mon
     recipe = Recipe.model_validate({"task": task, "batch_size": 8, **RECIPES[task]})
     made = make_task(recipe)
     precision = make_precision("fp32")
-    models = assemble_single(recipe, made, precision, CPU).replicas
+    models = assemble(recipe, made, precision, CPU).replicas
 
     def evaluated() -> evaluation.Evaluation:
         batches = made.data.val_batches(8, device=CPU)

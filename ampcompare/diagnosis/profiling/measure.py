@@ -55,7 +55,7 @@ __all__ = [
     "measure_loop",
     "measured_peak",
     "optimizer_name",
-    "padded",
+    "pad_product",
     "profile_loop",
     "profile_of",
     "time_product",
@@ -117,14 +117,14 @@ Loop = Callable[[ProfiledPrecision], Any]
 
 def measure_loop(
     loop: Loop, arm: Arm, steps: Steps, device: torch.device, *, half: str = "auto", seed: int = 0
-) -> tuple[Measured, Precision, StepProfiler, str | None]:
-    """Train a loop until all steps are made, and return what was measured.
+) -> tuple[StepProfiler, torch.dtype | None, str | None]:
+    """Train a loop until all steps are made.
 
     Args:
         half: how 16-bit types are computed on a CPU.
 
     Returns:
-        What was measured, the precision that trained, the profiler, and how 16-bit types were computed.
+        What has measured the steps, the 16-bit type of the arm, and how it was computed.
     """
     profiler = StepProfiler(steps, device)
     conditions = Conditions(device=str(device), half=half, seed=seed)
@@ -135,15 +135,19 @@ def measure_loop(
     ):
         loop(ProfiledPrecision(precision, profiler))
     mode, _ = cpu_half(half, precision.half_dtype, device)
-    return profiler.measured, precision, profiler, mode
+    return profiler, precision.half_dtype, mode
 
 
-def profile_of(
-    arm: Arm, measured: Measured, precision_half: torch.dtype | None, profiler: StepProfiler, mode: str | None,
-    device: torch.device,
-) -> ArmProfile:  # fmt: skip
-    """Return the profile of an arm, with the peaks of the device."""
-    half = "" if precision_half is None else dtype_name(precision_half)
+def profile_of(arm: Arm, profiler: StepProfiler, half_dtype: torch.dtype | None, mode: str | None) -> ArmProfile:
+    """Return the profile of an arm, with the peaks of the device.
+
+    Args:
+        half_dtype: 16-bit type of the arm.
+        mode: how it was computed on a CPU.
+    """
+    measured, device = profiler.measured, profiler.device
+    half = "" if half_dtype is None else dtype_name(half_dtype)
+    is_emulated = "emulated" in (mode or "")
     tf32 = device.type == "cuda" and _has_tf32()
     profile = build_profile(
         str(arm),
@@ -154,13 +158,13 @@ def profile_of(
         optimizer=", ".join(dict.fromkeys(map(optimizer_name, profiler.marks.optimizers))),
         tf32=tf32,
     )
-    if measured.counts is not None and half and "emulated" not in (mode or ""):  # times of an emulation are no measure
+    if measured.counts is not None and half and not is_emulated:  # times of an emulation are no measure
         products = with_padding(profile.products, measured.counts, lambda shape: time_product(shape, device))
         profile = profile.model_copy(update={"products": products})
     if profile.limits is None:
         return profile
     dtype = half or ("tf32" if tf32 else "fp32")
-    peak = _peak_of(device, dtype, emulated="emulated" in (mode or ""))
+    peak = _peak_of(device, dtype, emulated=is_emulated)
     limits = profile.limits.model_copy(
         update={"peak_flops": peak.flops, "peak_bytes": peak.bytes, "peak_dtype": dtype, "source": peak.source}
     )
@@ -443,16 +447,15 @@ def profile_loop(loop: Loop, config: RunConfig, *, steps: int, profiled: int) ->
     """
     arm, device = config.parsed_arm, resolve_device(config.device)
     wanted = Steps(timed=steps, profiled=profiled)
-    measured, precision, profiler, mode = measure_loop(
-        loop, arm, wanted, device, half=config.cpu_half, seed=config.recipe.seed
-    )
+    found = measure_loop(loop, arm, wanted, device, half=config.cpu_half, seed=config.recipe.seed)
+    measured = found[0].measured
     if not measured.account.steps:
         raise ConfigError(
             f"the loop made {measured.steps} steps, but a profile needs {wanted.total - wanted.watched + 1}: "
             f"{wanted.warmup} to warm up, "
             f"{wanted.timed} timed, {wanted.profiled} under the profiler, and three that are counted"
         )
-    return profile_of(arm, measured, precision.half_dtype, profiler, mode, device), measured.trace
+    return profile_of(arm, *found), measured.trace
 
 
 def with_padding(
@@ -478,7 +481,7 @@ def _time_padded(product: Product, counts: Counts, time_one: Callable[[ProductSh
         shape for shape in counts.products if (shape.module, shape.operation, shape.dtype, missed_sizes(shape)) == key
     ]
     shape = max(shapes, key=lambda one: counts.products[one])
-    wide = padded(shape)
+    wide = pad_product(shape)
     if wide is None:
         return product
     before, after = [], []
@@ -492,7 +495,7 @@ def _time_padded(product: Product, counts: Counts, time_one: Callable[[ProductSh
     return product.model_copy(update={"seconds": min(before), "padded_seconds": best})
 
 
-def padded(shape: ProductShape) -> ProductShape | None:
+def pad_product(shape: ProductShape) -> ProductShape | None:
     """Return a product with all sizes but the rows padded; None for one of groups, which have no such form."""
     left, right = list(shape.left), list(shape.right)
     if shape.operation == "convolution":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from ampcompare.diagnosis.profiling.step_profiler import Steps
 from ampcompare.results.records.profile import ArmProfile, Trial
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.examination import answering_errors
+from ampcompare.settings.layers import set_path
 from ampcompare.settings.validation import validate
 from ampcompare.training.assemble import cpu_half_of
 from ampcompare.training.device import resolve_device
@@ -36,6 +38,7 @@ MIN_ACTIVATIONS = 0.10  # of the peak of memory
 FUSED = ("sgd", "adam", "adamw", "adagrad")
 ROUNDS = 2
 MORE = 4  # times the batch
+IMPLEMENTATION = "recipe.optimizer.implementation"
 
 
 def _loop(config: RunConfig, device: torch.device) -> Loop:
@@ -63,8 +66,8 @@ def profile_config(config: RunConfig, steps: Steps, *, trials: bool) -> tuple[Ar
     half = cpu_half_of(config.cpu_half, config.recipe.compile)
     arm = config.parsed_arm
     seed = config.recipe.seed
-    measured, precision, profiler, mode = measure_loop(_loop(config, device), arm, steps, device, half=half, seed=seed)
-    found = profile_of(arm, measured, precision.half_dtype, profiler, mode, device)
+    profiler, half_dtype, mode = measure_loop(_loop(config, device), arm, steps, device, half=half, seed=seed)
+    found = profile_of(arm, profiler, half_dtype, mode)
     changes: dict[str, Any] = {"batch_size": config.recipe.batch_size}
     if is_compiled:
         changes["graph_breaks"] = graph_breaks()
@@ -76,7 +79,7 @@ def profile_config(config: RunConfig, steps: Steps, *, trials: bool) -> tuple[Ar
     if trials:
         tried = run_trials(config, memory_variants(config, found), _measurer(device, half, MEMORY_STEPS))
         found = found.model_copy(update={"memory_trials": tried})
-    return found, measured.trace
+    return found, profiler.measured.trace
 
 
 def _measurer(device: torch.device, half: str, steps: Steps) -> Callable[[RunConfig], tuple[float, int | None]]:
@@ -85,7 +88,8 @@ def _measurer(device: torch.device, half: str, steps: Steps) -> Callable[[RunCon
     def measure_step(config: RunConfig) -> tuple[float, int | None]:
         torch.backends.cudnn.benchmark = config.recipe.cudnn_benchmark
         arm, seed = config.parsed_arm, config.recipe.seed
-        measured, *_ = measure_loop(_loop(config, device), arm, steps, device, half=half, seed=seed)
+        profiler, *_ = measure_loop(_loop(config, device), arm, steps, device, half=half, seed=seed)
+        measured = profiler.measured
         return measured.step_seconds, None if measured.memory is None else measured.memory.measured_bytes
 
     return measure_step
@@ -130,14 +134,13 @@ def time_variants(config: RunConfig, found: ArmProfile) -> Iterator[_Variant]:
     if found.of_phase("optimizer") / whole >= MIN_OPTIMIZER and "fused" not in found.optimizer:
         names = ["foreach"] if "foreach" not in found.optimizer else []
         for name in [*(["fused"] if recipe.optimizer.name in FUSED else []), *names]:
-            yield from _changed(config, f"--optimizer-implementation {name}", {"recipe.optimizer.implementation": name})
+            yield from _variant(config, f"--optimizer-implementation {name}", IMPLEMENTATION, name)
     if found.of_phase("data") / whole >= MIN_DATA and not config.workers:
-        yield from _changed(config, "--workers 2", {"workers": 2})
+        yield from _variant(config, "--workers 2", "workers", 2)
     overhead = found.of_kind("host") + found.of_kind("other") + found.of_phase("optimizer")
     if overhead / whole >= MIN_OVERHEAD and recipe.compile == "none":  # refused by the data if they have no such batch
-        yield from _changed(
-            config, f"{BATCH} {MORE * recipe.batch_size}", {"recipe.batch_size": MORE * recipe.batch_size}, work=MORE
-        )
+        size = MORE * recipe.batch_size
+        yield from _variant(config, f"{BATCH} {size}", "recipe.batch_size", size, work=MORE)
 
 
 def memory_variants(config: RunConfig, found: ArmProfile) -> Iterator[_Variant]:
@@ -148,28 +151,19 @@ def memory_variants(config: RunConfig, found: ArmProfile) -> Iterator[_Variant]:
     kept = sum(held.bytes for held in memory.held if held.kind in ("activations", "batch"))
     if kept / memory.measured_bytes >= MIN_ACTIVATIONS:
         if not recipe.checkpoint_activations:
-            yield from _changed(config, "--checkpoint-activations", {"recipe.checkpoint_activations": True})
+            yield from _variant(config, "--checkpoint-activations", "recipe.checkpoint_activations", True)
         if recipe.batch_size > 1:
             half = recipe.batch_size // 2
-            work = half / recipe.batch_size
-            yield from _changed(config, f"{BATCH} {half}", {"recipe.batch_size": half}, work=work)
+            yield from _variant(config, f"{BATCH} {half}", "recipe.batch_size", half, work=half / recipe.batch_size)
     if memory.at == "optimizer" and "foreach" in found.optimizer:  # whose lists of results are held at once
-        loop = {"recipe.optimizer.implementation": "for-loop"}
-        yield from _changed(config, "--optimizer-implementation for-loop", loop)
+        yield from _variant(config, "--optimizer-implementation for-loop", IMPLEMENTATION, "for-loop")
 
 
-def _changed(config: RunConfig, name: str, values: dict[str, Any], *, work: float = 1.0) -> Iterator[_Variant]:
+def _variant(config: RunConfig, name: str, path: str, value: object, *, work: float = 1.0) -> Iterator[_Variant]:
     data = config.model_dump(mode="json")
-    for path, value in values.items():
-        *folders, last = path.split(".")
-        place = data
-        for folder in folders:
-            place = place[folder]
-        place[last] = value
-    try:
+    set_path(data, path, value)
+    with suppress(AmpCompareError):
         yield _Variant(name, validate(RunConfig, data), work)
-    except AmpCompareError:
-        return
 
 
 def run_trials(

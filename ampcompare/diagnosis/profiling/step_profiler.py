@@ -93,7 +93,7 @@ class StepProfiler(StepObserver):
         self._steps = steps
         self._first_profiled = steps.warmup + steps.timed
         self._first_watched = self._first_profiled + steps.profiled
-        self._device = device
+        self.device = device
         self._profiler: Any = None
         self._ledger = MemoryLedger(self.marks, device)
         self._counter = OperationCounter(self.marks, device)
@@ -175,7 +175,7 @@ class StepProfiler(StepObserver):
             self._synchronize()
         if count == self._first_profiled and self._steps.profiled:
             activities = [ProfilerActivity.CPU]
-            if self._device.type == "cuda":
+            if self.device.type == "cuda":
                 activities.append(ProfilerActivity.CUDA)
             self._profiler = self._entered.enter_context(profile(activities=activities, record_shapes=True))
         if not self._steps.watched:
@@ -184,9 +184,9 @@ class StepProfiler(StepObserver):
             self._prepare_memory()
         elif count == self._first_watched + 1:
             self._ledger.begin_step()
-            if self._device.type == "cuda":
-                torch.cuda.synchronize(self._device)
-                torch.cuda.reset_peak_memory_stats(self._device)
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+                torch.cuda.reset_peak_memory_stats(self.device)
             with record_function(BEGIN):
                 pass
         elif count == self._first_watched + 2:
@@ -204,13 +204,11 @@ class StepProfiler(StepObserver):
 
     def _finish_memory(self) -> None:
         measured = reserved = None
-        if self._device.type == "cuda":
-            measured = torch.cuda.max_memory_allocated(self._device)
-            reserved = torch.cuda.max_memory_reserved(self._device)
+        if self.device.type == "cuda":
+            measured = torch.cuda.max_memory_allocated(self.device)
+            reserved = torch.cuda.max_memory_reserved(self.device)
         self._entered.close()
-        self.measured.memory = memory_at_peak(
-            self._ledger, _events_of(self._profiler), self._device, measured, reserved
-        )
+        self.measured.memory = memory_at_peak(self._ledger, _events_of(self._profiler), self.device, measured, reserved)
 
     def _on_phase(self, old: Phase, new: Phase) -> None:
         if self._ledger.is_idle:
@@ -228,8 +226,8 @@ class StepProfiler(StepObserver):
         self.measured.phases = {name: statistics.fmean(one.get(name, 0.0) for _, one in chosen) for name in names}
 
     def _synchronize(self) -> None:
-        if self._device.type != "cpu":
-            getattr(torch, self._device.type).synchronize(self._device)
+        if self.device.type != "cpu":
+            getattr(torch, self.device.type).synchronize(self.device)
 
 
 def faster_half(timed: Sequence[tuple[float, Any]]) -> list[tuple[float, Any]]:

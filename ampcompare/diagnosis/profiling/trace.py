@@ -157,9 +157,9 @@ def read_trace(events: Iterable[Mapping[str, Any]]) -> Account:
         return account
     thread = (marks[0]["pid"], marks[0]["tid"])
     steps = [(float(event["ts"]), float(event["ts"]) + float(event["dur"])) for event in marks]
-    host = _nested(_host_events(known, thread))
+    host = _nest_events(_host_events(known, thread))
     modules = _modules_of_nodes(host)
-    collectives = _merged(
+    collectives = _merge_spans(
         (float(event["ts"]), float(event["ts"]) + float(event["dur"]))
         for event in known
         if kind_of_collective(event) and _within(float(event["ts"]), steps)
@@ -199,7 +199,7 @@ def _host_events(known: Sequence[Mapping[str, Any]], thread: tuple[Any, Any]) ->
     ]
 
 
-def _nested(events: list[Event]) -> list[Event]:
+def _nest_events(events: list[Event]) -> list[Event]:
     """Return the outermost events of a thread, with those inside them."""
     events.sort(key=lambda event: (event.start, -event.end))
     roots: list[Event] = []
@@ -372,7 +372,7 @@ def _account_of_device(
     others = {(event["pid"], event["tid"]) for event in known if event.get("cat") == "cpu_op"}
     first = next(event for event in known if event["name"] == STEP)
     for thread in others - {(first["pid"], first["tid"])}:
-        for root in _nested(_host_events(known, thread)):
+        for root in _nest_events(_host_events(known, thread)):
             if root.end > main[0]:
                 visit(root, _Place("backward"), None, in_step=True)
     begin = steps[0][0]
@@ -382,8 +382,8 @@ def _account_of_device(
     account.seconds = (end - begin) * MICROSECOND
     idle_phases.sort()
     spans = [(float(event["ts"]), float(event["ts"]) + float(event["dur"]), event) for event in work]
-    compute = _merged((start, stop) for start, stop, event in spans if not _is_collective(event))
-    wire = _merged((start, stop) for start, stop, event in spans if _is_collective(event))
+    compute = _merge_spans((start, stop) for start, stop, event in spans if not _is_collective(event))
+    wire = _merge_spans((start, stop) for start, stop, event in spans if _is_collective(event))
     account.communication = sum(stop - start for start, stop in wire) * MICROSECOND
     account.exposed = sum(stop - start for start, stop in _without(wire, compute)) * MICROSECOND
     account.collectives = sum(1 for event in work if _is_collective(event))
@@ -400,7 +400,7 @@ def _account_of_device(
         reached = max(reached, stop)
     for start, stop in _without(wire, compute):
         account.parts["backward", "communication"] += (stop - start) * MICROSECOND
-    for start, stop in _without([(begin, end)], _merged([*compute, *wire])):
+    for start, stop in _without([(begin, end)], _merge_spans([*compute, *wire])):
         _add_gap(account, start, stop, idle_phases)
     for span, name in waits:
         account.waits[name] += (span[1] - span[0]) * MICROSECOND
@@ -421,7 +421,7 @@ def _add_gap(account: Account, start: float, end: float, phases: Sequence[tuple[
     account.parts["other", "host"] += max(0.0, left) * MICROSECOND
 
 
-def _merged(spans: Iterable[Span]) -> list[Span]:
+def _merge_spans(spans: Iterable[Span]) -> list[Span]:
     """Return the union of spans, in order."""
     merged: list[Span] = []
     for start, end in sorted(spans):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.results.analysis.effects.accuracy import accuracy_margin
-from ampcompare.results.analysis.effects.quantities import Tested, quantities
+from ampcompare.results.analysis.effects.quantities import quantity_tests
 from ampcompare.results.analysis.effects.step_time import invalid_reason
 from ampcompare.results.analysis.inference.criteria import criteria_of
 from ampcompare.results.analysis.inference.verdict import Design
@@ -22,7 +22,7 @@ from ampcompare.results.analysis.pairing.comparability import (
 from ampcompare.results.analysis.pairing.learning import idle_verdict
 from ampcompare.results.analysis.pairing.pairs import Pairing, counterparts, pairs_by_seed, surviving_seeds
 from ampcompare.results.analysis.pairing.scores import value_of
-from ampcompare.results.records.comparison import ArmSummary, Comparison
+from ampcompare.results.records.comparison import ArmSummary, Comparison, Quantity
 from ampcompare.results.records.metric import TOP1, TOP5, Metric
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.verdict import KEPT, UNJUDGED, Kind, Verdict
@@ -36,7 +36,7 @@ OLD_WORDS = {"inferior": "worse", "not-inferior": "non-inferior"}
 RATIOS = ("time", "memory")
 COUNTS = ("diverged", "failed")
 TAIL_LOSS = "tail-loss"  # the training loss over the last fifth of the steps, which has verdicts only
-QUANTITIES: dict[str, Tested] = {"time": "time", TAIL_LOSS: "loss"}  # of verdicts; all other measures are metrics
+QUANTITIES: dict[str, Quantity] = {"time": "time", TAIL_LOSS: "loss"}  # of verdicts; all other measures are metrics
 ACCURACY, METRIC = "accuracy", "metric"  # the metric of verdicts: where it counts what is right, and any
 CLASSIFICATION = (TOP1, TOP5)
 # The verdicts that show what a gate asks for.
@@ -256,7 +256,7 @@ def _verdicts(measure: str, comparison: Comparison, baseline: Comparison | None)
     """Return the verdict of each arm on what a gate is about: its own, or against its runs in a baseline."""
     by_arm, name = comparison.by_arm(), QUANTITIES.get(measure, "quality")
     if baseline is None:
-        return {row.arm: getattr(row, name) for row in comparison.arms}
+        return {row.arm: row.verdict(name) for row in comparison.arms}
     criteria = criteria_of(comparison)
     design = Design(comparison.error_rate, comparison.error_rate)  # that of the look: a baseline is not a second chance
     pairings = {
@@ -266,7 +266,7 @@ def _verdicts(measure: str, comparison: Comparison, baseline: Comparison | None)
     }
     theirs = [run for run in baseline.records if run.arm == comparison.reference]
     margin = accuracy_margin(theirs, comparison.reference, criteria, comparison.metric)
-    quantity = quantities(margin, criteria, design)[name]
+    quantity = quantity_tests(margin, criteria, design)[name]
     verdicts = quantity.verdicts({arm: quantity.evidence(pairing) for arm, pairing in pairings.items()}, design)
     return {arm: quantity.conditional(verdict, pairings[arm].survivors) for arm, verdict in verdicts.items()}
 

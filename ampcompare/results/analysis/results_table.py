@@ -18,7 +18,7 @@ from ampcompare.backends.arm import same_arm
 from ampcompare.base.errors import ConfigError, RecordError
 from ampcompare.base.files.read import read_text
 from ampcompare.base.formatting import few
-from ampcompare.results.analysis.conclusions.headline import why_none_recommended
+from ampcompare.results.analysis.conclusions.recommendation import why_none_recommended
 from ampcompare.results.analysis.effects.step_time import TIME_FLOOR
 from ampcompare.results.analysis.inference.criteria import AccuracyMargin, Criteria, resolve_margin
 from ampcompare.results.analysis.inference.effect import (

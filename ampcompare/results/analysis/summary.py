@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
-from ampcompare.results.analysis.conclusions.headline import details, headline, look_sentences
+from ampcompare.results.analysis.conclusions.details import details, look_sentences
+from ampcompare.results.analysis.conclusions.headline import headline
 from ampcompare.results.analysis.conclusions.next_step import next_steps
-from ampcompare.results.analysis.conclusions.phrases import Quality
 from ampcompare.results.analysis.effects.accuracy import (
     accuracy_effect,
     accuracy_margin,
     failure_verdict,
     precision_rows,
 )
-from ampcompare.results.analysis.effects.quantities import Tested, quantities
+from ampcompare.results.analysis.effects.quantities import quantity_tests
 from ampcompare.results.analysis.effects.samples import compare_samples, sample_sentences, samples_noun
 from ampcompare.results.analysis.effects.step_time import (
     invalid_reason,
@@ -45,7 +45,7 @@ from ampcompare.results.analysis.pairing.pairs import (
 )
 from ampcompare.results.analysis.pairing.record_checks import unique_runs
 from ampcompare.results.analysis.pairing.scores import metric_of, one_metric
-from ampcompare.results.records.comparison import ArmSummary, Comparison, Published, SampleComparison, Twin
+from ampcompare.results.records.comparison import ArmSummary, Comparison, Published, Quantity, SampleComparison, Twin
 from ampcompare.results.records.metric import Metric
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.verdict import Verdict
@@ -146,7 +146,7 @@ class Line:
     """
 
     row: ArmSummary
-    evidence: Mapping[Tested, Evidence]
+    evidence: Mapping[Quantity, Evidence]
     survivors: tuple[int, int] | None = None
     samples: Callable[[Verdict], SampleComparison | None] = lambda _: None
 
@@ -154,7 +154,7 @@ class Line:
 def decided_rows(lines: Sequence[Line], margin: AccuracyMargin, terms: Criteria, design: Design) -> list[ArmSummary]:
     """Return a row for each line; the tests of all lines on one quantity are a family, with one error rate."""
     decided: list[dict[str, Any]] = [{} for _ in lines]
-    for name, quantity in quantities(margin, terms, design).items():
+    for name, quantity in quantity_tests(margin, terms, design).items():
         evidence = {number: line.evidence.get(name, NOTHING) for number, line in enumerate(lines)}
         for number, verdict in quantity.verdicts(evidence, design).items():
             line = lines[number]
@@ -206,7 +206,7 @@ def _rows(
     metric = metric_of(record for records in by_arm.values() for record in records)
     against = by_arm.get(reference, [])
     margin = accuracy_margin(against, reference, terms, metric)
-    evidence = {name: quantity.evidence for name, quantity in quantities(margin, terms, design).items()}
+    evidence = {name: quantity.evidence for name, quantity in quantity_tests(margin, terms, design).items()}
     lines = [
         _line_of_reference(arm, against)
         if arm == reference
@@ -225,7 +225,7 @@ def _line_of_reference(arm: str, records: Sequence[RunRecord]) -> Line:
 
 
 def _line_of(
-    arm: str, pairing: Pairing, evidence: Mapping[Tested, Callable[[Pairing], Evidence]], margin: AccuracyMargin
+    arm: str, pairing: Pairing, evidence: Mapping[Quantity, Callable[[Pairing], Evidence]], margin: AccuracyMargin
 ) -> Line:
     row, pairs = _row(arm, pairing), pairing.pairs
     if other := not_as_declared(pairing.arm):
@@ -403,7 +403,7 @@ def _twin_sentence(twin: Twin, metric: Metric) -> str:
         if twin.same_bits:
             return f"{who}: {twin.quality}, every loss the same to the last bit, {pairs}."
         effect = twin.quality.effect
-        difference = "" if effect is None else f", {Quality(metric).with_unit(effect)}"
+        difference = "" if effect is None else f", {metric.difference_with_unit(effect)}"
         return f"{who}: {twin.quality}{difference}, {pairs}."
     return f"{who}: {twin.quality or f'not known, add --arm {twin.twin}'}."
 
@@ -419,7 +419,7 @@ def _floor_sentence(
     effect = accuracy_effect(pairs_by_seed(records, against))
     if effect is None:
         return ""
-    metric, quality = comparison.metric, Quality(comparison.metric)
+    metric = comparison.metric
     spread = 0.0 if math.isnan(effect.spread) else effect.spread
     floor = abs(metric.difference_of(math.hypot(effect.mean, spread)))
     below = [
@@ -429,7 +429,7 @@ def _floor_sentence(
         and row.quality.effect is not None
         and abs(row.quality.effect) <= floor
     ]
-    end = f"{comparison.reference} again from weights changed by 1/512 differs by {quality.with_unit(floor)}"
+    end = f"{comparison.reference} again from weights changed by 1/512 differs by {metric.difference_with_unit(floor)}"
     if not below:
         return f"{end}: smaller differences cannot be told."
     return f"{end}: no larger is the difference of {', '.join(below)}, which this training cannot tell from a path."

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -38,6 +38,7 @@ __all__ = [
     "NextStep",
     "Published",
     "PublishedRow",
+    "Quantity",
     "SampleComparison",
     "Twin",
     "read_comparison",
@@ -164,6 +165,9 @@ class SampleComparison(FrozenRecord):
     )
 
 
+Quantity = Literal["quality", "time", "loss", "memory"]
+
+
 class ArmSummary(_Row):
     """One row of the table: an arm over its seeds. Means and standard deviations are over completed runs.
 
@@ -226,6 +230,10 @@ class ArmSummary(_Row):
         if not self.invalid_time and self.time.kind == "invalid":
             object.__setattr__(self, "invalid_time", self.time.why)
         return self
+
+    def verdict(self, quantity: Quantity) -> Verdict:
+        """Return the verdict on a quantity, with its effect."""
+        return {"quality": self.quality, "time": self.time, "loss": self.loss, "memory": self.memory}[quantity]
 
     @property
     def valid_time_ratio(self) -> float | None:
@@ -350,7 +358,7 @@ def _metric_of_older(table: Mapping[str, Any]) -> dict[str, Any]:
 def _line(row: ArmSummary, reference: str, metric: Metric) -> str:
     facts = [row.status]
     if row.metric_mean is not None:
-        facts.append(f"{metric.name} {metric.shown(row.metric_mean)}")
+        facts.append(f"{metric.name} {metric.text(row.metric_mean)}")
     if row.arm == reference:
         facts.append("the reference")
     else:

@@ -12,7 +12,7 @@ from typing import Any
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.formatting import MIB, format_decimal, format_mebibytes, format_percent, format_seconds, printable
 from ampcompare.results.analysis.pairing.scores import value_of
-from ampcompare.results.records.comparison import ArmSummary, Comparison
+from ampcompare.results.records.comparison import ArmSummary, Comparison, Quantity
 from ampcompare.results.records.evaluation import emulated_type
 from ampcompare.results.records.metric import TOP5, Metric
 from ampcompare.results.records.run import RunRecord
@@ -23,21 +23,19 @@ __all__ = [
     "COLUMNS",
     "INVALID",
     "ArmColumn",
+    "EffectFormat",
     "arm_engine",
     "arm_name",
     "asked_columns",
     "columns",
-    "difference_interval",
+    "effect_format",
+    "effect_text",
     "format_interval",
     "is_emulated",
     "is_invalid",
-    "loss_interval",
-    "margin_limits",
-    "metric_interval",
     "metric_text",
     "of_arm",
     "over_runs",
-    "ratio_interval",
     "state_cell",
     "status_cell",
     "step_cell",
@@ -165,59 +163,50 @@ def _ratio(row: ArmSummary) -> str:
     return _number(row.valid_time_ratio, ".2f")
 
 
-def ratio_interval(row: ArmSummary, comparison: Comparison) -> str:
-    """Return the step time over the reference's, with the interval of the deciding test; "-" where it is invalid."""
-    ratio = row.valid_time_ratio
-    if ratio is None:
-        return "-"
-    limits = (1 / (1 + comparison.time_margin), 1.0, 1 + comparison.time_margin)
-    return format_interval(ratio, row.time.low, row.time.high, limits)
+@dataclass(frozen=True)
+class EffectFormat:
+    """How effects in one quantity are shown.
 
-
-def difference_interval(row: ArmSummary, comparison: Comparison) -> str:
-    """Return the difference to the reference with the interval of the deciding test, without its unit."""
-    its = row.quality
-    if its.effect is None:
-        return "-"
-    return metric_interval(its.effect, its.low, its.high, comparison.metric, comparison.margin)
-
-
-def loss_interval(row: ArmSummary, comparison: Comparison) -> str:
-    """Return the difference in percent of the training loss at the end, with the interval of the deciding test."""
-    if row.loss.effect is None:
-        return "-"
-    low, high = (None if end is None else 100 * end for end in (row.loss.low, row.loss.high))
-    margin = comparison.loss_margin
-    limits = (100 * (1 / (1 + margin) - 1), 0.0, 100 * margin)
-    return format_interval(100 * row.loss.effect, low, high, limits, decimals=2, sign="+")
-
-
-def metric_interval(value: float, low: float | None, high: float | None, metric: Metric, margin: float) -> str:
-    """Return a difference of a metric with an interval, without its unit.
-
-    Args:
-        value: as `Metric.differ` gives it, as the bounds.
-        margin: in the unit that is shown.
+    Attributes:
+        of_shown: a number of a row in the unit that is shown.
+        limits: the ends of the margin and no difference, in the shown unit.
+        decimals: as far as no limit is near.
+        sign: "+" to write it for positive numbers.
     """
-    shown_low, shown_high = (None if bound is None else metric.shown_difference(bound) for bound in (low, high))
-    return format_interval(
-        metric.shown_difference(value),
-        shown_low,
-        shown_high,
-        margin_limits(metric, margin),
-        decimals=metric.difference_decimals,
-        sign="+",
-    )
+
+    of_shown: Callable[[float], float]
+    limits: Sequence[float]
+    decimals: int = 2
+    sign: str = "+"
+
+    def text(self, value: float, low: float | None = None, high: float | None = None) -> str:
+        """Return an effect with its interval, if there is one, without the unit."""
+        low, high = (None if bound is None else self.of_shown(bound) for bound in (low, high))
+        return format_interval(self.of_shown(value), low, high, self.limits, decimals=self.decimals, sign=self.sign)
 
 
-def margin_limits(metric: Metric, margin: float) -> tuple[float, float, float]:
-    """Return the ends of the margin and 0 as differences are shown; the lower end of a ratio is 1 / (1 + margin)."""
-    lower = -margin if metric.difference == "points" else 100 * (1 / (1 + margin / 100) - 1)
-    return lower, 0.0, margin
+def effect_format(quantity: Quantity, comparison: Comparison) -> EffectFormat:
+    """Return how effects in a quantity are shown; the lower end of the margin of a ratio is 1 / (1 + margin)."""
+    metric = comparison.metric
+    if quantity == "memory":
+        return EffectFormat(lambda size: size / MIB, (), 1)
+    if quantity == "time":
+        return EffectFormat(float, (1 / (1 + comparison.time_margin), 1.0, 1 + comparison.time_margin), sign="")
+    margin = 100 * comparison.loss_margin if quantity == "loss" else comparison.margin
+    limits = (100 * (1 / (1 + margin / 100) - 1), 0.0, margin)
+    if quantity == "loss":
+        return EffectFormat(lambda difference: 100 * difference, limits)
+    if metric.difference == "points":
+        limits = (-margin, 0.0, margin)
+    return EffectFormat(metric.shown_difference, limits, metric.difference_decimals)
 
 
-def _memory_difference(row: ArmSummary) -> str:
-    return "" if row.memory.effect is None else format_decimal(row.memory.effect / MIB, 1, "+")
+def effect_text(row: ArmSummary, quantity: Quantity, comparison: Comparison) -> str:
+    """Return the effect of an arm in a quantity, with the interval of the deciding test; "-" where none counts."""
+    verdict = row.verdict(quantity)
+    if verdict.effect is None or (quantity == "time" and row.valid_time_ratio is None):
+        return "-"
+    return effect_format(quantity, comparison).text(verdict.effect, verdict.low, verdict.high)
 
 
 def _skipped_steps(row: ArmSummary) -> str:
@@ -378,31 +367,31 @@ COLUMNS: dict[str, ArmColumn | ColumnsOf] = {
 def verdict_columns(comparison: Comparison) -> dict[str, ArmColumn]:
     """Return the columns of the table of verdicts, by their heads."""
     metric = comparison.metric
-    of_loss = {
-        "Δ tail loss (%)": of_arm(lambda row: loss_interval(row, comparison)),
-        "tail loss verdict": _of_verdict(lambda row: row.loss),
+    heads: dict[Quantity, tuple[str, str]] = {
+        "quality": (metric.difference_head, f"{metric.quality} verdict"),
+        "time": ("rel. time", "time verdict"),
+        "loss": ("Δ tail loss (%)", "tail loss verdict"),
     }
-    return {
-        "arm": of_arm(arm_name),
-        metric.difference_head: of_arm(lambda row: difference_interval(row, comparison)),
-        f"{metric.quality} verdict": _of_verdict(lambda row: row.quality),
-        "rel. time": of_arm(lambda row: ratio_interval(row, comparison)),
-        "time verdict": _of_verdict(lambda row: row.time),
-        **(of_loss if any(row.loss for row in comparison.arms) else {}),
-        "Δ peak MiB": _of_verdict(lambda row: row.memory, _memory_difference),
-        "paired seeds": of_arm(lambda row: str(row.pairs)),
-    }
+    if not any(row.loss for row in comparison.arms):
+        del heads["loss"]
+    shown = {"arm": of_arm(arm_name)}
+    for quantity, (effect, verdict) in heads.items():
+        shown[effect] = ArmColumn(cell=partial(_effect_cell, quantity))
+        shown[verdict] = ArmColumn(cell=partial(_cell_of_verdict, quantity))
+    return {**shown, "Δ peak MiB": ArmColumn(cell=_memory), "paired seeds": of_arm(lambda row: str(row.pairs))}
 
 
-def _of_verdict(
-    verdict: Callable[[ArmSummary], Verdict], number: Callable[[ArmSummary], str] = lambda row: ""
-) -> ArmColumn:
-    """Return a column of a verdict of each arm, or of a number where there is one."""
+def _effect_cell(quantity: Quantity, row: ArmSummary, comparison: Comparison) -> Cell:
+    return Cell(effect_text(row, quantity, comparison))
 
-    def cell(row: ArmSummary, comparison: Comparison) -> Cell:
-        return Cell(text) if (text := number(row)) else verdict_cell(verdict(row))
 
-    return ArmColumn(cell=cell)
+def _cell_of_verdict(quantity: Quantity, row: ArmSummary, comparison: Comparison) -> Cell:
+    return verdict_cell(row.verdict(quantity))
+
+
+def _memory(row: ArmSummary, comparison: Comparison) -> Cell:
+    """Return the difference in memory, or why there is none."""
+    return verdict_cell(row.memory) if row.memory.effect is None else _effect_cell("memory", row, comparison)
 
 
 def verdict_cell(verdict: Verdict, longest: int = 60) -> Cell:
@@ -480,11 +469,11 @@ def format_interval(
     """
     if low is None or high is None:
         return format_decimal(value, decimals, sign)
-    shown = [_bound(bound, limits, decimals, sign) for bound in (low, high)]
+    shown = [_bound_text(bound, limits, decimals, sign) for bound in (low, high)]
     return f"{format_decimal(value, decimals, sign)} [{shown[0]}, {shown[1]}]"
 
 
-def _bound(bound: float, limits: Sequence[float], decimals: int, sign: str) -> str:
+def _bound_text(bound: float, limits: Sequence[float], decimals: int, sign: str) -> str:
     """Return the text of a bound that lies on the same side of all limits as the bound."""
     for more in range(_MORE_DIGITS + 1):
         texts = [format_decimal(bound, decimals + more, sign)]

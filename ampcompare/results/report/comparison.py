@@ -18,9 +18,10 @@ from ampcompare.results.records.metric import Metric
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.report.base import MAX_LINE
 from ampcompare.results.report.columns import (
+    EffectFormat,
     columns,
-    difference_interval,
-    metric_interval,
+    effect_format,
+    effect_text,
     metric_text,
     status_cell,
     table_of,
@@ -274,8 +275,8 @@ def _new_samples(row: ArmSummary, its: SampleComparison, comparison: Comparison)
     disagreeing = statistics.fmean(pair.arm_only + pair.reference_only for pair in its.models) if its.models else 0.0
     return [
         printable(row.arm, 60),
-        difference_interval(row, comparison),
-        metric_interval(row.quality.effect or 0.0, its.low, its.high, comparison.metric, comparison.margin),
+        effect_text(row, "quality", comparison),
+        effect_format("quality", comparison).text(row.quality.effect or 0.0, its.low, its.high),
         needed,
         f"{disagreeing:.1f} of {its.samples:,}",
     ]
@@ -287,7 +288,7 @@ def _two_models(row: ArmSummary, pair: ModelPair) -> list[str]:
 
 def precision_table(comparison: Comparison) -> Table | None:
     """Return the table: a line for each arm and precision; None where nothing was evaluated so."""
-    rows, metric = comparison.precisions, comparison.metric
+    rows, metric, form = comparison.precisions, comparison.metric, effect_format("quality", comparison)
     if not rows:
         return None
     moved = any(row.sample_difference is not None for row in rows)
@@ -304,7 +305,7 @@ def precision_table(comparison: Comparison) -> Table | None:
         words.append("Differing answers: share of decisions that differ from the arm's own evaluation.")
     return Table.of(
         [printable(head, 60) for head in headers],
-        [_evaluation_row(row, metric, comparison.margin, answered=answered, moved=moved) for row in rows],
+        [_evaluation_row(row, metric, form, answered=answered, moved=moved) for row in rows],
         "Trained weights in other precisions",
         " ".join(words),
     )
@@ -315,14 +316,14 @@ def _with_interval(rows: list[PrecisionRow]) -> str:
 
 
 def _evaluation_row(
-    row: PrecisionRow, metric: Metric, margin: float, *, answered: bool, moved: bool
+    row: PrecisionRow, metric: Metric, form: EffectFormat, *, answered: bool, moved: bool
 ) -> list[str | Cell]:
     line: list[str | Cell] = [printable(row.arm, 60), _evaluation_name(row)]
     if row.metric_mean is None or row.difference is None:
         failed = Cell(printable(f"failed: {row.error}", 80), "bad", badge=True)
         return [*line, failed, "-", "-", *["-"] * (answered + moved)]
     line += [metric_text(metric, row.metric_mean), metric_text(metric, row.own_mean)]
-    line.append(metric_interval(row.difference, row.low, row.high, metric, margin))
+    line.append(form.text(row.difference, row.low, row.high))
     if answered:
         line.append("-" if row.disagreement is None else f"{100 * row.disagreement:.2f}")
     if moved:

@@ -19,11 +19,10 @@ from ampcompare.results.report.columns import (
     arm_name,
     asked_columns,
     columns,
-    difference_interval,
+    effect_text,
     is_emulated,
     is_invalid,
     metric_text,
-    ratio_interval,
     state_cell,
     status_cell,
     step_cell,
@@ -65,7 +64,7 @@ def _quality(row: ArmSummary, comparison: Comparison) -> Cell:
 def _difference(row: ArmSummary, comparison: Comparison) -> Cell:
     if row.quality.effect is None or is_reference(row, comparison):
         return Cell()
-    return Cell(difference_interval(row, comparison))
+    return Cell(effect_text(row, "quality", comparison))
 
 
 def _verdict(row: ArmSummary, comparison: Comparison) -> Cell:
@@ -96,7 +95,7 @@ def _ratio(row: ArmSummary, comparison: Comparison) -> Cell:
     if row.time.kind in UNJUDGED:
         shown = INVALID if row.time.kind == "invalid" else Cell(row.time.word, "muted", badge=True)
         return replace(shown, short="-")
-    text = ratio_interval(row, comparison)
+    text = effect_text(row, "time", comparison)
     return Cell(text, time_tone(row.time), short=format_decimal(row.time.effect, 2))
 
 

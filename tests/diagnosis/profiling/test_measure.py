@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import functools
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +19,7 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.diagnosis.profiling.measure import _rows, build_profile, known_peak, measure_loop, measured_peak
 from ampcompare.diagnosis.profiling.step_profiler import Steps
 from ampcompare.results.records.profile import ArmProfile
+from tests.diagnosis.loops import loop_of, sgd
 
 CPU = torch.device("cpu")
 FEW = Steps(warmup=1, timed=2, profiled=1)
@@ -29,32 +30,32 @@ def _net() -> nn.Module:
     return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 10))
 
 
-def loop(precision: Any, *, read: bool = False, model: Callable[[], nn.Module] = _net, steps: int = 1000) -> None:
-    """Train a small network on noise; `read` asks for the loss at each step."""
-    net = model()
-    (net,), (optimizer,) = precision.prepare([net], [torch.optim.Adam(net.parameters())])
-    for _ in range(steps):
-        x, y = torch.randn(256, 64), torch.randint(10, (256,))
-        with precision.autocast():
-            loss = F.cross_entropy(net(x), y)
-        precision.backward(loss, [optimizer])
-        if read:
-            loss.item()
-        precision.step(optimizer)
-        optimizer.zero_grad()
+def loop(precision: Any, *, model: Callable[[], nn.Module] = _net, **options: Any) -> None:
+    """Train a small network on noise."""
+
+    def loss_of(net: Any, step: int) -> torch.Tensor:
+        return F.cross_entropy(net(torch.randn(256, 64)), torch.randint(10, (256,)))
+
+    loop_of(model, loss_of, optimizer=torch.optim.Adam, **options)(precision)
 
 
 def _profile(arm: str, train: Loop = loop, steps: Steps = FEW) -> ArmProfile:
-    measured, *_ = measure_loop(train, ampcompare.Arm.parse(arm), steps, CPU)
-    return build_profile(arm, measured, half_dtype="bf16" if "bf16" in arm else "")
+    profiler, *_ = measure_loop(train, ampcompare.Arm.parse(arm), steps, CPU)
+    return build_profile(arm, profiler.measured, half_dtype="bf16" if "bf16" in arm else "")
+
+
+@pytest.fixture(scope="module")
+def profile_of() -> Callable[[str], ArmProfile]:
+    """What returns the profile of the loop under an arm, made once for each."""
+    return functools.cache(_profile)
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize("arm", ["fp32", "native:bf16", "apex:O2"])
-def test_the_parts_add_up(arm: str) -> None:
+def test_the_parts_add_up(arm: str, profile_of: Callable[[str], ArmProfile]) -> None:
     """The parts of a step are its time within 3 %, and those of memory its peak within 5 %."""
-    found = _profile(arm)
-    assert found.accounted == pytest.approx(found.seconds, rel=0.03)
+    found = profile_of(arm)
+    assert found.accounted_seconds == pytest.approx(found.seconds, rel=0.03)
     phases = {part.phase for part in found.parts}
     assert {"forward", "backward", "optimizer"} <= phases
     memory = found.memory
@@ -65,9 +66,9 @@ def test_the_parts_add_up(arm: str) -> None:
 
 
 @pytest.mark.integration
-def test_what_is_held_has_its_size() -> None:
+def test_what_is_held_has_its_size(profile_of: Callable[[str], ArmProfile]) -> None:
     """Weights and the state of Adam have the bytes of the parameters, and the widest layer keeps most."""
-    memory = _profile("fp32").memory
+    memory = profile_of("fp32").memory
     sizes: Counter[str] = Counter()
     for held in memory.held:
         sizes[held.kind] += held.bytes
@@ -78,9 +79,9 @@ def test_what_is_held_has_its_size() -> None:
 
 
 @pytest.mark.integration
-def test_flops_are_those_of_torch() -> None:
+def test_flops_are_those_of_torch(profile_of: Callable[[str], ArmProfile]) -> None:
     """A step has the FLOPs that torch's own counter gives, though autocast and hooks are around it."""
-    found = _profile("native:bf16")
+    found = profile_of("native:bf16")
     net = _net()
     with FlopCounterMode(display=False) as counter:
         F.cross_entropy(net(torch.randn(256, 64)), torch.randint(10, (256,))).backward()
@@ -89,32 +90,30 @@ def test_flops_are_those_of_torch() -> None:
 
 
 @pytest.mark.integration
-def test_a_read_of_the_loss_has_its_line() -> None:
+def test_a_read_of_the_loss_has_its_line(profile_of: Callable[[str], ArmProfile]) -> None:
     """One value is read in each step, on the line of `item`; the step counters of Adam are not on the device."""
-    (sync,) = _profile("fp32", lambda precision: loop(precision, read=True)).syncs
+    (sync,) = _profile("fp32", lambda precision: loop(precision, after_backward=lambda loss, _: loss.item())).syncs
     assert (sync.calls, sync.steps, sync.watched) == (1, 5, 5)
     assert "test_measure.py:" in sync.where
-    assert _profile("fp32").syncs == []
+    assert profile_of("fp32").syncs == []
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(("every", "steps"), [(2, 3), (3, 2), (4, 1)])
-def test_a_read_in_some_steps_is_counted_by_step(every: int, steps: int) -> None:
-    """A loss that is read twice in every so many steps: the steps 6 to 10 are watched for it."""
+def test_a_read_in_some_steps_is_counted_by_step() -> None:
+    """Lines that read a loss twice, in every second, third and fourth step: the steps 6 to 10 are watched for it."""
 
-    def train(precision: Any) -> None:
-        net = _net()
-        (net,), (optimizer,) = precision.prepare([net], [torch.optim.SGD(net.parameters(), 0.1)])
-        for step in itertools.count():
-            loss = F.cross_entropy(net(torch.randn(16, 64)), torch.randint(10, (16,)))
-            precision.backward(loss, [optimizer])
-            if step % every == 0:
-                loss.item(), loss.item()
-            precision.step(optimizer)
-            optimizer.zero_grad()
+    def read(loss: torch.Tensor, step: int) -> None:
+        if step % 2 == 0:
+            loss.item(), loss.item()
+        if step % 3 == 0:
+            loss.item(), loss.item()
+        if step % 4 == 0:
+            loss.item(), loss.item()
 
-    (sync,) = _profile("fp32", train).syncs
-    assert (sync.calls, sync.steps, sync.watched) == (2, steps, 5)
+    syncs = sorted(
+        _profile("fp32", lambda precision: loop(precision, after_backward=read)).syncs, key=lambda sync: sync.where
+    )
+    assert [(sync.calls, sync.steps, sync.watched) for sync in syncs] == [(2, 3, 5), (2, 2, 5), (2, 1, 5)]
 
 
 @pytest.mark.integration
@@ -123,7 +122,7 @@ def test_what_is_brought_to_the_host_has_its_line() -> None:
 
     def train(precision: Any) -> None:
         net = _net()
-        (net,), (optimizer,) = precision.prepare([net], [torch.optim.SGD(net.parameters(), 0.1)])
+        (net,), (optimizer,) = precision.prepare([net], [sgd(net.parameters())])
         while True:
             x, y = torch.randn(16, 64), torch.randint(10, (16,))
             y.tolist(), x.cpu().numpy()
@@ -140,10 +139,10 @@ def test_what_is_brought_to_the_host_has_its_line() -> None:
 
 
 @pytest.mark.integration
-def test_the_overflow_check_of_an_arm_is_no_read_of_the_script() -> None:
+def test_the_overflow_check_of_an_arm_is_no_read_of_the_script(profile_of: Callable[[str], ArmProfile]) -> None:
     """What the precision of an arm reads to know of an overflow is named as that, at no line."""
     for arm in ("half:master_weights,loss_scale=dynamic", "apex:O2", "native:fp16"):
-        assert {(sync.where, sync.what) for sync in _profile(arm).syncs} == {("", "overflow check")}, arm
+        assert {(sync.where, sync.what) for sync in profile_of(arm).syncs} == {("", "overflow check")}, arm
 
 
 class Twice(nn.Module):

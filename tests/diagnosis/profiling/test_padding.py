@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ampcompare.diagnosis.profiling.marks import Marks
-from ampcompare.diagnosis.profiling.measure import padded, time_product, with_padding
+from ampcompare.diagnosis.profiling.measure import pad_product, time_product, with_padding
 from ampcompare.diagnosis.profiling.operation_counter import Counts, OperationCounter, ProductShape
 from ampcompare.diagnosis.profiling.reasons import find_reasons
 from ampcompare.results.records.profile import ArmProfile, Limits, Part, Product
@@ -37,7 +37,7 @@ def _shape(
 )
 def test_all_sizes_but_the_rows_are_padded(shape: ProductShape, left: tuple[int, ...], right: tuple[int, ...]) -> None:
     """Both products run, and the batch and the channels of an image keep their sizes."""
-    wide = padded(shape)
+    wide = pad_product(shape)
     assert (wide.left, wide.right) == (left, right)
     assert time_product(shape, CPU) > 0
     assert time_product(wide, CPU) > 0
@@ -46,7 +46,7 @@ def test_all_sizes_but_the_rows_are_padded(shape: ProductShape, left: tuple[int,
 def test_a_convolution_of_groups_has_no_padded_form() -> None:
     """Its product is left as it is, without times."""
     shape = _shape("convolution", (2, 6, 5, 5), (10, 3, 3, 3), GROUPED)
-    assert padded(shape) is None
+    assert pad_product(shape) is None
     product = Product(module="net", operation="convolution", dtype="bf16", sizes=["in 6", "out 10"], share=1.0)
     assert with_padding([product], Counts(products=Counter({shape: 1})), lambda one: pytest.fail("it ran")) == [product]
 
@@ -57,7 +57,7 @@ def test_a_gain_is_one_in_each_round(after: tuple[float, ...], expected: float) 
     small, large = _shape("mm", (5, 6), (6, 10)), _shape("mm", (50, 6), (6, 10))
     seen = Counts(products=Counter({small: 1, large: 9}))
     product = Product(module="net", operation="mm", dtype="bf16", sizes=["in 6", "out 10"], share=1.0)
-    times = {large: iter((2.0, 2.1, 2.2)), padded(large): iter(after)}
+    times = {large: iter((2.0, 2.1, 2.2)), pad_product(large): iter(after)}
     (found,) = with_padding([product], seen, lambda shape: next(times[shape]))
     assert (found.seconds, found.padded_seconds) == (2.0, expected)
 

@@ -2,55 +2,40 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
 from ampcompare.base.formatting import printable
-from ampcompare.results.analysis.conclusions.phrases import (
-    Quality,
-    count_of,
-    names_of,
-    sentence_start,
-    with_verb,
+from ampcompare.results.analysis.conclusions.phrases import ArmNames, count_of, names_of
+from ampcompare.results.analysis.conclusions.recommendation import (
+    MIN_SAVING,
+    difference_with_interval,
+    memory_saving,
+    on_device,
+    on_these_samples,
+    recommended_arms,
+    saving_text,
+    step_time_ratio,
+    use_sentence,
 )
-from ampcompare.results.analysis.effects.samples import samples_noun
-from ampcompare.results.analysis.inference.effect import ERROR_RATE, MIN_PAIRS
+from ampcompare.results.analysis.inference.effect import MIN_PAIRS
 from ampcompare.results.analysis.pairing.declared import not_as_declared
 from ampcompare.results.analysis.pairing.learning import (
     divergence_cause,
     first_divergence,
     idle_some,
     idle_verdict,
-    still_improving,
     too_wide,
 )
-from ampcompare.results.analysis.pairing.pairs import equal_losses, identical, other_weights, pairs_by_seed
 from ampcompare.results.records.comparison import SEEDS_ITSELF, ArmSummary, Comparison
 from ampcompare.results.records.evaluation import emulated_type
 from ampcompare.results.records.metric import Metric
 from ampcompare.results.records.run import RunRecord
-from ampcompare.results.records.verdict import KEPT, OPEN, Kind
+from ampcompare.results.records.verdict import OPEN, Kind
 
-__all__ = [
-    "details",
-    "headline",
-    "look_sentences",
-    "recommended_arms",
-    "use_sentence",
-    "warnings_and_answer",
-    "why_none_recommended",
-]
+__all__ = ["headline", "warnings_and_answer"]
 
-HALF_ON_CPU = {
-    "fp16 emulated": "fp16 was computed in fp32 and rounded (emulated)",
-    "fp16 native": "fp16 ran natively",
-    "bf16 emulated": "bf16 was computed in fp32 and rounded (emulated)",
-    "fp8 emulated": "operands of fp8 were rounded and multiplied in fp32 (emulated)",
-}
-FP16_ON_CPU = "{how} on this CPU: accuracy, divergence and loss scales carry over to a GPU, 16-bit step times do not."
 MAX_ERROR, END_OF_ERROR = 300, 200  # characters; the end has the line of the script and the remedy
 MAX_DIFFERENCES = 3
-_MIN_SAVING = 0.05  # of memory: less than that is the noise of an allocator
 MAX_NAMED = 4
 HALF = ("fp16", "bf16")
 
@@ -88,32 +73,30 @@ def _warnings(comparison: Comparison) -> Iterable[str]:
 
 def _answer_sentences(comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]) -> Iterable[str]:
     rows = [row for row in comparison.arms if row.arm != comparison.reference]
+    everyone = [row.arm for row in rows]
     outcomes = list(_outcome_sentences(comparison, by_arm))
     blocked = _nothing_to_compare(comparison, by_arm)
     if blocked or not rows:
         yield from [blocked] if blocked else _sentence_on_one_arm(comparison, by_arm)
         yield from outcomes
-        yield from _speed_sentences(comparison, rows)
+        yield from _speed_sentences(comparison, rows, everyone)
         return
-    quality = Quality(comparison.metric)
     yield from idle_some(by_arm)
     if comparison.error_rate == 0 and comparison.look != 0:
         yield _why_untested(comparison)
     wide = too_wide(by_arm.get(comparison.reference, []), comparison.reference, comparison.margin)
-    chosen: list[ArmSummary] = []
+    chosen = [] if wide else recommended_arms(rows, comparison.prefer, comparison.metric)[:1]
+    rest = [row for row in rows if row not in chosen]
     if wide:
         yield wide
     else:
-        chosen = recommended_arms(rows, comparison.prefer, comparison.metric)[:1]
-        yield from (use_sentence(row, comparison, quality) for row in chosen)
-        yield from _accuracy_sentences(comparison, [row for row in rows if row not in chosen], quality)
+        yield from (use_sentence(row, comparison) for row in chosen)
+        yield from _accuracy_sentences(comparison, rest, ArmNames(everyone, {row.arm for row in chosen}))
     yield from outcomes
-    rest = [row for row in rows if row not in chosen]
-    yield from _speed_sentences(comparison, [row for row in rows if row not in chosen or row.time.kind != "better"])
-    if memory := _memory_sentence(comparison, rest):
-        yield memory
-    if engines := _engines(comparison, by_arm):
-        yield engines
+    yield from _speed_sentences(
+        comparison, [row for row in rows if row not in chosen or row.time.kind != "better"], everyone
+    )
+    yield from filter(None, [_memory_sentence(comparison, rest), _engines(comparison, by_arm)])
 
 
 def _nothing_to_compare(comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]) -> str:
@@ -138,7 +121,7 @@ def _sentence_on_one_arm(comparison: Comparison, by_arm: Mapping[str, Sequence[R
         return
     seeds = f"{count_of(row.completed)} seed{'s' if row.completed > 1 else ''}"
     metric = comparison.metric
-    reached = f"{metric.shown(row.metric_mean)} {metric.name}"
+    reached = f"{metric.text(row.metric_mean)} {metric.name}"
     yield f"{row.arm} reached {reached} in {seeds}; there is no other arm to compare it with."
 
 
@@ -165,344 +148,130 @@ def _engines(comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]) 
     return f"Two engines of apex.amp ran: {'; '.join(parts)}. Results of compat are not results of NVIDIA's Apex."
 
 
-def recommended_arms(rows: Sequence[ArmSummary], prefer: str, metric: Metric) -> list[ArmSummary]:
-    """Return the arms to use for what is preferred, the best first.
-
-    For time or memory an arm qualifies where its accuracy is kept by verdict, not by a look at the mean. An arm that is
-    identical in fewer than three pairs was hardly tried.
-
-    Args:
-        rows: without the reference.
-        metric: of the differences.
-    """
-    if prefer == "accuracy":
-        better = [row for row in rows if row.quality.kind == "better"]
-        return sorted(better, key=lambda row: -metric.scores_of(row.quality.effect or 0))
-    keeps = _keeping(rows)
-    if prefer == "time":
-        return sorted((row for row in keeps if row.time.kind == "better"), key=lambda row: row.time.effect or 1)
-    return sorted((row for row in keeps if _memory_saving(row) >= _MIN_SAVING), key=lambda row: -_memory_saving(row))
-
-
-def _keeping(rows: Sequence[ArmSummary]) -> list[ArmSummary]:
-    return [
-        row for row in rows if row.quality.kind in KEPT and (row.quality.kind != "identical" or row.pairs >= MIN_PAIRS)
-    ]
-
-
-def use_sentence(row: ArmSummary, comparison: Comparison, quality: Quality) -> str:
-    """Return the recommendation of an arm, with what it keeps and what it saves."""
-    reference, samples = comparison.reference, _on_these_samples([row], comparison)
-    change = _with_interval(row, quality)
-    if row.quality.kind == "better":
-        kept = f"better {quality.name} than {reference} ({change}){samples}"
-    elif row.quality.kind == "identical":
-        kept = f"identical to {reference}"
-    else:
-        side = "within ±" if row.quality.kind == "equivalent" else "margin "
-        change = quality.with_unit(row.quality.effect or 0)
-        shown = f"Δ {change}, {side}{comparison.metric.margin_text(comparison.margin)}"
-        kept = f"{quality.name} of {reference} kept ({shown}){samples}"
-    gains = []
-    if row.time.kind == "better":
-        gains.append(f"{_step_time_of(row)} its step time{_on_device(comparison)}")
-    if _memory_saving(row) >= _MIN_SAVING and (comparison.prefer == "memory" or not _on_device(comparison)):
-        gains.append(f"{shown_saving(row)} peak memory")
-    if comparison.prefer == "memory":
-        gains.reverse()
-    return f"Use {row.arm}: {', '.join([kept, *gains])}."
-
-
-def why_none_recommended(rows: Sequence[ArmSummary], reference: str, prefer: str, metric: Metric) -> Iterable[str]:
-    """Yield why no arm is recommended; nothing where one is, or where there is none besides the reference."""
-    rows, quality = [row for row in rows if row.arm != reference], metric.quality
-    if not rows or recommended_arms(rows, prefer, metric):
-        return
-    if prefer == "accuracy":
-        why = f"no arm is better than {reference}"
-    elif not _keeping(rows):
-        why = f"none was shown to be non-inferior in {quality} to {reference}"
-    elif prefer == "time":
-        why = f"none was shown to be both non-inferior in {quality} to {reference} and faster"
-    else:
-        why = f"no arm is both non-inferior in {quality} to {reference} and {100 * _MIN_SAVING:.0f} % smaller in memory"
-    yield f"No arm is recommended for {prefer}: {why}."
-
-
-def details(comparison: Comparison) -> Iterable[str]:
-    """Yield what neither the headline nor the tables show of the runs of a comparison."""
-    rows, records, reference = comparison.arms, comparison.records, comparison.reference
-    margin, metric = comparison.margin, comparison.metric
-    known = comparison.by_arm()
-    by_arm = {arm: known.get(arm, []) for arm in [reference, *(row.arm for row in rows)]}
-    enough = max((row.completed for row in rows), default=0) >= MIN_PAIRS
-    untested = comparison.error_rate == 0
-    blocked = untested or idle_verdict(by_arm[reference]) or too_wide(by_arm[reference], reference, margin)
-    if enough and not blocked:
-        yield from why_none_recommended(rows, reference, comparison.prefer, metric)
-    diverged = [row for row in rows if row.diverged]
-    if diverged:
-        yield f"Rate of divergence: {'; '.join(map(_rate, diverged))}."
-    failed = [row.arm for row in rows if row.failed]
-    if failed:
-        yield f"The logs of runs that failed or were interrupted are in their cells' folders: {', '.join(failed)}."
-    if not any(row.completed for row in rows):
-        return
-    yield from sorted({f"{note}." for record in records for note in record.notes})
-    yield from _events(rows, records)
-    averaged = [text for row in rows if row.completed and (text := _averaged_metric(row.arm, records, metric))]
-    if averaged:
-        name = sentence_start(metric.name)
-        yield f"{name} of the averaged weights (EMA) after the last epoch: {', '.join(averaged)}."
-    yield from filter(None, (still_improving(by_arm, margin), _correlations(rows, reference, metric)))
-    yield from _same_bits(by_arm, reference)
-    hows = {record.half for record in records if str(record.environment.get("device", "")).startswith("cpu")}
-    said = [HALF_ON_CPU[how] for how in sorted(how for how in hows if how in HALF_ON_CPU)]
-    if said:
-        yield FP16_ON_CPU.format(how=" and ".join(said))
-
-
-def look_sentences(comparison: Comparison, next_error_rate: float) -> Iterable[str]:
-    """Yield which look this is and what it may spend; nothing where looks are not counted or nothing was tested."""
-    number = comparison.look
-    if not number:
-        return
-    if not comparison.error_rate:
-        yield (
-            f"Nothing was tested: earlier looks have spent the error rate of {_percent(ERROR_RATE)}. Other seeds in "
-            "another run directory are a new comparison."
-        )
-        return
-    level = f"Look {number} at these arms, tested at an error rate of {_percent(comparison.error_rate)}"
-    before = [
-        f"look {other.number} at {_percent(other.error_rate)} with {len(other.seeds)} seeds"
-        for other in comparison.looks
-        if other.number and other.number != number
-    ]
-    if before:
-        yield f"{level}; {', '.join(before)}. Together they spend at most {_percent(ERROR_RATE)}."
-    elif next_error_rate > 0:
-        yield f"{level}; the rest of {_percent(ERROR_RATE)} is kept for further looks."
-    else:
-        yield f"{level}, the only one that was planned."
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.3g} %"
-
-
-def _rate(row: ArmSummary) -> str:
-    ran = row.completed + row.diverged
-    if row.diverged_low is None or row.diverged_high is None:
-        return f"{row.arm} {row.diverged}/{ran}"
-    interval = f"{100 * row.diverged_low:.0f} to {100 * row.diverged_high:.0f} %"
-    return f"{row.arm} {row.diverged}/{ran} (95 % interval {interval})"
-
-
-def _events(rows: Sequence[ArmSummary], records: Sequence[RunRecord]) -> Iterable[str]:
-    """Yield which arms trained for fewer epochs than others, and which rolled back to a good state."""
-    ended, returned = [], []
-    for row in rows:
-        runs = [record.summary for record in records if record.arm == row.arm]
-        if early := sum(run.ended is not None for run in runs):
-            ended.append(f"{row.arm} {early}/{len(runs)}")
-        if back := sum(bool(run.rollbacks) for run in runs):
-            returned.append(f"{row.arm} {back}/{len(runs)}")
-    if ended:
-        yield f"Ended before the last epoch, as the recipe allows: {', '.join(ended)}; the records say why."
-    if returned:
-        yield f"Rolled back to a good state: {', '.join(returned)}; the records say at which steps."
-
-
-def _correlations(rows: Sequence[ArmSummary], reference: str, metric: Metric) -> str:
-    """Return how far the values of the arms follow the reference's over seeds; "" where that is not known."""
-    shown = [
-        f"{row.arm} {row.metric_correlation:.2f}"
-        for row in rows
-        if row.arm != reference and row.metric_correlation is not None
-    ]
-    if not shown:
-        return ""
-    return f"Correlation of {metric.name} with {reference} over seeds: {', '.join(shown)}."
-
-
-def _same_bits(by_arm: Mapping[str, Sequence[RunRecord]], reference: str) -> Iterable[str]:
-    """Yield which arms had the losses of the reference, and weights that differ or are not known."""
-    pairs = {arm: pairs_by_seed(runs, by_arm[reference]) for arm, runs in by_arm.items() if arm != reference}
-    alike = [arm for arm, its in pairs.items() if equal_losses(its) and not identical(its)]
-    apart = [arm for arm in alike if other_weights(pairs[arm])]
-    unknown = [arm for arm in alike if arm not in apart]
-    for arms, weights in (
-        (apart, "their final weights differ"),
-        (unknown, "their final weights are not known to be equal"),
-    ):
-        if arms:
-            yield (
-                f"Equal to {reference} to the last bit of every loss, training and validation: {', '.join(arms)}; "
-                f"{weights}."
-            )
-
-
-def _averaged_metric(arm: str, records: Sequence[RunRecord], metric: Metric) -> str:
-    """Return the mean over completed runs of what the averaged weights reach; "" where none were kept."""
-    reached = [
-        record.summary.ema_metric_final for record in records if record.arm == arm and record.status == "completed"
-    ]
-    known = [value for value in reached if value is not None]
-    return f"{arm} {metric.shown(statistics.fmean(known))}" if known else ""
-
-
-def _accuracy_sentences(comparison: Comparison, rows: Sequence[ArmSummary], quality: Quality) -> Iterable[str]:
+def _accuracy_sentences(comparison: Comparison, rows: Sequence[ArmSummary], names: ArmNames) -> Iterable[str]:
     """Yield the decided results of these rows, then the open ones, then what could not be compared.
 
     Args:
         rows: arms besides the reference of which nothing was said yet; something was said of all others.
     """
-    everyone = [row.arm for row in comparison.arms if row.arm != comparison.reference]
-    said = set(everyone).difference(row.arm for row in rows)
     reference = comparison.reference
 
     def those(*kinds: Kind) -> list[ArmSummary]:
-        return [row for row in rows if row.arm not in said and row.quality.kind in kinds]
+        return [row for row in rows if row.arm not in names.said and row.quality.kind in kinds]
 
     tried = [row for row in those("identical") if row.pairs >= MIN_PAIRS]
     if tested := those("equivalent", "non-inferior"):
-        kept = [row for row in rows if row in tried or row in tested]
-        yield _sentence_on_kept(kept, everyone, said, comparison, quality)
-        said.update(row.arm for row in kept)
+        yield _sentence_on_kept([row for row in rows if row in tried or row in tested], comparison, names)
     if same := [row.arm for row in those("identical")]:
-        subject = with_verb(same, everyone, "is", "are", said=said)
-        yield f"{subject} identical to {reference}, every loss and all weights to the last bit."
-        said.update(same)
-    for better in (True, False):
-        if different := those("better" if better else "worse"):
-            yield _sentence_on_difference(better, different, comparison, quality)
-            said.update(row.arm for row in different)
-    yield from _sentences_on_open(those(*OPEN), everyone, said, comparison, quality)
+        yield f"{names.begin(same, 'is', 'are')} identical to {reference}, every loss and all weights to the last bit."
+    for kind in ("better", "worse"):
+        if different := those(kind):
+            yield _sentence_on_difference(kind, different, comparison)
+            names.said.update(row.arm for row in different)
+    yield from _sentences_on_open(those(*OPEN), comparison, names)
     for row in those("conditional"):
         some, total = row.quality.survivors or (0, 0)
         yield (
             f"{row.arm} is {row.quality.on_survivors} only on the {some} of {total} seeds that both it and "
             f"{reference} completed, so it is not recommended."
         )
-        said.add(row.arm)
-    yield from _sentence_on_incomparable(those("not comparable"), everyone, said, reference)
+        names.said.add(row.arm)
+    if apart := those("not comparable"):
+        why = _such_as(row.quality.why for row in apart)
+        yield f"Not compared with {reference}: {names.name([row.arm for row in apart])} ({why})."
     for row in those("not as declared"):
         yield f"No verdict on {row.arm}: it is {row.quality}."
-        said.add(row.arm)
-    idle: dict[str, list[str]] = {}
-    for row in those("learned nothing"):
-        idle.setdefault(str(row.quality), []).append(row.arm)
-    for word, arms in idle.items():
-        yield f"{with_verb(arms, everyone, word, word, said=said)}."
-        said.update(arms)
-    apart = [row for row in rows if not row.quality and row.completed and not row.pairs]
-    measured = {row.arm for row in comparison.arms if row.metric_mean is not None}
-    if not measured:
-        reasons = {row.arm: "there is no metric" for row in apart}
-    elif reference not in measured:
-        reasons = {row.arm: f"{reference} has no {quality.name}" for row in apart}
-    else:
-        reasons = {
-            row.arm: "no seed was completed by both sides" if row.arm in measured else f"no {quality.name} was measured"
-            for row in apart
-        }
-    for reason in dict.fromkeys(reasons.values()):
-        arms = [arm for arm, its in reasons.items() if its == reason]
-        yield f"No verdict on {names_of(arms, everyone, said)}: {reason}."
+        names.said.add(row.arm)
+    for word, arms in _by_reason((str(row.quality), row) for row in those("learned nothing")).items():
+        yield f"{names.begin(arms, word, word)}."
+    for reason, arms in _by_reason(_without_pairs(comparison, rows)).items():
+        yield f"No verdict on {names.name(arms)}: {reason}."
 
 
-def _sentence_on_incomparable(
-    rows: Sequence[ArmSummary], everyone: Sequence[str], said: set[str], reference: str
-) -> Iterable[str]:
-    """Yield the arms that did not do the work of the reference, with one of the reasons."""
-    if rows:
-        arms = [row.arm for row in rows]
-        reasons = list(dict.fromkeys(row.quality.why for row in rows))
-        such = "such as " if len(reasons) > 1 else ""
-        yield f"Not compared with {reference}: {names_of(arms, everyone, said)} ({such}{reasons[0]})."
-        said.update(arms)
+def _by_reason(reasons: Iterable[tuple[str, ArmSummary]]) -> dict[str, list[str]]:
+    """Return the arms of each reason."""
+    arms: dict[str, list[str]] = {}
+    for reason, row in reasons:
+        arms.setdefault(reason, []).append(row.arm)
+    return arms
 
 
-def _sentence_on_kept(
-    rows: Sequence[ArmSummary], everyone: Sequence[str], said: set[str], comparison: Comparison, quality: Quality
-) -> str:
+def _such_as(reasons: Iterable[str], several: str = "") -> str:
+    """Return the first of some reasons, and that there are others."""
+    first, *others = dict.fromkeys(reasons)
+    return f"{several}such as {first}" if others else first
+
+
+def _without_pairs(comparison: Comparison, rows: Sequence[ArmSummary]) -> Iterable[tuple[str, ArmSummary]]:
+    """Yield each row that has runs and no verdict, with why it has no pair."""
+    quality, measured = comparison.metric.quality, {row.arm for row in comparison.arms if row.metric_mean is not None}
+    for row in rows:
+        if row.quality or not row.completed or row.pairs:
+            continue
+        if not measured:
+            yield "there is no metric", row
+        elif comparison.reference not in measured:
+            yield f"{comparison.reference} has no {quality}", row
+        else:
+            is_measured = row.arm in measured
+            yield "no seed was completed by both sides" if is_measured else f"no {quality} was measured", row
+
+
+def _sentence_on_kept(rows: Sequence[ArmSummary], comparison: Comparison, names: ArmNames) -> str:
     """Return that these rows keep the accuracy, and which of them are identical."""
+    metric = comparison.metric
     tested = [row for row in rows if row.quality.kind != "identical"]
-    what = f"{comparison.reference}'s {quality.name}{_on_these_samples(tested, comparison)}"
-    verb = with_verb([row.arm for row in rows], everyone, "keeps", "keep", said=said)
-    sides = "within ±" if all(row.quality.kind == "equivalent" for row in tested) else "margin "
     same = [row.arm for row in rows if row not in tested]
-    identical = f"; {with_verb(same, (), 'is', 'are')} identical to the last bit" if same else ""
-    margin = comparison.metric.margin_text(comparison.margin)
-    return f"{verb} {what} ({_differences(rows, quality)}, {sides}{margin}){identical}."
+    sides = "within ±" if all(row.quality.kind == "equivalent" for row in tested) else "margin "
+    shown = f"{_differences(rows, metric)}, {sides}{metric.margin_text(comparison.margin)}"
+    identical = f"; {names_of(same)} {'is' if len(same) == 1 else 'are'} identical to the last bit" if same else ""
+    keep = names.begin([row.arm for row in rows], "keeps", "keep")
+    what = f"{comparison.reference}'s {metric.quality}{on_these_samples(tested, comparison)}"
+    return f"{keep} {what} ({shown}){identical}."
 
 
-def _on_these_samples(rows: Sequence[ArmSummary], comparison: Comparison) -> str:
-    """Return the caveat if a verdict on one of these rows does not extend beyond the validation samples."""
-    open_ones = [row.samples for row in rows if row.samples is not None and row.samples.holds is False]
-    noun = samples_noun(comparison.records)
-    return f" on these {open_ones[0].samples:,} {noun}, not shown for new ones" if open_ones else ""
-
-
-def _differences(rows: Sequence[ArmSummary], quality: Quality) -> str:
+def _differences(rows: Sequence[ArmSummary], metric: Metric) -> str:
     """Return the differences of a few rows in their order, or the least and the largest of many."""
     known = [row.quality.effect for row in rows if row.quality.effect is not None]
-    shown = list(map(quality.signed, known))
+    shown = list(map(metric.difference_text, known))
     if len(set(shown)) == 1:
         shown = shown[:1]
     elif len(shown) > MAX_DIFFERENCES:
-        shown = [f"{quality.signed(min(known))} to {quality.signed(max(known))}"]
-    return f"Δ {names_of(shown)}{quality.unit}"
+        shown = [f"{metric.difference_text(min(known))} to {metric.difference_text(max(known))}"]
+    return f"Δ {names_of(shown)}{metric.unit_behind}"
 
 
-def _sentence_on_difference(better: bool, rows: Sequence[ArmSummary], comparison: Comparison, quality: Quality) -> str:
-    parts = [f"{row.arm} ({_with_interval(row, quality)})" for row in rows]
-    if quality.name == "accuracy":
-        how = f"{'more' if better else 'less'} accurate than"
-    else:
-        how = f"{'better' if better else 'worse'} in {quality.name} than"
+def _sentence_on_difference(kind: Kind, rows: Sequence[ArmSummary], comparison: Comparison) -> str:
+    metric = comparison.metric
+    parts = [f"{row.arm} ({difference_with_interval(row, metric)})" for row in rows]
+    how = f"{kind} in {metric.quality} than"
+    if metric.quality == "accuracy":
+        how = f"{'more' if kind == 'better' else 'less'} accurate than"
     verb = "is" if len(rows) == 1 else "are"
-    return f"{names_of(parts)} {verb} {how} {comparison.reference}{_on_these_samples(rows, comparison)}."
+    return f"{names_of(parts)} {verb} {how} {comparison.reference}{on_these_samples(rows, comparison)}."
 
 
-def _with_interval(row: ArmSummary, quality: Quality) -> str:
-    """Return a difference with the interval of the test that decided on it."""
-    its = row.quality
-    shown = f"Δ {quality.signed(its.effect or 0)}{quality.unit}"
-    if its.low is None or its.high is None:
-        return shown
-    return f"{shown}, {quality.signed(its.low)} to {quality.signed(its.high)}"
-
-
-def _sentences_on_open(
-    rows: Sequence[ArmSummary], everyone: Sequence[str], said: set[str], comparison: Comparison, quality: Quality
-) -> Iterable[str]:
+def _sentences_on_open(rows: Sequence[ArmSummary], comparison: Comparison, names: ArmNames) -> Iterable[str]:
     """Yield which arms are undecided: too few seeds for any test, or intervals that are too wide."""
+    metric = comparison.metric
     few = [row for row in rows if row.quality.kind == "few seeds"]
     if few:
         seeds = max(row.pairs for row in few)
-        arms = [row.arm for row in few]
-        whose = "between arms" if len(arms) == len(everyone) else f"of {names_of(arms, everyone, said)}"
+        whose = names.name([row.arm for row in few])
+        whose = "between arms" if len(few) == len(names.everyone) else f"of {whose}"
         what = "run" if comparison.judged else "seed"
         noun = f"One {what}" if seeds == 1 else f"{count_of(seeds).capitalize()} {what}s"
         yield f"{noun}: differences {whose} cannot be distinguished from run-to-run noise."
-        said.update(arms)
     tested = [row for row in rows if row not in few and row.quality.low is not None]
     if tested:
-        arms = [row.arm for row in tested]
-        width = f"±{comparison.margin:g}{quality.unit}"
-        noun = "the interval reaches" if len(arms) == 1 else "their intervals reach"
-        shown = f" ({_with_interval(tested[0], quality)})" if len(arms) == 1 else ""
-        yield f"Inconclusive for {names_of(arms, everyone, said)}: {noun} beyond the margin of {width}{shown}."
-        said.update(arms)
-    others: dict[str, list[str]] = {}
-    for row in rows:
-        if row.quality.kind == "inconclusive" and row not in tested:
-            others.setdefault(row.quality.detail, []).append(row.arm)
-    for why, arms in others.items():
-        yield f"Inconclusive for {names_of(arms, everyone, said)}{f': {why}' if why else ''}."
-        said.update(arms)
+        noun = "the interval reaches" if len(tested) == 1 else "their intervals reach"
+        shown = f" ({difference_with_interval(tested[0], metric)})" if len(tested) == 1 else ""
+        width = f"±{comparison.margin:g}{metric.unit_behind}"
+        arms = names.name([row.arm for row in tested])
+        yield f"Inconclusive for {arms}: {noun} beyond the margin of {width}{shown}."
+    others = [row for row in rows if row.quality.kind == "inconclusive" and row not in tested]
+    for why, undecided in _by_reason((row.quality.detail, row) for row in others).items():
+        yield f"Inconclusive for {names.name(undecided)}{f': {why}' if why else ''}."
 
 
 def _outcome_sentences(comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]) -> Iterable[str]:
@@ -521,7 +290,8 @@ def _outcome_sentences(comparison: Comparison, by_arm: Mapping[str, Sequence[Run
             diverged.setdefault((share, divergence_cause(records)), []).append(row.arm)
     for (share, cause), arms in diverged.items():
         first = first_divergence([record for arm in arms for record in by_arm.get(arm, [])])
-        yield f"{with_verb(arms, everyone, 'diverged', 'diverged')} in {share}{first}{f': {cause}' if cause else ''}."
+        subject = ArmNames(everyone).begin(arms, "diverged", "diverged")
+        yield f"{subject} in {share}{first}{f': {cause}' if cause else ''}."
     failed: dict[tuple[str, str, str], list[str]] = {}
     for row in comparison.arms:
         records = by_arm.get(row.arm, [])
@@ -534,44 +304,30 @@ def _outcome_sentences(comparison: Comparison, by_arm: Mapping[str, Sequence[Run
                 failed.setdefault((status, share, error), []).append(row.arm)
     for (status, share, error), arms in failed.items():
         one, several = ("failed", "failed") if status == "failed" else ("was interrupted", "were interrupted")
-        yield f"{with_verb(arms, everyone, one, several)} in {share}{f': {error}' if error else ''}."
+        yield f"{ArmNames(everyone).begin(arms, one, several)} in {share}{f': {error}' if error else ''}."
 
 
-def _on_device(comparison: Comparison) -> str:
-    """Return where times were measured, if that is no GPU."""
-    devices = {str(record.environment.get("device", "cpu")).partition(":")[0] for record in comparison.records}
-    return " on this CPU" if devices == {"cpu"} else ""
-
-
-def _step_time_of(row: ArmSummary) -> str:
-    """Return the relative step time of an arm with its interval, such as `0.61x (0.58 to 0.65)`."""
-    its = row.time
-    if its.effect is None:
-        return ""
-    if its.low is None or its.high is None:
-        return f"{its.effect:.2f}x"
-    return f"{its.effect:.2f}x ({its.low:.2f} to {its.high:.2f})"
-
-
-def _speed_sentences(comparison: Comparison, rows: Sequence[ArmSummary]) -> Iterable[str]:
+def _speed_sentences(comparison: Comparison, rows: Sequence[ArmSummary], everyone: Sequence[str]) -> Iterable[str]:
     """Yield the relative step times of these rows, and of which the speed is not known, with the reason."""
-    everyone = [row.arm for row in comparison.arms if row.arm != comparison.reference]
     known = [row for row in rows if row.time.low is not None]
-    where = _on_device(comparison)
+    where = on_device(comparison)
     if len(known) == 1:
         (row,) = known
         doubt = ", inconclusive" if row.time.kind in OPEN else ""
-        yield f"{row.arm} takes {_step_time_of(row)} the step time of {comparison.reference}{where}{doubt}."
+        yield f"{row.arm} takes {step_time_ratio(row)} the step time of {comparison.reference}{where}{doubt}."
     elif known:
         known.sort(key=lambda row: row.time.effect or 0.0)
-        parts = [f"{row.arm} {_ratio_with_doubt(row)}" for row in known[:MAX_NAMED]]
+        parts = [
+            f"{row.arm} {step_time_ratio(row, ', inconclusive' if row.time.kind in OPEN else '')}"
+            for row in known[:MAX_NAMED]
+        ]
         more = f" and {len(known) - MAX_NAMED} more" if len(known) > MAX_NAMED else ""
         yield f"Step time relative to {comparison.reference}{where}: {', '.join(parts)}{more}."
     unknown = _unknown_speeds([row for row in rows if row not in known], _emulated_by(comparison))
     if len(unknown) == 1 and not known:
         yield f"Speed is not known: {unknown[0][1]}."
     elif unknown:
-        (names, why), *rest = [(names_of(arms, everyone), why) for arms, why in unknown]
+        (names, why), *rest = [(ArmNames(everyone).name(arms), why) for arms, why in unknown]
         yield f"Speed of {names} is not known: {why}{''.join(f'; of {others}: {its}' for others, its in rest)}."
 
 
@@ -588,49 +344,20 @@ def _unknown_speeds(rows: Sequence[ArmSummary], emulated_by: str) -> list[tuple[
 
     An arm whose accuracy could not be compared for the same reason is left out.
     """
-    types = set()
-    emulated: list[str] = []
-    invalid: dict[str, str] = {}
-    others: dict[str, str] = {}
-    for row in rows:
-        its = row.time
-        if (its.kind, its.why) == (row.quality.kind, row.quality.why):
-            continue
-        if its.kind == "emulated" and its.why in HALF:
-            emulated.append(row.arm)
-            types.add(its.why)
-        elif its.kind == "invalid":
-            invalid[row.arm] = its.detail
-        elif its.kind in ("not comparable", "emulated"):
-            others[row.arm] = its.detail
+    rows = [row for row in rows if (row.time.kind, row.time.why) != (row.quality.kind, row.quality.why)]
+    emulated = [row for row in rows if row.time.kind == "emulated" and row.time.why in HALF]
+    invalid = [row for row in rows if row.time.kind == "invalid"]
+    others = [row for row in rows if row.time.kind in ("not comparable", "emulated") and row not in emulated]
     found = []
     if emulated:
+        types = sorted({row.time.why for row in emulated})
         verb = "is" if len(types) == 1 else "are"
-        why = f"{' and '.join(sorted(types))} {verb} emulated {emulated_by}, measure on a GPU"
-        found.append((emulated, why))
+        found.append((emulated, f"{' and '.join(types)} {verb} emulated {emulated_by}, measure on a GPU"))
     if invalid:
-        reasons = list(dict.fromkeys(invalid.values()))
-        such = "such as " if len(reasons) > 1 else ""
-        found.append((list(invalid), f"the measurement was invalid ({such}{reasons[0]})"))
+        found.append((invalid, f"the measurement was invalid ({_such_as(row.time.detail for row in invalid)})"))
     if others:
-        reasons = list(dict.fromkeys(others.values()))
-        such = "several reasons, such as " if len(reasons) > 1 else ""
-        found.append((list(others), f"{such}{reasons[0]}"))
-    return found
-
-
-def _ratio_with_doubt(row: ArmSummary) -> str:
-    """Return the relative step time of an arm with its interval, and that it is inconclusive, if it is."""
-    its = row.time
-    if its.kind not in OPEN or its.low is None or its.high is None:
-        return _step_time_of(row)
-    return f"{its.effect:.2f}x ({its.low:.2f} to {its.high:.2f}, inconclusive)"
-
-
-def _memory_saving(row: ArmSummary) -> float:
-    """Return the share of the reference's peak that an arm saves, below 0 where it needs more; 0 if not known."""
-    more, peak = row.memory.effect, row.peak_bytes
-    return 0.0 if more is None or peak is None or peak <= more else -more / (peak - more)
+        found.append((others, _such_as((row.time.detail for row in others), "several reasons, ")))
+    return [([row.arm for row in its], why) for its, why in found]
 
 
 def _memory_sentence(comparison: Comparison, rows: Sequence[ArmSummary]) -> str:
@@ -638,15 +365,9 @@ def _memory_sentence(comparison: Comparison, rows: Sequence[ArmSummary]) -> str:
 
     The resident memory of a CPU moves by some MiB between runs.
     """
-    if _on_device(comparison) and comparison.records:
+    if on_device(comparison) and comparison.records:
         return ""
-    apart = sorted((row for row in rows if abs(_memory_saving(row)) >= _MIN_SAVING), key=_memory_saving, reverse=True)
-    parts = [f"{row.arm} {shown_saving(row)}" for row in apart[:MAX_NAMED]]
+    apart = sorted((row for row in rows if abs(memory_saving(row)) >= MIN_SAVING), key=memory_saving, reverse=True)
+    parts = [f"{row.arm} {saving_text(row)}" for row in apart[:MAX_NAMED]]
     more = f" and {len(apart) - MAX_NAMED} more" if len(apart) > MAX_NAMED else ""
     return f"Peak memory: {', '.join(parts)} than {comparison.reference}{more}." if parts else ""
-
-
-def shown_saving(row: ArmSummary) -> str:
-    """Return how much less, or more, memory an arm needs."""
-    saving = _memory_saving(row)
-    return f"{100 * abs(saving):.0f} % {'less' if saving > 0 else 'more'}"

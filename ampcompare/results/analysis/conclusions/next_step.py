@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ampcompare.base.files.run_files import CellFile, file_of_cell
-from ampcompare.results.analysis.conclusions.headline import recommended_arms
 from ampcompare.results.analysis.conclusions.phrases import names_of
+from ampcompare.results.analysis.conclusions.recommendation import recommended_arms
 from ampcompare.results.analysis.inference.effect import MIN_PAIRS
 from ampcompare.results.analysis.pairing.learning import EPS, divergence_cause, idle_verdict
 from ampcompare.results.records.comparison import ArmSummary, Comparison, NextStep

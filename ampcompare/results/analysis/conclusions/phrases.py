@@ -1,56 +1,45 @@
-"""Names of arms, differences and shares, as written in sentences."""
+"""Names of arms and numbers, as written in sentences."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from ampcompare.results.records.metric import Metric
-
-__all__ = ["Quality", "count_of", "names_of", "sentence_start", "with_verb"]
+__all__ = ["ArmNames", "count_of", "names_of", "sentence_start"]
 
 MAX_NAMED = 4
 MAX_LEFT = 2
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
 
-@dataclass(frozen=True)
-class Quality:
-    """How the metric of a comparison and its differences are written in sentences."""
+@dataclass
+class ArmNames:
+    """The arms of which sentences speak, and of which of them one has said something.
 
-    metric: Metric
-
-    @property
-    def name(self) -> str:
-        """What is kept or lost: accuracy, or the name of another metric."""
-        return self.metric.quality
-
-    @property
-    def unit(self) -> str:
-        """After a difference, with its space; "" if there is none."""
-        unit = self.metric.difference_unit
-        return f" {unit}" if unit else ""
-
-    def signed(self, difference: float) -> str:
-        """Return a difference without its unit, such as +0.09."""
-        return self.metric.signed(difference)
-
-    def with_unit(self, difference: float) -> str:
-        """Return a difference with its unit, such as `+0.09 pp`."""
-        return f"{self.signed(difference)}{self.unit}"
-
-
-def names_of(arms: Sequence[str], everyone: Sequence[str] = (), said: Collection[str] = ()) -> str:
-    """Return arms as the subject of a sentence: `a`, `a and b`, `a, b, c and 4 more`, or of many what they are.
-
-    Which is `all five arms`, `all but a`, and `the other five arms` after sentences on all the others.
-
-    Args:
-        everyone: the arms that there are besides the reference; with none, all are named up to the limit.
-        said: arms of which sentences before have said something. They are not in `all but a`, which denies it of `a`.
+    Attributes:
+        everyone: the arms that there are besides the reference.
+        said: those that a sentence has named. They are not in `all but a`, which denies it of `a`.
     """
-    if group := _group_of(arms, everyone, said):
-        return group
+
+    everyone: Sequence[str]
+    said: set[str] = field(default_factory=set)
+
+    def name(self, arms: Sequence[str]) -> str:
+        """Return arms as they stand within a sentence."""
+        text = _group_of(arms, self.everyone, self.said) or names_of(arms)
+        self.said.update(arms)
+        return text
+
+    def begin(self, arms: Sequence[str], one: str, several: str) -> str:
+        """Return arms with a verb in the right number, as the beginning of a sentence."""
+        group = _group_of(arms, self.everyone, self.said)
+        subject = f"{group[0].upper()}{group[1:]}" if group else names_of(arms)
+        self.said.update(arms)
+        return f"{subject} {one if len(arms) == 1 else several}"
+
+
+def names_of(arms: Sequence[str]) -> str:
+    """Return names in a sentence: `a`, `a and b`, or `a, b, c and 4 more`."""
     if len(arms) > MAX_NAMED:
         arms = [*arms[: MAX_NAMED - 1], f"{len(arms) - MAX_NAMED + 1} more"]
     *first, last = arms
@@ -58,7 +47,7 @@ def names_of(arms: Sequence[str], everyone: Sequence[str] = (), said: Collection
 
 
 def _group_of(arms: Sequence[str], everyone: Sequence[str], said: Collection[str]) -> str:
-    """Return what many arms are among all; "" where they are to be named."""
+    """Return `all five arms`, `all but a` or `the other five arms` of many; "" where they are to be named."""
     if len(arms) > 2 and set(arms) == set(everyone):
         return f"all {count_of(len(arms))} arms"
     left = [arm for arm in everyone if arm not in arms]
@@ -68,15 +57,6 @@ def _group_of(arms: Sequence[str], everyone: Sequence[str], said: Collection[str
         if len(left) <= MAX_LEFT and not set(left) & set(said):
             return f"all but {names_of(left)}"
     return ""
-
-
-def with_verb(
-    arms: Sequence[str], everyone: Sequence[str], one: str, several: str, *, said: Collection[str] = ()
-) -> str:
-    """Return arms with a verb in the right number, as the beginning of a sentence."""
-    group = _group_of(arms, everyone, said)
-    subject = f"{group[0].upper()}{group[1:]}" if group else names_of(arms)
-    return f"{subject} {one if len(arms) == 1 else several}"
 
 
 def sentence_start(words: str) -> str:

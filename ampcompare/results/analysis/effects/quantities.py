@@ -1,11 +1,11 @@
-"""The quantities in which arms are compared: what pairs of runs say of each, the margin, and the unit of effects."""
+"""What is tested of an arm: in each quantity, what pairs of runs say, the margin, and the unit of effects."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from ampcompare.results.analysis.effects.accuracy import accuracy_evidence
 from ampcompare.results.analysis.effects.loss_tail import loss_evidence
@@ -13,16 +13,16 @@ from ampcompare.results.analysis.effects.step_time import ratio_of, time_evidenc
 from ampcompare.results.analysis.inference.criteria import AccuracyMargin, Criteria
 from ampcompare.results.analysis.inference.verdict import Design, Evidence, Margin, verdicts_on
 from ampcompare.results.analysis.pairing.pairs import Pairing
+from ampcompare.results.records.comparison import Quantity
 from ampcompare.results.records.verdict import Verdict
 
-__all__ = ["Quantity", "Tested", "quantities"]
+__all__ = ["QuantityTest", "quantity_tests"]
 
 Key = TypeVar("Key", bound=Hashable)
-Tested = Literal["quality", "time", "loss"]  # as rows name their verdicts
 
 
 @dataclass(frozen=True)
-class Quantity:
+class QuantityTest:
     """What an arm is compared with the reference in, and tested.
 
     Attributes:
@@ -52,16 +52,16 @@ class Quantity:
         return verdict.among_survivors(survivors) if self.of_training else verdict
 
 
-def quantities(margin: AccuracyMargin, terms: Criteria, design: Design) -> dict[Tested, Quantity]:
+def quantity_tests(margin: AccuracyMargin, terms: Criteria, design: Design) -> dict[Quantity, QuantityTest]:
     """Return what is tested, under the terms of a comparison."""
     return {
-        "quality": Quantity(
+        "quality": QuantityTest(
             lambda pairing: accuracy_evidence(pairing, margin, design.pilot),
             margin.of_scores(),
             margin.metric.difference_of,
         ),
-        "time": Quantity(time_evidence, terms.time(), lambda speed: ratio_of(-speed), of_training=False),
-        "loss": Quantity(
+        "time": QuantityTest(time_evidence, terms.time(), lambda speed: ratio_of(-speed), of_training=False),
+        "loss": QuantityTest(
             lambda pairing: loss_evidence(pairing, design.pilot), terms.loss(), lambda gain: math.expm1(-gain)
         ),
     }

@@ -8,14 +8,14 @@ from ampcompare.base.formatting import format_decimal, printable
 from ampcompare.results.analysis.conclusions.phrases import sentence_start
 from ampcompare.results.analysis.pairing.pairs import pairs_by_seed
 from ampcompare.results.analysis.pairing.scores import has_score
-from ampcompare.results.records.comparison import Comparison
+from ampcompare.results.records.comparison import Comparison, Quantity
 from ampcompare.results.records.metric import Metric
 from ampcompare.results.records.run import RunRecord
-from ampcompare.results.records.verdict import UNJUDGED
-from ampcompare.results.report.columns import difference_interval, margin_limits, ratio_interval, verdict_cell
+from ampcompare.results.records.verdict import UNJUDGED, Verdict
+from ampcompare.results.report.columns import effect_format, effect_text, verdict_cell
 from ampcompare.results.report.document import Cell
 from ampcompare.results.report.html.runs import ArmRuns, join_names
-from ampcompare.results.report.html.tracks import Track, TrackPlot, make_scale
+from ampcompare.results.report.html.tracks import Scale, Track, TrackPlot, make_scale
 
 __all__ = ["accuracy_effects", "signed_text", "tick_text", "time_effects"]
 
@@ -32,43 +32,21 @@ def _reference_runs(arms: Sequence[ArmRuns], reference: str) -> Sequence[RunReco
 def accuracy_effects(comparison: Comparison, arms: Sequence[ArmRuns]) -> TrackPlot:
     """Return differences of the metric, in the unit that is shown, paired by seed."""
     metric, unit = comparison.metric, comparison.metric.difference_unit
-    base = _reference_runs(arms, comparison.reference)
+    base, form = _reference_runs(arms, comparison.reference), effect_format("quality", comparison)
     rows = [arm for arm in arms if arm.row.arm != comparison.reference]
     points = {arm.index: [gap for pair in pairs_by_seed(arm.records, base) for gap in _gap(pair)] for arm in rows}
-    bounds = {
-        arm.index: [
-            metric.shown_difference(value) for value in (arm.row.quality.low, arm.row.quality.high) if value is not None
-        ]
-        for arm in rows
-    }
-    values = [value for index, gaps in points.items() for value in (*(gap for gap, _ in gaps), *bounds[index])]
-    scale = make_scale(values, margin=comparison.margin)
-    limits = margin_limits(metric, comparison.margin)
+    bounds = [form.of_shown(end) for arm in rows for end in _ends(arm.row.quality)]
+    axis = make_scale([*bounds, *(gap for gaps in points.values() for gap, _ in gaps)], margin=comparison.margin)
     tracks = []
     for arm in rows:
-        row = arm.row
-        mean, low, high = row.quality.effect, row.quality.low, row.quality.high
-        interval = (
-            scale.low if low is None else metric.shown_difference(low),
-            scale.high if high is None else metric.shown_difference(high),
-        )
-        has_interval = low is not None or high is not None
-        tracks.append(
-            Track(
-                arm.index,
-                arm.name,
-                [Cell(difference_interval(row, comparison)), verdict_cell(row.quality, 120)],
-                None if mean is None else scale.at(metric.shown_difference(mean)),
-                (scale.at(interval[0]), scale.at(interval[1])) if has_interval else None,
-                [
-                    (scale.at(gap), f"seed {seed}: {signed_text(gap, metric.difference_decimals)} {unit}".rstrip())
-                    for gap, seed in points[arm.index]
-                ],
-            )
-        )
+        dots = [
+            (axis.at(gap), f"seed {seed}: {signed_text(gap, metric.difference_decimals)} {unit}".rstrip())
+            for gap, seed in points[arm.index]
+        ]
+        tracks.append(_track(arm, "quality", comparison, axis, dots))
     levels = {f"{100 * arm.row.quality.confidence:.3g}" for arm in rows if arm.row.quality.confidence}
     confidence = f" ({join_names(sorted(levels))} %)" if levels else ""
-    bend = " Beyond the labels next to 0 the axis is logarithmic." if scale.kind == "asinh" else ""
+    bend = " Beyond the labels next to 0 the axis is logarithmic." if axis.kind == "asinh" else ""
     drawn = any(track.mean is not None for track in tracks)
     return TrackPlot(
         "differences",
@@ -78,10 +56,33 @@ def accuracy_effects(comparison: Comparison, arms: Sequence[ArmRuns]) -> TrackPl
         f"±{comparison.margin:g}{f' {unit}' if unit else ''}.{bend}{_direction(metric)}",
         ["arm", printable(metric.difference_head), "\u0394 (interval)", "verdict"],
         tracks,
-        [(scale.at(tick), tick_text(tick)) for tick in scale.ticks()],
-        (scale.at(limits[0]), scale.at(limits[-1])),
-        scale.at(0),
+        [(axis.at(tick), tick_text(tick)) for tick in axis.ticks()],
+        (axis.at(form.limits[0]), axis.at(form.limits[-1])),
+        axis.at(0),
         sentence="" if drawn else "There is no second arm with a run that pairs with one of the reference.",
+    )
+
+
+def _ends(verdict: Verdict) -> list[float]:
+    return [end for end in (verdict.low, verdict.high) if end is not None]
+
+
+def _track(
+    arm: ArmRuns, quantity: Quantity, comparison: Comparison, axis: Scale, dots: Sequence[tuple[float, str]]
+) -> Track:
+    """Return the line of an arm: its mean, its interval as far as the axis goes, and a dot per seed."""
+    verdict, form = arm.row.verdict(quantity), effect_format(quantity, comparison)
+    ends = [
+        axis.at(at_edge if end is None else form.of_shown(end))
+        for end, at_edge in ((verdict.low, axis.low), (verdict.high, axis.high))
+    ]
+    return Track(
+        arm.index,
+        arm.name,
+        [Cell(effect_text(arm.row, quantity, comparison)), verdict_cell(verdict, 120)],
+        None if verdict.effect is None else axis.at(form.of_shown(verdict.effect)),
+        (ends[0], ends[1]) if _ends(verdict) else None,
+        dots,
     )
 
 
@@ -116,25 +117,16 @@ def time_effects(comparison: Comparison, arms: Sequence[ArmRuns]) -> TrackPlot:
     base = _reference_runs(arms, comparison.reference)
     rows = [arm for arm in arms if arm.row.arm != comparison.reference and arm.row.time.effect is not None]
     valid = [arm for arm in rows if arm.row.time.kind not in UNJUDGED]
-    points = {arm.index: [_ratio(pair) for pair in pairs_by_seed(arm.records, base)] for arm in valid}
+    points = {
+        arm.index: [ratio for pair in pairs_by_seed(arm.records, base) for ratio in _ratio(pair)] for arm in valid
+    }
     edge = 1 + comparison.time_margin
-    values = [ratio for gaps in points.values() for ratio, _ in gaps if ratio]
-    for arm in valid:
-        values += [value for value in (arm.row.time.low, arm.row.time.high) if value]
-    scale = make_scale([*values, 1 / edge, edge], kind="log")
+    bounds = [end for arm in valid for end in _ends(arm.row.time)]
+    axis = make_scale([*bounds, 1 / edge, edge, *(gap for gaps in points.values() for gap, _ in gaps)], kind="log")
     tracks = []
     for arm in valid:
-        row, low, high = arm.row, arm.row.time.low, arm.row.time.high
-        tracks.append(
-            Track(
-                arm.index,
-                arm.name,
-                [Cell(ratio_interval(row, comparison)), verdict_cell(row.time, 120)],
-                scale.at(row.time.effect or 1),
-                None if low is None or high is None else (scale.at(low), scale.at(high)),
-                [(scale.at(gap), f"seed {seed}: {gap:.3f}") for gap, seed in points[arm.index] if gap],
-            )
-        )
+        dots = [(axis.at(gap), f"seed {seed}: {gap:.3f}") for gap, seed in points[arm.index]]
+        tracks.append(_track(arm, "time", comparison, axis, dots))
     return TrackPlot(
         "step-time-ratios",
         f"Step time against {printable(comparison.reference, 40)}",
@@ -142,9 +134,9 @@ def time_effects(comparison: Comparison, arms: Sequence[ArmRuns]) -> TrackPlot:
         f"{100 * comparison.time_margin:g} %.",
         ["arm", "relative step time", "ratio (interval)", "verdict"],
         tracks,
-        [(scale.at(tick), f"{tick:.3g}") for tick in scale.ticks()],
-        (scale.at(1 / edge), scale.at(edge)),
-        scale.at(1),
+        [(axis.at(tick), f"{tick:.3g}") for tick in axis.ticks()],
+        (axis.at(1 / edge), axis.at(edge)),
+        axis.at(1),
         sentence="" if tracks else "No step time is compared with the reference's.",
         mark=_untimed_text(rows),
     )
@@ -159,7 +151,9 @@ def _untimed_text(rows: Sequence[ArmRuns]) -> str:
     return "; ".join(f"{join_names(names)}: {reason}" for reason, names in reasons.items())
 
 
-def _ratio(pair: tuple[RunRecord, RunRecord]) -> tuple[float, int]:
+def _ratio(pair: tuple[RunRecord, RunRecord]) -> Iterator[tuple[float, int]]:
+    """Yield the ratio of the step times of a pair with its seed; nothing where there is none."""
     arm, reference = pair
     here, there = arm.summary.step_seconds_median, reference.summary.step_seconds_median
-    return (here / there if here and there else 0.0), arm.config.recipe.seed
+    if here and there:
+        yield here / there, arm.config.recipe.seed

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.results.analysis.conclusions.headline import recommended_arms, use_sentence, why_none_recommended
-from ampcompare.results.analysis.conclusions.phrases import Quality
+from ampcompare.results.analysis.conclusions.recommendation import recommended_arms, use_sentence, why_none_recommended
 from ampcompare.results.analysis.inference.criteria import Preference
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import ArmSummary, Comparison
@@ -30,7 +29,7 @@ def _use(*rows: ArmSummary, prefer: Preference = "time") -> str:
         command="", reference="fp32", seeds=[0], arms=[REFERENCE, *rows], reading=[], records=[], prefer=prefer
     )
     fit = recommended_arms(rows, prefer, TOP1)
-    return use_sentence(fit[0], comparison, Quality(TOP1)) if fit else ""
+    return use_sentence(fit[0], comparison) if fit else ""
 
 
 def test_the_fastest_that_keeps_the_accuracy() -> None:

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.results.analysis.conclusions.headline import look_sentences
+from ampcompare.results.analysis.conclusions.details import look_sentences
 from ampcompare.results.analysis.inference.alpha_spending import error_rate_of_next
 from ampcompare.results.analysis.inference.criteria import Criteria
 from ampcompare.results.records.comparison import Comparison, Look

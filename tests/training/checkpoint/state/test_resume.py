@@ -20,7 +20,7 @@ from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.run import StepRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.task import make_task
-from ampcompare.training.assemble import assemble_single
+from ampcompare.training.assemble import assemble
 from ampcompare.training.checkpoint.convert.between_arms import into_arm
 from ampcompare.training.checkpoint.inspect import inspect_file
 from ampcompare.training.checkpoint.state.flattened import is_flattened
@@ -102,7 +102,7 @@ class Played:
             state, resumption = validate_resume(found, settings, 1)
         precision = make_precision(settings.arm)
         task = make_task(settings.recipe)
-        assembly = assemble_single(settings.recipe, task, precision, CPU, state=state)
+        assembly = assemble(settings.recipe, task, precision, CPU, state=state)
         assembly.replicas[0].register_forward_pre_hook(noisy, prepend=True)  # type: ignore[arg-type]
         self.zeroed = [[param.grad is not None for param in owned_params(each)] for each in assembly.optimizers]
         if precision.key == "amp":  # a scale that changes while the run goes on
@@ -209,11 +209,12 @@ def test_arms_of_other_libraries_go_on_to_the_last_bit(arm: str, package: str, t
     unbroken_and_rest(config(arm, recipe=SHORT), tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arm",
     [
-        pytest.param("fp8:mxfp8", marks=pytest.mark.slow),
-        pytest.param("fp8:rowwise,over=half:dtype=bf16+master_weights", marks=pytest.mark.slow),
+        "fp8:mxfp8",
+        "fp8:rowwise,over=half:dtype=bf16+master_weights",
         "fp8:tensorwise,over=half:dtype=bf16+rounding=stochastic",
     ],
 )
@@ -247,8 +248,8 @@ def test_moments_of_bitsandbytes_resume_to_the_last_bit(arm: str, tmp_path: Path
 @pytest.mark.parametrize(
     ("arm", "name"),
     [
-        ("fp32", "AdamFp8"),
-        ("apex:O4,engine=compat,cast_model_outputs=float32", "AdamW8bit"),
+        pytest.param("fp32", "AdamFp8", marks=pytest.mark.slow),
+        pytest.param("apex:O4,engine=compat,cast_model_outputs=float32", "AdamW8bit", marks=pytest.mark.slow),
         ("half:bf16", "AdamW4bit"),
         ("half:bf16,rounding=stochastic,state=fp32", "AdamW8bit"),
     ],

@@ -1,0 +1,148 @@
+"""What neither the headline nor the tables show: rates, events, looks, and what was computed otherwise."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+
+from ampcompare.results.analysis.conclusions.phrases import sentence_start
+from ampcompare.results.analysis.conclusions.recommendation import why_none_recommended
+from ampcompare.results.analysis.inference.effect import ERROR_RATE, MIN_PAIRS
+from ampcompare.results.analysis.pairing.learning import idle_verdict, still_improving, too_wide
+from ampcompare.results.analysis.pairing.pairs import are_identical, equal_losses, other_weights, pairs_by_seed
+from ampcompare.results.records.comparison import ArmSummary, Comparison
+from ampcompare.results.records.metric import Metric
+from ampcompare.results.records.run import RunRecord
+
+__all__ = ["details", "look_sentences"]
+
+HALF_ON_CPU = {
+    "fp16 emulated": "fp16 was computed in fp32 and rounded (emulated)",
+    "fp16 native": "fp16 ran natively",
+    "bf16 emulated": "bf16 was computed in fp32 and rounded (emulated)",
+    "fp8 emulated": "operands of fp8 were rounded and multiplied in fp32 (emulated)",
+}
+FP16_ON_CPU = "{how} on this CPU: accuracy, divergence and loss scales carry over to a GPU, 16-bit step times do not."
+
+
+def details(comparison: Comparison) -> Iterable[str]:
+    """Yield what neither the headline nor the tables show of the runs of a comparison."""
+    rows, records, reference = comparison.arms, comparison.records, comparison.reference
+    margin, metric = comparison.margin, comparison.metric
+    known = comparison.by_arm()
+    by_arm = {arm: known.get(arm, []) for arm in [reference, *(row.arm for row in rows)]}
+    enough = max((row.completed for row in rows), default=0) >= MIN_PAIRS
+    untested = comparison.error_rate == 0
+    blocked = untested or idle_verdict(by_arm[reference]) or too_wide(by_arm[reference], reference, margin)
+    if enough and not blocked:
+        yield from why_none_recommended(rows, reference, comparison.prefer, metric)
+    diverged = [row for row in rows if row.diverged]
+    if diverged:
+        yield f"Rate of divergence: {'; '.join(map(_rate, diverged))}."
+    failed = [row.arm for row in rows if row.failed]
+    if failed:
+        yield f"The logs of runs that failed or were interrupted are in their cells' folders: {', '.join(failed)}."
+    if not any(row.completed for row in rows):
+        return
+    yield from sorted({f"{note}." for record in records for note in record.notes})
+    yield from _events(rows, records)
+    averaged = [text for row in rows if row.completed and (text := _averaged_metric(row.arm, records, metric))]
+    if averaged:
+        name = sentence_start(metric.name)
+        yield f"{name} of the averaged weights (EMA) after the last epoch: {', '.join(averaged)}."
+    yield from filter(None, (still_improving(by_arm, margin), _correlations(rows, reference, metric)))
+    yield from _same_bits(by_arm, reference)
+    hows = {record.half for record in records if str(record.environment.get("device", "")).startswith("cpu")}
+    said = [HALF_ON_CPU[how] for how in sorted(how for how in hows if how in HALF_ON_CPU)]
+    if said:
+        yield FP16_ON_CPU.format(how=" and ".join(said))
+
+
+def look_sentences(comparison: Comparison, next_error_rate: float) -> Iterable[str]:
+    """Yield which look this is and what it may spend; nothing where looks are not counted or nothing was tested."""
+    number = comparison.look
+    if not number:
+        return
+    if not comparison.error_rate:
+        yield (
+            f"Nothing was tested: earlier looks have spent the error rate of {_percent(ERROR_RATE)}. Other seeds in "
+            "another run directory are a new comparison."
+        )
+        return
+    level = f"Look {number} at these arms, tested at an error rate of {_percent(comparison.error_rate)}"
+    before = [
+        f"look {other.number} at {_percent(other.error_rate)} with {len(other.seeds)} seeds"
+        for other in comparison.looks
+        if other.number and other.number != number
+    ]
+    if before:
+        yield f"{level}; {', '.join(before)}. Together they spend at most {_percent(ERROR_RATE)}."
+    elif next_error_rate > 0:
+        yield f"{level}; the rest of {_percent(ERROR_RATE)} is kept for further looks."
+    else:
+        yield f"{level}, the only one that was planned."
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"
+
+
+def _rate(row: ArmSummary) -> str:
+    ran = row.completed + row.diverged
+    if row.diverged_low is None or row.diverged_high is None:
+        return f"{row.arm} {row.diverged}/{ran}"
+    interval = f"{100 * row.diverged_low:.0f} to {100 * row.diverged_high:.0f} %"
+    return f"{row.arm} {row.diverged}/{ran} (95 % interval {interval})"
+
+
+def _events(rows: Sequence[ArmSummary], records: Sequence[RunRecord]) -> Iterable[str]:
+    """Yield which arms trained for fewer epochs than others, and which rolled back to a good state."""
+    ended, returned = [], []
+    for row in rows:
+        runs = [record.summary for record in records if record.arm == row.arm]
+        if early := sum(run.ended is not None for run in runs):
+            ended.append(f"{row.arm} {early}/{len(runs)}")
+        if back := sum(bool(run.rollbacks) for run in runs):
+            returned.append(f"{row.arm} {back}/{len(runs)}")
+    if ended:
+        yield f"Ended before the last epoch, as the recipe allows: {', '.join(ended)}; the records say why."
+    if returned:
+        yield f"Rolled back to a good state: {', '.join(returned)}; the records say at which steps."
+
+
+def _correlations(rows: Sequence[ArmSummary], reference: str, metric: Metric) -> str:
+    """Return how far the values of the arms follow the reference's over seeds; "" where that is not known."""
+    shown = [
+        f"{row.arm} {row.metric_correlation:.2f}"
+        for row in rows
+        if row.arm != reference and row.metric_correlation is not None
+    ]
+    if not shown:
+        return ""
+    return f"Correlation of {metric.name} with {reference} over seeds: {', '.join(shown)}."
+
+
+def _same_bits(by_arm: Mapping[str, Sequence[RunRecord]], reference: str) -> Iterable[str]:
+    """Yield which arms had the losses of the reference, and weights that differ or are not known."""
+    pairs = {arm: pairs_by_seed(runs, by_arm[reference]) for arm, runs in by_arm.items() if arm != reference}
+    alike = [arm for arm, its in pairs.items() if equal_losses(its) and not are_identical(its)]
+    apart = [arm for arm in alike if other_weights(pairs[arm])]
+    unknown = [arm for arm in alike if arm not in apart]
+    for arms, weights in (
+        (apart, "their final weights differ"),
+        (unknown, "their final weights are not known to be equal"),
+    ):
+        if arms:
+            yield (
+                f"Equal to {reference} to the last bit of every loss, training and validation: {', '.join(arms)}; "
+                f"{weights}."
+            )
+
+
+def _averaged_metric(arm: str, records: Sequence[RunRecord], metric: Metric) -> str:
+    """Return the mean over completed runs of what the averaged weights reach; "" where none were kept."""
+    reached = [
+        record.summary.ema_metric_final for record in records if record.arm == arm and record.status == "completed"
+    ]
+    known = [value for value in reached if value is not None]
+    return f"{arm} {metric.text(statistics.fmean(known))}" if known else ""

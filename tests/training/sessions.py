@@ -1,0 +1,46 @@
+"""Sessions of one process on the CPU, and what comes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from ampcompare.results.records.evaluation import EpochResult
+from ampcompare.results.records.run import StepRecord
+from ampcompare.settings.config import RunConfig
+from ampcompare.tasks.task import make_task
+from ampcompare.training.assemble import assemble
+from ampcompare.training.precision.base import make_precision
+from ampcompare.training.precision.cpu_half import cpu_half
+from ampcompare.training.session import Session
+
+CPU = torch.device("cpu")
+
+
+def make_session(settings: RunConfig, state: Any = None) -> Session:
+    """Return the session that a worker would make."""
+    precision = make_precision(settings.arm)
+    assembly = assemble(settings.recipe, make_task(settings.recipe), precision, CPU, state=state)
+    return Session(settings, assembly)
+
+
+def events_of(session: Session) -> Iterator[list[StepRecord] | EpochResult]:
+    """Yield the events of a session as a worker sees them."""
+    _, context = cpu_half(session.config.cpu_half, session.precision.half_dtype, CPU)
+    with context:
+        yield from session.events()
+
+
+def split(events: Iterable[list[StepRecord] | EpochResult]) -> tuple[list[StepRecord], list[EpochResult]]:
+    """Return the steps and the epochs of events."""
+    events = list(events)
+    steps = [step for event in events if not isinstance(event, EpochResult) for step in event]
+    return steps, [event for event in events if isinstance(event, EpochResult)]
+
+
+def play(settings: RunConfig) -> tuple[list[StepRecord], list[EpochResult], Session]:
+    """Train to the end; return steps, epochs and the session."""
+    session = make_session(settings)
+    return *split(events_of(session)), session
