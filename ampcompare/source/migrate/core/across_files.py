@@ -83,7 +83,7 @@ def attach(core: Core, initialize: Initialize, keys: list[str]) -> list[str]:
     function = initialize.function
     given = [] if function is None else parameters(function)
     for key in keys:
-        line = f"{key}.{core.planned.attribute} = {core.planned.made}"
+        line = f"{key}.{core.planned.attribute} = {core.planned.expression}"
         optional = key in given
         lines += [f"if {key} is not None:", f"{core.module.unit}{line}"] if optional else [line]
     return lines
@@ -99,7 +99,7 @@ def wrapped_models(core: Core, initialize: Initialize) -> list[str]:
     lines: list[str] = []
     # A copy or a replica would call the forward pass of the model that it is a copy of.
     is_copied = COPIES.search(module.text) is not None
-    enabled = "" if core.always else f", enabled={core.planned.made}.is_enabled()"
+    enabled = "" if core.always else f", enabled={core.planned.expression}.is_enabled()"
     target = initialize.statement.targets[0] if isinstance(initialize.statement, ast.Assign) else None
     if len(given) == 1 and isinstance(target, ast.Name):
         given = [target]
@@ -126,7 +126,7 @@ def _subclass(core: Core, key: str) -> list[str]:
     unit, casts = core.module.unit, "" if core.always else ", enabled=casts"
     context = f'{core.torch}.autocast("cuda", dtype={core.torch}.float16{casts})'
     return [
-        *([f"casts = {core.planned.made}.is_enabled()"] if casts else []),
+        *([f"casts = {core.planned.expression}.is_enabled()"] if casts else []),
         "",
         f"class Autocast(type({key})):",
         f"{unit}def forward(self, *args, **kwargs):",

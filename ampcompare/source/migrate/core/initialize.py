@@ -85,11 +85,11 @@ def _create(core: Core, initialize: Initialize, settings: _ScalerSettings, singl
     if enabled:
         arguments.append(f"enabled={as_bool(module, ' and '.join(enabled))}")
     construction = f"{core.torch}.amp.GradScaler"
-    lines = call_lines(core, f"{planned.made} = {construction}", arguments)
+    lines = call_lines(core, f"{planned.expression} = {construction}", arguments)
     in_module = planned.home == "module" and function is not None
     if in_module:
         declare_global(core, function)
-    default = [f"{planned.made} = {core.off}"]
+    default = [f"{planned.expression} = {core.off}"]
     carried = carried_keys(core, initialize)
     models = wrapped_models(core, initialize)
     if in_class:
@@ -324,7 +324,7 @@ def _is_plain(node: ast.expr) -> bool:
 def _create_precision(core: Core, initialize: Initialize) -> None:
     """Put `make_precision` and `prepare` in the place of a call; what is above it makes fp32 the default."""
     module, edits = core.module, core.edits
-    name = core.planned.made
+    name = core.planned.expression
     arguments = [_arm(module, initialize), 'device="cuda"', *_options(module, initialize)]
     _require_known_options(initialize)
     preparation = _preparation(module, initialize, name)

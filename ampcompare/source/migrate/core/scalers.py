@@ -31,7 +31,7 @@ class Scaler:
     attribute: str
 
     @property
-    def made(self) -> str:
+    def expression(self) -> str:
         """The expression for it where it is made."""
         return f"self.{self.name}" if self.home == "self" else self.name
 
@@ -42,7 +42,7 @@ class Scaler:
             LookupError: no optimizer is in reach that carries it.
         """
         if self.home != "optimizer":
-            return self.made
+            return self.expression
         if optimizer is None:
             raise LookupError("no optimizer in scope")
         return f"{optimizer}.{self.attribute}"
