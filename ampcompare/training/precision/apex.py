@@ -81,7 +81,7 @@ class Apex(Precision):
         self._scalers = self.amp._amp_state.loss_scalers
         return prepared_models, prepared_optimizers
 
-    def suspended(self) -> AbstractContextManager[None]:
+    def without_patches(self) -> AbstractContextManager[None]:
         casts_off: AbstractContextManager[None] = without_casts(self.amp)() if self._patches else NO_CONTEXT
         return casts_off
 
@@ -99,14 +99,14 @@ class Apex(Precision):
     def step(self, *optimizers: Optimizer) -> StepOutcome:
         return self._steps.step(optimizers, self._scalers)
 
-    def unrecordable(self, optimizers: Sequence[Optimizer]) -> str | None:
-        return self._steps.unrecordable(optimizers, self._scalers)
+    def why_no_cuda_graph(self, optimizers: Sequence[Optimizer]) -> str | None:
+        return self._steps.why_no_cuda_graph(optimizers, self._scalers)
 
-    def recording(self) -> AbstractContextManager[None]:
-        return self._steps.recording()
+    def capturing(self) -> AbstractContextManager[None]:
+        return self._steps.capturing()
 
-    def repeated(self) -> StepOutcome:
-        return self._steps.repeated(self._scalers)
+    def replayed_outcome(self) -> StepOutcome:
+        return self._steps.replayed_outcome(self._scalers)
 
     def backward(
         self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
@@ -177,15 +177,15 @@ class _ApexSteps(abc.ABC):
     def step(self, optimizers: Sequence[Optimizer], scalers: Sequence[Any]) -> StepOutcome:
         """Step each optimizer; the outcome reports which steps an overflow skipped."""
 
-    def unrecordable(self, optimizers: Sequence[Optimizer], scalers: Sequence[Any]) -> str | None:
+    def why_no_cuda_graph(self, optimizers: Sequence[Optimizer], scalers: Sequence[Any]) -> str | None:
         """Return why a step cannot be recorded as a CUDA graph; None if it can."""
         return "the real Apex reads its overflow flag on the host"
 
-    def recording(self) -> AbstractContextManager[None]:
+    def capturing(self) -> AbstractContextManager[None]:
         """Return the context in which a step is recorded."""
         return nullcontext()
 
-    def repeated(self, scalers: Sequence[Any]) -> StepOutcome:
+    def replayed_outcome(self, scalers: Sequence[Any]) -> StepOutcome:
         """Return the outcome of a replay, just launched, of the recorded step."""
         raise NotImplementedError
 
@@ -246,7 +246,7 @@ class _CompatEngine(_ApexSteps):
 
         return self._outcomes.add(on_device, resolve) if on_device else FixedOutcome(*resolve([]))
 
-    def unrecordable(self, optimizers: Sequence[Optimizer], scalers: Sequence[Any]) -> str | None:
+    def why_no_cuda_graph(self, optimizers: Sequence[Optimizer], scalers: Sequence[Any]) -> str | None:
         if any(scaler.dynamic for scaler in scalers):
             if not all(self._can_do_without_host(optimizer) for optimizer in optimizers):
                 return "a step hook, or an option of the optimizer, makes this arm read its overflow flag on the host"
@@ -255,14 +255,14 @@ class _CompatEngine(_ApexSteps):
         return None
 
     @contextmanager
-    def recording(self) -> Iterator[None]:
+    def capturing(self) -> Iterator[None]:
         self._is_recording = True
         try:
             yield
         finally:
             self._is_recording = False
 
-    def repeated(self, scalers: Sequence[Any]) -> StepOutcome:
+    def replayed_outcome(self, scalers: Sequence[Any]) -> StepOutcome:
         for scaler in scalers:
             scaler.pass_repeated()
         skips, scales = self._recorded

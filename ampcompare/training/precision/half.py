@@ -178,7 +178,7 @@ class Half(UnscaleOnce):
             self._forget([optimizer])
         return optimizer.step() if good else None
 
-    def unrecordable(self, optimizers: Sequence[Optimizer]) -> None:
+    def why_no_cuda_graph(self, optimizers: Sequence[Optimizer]) -> None:
         return None
 
     def loss_scales(self) -> tuple[float, ...]:

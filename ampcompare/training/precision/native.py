@@ -148,20 +148,20 @@ class Native(UnscaleOnce):
             return all_applied(len(optimizers))
         return self._replay.add(flags)
 
-    def unrecordable(self, optimizers: Sequence[Optimizer]) -> str | None:
+    def why_no_cuda_graph(self, optimizers: Sequence[Optimizer]) -> str | None:
         return None if self.state_dtype is None else "the state changes its type, and its memory, at each step"
 
     @contextmanager
-    def recording(self) -> Iterator[None]:
+    def capturing(self) -> Iterator[None]:
         self._recording = True
         try:
             yield
         finally:
             self._recording = False
 
-    def repeated(self) -> StepOutcome:
+    def replayed_outcome(self) -> StepOutcome:
         if self._replay is None:
-            return super().repeated()
+            return super().replayed_outcome()
         return self._replay.add([None if flag is None else flag.clone() for flag in self._recorded])
 
     def _overflow_flag(self, optimizer: Optimizer, *, shared: bool) -> Tensor | None:
