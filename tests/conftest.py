@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from ampcompare.api.doctor.gpu import has_nvidia_gpu
+from ampcompare.base.files import loaded_code
 
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
@@ -33,6 +34,9 @@ for variable in [name for name in os.environ if name.startswith("AMPCOMPARE_")]:
     del os.environ[variable]
 # Child processes started in another folder must import this checkout too, installed or not.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+
+# The modules of tests, which a cell that runs in this process has too, are not code of a user.
+loaded_code.PACKAGE = f"{ROOT}{os.sep}"
 
 # What a test writes need not outlive a power cut. A disk that serves other jobs too can take longer than the test.
 os.fsync = lambda descriptor: None  # type: ignore[assignment]
