@@ -7,6 +7,7 @@ import functools
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, final
 
@@ -59,22 +60,12 @@ class StepOutcome(abc.ABC):
         """Per loss scaler, the scale after its update; empty if nothing is scaled."""
 
 
+@dataclass(slots=True, eq=False)
 class FixedOutcome(StepOutcome):
     """An outcome that is known on the host when the step returns."""
 
-    __slots__ = ("_applied", "_loss_scales")
-
-    def __init__(self, applied: tuple[bool, ...], loss_scales: tuple[float, ...]) -> None:
-        self._applied = applied
-        self._loss_scales = loss_scales
-
-    @property
-    def applied(self) -> tuple[bool, ...]:
-        return self._applied
-
-    @property
-    def loss_scales(self) -> tuple[float, ...]:
-        return self._loss_scales
+    applied: tuple[bool, ...]
+    loss_scales: tuple[float, ...]
 
 
 @functools.lru_cache(maxsize=64)
