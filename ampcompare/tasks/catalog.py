@@ -114,7 +114,6 @@ MODEL_LIBRARIES = {
     "timm": ("timm", "timm", "timm:resnet50", "image classifiers of timm"),
     "hf": ("transformers", "transformers", "hf:gpt2", "causal language models of Transformers, without weights"),
 }
-# What comes before the colon in the name of a data set or model, and is no module.
 TASK_GROUP = "ampcompare.tasks"
 # The folder below --data-dir, and the files in it that torchvision needs.
 TORCHVISION_FILES: dict[str, tuple[str, tuple[str, ...]]] = {
