@@ -26,7 +26,7 @@ __all__ = [
 
 __version__ = "25.05+compat"
 
-_BETWEEN = ("ampcompare.script.legacy.", "ampcompare.guards.")
+_BETWEEN = ("ampcompare.script.", "ampcompare.guards.", "ampcompare.base.patches")
 _SUBPACKAGES = frozenset(
     {
         "_autocast_utils",

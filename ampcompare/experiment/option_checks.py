@@ -43,7 +43,7 @@ def check_cells(cells: Iterable[RunConfig]) -> None:
         if cell.script is not None:
             _check_script(cell.parsed_arm)
             continue
-        _check_arm(cell.parsed_arm, on_cpu=cell.device == "cpu")
+        _check_arm(cell.parsed_arm)
         check_task(cell.recipe)
         if cell.launcher not in REMOTE:
             check_files(cell.recipe)
@@ -69,7 +69,7 @@ def _check_script(arm: Arm) -> None:
         )
 
 
-def _check_arm(arm: Arm, *, on_cpu: bool) -> None:
+def _check_arm(arm: Arm) -> None:
     if arm.backend == "script":
         raise UnsupportedCombination(
             "the arm script trains a script as it is written, and there is none: put -- SCRIPT ARGS at the end, or "
@@ -78,8 +78,5 @@ def _check_arm(arm: Arm, *, on_cpu: bool) -> None:
     library = arm.spec.library
     if library is not None and (missing := library.missing()):
         raise BackendUnavailable(f"{arm.backend} is {missing}")
-    runs = arm.effective("cpu") if on_cpu and library is not None else None
-    if runs is not None and runs.arm is None:
-        raise BackendUnavailable(runs.reason)
     if arm.inner is not None:
-        _check_arm(arm.inner, on_cpu=on_cpu)
+        _check_arm(arm.inner)

@@ -152,7 +152,7 @@ class StepGraph:
             target.copy_(part, non_blocking=True)
         self._recorder.replay()
         norm = None if self._norm is None else self._norm.clone()
-        return [loss.clone() for loss in self._losses], norm, precision.repeated()
+        return [loss.clone() for loss in self._losses], norm, precision.replayed_outcome()
 
     def _record(self, arguments: tuple[Any, ...], microbatches: Sequence[Any], clip_norm: float | None) -> None:
         _, optimizers, precision, _, _ = arguments
@@ -162,7 +162,7 @@ class StepGraph:
             optimizer.zero_grad(set_to_none=True)
 
         def code() -> tuple[list[Tensor], Tensor | None]:
-            with precision.recording():
+            with precision.capturing():
                 losses, norm, _ = self._update(*arguments, inputs, clip_norm)
             return losses, norm
 
@@ -193,7 +193,7 @@ def refuse_unrecordable(device: torch.device, precision: Precision, optimizers: 
                 f"cuda_graph: {type(optimizer).__name__} keeps the learning rate and step counts on the host, "
                 "where a graph cannot read them; use --optimizer-implementation fused"
             )
-    reason = precision.unrecordable(optimizers)
+    reason = precision.why_no_cuda_graph(optimizers)
     if reason is not None:
         raise UnsupportedCombination(f"cuda_graph: {reason}; leave out --cuda-graph")
 

@@ -99,7 +99,7 @@ def train(arm: str, kind: str, *, graph: bool, growth: int = 4) -> tuple[Any, An
         scaler._scale_seq_len = growth
     rates_on_device([optimizer], CPU)
     tape = Tape()
-    assert precision.unrecordable([optimizer]) is None
+    assert precision.why_no_cuda_graph([optimizer]) is None
     make = StepGraph(update, tape) if graph else update
     seen = []
     outcomes = []
@@ -145,7 +145,7 @@ def test_the_scale_can_be_read_between_repetitions() -> None:
     precision = make_precision("apex:O2,engine=compat")
     (model,), (optimizer,) = precision.prepare([model], [optimizer])
     rates_on_device([optimizer], CPU)
-    precision.unrecordable([optimizer])
+    precision.why_no_cuda_graph([optimizer])
     graph = StepGraph(update, Tape())
     for step, batch in enumerate(batches(10)[:9]):
         graph([model], [optimizer], precision, Single(), loss_of, [batch])
