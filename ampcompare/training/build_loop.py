@@ -19,7 +19,7 @@ from ampcompare.training.meters import make_clock
 from ampcompare.training.parallel.replication import Parallel
 from ampcompare.training.precision.base import Precision, StepOutcome
 
-__all__ = ["StepGraph", "build_loop", "rates_on_device", "refuse_unrecordable"]
+__all__ = ["StepGraph", "build_loop", "rates_on_device", "refuse_cuda_graph"]
 
 WARM_UP = 3  # updates: the first ones create lazy state and choose kernels
 T = TypeVar("T")
@@ -69,7 +69,7 @@ def _update_of(phases: Sequence[Phase], assembly: Assembly, *, recorded: bool) -
         return _PhasedUpdate(phases)
     if not recorded:
         return update
-    refuse_unrecordable(assembly.device, assembly.precision, assembly.optimizers)
+    refuse_cuda_graph(assembly.device, assembly.precision, assembly.optimizers)
     rates_on_device(assembly.optimizers, assembly.device)
     return StepGraph(update, _CudaRecorder(assembly.device))
 
@@ -176,7 +176,7 @@ class StepGraph:
             ) from error
 
 
-def refuse_unrecordable(device: torch.device, precision: Precision, optimizers: Sequence[Optimizer]) -> None:
+def refuse_cuda_graph(device: torch.device, precision: Precision, optimizers: Sequence[Optimizer]) -> None:
     """Raise if a step cannot be recorded as a CUDA graph.
 
     Raises:
