@@ -60,7 +60,7 @@ def row_of(training: Training) -> dict[str, Any]:
         "planted": training.expected[0] if training.expected else "",
         "first reason": kinds[0] if kinds else "",
         "others": ", ".join(kinds[1:]),
-        "step off %": round(100 * abs(found.accounted / found.seconds - 1), 2),
+        "step off %": round(100 * abs(found.accounted_seconds / found.seconds - 1), 2),
         "workspace %": None if memory is None else round(100 * workspace(memory) / memory.measured_bytes, 1),
         "right": kinds[0] in training.expected if training.expected and kinds else kinds == list(training.expected),
         "text": reasons[0].text if reasons else "",

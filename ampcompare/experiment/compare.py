@@ -20,7 +20,7 @@ from typing import Any
 
 from ampcompare.base.errors import ConfigError, Ended, EnvironmentUnfit, LaunchError
 from ampcompare.base.files.write import write_atomically
-from ampcompare.base.secrets import known_placeholders
+from ampcompare.base.secrets import reveal
 from ampcompare.experiment.follow import following
 from ampcompare.experiment.launch.cell import command_of
 from ampcompare.experiment.launch.cell_files import announce_cell
@@ -275,7 +275,8 @@ def emit_cells(options: CompareOptions, file: Path) -> int:
     planned = plan_comparison(options)
     if requested_seeds(options, planned.sources) == "auto":
         raise ConfigError("--seeds auto decides by the first cells how many follow; with --emit-cells name the seeds")
-    if known_placeholders():
+    script = planned.plan.cells[0].script
+    if script is not None and reveal(script.arguments) != list(script.arguments):
         raise ConfigError(
             "a secret among the arguments of the script is written to no file, so no command can have it; let the "
             "script read it from the environment"

@@ -159,7 +159,7 @@ def find_batches(search: BatchSearch, launcher: Launcher, jobs: int = 1) -> list
     check_cells(search.configs)
     if search.preflight and len(search.configs) > 1:  # else the first try says the same
         found = check_arms({config.arm: config for config in search.configs}, launcher, [0])
-        refused = {error: arms for error, arms in found.failed.items() if not _is_about_memory(error)}
+        refused = {error: arms for error, arms in found.failures.items() if not _is_about_memory(error)}
         if refused:
             raise failure_of(found, refused)
     if search.memory_gib is None and any(config.device == "cpu" for config in search.configs):

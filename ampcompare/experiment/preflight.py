@@ -120,7 +120,7 @@ def require_trainable(found: Preflight) -> None:
     for fault in found.faults.values():
         raise ConfigError(f"{fault} {SKIPPED}")
     if found.arms and all(trial.error for trial in found.arms.values()):
-        raise failure_of(found, found.failed)
+        raise failure_of(found, found.failures)
 
 
 def failure_of(found: Preflight, failed: Mapping[str, Sequence[str]]) -> AmpCompareError:

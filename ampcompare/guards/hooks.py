@@ -22,9 +22,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ampcompare.base.errors import GuardError
+from ampcompare.base.patches import Layer, Points, Subscriptions, calling_frame, has_stand_in
 from ampcompare.guards.checks import DETECTORS
 from ampcompare.guards.detector import EVENTS, Detector
-from ampcompare.guards.events import Layer, Points, Subscriptions, calling_frame, has_stand_in
 from ampcompare.guards.location import Location, is_users, user_location
 from ampcompare.guards.reporting import GuardWarning, ViolationSink
 from ampcompare.guards.script_state import Block, EnteredAutocast, ScriptState

@@ -9,7 +9,6 @@ import re
 import sys
 import types
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -21,18 +20,19 @@ from ampcompare.backends.apex_levels import LEVELS
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import SCRIPT_BACKENDS
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.guards.events import Layer, Points, Subscriptions
+from ampcompare.base.patches import Layer, Points, Subscriptions
+from ampcompare.guards.location import raised_at
 from ampcompare.script.apex_amp import ScriptAmp
-from ampcompare.script.fp16_optimizers import follow_fp16_optimizers
+from ampcompare.script.fp16_optimizers import follow_fp16_optimizers, fp16_optimizer_classes
 from ampcompare.script.keep_fp32 import KeptAtFirstCall
 from ampcompare.script.legacy.prepare import override_opt_level
-from ampcompare.script.legacy.record.recorder import Rows, value_of
 from ampcompare.script.lifted_weights import LiftedWeights
-from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmp, TorchNames
+from ampcompare.script.recording.recorder import Rows, value_of
+from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmp, TorchAmpStandIn
+from ampcompare.script.torch_amp.half_weights import HalfWeights
 from ampcompare.script.torch_amp.o1 import O1BehindTorch
-from ampcompare.script.torch_amp.parallel_wrappers import reduce_wrappers_in
+from ampcompare.script.torch_amp.parallel_wrappers import ParallelWrappers, reduce_wrappers_in
 from ampcompare.script.torch_amp.plain_script import PlainScript
-from ampcompare.script.torch_amp.whole_model import WholeModel
 from ampcompare.script.trainers import follow_trainers
 from ampcompare.script.trainers.arm import Told
 from ampcompare.script.watch import Watch
@@ -91,13 +91,7 @@ class StandIn:
     """
 
     def __init__(
-        self,
-        arm: Arm,
-        rows: Rows | None,
-        *,
-        engine: str = "compat",
-        watch: Watch | None = None,
-        for_cuda: bool = False,
+        self, arm: Arm, rows: Rows | None, *, engine: str = "compat", watch: Watch | None = None, for_cuda: bool = False
     ) -> None:
         check_arm(arm)
         self.arm = arm
@@ -107,21 +101,23 @@ class StandIn:
         if arm.options.get("tf32"):
             make_precision(arm, device="cpu" if for_cuda or not torch.cuda.is_available() else "cuda").prepare([], [])
         self._events = Subscriptions(Layer.STAND_IN)
-        self._lifted = LiftedWeights(rows, self._events)
+        self._wrappers = ParallelWrappers()
+        self._wrappers.install(self._events)
+        self._lifted = LiftedWeights(self._wrappers, rows, self._events)
         self._keep = str(arm.options.get("keep_fp32", ""))
         if arm.backend == "script":
             frontend = importlib.import_module("apex.amp.frontend")
             self._events.wrap(frontend, "_initialize", self._initialize)
-            self.torch_amp = _AsWritten(self._initialized)
+            self.torch_amp = _AsWritten(self._has_initialized)
         elif arm.backend == "apex":
             self._stand_behind_levels(engine, rows)
         else:
-            kind = WholeModel if arm.backend == "half" or arm.options.get("weights") == "bfloat16" else TorchAmp
-            self.torch_amp = kind(arm, rows)
+            is_half = arm.backend == "half" or arm.options.get("weights") == "bfloat16"
+            self.torch_amp = HalfWeights(arm, rows, wrappers=self._wrappers) if is_half else TorchAmp(arm, rows)
         if (reduce := arm.options.get("reduce")) is not None:
             reduce_wrappers_in(getattr(torch, reduce), str(arm), self._events)
         self.torch_amp.install(self._events)
-        plain = PlainScript(arm, self.torch_amp, for_cuda=for_cuda, rows=rows, given=self._given, lifted=self._lifted)
+        plain = PlainScript(arm, self.torch_amp, self._lifted, for_cuda=for_cuda, rows=rows, given=self._record_weights)
         plain.install(self._events)
         self._casting = plain.casting
         if arm.backend != "script":
@@ -130,7 +126,7 @@ class StandIn:
             self._stand_behind_amp(ScriptAmp(arm, plain, rows))
         elif rows is not None:
             self._events.wrap(*Points.BACKWARD, functools.partial(_record_plain_backward, rows))
-        if self._keep and not isinstance(self.torch_amp, WholeModel):
+        if self._keep and not isinstance(self.torch_amp, HalfWeights):
             context = without_autocast("cuda" if torch.cuda.is_available() else "cpu")
             if arm.backend == "apex":
                 context = without_casts(importlib.import_module("ampcompare.apex.amp"))
@@ -150,11 +146,11 @@ class StandIn:
         self._events.wrap(frontend, "_initialize", self._initialize)
         override_opt_level(level, self._events, quiet=True, options=options)
         if LEVELS[level].patch_torch_functions and engine == "compat":
-            self.torch_amp = O1BehindTorch(self.arm, self._initialized)
+            self.torch_amp = O1BehindTorch(self.arm, self._has_initialized)
         elif LEVELS[level].is_half and engine == "compat":
-            self.torch_amp = WholeModel(self.arm, rows, self._initialized)
+            self.torch_amp = HalfWeights(self.arm, rows, self._has_initialized, wrappers=self._wrappers)
         else:
-            self.torch_amp = TorchAmp(self.arm, rows, self._initialized)
+            self.torch_amp = TorchAmp(self.arm, rows, self._has_initialized)
 
     def _stand_behind_amp(self, amp: ScriptAmp) -> None:
         functions = amp.functions()
@@ -171,19 +167,19 @@ class StandIn:
 
     def _initialize(self, original: Any, models: Any, optimizers: Any, *args: Any, **kwargs: Any) -> Any:
         """Call Apex's own, once the first weights are recorded."""
-        self._given(_listed(models), _listed(optimizers))
+        self._record_weights(_as_list(models), _as_list(optimizers))
         if not self._keep:
             return original(models, optimizers, *args, **kwargs)
         patches = LEVELS[self.arm.options["opt_level"]].patch_torch_functions
         with kept_in_fp32(
-            _listed(models),
+            _as_list(models),
             self._keep,
             None if patches else half_dtype(self.arm),
             without_casts(sys.modules["apex.amp"]) if patches else None,
         ):
             return original(models, optimizers, *args, **kwargs)
 
-    def _given(self, models: list[Any], optimizers: list[Any]) -> None:
+    def _record_weights(self, models: list[Any], optimizers: list[Any]) -> None:
         if self._watch is not None:
             self._watch.weights(models, optimizers)
 
@@ -191,9 +187,9 @@ class StandIn:
         with self._casting.off():  # a loader without workers runs the script's transforms here
             return original(iterator)
 
-    def acted(self) -> bool:
+    def has_acted(self) -> bool:
         """Return whether the script has reached the arm."""
-        return self._initialized() or self.torch_amp.used
+        return self._has_initialized() or self.torch_amp.used
 
     @property
     def lifted_types(self) -> list[str]:
@@ -211,24 +207,24 @@ class StandIn:
         return next((found for one in chain if (found := self._explain(one)) is not None), None)
 
     def _explain(self, error: BaseException) -> UnsupportedCombination | None:
-        casts = half_dtype(self.arm) is not None and self.acted()
+        casts = half_dtype(self.arm) is not None and self.has_acted()
+        line = raised_at(error) or "the script"
         if casts and isinstance(error, TypeError) and NUMPY_LACKS.search(str(error)):
-            line = _user_line(error.__traceback__)
             return UnsupportedCombination(
                 f"{line}: under {self.arm} the script passes a bfloat16 tensor to NumPy, which has no such type "
                 f"({error}); write .float() before .numpy() there, or compare an arm of fp16"
             )
         if casts and isinstance(error, RuntimeError) and DENSE.search(str(error)):
             return UnsupportedCombination(
-                f"{_user_line(error.__traceback__)}: the masters of {self.arm} get dense gradients, as those of Apex, "
+                f"{line}: the masters of {self.arm} get dense gradients, as those of Apex, "
                 f"and the optimizer takes sparse ones alone ({error}); compare native:fp16 or half:masters=fp32"
             )
         fits = not casts and not self._lifted.types
-        if fits or not isinstance(error, RuntimeError) or not TYPES.search(said := _said(error)):
+        if fits or not isinstance(error, RuntimeError) or not TYPES.search(said := _reason_in(error)):
             return None
         if "without overflow" in said:  # a number of the script, whatever the types
             return None
-        is_whole, is_o1 = (isinstance(self.torch_amp, kind) for kind in (WholeModel, O1BehindTorch))
+        is_whole, is_o1 = (isinstance(self.torch_amp, kind) for kind in (HalfWeights, O1BehindTorch))
         # Only arms that can compute what has failed here.
         others = "" if is_whole or is_o1 else "compare fp32, or "
         if ATTENTION.search(said) and (is_whole or is_o1):
@@ -263,10 +259,9 @@ class StandIn:
         elif NO_KERNEL.search(said):
             why = "torch cannot compute this in 16 bits on this device"
             advice = "compare fp32, or cast its inputs to fp32 there"
-        line = _user_line(error.__traceback__)
         return UnsupportedCombination(f"{line}: under {self.arm} {why} ({said}); {advice}")
 
-    def _initialized(self) -> bool:
+    def _has_initialized(self) -> bool:
         """Return whether the script has called the `amp.initialize` of an Apex, which the arm does not stand behind."""
         names = ("ampcompare.apex.amp._amp_state", "apex.amp._amp_state")
         states: list[Any] = [sys.modules.get(name) for name in names]
@@ -279,24 +274,13 @@ class StandIn:
         torch.clear_autocast_cache()
 
 
-def _said(error: RuntimeError) -> str:
+def _reason_in(error: RuntimeError) -> str:
     """Return the line of an error of torch that has the reason; TorchScript puts it last, or loses it."""
     first, *others = str(error).splitlines() or [""]
     if not first.startswith(TORCHSCRIPT):
         return first
     last = next((line for line in reversed(others) if line.strip()), "")
     return last.partition("RuntimeError: ")[2].strip() or "TorchScript does not say why, as for tensors of unlike dtype"
-
-
-def _user_line(trace: types.TracebackType | None) -> str:
-    """Return the innermost line, as `train.py:12`, that is no library's."""
-    found = "the script"
-    while trace is not None:
-        file = trace.tb_frame.f_code.co_filename
-        if "site-packages" not in file and not trace.tb_frame.f_globals.get("__name__", "").startswith("ampcompare."):
-            found = f"{os.path.basename(file)}:{trace.tb_lineno}"
-        trace = trace.tb_next
-    return found
 
 
 def _is_in_model(trace: types.TracebackType | None) -> bool:
@@ -326,7 +310,7 @@ def _are_all_16_bit(trace: types.TracebackType | None) -> bool:
     return bool(found) and found <= {torch.float16, torch.bfloat16}
 
 
-def _listed(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     if value is None:
         return []
     return list(value) if isinstance(value, list | tuple) else [value]
@@ -339,7 +323,7 @@ def _record_plain_backward(rows: Rows, original: Any, tensors: Any, *args: Any, 
     return original(tensors, *args, **kwargs)
 
 
-class _AsWritten(TorchNames):
+class _AsWritten(TorchAmpStandIn):
     """Follows `torch.autocast` and `GradScaler` of a script."""
 
     def __init__(self, initialized: Callable[[], bool]) -> None:
@@ -350,10 +334,8 @@ class _AsWritten(TorchNames):
         """Note uses from now on."""
         events.wrap(*Points.MAKE_AUTOCAST, self._make_autocast)
         events.wrap(torch.amp.GradScaler, "scale", self._scale)
-        for name in ("apex.fp16_utils", "apex.contrib.optimizers.fp16_optimizer"):
-            with suppress(ImportError):  # a build of the real Apex without the second
-                kind = importlib.import_module(name).FP16_Optimizer
-                events.wrap(kind, "__init__", self._make_optimizer)
+        for kind in fp16_optimizer_classes():
+            events.wrap(kind, "__init__", self._make_optimizer)
         events.at_end(register_optimizer_step_pre_hook(lambda *_: self.use()).remove)
 
     def _make_autocast(self, original: Any, block: Any, *args: Any, **kwargs: Any) -> None:

@@ -210,7 +210,7 @@ class OptimizerConfig(Frozen):
 
     @field_validator("name")
     @classmethod
-    def _known(cls, name: str) -> str:
+    def _check_name(cls, name: str) -> str:
         try:
             return canonical_name(name)
         except ConfigError as error:

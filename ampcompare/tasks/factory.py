@@ -42,17 +42,17 @@ def resolve_factory(path: str) -> Callable[..., Any]:
         raise ConfigError(f"{path!r} does not name a factory; write it as package.module:function")
     check_module(path)
     with blame_factory(path, "importing its module"):
-        found: Any = importlib.import_module(module_name)
+        factory: Any = importlib.import_module(module_name)
     for part in attribute.split("."):
-        if not hasattr(found, part):
-            names = [name for name in vars(found) if not name.startswith("_")]
+        if not hasattr(factory, part):
+            names = [name for name in vars(factory) if not name.startswith("_")]
             raise ConfigError(f"factory {path}: there is no {part!r} in it; {did_you_mean(part, names)}")
-        found = getattr(found, part)
-    if not callable(found):
+        factory = getattr(factory, part)
+    if not callable(factory):
         raise ConfigError(
-            f"factory {path} is of type {type(found).__name__}, which cannot be called; name a function or class"
+            f"factory {path} is of type {type(factory).__name__}, which cannot be called; name a function or class"
         )
-    return found  # type: ignore[no-any-return]
+    return factory  # type: ignore[no-any-return]
 
 
 def named_by(factory: Callable[..., Any], offered: Mapping[str, Any]) -> dict[str, Any]:

@@ -81,13 +81,13 @@ def _parts(name: str) -> dict[str, Any]:
     place = name.removeprefix("hf:")
     try:
         is_saved = any((Path(place) / file).is_file() for file in SAVED)
-        found = datasets.load_from_disk(place) if is_saved else datasets.load_dataset(place)
+        loaded = datasets.load_from_disk(place) if is_saved else datasets.load_dataset(place)
     except Exception as error:  # of the hub's client, of a reader of any format, or of the data set's own files
         raise ConfigError(
             f"--data {name} cannot be read ({type(error).__name__}: {' '.join(str(error).split())}); give a folder "
             "that `save_to_disk` wrote or `load_dataset` reads, or the name of a data set that can be reached from here"
         ) from error
-    splits = dict(found) if isinstance(found, Mapping) else {"train": found}
+    splits = dict(loaded) if isinstance(loaded, Mapping) else {"train": loaded}
     val = next((split for split in VALIDATION if split in splits), None)
     if "train" not in splits or val is None:
         raise ConfigError(
@@ -103,12 +103,12 @@ def _column(name: str, features: Mapping[str, Any], what: str, kinds: Mapping[st
         kinds: by the name of a feature's class, whether a feature of it will do.
     """
     for kind, is_usable in kinds.items():
-        found = [
+        usable = [
             column for column, feature in features.items() if type(feature).__name__ == kind and is_usable(feature)
         ]
-        if len(found) == 1:
-            return found[0]
-        if found:
+        if len(usable) == 1:
+            return usable[0]
+        if usable:
             break
     columns = ", ".join(f"{column} ({_kind_of(feature)})" for column, feature in features.items())
     raise ConfigError(

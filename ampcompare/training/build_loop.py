@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from ampcompare.training.meters import make_clock
 from ampcompare.training.parallel.replication import Parallel
 from ampcompare.training.precision.base import Precision, StepOutcome
 
-__all__ = ["StepGraph", "build_loop", "rates_on_device", "refuse_unrecordable"]
+__all__ = ["StepGraph", "build_loop", "rates_on_device", "refuse_cuda_graph"]
 
 WARM_UP = 3  # updates: the first ones create lazy state and choose kernels
 T = TypeVar("T")
@@ -69,7 +69,7 @@ def _update_of(phases: Sequence[Phase], assembly: Assembly, *, recorded: bool) -
         return _PhasedUpdate(phases)
     if not recorded:
         return update
-    refuse_unrecordable(assembly.device, assembly.precision, assembly.optimizers)
+    refuse_cuda_graph(assembly.device, assembly.precision, assembly.optimizers)
     rates_on_device(assembly.optimizers, assembly.device)
     return StepGraph(update, _CudaRecorder(assembly.device))
 
@@ -78,27 +78,18 @@ Result = tuple[list[Tensor], Tensor | None, StepOutcome]
 Update = Callable[..., Result]
 
 
-class _Recorder(Protocol):
-    """Records the kernels of a piece of code, and launches them again on the same memory."""
-
-    def warm_up(self, code: Callable[[], T]) -> T:
-        """Run `code` as it will be recorded."""
-
-    def record(self, code: Callable[[], T]) -> T:
-        """Record the kernels of `code`, which need not run; return what it returned."""
-
-    def replay(self) -> None:
-        """Launch what was recorded."""
-
-
 class _CudaRecorder:
-    """`torch.cuda.CUDAGraph` with a separate stream, which capturing requires."""
+    """Records the kernels of a piece of code by `torch.cuda.CUDAGraph`, and launches them again on the same memory.
+
+    Capturing requires a separate stream.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
         self._graph = torch.cuda.CUDAGraph()
 
     def warm_up(self, code: Callable[[], T]) -> T:
+        """Run `code` as it will be recorded."""
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             result = code()
@@ -106,6 +97,7 @@ class _CudaRecorder:
         return result
 
     def record(self, code: Callable[[], T]) -> T:
+        """Record the kernels of `code`, which need not run; return what it returned."""
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, stream=self._stream):
             return code()
@@ -125,7 +117,7 @@ class StepGraph:
         recorder: records it.
     """
 
-    def __init__(self, update: Update, recorder: _Recorder) -> None:
+    def __init__(self, update: Update, recorder: _CudaRecorder) -> None:
         self._update = update
         self._recorder = recorder
         self._warm_ups = 0
@@ -160,7 +152,7 @@ class StepGraph:
             target.copy_(part, non_blocking=True)
         self._recorder.replay()
         norm = None if self._norm is None else self._norm.clone()
-        return [loss.clone() for loss in self._losses], norm, precision.repeated()
+        return [loss.clone() for loss in self._losses], norm, precision.replayed_outcome()
 
     def _record(self, arguments: tuple[Any, ...], microbatches: Sequence[Any], clip_norm: float | None) -> None:
         _, optimizers, precision, _, _ = arguments
@@ -170,7 +162,7 @@ class StepGraph:
             optimizer.zero_grad(set_to_none=True)
 
         def code() -> tuple[list[Tensor], Tensor | None]:
-            with precision.recording():
+            with precision.capturing():
                 losses, norm, _ = self._update(*arguments, inputs, clip_norm)
             return losses, norm
 
@@ -184,7 +176,7 @@ class StepGraph:
             ) from error
 
 
-def refuse_unrecordable(device: torch.device, precision: Precision, optimizers: Sequence[Optimizer]) -> None:
+def refuse_cuda_graph(device: torch.device, precision: Precision, optimizers: Sequence[Optimizer]) -> None:
     """Raise if a step cannot be recorded as a CUDA graph.
 
     Raises:
@@ -201,7 +193,7 @@ def refuse_unrecordable(device: torch.device, precision: Precision, optimizers: 
                 f"cuda_graph: {type(optimizer).__name__} keeps the learning rate and step counts on the host, "
                 "where a graph cannot read them; use --optimizer-implementation fused"
             )
-    reason = precision.unrecordable(optimizers)
+    reason = precision.why_no_cuda_graph(optimizers)
     if reason is not None:
         raise UnsupportedCombination(f"cuda_graph: {reason}; leave out --cuda-graph")
 

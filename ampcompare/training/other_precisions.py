@@ -65,9 +65,9 @@ def _evaluate(session: Session, name: str, compute: AbstractContextManager[Any],
     models = _built_again(assembly.task, assembly.replicas, assembly.device, session.config.recipe.channels_last)
     models, _ = other.prepare(models, [])
     with _in_evaluation(assembly.replicas):
-        found = session.evaluate_with(models, other, _comparison(assembly.task, assembly.replicas, own, compute))
+        evaluation = session.evaluate_with(models, other, _comparison(assembly.task, assembly.replicas, own, compute))
     own.weights_replaced()  # casts that were cached carry no gradient
-    return _as_result(found, name, other.mode, averaged=averaged)
+    return _as_result(evaluation, name, other.mode, averaged=averaged)
 
 
 def _built_again(
@@ -105,31 +105,31 @@ def _comparison(task: Task, models: Sequence[nn.Module], own: Precision, compute
         reference = task.measure(theirs, batch)
         if here is None and first.over_samples == "share":
             here, there = measured[first.name].long(), reference[first.name].long()
-        found: dict[str, Tensor] = {}
+        counts: dict[str, Tensor] = {}
         if here is not None and there is not None:
             asked = there >= 0
-            found[ANSWERS] = asked.flatten(1).sum(1) if asked.dim() > 1 else asked
+            counts[ANSWERS] = asked.flatten(1).sum(1) if asked.dim() > 1 else asked
             differs = asked & (here != there)
-            found[DIFFERING] = differs.flatten(1).sum(1) if differs.dim() > 1 else differs
+            counts[DIFFERING] = differs.flatten(1).sum(1) if differs.dim() > 1 else differs
         if first.over_samples == "mean":
-            found[MOVED] = (measured[first.name].double() - reference[first.name].double()).abs()
-        return found
+            counts[MOVED] = (measured[first.name].double() - reference[first.name].double()).abs()
+        return counts
 
     return extra
 
 
-def _as_result(found: Evaluation, name: str, mode: str | None, *, averaged: bool) -> PrecisionResult:
-    extras = found.extras
+def _as_result(evaluation: Evaluation, name: str, mode: str | None, *, averaged: bool) -> PrecisionResult:
+    extras = evaluation.extras
     return PrecisionResult(
         precision=name,
         averaged=averaged,
         half=mode,
-        samples=found.samples,
-        values=found.values,
-        loss=found.loss,
+        samples=evaluation.samples,
+        values=evaluation.values,
+        loss=evaluation.loss,
         answers=round(extras[ANSWERS]) if ANSWERS in extras else None,
         differing=round(extras[DIFFERING]) if DIFFERING in extras else None,
-        sample_difference=extras[MOVED] / found.samples if MOVED in extras else None,
+        sample_difference=extras[MOVED] / evaluation.samples if MOVED in extras else None,
     )
 
 
@@ -170,5 +170,5 @@ class EvaluationPrecision(Precision):
 
     @contextmanager
     def _contexts(self) -> Iterator[None]:
-        with self._outside.suspended(), self._compute, self._autocast:
+        with self._outside.without_patches(), self._compute, self._autocast:
             yield

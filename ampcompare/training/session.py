@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,7 +29,7 @@ from ampcompare.training.policies import DivergenceDetector, Rollback, SkippingP
 from ampcompare.training.precision.base import Precision
 from ampcompare.training.stop_request import StopRequest
 
-__all__ = ["CopyStream", "CudaCopyStream", "Session", "TrainingPhase", "prefetch"]
+__all__ = ["CudaCopyStream", "Session", "TrainingPhase", "prefetch"]
 
 TrainingPhase = Literal["training", "evaluating", "saving"]
 
@@ -84,7 +83,7 @@ class Session:
         self.ledger = LedgerKeeper(
             assembly.replicas, config.drain_every, sees_operations=config.recipe.compile == "none"
         )
-        self.loop.update = self.ledger.watched(self.loop.update)
+        self.loop.update = self.ledger.watch(self.loop.update)
 
     @property
     def precision(self) -> Precision:
@@ -347,20 +346,8 @@ class Session:
         return time.perf_counter()
 
 
-class CopyStream(abc.ABC):
-    """Where batches are fetched while the main stream computes."""
-
-    @abc.abstractmethod
-    def fetch(self, batches: Iterator[Any]) -> tuple[Any, Any] | None:
-        """Start the copy of the next batch; return it with a mark of its end, or None if none is left."""
-
-    @abc.abstractmethod
-    def hand_over(self, batch: Any, mark: Any) -> None:
-        """Make the main stream wait, on the device, until the batch is copied."""
-
-
-class CudaCopyStream(CopyStream):
-    """A separate CUDA stream on one GPU."""
+class CudaCopyStream:
+    """A separate CUDA stream on one GPU, which fetches batches while the main stream computes."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -370,18 +357,20 @@ class CudaCopyStream(CopyStream):
         )  # the data that batches are cut from may still be written
 
     def fetch(self, batches: Iterator[Any]) -> tuple[Any, Any] | None:
+        """Start the copy of the next batch; return it with a mark of its end, or None if none is left."""
         with torch.cuda.stream(self._stream):
             batch = next(batches, None)
             return None if batch is None else (batch, self._stream.record_event())
 
     def hand_over(self, batch: Any, mark: Any) -> None:
+        """Make the main stream wait, on the device, until the batch is copied."""
         main = torch.cuda.current_stream(self._device)
         main.wait_event(mark)
         for part in tensors_in(batch):
             part.record_stream(main)  # its memory is not reused while the main stream reads it
 
 
-def prefetch(batches: Iterable[Any], depth: int, stream: CopyStream) -> Iterator[Any]:
+def prefetch(batches: Iterable[Any], depth: int, stream: CudaCopyStream) -> Iterator[Any]:
     """Yield the same batches in the same order, and start up to `depth` of them in advance."""
     source = iter(batches)
     waiting: deque[tuple[Any, Any]] = deque()

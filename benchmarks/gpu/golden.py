@@ -10,12 +10,9 @@ from __future__ import annotations
 
 import importlib
 import json
-import math
 import os
-import struct
 import sys
 import warnings
-from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -151,40 +148,12 @@ def unlike(recording: dict[str, Any], result: dict[str, Any]) -> str:
 
 
 def bits(theirs: dict[str, Any], ours: dict[str, Any]) -> str:
-    """Say where two replays on one device differ first, and by how many units in the last place at most; "" if nowhere.
-
-    Units are those of losses and of the first four values of each parameter, which is what a replay keeps.
-    """
-    first = ""
-    worst = {"loss": 0, "weight": 0}
+    """Say where two replays on one device differ first; "" if nowhere."""
     for one, other in zip(theirs["steps"], ours["steps"], strict=True):
         for key in one:
-            if key not in INFORMATIVE and one[key] != other[key] and not first:
-                first = f"step {one['step']}: {key}"
-        kinds = one["loss_dtypes"] * len(one["loss"]) if len(one["loss_dtypes"]) == 1 else "f" * len(one["loss"])
-        worst["loss"] = max(worst["loss"], _units(one["loss"], other["loss"], kinds))
-        for kind, (_, left), (_, right) in zip(one["param_dtypes"], one["params"], other["params"], strict=True):
-            worst["weight"] = max(worst["weight"], _units(left, right, kind * len(left)))
-    if theirs["final"] != ours["final"] and not first:
-        first = "the final state"
-    return f"{first}; at most {worst['loss']} ulp in a loss, {worst['weight']} in a weight" if first else ""
-
-
-def _units(left: Iterable[Any], right: Iterable[Any], kinds: str) -> int:
-    """Return the largest distance in representable numbers of the given dtypes; 0 for equal or both not finite."""
-    worst = 0
-    for one, other, kind in zip(map(float, left), map(float, right), kinds, strict=True):
-        if math.isfinite(one) and math.isfinite(other):
-            worst = max(worst, abs(_place(one, kind) - _place(other, kind)))
-    return worst
-
-
-def _place(value: float, kind: str) -> int:
-    """Number the representable values of a dtype through zero."""
-    number, bits = {"h": ("e", "h"), "f": ("f", "i"), "d": ("d", "q")}[kind]
-    place: int = struct.unpack(bits, struct.pack(number, value))[0]
-    limit = 1 << (8 * struct.calcsize(bits) - 1)
-    return place if place >= 0 else -(place + limit)
+            if key not in INFORMATIVE and one[key] != other[key]:
+                return f"step {one['step']}: {key} is {other[key]}, of Apex {one[key]}"
+    return "the final state" if theirs["final"] != ours["final"] else ""
 
 
 class _Genuine:

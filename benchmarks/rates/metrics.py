@@ -57,7 +57,7 @@ def _row(cell: tuple[Scenario, int], replicates: int) -> Row:
         "metric": metric.name,
         "better": metric.better,
         "difference": metric.difference,
-        "value": metric.shown(case.base),
+        "value": metric.text(case.base),
         "margin": f"±{margin:g} {metric.difference_unit}".rstrip(),
         "seeds": f"{seeds}",
         "A/A: winner or loser %": percent(equal["winner"], replicates),

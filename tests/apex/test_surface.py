@@ -1,6 +1,6 @@
 """Every name, parameter and default of Apex 25.05 is here, or in the list of what is left out, with its reason.
 
-`apex-25.05-surface.json` was written by `record_surface.py` from the sources of Apex 25.05.
+`apex-25.05-surface.json` has the names, parameters and defaults in the sources of Apex 25.05, as `ast` reads them.
 """
 
 from __future__ import annotations

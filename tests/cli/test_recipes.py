@@ -17,6 +17,7 @@ from ampcompare.settings.config import RunConfig
 Call = Callable[..., Any]
 APEX = ("--recipe", "articles/r50-imagenet-apex", "--size", "small")
 LITTLE = ("--arch", "mlp", "--epochs", "1", "--train-size", "256", "--val-size", "64", "--device", "cpu")
+PLAN = ("--dry-run", "--json", "--no-preflight")
 INLINE = ("--workers", "0", "--data", "digits", "--image-size", "8", "--batch-size", "16")
 
 
@@ -63,7 +64,7 @@ def test_what_is_given_by_hand_is_not_varied(call: Call) -> None:
     """Flags win over a recipe: a value given by hand takes the place of those that it varies, arms of its arms."""
 
     def labels(*words: str) -> list[str]:
-        recipe = ("compare", "--recipe", "articles/r50-imagenet-fp16bn", "--size", "small", "--dry-run", "--json")
+        recipe = ("compare", "--recipe", "articles/r50-imagenet-fp16bn", "--size", "small", *PLAN)
         return sorted(cell["arm"] for cell in call(*recipe, *words).json()["cells"])
 
     assert len(labels()) == 5
@@ -118,7 +119,7 @@ def test_a_file_may_name_rows_and_what_is_varied(call: Call, tmp_path: Path) -> 
     """A file of the user's holds arms, seeds and values to cross, and its mistakes name it."""
     path = tmp_path / "mine.yaml"
     path.write_text("arms: [fp32, half]\nvary: {lr: [0.1, 0.2]}\nseeds: [3, 5]\nrecipe: {epochs: 2}\n")
-    cells = call("compare", "-c", str(path), "--dry-run", "--json").json()["cells"]
+    cells = call("compare", "-c", str(path), *PLAN).json()["cells"]
     assert len(cells) == 8
     assert {cell["arm"] for cell in cells} == {"fp32 lr=0.1", "fp32 lr=0.2", "half lr=0.1", "half lr=0.2"}
     path.write_text("vari: {lr: [1]}\n")
@@ -181,7 +182,7 @@ def test_shown_settings_can_be_read_again(call: Call, tmp_path: Path) -> None:
     """What `config show` prints is YAML that gives the same settings, rows and seeds as a file."""
 
     def cells(*words: str) -> list[dict[str, object]]:  # their order is drawn for each plan
-        return sorted(call("compare", *words, "--dry-run", "--json").json()["cells"], key=lambda cell: cell["cell"])
+        return sorted(call("compare", *words, *PLAN).json()["cells"], key=lambda cell: cell["cell"])
 
     words = ("--recipe", "articles/r18-leaves", "--size", "small", "--label-smoothing", "0.1")
     shown = call("config", "show", "--origin", *words)

@@ -73,9 +73,9 @@ ARMS = ["fp32", "apex:O1", "apex:O2", "apex:O3", "native:fp16", "native:bf16", "
 ARMS.append("half:master_weights,dynamic")
 
 
-def trained(arm: str, make: Any, *, infinite: bool = False) -> list[torch.Tensor]:
+def trained(arm: str, make: Any, *, infinite: bool = False, model: Any = None) -> list[torch.Tensor]:
     """The weights after three updates in an arm."""
-    model = net()
+    model = model or net()
     precision = make_precision(arm)
     (model,), (optimizer,) = precision.prepare([model], [make(model)])  # type: ignore[assignment]
     for step in range(3):
@@ -233,15 +233,9 @@ def test_every_arm_trains_by_the_optimizers_of_apex(arm: str, name: str) -> None
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 3, bias=False), nn.Tanh(), nn.Linear(3, 2, bias=False))
         config = validate(OptimizerConfig, {"name": name, "lr": 0.02})
-        precision = make_precision(arm)
-        (model,), (optimizer,) = precision.prepare([model], [make_optimizer(config, model)])  # type: ignore[assignment]
-        for _ in range(3):
-            with precision.autocast():
-                loss = model(X).float().square().mean()
-            precision.backward(loss, [optimizer])
-            precision.step(optimizer)
-            optimizer.zero_grad()
-        return torch.cat([param.detach().float().flatten() for param in model.parameters()])
+        return torch.cat(
+            [weight.flatten() for weight in trained(arm, lambda model: make_optimizer(config, model), model=model)]
+        )
 
     if arm == "half:dtype=bf16" and name != "fused_adam":  # Apex's other optimizers know fp16 and fp32 only
         with pytest.raises(RuntimeError, match=r"got a parameter of torch\.bfloat16"):

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from ampcompare.training.session import CopyStream, CudaCopyStream, prefetch
+from ampcompare.training.session import CudaCopyStream, prefetch
 
 
-class Noted(CopyStream):
+class Noted:
     """A lane that writes down what is fetched and handed over."""
 
     def __init__(self) -> None:

@@ -19,9 +19,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.profiler import record_function
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from ampcompare.base.patches import Layer, Subscriptions
 from ampcompare.diagnosis.profiling.trace import MODULE, PHASE, STEP
 from ampcompare.diagnosis.sites import Sites
-from ampcompare.guards.events import Layer, Subscriptions
 from ampcompare.results.records.profile import Phase
 
 __all__ = ["Marks"]

@@ -22,7 +22,6 @@ __all__ = [
     "LauncherClosed",
     "Phase",
     "Progress",
-    "QueueLauncher",
     "Stoppable",
     "failed_record",
     "interrupted_record",
@@ -163,19 +162,6 @@ def interrupted_record(config: RunConfig) -> RunRecord:
     """Return the record of a cell that was asked to stop and could not save; earlier checkpoints are unchanged."""
     error = "asked to stop before it could save"
     return RunRecord(cell=config.digest(), arm=config.arm, status="interrupted", config=config, error=error)
-
-
-class QueueLauncher(Launcher):
-    """A launcher whose announced cells run before anyone waits for them; it implements `collect`."""
-
-    def launch(
-        self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
-    ) -> RunRecord:
-        report = None if on_progress is None else lambda index, progress: on_progress(progress)
-        return next(self.collect([(config, folder)], on_progress=report))[1]
-
-    def is_queue(self, config: RunConfig) -> bool:
-        return True
 
 
 class ChoosingLauncher(Launcher):

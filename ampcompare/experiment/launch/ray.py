@@ -7,12 +7,11 @@ a folder of its own machine, whose files come back when it ends.
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib.util
 import os
 import socket
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +22,14 @@ from ampcompare.base.secrets import known_placeholders, restore
 from ampcompare.experiment.launch.cell import train_cell
 from ampcompare.experiment.launch.cell_files import (
     announce_cell,
-    progress_reader,
     read_config,
     write_config,
     write_record,
 )
-from ampcompare.experiment.launch.contract import Progress, QueueLauncher, failed_record, interrupted_record
+from ampcompare.experiment.launch.contract import failed_record, interrupted_record
 from ampcompare.experiment.launch.local import LocalLauncher
 from ampcompare.experiment.launch.places import ANYWHERE, Place, find_places
+from ampcompare.experiment.launch.queue_launcher import QueueLauncher
 from ampcompare.results.records.run import RunRecord, read_record
 from ampcompare.settings.config import RunConfig
 
@@ -114,33 +113,15 @@ class RayLauncher(QueueLauncher):
                     raise EnvironmentUnfit(f"{text}, but Ray has {there.get(name, 0):g} on this machine")
                 self.note(f"{text}, but the cluster has {there.get(name, 0):g} now; Ray waits for more")
 
-    def collect(
-        self,
-        cells: Sequence[tuple[RunConfig, Path]],
-        on_place: Callable[[int, str], None] = lambda index, place: None,
-        on_progress: Callable[[int, Progress], None] | None = None,
-    ) -> Iterator[tuple[int, RunRecord]]:
-        cells = [(config, folder.resolve()) for config, folder in cells]
-        self.submit_ahead(cells)
-        left = dict(enumerate(cells))
-        readers = {}
-        for index, (_, folder) in left.items():
-            report = None if on_progress is None else functools.partial(on_progress, index)
-            readers[index] = progress_reader(folder, report, functools.partial(on_place, index))
-        while left:
-            try:
-                ended = self._ray.wait([self._tasks[folder] for _, folder in left.values()], timeout=POLL_SECONDS)[0]
-            except (self._ray.exceptions.RayError, ConnectionError) as error:
-                resumes = "the same command starts with the first cell that has no record"
-                raise LaunchError(f"Ray is lost: {_first_line(error)}; {resumes}") from None
-            for index, (config, folder) in list(left.items()):
-                readers[index]()
-                if self._tasks[folder] in ended:
-                    del left[index]
-                    yield index, self._result(config, folder)
+    def wait_for_some(self, folders: Collection[Path]) -> set[Path]:
+        try:
+            ended = self._ray.wait([self._tasks[folder] for folder in folders], timeout=POLL_SECONDS)[0]
+        except (self._ray.exceptions.RayError, ConnectionError) as error:
+            resumes = "the same command starts with the first cell that has no record"
+            raise LaunchError(f"Ray is lost: {_first_line(error)}; {resumes}") from None
+        return {folder for folder in folders if self._tasks[folder] in ended}
 
-    def _result(self, config: RunConfig, folder: Path) -> RunRecord:
-        """Return the record of a cell whose task has ended."""
+    def take_record(self, config: RunConfig, folder: Path) -> RunRecord:
         task = self._tasks.pop(folder)
         try:
             _receive(self._ray.get(task), folder)

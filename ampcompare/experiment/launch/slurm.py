@@ -5,7 +5,6 @@ Cells that need the same are tasks of one job array; a job runs the command of i
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import json
 import math
@@ -20,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,9 +30,10 @@ from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.files.write import write_atomically
 from ampcompare.base.processes.start import __file__ as START
 from ampcompare.experiment.launch.cell import train_cells
-from ampcompare.experiment.launch.cell_files import announce_cell, last_lines, log_tail, progress_reader, write_record
-from ampcompare.experiment.launch.contract import Progress, QueueLauncher, failed_record
+from ampcompare.experiment.launch.cell_files import announce_cell, last_lines, log_tail, write_record
+from ampcompare.experiment.launch.contract import failed_record
 from ampcompare.experiment.launch.forked import worker_environment
+from ampcompare.experiment.launch.queue_launcher import QueueLauncher
 from ampcompare.results.records.run import RunRecord, read_record
 from ampcompare.settings.config import RunConfig
 
@@ -168,6 +168,8 @@ class SlurmLauncher(QueueLauncher):
         self._running = running
         self._cells_per_job = cells_per_job
         self._jobs: dict[Path, _Job] = {}
+        self._gone: dict[Path, float] = {}  # since when Slurm does not name the job of a cell
+        self._asked = self._answered = -math.inf
 
     def submit_ahead(self, cells: Sequence[tuple[RunConfig, Path]]) -> None:
         """Submit the cells that have no job in the queue.
@@ -175,6 +177,7 @@ class SlurmLauncher(QueueLauncher):
         Raises:
             LaunchError: Slurm rejects a job, or does not answer.
         """
+        self._answered = time.monotonic()
         new = [(config, folder.resolve()) for config, folder in cells if folder.resolve() not in self._jobs]
         if not new:
             return
@@ -190,46 +193,32 @@ class SlurmLauncher(QueueLauncher):
             for start in range(0, len(cells), MAX_ARRAY * self._cells_per_job):
                 self._submit(cells[start : start + MAX_ARRAY * self._cells_per_job])
 
-    def collect(
-        self,
-        cells: Sequence[tuple[RunConfig, Path]],
-        on_place: Callable[[int, str], None] = lambda index, place: None,
-        on_progress: Callable[[int, Progress], None] | None = None,
-    ) -> Iterator[tuple[int, RunRecord]]:
-        left = {index: (config, folder.resolve()) for index, (config, folder) in enumerate(cells)}
-        self.submit_ahead(list(left.values()))
-        readers = {}
-        for index, (_, folder) in left.items():
-            report = None if on_progress is None else functools.partial(on_progress, index)
-            readers[index] = progress_reader(folder, report, functools.partial(on_place, index))
-        active: Mapping[str, str] = {}
-        asked, answered, gone = -math.inf, time.monotonic(), dict[int, float]()
-        while left:
-            now = time.monotonic()
-            if is_due := now >= asked + QUEUE_SECONDS:
-                asked = now
-                try:
-                    active, answered = active_jobs(), now
-                except LaunchError:  # Slurm may be silent for a while
-                    is_due = False
-                    if now - answered > PATIENCE_SECONDS:
-                        raise
-            for index, (config, folder) in list(left.items()):
-                if is_due and self._jobs[folder].job in active:
-                    gone.pop(index, None)  # queued again, or missing in one answer only
-                elif is_due:
-                    gone.setdefault(index, now)
-                is_over = _has_result(folder, is_gone=index in gone)
-                readers[index]()
-                if is_over or (index in gone and time.monotonic() - gone[index] > RECORD_SECONDS):
-                    del left[index]
-                    yield index, self._result(config, folder)
-            if left:
-                time.sleep(POLL_SECONDS)
+    def wait_for_some(self, folders: Collection[Path]) -> set[Path]:
+        now = time.monotonic()
+        if now >= self._asked + QUEUE_SECONDS:
+            self._asked = now
+            try:
+                active, self._answered = active_jobs(), now
+                for folder in folders:
+                    if self._jobs[folder].job in active:
+                        self._gone.pop(folder, None)  # queued again, or missing in one answer only
+                    else:
+                        self._gone.setdefault(folder, now)
+            except LaunchError:  # Slurm may be silent for a while
+                if now - self._answered > PATIENCE_SECONDS:
+                    raise
+        ended = {
+            folder
+            for folder in folders
+            if _has_result(folder, is_gone=folder in self._gone) or now > self._gone.get(folder, now) + RECORD_SECONDS
+        }
+        if not ended:
+            time.sleep(POLL_SECONDS)
+        return ended
 
-    def _result(self, config: RunConfig, folder: Path) -> RunRecord:
-        """Return the record of a cell that is not waited for any more."""
+    def take_record(self, config: RunConfig, folder: Path) -> RunRecord:
         job = self._jobs.pop(folder)
+        self._gone.pop(folder, None)
         path = folder / CellFile.RECORD
         record = read_record(path) if path.exists() else None
         left_no_record = "ended with exit code {} and left no record"

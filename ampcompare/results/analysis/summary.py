@@ -403,7 +403,7 @@ def _twin_sentence(twin: Twin, metric: Metric) -> str:
         if twin.same_bits:
             return f"{who}: {twin.quality}, every loss the same to the last bit, {pairs}."
         effect = twin.quality.effect
-        difference = "" if effect is None else f", {metric.signed_with_unit(effect)}"
+        difference = "" if effect is None else f", {metric.difference_with_unit(effect)}"
         return f"{who}: {twin.quality}{difference}, {pairs}."
     return f"{who}: {twin.quality or f'not known, add --arm {twin.twin}'}."
 
@@ -429,7 +429,7 @@ def _floor_sentence(
         and row.quality.effect is not None
         and abs(row.quality.effect) <= floor
     ]
-    end = f"{comparison.reference} again from weights changed by 1/512 differs by {metric.signed_with_unit(floor)}"
+    end = f"{comparison.reference} again from weights changed by 1/512 differs by {metric.difference_with_unit(floor)}"
     if not below:
         return f"{end}: smaller differences cannot be told."
     return f"{end}: no larger is the difference of {', '.join(below)}, which this training cannot tell from a path."

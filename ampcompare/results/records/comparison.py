@@ -358,7 +358,7 @@ def _metric_of_older(table: Mapping[str, Any]) -> dict[str, Any]:
 def _line(row: ArmSummary, reference: str, metric: Metric) -> str:
     facts = [row.status]
     if row.metric_mean is not None:
-        facts.append(f"{metric.name} {metric.shown(row.metric_mean)}")
+        facts.append(f"{metric.name} {metric.text(row.metric_mean)}")
     if row.arm == reference:
         facts.append("the reference")
     else:

@@ -159,7 +159,7 @@ def unpack_samples(result: EpochResult) -> NDArray[Any] | None:
 def _right(result: EpochResult, kept: SampleResults, text: str) -> NDArray[Any]:
     import numpy as np
 
-    packed = _decoded(text, -(-result.samples // 8), kept.sha256, result.samples)
+    packed = _decode(text, -(-result.samples // 8), kept.sha256, result.samples)
     right = np.unpackbits(np.frombuffer(packed, dtype=np.uint8), count=result.samples).astype(bool)
     counted = next(iter(result.counts.values()), None)
     if int(right.sum()) != counted:
@@ -170,7 +170,7 @@ def _right(result: EpochResult, kept: SampleResults, text: str) -> NDArray[Any]:
 def _numbers(result: EpochResult, kept: SampleResults) -> NDArray[Any]:
     import numpy as np
 
-    packed = _decoded(kept.values or "", 4 * result.samples, kept.sha256, result.samples)
+    packed = _decode(kept.values or "", 4 * result.samples, kept.sha256, result.samples)
     values: NDArray[Any] = np.frombuffer(packed, dtype="<f4").astype(np.float64)
     mean = float(values.mean())
     if not math.isclose(mean, result.value, rel_tol=ROUNDING, abs_tol=ROUNDING * float(np.abs(values).mean())):
@@ -178,7 +178,7 @@ def _numbers(result: EpochResult, kept: SampleResults) -> NDArray[Any]:
     return values
 
 
-def _decoded(text: str, size: int, digest: str, samples: int) -> bytes:
+def _decode(text: str, size: int, digest: str, samples: int) -> bytes:
     try:
         packed = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:

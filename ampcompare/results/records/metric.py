@@ -156,7 +156,7 @@ class Metric(FrozenRecord):
         """Return a stored value as it is shown, without its unit."""
         return format_decimal(self.factor * value, self.decimals if decimals is None else decimals)
 
-    def shown(self, value: float, decimals: int | None = None) -> str:
+    def text(self, value: float, decimals: int | None = None) -> str:
         """Return a stored value as it is shown, with its unit."""
         text = self.number(value, decimals)
         return f"{text} {self.unit}" if self.unit else text
@@ -167,13 +167,13 @@ class Metric(FrozenRecord):
             return self.factor * difference
         return 100 * (math.expm1(difference) if self.difference == "log ratio" else difference)
 
-    def signed(self, difference: float) -> str:
+    def difference_text(self, difference: float) -> str:
         """Return a difference, as `differ` gives it, without its unit, such as +0.09."""
         return self.with_sign(self.shown_difference(difference))
 
-    def signed_with_unit(self, difference: float) -> str:
+    def difference_with_unit(self, difference: float) -> str:
         """Return a difference, as `differ` gives it, with its unit, such as `+0.09 pp`."""
-        return f"{self.signed(difference)}{self.unit_behind}"
+        return f"{self.difference_text(difference)}{self.unit_behind}"
 
     def with_sign(self, shown: float) -> str:
         """Return a difference that is in the shown unit already, without its unit, such as +0.09."""

@@ -50,7 +50,7 @@ class Preflight(FrozenRecord):
     seconds: float = 0.0
 
     @property
-    def failed(self) -> dict[str, list[str]]:
+    def failures(self) -> dict[str, list[str]]:
         """The arms that cannot train, by the reason."""
         arms: dict[str, list[str]] = {}
         for arm, trial in self.arms.items():
@@ -89,7 +89,7 @@ class Preflight(FrozenRecord):
         Args:
             labels: of the cells of a plan, each with its row.
         """
-        lines = [f"  {few(arms)} cannot train: {error}" for error, arms in self.failed.items()]
+        lines = [f"  {few(arms)} cannot train: {error}" for error, arms in self.failures.items()]
         trained = {arm: trial for arm, trial in self.arms.items() if trial.steps}
         if not trained:
             known = lines or ["  no step yet, so that nothing is known of what comes"]

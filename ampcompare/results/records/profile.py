@@ -268,7 +268,7 @@ class Communication(FrozenRecord):
     calls: float = 0
 
     @property
-    def overlapped(self) -> float:
+    def overlap_share(self) -> float:
         """Share that is hidden behind computation."""
         return 1 - self.exposed_seconds / self.seconds if self.seconds else 0.0
 
@@ -333,7 +333,7 @@ class ArmProfile(FrozenRecord):
         return sum(part.seconds for part in self.parts if part.kind == kind)
 
     @property
-    def accounted(self) -> float:
+    def accounted_seconds(self) -> float:
         """Seconds of all parts."""
         return sum(part.seconds for part in self.parts)
 

@@ -331,7 +331,7 @@ class RunRecord(Shown, FrozenRecord):
     def __str__(self) -> str:
         """Return the outcome in a line; the fields have the rest."""
         final = self.summary.metric_final
-        reached = "" if final is None else f", {self.metric.name} {self.metric.shown(final)}"
+        reached = "" if final is None else f", {self.metric.name} {self.metric.text(final)}"
         failure = f" ({self.error})" if self.error else ""
         return f"{self.arm}, seed {self.config.recipe.seed}: {self.status}{reached}{failure}"
 

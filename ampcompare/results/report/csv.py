@@ -21,7 +21,7 @@ class Csv(Reporter):
     def write(self, document: Document) -> str:
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
-        blocks = (block for section in document.shown("csv") for block in section.blocks)
+        blocks = (block for section in document.sections_in("csv") for block in section.blocks)
         for table in (block for block in blocks if isinstance(block, Table)):
             writer.writerow(map(_safe, table.heads))
             rows = ([cell.text if cell.value is None else cell.value for cell in row] for row in table.rows)

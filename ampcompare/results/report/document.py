@@ -264,12 +264,12 @@ class Document:
     rows: Sequence[str] = ()
     reference: str = ""
 
-    def shown(self, form: str) -> list[Section]:
+    def sections_in(self, form: str) -> list[Section]:
         """Return the sections that a format shows, in its order."""
         outlines = OUTLINES.get(self.kind, {})
-        return self.chosen(outlines.get(form, outlines.get("md", [section.name for section in self.sections])))
+        return self.sections_of(outlines.get(form, outlines.get("md", [section.name for section in self.sections])))
 
-    def chosen(self, outline: Sequence[str]) -> list[Section]:
+    def sections_of(self, outline: Sequence[str]) -> list[Section]:
         """Return the sections of an outline that have blocks, each once."""
         known = {section.name: section for section in self.sections}
         found = []

@@ -58,7 +58,7 @@ class Latex(Reporter):
     """The tables, without the notes of rows; sentences are comments, since the text is the author's."""
 
     def write(self, document: Document) -> str:
-        blocks = [(block, section.title) for section in document.shown("latex") for block in section.blocks]
+        blocks = [(block, section.title) for section in document.sections_in("latex") for block in section.blocks]
         sentences = [sentence for block, _ in blocks if isinstance(block, Text) for sentence in block.sentences]
         comments = ["needs \\usepackage{booktabs}", *(printable(sentence, MAX_LINE) for sentence in sentences)]
         tables = [_table(block, title) for block, title in blocks if isinstance(block, Table)]

@@ -29,7 +29,7 @@ class Markdown(Reporter):
 
     def write(self, document: Document) -> str:
         parts = [f"# {escape(document.name)}"] if document.name else []
-        for section in document.shown("md"):
+        for section in document.sections_in("md"):
             parts += _heading(section.title)
             for block in section.blocks:
                 parts += _parts(block)

@@ -65,7 +65,7 @@ def _tables(profile: Profile) -> list[Table]:
             str(rank.rank),
             _milliseconds(rank.seconds),
             "-" if rank.communication is None else _milliseconds(rank.communication.seconds),
-            "-" if rank.communication is None else _percent(rank.communication.overlapped),
+            "-" if rank.communication is None else _percent(rank.communication.overlap_share),
         ]
         for arm in arms
         for rank in arm.ranks
@@ -248,8 +248,10 @@ def _notes(profile: Profile) -> list[str]:
                 "workspace of "
                 "operations, or held by something else than the training"
             )
-        if arm.seconds and abs(arm.accounted - arm.seconds) > 0.03 * arm.seconds:
-            notes.append(f"{arm.arm}: the parts add up to {100 * arm.accounted / arm.seconds:.0f} % of the step")
+        if arm.seconds and abs(arm.accounted_seconds - arm.seconds) > 0.03 * arm.seconds:
+            notes.append(
+                f"{arm.arm}: the parts add up to {100 * arm.accounted_seconds / arm.seconds:.0f} % of the step"
+            )
     return notes
 
 

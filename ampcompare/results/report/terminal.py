@@ -46,7 +46,7 @@ class Terminal(Reporter):
 
     def write(self, document: Document) -> str:
         """Return the text: sections with an empty line between them, the first one strong."""
-        shown = document.shown("details" if self.details else "table")
+        shown = document.sections_in("details" if self.details else "table")
         texts = [self._section(section, "strong" if place == 0 else "") for place, section in enumerate(shown)]
         return "\n\n".join(filter(None, texts)) + "\n"
 
@@ -300,7 +300,7 @@ def _laid_out(table: Table, choice: _Choice, width: int | None, paint: Paint) ->
     lines = _head_lines(names, widths, rights)
     for index in range(len(rows)):
         lines += _row_lines([column[index] for column in texts], widths, [tone[index] for tone in tones], rights, paint)
-    return _LaidOut(lines, [*everywhere, *_group_columns(table, notes)], _hidden(table, choice))
+    return _LaidOut(lines, [*everywhere, *_group_columns(table, notes)], _hidden_columns(table, choice))
 
 
 def _text(cell: Cell, short: bool) -> str:
@@ -370,7 +370,7 @@ def _shared_notes(table: Table, notes: list[list[str]]) -> tuple[list[str], list
     return lines, [[note for note in its if note not in shared] for its in notes]
 
 
-def _hidden(table: Table, choice: _Choice) -> list[str]:
+def _hidden_columns(table: Table, choice: _Choice) -> list[str]:
     dropped = [column for column in table.columns if 0 < column.drop <= choice.step]
     shortened = [column for column in table.columns if 0 < column.shorten <= choice.step and column not in dropped]
     return [*(one.dropped for one in dropped), *(one.shortened for one in shortened if one.shortened)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 
-from ampcompare.guards.events import Subscriptions
+from ampcompare.base.patches import Subscriptions
 from ampcompare.guards.import_hook import ImportHook
 from ampcompare.script.trainers import accelerate, lightning, mmengine
 from ampcompare.script.trainers.arm import Told

@@ -11,7 +11,7 @@ import os
 import sys
 from typing import Any
 
-from ampcompare.guards.events import Subscriptions
+from ampcompare.base.patches import Subscriptions
 from ampcompare.script.legacy.target import Target
 from ampcompare.script.trainers.arm import Follow, Told, log_numbers
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.base.metric_log import log_metric
-from ampcompare.guards.events import Subscriptions
+from ampcompare.base.patches import Subscriptions
 from ampcompare.guards.location import here
-from ampcompare.script.legacy.record.recorder import Rows
+from ampcompare.script.recording.recorder import Rows
 
 __all__ = ["Follow", "Through", "Told", "log_numbers"]
 

@@ -15,11 +15,8 @@ import functools
 import sys
 from typing import Any
 
-import torch
-from torch import Tensor
-from torch.utils import _pytree as pytree
-
-from ampcompare.guards.events import Subscriptions
+from ampcompare.base.patches import Subscriptions
+from ampcompare.base.tensors.tree import cast_floating
 from ampcompare.script.trainers.arm import Follow, Told, log_numbers
 
 __all__ = ["MODULES"]
@@ -49,15 +46,11 @@ def _follow_mixed(name: str, told: Told, events: Subscriptions) -> None:
         """Cast inputs to the type that the arm computes in, if autocast is what computes in it."""
         if told.is_script:
             return original(self, data)
-        return data if told.half is None else pytree.tree_map(functools.partial(_to, told.half), data)
+        return data if told.half is None else cast_floating(data, told.half)
 
     events.wrap(plugin, "__init__", init)
     if "convert_input" in vars(plugin):  # that of Fabric
         events.wrap(plugin, "convert_input", convert_input)
-
-
-def _to(dtype: torch.dtype, value: Any) -> Any:
-    return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def _follow_half(name: str, told: Told, events: Subscriptions) -> None:
@@ -67,7 +60,7 @@ def _follow_half(name: str, told: Told, events: Subscriptions) -> None:
         original(self, *args, **kwargs)
         told.replaces(f'precision="{self.precision}" of Lightning, whose weights stay in fp32 until the arm casts them')
 
-    def unchanged(original: Any, self: Any, value: Any) -> Any:
+    def leave(original: Any, self: Any, value: Any) -> Any:
         return original(self, value) if told.is_script else value
 
     def context(original: Any, self: Any) -> Any:
@@ -75,7 +68,7 @@ def _follow_half(name: str, told: Told, events: Subscriptions) -> None:
 
     events.wrap(plugin, "__init__", init)
     for method in ("convert_module", "convert_input"):
-        events.wrap(plugin, method, unchanged)
+        events.wrap(plugin, method, leave)
     for method in ("tensor_init_context", "module_init_context", "forward_context"):
         events.wrap(plugin, method, context)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from ampcompare.guards.events import Subscriptions
+from ampcompare.base.patches import Subscriptions
 from ampcompare.script.trainers.arm import Follow, Told, log_numbers
 
 __all__ = ["MODULES"]

@@ -320,31 +320,36 @@ def _not_finite(entry: Mapping[Any, Any]) -> Iterator[tuple[str, int]]:
         )
 
 
-def inspection_lines(found: Inspection) -> list[str]:
+def inspection_lines(inspection: Inspection) -> list[str]:
     """Return what was found in a checkpoint, for a terminal."""
-    lines = [f"{found.path}: {found.format}, {format_bytes(found.size)}, checksum: {found.checksum}"]
-    lines.append(f"written by: {found.writer} ({found.because})" + (f", arm {found.arm}" if found.arm else ""))
-    if found.level_because:
-        lines.append(f"opt level: {found.level or 'unknown'} ({found.level_because})")
-    if found.rows:
+    lines = [
+        f"{inspection.path}: {inspection.format}, {format_bytes(inspection.size)}, checksum: {inspection.checksum}"
+    ]
+    lines.append(
+        f"written by: {inspection.writer} ({inspection.because})"
+        + (f", arm {inspection.arm}" if inspection.arm else "")
+    )
+    if inspection.level_because:
+        lines.append(f"opt level: {inspection.level or 'unknown'} ({inspection.level_because})")
+    if inspection.rows:
         rows = [
             [row["place"], row["kind"], row["entries"], format_bytes(row["bytes"]), _dtypes(row["dtypes"])]
-            for row in found.rows[:MAX_LINES]
+            for row in inspection.rows[:MAX_LINES]
         ]
         lines += tabulate(rows, headers=["key", "what", "entries", "size", "dtypes"], tablefmt="simple").splitlines()
-    for scale in found.scales[:MAX_LINES]:
+    for scale in inspection.scales[:MAX_LINES]:
         interval = f", grows after {scale['growth_interval']}" if "growth_interval" in scale else ""
         lines.append(f"{scale['place']}: loss scale {scale['scale']}, {scale['clean_steps']} clean steps{interval}")
-    if found.keys:
-        lines.append(f"also: {', '.join(found.keys)}")
-    lines += found.notes
-    lines += [f"trap: {trap}" for trap in found.traps]
-    if found.objects:
+    if inspection.keys:
+        lines.append(f"also: {', '.join(inspection.keys)}")
+    lines += inspection.notes
+    lines += [f"trap: {trap}" for trap in inspection.traps]
+    if inspection.objects:
         lines.append("objects, which only unpickling with their code would make:")
-        lines += [f"  {place}" for place in found.objects[:MAX_LINES]]
-        if len(found.objects) > MAX_LINES:
-            lines.append(f"  and {len(found.objects) - MAX_LINES} more")
-    hidden = [name for name in found.calls if not any(place.endswith(f": {name}") for place in found.objects)]
+        lines += [f"  {place}" for place in inspection.objects[:MAX_LINES]]
+        if len(inspection.objects) > MAX_LINES:
+            lines.append(f"  and {len(inspection.objects) - MAX_LINES} more")
+    hidden = [name for name in inspection.calls if not any(place.endswith(f": {name}") for place in inspection.objects)]
     if hidden:
         lines.append(f"unpickling would also call: {', '.join(hidden[:MAX_LINES])}")
     return [printable(line, MAX_LENGTH, keep_spaces=True) for line in lines]
@@ -362,25 +367,25 @@ def conversion_lines(document: dict[str, Any]) -> list[str]:
     return [printable(line, MAX_LENGTH, keep_spaces=True) for line in lines]
 
 
-def continued_lines(found: dict[str, Any]) -> list[str]:
-    """Return how training went on from both files, for a terminal; `found` is what `--json` prints."""
-    one, other = found["arms"]
+def continued_lines(result: dict[str, Any]) -> list[str]:
+    """Return how training went on from both files, for a terminal; `result` is what `--json` prints."""
+    one, other = result["arms"]
     rows = [
         [step, f"{first:.6g}", f"{second:.6g}", f"{difference:.1e}"]
         for step, (first, second, difference) in enumerate(
-            zip(*found["losses"], found["differences"], strict=True), start=1
+            zip(*result["losses"], result["differences"], strict=True), start=1
         )
     ]
     lines = tabulate(
         rows, headers=["step", one, other, "difference"], tablefmt="simple", disable_numparse=True
     ).splitlines()
-    for arm, scales, skipped in zip(found["arms"], found["scales"], found["skipped"], strict=True):
+    for arm, scales, skipped in zip(result["arms"], result["scales"], result["skipped"], strict=True):
         if scales:
             lines.append(
                 f"{arm}: loss scale {scales[0]:g} at first, {scales[-1]:g} at the end, {skipped} skipped steps"
             )
-    verdict = "within" if found["agrees"] else "more than"
-    lines.append(f"the first losses differ by {found['differences'][0]:.1e}, {verdict} what fp16 rounding explains")
+    verdict = "within" if result["agrees"] else "more than"
+    lines.append(f"the first losses differ by {result['differences'][0]:.1e}, {verdict} what fp16 rounding explains")
     return [printable(line, MAX_LENGTH, keep_spaces=True) for line in lines]
 
 

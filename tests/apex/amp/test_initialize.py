@@ -396,13 +396,6 @@ def test_cast_model_outputs(level: str) -> None:
     assert model(torch.ones(3, 4)).dtype == torch.float64
 
 
-def test_o1_with_a_cast_type() -> None:
-    """O1 takes cast_model_type=float32, and then casts inputs and outputs as well."""
-    model, optimizer = make()
-    amp.initialize(model, optimizer, opt_level="O1", cast_model_type=torch.float32, verbosity=0)
-    assert model(torch.ones(3, 4).double()).dtype == torch.float32
-
-
 @pytest.mark.parametrize("level", ["O0", "O2", "O3"])
 def test_copies_run_their_own_weights(level: str) -> None:
     """Deep copies, pickled copies and DataParallel replicas of a cast model use their own parameters (deviation 26)."""

@@ -46,26 +46,6 @@ def test_modules(handle: Any, make: Callable[[], nn.Module], shape: tuple[int, .
     check(module, shape, expected)
 
 
-@pytest.mark.parametrize("function, expected", [
-    (lambda x: F.softmax(x, dim=-1), FLOAT),
-    (lambda x: F.mse_loss(x, torch.zeros_like(x)), FLOAT),
-    (lambda x: nn.MSELoss()(x, torch.zeros_like(x)), FLOAT),
-    (lambda x: F.relu(x), None),
-    (lambda x: x.matmul(torch.ones(4, 4)), HALF),
-    (lambda x: x @ torch.ones(4, 4), HALF),
-    (lambda x: torch.ones(4, 4).half() @ x, HALF),
-    (lambda x: torch.ones(4, 4) @ x, HALF),
-    (lambda x: x.pow(2.0), FLOAT),
-    (lambda x: x**2.0, FLOAT),
-    (lambda x: x.sum(), FLOAT),
-    (lambda x: x.cpu(), FLOAT),
-    (lambda x: torch.bmm(x[None], torch.ones(1, 4, 4)), HALF),
-])  # fmt: skip
-def test_functions(handle: Any, function: Callable[[torch.Tensor], torch.Tensor], expected: Any) -> None:
-    """Functions, methods and operators give the dtype of their list."""
-    check(function, (4, 4), expected)
-
-
 @pytest.mark.parametrize("function", [torch.mul, torch.atan2, torch.Tensor.mul, torch.Tensor.atan2, torch.add])
 def test_promotion(handle: Any, function: Any) -> None:
     """Functions of two tensors give the wider of half and float, and gradients keep the dtype of their input."""

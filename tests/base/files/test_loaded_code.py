@@ -24,7 +24,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (folder / "nets" / "deep" / "block.py").write_text("WIDTH = 8\n")  # namespace packages: no __init__.py
     (folder / "late.py").write_text("X = 1\n")
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(loaded_code, "PACKAGE", str(Path(__file__).parents[3]))  # with the tests themselves
     monkeypatch.syspath_prepend(str(folder))
     known = set(sys.modules)
     yield folder

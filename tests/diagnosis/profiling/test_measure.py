@@ -55,7 +55,7 @@ def profile_of() -> Callable[[str], ArmProfile]:
 def test_the_parts_add_up(arm: str, profile_of: Callable[[str], ArmProfile]) -> None:
     """The parts of a step are its time within 3 %, and those of memory its peak within 5 %."""
     found = profile_of(arm)
-    assert found.accounted == pytest.approx(found.seconds, rel=0.03)
+    assert found.accounted_seconds == pytest.approx(found.seconds, rel=0.03)
     phases = {part.phase for part in found.parts}
     assert {"forward", "backward", "optimizer"} <= phases
     memory = found.memory

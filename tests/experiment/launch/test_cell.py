@@ -93,10 +93,10 @@ def test_what_no_command_can_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="--seeds auto decides by the first cells"):
         emit_cells(CompareOptions(seeds="auto", **TINY), tmp_path / "cells.sh")
-    monkeypatch.setattr("ampcompare.experiment.compare.known_placeholders", lambda: {"$TOKEN": "value"})
+    (tmp_path / "train.py").touch()
     with pytest.raises(ConfigError, match="secret among the arguments"):
-        emit_cells(CompareOptions(seeds="0", **TINY), tmp_path / "cells.sh")
-    assert not list(tmp_path.iterdir())
+        emit_cells(CompareOptions(["fp32"], seeds="0", script=["train.py", "--token", "abcd"]), tmp_path / "cells.sh")
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
 
 
 def test_ranks_train_one_cell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,10 +37,14 @@ def test_scores_differ_as_values_are_compared(
 
 def test_how_differences_are_written() -> None:
     """Shares in points, ratios in percent, other numbers in their own unit."""
-    assert (TOP1.signed(0.0125), TOP1.difference_unit, TOP1.margin_text(0.5)) == ("+1.25", "pp", "0.5")
-    assert (BITS.signed(math.log(1.02)), BITS.difference_unit, BITS.margin_text(1)) == ("+2.00", "%", "1 %")
-    assert (ERROR.signed(-0.5), ERROR.difference_unit, ERROR.margin_text(0.2)) == ("-0.50", "kg", "0.2 kg")
-    assert (TOP1.signed(-0.00001), TOP1.number(-0.0), BITS.signed(-1e-6)) == ("+0.00", "0.00", "+0.00")
+    assert (TOP1.difference_text(0.0125), TOP1.difference_unit, TOP1.margin_text(0.5)) == ("+1.25", "pp", "0.5")
+    assert (BITS.difference_text(math.log(1.02)), BITS.difference_unit, BITS.margin_text(1)) == ("+2.00", "%", "1 %")
+    assert (ERROR.difference_text(-0.5), ERROR.difference_unit, ERROR.margin_text(0.2)) == ("-0.50", "kg", "0.2 kg")
+    assert (TOP1.difference_text(-0.00001), TOP1.number(-0.0), BITS.difference_text(-1e-6)) == (
+        "+0.00",
+        "0.00",
+        "+0.00",
+    )
     assert BITS.score_margin(1) == pytest.approx(math.log(1.01))
     assert TOP1.score_margin(0.5) == 0.005
 

@@ -24,7 +24,7 @@ class Arms(Reporter):
     """The names of the arms."""
 
     def write(self, document: Document) -> str:
-        (table,) = next(section for section in document.shown("arms") if section.name == "measurements").blocks
+        (table,) = next(section for section in document.sections_in("arms") if section.name == "measurements").blocks
         assert isinstance(table, Table)
         return "\n".join(first for first, *_ in table.texts) + "\n"
 

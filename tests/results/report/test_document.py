@@ -67,7 +67,7 @@ def test_every_format_renders_every_block(form: str) -> None:
 
 def test_an_outline_chooses_sections() -> None:
     """The first of two names that has blocks is taken, so many of its blocks, once, and folded where it says."""
-    chosen = DOCUMENT.chosen(["empty|listed", "listed", "no such", "said:1", "shown+", "code!", "next*", "drawn"])
+    chosen = DOCUMENT.sections_of(["empty|listed", "listed", "no such", "said:1", "shown+", "code!", "next*", "drawn"])
     assert [section.name for section in chosen] == ["listed", "said", "shown", "code", "next", "drawn"]
     assert [section.fold for section in chosen] == ["", "", "closed", "open", "open", ""]
     assert (chosen[2].title, chosen[5].is_bare) == ("T", False)  # a folded table gives its title to the fold

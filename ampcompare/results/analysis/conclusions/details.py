@@ -9,7 +9,7 @@ from ampcompare.results.analysis.conclusions.phrases import sentence_start
 from ampcompare.results.analysis.conclusions.recommendation import why_none_recommended
 from ampcompare.results.analysis.inference.effect import ERROR_RATE, MIN_PAIRS
 from ampcompare.results.analysis.pairing.learning import idle_verdict, still_improving, too_wide
-from ampcompare.results.analysis.pairing.pairs import equal_losses, identical, other_weights, pairs_by_seed
+from ampcompare.results.analysis.pairing.pairs import are_identical, equal_losses, other_weights, pairs_by_seed
 from ampcompare.results.records.comparison import ArmSummary, Comparison
 from ampcompare.results.records.metric import Metric
 from ampcompare.results.records.run import RunRecord
@@ -125,7 +125,7 @@ def _correlations(rows: Sequence[ArmSummary], reference: str, metric: Metric) ->
 def _same_bits(by_arm: Mapping[str, Sequence[RunRecord]], reference: str) -> Iterable[str]:
     """Yield which arms had the losses of the reference, and weights that differ or are not known."""
     pairs = {arm: pairs_by_seed(runs, by_arm[reference]) for arm, runs in by_arm.items() if arm != reference}
-    alike = [arm for arm, its in pairs.items() if equal_losses(its) and not identical(its)]
+    alike = [arm for arm, its in pairs.items() if equal_losses(its) and not are_identical(its)]
     apart = [arm for arm in alike if other_weights(pairs[arm])]
     unknown = [arm for arm in alike if arm not in apart]
     for arms, weights in (
@@ -145,4 +145,4 @@ def _averaged_metric(arm: str, records: Sequence[RunRecord], metric: Metric) -> 
         record.summary.ema_metric_final for record in records if record.arm == arm and record.status == "completed"
     ]
     known = [value for value in reached if value is not None]
-    return f"{arm} {metric.shown(statistics.fmean(known))}" if known else ""
+    return f"{arm} {metric.text(statistics.fmean(known))}" if known else ""

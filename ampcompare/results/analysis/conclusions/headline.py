@@ -121,7 +121,7 @@ def _sentence_on_one_arm(comparison: Comparison, by_arm: Mapping[str, Sequence[R
         return
     seeds = f"{count_of(row.completed)} seed{'s' if row.completed > 1 else ''}"
     metric = comparison.metric
-    reached = f"{metric.shown(row.metric_mean)} {metric.name}"
+    reached = f"{metric.text(row.metric_mean)} {metric.name}"
     yield f"{row.arm} reached {reached} in {seeds}; there is no other arm to compare it with."
 
 
@@ -233,11 +233,11 @@ def _sentence_on_kept(rows: Sequence[ArmSummary], comparison: Comparison, names:
 def _differences(rows: Sequence[ArmSummary], metric: Metric) -> str:
     """Return the differences of a few rows in their order, or the least and the largest of many."""
     known = [row.quality.effect for row in rows if row.quality.effect is not None]
-    shown = list(map(metric.signed, known))
+    shown = list(map(metric.difference_text, known))
     if len(set(shown)) == 1:
         shown = shown[:1]
     elif len(shown) > MAX_DIFFERENCES:
-        shown = [f"{metric.signed(min(known))} to {metric.signed(max(known))}"]
+        shown = [f"{metric.difference_text(min(known))} to {metric.difference_text(max(known))}"]
     return f"Δ {names_of(shown)}{metric.unit_behind}"
 
 

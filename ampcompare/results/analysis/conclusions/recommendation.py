@@ -77,7 +77,7 @@ def use_sentence(row: ArmSummary, comparison: Comparison) -> str:
         kept = f"identical to {reference}"
     else:
         side = "within ±" if row.quality.kind == "equivalent" else "margin "
-        change = metric.signed_with_unit(row.quality.effect or 0)
+        change = metric.difference_with_unit(row.quality.effect or 0)
         kept = (
             f"{metric.quality} of {reference} kept (Δ {change}, {side}{metric.margin_text(comparison.margin)}){samples}"
         )
@@ -101,10 +101,10 @@ def on_these_samples(rows: Sequence[ArmSummary], comparison: Comparison) -> str:
 def difference_with_interval(row: ArmSummary, metric: Metric) -> str:
     """Return a difference with the interval of the test that decided on it."""
     its = row.quality
-    shown = f"Δ {metric.signed_with_unit(its.effect or 0)}"
+    shown = f"Δ {metric.difference_with_unit(its.effect or 0)}"
     if its.low is None or its.high is None:
         return shown
-    return f"{shown}, {metric.signed(its.low)} to {metric.signed(its.high)}"
+    return f"{shown}, {metric.difference_text(its.low)} to {metric.difference_text(its.high)}"
 
 
 def step_time_ratio(row: ArmSummary, doubt: str = "") -> str:

@@ -25,8 +25,8 @@ from ampcompare.results.analysis.pairing.pairs import (
     IDENTICAL,
     Pair,
     Pairing,
+    are_identical,
     divergence_verdict,
-    identical,
     pairs_by_seed,
 )
 from ampcompare.results.analysis.pairing.scores import (
@@ -128,7 +128,7 @@ def accuracy_evidence(pairing: Pairing, margin: AccuracyMargin, pilot: Collectio
         untested_verdict(pairing, no_ratio([*pairing.arm, *(reference for _, reference in pairs)]))
         or no_number(pairs)
         or idle_pairs(pairs)
-        or (IDENTICAL if identical(pairs) else Verdict())
+        or (IDENTICAL if are_identical(pairs) else Verdict())
     )
     shown = accuracy_effect(pairs)
     effect = None if untested else accuracy_effect(pairs, margin.error_share, pilot)

@@ -203,7 +203,7 @@ def sample_sentences(rows: Sequence[ArmSummary], margin: float, metric: Metric, 
         its = row.samples
         if its is not None and its.low is not None and its.high is not None:
             if its.holds is False:
-                bounds = f"{metric.signed(its.low)} to {metric.signed(its.high)}{unit}"
+                bounds = f"{metric.difference_text(its.low)} to {metric.difference_text(its.high)}{unit}"
                 settled = (
                     "more seeds are needed first"
                     if its.needed is None

@@ -83,7 +83,7 @@ def incomparable_accuracy(pairing: Pairing) -> Verdict:
     """Return the verdict where the accuracies of pairs cannot be compared; an empty one if they can."""
     same = pairing.same_software
     reasons = (accuracy_incomparable_reason(*pair, same_software=same) for pair in pairing.pairs)
-    return Verdict.because("not comparable", _first_mixture(pairing.pairs) or _first(reasons))
+    return Verdict.because("not comparable", _first_mixture(pairing.pairs) or _first_reason(reasons))
 
 
 def incomparable_time(pairing: Pairing) -> Verdict:
@@ -103,7 +103,7 @@ def incomparable_memory(pairing: Pairing) -> Verdict:
         accuracy_incomparable_reason(*pair, same_software=same) or _machine_reason(*pair, same_software=same)
         for pair in pairing.pairs
     )
-    return Verdict.because("not comparable", _first_mixture(pairing.pairs) or _first(reasons))
+    return Verdict.because("not comparable", _first_mixture(pairing.pairs) or _first_reason(reasons))
 
 
 def accuracy_incomparable_reason(arm: RunRecord, reference: RunRecord, *, same_software: bool = True) -> str:
@@ -205,13 +205,13 @@ def named_settings(record: RunRecord) -> set[str]:
     return {name for name, equals, _ in (word.partition("=") for word in words) if equals}
 
 
-def _first(reasons: Iterable[str]) -> str:
+def _first_reason(reasons: Iterable[str]) -> str:
     return next(filter(None, reasons), "")
 
 
 def _first_mixture(pairs: Sequence[Pair]) -> str:
     """Return in what the runs of a side differ, so that it is not one arm; "" if both sides are uniform."""
-    return _first(map(_mixture, zip(*pairs, strict=True)))
+    return _first_reason(map(_mixture, zip(*pairs, strict=True)))
 
 
 def _mixture(records: Sequence[RunRecord]) -> str:

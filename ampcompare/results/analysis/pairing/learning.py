@@ -90,7 +90,7 @@ def _no_better_than_chance(metric: Metric, last: EpochResult) -> str:
     if metric.score(value) > metric.score(chance) + spread:
         return ""
     decimals = min(1, metric.decimals) if metric.counts else None
-    return f"{metric.name} {metric.shown(value, decimals)}, chance {metric.shown(chance, decimals)}"
+    return f"{metric.name} {metric.text(value, decimals)}, chance {metric.text(chance, decimals)}"
 
 
 def idle_verdict(records: Sequence[RunRecord]) -> Verdict:
@@ -225,7 +225,7 @@ def still_improving(by_arm: Mapping[str, Sequence[RunRecord]], margin: float) ->
     tested = {arm: gain for arm, gain in gains.items() if gain is not None and gain.testable}
     unit = f" {metric.difference_unit}" if metric.difference_unit else ""
     rising = [
-        f"{arm} {metric.signed(metric.difference_of(gain.mean))}{unit}"
+        f"{arm} {metric.difference_text(metric.difference_of(gain.mean))}{unit}"
         for arm, gain in tested.items()
         if gain.mean > metric.score_margin(margin) and p_values(gain, 0.0).non_inferior < ERROR_RATE / len(tested)
     ]

@@ -13,11 +13,11 @@ __all__ = [
     "IDENTICAL",
     "Pair",
     "Pairing",
+    "are_identical",
     "counterparts",
     "divergence_verdict",
     "equal_losses",
     "finished_runs",
-    "identical",
     "other_weights",
     "pairs_by_seed",
     "surviving_seeds",
@@ -100,7 +100,7 @@ def finished_runs(records: Sequence[RunRecord]) -> list[RunRecord]:
     return [record for record in records if record.status in ("completed", "diverged")]
 
 
-def identical(pairs: Sequence[Pair]) -> bool:
+def are_identical(pairs: Sequence[Pair]) -> bool:
     """Return whether all pairs ended with the same weights after the same losses, training and validation.
 
     It is an observation about these runs and needs no test. Records without a hash of the weights never show it.

@@ -96,20 +96,20 @@ class Chart:
     frontier: Literal["", "higher", "lower"] = ""
 
     @property
-    def shown(self) -> list[View]:
+    def filled_views(self) -> list[View]:
         """The views that have something to show."""
         return [] if self.sentence else [view for view in self.views if view.series]
 
     @property
     def is_drawn(self) -> bool:
-        return bool(self.shown)
+        return bool(self.filled_views)
 
     @property
     def pictures(self) -> list[Picture]:
         """A picture of each view, and another one with a logarithmic axis where the reader can choose it."""
         return [
             _picture(self, view, index, is_log)
-            for index, view in enumerate(self.shown)
+            for index, view in enumerate(self.filled_views)
             for is_log in ((False, True) if view.log == "can" else (False,))
         ]
 
@@ -171,7 +171,7 @@ def chart_data(charts: Iterable[Chart]) -> dict[str, Any]:
     """Return the values of charts for the script; positions on the horizontal axis that curves share are there once."""
     positions: dict[tuple[float, ...], int] = {}
 
-    def shared(series: Series) -> Series:
+    def share_positions(series: Series) -> Series:
         values: Series = {name: series[name] for name in ("a", "y", "lo", "hi") if name in series}
         return {**values, "x": positions.setdefault(tuple(series["x"]), len(positions))}
 
@@ -181,12 +181,12 @@ def chart_data(charts: Iterable[Chart]) -> dict[str, Any]:
             "x": chart.x_label,
             "views": [
                 {
-                    "series": [shared(series) for series in view.series],
+                    "series": [share_positions(series) for series in view.series],
                     "signed": view.signed,
                     "decimals": view.decimals,
                     "unit": view.unit,
                 }
-                for view in chart.shown
+                for view in chart.filled_views
             ],
         }
         for chart in charts
@@ -411,7 +411,7 @@ def _picture(chart: Chart, view: View, index: int, is_log: bool) -> Picture:
         x.ends,
         x.ticks(),
         y.ticks(signed=view.signed),
-        [_drawn(one, x, y) for one in view.series],
+        [_draw_series(one, x, y) for one in view.series],
         [
             ((x.at(across), min(100.0, max(0.0, y.at(up)))), stop["a"], text)
             for stop in view.stops
@@ -423,7 +423,7 @@ def _picture(chart: Chart, view: View, index: int, is_log: bool) -> Picture:
     )
 
 
-def _drawn(series: Series, x: _Axis, y: _Axis) -> _Drawn:
+def _draw_series(series: Series, x: _Axis, y: _Axis) -> _Drawn:
     across = [x.share(value) for value in series["x"]]
 
     def along(values: Sequence[float]) -> list[Point]:

@@ -57,7 +57,7 @@ def step_time_plot(arms: Sequence[ArmRuns]) -> TrackPlot:
     """Return the quantiles of step times in milliseconds."""
     times: dict[int, list[float]] = {}
     for arm in arms:
-        known = [record.trace.step_seconds for record in arm.timed if record.trace and record.trace.step_seconds]
+        known = [record.trace.step_seconds for record in arm.timed_runs if record.trace and record.trace.step_seconds]
         if known:
             times[arm.index] = [1e3 * statistics.fmean(quantiles[index] for quantiles in known) for index in QUARTERS]
     scale = make_scale((value for quantiles in times.values() for value in quantiles), zero=True)
@@ -94,7 +94,7 @@ def time_charts(arms: Sequence[ArmRuns], reference: str, most: int) -> list[Char
 def _why_none(arms: Sequence[ArmRuns]) -> str:
     """Return why a figure of times is empty if the times of all arms that ran are invalid; else ""."""
     ran = [arm for arm in arms if arm.ran]
-    return time_marks(ran) if ran and not any(arm.timed for arm in ran) else ""
+    return time_marks(ran) if ran and not any(arm.timed_runs for arm in ran) else ""
 
 
 def _seconds(record: RunRecord) -> list[float]:
@@ -108,7 +108,7 @@ def _time_to_accuracy(arms: Sequence[ArmRuns], reference: str, most: int) -> Cha
     target, meaning = _target(arms, reference)
     by_epoch = metric_by_epoch(arms, most)
     for arm in arms:
-        spent = over_seeds((make_curve(enumerate(_seconds(record), 1)) for record in arm.timed), most)
+        spent = over_seeds((make_curve(enumerate(_seconds(record), 1)) for record in arm.timed_runs), most)
         reached = by_epoch[arm.index]
         if len(spent.mean) == len(reached.mean):  # a value that is not finite leaves a gap in one of them
             band = Band(spent.mean, reached.mean, reached.low, reached.high)
@@ -165,7 +165,7 @@ def _time_to(arms: Sequence[ArmRuns], target: float) -> Table:
     rows: list[list[str | Cell]] = []
     for arm in arms:
         reached = [found for record in arm.ran if (found := _reaches(record, target)) is not None]
-        spent = [found[1] for record in arm.timed if (found := _reaches(record, target)) is not None]
+        spent = [found[1] for record in arm.timed_runs if (found := _reaches(record, target)) is not None]
         epochs = f"{statistics.fmean(epoch for epoch, _ in reached):.3g}" if reached else "-"
         sd = statistics.stdev(spent) if len(spent) > 1 else None
         seconds = format_seconds(statistics.fmean(spent), sd) if spent else INVALID if reached else "-"
@@ -187,9 +187,9 @@ def _fault(arm: ArmRuns) -> Cell:
 
 
 def _why_not_drawn(arm: ArmRuns) -> str:
-    if not arm.completed:
+    if not arm.completed_runs:
         return "no run was completed"
-    return "a value is not finite" if arm.timed else "its times are invalid"
+    return "a value is not finite" if arm.timed_runs else "its times are invalid"
 
 
 def _accuracy_against_time(arms: Sequence[ArmRuns]) -> Chart:
@@ -198,10 +198,10 @@ def _accuracy_against_time(arms: Sequence[ArmRuns]) -> Chart:
     metric = metric_of_arms(arms)
     head = f"final {printable(metric.head)}"
     for arm in arms:
-        done = [r.summary for r in arm.completed if r.summary.metric_final is not None and r.summary.epochs]
+        done = [r.summary for r in arm.completed_runs if r.summary.metric_final is not None and r.summary.epochs]
         if not done:
             continue
-        timed = [record for record in arm.timed if record.status == "completed" and record.summary.epochs]
+        timed = [record for record in arm.timed_runs if record.status == "completed" and record.summary.epochs]
         seconds = [sum(epoch.train_seconds for epoch in record.summary.epochs) for record in timed]
         values = [metric.factor * summary.metric_final for summary in done if summary.metric_final is not None]
         series += point(arm, seconds, values)
@@ -218,7 +218,7 @@ def _accuracy_against_time(arms: Sequence[ArmRuns]) -> Chart:
         [View("", head, series, decimals=metric.decimals, unit=_unit(metric))],
         Table.of(["arm", head, "seconds", "why times do not count"], rows) if rows else None,
         sentence="" if series else _why_none(arms) or "No run was completed.",
-        mark=time_marks([arm for arm in arms if arm.completed]),
+        mark=time_marks([arm for arm in arms if arm.completed_runs]),
         whole_x=False,
         frontier=metric.better,
     )

@@ -110,12 +110,12 @@ def _views(arms: Sequence[ArmRuns], reference: str, most: int, quantity: _Quanti
     apart: list[Series] = []
     same: list[str] = []
 
-    def drawn(arm: ArmRuns, band: Band) -> list[Series]:
+    def series_of(arm: ArmRuns, band: Band) -> list[Series]:
         return band_series(arm, band, dots=quantity.dots and len(band.x) <= MANY_DOTS)
 
     for arm in arms:
         curves = [(record, quantity.curve(record)) for record in arm.ran]
-        absolute += drawn(arm, over_seeds((one for _, one in curves), most))
+        absolute += series_of(arm, over_seeds((one for _, one in curves), most))
         stops += stops_of(arm, curves)
         if arm.row.arm == reference:
             continue
@@ -126,7 +126,7 @@ def _views(arms: Sequence[ArmRuns], reference: str, most: int, quantity: _Quanti
         if gap.x and gap.is_constant and gap.mean[0] == 0:
             same.append(arm.name)
             continue
-        relative += drawn(arm, gap)
+        relative += series_of(arm, gap)
         apart += stops_of(arm, paired)
     of, decimals = printable(reference, 40), quantity.decimals
     gaps = View(

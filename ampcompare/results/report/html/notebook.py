@@ -60,11 +60,11 @@ def document_view(document: Document) -> str | None:
     """Return a document as HTML for the output of a cell; None without the packages of the page."""
     if FORMATS["html"].missing:
         return None
-    sections = document.shown("notebook")
+    sections = document.sections_in("notebook")
     blocks = [block for section in sections for block in section.blocks]
     filled: str = template("notebook.html.j2").render(
         document=document,
-        first=document.chosen(LEAD.get(document.kind, ())),
+        first=document.sections_of(LEAD.get(document.kind, ())),
         sections=sections,
         arms=looks(document),
         figures=any(isinstance(block, Figure) for block in blocks),

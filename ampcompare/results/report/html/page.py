@@ -53,15 +53,15 @@ class Html(Reporter):
             BackendUnavailable: jinja2 is not installed.
         """
         _check_packages()
-        whole = [Chapter(section.name, section.title, (section.name,)) for section in document.shown("html")]
-        made = [(chapter, document.chosen(chapter.outline)) for chapter in PAGES.get(document.kind, whole)]
+        whole = [Chapter(section.name, section.title, (section.name,)) for section in document.sections_in("html")]
+        made = [(chapter, document.sections_of(chapter.outline)) for chapter in PAGES.get(document.kind, whole)]
         chapters = [(chapter, sections) for chapter, sections in made if sections]
         blocks = [block for _, sections in chapters for section in sections for block in section.blocks]
         drawn = [block.data for block in blocks if isinstance(block, Figure)]
         charts = [chart for data in drawn for chart in getattr(data, "charts", ())]
         page: str = template("page.html.j2").render(
             document=document,
-            first=document.chosen(LEAD.get(document.kind, ())),
+            first=document.sections_of(LEAD.get(document.kind, ())),
             chapters=chapters,
             **_page_parts(looks(document), charts),
         )

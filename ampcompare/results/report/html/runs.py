@@ -49,11 +49,11 @@ class ArmRuns:
         return [record for record in self.records if record.status in ("completed", "diverged")]
 
     @property
-    def completed(self) -> list[RunRecord]:
+    def completed_runs(self) -> list[RunRecord]:
         return [record for record in self.records if record.status == "completed"]
 
     @property
-    def timed(self) -> list[RunRecord]:
+    def timed_runs(self) -> list[RunRecord]:
         """Those of `ran` whose times figures may draw: none if the times of the arm are invalid."""
         return [] if self.row.invalid_time else [record for record in self.ran if not invalid_reason(record)]
 

@@ -92,7 +92,7 @@ def page_sections(comparison: Comparison, logs: Mapping[str, str]) -> list[Secti
 
     def costs() -> Costs:
         timing = [*time_charts(arms, reference, most), drift_chart(arms)]
-        has_times = any(arm.timed for arm in arms) or any(chart.is_drawn for chart in timing)
+        has_times = any(arm.timed_runs for arm in arms) or any(chart.is_drawn for chart in timing)
         return Costs(memory_plot(arms), step_time_plot(arms), timing, fault, has_times)
 
     def pictures() -> list[Block]:
@@ -109,7 +109,7 @@ def page_sections(comparison: Comparison, logs: Mapping[str, str]) -> list[Secti
         links = [logs.get(record.cell, "") for record in records]
         return [replace(table, links=links if any(links) else ())]
 
-    def chosen() -> list[Block]:
+    def settings_blocks() -> list[Block]:
         rows = chosen_settings(comparison, shared())
         if not rows:
             return [Text(["All settings have their defaults."])]
@@ -136,11 +136,11 @@ def page_sections(comparison: Comparison, logs: Mapping[str, str]) -> list[Secti
         Section("runs", runs, f"{number}, one line each"),
         Section("order", [Figure("order", lambda: order)] if order else [], "Execution order"),
         Section("differing", lambda: _differing(shared(), "What differs between arms")),
-        Section("settings", chosen),
+        Section("settings", settings_blocks),
         Section("arms", arms_table, "Arms: backend, options, engine"),
         Section("recipe", lambda: [Facts(shared().groups)], "All settings"),
         Section("machine", machine, "Environment"),
-        Section("again", _again(comparison)),
+        Section("again", _commands_again(comparison)),
     ]
 
 
@@ -152,7 +152,7 @@ def _differing(shared: Shared, title: str) -> list[Block]:
     return [Facts([("", shared.differing)], title)] if shared.differing else []
 
 
-def _again(comparison: Comparison) -> list[Block]:
+def _commands_again(comparison: Comparison) -> list[Block]:
     if not comparison.command:
         return [Text(["These records do not say which command made them."])]
     again = "The same command resumes where it stopped; --force runs all cells again."

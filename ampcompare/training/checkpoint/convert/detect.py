@@ -170,11 +170,11 @@ def find_parts(root: Any) -> CheckpointContents:
     if not parts.models:
         parts.models, parts.averages = parts.averages, {}
     parts.writer, parts.because = _writer(root, parts)
-    found = find_masters(root, parts.models, list(parts.wrappers))
-    own = [place not in found.places for place in parts.models]  # the others are copies under their names
+    masters = find_masters(root, parts.models, list(parts.wrappers))
+    own = [place not in masters.places for place in parts.models]  # the others are copies under their names
     parts.models = dict(compress(parts.models.items(), own))
-    parts.masters, parts.master_places = list(compress(found.by_model, own)), found.places
-    parts.unmatched, parts.layouts = found.unmatched, found.layouts
+    parts.masters, parts.master_places = list(compress(masters.by_model, own)), masters.places
+    parts.unmatched, parts.layouts = masters.unmatched, masters.layouts
     return parts
 
 

@@ -257,7 +257,8 @@ def _set_random_states(states: Mapping[str, Any], devices: Sequence[torch.device
         set_random_state(state.cpu(), device)
     version, internal, gauss = states["python"]
     random.setstate((version, tuple(internal), gauss))
-    np.random.set_state(_of_numpy(states["numpy"]))
+    name, keys, *rest = states["numpy"]
+    np.random.set_state((name, keys.cpu().numpy().astype(np.uint32), *rest))
 
 
 @contextmanager
@@ -268,8 +269,3 @@ def restore_random_states(devices: Sequence[torch.device]) -> Iterator[None]:
         yield
     finally:
         _set_random_states(states, devices)
-
-
-def _of_numpy(state: Any) -> tuple[Any, ...]:
-    name, keys, position, has_gauss, cached = state
-    return (name, keys.cpu().numpy().astype(np.uint32), position, has_gauss, cached)

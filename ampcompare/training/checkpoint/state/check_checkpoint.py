@@ -122,15 +122,15 @@ def _faults_of_optimizer(optimizer: Optimizer, saved: Mapping[str, Any]) -> list
     return faults
 
 
-def _unlike(found: Any, wanted: Tensor, *, same_type: bool = False) -> str:
+def _unlike(saved: Any, wanted: Tensor, *, same_type: bool = False) -> str:
     """Return how a tensor differs in kind, shape or dtype; "" if it does not.
 
     Args:
         same_type: else any type that floats can be cast to fits floats.
     """
-    if not isinstance(found, Tensor):
-        return f"is a {type(found).__name__} there and a tensor here"
-    if found.shape != wanted.shape:
-        return f"is {list(found.shape)} there and {list(wanted.shape)} here"
-    castable = found.is_floating_point() and wanted.is_floating_point() and not same_type
-    return "" if castable or found.dtype is wanted.dtype else f"is {found.dtype} there and {wanted.dtype} here"
+    if not isinstance(saved, Tensor):
+        return f"is a {type(saved).__name__} there and a tensor here"
+    if saved.shape != wanted.shape:
+        return f"is {list(saved.shape)} there and {list(wanted.shape)} here"
+    castable = saved.is_floating_point() and wanted.is_floating_point() and not same_type
+    return "" if castable or saved.dtype is wanted.dtype else f"is {saved.dtype} there and {wanted.dtype} here"

@@ -58,7 +58,10 @@ def whole(train: Callable[..., RunRecord], arm: str) -> RunRecord:
     return WHOLE[arm]
 
 
-@pytest.mark.parametrize(("arm", "twin"), TWINS.items())
+@pytest.mark.parametrize(
+    ("arm", "twin"),
+    [pytest.param(*pair, marks=[pytest.mark.slow] * (pair[0] != "accelerate:bf16")) for pair in TWINS.items()],
+)
 def test_a_cell_is_that_of_its_twin(train: Callable[..., RunRecord], arm: str, twin: str) -> None:
     """Losses and averaged weights are those of our arm of that precision to the last bit; the record names both."""
     record, ours = whole(train, arm), whole(train, twin)
@@ -70,11 +73,12 @@ def test_a_cell_is_that_of_its_twin(train: Callable[..., RunRecord], arm: str, t
     assert why_not_as_declared([record]) == ""
     library = Arm.parse(arm).spec.library
     assert library is not None
-    found = library.found()
+    found = library.find()
     assert found is not None
     assert (record.library, ours.library) == (" ".join(found[1:]), "")
 
 
+@pytest.mark.slow
 def test_a_cell_in_fp8_says_that_it_was_emulated(train: Callable[..., RunRecord]) -> None:
     """The record has how fp8 was computed, the layers that had none, and the library; a resumed one ends the same."""
     record = train("fp8:rowwise,align=8")
@@ -87,7 +91,15 @@ def test_a_cell_in_fp8_says_that_it_was_emulated(train: Callable[..., RunRecord]
     assert note.startswith("fp8 is not in: ")
 
 
-@pytest.mark.parametrize("arm", ["accelerate:bf16", "fabric:16-true", "mmengine:fp32", "actnn:bits=4,over=native:bf16"])
+@pytest.mark.parametrize(
+    "arm",
+    [
+        "accelerate:bf16",
+        pytest.param("fabric:16-true", marks=pytest.mark.slow),
+        pytest.param("mmengine:fp32", marks=pytest.mark.slow),
+        pytest.param("actnn:bits=4,over=native:bf16", marks=pytest.mark.slow),
+    ],
+)
 def test_a_cell_that_was_stopped_goes_on(train: Callable[..., RunRecord], arm: str) -> None:
     """A run that was stopped in the middle of an epoch ends as one that was not, rounding of activations included."""
     assert train(arm, stop_at_step=3).status == "interrupted"
@@ -100,8 +112,10 @@ def test_a_cell_that_was_stopped_goes_on(train: Callable[..., RunRecord], arm: s
     ("source", "target", "scale"),
     [
         ("native:fp16,init_scale=1024", "actnn:bits=8,over=native:fp16", 1024),
-        ("actnn:bits=8,over=native:fp16+init_scale=1024", "apex:O2,engine=compat", 1024),
-        ("fabric:bf16-mixed", "native:bf16", None),
+        pytest.param(
+            "actnn:bits=8,over=native:fp16+init_scale=1024", "apex:O2,engine=compat", 1024, marks=pytest.mark.slow
+        ),
+        pytest.param("fabric:bf16-mixed", "native:bf16", None, marks=pytest.mark.slow),
         ("native:bf16", "accelerate:bf16", None),
     ],
 )

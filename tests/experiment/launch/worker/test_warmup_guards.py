@@ -59,7 +59,11 @@ def twice(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize(
-    "arm", ["fp32", "native:fp16", "native:bf16", "half", "apex:O0", "apex:O1", "apex:O2", "apex:O3"]
+    "arm",
+    [
+        *("native:fp16", "apex:O1", "apex:O2"),
+        *(pytest.param(arm, marks=pytest.mark.slow) for arm in ("fp32", "native:bf16", "half", "apex:O0", "apex:O3")),
+    ],
 )
 def test_our_own_backends_are_right(arm: str, tmp_path: Path) -> None:
     """No backend of ours gives a finding, with accumulation, clipping and first overflows, where guards are strict."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -195,36 +194,6 @@ def test_wrappers_and_half_weights_and_half_state() -> None:
         "the last bits of the weights",
         "the last bits of the state of optimizer",
     ]
-
-
-@pytest.mark.parametrize(
-    "apex, native",
-    [
-        (
-            {"epoch": 1, "arch": "net", "state_dict": WEIGHTS, "optimizer": OPTIMIZER, "version": 2, "amp": APEX},
-            {"epoch": 1, "arch": "net", "state_dict": WEIGHTS, "optimizer": OPTIMIZER, "version": 2, "scaler": SCALER},
-        ),
-        (
-            {"meta": {"epoch": 1}, "state_dict": WEIGHTS, "optimizer": {**OPTIMIZER, "apex_amp": APEX}},
-            {"meta": {"epoch": 1}, "state_dict": WEIGHTS, "optimizer": {**OPTIMIZER, "loss_scaler": SCALER}},
-        ),
-        (
-            {"pytorch-lightning_version": "1.5", "state_dict": WEIGHTS, "optimizer_states": [OPTIMIZER],
-             "amp_scaling_state": APEX},
-            {"pytorch-lightning_version": "1.5", "state_dict": WEIGHTS, "optimizer_states": [OPTIMIZER],
-             "MixedPrecision": SCALER},
-        ),
-    ],
-    ids=["timm", "mmengine", "Lightning"],
-)  # fmt: skip
-def test_each_program_keeps_its_layout(apex: dict[str, Any], native: dict[str, Any]) -> None:
-    """The state of the scaler takes the place and the name that the same program gives the other kind."""
-    result = convert_state(apex, "native").state
-    if "arch" in native:
-        native = {("amp_scaler" if key == "scaler" else key): value for key, value in native.items()}
-    assert json.dumps(result, default=str) == json.dumps(native, default=str)
-    back = convert_state(native, "apex").state
-    assert json.dumps(back, default=str) == json.dumps(apex, default=str)
 
 
 @pytest.mark.parametrize("key", ["amp", "scaler", "apex"])

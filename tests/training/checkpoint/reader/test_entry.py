@@ -11,10 +11,9 @@ import torch
 from ampcompare.base.errors import ConversionError
 from ampcompare.training.checkpoint.convert.convert import convert_file
 from ampcompare.training.checkpoint.reader.placeholders import reading
+from tests.training.checkpoint.convert.small_scripts import APEX, SCALER
 
 WEIGHTS = {"weight": torch.ones(2, dtype=torch.float16)}
-APEX = {"loss_scaler0": {"loss_scale": 1024.0, "unskipped": 3}}
-SCALER = {"scale": 1024.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000, "_growth_tracker": 3}
 
 
 def _fused_adam(**group: Any) -> dict[str, Any]:
