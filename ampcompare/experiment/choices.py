@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from importlib.util import find_spec
 from typing import NamedTuple
@@ -86,10 +85,8 @@ def _launchers() -> list[tuple[str, bool, str]]:
     """Return the ways in which processes are started; torch itself is not imported to find out."""
     with_torch = find_spec("torch") is not None
     lacks = "torch is not installed: pip install torch"
-    forked = "one process per cell, forked from a server that has torch imported"
-    fresh = "one new process per cell, since this system cannot fork"
     ways = {
-        "auto": (forked if hasattr(os, "fork") else fresh) + "; torchrun where a cell has several",
+        "auto": "one process per cell, forked from a server that has torch imported; several start one by one",
         "torchrun": "the processes of a cell by torchrun's own code; or in front: torchrun -m ampcompare run ...",
         "spawn": "the processes of a cell one by one, which starts faster",
     }
