@@ -31,8 +31,8 @@ from workloads import WORKLOADS, sgd
 
 from ampcompare import Arm
 from ampcompare.apex._install import install
-from ampcompare.script.legacy.record.recorder import Recorder, Rows, header
 from ampcompare.script.legacy.settings import ExecSettings
+from ampcompare.script.recording.recorder import Recorder, Rows, header
 from ampcompare.script.stand_in import StandIn
 from ampcompare.script.watch import Watch
 

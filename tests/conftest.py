@@ -125,23 +125,23 @@ def pytest_collection_finish() -> None:
 # Rooms whose tests are about processes, and the words of a file that starts one. Whatever they miss fails under --unit.
 PROCESS_ROOMS = (
     *("benchmarks", "cli", "distributed", "docker", "docs", "integrations"),
-    *("api/doctor", "experiment/launch", "script/legacy", "training/checkpoint"),
+    *("api/doctor", "experiment/launch", "script/legacy", "script/recording", "training/checkpoint"),
 )
 # A unit test starts no process, trains a few steps at most, and simulates no experiments. These files start none, but
 # take half a second or more, and longer for each test than others do.
 LONG = {
     "apex": "amp/_engine/device_skip_trajectories multi_tensor_apply/launches optimizers/against_torch optimizers/math",
-    "base": "files/read files/run_files",
+    "base": "files/read files/run_files patches",
     "diagnosis": "diagnose holds observation ranges",
     "experiment": "experiment follow interim_analyses reference_look run_order",
-    "guards": "events mistakes no_false_alarms",
+    "guards": "mistakes no_false_alarms",
     "results/analysis": "conclusions/headline counts same_work survivors",
     "results/analysis/inference": "granularity sample_size verdict",
     "results/analysis/pairing": "learning record_checks scores",
     "results/analysis/effects": "loss_tail samples step_time",
     "results/records": "metric",
     "results/report": "formats html/html metric_screens",
-    "script": "stand_in torch_amp/plain_script torch_amp/whole_model trainers/follow",
+    "script": "stand_in torch_amp/plain_script torch_amp/half_weights trainers/follow",
     "source": "migrate/read/neighbors migrate/rewrite",
     "tasks": "boxes dataloader detection imagefolder lm models",
     "training": "cuda_graph ema memory optimizers other_precisions rollback session skip_nonfinite without_float64",

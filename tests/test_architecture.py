@@ -271,7 +271,7 @@ def _subscribed_names() -> set[str]:
                 and node.func.attr in ("wrap", "put")
             ):
                 names |= {one.value for one in node.args[1:2] if isinstance(one, ast.Constant)}
-    points = next(node for node in _tree("ampcompare.guards.events").body if getattr(node, "name", "") == "Points")
+    points = next(node for node in _tree("ampcompare.base.patches").body if getattr(node, "name", "") == "Points")
     names |= {ast.literal_eval(node.elts[1]) for node in ast.walk(points) if isinstance(node, ast.Tuple)}
     return {name for name in names if isinstance(name, str)}
 
@@ -288,11 +288,11 @@ def _replaced(tree: ast.Module, names: set[str]) -> list[str]:
 
 
 def test_one_place_replaces_functions_of_torch() -> None:
-    """What follows a script subscribes to `guards/events.py`; what changes a whole process need not."""
+    """What follows a script subscribes to `base/patches.py`; what changes a whole process need not."""
     names = _subscribed_names()
     assert {"backward", "step", "scale", "scale_loss", "_initialize", "__call__", "grad"} <= names
     own = ("torch_functions", "cpu_device", "child_processes", "replay")
-    apart = ("guards.events", *(f"script.legacy.{name}" for name in own))
+    apart = ("base.patches", *(f"script.legacy.{name}" for name in own))
     modules = [name for name in _in_room("script", "guards") if not _is_in(name, apart)]
     assert not {name: lines for name in modules if (lines := _replaced(_tree(name), names))}
 

@@ -5,7 +5,6 @@ Source: accelerate 1.15.
 
 from __future__ import annotations
 
-from ampcompare.backends.explanation import EffectiveArm
 from ampcompare.backends.library import Library
 from ampcompare.backends.library_spec import library_spec
 from ampcompare.backends.spec import ContractArm
@@ -20,7 +19,6 @@ SPEC = library_spec(
     implementation="accelerate:Accelerate",
     option="mixed_precision",
     arms={"no": "fp32", "fp16": "native:fp16", "bf16": "native:bf16"},
-    on_cpu={"fp16": EffectiveArm("fp32", "accelerate does not support fp16 on a CPU, and silently trains in fp32")},
     does=(
         ("casts", "autocast around the model's own forward, which prepare() replaces; outputs come back in fp32"),
         ("loss scale", "fp16: dynamic, by torch's GradScaler, updated after each optimizer's step; else none"),

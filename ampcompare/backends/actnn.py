@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ampcompare.backends.explanation import ArmExplanation, EffectiveArm
+from ampcompare.backends.explanation import ArmExplanation
 from ampcompare.backends.options import INNER_ARM
 from ampcompare.backends.spec import BackendSpec, ContractArm, Options
 
@@ -24,10 +24,6 @@ def _group_size(text: str) -> int:
 
 def _inner(options: Options) -> str:
     return str(options.get("over", "fp32")).replace("+", ",")
-
-
-def _effective(options: Options, device: str) -> EffectiveArm:
-    return EffectiveArm(_inner(options))
 
 
 def _explain(options: Options) -> ArmExplanation:
@@ -62,7 +58,6 @@ SPEC = BackendSpec(
     parsers={"bits": _bits, "group": _group_size, "over": INNER_ARM},
     written={"bits": 2},
     implied={"group": 256, "over": "fp32"},
-    effective=_effective,
     inner=_inner,
     contract=(
         ContractArm("actnn:bits=8"),

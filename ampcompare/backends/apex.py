@@ -106,8 +106,8 @@ def _casts(level: Level) -> tuple[tuple[str, str], ...]:
         return ()
     half = level.half_name
     return (
-        (f"cast to {half}", f"{_listed(O1_TO_FP16)}; {half} copies of weights are kept until scale_loss ends"),
-        ("cast to fp32", _listed(O1_TO_FP32)),
+        (f"cast to {half}", f"{_list_groups(O1_TO_FP16)}; {half} copies of weights are kept until scale_loss ends"),
+        ("cast to fp32", _list_groups(O1_TO_FP32)),
         ("to the widest", f"{', '.join(O1_WIDEST)}: {half} and fp32 inputs give fp32"),
         (
             "not cast",
@@ -116,7 +116,7 @@ def _casts(level: Level) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _listed(table: dict[str, tuple[str, ...]]) -> str:
+def _list_groups(table: dict[str, tuple[str, ...]]) -> str:
     """Return the groups of a table, each with its first few names."""
     parts = []
     for group, names in table.items():

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ampcompare.backends.catalog import BUILT_IN, described_backends, find_spec, third_party_backends
-from ampcompare.backends.explanation import EffectiveArm
 from ampcompare.backends.options import DTYPE_NAMES, INNER_ARM, flag
 from ampcompare.backends.roles import Roles
 from ampcompare.backends.spec import BackendSpec
@@ -36,7 +35,7 @@ def _guess(text: str) -> Any:
     return text
 
 
-def _written(value: Any) -> str:
+def _text_of(value: Any) -> str:
     """Return a parsed value as the text of an arm has it: 128.0 as 128, float16 as fp16, True as true."""
     if isinstance(value, bool):
         return str(value).lower()
@@ -69,7 +68,7 @@ def _inner_arm(text: str) -> str:
     return str(inner).replace(",", "+")
 
 
-def _unaliased(spec: BackendSpec, given: Mapping[str, Any]) -> dict[str, Any]:
+def _without_aliases(spec: BackendSpec, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return options with those that an alias stands for, such as `masters=fp32` of `half`, under their own names."""
     options = {}
     for name, value in given.items():
@@ -119,7 +118,7 @@ class Arm:
         Raises:
             ConfigError: unknown backend or option, a value that the option does not take, or several arms.
         """
-        arms = _split_arms(text).arms
+        arms, _ = _split_arms(text)
         if len(arms) > 1:
             raise ConfigError(f"{text!r} names {len(arms)} arms, {' and '.join(arms)}, but one arm is expected here")
         backend, rest = _split_backend(text)
@@ -161,7 +160,7 @@ class Arm:
         parsed: dict[str, Any] = dict(spec.written)
         if spec.positional is not None and spec.default is not None:
             parsed[spec.positional] = spec.parsers[spec.positional](spec.default)
-        for name, value in _unaliased(spec, given).items():
+        for name, value in _without_aliases(spec, given).items():
             if name not in spec.parsers:
                 raise ConfigError(_unknown(backend, spec, name, given))
             read = _inner_arm if spec.parsers[name] is INNER_ARM else spec.parsers[name]
@@ -182,29 +181,27 @@ class Arm:
         assert spec is not None, self.backend  # checked when the arm was built
         return spec
 
-    def effective(self, device: str) -> EffectiveArm | None:
-        """Return what runs on "cpu" or "cuda"; None if the backend always runs what it is asked."""
-        return self.spec.effective(self.options, device) if self.spec.effective is not None else None
+    @property
+    def runs(self) -> Arm | None:
+        """The arm of ampcompare's own that a library is asked for, or that this one runs on; None if there is none.
+
+        What a library really runs on a device is a matter of the ledger.
+        """
+        text = self.spec.runs(self.options)
+        return Arm.parse(text) if text else self.inner
 
     @property
     def roles(self) -> Roles | None:
-        """In which type each part of a step is held or computed, as the arm declares it; None if that is not known.
-
-        An arm that another library runs declares what it asks of it, whatever that does on a device.
-        """
+        """In which type each part of a step is held or computed, as the arm declares it; None if that is not known."""
         own = self.spec.roles(self.options)
-        runs = self.effective("cuda")
-        if own is not None or runs is None or runs.arm is None:
-            return own
-        inner = Arm.parse(runs.arm).roles
-        return None if inner is None else self.spec.wraps(inner)
+        inner = None if own is not None or self.runs is None else self.runs.roles
+        return own if inner is None else self.spec.wraps(inner)
 
     @property
     def twin(self) -> Arm | None:
         """The arm of ampcompare's own with the roles of one that a library runs, or that packs activations."""
-        runs = self.effective("cuda")
-        twin = None if runs is None or runs.arm is None else Arm.parse(runs.arm)
-        return twin if twin is not None and twin.roles == self.roles else None
+        runs = self.runs
+        return runs if runs is not None and runs.roles == self.roles else None
 
     def declares_the_same(self, other: Arm) -> bool:
         """Return whether another arm of the backend holds and computes every part of a step in the same types."""
@@ -224,11 +221,11 @@ class Arm:
     def words(self) -> dict[str, str]:
         """Its options by name, each as the text of the arm has it."""
         return {
-            name: _written(value)
+            name: _text_of(value)
             if name == self.spec.positional
             else name
             if value is True
-            else f"{name}={_written(value)}"
+            else f"{name}={_text_of(value)}"
             for name, value in self.options.items()
         }
 
@@ -254,14 +251,14 @@ def parse_arms(texts: Iterable[str]) -> list[Arm]:
     """
     arms: list[Arm] = []
     for text in texts:
-        split = _split_arms(text)
-        if split.ambiguous:
-            own = Arm.parse(split.ambiguous)
+        parts, ambiguous = _split_arms(text)
+        if ambiguous:
+            own = Arm.parse(ambiguous)
             raise ConfigError(
-                f"arms {text!r}: {split.ambiguous!r} can be an option of the arm before it, or the arm {str(own)!r}; "
+                f"arms {text!r}: {ambiguous!r} can be an option of the arm before it, or the arm {str(own)!r}; "
                 f"write {str(own)!r} for the arm, or the option as NAME=VALUE"
             )
-        arms += map(Arm.parse, split.arms or ("",))
+        arms += map(Arm.parse, parts or ("",))
     return arms
 
 
@@ -278,19 +275,6 @@ def same_arm(wanted: str | None, texts: Sequence[str]) -> str | None:
             if Arm.parse(text) == arm:
                 return text
     return wanted
-
-
-@dataclass(frozen=True)
-class _SplitText:
-    """A text taken apart into arms.
-
-    Attributes:
-        arms: the text of each.
-        ambiguous: the first word that is read as an option and could be an arm too; "" if there is none.
-    """
-
-    arms: tuple[str, ...]
-    ambiguous: str = ""
 
 
 def full_name(head: str) -> str | None:
@@ -320,10 +304,13 @@ def _split_backend(text: str) -> tuple[str, str]:
     return backend, ",".join(filter(None, [option, rest]))
 
 
-def _split_arms(text: str) -> _SplitText:
+def _split_arms(text: str) -> tuple[list[str], str]:
     """Split `fp32,bf16,apex:O2,loss_scale=128` into its arms: a word begins one unless it is an option of the last.
 
     After `half` a word such as `bf16` begins an arm. After `half:bn_fp32` it is an option, and ambiguous.
+
+    Returns:
+        The text of each arm, and the first word that is ambiguous, if any.
     """
     arms: list[list[str]] = []
     ambiguous = ""
@@ -339,7 +326,7 @@ def _split_arms(text: str) -> _SplitText:
         else:
             arms[-1].append(word)
             ambiguous = ambiguous or (word if is_arm else "")
-    return _SplitText(tuple(",".join(words) for words in arms), ambiguous)
+    return [",".join(words) for words in arms], ambiguous
 
 
 def _may_be_arm(word: str) -> bool:

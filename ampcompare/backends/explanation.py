@@ -8,16 +8,7 @@ from typing import Any
 
 from ampcompare.backends.roles import BATCH_NORM, Roles
 
-__all__ = [
-    "PLAIN_STEP",
-    "ArmExplanation",
-    "EffectiveArm",
-    "apex_script",
-    "grad_scaler",
-    "half_script",
-    "native_script",
-    "role_rows",
-]
+__all__ = ["PLAIN_STEP", "ArmExplanation", "apex_script", "grad_scaler", "half_script", "native_script", "role_rows"]
 
 SCALER = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
 PLAIN_STEP = (
@@ -49,19 +40,6 @@ class ArmExplanation:
     differs: tuple[str, ...]
     script: tuple[str, ...]
     twin_script: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class EffectiveArm:
-    """What an arm runs on a device.
-
-    Attributes:
-        arm: the arm of ampcompare's own with that precision; None if the arm cannot run there.
-        reason: why it differs from what was asked, or why it cannot run.
-    """
-
-    arm: str | None
-    reason: str = ""
 
 
 def role_rows(
@@ -170,10 +148,7 @@ def grad_scaler(options: Mapping[str, Any]) -> str:
 
 def native_script(dtype: str, options: dict[str, Any]) -> tuple[str, ...]:
     """Return what a script with `torch.amp` says; only fp16 needs a scaler."""
-    forward = (
-        f'with torch.autocast("cuda", dtype=torch.{dtype}):',
-        "    loss = criterion(model(x), y)",
-    )
+    forward = (f'with torch.autocast("cuda", dtype=torch.{dtype}):', "    loss = criterion(model(x), y)")
     if dtype != "float16":
         return (*forward, *PLAIN_STEP[1:])
     return (

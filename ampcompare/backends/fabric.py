@@ -5,7 +5,6 @@ Source: lightning-fabric 2.6.
 
 from __future__ import annotations
 
-from ampcompare.backends.explanation import EffectiveArm
 from ampcompare.backends.library import Library
 from ampcompare.backends.library_spec import library_spec
 from ampcompare.backends.spec import ContractArm
@@ -30,11 +29,6 @@ SPEC = library_spec(
         "bf16-mixed": "native:bf16",
         "16-true": "half",
         "bf16-true": "half:dtype=bf16",
-    },
-    on_cpu={
-        "16-mixed": EffectiveArm(
-            "native:bf16", "Fabric does not support 16-mixed on a CPU, and uses bf16-mixed instead"
-        ),
     },
     does=(
         (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ampcompare.backends.explanation import ArmExplanation, EffectiveArm, half_script, native_script
+from ampcompare.backends.explanation import ArmExplanation, half_script, native_script
 from ampcompare.backends.library import Library
 from ampcompare.backends.options import INNER_ARM, count
 from ampcompare.backends.spec import BackendSpec, ContractArm, Options
@@ -43,12 +43,6 @@ def _check(options: Options) -> str:
     if backend not in ("native", "half") or "bf16" not in inner:
         return f"over={inner} is not a bf16 arm of native or half; give over=native:bf16 or over=half:dtype=bf16"
     return ""
-
-
-def _effective(options: Options, device: str) -> EffectiveArm:
-    where = "on every device" if options.get("scaling") == "mxfp8" else "on a CPU" if device == "cpu" else ""
-    emulated = f"fp8 is emulated {where}: operands are rounded to fp8, and multiplied in fp32" if where else ""
-    return EffectiveArm(_inner(options), emulated)
 
 
 def _script(inner: str) -> tuple[str, ...]:
@@ -117,15 +111,12 @@ def _explain(options: Options) -> ArmExplanation:
                 if mx
                 else f"in hardware from compute capability {CAPABILITY[scaling]}; below it is emulated",
             ),
-            ("on a CPU", _effective(options, "cpu").reason),
+            ("on a CPU", "emulated: operands are rounded to fp8, and multiplied in fp32"),
         ),
         twin=inner,
         twin_is="the arm underneath, with bf16 products",
         differs=("the operands of products have 3 bits of fraction, or 2, instead of 7", "time, on a GPU with fp8"),
-        script=(
-            *_conversion(scaling, multiple),
-            *_script(inner),
-        ),
+        script=(*_conversion(scaling, multiple), *_script(inner)),
         twin_script=(),
     )
 
@@ -140,7 +131,6 @@ SPEC = BackendSpec(
     implied={"over": "native:bf16", "align": ALIGNMENT},
     check=_check,
     library=LIBRARY,
-    effective=_effective,
     inner=_inner,
     wraps=lambda inner: replace(inner, products="fp8"),
     contract=(

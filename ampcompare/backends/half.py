@@ -90,7 +90,7 @@ def _check(options: Options) -> str:
     return conflict(_roles(options), options)
 
 
-def _unsharded(options: Options) -> str:
+def _why_unsharded(options: Options) -> str:
     own = [name for name in options if name != "dtype" and options[name]]
     if options.get("dtype", "float16") != "bfloat16":
         return "sharded fp16 weights have neither masters nor a loss scale; use fsdp:param=fp16, which has both"
@@ -101,7 +101,7 @@ def _unsharded(options: Options) -> str:
 
 SPEC = BackendSpec(
     summary="manual .half(): 16-bit weights; masters, a loss scale, other types and roundings as options",
-    implementation="ampcompare.training.precision.half:make_half",
+    implementation="ampcompare.training.precision.half:Half",
     explain=_explain,
     roles=_roles,
     parsers={
@@ -127,15 +127,9 @@ SPEC = BackendSpec(
         "masters=fp32": "master_weights=true",
         "masters=none": "master_weights=false",
     },
-    implied={
-        "dtype": "float16",
-        "bn_fp32": False,
-        "master_weights": False,
-        "rounding": "nearest",
-        "kahan": False,
-    },
+    implied={"dtype": "float16", "bn_fp32": False, "master_weights": False, "rounding": "nearest", "kahan": False},
     check=_check,
-    unsharded=_unsharded,
+    unsharded=_why_unsharded,
     elsewhere=lambda options: "",
     contract=(
         ContractArm("half"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ampcompare.backends.explanation import PLAIN_STEP, ArmExplanation, EffectiveArm
+from ampcompare.backends.explanation import PLAIN_STEP, ArmExplanation
 from ampcompare.backends.library import Library, explain_library
 from ampcompare.backends.options import choice, count
 from ampcompare.backends.roles import Roles
@@ -38,7 +38,7 @@ def _explain(options: Options) -> ArmExplanation:
             PLAIN_STEP[1],
             PLAIN_STEP[3],
         ),
-        lambda device: EffectiveArm("fp32"),
+        "fp32",
     )
 
 
@@ -50,6 +50,6 @@ SPEC = BackendSpec(
     implied={"compression": "none", "passes": 1},
     roles=lambda options: Roles(reduction="fp16" if options.get("compression") == "fp16" else "fp32"),
     library=LIBRARY,
-    effective=lambda options, device: EffectiveArm("fp32"),
+    runs=lambda options: "fp32",
     # No contract arms: it cannot be built for this torch; tests/training/precision/test_horovod.py uses a stub.
 )

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 
-from ampcompare.backends.explanation import ArmExplanation, EffectiveArm
+from ampcompare.backends.explanation import ArmExplanation
 from ampcompare.base.environment.packages import installed_version, quiet_import
 from ampcompare.base.errors import BackendUnavailable
 
@@ -33,7 +32,7 @@ class Library:
     remark: str = ""
     extra: str = ""
 
-    def found(self) -> tuple[str, str, str] | None:
+    def find(self) -> tuple[str, str, str] | None:
         """Return module, distribution and version of what is installed, without importing it; None if nothing is."""
         for module, distribution in zip(self.modules, self.distributions, strict=True):
             if importlib.util.find_spec(module.partition(".")[0]) is not None:
@@ -42,7 +41,7 @@ class Library:
 
     def missing(self) -> str:
         """Return why it cannot be used, with what to type; "" if it is installed."""
-        if self.found() is not None:
+        if self.find() is not None:
             return ""
         return f"not installed: {self.install}" + (f" ({self.remark})" if self.remark else "")
 
@@ -55,7 +54,7 @@ class Library:
         Raises:
             BackendUnavailable: it is not installed, or its import fails.
         """
-        found = self.found()
+        found = self.find()
         if found is None:
             raise BackendUnavailable(f"{backend} is {self.missing()}")
         name, distribution, version = found
@@ -69,11 +68,7 @@ class Library:
 
 
 def explain_library(
-    name: str,
-    library: Library,
-    does: tuple[tuple[str, str], ...],
-    script: tuple[str, ...],
-    runs: Callable[[str], EffectiveArm],
+    name: str, library: Library, does: tuple[tuple[str, str], ...], script: tuple[str, ...], runs: str
 ) -> ArmExplanation:
     """Return the explanation of an arm that a library runs.
 
@@ -81,14 +76,12 @@ def explain_library(
         name: of the library, as users know it.
         does: (what, how) pairs.
         script: lines of a training script with that library.
-        runs: returns what runs on "cuda" or "cpu".
+        runs: the arm of ampcompare's own that the library is asked for.
     """
-    on_gpu, on_cpu = runs("cuda"), runs("cpu")
-    cpu = on_cpu.reason or f"the precision of {on_cpu.arm}"
     return ArmExplanation(
         summary=f"{name}; {library.missing() or 'installed'}",
-        does=(*does, ("on a GPU", f"the precision of {on_gpu.arm}"), ("on a CPU", cpu)),
-        twin=on_gpu.arm,
+        does=(*does, ("asked for", f"the precision of {runs}; a library may decide otherwise for a device")),
+        twin=runs,
         twin_is="ampcompare's arm of the requested precision; the ledger of a run shows what it ran in",
         differs=(),
         script=script,

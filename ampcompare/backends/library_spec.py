@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ampcompare.backends.explanation import ArmExplanation, EffectiveArm
+from ampcompare.backends.explanation import ArmExplanation
 from ampcompare.backends.library import Library, explain_library
 from ampcompare.backends.options import choice
 from ampcompare.backends.roles import Roles
@@ -21,34 +21,27 @@ def library_spec(
     implementation: str,
     option: str,
     arms: Mapping[str, str],
-    on_cpu: Mapping[str, EffectiveArm],
     does: tuple[tuple[str, str], ...],
     script: Callable[[str], tuple[str, ...]],
     read: Callable[[str], str] | None = None,
     roles: Callable[[Options], Roles | None] = lambda options: None,
     contract: tuple[ContractArm, ...],
 ) -> BackendSpec:
-    """Return the description; tests compare it with what the library does.
+    """Return the description.
 
     Args:
         name: of the library, as users know it.
         implementation: as in `BackendSpec`, below `ampcompare.training.precision`.
         option: of the library that sets the precision.
         arms: ampcompare's own arm of each value of the option; the first one is the default.
-        on_cpu: what a CPU runs in the place of some of them.
         does: (what, how) pairs.
         script: value of the option -> lines of a training script with the library.
         read: text of the option -> one of its values.
         roles: as in `BackendSpec`, where they are not those of ampcompare's own arm.
     """
 
-    def effective(options: Options, device: str) -> EffectiveArm:
-        value = options[option]
-        return on_cpu[value] if device == "cpu" and value in on_cpu else EffectiveArm(arms[value])
-
     def explain(options: Options) -> ArmExplanation:
-        lines = script(options[option])
-        return explain_library(name, library, does, lines, lambda device: effective(options, device))
+        return explain_library(name, library, does, script(options[option]), arms[options[option]])
 
     return BackendSpec(
         summary=summary,
@@ -59,7 +52,7 @@ def library_spec(
         positional=option,
         default=next(iter(arms)),
         library=library,
-        effective=effective,
+        runs=lambda options: arms[options[option]],
         checkpoint=CheckpointState(grad_scaler=lambda options: arms[options[option]] == "native:fp16"),
         contract=contract,
     )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ampcompare.backends.explanation import EffectiveArm
 from ampcompare.backends.library import Library
 from ampcompare.backends.library_spec import library_spec
 from ampcompare.backends.native import SPEC as NATIVE
@@ -18,9 +17,6 @@ from ampcompare.backends.spec import ContractArm, Options
 __all__ = ["LIBRARY", "SPEC"]
 
 LIBRARY = Library(("mmengine.optim",), ("mmengine",), "pip install mmengine", extra="mmengine")
-GPU_ONLY = EffectiveArm(
-    None, "AmpOptimWrapper of mmengine runs on a GPU only; take mmengine:fp32 or native:bf16 on a CPU"
-)
 
 
 def _script(asked: str) -> tuple[str, ...]:
@@ -48,7 +44,6 @@ SPEC = library_spec(
     implementation="mmengine:MMEngine",
     option="dtype",
     arms={"float32": "fp32", "float16": "native:fp16", "bfloat16": "native:bf16"},
-    on_cpu={"float16": GPU_ONLY, "bfloat16": GPU_ONLY},
     does=(
         ("casts", "AmpOptimWrapper: autocast around forward pass and loss; OptimWrapper: none"),
         ("loss scale", "AmpOptimWrapper: dynamic, by torch's GradScaler, in bf16 too; OptimWrapper: none"),

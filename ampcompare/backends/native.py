@@ -90,7 +90,7 @@ def _check(options: Options) -> str:
     return conflict(_roles(options), options)
 
 
-def _unsharded(options: Options) -> str:
+def _why_unsharded(options: Options) -> str:
     if "weights" in options:
         return "its optimizer steps its own tensors, which are not sharded; use fsdp, whose masters are shards"
     return ""
@@ -118,7 +118,7 @@ SPEC = BackendSpec(
     },
     implied={"weights": "float32", "masters": "none", "rounding": "nearest", "kahan": False},
     check=_check,
-    unsharded=_unsharded,
+    unsharded=_why_unsharded,
     elsewhere=lambda options: "",
     positional="dtype",
     default="float16",
@@ -129,9 +129,7 @@ SPEC = BackendSpec(
         "bf16": "native:bf16",
         "bfloat16": "native:bf16",
     },
-    checkpoint=CheckpointState(
-        grad_scaler=lambda options: options.get("dtype", "float16") == "float16",
-    ),
+    checkpoint=CheckpointState(grad_scaler=lambda options: options.get("dtype", "float16") == "float16"),
     contract=(
         ContractArm("native:fp16", skips_steps=True),
         ContractArm("native:bf16"),

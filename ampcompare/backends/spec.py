@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ampcompare.backends.explanation import ArmExplanation, EffectiveArm
+from ampcompare.backends.explanation import ArmExplanation
 from ampcompare.backends.library import Library
 from ampcompare.backends.roles import Roles
 
@@ -66,7 +66,7 @@ class BackendSpec:
         implied: defaults that the canonical text leaves out.
         check: parsed options -> what is wrong with their combination, or "".
         library: what it needs besides torch; None if nothing.
-        effective: options, "cpu" or "cuda" -> what runs; None if the backend always runs what it is asked.
+        runs: options -> text of the arm of ampcompare's own that has the precision which a library is asked for.
         inner: options -> text of the arm that this one runs on; "" if there is none.
         unsharded: options -> why the arm does not run on weights that are sharded over ranks; "" if it does.
         elsewhere: options -> why the arm does not run on an accelerator besides CUDA, such as mps; "" if it may.
@@ -89,7 +89,7 @@ class BackendSpec:
     implied: Options = field(default_factory=dict)
     check: Callable[[Options], str] = lambda options: ""
     library: Library | None = None
-    effective: Callable[[Options, str], EffectiveArm] | None = None
+    runs: Callable[[Options], str] = lambda options: ""
     inner: Callable[[Options], str] = lambda options: ""
     unsharded: Callable[[Options], str] = lambda options: "its backend does not support sharded weights"
     elsewhere: Callable[[Options], str] = lambda options: "its backend supports CPUs and CUDA GPUs only"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import click
@@ -40,7 +38,7 @@ USAGE = 2  # the exit code of argparse and click for an argument that they do no
 @exec_option("--twin")
 @exec_option("--max-steps", type=click.IntRange(1), metavar="N")
 @exec_option("--record", type=FILE)
-@option("--ledger", is_flag=True, help="show in which types it trained, and which lines set them")
+@exec_option("--ledger")
 @exec_option("--device", type=Choice(["cpu"]))
 @exec_option("--compat-torch")
 @option("--strict-guards", "guards", flag_value="strict", help="treat mistakes in the use of amp as errors")
@@ -77,19 +75,16 @@ def command(module: bool, ledger: bool, script: str, arguments: tuple[str, ...],
     options["guards"] = options["guards"] or ExecSettings.guards
     is_cell = CELL_FOLDER in os.environ  # whose record the parent reads
     looks = ledger or (arm is not None and not is_cell and _has_update_options(Arm.parse(arm)))
-    with tempfile.TemporaryDirectory(prefix="ampcompare-") as folder:
-        if record is None and looks:
-            record = os.path.join(folder, "rows.jsonl")
-        options["record"] = None if record is None else os.path.abspath(record)  # the script may change its folder
-        settings = ExecSettings(**options, name=script, arguments=arguments)
-        if arm is None:
-            status = execute(target, settings)
-        else:
-            from ampcompare.script.prepare import run_script
+    options["record"] = None if record is None else os.path.abspath(record)  # the script may change its folder
+    settings = ExecSettings(**options, ledger=looks, name=script, arguments=arguments)
+    if arm is None:
+        status = execute(target, settings)
+    else:
+        from ampcompare.script.prepare import run_script
 
-            status = run_script(target, settings)
-        if looks and os.environ.get("RANK", "0") == "0":
-            _say_what_ran(Path(settings.record or ""), Arm.parse(arm), whole=ledger)
+        status = run_script(target, settings)
+    if looks and os.environ.get("RANK", "0") == "0":
+        _say_what_ran(Arm.parse(arm), whole=ledger)
     if status == USAGE and (stray := _own_option(arguments)) is not None:
         click.echo(
             f"ampcompare: {stray} comes after the script, so it was passed to the script; an option of ampcompare "
@@ -106,18 +101,18 @@ def _has_update_options(arm: Arm) -> bool:
     return bool(update_options(arm))
 
 
-def _say_what_ran(record: Path, arm: Arm, *, whole: bool) -> None:
+def _say_what_ran(arm: Arm, *, whole: bool) -> None:
     """Write in which types a script has trained to stderr, since its output is the script's own.
 
     Args:
         whole: the ledger; else which options had no effect.
     """
-    from ampcompare.experiment.launch.script.rows import read_rows
     from ampcompare.results.analysis.pairing.declared import options_without_effect
     from ampcompare.results.report.ledger import ledger_document
     from ampcompare.results.report.terminal import Terminal
+    from ampcompare.script.prepare import script_ledger
 
-    found = read_rows(record).ledger
+    found = script_ledger()
     if whole and found is None:
         click.echo("ampcompare: no step of an optimizer was seen, so that there is no ledger", err=True)
     elif whole and found is not None:

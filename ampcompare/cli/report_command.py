@@ -92,7 +92,7 @@ def command(
 
     Records that fail validation (edited, copied, from another cell) are left out and listed; the exit code is then 2.
     """
-    from ampcompare.script.legacy.record.summary import is_exec_record
+    from ampcompare.script.recording.summary import is_exec_record
 
     target = _target_from(form, output, open_page)
     files = [Path(path) for path in paths] or [_newest()]
@@ -130,7 +130,7 @@ def _newest() -> Path:
 
 
 def _exec_report(paths: list[Path], target: _ReportTarget) -> str:
-    from ampcompare.script.legacy.record.summary import read_exec_record, records_document
+    from ampcompare.script.recording.summary import read_exec_record, records_document
 
     return target.reporter().write(records_document(paths, [read_exec_record(path) for path in paths]))
 

@@ -114,9 +114,7 @@ def _remarks(arm: Arm, observation: Observation) -> Callable[[Called], str]:
     Only the forward pass of modules is compared: what a loss function or the backward pass runs in follows from it.
     """
     is_fp8 = arm.backend == "fp8"
-    effective = arm.effective(observation.device_type)
-    if effective is not None and effective.arm is not None:
-        arm = Arm.parse(effective.arm)
+    arm = arm.runs or arm
     half = arm.roles.half if arm.roles is not None else ""
     if not half:
         return lambda called: f"{arm} promises fp32" if {"fp16", "bf16"} & set(called.inputs) else ""

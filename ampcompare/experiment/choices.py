@@ -76,7 +76,7 @@ def _arm(backend: str, spec: BackendSpec) -> tuple[str, bool, str]:
     if spec.library is None:
         roles = Arm.make(backend).roles if spec.parsers else None
         return backend, True, spec.summary + (f"; by default {roles}" if roles is not None else "")
-    installed = spec.library.found()
+    installed = spec.library.find()
     if installed is None:
         return backend, False, spec.library.missing()
     return backend, True, f"{spec.summary} ({installed[1]} {installed[2]})"

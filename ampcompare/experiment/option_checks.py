@@ -1,6 +1,6 @@
 """Refuse words of options that mean nothing, before torch is imported, a process is started or a folder is made.
 
-What depends on devices and the user's code is refused where it is used, in the cell.
+What depends on devices, files and the user's code is refused where it is used, in the cell.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ampcompare.base.errors import BackendUnavailable, ConfigError, EnvironmentU
 from ampcompare.experiment.launch.slurm import require_slurm
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.optimizers import require_optimizer
-from ampcompare.tasks.catalog import check_files, check_task
+from ampcompare.tasks.catalog import check_task
 
 __all__ = ["check_cells"]
 
@@ -43,10 +43,8 @@ def check_cells(cells: Iterable[RunConfig]) -> None:
         if cell.script is not None:
             _check_script(cell.parsed_arm)
             continue
-        _check_arm(cell.parsed_arm, on_cpu=cell.device == "cpu")
+        _check_arm(cell.parsed_arm)
         check_task(cell.recipe)
-        if cell.launcher not in REMOTE:
-            check_files(cell.recipe)
         require_optimizer(cell.recipe.optimizer.name)
     _check_distinct(cells)
 
@@ -69,7 +67,7 @@ def _check_script(arm: Arm) -> None:
         )
 
 
-def _check_arm(arm: Arm, *, on_cpu: bool) -> None:
+def _check_arm(arm: Arm) -> None:
     if arm.backend == "script":
         raise UnsupportedCombination(
             "the arm script trains a script as it is written, and there is none: put -- SCRIPT ARGS at the end, or "
@@ -78,8 +76,5 @@ def _check_arm(arm: Arm, *, on_cpu: bool) -> None:
     library = arm.spec.library
     if library is not None and (missing := library.missing()):
         raise BackendUnavailable(f"{arm.backend} is {missing}")
-    runs = arm.effective("cpu") if on_cpu and library is not None else None
-    if runs is not None and runs.arm is None:
-        raise BackendUnavailable(runs.reason)
     if arm.inner is not None:
-        _check_arm(arm.inner, on_cpu=on_cpu)
+        _check_arm(arm.inner)

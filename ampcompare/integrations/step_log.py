@@ -8,8 +8,8 @@ from typing import Any
 
 from ampcompare import guards
 from ampcompare.base.errors import ConfigError
-from ampcompare.script.legacy.record.recorder import Recorder, Rows, header
 from ampcompare.script.legacy.settings import ExecSettings
+from ampcompare.script.recording.recorder import Recorder, Rows, header
 
 __all__ = ["StepLog", "begin_guards"]
 

@@ -29,7 +29,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import PreparationError, ScalingError
 from ampcompare.base.tensors.tree import cast_floating, tensors_in
 from ampcompare.guards.location import here
-from ampcompare.script.legacy.record.recorder import Rows
+from ampcompare.script.recording.recorder import Rows
 from ampcompare.script.torch_amp.plain_script import PlainScript
 from ampcompare.training.precision.base import owned_params
 
@@ -196,7 +196,7 @@ def _cast_arguments(function: Callable[..., Any], kind: str, half: Choose) -> Ca
     """
 
     @functools.wraps(function)
-    def casted(*args: Any, **kwargs: Any) -> Any:
+    def cast_call(*args: Any, **kwargs: Any) -> Any:
         half_dtype = half()
         if half_dtype is None:
             return function(*args, **kwargs)
@@ -206,4 +206,4 @@ def _cast_arguments(function: Callable[..., Any], kind: str, half: Choose) -> Ca
             return function(*args, **kwargs)
         return function(*cast_floating(args, dtype), **cast_floating(kwargs, dtype))
 
-    return casted
+    return cast_call

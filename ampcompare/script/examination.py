@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from ampcompare.diagnosis.options import PrefixRequest, Request
     from ampcompare.diagnosis.profiling.options import ProfileRequest
     from ampcompare.script.legacy.prepare import Prepared
-    from ampcompare.script.legacy.record.recorder import Recorder
     from ampcompare.script.legacy.settings import ExecSettings
+    from ampcompare.script.recording.recorder import Recorder
     from ampcompare.settings.examination import ScriptRequest
 
 __all__ = ["main"]
@@ -46,11 +46,11 @@ def main(kind: str, path: str) -> int:
     status = 1
     try:
         if isinstance(request, Request):
-            status = _diagnosed(request, rank)
+            status = _diagnose(request, rank)
         elif isinstance(request, ProfileRequest):
-            status = _profiled(request, rank)
+            status = _profile(request, rank)
         elif isinstance(request, PrefixRequest):
-            status = _watched(request, rank)
+            status = _watch_prefix(request, rank)
     except AmpCompareError as error:
         note(str(error))
         status = error.exit_code
@@ -60,7 +60,7 @@ def main(kind: str, path: str) -> int:
     return status
 
 
-def _diagnosed(request: Request, rank: int) -> int:
+def _diagnose(request: Request, rank: int) -> int:
     import torch
 
     from ampcompare.backends.arm import Arm
@@ -96,7 +96,7 @@ def _diagnosed(request: Request, rank: int) -> int:
     return status
 
 
-def _profiled(request: ProfileRequest, rank: int) -> int:
+def _profile(request: ProfileRequest, rank: int) -> int:
     """Profile the steps of a script; one ends with the row of the record that says what it did."""
     import torch
 
@@ -146,7 +146,7 @@ def _profiled(request: ProfileRequest, rank: int) -> int:
     return status
 
 
-def _watched(request: PrefixRequest, rank: int) -> int:
+def _watch_prefix(request: PrefixRequest, rank: int) -> int:
     """Run the first steps of a script in fp32, and write what was seen of them."""
     from ampcompare.diagnosis.prefix import PrefixWatch
     from ampcompare.script.planned_steps import planned_loops

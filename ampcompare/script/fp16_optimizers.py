@@ -18,14 +18,23 @@ from typing import Any
 
 from torch import nn
 
-from ampcompare.guards.events import Subscriptions
-from ampcompare.script.legacy.record.recorder import Rows
+from ampcompare.base.patches import Subscriptions
+from ampcompare.script.recording.recorder import Rows
 from ampcompare.training.precision.base import owned_params
 
-__all__ = ["follow_fp16_optimizers"]
+__all__ = ["follow_fp16_optimizers", "fp16_optimizer_classes"]
 
 METHODS = {"backward", "update_master_grads", "clip_master_grads", "step", "zero_grad"}
 MODULES = ("apex.fp16_utils", "apex.contrib.optimizers.fp16_optimizer")
+
+
+def fp16_optimizer_classes() -> list[Any]:
+    """Return both classes, that of `apex.fp16_utils` first; of a build of the real Apex maybe that one alone."""
+    classes = []
+    for name in MODULES:
+        with suppress(ImportError):
+            classes.append(importlib.import_module(name).FP16_Optimizer)
+    return classes
 
 
 def follow_fp16_optimizers(rows: Rows | None, events: Subscriptions) -> None:
@@ -35,12 +44,10 @@ def follow_fp16_optimizers(rows: Rows | None, events: Subscriptions) -> None:
         rows: records the inner optimizers.
     """
     events.wrap(importlib.import_module(MODULES[0]).tofp16, "forward", lambda original, module, value: value)
-    for name in MODULES:
-        with suppress(ImportError):  # a build of the real Apex without the second
-            kind = importlib.import_module(name).FP16_Optimizer
-            events.wrap(kind, "__init__", _Follower(rows).make)
-            for method in METHODS & vars(kind).keys():
-                events.wrap(kind, method, getattr(_Follower, method))
+    for kind in fp16_optimizer_classes():
+        events.wrap(kind, "__init__", _Follower(rows).make)
+        for method in METHODS & vars(kind).keys():
+            events.wrap(kind, method, getattr(_Follower, method))
 
 
 class _Follower:

@@ -11,7 +11,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.guards.events import Subscriptions
+from ampcompare.base.patches import Subscriptions
 from ampcompare.guards.location import here
 from ampcompare.training.precision.keep_fp32 import kept_in_fp32
 
@@ -55,10 +55,10 @@ class KeptAtFirstCall:
 
     def install(self, events: Subscriptions) -> None:
         """Find models from now on."""
-        events.at_end(register_module_forward_pre_hook(self._entered).remove)
+        events.at_end(register_module_forward_pre_hook(self._keep_at_call).remove)
         events.at_end(register_optimizer_step_pre_hook(self._before_step).remove)
 
-    def _entered(self, module: nn.Module, _arguments: Any) -> None:
+    def _keep_at_call(self, module: nn.Module, _arguments: Any) -> None:
         if id(module) in self._seen or not self._is_wanted():
             return
         self._seen |= {id(inner): inner for inner in module.modules()}

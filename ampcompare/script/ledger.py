@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -12,10 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from ampcompare.guards.events import Layer, Points, Subscriptions, calling_frame
+from ampcompare.base.patches import Layer, Points, Subscriptions, calling_frame
+from ampcompare.base.tensors.tree import tensors_in
 from ampcompare.guards.location import Location, user_location
 from ampcompare.results.records.ledger import Ledger
-from ampcompare.script.legacy.record.recorder import Rows
+from ampcompare.script.lifted_weights import HALF
+from ampcompare.script.recording.recorder import Rows
 from ampcompare.training.ledger import StepLook
 
 __all__ = ["ScriptLedger"]
@@ -24,7 +25,6 @@ DETAILED = 2  # steps that were applied, of each optimizer
 MAX_DETAILED = 12  # rows of steps, skipped ones too
 EVERY = 20  # later rows
 MAX_SHARE = 0.01  # of the time, for all later looks
-HALF = (torch.float16, torch.bfloat16)
 CASTS = ("to", "half", "bfloat16", "type")  # methods of a module that models of libraries override
 
 
@@ -56,13 +56,13 @@ class ScriptLedger:
 
     def install(self) -> None:
         """Look from now on."""
-        self._events.wrap(*Points.MAKE_OPTIMIZER, self._made)
+        self._events.wrap(*Points.MAKE_OPTIMIZER, self._note_optimizer)
         self._setters.wrap(nn.Module, "_apply", self._cast)
         self._setters.wrap(*Points.MAKE_AUTOCAST, self._make_autocast)
         self._setters.wrap(*Points.MAKE_SCALER, self._make_scaler)
         self._events.wrap(torch, "compile", self._compile)
         self._follow_passes()
-        self._events.at_end(register_optimizer_step_post_hook(self._stepped).remove)
+        self._events.at_end(register_optimizer_step_post_hook(self._reset_passes).remove)
         self._rows.recorder.after_row(self._row)
         self._rows.recorder.before_close(self._end)
 
@@ -83,7 +83,7 @@ class ScriptLedger:
 
     # Who sets what.
 
-    def _made(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+    def _note_optimizer(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
         self._optimizers.append(weakref.ref(optimizer))
         if "weights" not in self._by and any(p.dtype in HALF for g in optimizer.param_groups for p in g["params"]):
@@ -137,19 +137,19 @@ class ScriptLedger:
         if not self._follows:
             return original(module, *args, **kwargs)
         self._begin()
-        return self._seen(original, module, *args, **kwargs)
+        return self._see(original, module, *args, **kwargs)
 
     def _backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         if self._depth:
             return original(*args, **kwargs)
         if self._passes:
-            for tensor in _tensors(args[0] if args else kwargs.get("tensors")):
+            for tensor in tensors_in(args[0] if args else kwargs.get("tensors")):
                 if tensor.requires_grad:  # where the pass begins, an arm has collected what was there
                     tensor.register_hook(lambda _: self._look.accumulates())
         self._passes += 1
-        return self._seen(original, *args, **kwargs)
+        return self._see(original, *args, **kwargs)
 
-    def _seen(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+    def _see(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         self._depth += 1
         try:
             if self._compiles:  # torch dispatches no operations of a compiled program
@@ -165,7 +165,7 @@ class ScriptLedger:
             self._begun_at = time.perf_counter()
             self._look.begin(self._count, self._live(), detailed=True)
 
-    def _stepped(self, *_: Any) -> None:
+    def _reset_passes(self, *_: Any) -> None:
         self._passes = 0  # where an arm knows only later whether it was applied, the row comes after the next pass
 
     def _row(self, row: dict[str, Any]) -> None:
@@ -196,8 +196,11 @@ class ScriptLedger:
         self._follows = False
         self._passes_of_step.end()
 
-    def result(self) -> Ledger:
-        """Return what was seen so far."""
+    def result(self) -> Ledger | None:
+        """Look no longer, and return what was seen; None if no step was looked at."""
+        self.end()
+        if not self._look.steps:
+            return None
         scale = self._scale() if callable(self._scale) else self._scale
         ledger = self._look.result(loss_scale=None if scale is None else float(scale), emulated=self._emulated)
         by = dict(self._by)
@@ -208,9 +211,8 @@ class ScriptLedger:
         return ledger.model_copy(update={"by": by})
 
     def _end(self) -> None:
-        self.end()
-        if self._look.steps:
-            self._rows.recorder.add_row({"kind": "ledger", **self.result().model_dump()})
+        if (ledger := self.result()) is not None:
+            self._rows.recorder.add({"kind": "ledger", **ledger.model_dump()})
 
 
 def _is_by_arm() -> bool:
@@ -223,10 +225,3 @@ def _is_by_arm() -> bool:
 
 def _module(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", ""))
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        yield from (one for one in value if isinstance(one, Tensor))

@@ -9,20 +9,20 @@ from __future__ import annotations
 import functools
 import gc
 import weakref
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ampcompare.base.patches import Subscriptions
 from ampcompare.base.tensors.tree import map_tree, tensors_in
-from ampcompare.guards.events import Subscriptions
 from ampcompare.guards.location import user_location
-from ampcompare.script.legacy.record.recorder import Rows
+from ampcompare.script.recording.recorder import Rows
 from ampcompare.script.torch_amp.parallel_wrappers import ParallelWrappers
 from ampcompare.training.precision.base import owned_params
+from ampcompare.training.precision.keep_fp32 import own_tensors
 
-__all__ = ["HALF", "LiftedWeights", "follow_averages"]
+__all__ = ["HALF", "LiftedWeights", "follow_averages", "live_modules"]
 
 HALF = (torch.float16, torch.bfloat16)
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase)
@@ -36,17 +36,16 @@ class LiftedWeights:
         types: that were lifted, such as "bfloat16".
 
     Args:
+        wrappers: of the script; those around lifted weights are made again.
         rows: get a note for each type and line; None records nothing.
-        events: of the arm; None for an arm that does not follow averages.
+        events: of the arm.
     """
 
-    def __init__(self, rows: Rows | None = None, events: Subscriptions | None = None) -> None:
+    def __init__(self, wrappers: ParallelWrappers, rows: Rows | None, events: Subscriptions) -> None:
         self.types: list[str] = []
         self._rows = rows
         self._events = events
-        self._wrappers = ParallelWrappers()
-        if events is not None:
-            self._wrappers.install(events)
+        self._wrappers = wrappers
         self._notes: set[str] = set()
         self._frozen: weakref.WeakKeyDictionary[Any, list[Tensor]] = weakref.WeakKeyDictionary()  # that may be thawed
 
@@ -57,18 +56,18 @@ class LiftedWeights:
         self._frozen[optimizer] = [param for param in halves if not param.requires_grad]
         if not trained:
             return
-        if self._events is not None and not self.types:  # an average that the script has copied before stays narrow
+        if not self.types:  # an average that the script has copied before stays narrow
             follow_averages(self._events)
-        types = sorted({_name(param.dtype) for param in trained})
+        types = sorted({str(param.dtype).removeprefix("torch.") for param in trained})
         self.types += [name for name in types if name not in self.types]
         ids = set(map(id, trained))
-        modules = [one for one in _modules() if any(id(param) in ids for param in one._parameters.values())]
+        modules = [one for one in live_modules() if any(id(param) in ids for param in one._parameters.values())]
         wrapped = self._wrappers.around(ids)
         self._wrappers.check(wrapped, "an arm that lifts 16-bit weights")
         for param in trained:
             _widen(param)
         for module in modules:
-            for tensor in _own_tensors(module):
+            for tensor in own_tensors(module):
                 if tensor.dtype in HALF:
                     _widen(tensor)
         self._wrappers.make_again(wrapped)
@@ -144,17 +143,8 @@ def _widen(param: Tensor) -> None:
     param.grad = None if grad is None else grad.float()
 
 
-def _modules() -> Iterable[nn.Module]:
+def live_modules() -> list[nn.Module]:
     """Return all modules of this process."""
     # `type` and `vars`: the objects of libraries may answer `isinstance` by code of their own.
     modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
     return [one for one in modules if "_modules" in vars(one)]
-
-
-def _own_tensors(module: nn.Module) -> Iterator[Tensor]:
-    for held in (module._parameters, module._buffers):
-        yield from (tensor for tensor in held.values() if tensor is not None)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from ampcompare.base.patches import Layer, Points, Subscriptions, calling_frame
 from ampcompare.diagnosis.step_watch import StepWatch
-from ampcompare.guards.events import Layer, Points, Subscriptions, calling_frame
 from ampcompare.script.keep_fp32 import bare_model
-from ampcompare.script.legacy.record.recorder import Recorder
+from ampcompare.script.recording.recorder import Recorder
 from ampcompare.script.watch import EnoughSteps
 
 __all__ = ["ScriptObserver"]
@@ -55,8 +55,8 @@ class ScriptObserver:
         self._events.wrap(*Points.ENTER_AUTOCAST, self._enter_autocast)
         self._events.wrap(torch, "compile", self._compile)
         for handle in (
-            register_module_forward_pre_hook(self._entered),
-            register_module_forward_hook(self._left, always_call=True),
+            register_module_forward_pre_hook(self._enter_module),
+            register_module_forward_hook(self._leave_module, always_call=True),
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._watch.updates.after_step),
         ):
@@ -120,7 +120,7 @@ class ScriptObserver:
         if not self._watch.operations.is_paused:
             self._watch.add_weights(inner)
 
-    def _entered(self, module: nn.Module, _arguments: Any) -> None:
+    def _enter_module(self, module: nn.Module, _arguments: Any) -> None:
         sites = self._watch.sites
         if not sites.is_inside:
             self._without_gradients = not torch.is_grad_enabled()
@@ -139,7 +139,7 @@ class ScriptObserver:
             self._after_backward = False
             self._begin()
 
-    def _left(self, *_arguments: Any) -> None:
+    def _leave_module(self, *_arguments: Any) -> None:
         sites = self._watch.sites
         sites.leave()
         if not sites.is_inside:

@@ -6,35 +6,41 @@ import contextlib
 import ctypes
 import dataclasses
 import os
+import random
 import signal
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError
 from ampcompare.base.files.loaded_code import CodeWatch
 from ampcompare.base.rank_marks import CELL_FOLDER, mark_output
+from ampcompare.results.records.ledger import Ledger
 from ampcompare.script.ledger import ScriptLedger
 from ampcompare.script.legacy import child_processes
 from ampcompare.script.legacy.execute import execute
 from ampcompare.script.legacy.prepare import Prepared, prepare_process
-from ampcompare.script.legacy.record.recorder import Rows
 from ampcompare.script.legacy.settings import ExecSettings
 from ampcompare.script.legacy.stderr import note
 from ampcompare.script.legacy.target import Target
+from ampcompare.script.recording.recorder import Rows
 from ampcompare.script.stand_in import StandIn, half_dtype
-from ampcompare.script.watch import Watch, seed_all
+from ampcompare.script.watch import Watch
 from ampcompare.training.precision.cpu_half import cpu_half
 from ampcompare.training.twin import change_optimized_weights
 
-__all__ = ["lifted_types", "prepare_child", "prepare_script", "run_script"]
+__all__ = ["lifted_types", "prepare_child", "prepare_script", "run_script", "script_ledger", "seed_all"]
 
 CODE_FOLDER = "AMPCOMPARE_CODE_FOLDER"
 PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 
-_stand_ins: list[StandIn] = []  # of this process; kept until it ends
+_stand_ins: list[StandIn] = []  # of this process, like the next; kept until it ends
+_ledgers: list[ScriptLedger] = []
 
 
 def run_script(
@@ -52,7 +58,7 @@ def run_script(
         _end_with_parent()
     status = execute(target, settings, prepare=prepare or prepare_script, explain=_explain)
     # A child process that trains past the arm refuses to.
-    if status == 0 and not _stand_ins[-1].acted() and not child_processes.started():
+    if status == 0 and not _stand_ins[-1].has_acted() and not child_processes.num_started():
         under = "" if settings.arm == "script" else f" under {settings.arm}"
         note(
             f"the script has ended, and nothing was trained{under}: it ran no module whose weights an optimizer of "
@@ -65,6 +71,18 @@ def run_script(
 def lifted_types() -> list[str]:
     """Return the 16-bit types of weights that the arm of this process has lifted to fp32."""
     return _stand_ins[-1].lifted_types if _stand_ins else []
+
+
+def script_ledger() -> Ledger | None:
+    """Return in which types the script of this process has trained; None if no step was looked at."""
+    return _ledgers[-1].result() if _ledgers else None
+
+
+def seed_all(seed: int) -> None:
+    """Seed Python, NumPy, and torch on all devices."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
 
 
 def _explain(error: BaseException) -> AmpCompareError | None:
@@ -99,7 +117,8 @@ def prepare_script(settings: ExecSettings, *, child: str | None = None) -> Prepa
             rows.recorder.before_close(CodeWatch(Path(cell), base).end)
         if rows is not None:
             # Before the watch, which may end the script at a row.
-            ScriptLedger(rows, "" if arm.backend == "script" else str(arm), _emulated(half)).install()
+            _ledgers.append(ScriptLedger(rows, "" if arm.backend == "script" else str(arm), _emulated_type(half)))
+            _ledgers[-1].install()
         if rows is not None and (settings.watch or settings.max_steps is not None):
             watch = Watch(rows.recorder, settings.max_steps, half)
         for_cuda = settings.device == "cpu"
@@ -117,7 +136,7 @@ def prepare_script(settings: ExecSettings, *, child: str | None = None) -> Prepa
     return prepared
 
 
-def _emulated(half: str | None) -> str:
+def _emulated_type(half: str | None) -> str:
     """Return the type whose products are computed in a wider one; "" if there is none."""
     name, _, how = (half or "").partition(" ")
     return name if how == "emulated" else ""
@@ -125,8 +144,6 @@ def _emulated(half: str | None) -> str:
 
 def _cpu_half(arm: Arm, settings: ExecSettings) -> tuple[str | None, AbstractContextManager[Any]]:
     """Return how this process computes 16-bit types, and the context for it: a CPU's own kernels are slow on fp16."""
-    import torch
-
     dtype = half_dtype(arm)
     if settings.device == "cpu":  # the replaced device computes so already
         return (None if dtype is None else f"{'bf16' if dtype is torch.bfloat16 else 'fp16'} emulated"), nullcontext()

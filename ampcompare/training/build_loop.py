@@ -19,7 +19,7 @@ from ampcompare.training.meters import make_clock
 from ampcompare.training.parallel.replication import Parallel
 from ampcompare.training.precision.base import Precision, StepOutcome
 
-__all__ = ["StepGraph", "build_loop", "rates_on_device", "refuse_unrecordable"]
+__all__ = ["StepGraph", "build_loop", "rates_on_device", "refuse_cuda_graph"]
 
 WARM_UP = 3  # updates: the first ones create lazy state and choose kernels
 T = TypeVar("T")
@@ -69,7 +69,7 @@ def _update_of(phases: Sequence[Phase], assembly: Assembly, *, recorded: bool) -
         return _PhasedUpdate(phases)
     if not recorded:
         return update
-    refuse_unrecordable(assembly.device, assembly.precision, assembly.optimizers)
+    refuse_cuda_graph(assembly.device, assembly.precision, assembly.optimizers)
     rates_on_device(assembly.optimizers, assembly.device)
     return StepGraph(update, _CudaRecorder(assembly.device))
 
@@ -152,7 +152,7 @@ class StepGraph:
             target.copy_(part, non_blocking=True)
         self._recorder.replay()
         norm = None if self._norm is None else self._norm.clone()
-        return [loss.clone() for loss in self._losses], norm, precision.repeated()
+        return [loss.clone() for loss in self._losses], norm, precision.replayed_outcome()
 
     def _record(self, arguments: tuple[Any, ...], microbatches: Sequence[Any], clip_norm: float | None) -> None:
         _, optimizers, precision, _, _ = arguments
@@ -162,7 +162,7 @@ class StepGraph:
             optimizer.zero_grad(set_to_none=True)
 
         def code() -> tuple[list[Tensor], Tensor | None]:
-            with precision.recording():
+            with precision.capturing():
                 losses, norm, _ = self._update(*arguments, inputs, clip_norm)
             return losses, norm
 
@@ -176,7 +176,7 @@ class StepGraph:
             ) from error
 
 
-def refuse_unrecordable(device: torch.device, precision: Precision, optimizers: Sequence[Optimizer]) -> None:
+def refuse_cuda_graph(device: torch.device, precision: Precision, optimizers: Sequence[Optimizer]) -> None:
     """Raise if a step cannot be recorded as a CUDA graph.
 
     Raises:
@@ -193,7 +193,7 @@ def refuse_unrecordable(device: torch.device, precision: Precision, optimizers: 
                 f"cuda_graph: {type(optimizer).__name__} keeps the learning rate and step counts on the host, "
                 "where a graph cannot read them; use --optimizer-implementation fused"
             )
-    reason = precision.unrecordable(optimizers)
+    reason = precision.why_no_cuda_graph(optimizers)
     if reason is not None:
         raise UnsupportedCombination(f"cuda_graph: {reason}; leave out --cuda-graph")
 

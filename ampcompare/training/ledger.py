@@ -31,12 +31,7 @@ __all__ = ["LedgerKeeper", "StepLook", "is_zero_eps", "second_moment"]
 DETAILED = 2  # steps that are looked at operation by operation
 MAX_SHARE = 0.01  # of the time, for all later looks
 SAMPLE = 1024  # elements of a tensor whose update is followed
-SQUARES = (
-    "exp_avg_sq",
-    "square_avg",
-    "sum",
-    "exp_inf",
-)  # state of Adam, RMSprop, Adagrad, Adamax, by which they divide
+SQUARES = ("exp_avg_sq", "square_avg", "sum", "exp_inf")  # of Adam, RMSprop, Adagrad, Adamax, by which they divide
 
 
 @dataclass
@@ -312,7 +307,7 @@ class LedgerKeeper:
     def _parameters(self) -> list[Tensor]:
         return [param for model in self._models for param in model.parameters()]
 
-    def watched(self, update: Callable[..., Any]) -> Callable[..., Any]:
+    def watch(self, update: Callable[..., Any]) -> Callable[..., Any]:
         """Return `update` of the loop with looks at some of its calls."""
 
         def watched_update(

@@ -170,5 +170,5 @@ class EvaluationPrecision(Precision):
 
     @contextmanager
     def _contexts(self) -> Iterator[None]:
-        with self._outside.suspended(), self._compute, self._autocast:
+        with self._outside.without_patches(), self._compute, self._autocast:
             yield

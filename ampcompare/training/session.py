@@ -83,7 +83,7 @@ class Session:
         self.ledger = LedgerKeeper(
             assembly.replicas, config.drain_every, sees_operations=config.recipe.compile == "none"
         )
-        self.loop.update = self.ledger.watched(self.loop.update)
+        self.loop.update = self.ledger.watch(self.loop.update)
 
     @property
     def precision(self) -> Precision:

@@ -33,7 +33,7 @@ def test_list_shows_what_is_not_installed_with_the_line_to_type(call: Call, monk
 
 def test_an_arm_whose_library_is_not_there(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     """`explain` says what is missing, and how an arm is meant all the same."""
-    monkeypatch.setattr(Library, "found", lambda library: None)
+    monkeypatch.setattr(Library, "find", lambda library: None)
     out = call("explain", "accelerate:bf16").out
     assert "not installed: pip install accelerate" in out
     assert "Native equivalent: native:bf16" in out

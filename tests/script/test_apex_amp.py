@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -149,3 +150,37 @@ def test_a_closure_trains(script_amp: Make, arm: str) -> None:
 
     assert optimizer.step(closure).item() > 0
     assert not any(map(torch.equal, before, model.parameters()))
+
+
+def scaled_steps(prepare: Any, scaler: torch.amp.GradScaler, model: nn.Module, backward: Any) -> list[Tensor]:
+    """Train four steps by a GradScaler, the second of which overflows; return the weights."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    model, optimizer = prepare(model, optimizer)
+    for step in range(4):
+        with torch.autocast("cpu", torch.float16) if backward is None else nullcontext():
+            loss = model(batch(step)[0]).float().square().mean() * (float("inf") if step == 1 else 1)
+        if backward is None:
+            scaler.scale(loss).backward()
+        else:
+            backward(loss, optimizer, scaler)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    return [param.detach().clone() for param in model.parameters()]
+
+
+@pytest.mark.parametrize("has_block", [True, False])
+def test_a_gradscaler_next_to_apex_scales_alone(script_amp: Make, has_block: bool) -> None:
+    """The casts are the arm's, forward only, and the scale that of the script: bits of autocast and GradScaler."""
+    by_hand = torch.amp.GradScaler("cpu")
+    expected = scaled_steps(lambda model, optimizer: (model, optimizer), by_hand, network(), None)
+    amp = script_amp("native:fp16")
+
+    def backward(loss: Tensor, optimizer: Any, scaler: torch.amp.GradScaler) -> None:
+        with amp.scale_loss(loss, optimizer) if has_block else nullcontext(loss) as scaled:
+            scaler.scale(scaled).backward()
+
+    scaler = torch.amp.GradScaler("cpu")
+    weights = scaled_steps(amp.initialize, scaler, network(), backward)
+    assert all(map(torch.equal, weights, expected))
+    assert scaler.get_scale() == by_hand.get_scale() == 2.0**15

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.guards.events import Layer, Subscriptions
+from ampcompare.base.patches import Layer, Subscriptions
 from ampcompare.script.keep_fp32 import KeptAtFirstCall, bare_model
 from ampcompare.training.precision.keep_fp32 import without_autocast
 

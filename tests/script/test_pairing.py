@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from ampcompare.guards.events import Layer, Points, Subscriptions
-from ampcompare.script.watch import FirstBatches, seed_all
+from ampcompare.base.patches import Layer, Points, Subscriptions
+from ampcompare.script.prepare import seed_all
+from ampcompare.script.watch import FirstBatches
 
 
 def test_first_batches_are_those_of_the_first_module_after_each_backward_pass() -> None:

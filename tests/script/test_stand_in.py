@@ -104,7 +104,7 @@ def test_a_script_for_torch_amp_trains_as_written_for_the_arm(behind: Any, arm: 
     assert all(map(torch.equal, weights, expected))
     assert set(dtypes[::2]) == {dtype or torch.float32}
     assert set(dtypes[1::2]) == {torch.float32}
-    assert stand_in.acted()
+    assert stand_in.has_acted()
 
 
 def test_under_its_own_arm_the_script_is_unchanged(behind: Any) -> None:
@@ -146,7 +146,7 @@ def test_o1_stands_behind_torch_amp(behind: Any) -> None:
     assert (state["scale"], state["_growth_tracker"]) == (32768.0, 2)
     assert nn.Linear(6, 3)(torch.ones(1, 6)).dtype is torch.float32
     torch.testing.assert_close(weights, script_like_o1(), rtol=1e-2, atol=1e-3)
-    assert stand_in.acted()
+    assert stand_in.has_acted()
 
 
 def script_like_o1() -> list[Tensor]:
@@ -227,7 +227,7 @@ def test_a_script_with_torch_amp_off_is_a_plain_one(behind: Any, arm: str, autoc
     rows = Rows()
     stand_in = behind(arm, rows)
     assert switchable(autocast=autocast, scaler=False, model=made[0])[1] == 1.0
-    assert stand_in.acted()
+    assert stand_in.has_acted()
     assert len(rows.ignored) == 1
     behind.end()
     behind(arm)
@@ -241,7 +241,7 @@ def test_a_script_with_torch_amp_off_is_a_plain_one(behind: Any, arm: str, autoc
 def test_a_script_with_torch_amp_off_is_fp32(behind: Any) -> None:
     stand_in = behind("fp32")
     assert switchable(autocast=False, scaler=False) == (torch.float32, 1.0)
-    assert stand_in.acted()
+    assert stand_in.has_acted()
 
 
 @pytest.mark.filterwarnings("ignore:apex.amp was removed")
@@ -270,7 +270,7 @@ def test_a_script_without_a_scaler_is_recorded(behind: Any) -> None:
 def test_a_script_that_reaches_no_arm_is_noticed(behind: Any) -> None:
     stand_in = behind("native:fp16")
     nn.Linear(6, 3)(torch.ones(1, 6))
-    assert not stand_in.acted()
+    assert not stand_in.has_acted()
 
 
 def test_apex_names_lead_to_the_arm(behind: Any) -> None:
@@ -516,7 +516,7 @@ def test_types_that_do_not_fit_are_explained(behind: Any, arm: str, kind: type[n
 
     with pytest.raises((RuntimeError, ValueError, KeyError)) as raised:
         train()
-    assert re.match(why, str(stand_in.explain(raised.value)))
+    assert re.search(why, str(stand_in.explain(raised.value)))
     assert stand_in.explain(RuntimeError("out of memory")) is None
     behind.end()
     assert behind("fp32").explain(raised.value) is None

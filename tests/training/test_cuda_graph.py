@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcompare.base.errors import EnvironmentUnfit, UnsupportedCombination
 from ampcompare.settings.config import RunConfig
-from ampcompare.training.build_loop import WARM_UP, StepGraph, rates_on_device, refuse_unrecordable
+from ampcompare.training.build_loop import WARM_UP, StepGraph, rates_on_device, refuse_cuda_graph
 from ampcompare.training.loop import update
 from ampcompare.training.parallel.replication import Single
 from ampcompare.training.precision.base import make_precision
@@ -99,7 +99,7 @@ def train(arm: str, kind: str, *, graph: bool, growth: int = 4) -> tuple[Any, An
         scaler._scale_seq_len = growth
     rates_on_device([optimizer], CPU)
     tape = Tape()
-    assert precision.unrecordable([optimizer]) is None
+    assert precision.why_no_cuda_graph([optimizer]) is None
     make = StepGraph(update, tape) if graph else update
     seen = []
     outcomes = []
@@ -145,7 +145,7 @@ def test_the_scale_can_be_read_between_repetitions() -> None:
     precision = make_precision("apex:O2,engine=compat")
     (model,), (optimizer,) = precision.prepare([model], [optimizer])
     rates_on_device([optimizer], CPU)
-    precision.unrecordable([optimizer])
+    precision.why_no_cuda_graph([optimizer])
     graph = StepGraph(update, Tape())
     for step, batch in enumerate(batches(10)[:9]):
         graph([model], [optimizer], precision, Single(), loss_of, [batch])
@@ -179,17 +179,17 @@ def test_what_cannot_be_recorded() -> None:
     fused = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
     precision = make_precision("fp32")
     with pytest.raises(EnvironmentUnfit, match="CUDA device, but this run is on cpu"):
-        refuse_unrecordable(CPU, precision, [fused])
+        refuse_cuda_graph(CPU, precision, [fused])
     with pytest.raises(UnsupportedCombination, match="Adam keeps the learning rate"):
-        refuse_unrecordable(torch.device("cuda"), precision, [host])
+        refuse_cuda_graph(torch.device("cuda"), precision, [host])
     with pytest.raises(UnsupportedCombination, match="does not support CUDA graphs"):
-        refuse_unrecordable(torch.device("cuda"), make_precision("half:loss_scale=dynamic"), [fused])
+        refuse_cuda_graph(torch.device("cuda"), make_precision("half:loss_scale=dynamic"), [fused])
     apex = make_precision("apex:O2,engine=compat")
     _, (hooked,) = apex.prepare([model], [fused])
-    refuse_unrecordable(torch.device("cuda"), apex, [hooked])
+    refuse_cuda_graph(torch.device("cuda"), apex, [hooked])
     hooked.register_step_post_hook(lambda *_: None)
     with pytest.raises(UnsupportedCombination, match="a step hook"):
-        refuse_unrecordable(torch.device("cuda"), apex, [hooked])
+        refuse_cuda_graph(torch.device("cuda"), apex, [hooked])
 
 
 @pytest.mark.parametrize(

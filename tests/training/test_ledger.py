@@ -49,7 +49,7 @@ def train(
     precision = make_precision(arm)
     (model,), (made,) = precision.prepare([model], [OPTIMIZERS[optimizer](model.parameters())])
     keeper = LedgerKeeper([model], 20)
-    make = keeper.watched(update) if watched else update
+    make = keeper.watch(update) if watched else update
     _, emulation = cpu_half("auto", precision.half_dtype, CPU)
     scales: tuple[float, ...] = ()
     with emulation:
@@ -160,7 +160,7 @@ def test_zero_denominators_are_counted(arm: str, eps: float, zero: float) -> Non
     batches = [1e-2 * torch.randn(16, 8)]
     _, emulation = cpu_half("auto", precision.half_dtype, CPU)
     with emulation:
-        keeper.watched(update)([model], [made], precision, Single(), lambda m, x: 1e-2 * loss_of(m, x), batches, None)
+        keeper.watch(update)([model], [made], precision, Single(), lambda m, x: 1e-2 * loss_of(m, x), batches, None)
     found = keeper.look.result()
     assert found.zero_denominators == zero
     assert 0 < (found.largest_gradient or 0) < 1e-2
@@ -191,7 +191,7 @@ def test_later_looks_take_little_time() -> None:
     precision = make_precision("fp32")
     optimizer = SGD(model.parameters(), lr=0.1)
     keeper = LedgerKeeper([model], 20)
-    make = keeper.watched(update)
+    make = keeper.watch(update)
     for _ in range(19):
         make([model], [optimizer], precision, Single(), loss_of, [torch.ones(2, 4)], None)
     assert keeper.look.steps == [0, 1]

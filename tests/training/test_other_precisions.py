@@ -101,7 +101,7 @@ def test_the_patches_of_o1_are_out_of_force() -> None:
     plain, _, _ = _session("lm", "fp32", "fp32")
     for model, source in zip(plain.assembly.replicas, session.assembly.replicas, strict=True):
         model.load_state_dict(source.state_dict())
-    with session.precision.suspended():
+    with session.precision.without_patches():
         expected = plain.evaluate_with(plain.assembly.replicas, Precision())
 
     # O1 patches the sums of the metric too, in the last bits.

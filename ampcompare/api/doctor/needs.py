@@ -64,22 +64,18 @@ def examine_arm(arm: Arm, facts: MachineFacts) -> ArmNeeds:
     elif facts.torch.verdict == "problem":
         missing.append(f"torch is {facts.torch.value}")
         remedy.extend(facts.torch.remedy)
-    runs, library = arm.effective(device), arm.spec.library
+    library = arm.spec.library
     if library is not None and library.missing():
         missing.append(f"{arm.backend} is {library.missing()}")
         remedy.append(library.install)
-    elif runs is not None and runs.arm is None:
-        missing.append(runs.reason)
-    elif runs is not None and runs.reason:
-        notes.append(runs.reason)
     if arm.backend == "apex":
         _apex(arm, facts, missing, notes, remedy)
     elif arm.backend not in BUILT_IN:
         answer = ask("entry_point", options={"value": arm.spec.implementation})
         if not answer.done:
             missing.append(f"its package cannot be imported: {answer.failure}")
-    computes = (arm if runs is None or runs.arm is None else Arm.parse(runs.arm)).roles
-    half = "" if computes is None else computes.half
+    roles = None if library is not None else arm.roles  # a library may decide otherwise for a device
+    half = "" if roles is None else roles.half
     if device == "cpu":
         if half == "fp16" or (half == "bf16" and facts.fast_bf16 is False):
             notes.append(f"{half} is emulated on this CPU")

@@ -21,7 +21,7 @@ from typing import Any
 
 from ampcompare.script.legacy.settings import ExecSettings
 
-__all__ = ["count_starts", "pass_on", "pass_on_to_ranks", "started"]
+__all__ = ["count_starts", "num_started", "pass_on", "pass_on_to_ranks"]
 
 ROOT = str(Path(__file__).resolve().parents[3])
 # The child's own sys.path may not contain a checkout that is not installed.
@@ -139,15 +139,15 @@ def count_starts() -> None:
     processes: Any = multiprocessing.process.BaseProcess
     start = processes.start
 
-    def counted(process: Any) -> None:
+    def start_counted(process: Any) -> None:
         global _started
         module = getattr(process._target, "__module__", None) or ""
         _started += not module.startswith("torch.utils.data.")
         start(process)
 
-    processes.start = counted
+    processes.start = start_counted
 
 
-def started() -> int:
-    """Return how many processes were counted, each of which may train."""
+def num_started() -> int:
+    """Return how many processes were start_counted, each of which may train."""
     return _started

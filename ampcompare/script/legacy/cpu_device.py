@@ -171,7 +171,7 @@ def _replace_generator() -> None:
     torch.Generator = Generator  # type: ignore[misc]
 
 
-def _moved(source: Tensor, result: Tensor) -> Tensor:
+def _copy_if_same(source: Tensor, result: Tensor) -> Tensor:
     """Return a copy if CUDA would have made one, so that writing to it leaves the source unchanged.
 
     A tensor that needs gradients is returned itself: it must remain a leaf, as if it were on the device already.
@@ -187,9 +187,9 @@ def _replace_tensor_methods() -> None:
     @functools.wraps(tensor_to)
     def to(self: Tensor, *args: Any, **kwargs: Any) -> Any:
         if args and is_cuda(args[0]):
-            return _moved(self, tensor_to(self, "cpu", *args[1:], **kwargs))
+            return _copy_if_same(self, tensor_to(self, "cpu", *args[1:], **kwargs))
         if is_cuda(kwargs.get("device")):
-            return _moved(self, tensor_to(self, *args, **{**kwargs, "device": "cpu"}))
+            return _copy_if_same(self, tensor_to(self, *args, **{**kwargs, "device": "cpu"}))
         return tensor_to(self, *args, **kwargs)
 
     def cuda(
@@ -198,7 +198,7 @@ def _replace_tensor_methods() -> None:
         non_blocking: bool = False,
         memory_format: torch.memory_format = torch.preserve_format,
     ) -> Tensor:
-        return _moved(self, tensor_to(self, "cpu", memory_format=memory_format))
+        return _copy_if_same(self, tensor_to(self, "cpu", memory_format=memory_format))
 
     @functools.wraps(tensor_type)
     def of_type(self: Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -376,13 +376,8 @@ def _functions() -> dict[str, Any]:
             for name in (
                 *("empty_cache", "init", "ipc_collect", "manual_seed", "manual_seed_all", "seed", "seed_all"),
                 *("reset_accumulated_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached"),
-                *(
-                    "reset_peak_memory_stats",
-                    "set_device",
-                    "set_per_process_memory_fraction",
-                    "set_stream",
-                    "synchronize",
-                ),
+                *("reset_peak_memory_stats", "set_device", "set_per_process_memory_fraction", "set_stream"),
+                "synchronize",
             )
         },
         **{

@@ -27,13 +27,13 @@ from ampcompare.script.legacy.stderr import point_at_migrate, say
 from ampcompare.script.legacy.target import NEEDED_LATER, Target, import_without_first_entry
 
 if TYPE_CHECKING:
-    from ampcompare.script.legacy.record.recorder import Recorder
+    from ampcompare.script.recording.recorder import Recorder
 
 __all__ = ["execute", "lacks_gpu"]
 
 TO_CPU = "this machine has no GPU: add --device cpu"
 PLACE = re.compile(r"[^\n:]+:\d+: ")
-HOOKS = ("ampcompare.guards.", "ampcompare.script.")
+HOOKS = ("ampcompare.guards.", "ampcompare.script.", "ampcompare.base.patches")
 
 _kept: list[ModuleType | None] = []
 # Messages of torch: of the CPU build, and of a CUDA build without a driver or a device; also in tracebacks of children.
@@ -234,7 +234,7 @@ def _print_missing(finder: ApexFinder | None, error: BaseException | None) -> No
 def _print_sums(recorder: Recorder | None) -> None:
     if recorder is not None:
         empty = "the record has no step: none went through apex.amp, FP16_Optimizer or GradScaler"
-        if child_processes.started():
+        if child_processes.num_started():
             empty = "the record has no step of this process; processes that it started write their own files"
         say(recorder.sums() or empty)
 

@@ -23,19 +23,15 @@ from ampcompare.script.legacy.settings import ExecSettings
 from ampcompare.script.legacy.stderr import note, point_at_migrate, print_violation
 
 if TYPE_CHECKING:
-    from ampcompare.guards.events import Subscriptions
-    from ampcompare.script.legacy.record.recorder import Recorder, Rows
+    from ampcompare.base.patches import Subscriptions
+    from ampcompare.script.recording.recorder import Recorder, Rows
 
 __all__ = ["Prepared", "override_opt_level", "prepare_child", "prepare_process"]
 
 # Arguments that only some levels take: `initialize` refuses them at the others.
 REFUSED = {
-    "O1": ("cast_model_type", "keep_batchnorm_fp32", "master_weights"),
-    "O0": ("patch_torch_functions",),
-    "O2": ("patch_torch_functions",),
-    "O3": ("patch_torch_functions",),
-    "O4": ("cast_model_type", "keep_batchnorm_fp32", "master_weights"),
-    "O5": ("patch_torch_functions",),
+    **dict.fromkeys(("O1", "O4"), ("cast_model_type", "keep_batchnorm_fp32", "master_weights")),
+    **dict.fromkeys(("O0", "O2", "O3", "O5"), ("patch_torch_functions",)),
 }
 # What an opt level sets, and a script may override.
 REPLACED = ("cast_model_type", "patch_torch_functions", "keep_batchnorm_fp32", "master_weights", "loss_scale")
@@ -97,9 +93,9 @@ def prepare_process(
 
         patch_torch()
     recorder, rows = None, None
-    if settings.record is not None:
-        # Imported here: without --record a script that needs no torch loads none.
-        from ampcompare.script.legacy.record.recorder import Recorder, Rows, header
+    if settings.record is not None or settings.ledger:
+        # Imported here: without them a script that needs no torch loads none.
+        from ampcompare.script.recording.recorder import Recorder, Rows, header
 
         recorder = Recorder(settings.record, header(settings), child=child)
         rows = Rows(recorder)
@@ -107,14 +103,14 @@ def prepare_process(
         _import_amp(settings.engine)
     records_amp = stand_in is None or stand_in(rows)
     if rows is not None:
-        from ampcompare.script.legacy.record.scaled_steps import record_steps
+        from ampcompare.script.recording.scaled_steps import record_steps
 
         record_steps(rows, amp=records_amp)
     if settings.guards != "off":
         # After the CUDA functions and an arm, so that the guards see what the script asks for.
         guards.install(strict=settings.guards == "strict", say=lambda violation: _warn(violation, settings))
     if settings.opt_level is not None:
-        from ampcompare.guards.events import Layer, Subscriptions
+        from ampcompare.base.patches import Layer, Subscriptions
 
         override_opt_level(settings.opt_level, Subscriptions(Layer.STAND_IN), quiet=child is not None)
     return Prepared(finder, recorder)

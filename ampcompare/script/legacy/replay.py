@@ -11,7 +11,6 @@ import importlib.machinery
 import importlib.util
 import json
 import os
-import random
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -57,12 +56,9 @@ def _target(request: dict[str, Any]) -> Any:
         """A script that starts with fixed seeds, and rewritten if it is to be."""
 
         def load(self) -> tuple[CodeType, ModuleType]:
-            import numpy
-            import torch
+            from ampcompare.script.prepare import seed_all
 
-            random.seed(SEED)
-            numpy.random.seed(SEED)  # the generator that scripts use
-            torch.manual_seed(SEED)
+            seed_all(SEED)
             if request["target"] is None:
                 return super().load()
             sys.dont_write_bytecode = True
@@ -139,7 +135,7 @@ class _Trace:
 
     def begin(self) -> None:
         """Watch every step that is recorded."""
-        from ampcompare.script.legacy.record.recorder import Rows
+        from ampcompare.script.recording.recorder import Rows
 
         original = Rows.step_row
 
@@ -175,7 +171,7 @@ class _Trace:
 
     def _watch_passes(self) -> None:
         """Note the operations of each backward pass by their precision."""
-        from ampcompare.guards.events import Layer, Points, Subscriptions
+        from ampcompare.base.patches import Layer, Points, Subscriptions
 
         inside = False
 
@@ -261,12 +257,10 @@ def _operations(tensors: Any) -> dict[str, tuple[int, int]]:
 
 def _names(rows: Any, numbers: list[int]) -> dict[str, str]:
     """Return the names of parameters, as far as a model that is alive has them."""
-    import gc
-
-    from torch import nn
+    from ampcompare.script.lifted_weights import live_modules
 
     known: dict[int, str] = {}
-    for module in [each for each in gc.get_objects() if isinstance(each, nn.Module)]:
+    for module in live_modules():
         for name, parameter in module.named_parameters():
             known[id(parameter)] = max(known.get(id(parameter), ""), name, key=len)
     return {

@@ -20,6 +20,7 @@ class ExecSettings:
         max_steps: end after N steps; with --arm and --record.
         watch: record also first weights and batches, scalars, memory and the files that the script writes.
         record: record every backward pass and step, for `ampcompare report FILE`.
+        ledger: show in which types it trained, and which lines set them; with --arm.
         device: run the script's CUDA calls on the CPU: a smoke test.
         compat_torch: restore removed and changed APIs of torch, numpy and Python.
         guards: what happens on mistakes in the use of mixed precision: "warn", "strict" (an error) or "off".
@@ -35,6 +36,7 @@ class ExecSettings:
     max_steps: int | None = None
     watch: bool = False
     record: str | None = None
+    ledger: bool = False
     device: str | None = None
     compat_torch: bool = False
     guards: str = "warn"

@@ -28,20 +28,8 @@ NEEDED_LATER = ("torch", "torch._dynamo", "torch.utils.checkpoint", "torch.utils
 KEPT = frozenset(
     (
         *(*sys.builtin_module_names, "__main__", "_collections_abc", "_sitebuiltins", "abc", "amp_C", "ampcompare"),
-        *(
-            "apex",
-            "codecs",
-            "encodings",
-            "genericpath",
-            "importlib",
-            "io",
-            "numpy",
-            "os",
-            "posixpath",
-            "ntpath",
-            "site",
-        ),
-        *("stat", "torch", "zipimport"),
+        *("apex", "codecs", "encodings", "genericpath", "importlib", "io", "numpy", "os", "posixpath", "ntpath"),
+        *("site", "stat", "torch", "zipimport"),
     )
 )
 
@@ -159,11 +147,7 @@ class Target:
         if self.is_module:
             sys.argv[0] = spec.origin or self.name
         return code, _main_module(
-            __file__=spec.origin,
-            __cached__=spec.cached,
-            __loader__=spec.loader,
-            __package__=spec.parent,
-            __spec__=spec,
+            __file__=spec.origin, __cached__=spec.cached, __loader__=spec.loader, __package__=spec.parent, __spec__=spec
         )
 
     def _find_module(self) -> ModuleSpec:
@@ -215,11 +199,6 @@ def _load_script(name: str) -> tuple[CodeType, ModuleType]:
 def _main_module(**attributes: Any) -> ModuleType:
     module = ModuleType("__main__")
     module.__dict__.update(
-        {
-            "__annotations__": {},
-            "__builtins__": sys.modules["builtins"],
-            "__cached__": None,
-            **attributes,
-        }
+        {"__annotations__": {}, "__builtins__": sys.modules["builtins"], "__cached__": None, **attributes}
     )
     return module

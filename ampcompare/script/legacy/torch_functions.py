@@ -54,10 +54,7 @@ ABSTRACT = (
     *("Callable", "Container", "Hashable", "ItemsView", "Iterable", "Iterator", "KeysView", "Mapping", "MappingView"),
     *("MutableMapping", "MutableSequence", "MutableSet", "Sequence", "Set", "Sized", "ValuesView"),
 )
-_KINDS = {
-    **{kind.__name__: kind for kind in (float, int, bool, object, str, complex)},
-    **{"long": int, "unicode": str},
-}
+_KINDS = {**{kind.__name__: kind for kind in (float, int, bool, object, str, complex)}, **{"long": int, "unicode": str}}
 NUMPY = {
     **{name: (kind, kind.__name__) for name, kind in _KINDS.items()},
     **dict.fromkeys(("Inf", "Infinity", "infty"), (math.inf, "numpy.inf")),

@@ -21,24 +21,24 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ScalingError, UnsupportedCombination
-from ampcompare.guards.events import Points, Subscriptions, calling_frame
+from ampcompare.base.patches import Points, Subscriptions, calling_frame
 from ampcompare.guards.location import here
-from ampcompare.script.legacy.record.recorder import Rows, value_of
+from ampcompare.script.recording.recorder import Rows, value_of
 from ampcompare.training.precision.base import NO_CONTEXT
 from ampcompare.training.precision.half import hold_state_in
 
 __all__ = [
     "Casting",
     "TorchAmp",
-    "TorchNames",
+    "TorchAmpStandIn",
     "forget_steps",
     "is_own",
+    "missing_scale",
     "not_scaled",
     "present",
     "refuse_closure",
     "scaler_settings",
     "switched_off",
-    "unscaled",
     "without_autocast",
 ]
 
@@ -107,7 +107,7 @@ class Casting:
             torch.clear_autocast_cache()  # a block of the script may still be open around this one
 
 
-class TorchNames:
+class TorchAmpStandIn:
     """What stands behind `torch.amp`.
 
     Attributes:
@@ -195,8 +195,38 @@ class TorchNames:
         """Let gradients be unscaled once more before the step."""
         scaler._per_optimizer_states.pop(id(optimizer), None)
 
+    # What `ScriptScaler` asks of an arm with a loss scale of its own.
 
-class TorchAmp(TorchNames):
+    def scaler_made(self, scaler: Any, enabled: bool) -> None:
+        """Note that the script has made a scaler, or that it was made on its behalf."""
+
+    def is_left_alone(self) -> bool:
+        """Return whether GradScaler is torch's own by now: the script trains through `apex.amp`."""
+        return False
+
+    def before_scale(self, *, unscaled: bool) -> None:
+        """Prepare for the backward pass of a loss.
+
+        Args:
+            unscaled: the gradients of an optimizer are true by now, and it has not stepped.
+        """
+
+    def check_unscale(self, optimizer: Any) -> None:
+        """Raise if the gradients of `optimizer` cannot be those of a scaled loss under the arm."""
+
+    def unscale(self, optimizer: Any, scaler: Any) -> bool:
+        """Give what the optimizer steps true gradients, by a `LossScaler`, and return whether one overflowed."""
+        raise NotImplementedError
+
+    def apply(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        """Step an optimizer whose gradients are true."""
+        return optimizer.step(*args, **kwargs)
+
+    def skip(self, optimizer: Any) -> None:
+        """End an update of an optimizer without a step."""
+
+
+class TorchAmp(TorchAmpStandIn):
     """The names of `torch.amp` under an arm in fp32 or of `torch.amp`.
 
     Args:
@@ -205,12 +235,7 @@ class TorchAmp(TorchNames):
         initialized: returns whether the script trains through `apex.amp`.
     """
 
-    def __init__(
-        self,
-        arm: Arm,
-        rows: Rows | None = None,
-        initialized: Callable[[], bool] = lambda: False,
-    ) -> None:
+    def __init__(self, arm: Arm, rows: Rows | None = None, initialized: Callable[[], bool] = lambda: False) -> None:
         super().__init__(initialized)
         self._arm = arm
         self._rows = rows
@@ -358,7 +383,7 @@ class TorchAmp(TorchNames):
         if self.used and not self._casts:
             raise without_autocast(self._arm)
         if self.used and not self._scales and self._dtype is torch.float16:
-            raise unscaled(self._arm)
+            raise missing_scale(self._arm)
 
 
 def present(device_type: str) -> str:
@@ -382,7 +407,7 @@ def switched_off(arm: Arm | str) -> str:
     )
 
 
-def unscaled(arm: Arm | str) -> ScalingError:
+def missing_scale(arm: Arm | str) -> ScalingError:
     """Return the error for a script that steps in fp16 without a scaled loss."""
     return ScalingError(
         here(

@@ -28,9 +28,10 @@ from torch import Tensor, distributed, nn
 from ampcompare.backends.apex_levels import apex_level
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ScalingError
-from ampcompare.guards.events import GRADIENT_READS, Subscriptions
+from ampcompare.base.patches import GRADIENT_READS, Subscriptions
+from ampcompare.base.tensors.lists import copy_by_dtype
 from ampcompare.guards.location import call_site, here
-from ampcompare.script.torch_amp.autocast_and_scaler import TorchNames
+from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmpStandIn
 from ampcompare.training.precision.base import owned_params
 
 __all__ = ["GradientStages", "ScriptOptimizers", "skips_overflows"]
@@ -45,7 +46,7 @@ class ScriptOptimizers:
         names: know the 16-bit weights in whose place an optimizer has masters.
     """
 
-    def __init__(self, names: TorchNames) -> None:
+    def __init__(self, names: TorchAmpStandIn) -> None:
         self._names = names
         self._made: list[weakref.ref[Any]] = []
         self._owners: dict[int, weakref.ref[Any]] = {}  # by the id of a parameter
@@ -101,7 +102,7 @@ class GradientStages:
         names: stand behind the scaler.
     """
 
-    def __init__(self, arm: Arm, names: TorchNames, optimizers: ScriptOptimizers) -> None:
+    def __init__(self, arm: Arm, names: TorchAmpStandIn, optimizers: ScriptOptimizers) -> None:
         self._arm = arm
         self._names = names
         self._optimizers = optimizers
@@ -157,7 +158,7 @@ class GradientStages:
             return {}
         self._make_scaler()
         if self._is_update_due:
-            with GRADIENT_READS.paused():
+            with GRADIENT_READS.pause():
                 self._update()
         state: dict[str, Any] = self._scaler.state_dict()
         return state
@@ -170,7 +171,7 @@ class GradientStages:
 
     # Backward passes.
 
-    def scaled(self, tensors: Any, loss: Tensor, options: dict[str, Any]) -> Any:
+    def scale_pass(self, tensors: Any, loss: Tensor, options: dict[str, Any]) -> Any:
         """Return what a backward pass begins with, scaled; None if its gradients have no scale.
 
         Args:
@@ -207,7 +208,7 @@ class GradientStages:
 
     def _leave_plain(self) -> None:
         """Let the next pass make true gradients."""
-        with GRADIENT_READS.paused():
+        with GRADIENT_READS.pause():
             if self._is_update_due or self._in_stage(_Stage.UNSCALED):
                 self._update()
         for optimizer in self._optimizers.live():
@@ -218,7 +219,7 @@ class GradientStages:
     def _scale(self, losses: Any) -> Any:
         """Return scaled losses; the gradients that are there become scaled ones."""
         self._make_scaler()
-        with GRADIENT_READS.paused():
+        with GRADIENT_READS.pause():
             unscaled = self._in_stage(_Stage.UNSCALED)
             if self._is_update_due:
                 self._update()
@@ -262,16 +263,16 @@ class GradientStages:
     def _multiply(self, optimizer: Any, factor: float) -> None:
         # A weight and its master may show the same one.
         weights = self._optimizers.weights(optimizer)
-        grads = {id(grad): (param, grad) for param in weights if (grad := param.grad) is not None}
-        for param, grad in grads.values():
-            scaled = grad.detach().float() * factor  # fp16 has no 65536
+        held = {id(grad): (param, grad) for param in weights if (grad := param.grad) is not None}
+        grads = [grad.detach() for _, grad in held.values()]
+        scaled = torch._foreach_mul([grad.float() for grad in grads], factor)  # fp16 has no 65536
+        for number, (param, grad) in enumerate(held.values()):
             if grad.requires_grad:  # the script computes with it
-                param.grad = scaled.to(grad.dtype)
-            else:
-                grad.copy_(scaled)
+                param.grad = grads[number] = torch.empty_like(grads[number])
+        copy_by_dtype(grads, scaled)
 
     def _grads(self, optimizer: Any) -> list[Tensor]:
-        with GRADIENT_READS.paused():
+        with GRADIENT_READS.pause():
             return [grad for param in self._optimizers.weights(optimizer) if (grad := param.grad) is not None]
 
     def has_gradients(self, optimizer: Any) -> bool:
@@ -291,14 +292,14 @@ class GradientStages:
         if optimizer is None:
             self._divide(tensor)
         elif self._stage(optimizer) is _Stage.SCALED and self.has_gradients(optimizer):
-            with GRADIENT_READS.paused():
+            with GRADIENT_READS.pause():
                 self._scaler.unscale_(optimizer)
                 self._compute_again(self._optimizers.weights(optimizer))
             self._stages[optimizer] = _Stage.UNSCALED
 
     def _divide(self, tensor: Tensor) -> None:
         """Divide the gradient of a tensor that no optimizer has, such as an input or a feature map, once."""
-        with GRADIENT_READS.paused():
+        with GRADIENT_READS.pause():
             grad = tensor.grad if tensor.is_leaf or tensor.retains_grad else None
             if grad is None:
                 return
@@ -356,7 +357,7 @@ class GradientStages:
             return False
         if stage is not _Stage.SKIPPED:
             self.is_applied = False
-            with GRADIENT_READS.paused():
+            with GRADIENT_READS.pause():
                 if self._has_overflow:
                     self._mark_overflow(optimizer)
                 self._scaler.step(optimizer, **options)
@@ -364,7 +365,7 @@ class GradientStages:
             self._is_update_due = True
             if len(self._optimizers.live()) == 1:
                 self.close()
-                with GRADIENT_READS.paused():
+                with GRADIENT_READS.pause():
                     self._update()
         optimizer._opt_called = True  # a skipped step was called too: schedulers warn otherwise
         return True

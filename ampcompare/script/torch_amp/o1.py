@@ -17,13 +17,13 @@ from ampcompare.apex.amp.scaler import LossScaler
 from ampcompare.backends.apex_levels import apex_level
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.guards.events import Points, Subscriptions
+from ampcompare.base.patches import Points, Subscriptions
 from ampcompare.script.torch_amp.autocast_and_scaler import (
-    TorchNames,
+    TorchAmpStandIn,
     is_own,
+    missing_scale,
     present,
     switched_off,
-    unscaled,
     without_autocast,
 )
 from ampcompare.script.torch_amp.script_scaler import ScriptScaler
@@ -32,7 +32,7 @@ from ampcompare.training.precision.base import owned_params
 __all__ = ["O1BehindTorch"]
 
 
-class O1BehindTorch(TorchNames):
+class O1BehindTorch(TorchAmpStandIn):
     """Replaces what both classes do; O1's patches of torch are on from the first block of the script on.
 
     Args:
@@ -43,11 +43,7 @@ class O1BehindTorch(TorchNames):
     needs_scaler = True
     casts_loss = True
 
-    def __init__(
-        self,
-        arm: Arm,
-        initialized: Callable[[], bool] = lambda: False,
-    ) -> None:
+    def __init__(self, arm: Arm, initialized: Callable[[], bool] = lambda: False) -> None:
         super().__init__(initialized)
         self._level = apex_level(arm.options)
         self._name = f"apex:{arm.options['opt_level']}"
@@ -101,7 +97,7 @@ class O1BehindTorch(TorchNames):
                 raise UnsupportedCombination(self._off)
             return
         if not self._scaler.scales and not self.is_driven:
-            raise unscaled(self._name)
+            raise missing_scale(self._name)
 
     def optimizer_made(self) -> None:
         """Patch torch before the first forward pass: a call looks up a loss function before its arguments."""
@@ -130,12 +126,6 @@ class O1BehindTorch(TorchNames):
         self.note_scaler(scaler, enabled)
         self._note_off(enabled)
 
-    def is_left_alone(self) -> bool:
-        return False
-
-    def before_scale(self, *, unscaled: bool) -> None:
-        pass
-
     def check_unscale(self, optimizer: Any) -> None:
         if not self.used:
             raise without_autocast(self._name)
@@ -145,9 +135,3 @@ class O1BehindTorch(TorchNames):
         scaler.clear_overflow_state()
         scaler.unscale_([param.grad for param in owned_params(optimizer) if param.grad is not None])
         return scaler._read_flags()
-
-    def apply(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        return optimizer.step(*args, **kwargs)
-
-    def skip(self, optimizer: Any) -> None:
-        pass

@@ -10,7 +10,7 @@ import torch
 from torch import distributed, nn
 
 from ampcompare.base.errors import PreparationError, UnsupportedCombination
-from ampcompare.guards.events import Subscriptions
+from ampcompare.base.patches import Subscriptions
 from ampcompare.guards.location import here
 from ampcompare.training.parallel.replication import reduce_buckets_in
 

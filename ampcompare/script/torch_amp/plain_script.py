@@ -30,12 +30,12 @@ from torch.utils import _pytree as pytree
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import PreparationError, UnsupportedCombination
+from ampcompare.base.patches import GRADIENT_READS, Points, Subscriptions, follow_own_calls
 from ampcompare.base.tensors.tree import cast_floating, map_tree
-from ampcompare.guards.events import GRADIENT_READS, Points, Subscriptions, follow_own_calls
 from ampcompare.guards.location import here
-from ampcompare.script.legacy.record.recorder import Rows, value_of
 from ampcompare.script.lifted_weights import HALF, LiftedWeights
-from ampcompare.script.torch_amp.autocast_and_scaler import Casting, TorchNames
+from ampcompare.script.recording.recorder import Rows, value_of
+from ampcompare.script.torch_amp.autocast_and_scaler import Casting, TorchAmpStandIn
 from ampcompare.script.torch_amp.gradient_stages import GradientStages, ScriptOptimizers, skips_overflows
 from ampcompare.training.precision.base import owned_params, refuse_wrapped
 
@@ -67,29 +67,29 @@ class PlainScript:
 
     Args:
         names: stands behind `torch.amp` for the arm; installed before this.
+        lifted: lifts 16-bit weights, unless the arm is `script`.
         for_cuda: what the script does on CUDA happens on the CPU, with the casts of CUDA.
         rows: records what nothing scales; a GradScaler records itself.
         given: called with the optimizers that there are before the first pass, or with what `amp.initialize` gets;
             Apex's own calls it by itself.
-        lifted: lifts 16-bit weights, unless the arm is `script`.
     """
 
     def __init__(
         self,
         arm: Arm,
-        names: TorchNames,
+        names: TorchAmpStandIn,
+        lifted: LiftedWeights,
         *,
         for_cuda: bool = False,
         rows: Rows | None = None,
         given: Callable[[list[Any], list[Any]], None] = lambda models, optimizers: None,
-        lifted: LiftedWeights | None = None,
     ) -> None:
         self._arm = arm
         self._names = names
         self._given = given
         self._has_begun = False
         self.casting = Casting()
-        self._lifted = lifted or LiftedWeights(rows)
+        self._lifted = lifted
         self._for_cuda = for_cuda
         self._rows = rows
         self._loss: Any = None  # of torch.autograd.grad, since the last step
@@ -112,19 +112,19 @@ class PlainScript:
 
     def install(self, events: Subscriptions) -> None:
         """Follow the script from now on."""
-        events.wrap(*Points.MAKE_OPTIMIZER, self._made)
-        events.wrap(*Points.ADD_PARAM_GROUP, self._grown)
-        events.wrap(*Points.FORWARD, self._called)
-        events.wrap(*Points.FUNCTIONAL_CALL, self._called_with)
+        events.wrap(*Points.MAKE_OPTIMIZER, self._add_optimizer)
+        events.wrap(*Points.ADD_PARAM_GROUP, self._add_group)
+        events.wrap(*Points.FORWARD, self._on_call)
+        events.wrap(*Points.FUNCTIONAL_CALL, self._on_functional_call)
         events.wrap(*Points.BACKWARD, self._backward)
-        events.wrap(*Points.GRAD, self._differentiated)
+        events.wrap(*Points.GRAD, self._note_loss)
         for kind, name in HOOKS:
             events.wrap(kind, name, self._hook)
         self.stages.install(events)
 
     # Which optimizers and modules there are.
 
-    def _made(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+    def _add_optimizer(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
         follow_own_calls()  # of the classes that there are by now
         self._lift(optimizer)
@@ -133,7 +133,7 @@ class PlainScript:
         if self._mode is not _Mode.OWN and not self._names.is_by_apex():
             self._names.optimizer_made()
 
-    def _grown(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+    def _add_group(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
         if any(optimizer is one for one in self._optimizers.live()):  # else it is being made
             self._lift(optimizer)
@@ -262,7 +262,7 @@ class PlainScript:
 
     # The forward pass.
 
-    def _called(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def _on_call(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not self._lifted.types:
             return self._call(original, module, args, kwargs)
         given, (args, kwargs) = (args, kwargs), self._fitting(module, args, kwargs)
@@ -278,7 +278,7 @@ class PlainScript:
             return original(module, *args, **kwargs)
         if not self._is_trained(module) and not self._is_for_training(module, args, kwargs):
             if not self._optimizers.has_any() and not self._backwards and self._by_hand.has_updated(module):
-                self._step_by_hand(module)
+                self._record_update_by_hand(module)
             if next(module.parameters(), None) is None:
                 args, kwargs = self._names.alike(args, kwargs)
             elif self._lifted.types and not self._names.casts_now():  # no block of the arm casts what it gets
@@ -323,7 +323,7 @@ class PlainScript:
         finally:
             self._shells = before
 
-    def _called_with(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def _on_functional_call(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Know and prepare a module before `functional_call` puts other weights in the place of its own.
 
         It is trained too where an optimizer has those, such as the stacked weights of an ensemble.
@@ -336,7 +336,7 @@ class PlainScript:
                 self._names.input_type(module)
         return original(module, *args, **kwargs)
 
-    def _step_by_hand(self, module: nn.Module) -> None:
+    def _record_update_by_hand(self, module: nn.Module) -> None:
         """Record an update that the script has made without an optimizer, if the arm lets it."""
         if self._casts:
             raise UnsupportedCombination(
@@ -399,7 +399,8 @@ class PlainScript:
 
     def _backward(self, original: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
         if self._backwards or self._decide() is _Mode.OWN:
-            return original(tensors, *args, **kwargs)
+            with self.casting.off():
+                return original(tensors, *args, **kwargs)
         if not self._optimizers.has_any():
             self._by_hand.note_backward()
         self._backwards += 1
@@ -415,12 +416,13 @@ class PlainScript:
             if is_scaled and (optimizers := self._optimizers.live()):
                 for optimizer in optimizers:
                     self._take_over(optimizer)
-                scaled = self.stages.scaled(tensors, loss, kwargs)
+                scaled = self.stages.scale_pass(tensors, loss, kwargs)
             if scaled is None:
                 self._record(loss)
-                return original(tensors, **kwargs)
+                with self.casting.off():
+                    return original(tensors, **kwargs)
             self._is_scaled_pass = True
-            with GRADIENT_READS.paused():
+            with GRADIENT_READS.pause(), self.casting.off():
                 return original(scaled, **kwargs)
         finally:
             self._backwards -= 1
@@ -442,7 +444,7 @@ class PlainScript:
 
         return original(owner, hook_of_true, *args, **kwargs)
 
-    def _differentiated(self, original: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def _note_loss(self, original: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Note the loss of a script that sets gradients itself; they are true ones.
 
         Under vmap a loss is that of each sample.
@@ -475,11 +477,11 @@ class PlainScript:
         function = getattr(step, "__func__", step)
 
         @functools.wraps(function)
-        def stepped(_self: Any, closure: Any = None, **kwargs: Any) -> Any:
+        def step_by_arm(_self: Any, closure: Any = None, **kwargs: Any) -> Any:
             return self._step(optimizer, step, closure, kwargs)
 
-        stepped._ampcompare_driver = self  # type: ignore[attr-defined]
-        optimizer.step = types.MethodType(stepped, optimizer)
+        step_by_arm._ampcompare_driver = self  # type: ignore[attr-defined]
+        optimizer.step = types.MethodType(step_by_arm, optimizer)
 
     def _step(self, optimizer: Any, step: Any, closure: Any, kwargs: dict[str, Any]) -> Any:
         if self._stepping or self._decide() is _Mode.OWN:

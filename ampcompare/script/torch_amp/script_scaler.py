@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import weakref
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,42 +17,19 @@ from torch.amp.grad_scaler import OptState
 
 from ampcompare.apex.amp.scaler import LossScaler
 from ampcompare.backends.arm import Arm
-from ampcompare.guards.events import Points, Subscriptions
-from ampcompare.script.torch_amp.autocast_and_scaler import forget_steps, not_scaled, refuse_closure, scaler_settings
+from ampcompare.base.patches import Points, Subscriptions
+from ampcompare.script.torch_amp.autocast_and_scaler import (
+    TorchAmpStandIn,
+    forget_steps,
+    not_scaled,
+    refuse_closure,
+    scaler_settings,
+)
 
-__all__ = ["ScaledGradients", "ScriptScaler"]
+__all__ = ["ScriptScaler"]
 
 METHODS = ("scale", "unscale_", "step", "update", "get_scale", "state_dict", "load_state_dict")
 SETTERS = ("set_growth_factor", "set_backoff_factor", "set_growth_interval")  # which the arm decides
-
-
-class ScaledGradients(Protocol):
-    """What an arm does to the gradients of a script."""
-
-    def scaler_made(self, scaler: Any, enabled: bool) -> None:
-        """Note that the script has made a scaler, or that it was made on its behalf."""
-
-    def is_left_alone(self) -> bool:
-        """Return whether GradScaler is torch's own by now: the script trains through `apex.amp`."""
-
-    def before_scale(self, *, unscaled: bool) -> None:
-        """Prepare for the backward pass of a loss.
-
-        Args:
-            unscaled: the gradients of an optimizer are true by now, and it has not stepped.
-        """
-
-    def check_unscale(self, optimizer: Any) -> None:
-        """Raise if the gradients of `optimizer` cannot be those of a scaled loss under the arm."""
-
-    def unscale(self, optimizer: Any, scaler: LossScaler) -> bool:
-        """Give what the optimizer steps true gradients, and return whether one overflowed."""
-
-    def apply(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        """Step an optimizer whose gradients are true."""
-
-    def skip(self, optimizer: Any) -> None:
-        """End an update of an optimizer without a step."""
 
 
 class ScriptScaler:
@@ -65,11 +42,11 @@ class ScriptScaler:
 
     Args:
         arm: for messages.
-        gradients: of the script.
+        gradients: what the arm does to those of the script.
         runs_closures: nothing is scaled or skipped, so a closure may run.
     """
 
-    def __init__(self, arm: Arm, gradients: ScaledGradients, *, runs_closures: bool = False) -> None:
+    def __init__(self, arm: Arm, gradients: TorchAmpStandIn, *, runs_closures: bool = False) -> None:
         self.scales = False
         self._arm = arm
         self._gradients = gradients

@@ -41,7 +41,7 @@ class Accelerate(LibraryPrecision):
             raise BackendUnavailable(
                 f"accelerate {version} refuses mixed_precision={mixed_precision}: {first}"
             ) from error
-        super().__init__(f"accelerate:{mixed_precision}", device, {library: version}, scaler=self.accelerator.scaler)
+        super().__init__(f"accelerate:{mixed_precision}", {library: version}, scaler=self.accelerator.scaler)
 
     def _prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
         self._refuse_several(optimizers)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import abc
 import importlib
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -19,11 +18,11 @@ from ampcompare.results.records.run import EngineInfo
 from ampcompare.training.precision.base import NO_CONTEXT, FixedOutcome, LateOutcomes, Precision, Prepared, StepOutcome
 from ampcompare.training.precision.keep_fp32 import kept_in_fp32, without_casts
 
-__all__ = ["Apex", "ApexModuleEngine", "choose_engine", "make_apex"]
+__all__ = ["Apex", "CompatApex", "choose_engine", "make_apex"]
 
 
 class Apex(Precision):
-    """One opt level of `apex.amp`.
+    """One opt level of `apex.amp`: when `scale_loss` exits, overflow is known and `step` replaced.
 
     Args:
         amp: module or object with the functions of `apex.amp`.
@@ -56,7 +55,6 @@ class Apex(Precision):
         self.half_dtype = None if opt_level == "O0" else getattr(torch, LEVELS[opt_level].half_dtype)
         self._patches = LEVELS[opt_level].patch_torch_functions
         self._scalers: Sequence[Any] = ()
-        self._steps = _steps_of(amp)
 
     def expect_losses(self, count: int) -> None:
         self.num_losses = max(self.num_losses, count)
@@ -81,7 +79,7 @@ class Apex(Precision):
         self._scalers = self.amp._amp_state.loss_scalers
         return prepared_models, prepared_optimizers
 
-    def suspended(self) -> AbstractContextManager[None]:
+    def without_patches(self) -> AbstractContextManager[None]:
         casts_off: AbstractContextManager[None] = without_casts(self.amp)() if self._patches else NO_CONTEXT
         return casts_off
 
@@ -97,21 +95,13 @@ class Apex(Precision):
         return list(self.amp.master_params(optimizer))
 
     def step(self, *optimizers: Optimizer) -> StepOutcome:
-        return self._steps.step(optimizers, self._scalers)
+        applied = tuple([not optimizer._amp_stash.already_patched for optimizer in optimizers])  # type: ignore[attr-defined]
+        for optimizer in optimizers:
+            optimizer.step()
+        return FixedOutcome(applied, self.loss_scales())
 
-    def unrecordable(self, optimizers: Sequence[Optimizer]) -> str | None:
-        return self._steps.unrecordable(optimizers, self._scalers)
-
-    def recording(self) -> AbstractContextManager[None]:
-        return self._steps.recording()
-
-    def repeated(self) -> StepOutcome:
-        return self._steps.repeated(self._scalers)
-
-    def backward(
-        self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
-    ) -> None:
-        self._steps.backward(loss, list(optimizers), loss_id, delay_unscale)
+    def why_no_cuda_graph(self, optimizers: Sequence[Optimizer]) -> str | None:
+        return "the real Apex reads its overflow flag on the host"
 
     def weights_replaced(self) -> None:
         if self._patches:  # the real Apex would keep using the casts that an evaluation has cached
@@ -125,6 +115,74 @@ class Apex(Precision):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.amp.load_state_dict(dict(state))
+
+
+class CompatApex(Apex):
+    """The same on `ampcompare.apex.amp`: flags and scales may stay on the device until the outcome is read."""
+
+    def __init__(self, amp: Any, *args: Any, **options: Any) -> None:
+        super().__init__(amp, *args, **options)
+        self._backward = importlib.import_module("ampcompare.apex.amp._engine.scaled_loss").backward
+        device_skip = importlib.import_module("ampcompare.apex.amp._engine.device_skip")
+        self._union, self._can_do_without_host = device_skip.union, device_skip.can_do_without_host
+        self._is_capturing = False
+        self._captured: tuple[list[bool | Tensor], list[float | Tensor]] = [], []
+        self._outcomes = LateOutcomes()
+
+    def backward(
+        self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
+    ) -> None:
+        self._backward(loss, list(optimizers), loss_id, delay_unscale)
+
+    def step(self, *optimizers: Optimizer) -> StepOutcome:
+        skips: list[bool | Tensor] = []
+        for optimizer in optimizers:
+            stash: Any = optimizer._amp_stash  # type: ignore[attr-defined]
+            flags = stash.flags
+            skips.append(self._union(flags) if flags and not stash.already_patched else stash.already_patched)
+            optimizer.step()
+        scales = [scaler.device_scale() if scaler.lives_on_device else scaler.loss_scale() for scaler in self._scalers]
+        if self._is_capturing:
+            self._captured = skips, scales
+            return FixedOutcome((), ())
+        return self._outcome_of(skips, scales)
+
+    def _outcome_of(self, skips: list[bool | Tensor], scales: list[float | Tensor]) -> StepOutcome:
+        entries = [*skips, *scales]
+        on_device = [entry for entry in entries if isinstance(entry, Tensor)]
+
+        def resolve(values: list[float]) -> tuple[tuple[bool, ...], tuple[float, ...]]:
+            from_device = iter(values)
+            on_host = [next(from_device) if isinstance(entry, Tensor) else float(entry) for entry in entries]
+            return tuple([skip == 0 for skip in on_host[: len(skips)]]), tuple(on_host[len(skips) :])
+
+        return self._outcomes.add(on_device, resolve) if on_device else FixedOutcome(*resolve([]))
+
+    def why_no_cuda_graph(self, optimizers: Sequence[Optimizer]) -> str | None:
+        if any(scaler.dynamic for scaler in self._scalers):
+            if not all(self._can_do_without_host(optimizer) for optimizer in optimizers):
+                return "a step hook, or an option of the optimizer, makes this arm read its overflow flag on the host"
+            for scaler in self._scalers:
+                scaler.record_passes()
+        return None
+
+    @contextmanager
+    def capturing(self) -> Iterator[None]:
+        self._is_capturing = True
+        try:
+            yield
+        finally:
+            self._is_capturing = False
+
+    def replayed_outcome(self) -> StepOutcome:
+        for scaler in self._scalers:
+            scaler.pass_repeated()
+        skips, scales = self._captured
+        return self._outcome_of([_copy(skip) for skip in skips], [_copy(scale) for scale in scales])
+
+
+def _copy(entry: Any) -> Any:
+    return entry.clone() if isinstance(entry, Tensor) else entry
 
 
 def choose_engine(engine: str, opt_level: str, device: str) -> tuple[Any, EngineInfo]:
@@ -163,116 +221,5 @@ def make_apex(
     amp, info = choose_engine(engine, opt_level, device)
     if "cast_model_outputs" in overrides:
         overrides["cast_model_outputs"] = getattr(torch, overrides["cast_model_outputs"])
-    return Apex(amp, opt_level, num_losses=num_losses, engine=info, **overrides)
-
-
-class _ApexSteps(abc.ABC):
-    """Backward passes and steps of one implementation of `apex.amp`."""
-
-    @abc.abstractmethod
-    def backward(self, loss: Tensor, optimizers: list[Optimizer], loss_id: int, delay_unscale: bool) -> None:
-        """Back-propagate the scaled loss inside `scale_loss`."""
-
-    @abc.abstractmethod
-    def step(self, optimizers: Sequence[Optimizer], scalers: Sequence[Any]) -> StepOutcome:
-        """Step each optimizer; the outcome reports which steps an overflow skipped."""
-
-    def unrecordable(self, optimizers: Sequence[Optimizer], scalers: Sequence[Any]) -> str | None:
-        """Return why a step cannot be recorded as a CUDA graph; None if it can."""
-        return "the real Apex reads its overflow flag on the host"
-
-    def recording(self) -> AbstractContextManager[None]:
-        """Return the context in which a step is recorded."""
-        return nullcontext()
-
-    def repeated(self, scalers: Sequence[Any]) -> StepOutcome:
-        """Return the outcome of a replay, just launched, of the recorded step."""
-        raise NotImplementedError
-
-
-class ApexModuleEngine(_ApexSteps):
-    """Anything with the API of `apex.amp`: when `scale_loss` exits, overflow is known and `step` replaced."""
-
-    def __init__(self, amp: Any) -> None:
-        self.amp = amp
-
-    def backward(self, loss: Tensor, optimizers: list[Optimizer], loss_id: int, delay_unscale: bool) -> None:
-        with self.amp.scale_loss(loss, optimizers, loss_id=loss_id, delay_unscale=delay_unscale) as scaled_loss:
-            scaled_loss.backward()
-
-    def step(self, optimizers: Sequence[Optimizer], scalers: Sequence[Any]) -> StepOutcome:
-        applied = tuple([not optimizer._amp_stash.already_patched for optimizer in optimizers])  # type: ignore[attr-defined]
-        for optimizer in optimizers:
-            optimizer.step()
-        return FixedOutcome(applied, tuple([scaler.loss_scale() for scaler in scalers]))
-
-
-class _CompatEngine(_ApexSteps):
-    """`ampcompare.apex.amp`: flags and scales may stay on the device until the outcome is read."""
-
-    def __init__(self) -> None:
-        self._backward = importlib.import_module("ampcompare.apex.amp._engine.scaled_loss").backward
-        device_skip = importlib.import_module("ampcompare.apex.amp._engine.device_skip")
-        self._union, self._can_do_without_host = device_skip.union, device_skip.can_do_without_host
-        self._state = importlib.import_module("ampcompare.apex.amp")._amp_state
-        self._is_recording = False
-        self._recorded: tuple[list[bool | Tensor], list[float | Tensor]] = [], []
-        self._outcomes = LateOutcomes()
-
-    def backward(self, loss: Tensor, optimizers: list[Optimizer], loss_id: int, delay_unscale: bool) -> None:
-        self._backward(loss, optimizers, loss_id, delay_unscale)
-
-    def step(self, optimizers: Sequence[Optimizer], scalers: Sequence[Any]) -> StepOutcome:
-        skips: list[bool | Tensor] = []
-        for optimizer in optimizers:
-            stash: Any = optimizer._amp_stash  # type: ignore[attr-defined]
-            flags = stash.flags
-            skips.append(self._union(flags) if flags and not stash.already_patched else stash.already_patched)
-            optimizer.step()
-        scales = [scaler.device_scale() if scaler.lives_on_device else scaler.loss_scale() for scaler in scalers]
-        if self._is_recording:
-            self._recorded = skips, scales
-            return FixedOutcome((), ())
-        return self._outcome(skips, scales)
-
-    def _outcome(self, skips: list[bool | Tensor], scales: list[float | Tensor]) -> StepOutcome:
-        entries = [*skips, *scales]
-        on_device = [entry for entry in entries if isinstance(entry, Tensor)]
-
-        def resolve(values: list[float]) -> tuple[tuple[bool, ...], tuple[float, ...]]:
-            from_device = iter(values)
-            on_host = [next(from_device) if isinstance(entry, Tensor) else float(entry) for entry in entries]
-            return tuple([skip == 0 for skip in on_host[: len(skips)]]), tuple(on_host[len(skips) :])
-
-        return self._outcomes.add(on_device, resolve) if on_device else FixedOutcome(*resolve([]))
-
-    def unrecordable(self, optimizers: Sequence[Optimizer], scalers: Sequence[Any]) -> str | None:
-        if any(scaler.dynamic for scaler in scalers):
-            if not all(self._can_do_without_host(optimizer) for optimizer in optimizers):
-                return "a step hook, or an option of the optimizer, makes this arm read its overflow flag on the host"
-            for scaler in scalers:
-                scaler.record_passes()
-        return None
-
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        self._is_recording = True
-        try:
-            yield
-        finally:
-            self._is_recording = False
-
-    def repeated(self, scalers: Sequence[Any]) -> StepOutcome:
-        for scaler in scalers:
-            scaler.pass_repeated()
-        skips, scales = self._recorded
-        return self._outcome([_copy(skip) for skip in skips], [_copy(scale) for scale in scales])
-
-
-def _copy(entry: Any) -> Any:
-    return entry.clone() if isinstance(entry, Tensor) else entry
-
-
-def _steps_of(amp: Any) -> _ApexSteps:
-    """Return the engine for `amp`: ampcompare's own has a faster path than its public API."""
-    return _CompatEngine() if getattr(amp, "__name__", None) == "ampcompare.apex.amp" else ApexModuleEngine(amp)
+    kind = CompatApex if info.name == "compat" else Apex
+    return kind(amp, opt_level, num_losses=num_losses, engine=info, **overrides)

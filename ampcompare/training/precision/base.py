@@ -7,6 +7,7 @@ import functools
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, final
 
@@ -59,22 +60,12 @@ class StepOutcome(abc.ABC):
         """Per loss scaler, the scale after its update; empty if nothing is scaled."""
 
 
+@dataclass(slots=True, eq=False)
 class FixedOutcome(StepOutcome):
     """An outcome that is known on the host when the step returns."""
 
-    __slots__ = ("_applied", "_loss_scales")
-
-    def __init__(self, applied: tuple[bool, ...], loss_scales: tuple[float, ...]) -> None:
-        self._applied = applied
-        self._loss_scales = loss_scales
-
-    @property
-    def applied(self) -> tuple[bool, ...]:
-        return self._applied
-
-    @property
-    def loss_scales(self) -> tuple[float, ...]:
-        return self._loss_scales
+    applied: tuple[bool, ...]
+    loss_scales: tuple[float, ...]
 
 
 @functools.lru_cache(maxsize=64)
@@ -145,7 +136,7 @@ class Precision:
         """Return the context for the forward pass and the loss; never for the backward pass."""
         return NO_CONTEXT
 
-    def suspended(self) -> AbstractContextManager[None]:
+    def without_patches(self) -> AbstractContextManager[None]:
         """Return a context in which other models compute as in plain torch, even if `prepare` patched the process."""
         return NO_CONTEXT
 
@@ -203,16 +194,16 @@ class Precision:
     def weights_replaced(self) -> None:
         """Drop cached copies of the weights, after they were written from outside or an evaluation ended."""
 
-    def unrecordable(self, optimizers: Sequence[Optimizer]) -> str | None:
+    def why_no_cuda_graph(self, optimizers: Sequence[Optimizer]) -> str | None:
         """Return why a step with these optimizers cannot be recorded as a CUDA graph; None if it can."""
         # A backend opts in: a host read that a subclass adds to a step would fail while a graph is captured.
         return "this arm does not support CUDA graphs"
 
-    def recording(self) -> AbstractContextManager[None]:
+    def capturing(self) -> AbstractContextManager[None]:
         """Return the context in which a step is recorded: `step` launches work, and its outcome must not be used."""
         return NO_CONTEXT
 
-    def repeated(self) -> StepOutcome:
+    def replayed_outcome(self) -> StepOutcome:
         """Return the outcome of a replay, just launched, of the step that was recorded last.
 
         The default is the outcome of the recorded step, which is right if no step is ever skipped.
@@ -242,7 +233,8 @@ def owned_params(optimizer: Optimizer) -> list[Tensor]:
 class PrecisionWrapper(Precision):
     """Passes every call of an update to the precision inside; a subclass overrides what it varies.
 
-    CUDA graphs are not passed on: a wrapper that supports them overrides `unrecordable`, `recording` and `repeated`.
+    CUDA graphs are not passed on: a wrapper that supports them overrides `why_no_cuda_graph`, `capturing` and
+    `replayed_outcome`.
 
     Args:
         inner: the precision that does the work; it may be prepared already.
@@ -272,8 +264,8 @@ class PrecisionWrapper(Precision):
     def autocast(self) -> AbstractContextManager[None]:
         return self.inner.autocast()
 
-    def suspended(self) -> AbstractContextManager[None]:
-        return self.inner.suspended()
+    def without_patches(self) -> AbstractContextManager[None]:
+        return self.inner.without_patches()
 
     def see_loss(self, loss: Tensor, loss_id: int) -> None:
         """Look at a loss, before its backward pass begins; a subclass that watches overrides it."""

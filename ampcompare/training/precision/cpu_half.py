@@ -21,19 +21,9 @@ __all__ = ["EmulatedHalf", "cpu_half", "has_bf16_instructions"]
 aten = torch.ops.aten
 X86 = ("x86_64", "amd64")
 EMULATED = frozenset(
-    {
-        aten.mm.default,
-        aten.addmm.default,
-        aten.bmm.default,
-        aten.baddbmm.default,
-        aten.mv.default,
-        aten.addmv.default,
-        aten.dot.default,
-        aten.convolution.default,
-        aten.convolution_backward.default,
-    }
+    getattr(aten, name).default
+    for name in ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "convolution", "convolution_backward")
 )
-
 # oneDNN has these in 16 bits on few processors only, and raises on the others.
 RECURRENT = frozenset({aten.mkldnn_rnn_layer.default, aten.mkldnn_rnn_layer_backward.default})
 
@@ -69,9 +59,9 @@ class EmulatedHalf(TorchDispatchMode):
         if func not in EMULATED or types or any(arg.dtype is not self.dtype for arg in args if isinstance(arg, Tensor)):
             return func(*args, **kwargs)  # mixed dtypes too: they must raise as they do without the mode
         result = func(*[arg.float() if isinstance(arg, Tensor) else arg for arg in args], **kwargs)
-        return tuple(map(self._rounded, result)) if isinstance(result, tuple) else self._rounded(result)
+        return tuple(map(self._round, result)) if isinstance(result, tuple) else self._round(result)
 
-    def _rounded(self, value: Any) -> Any:
+    def _round(self, value: Any) -> Any:
         return value.to(self.dtype) if isinstance(value, Tensor) and value.dtype is torch.float32 else value
 
 

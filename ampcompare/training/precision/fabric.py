@@ -49,7 +49,7 @@ class Fabric(LibraryPrecision):
             first = str(error).strip().partition("\n")[0]
             raise BackendUnavailable(f"{library} {version} refuses precision={precision}: {first}") from error
         self.plugin: Any = self.fabric.strategy.precision
-        super().__init__(f"fabric:{precision}", device, {library: version}, getattr(self.plugin, "scaler", None))
+        super().__init__(f"fabric:{precision}", {library: version}, getattr(self.plugin, "scaler", None))
 
     def _prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
         self._refuse_several(optimizers)

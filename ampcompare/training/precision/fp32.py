@@ -63,8 +63,8 @@ class FP32(Precision):
             set_tf32(True)
         return list(models), list(optimizers)
 
-    def suspended(self) -> AbstractContextManager[None]:
+    def without_patches(self) -> AbstractContextManager[None]:
         return self._switches.while_set() if self.tf32 else NO_CONTEXT
 
-    def unrecordable(self, optimizers: Sequence[Optimizer]) -> None:
+    def why_no_cuda_graph(self, optimizers: Sequence[Optimizer]) -> None:
         return None

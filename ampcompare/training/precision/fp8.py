@@ -50,12 +50,12 @@ class MXFP8Forward(ReplacedForward):
         layer = self.module
         with torch.autocast(value.device.type, enabled=False):
             rows = value.bfloat16().reshape(-1, layer.in_features)
-            result = self.product(_filled(rows), _filled(layer.weight.bfloat16()))
+            result = self.product(_fill_up(rows), _fill_up(layer.weight.bfloat16()))
             result = result[: len(rows), : layer.out_features].reshape(*value.shape[:-1], layer.out_features)
             return result if layer.bias is None else result + layer.bias.bfloat16()
 
 
-def _filled(matrix: Tensor) -> Tensor:
+def _fill_up(matrix: Tensor) -> Tensor:
     """Return a matrix with zeros up to sizes that are multiples of 32."""
     rows, columns = (-size % BLOCK for size in matrix.shape)
     return F.pad(matrix, (0, columns, 0, rows)) if rows or columns else matrix
@@ -129,7 +129,7 @@ class FP8(PrecisionWrapper):
         self.packages = {library: version}
 
     def _prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
-        converted = [self._converted(model) for model in models]
+        converted = [self._convert(model) for model in models]
         layers = {layer for model in converted for layer in _fp8_layers(model)}
         if not layers:
             raise UnsupportedCombination(
@@ -146,7 +146,7 @@ class FP8(PrecisionWrapper):
             self.notes = (*self.notes, f"fp8 is not in: {', '.join(left[:MAX_NAMED])}{more}")
         return prepared
 
-    def _converted(self, model: nn.Module) -> nn.Module:
+    def _convert(self, model: nn.Module) -> nn.Module:
         fits = functools.partial(self._fits, self._kept_modules(model))
         if self._product is not None:
             for name, module in model.named_modules():

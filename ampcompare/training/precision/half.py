@@ -1,10 +1,10 @@
 """Manual `.half()`: 16-bit weights, gradients and optimizer state, as scripts without any amp do it.
 
-Plain `half` has no master weights and no overflow check: small updates round to nothing, and infinities reach the
-weights. `HalfOptimizer` adds masters, a dynamic loss scale, other types, other roundings. With masters, as in
-fp16_utils and DeepSpeed, the optimizer holds fp32 copies instead of the 16-bit parameters: gradients are converted to
-fp32 and unscaled once per step; after it the masters are rounded into the model. Without them a step may run on fp32
-copies that do not outlive it.
+Without options there are no master weights and no overflow check: small updates round to nothing, and infinities reach
+the weights. Options add masters, a dynamic loss scale, other types, other roundings. With masters, as in fp16_utils and
+DeepSpeed, the optimizer holds fp32 copies instead of the 16-bit parameters: gradients are converted to fp32 and
+unscaled once per step; after it the masters are rounded into the model. Without them a step may run on fp32 copies that
+do not outlive it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from ampcompare.training.precision.base import (
     Precision,
     Prepared,
     StepOutcome,
-    UnscaleOnce,
     all_applied,
     owned_params,
 )
@@ -43,14 +42,12 @@ __all__ = [
     "COMPENSATION",
     "Fp32Gradients",
     "Half",
-    "HalfOptimizer",
     "StochasticRounding",
     "WideStep",
     "cast_model",
     "cast_state",
     "cast_weights",
     "hold_state_in",
-    "make_half",
     "round_stochastically",
     "step_seed",
 ]
@@ -61,7 +58,6 @@ MIN_SCALE = 1.0
 # On a CPU reading a flag is free, and arithmetic on tensors costs more than on Python floats.
 _DEVICE_TYPES = frozenset({"cuda"})
 LOW_BITS = 16  # of an fp32 number, which its bfloat16 lacks
-PLAIN = {"dtype", "bn_fp32", "keep_fp32"}
 
 
 def cast_model(model: nn.Module, dtype: torch.dtype, *, bn_fp32: bool) -> None:
@@ -112,85 +108,6 @@ def cast_state(optimizer: Optimizer) -> None:
     """Cast the state of an optimizer, if any, to the current dtypes of its parameters."""
     if optimizer.state:
         optimizer.load_state_dict(optimizer.state_dict())
-
-
-class Half(UnscaleOnce):
-    """The whole model in one 16-bit type; inputs are cast to it, and outputs to fp32.
-
-    Args:
-        dtype: float16 or bfloat16.
-        bn_fp32: keep the weights and statistics of batch norm in fp32.
-        loss_scale: static factor on the loss, divided out of the gradients once per step; None for none.
-        keep_fp32: patterns of modules that stay in fp32, as for `kept_in_fp32`.
-    """
-
-    def __init__(
-        self,
-        *,
-        device: str = "cpu",
-        dtype: str = "float16",
-        bn_fp32: bool = False,
-        loss_scale: float | None = None,
-        keep_fp32: str = "",
-    ) -> None:
-        super().__init__()
-        self.keep_fp32 = keep_fp32
-        self.half_dtype: torch.dtype = getattr(torch, dtype)
-        self.bn_fp32 = bn_fp32
-        self.loss_scale = loss_scale
-        self._scales: tuple[float, ...] = () if loss_scale is None else (loss_scale,)
-
-    def _prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
-        with kept_in_fp32(models, self.keep_fp32, self.half_dtype) as self.kept_fp32:
-            for model in models:
-                cast_model(model, self.half_dtype, bn_fp32=self.bn_fp32)
-        for optimizer in optimizers:
-            cast_state(optimizer)
-        return list(models), list(optimizers)
-
-    def scale_loss(
-        self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
-    ) -> AbstractContextManager[Tensor]:
-        return nullcontext(loss if self.loss_scale is None else loss * self.loss_scale)
-
-    def backward(
-        self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
-    ) -> None:
-        (loss if self.loss_scale is None else loss * self.loss_scale).backward()
-
-    def _unscale(self, optimizer: Optimizer) -> None:
-        if self.loss_scale is not None:
-            for grads in by_type(param.grad for param in owned_params(optimizer) if param.grad is not None):
-                torch._foreach_div_(grads, self.loss_scale)
-
-    def step(self, *optimizers: Optimizer) -> StepOutcome:
-        if self.loss_scale is not None:
-            for optimizer in optimizers:
-                self.unscale(optimizer)
-        for optimizer in optimizers:
-            self.end_update(optimizer, good=True)
-        self._outcome = all_applied(len(optimizers), self._scales)
-        return self._outcome
-
-    def end_update(self, optimizer: Optimizer, *, good: bool) -> Any:
-        """Step an optimizer whose gradients are unscaled, or leave it as it is. Return what its step does."""
-        if self.loss_scale is not None:
-            self._forget([optimizer])
-        return optimizer.step() if good else None
-
-    def unrecordable(self, optimizers: Sequence[Optimizer]) -> None:
-        return None
-
-    def loss_scales(self) -> tuple[float, ...]:
-        return self._scales
-
-    def state_dict(self) -> dict[str, Any]:
-        return {} if self.loss_scale is None else {"loss_scale": self.loss_scale}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if "loss_scale" in state:
-            self.loss_scale = float(state["loss_scale"])
-            self._scales = (self.loss_scale,)
 
 
 class _OptimizerWeights:
@@ -382,8 +299,8 @@ class WideStep(_OptimizerWeights):
             kept.clear()
 
 
-class HalfOptimizer(Precision):
-    """16-bit weights in the model, with the master weights and loss scaling of an fp16 optimizer.
+class Half(Precision):
+    """16-bit weights in the model; inputs are cast to their type, and outputs to fp32.
 
     A static scale is divided out without an overflow check. With a dynamic scale a step with a non-finite gradient is
     skipped and halves the scale, down to 1; `growth_interval` consecutive good steps double it. With optimizers that
@@ -406,9 +323,10 @@ class HalfOptimizer(Precision):
     def __init__(
         self,
         *,
+        device: str = "cpu",
         dtype: str = "float16",
         bn_fp32: bool = False,
-        master_weights: bool = True,
+        master_weights: bool = False,
         loss_scale: float | str | None = None,
         init_scale: float = 2.0**16,
         growth_interval: int = 1000,
@@ -480,6 +398,14 @@ class HalfOptimizer(Precision):
         on_device = self._device_scale(loss.device)
         return nullcontext(loss * self._scale if on_device is None else on_device.scale_loss(loss))
 
+    def backward(
+        self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
+    ) -> None:
+        if self.dynamic or self._collects:
+            super().backward(loss, optimizers)
+        else:
+            (loss if self._scale is None else loss * self._scale).backward()
+
     def collect(self, optimizers: Sequence[Optimizer]) -> None:
         """Add up the gradients of earlier micro-batches, if in fp32, before a backward pass."""
         if self._collects:
@@ -499,13 +425,18 @@ class HalfOptimizer(Precision):
         return self._on_device
 
     def unscale(self, optimizer: Optimizer) -> list[Tensor]:
+        self._unscale_once(optimizer)
+        return owned_params(optimizer)
+
+    def _unscale_once(self, optimizer: Optimizer) -> None:
         if id(optimizer) in self._flags:
-            return owned_params(optimizer)
+            return
         self._weights[id(optimizer)].take_gradients()
-        params = owned_params(optimizer)
-        grads = [param.grad for param in params if param.grad is not None]
-        self._flags[id(optimizer)] = [] if self._scale is None else self._unscale(grads, self._scale)
-        return params
+        flags: list[Tensor] = []
+        if self._scale is not None:
+            grads = [param.grad for param in owned_params(optimizer) if param.grad is not None]
+            flags = self._unscale(grads, self._scale)
+        self._flags[id(optimizer)] = flags
 
     def _unscale(self, grads: list[Tensor], scale: float) -> list[Tensor]:
         """Divide by the scale; if it is dynamic, return scalars that are not 0 if a gradient is not finite."""
@@ -545,16 +476,25 @@ class HalfOptimizer(Precision):
 
     def step(self, *optimizers: Optimizer) -> StepOutcome:
         for optimizer in optimizers:
-            self.unscale(optimizer)
+            self._unscale_once(optimizer)
+        if not self.dynamic:
+            for optimizer in optimizers:
+                self.apply(optimizer, good=True)
+            self._outcome = all_applied(len(optimizers), self.loss_scales())
+            return self._outcome
         if self._on_device is not None:
             return self._step_on_device(optimizers, self._on_device)
         applied = tuple([not overflow for overflow in self._overflows(optimizers)])
         for optimizer, good in zip(optimizers, applied, strict=True):
-            self.end_update(optimizer, good=good)
-        self.move_scale(overflow=not all(applied))
+            self.apply(optimizer, good=good)
+        self._update(overflow=not all(applied))
         return FixedOutcome(applied, self.loss_scales())
 
-    def end_update(self, optimizer: Optimizer, *, good: bool) -> Any:
+    def why_no_cuda_graph(self, optimizers: Sequence[Optimizer]) -> str | None:
+        is_plain = not (self.dynamic or self.steps_copies)
+        return None if is_plain else super().why_no_cuda_graph(optimizers)
+
+    def apply(self, optimizer: Optimizer, *, good: bool) -> Any:
         """Step an optimizer whose gradients are unscaled, or skip it; the scale stays. Return what its step does."""
         self._forget([optimizer])
         if not good:
@@ -587,17 +527,11 @@ class HalfOptimizer(Precision):
         for optimizer in optimizers:
             del self._flags[id(optimizer)]
 
-    def move_scale(self, *, overflow: bool) -> None:
-        """Move a dynamic scale after an update."""
-        if not self.dynamic:
-            return
+    def _update(self, *, overflow: bool) -> None:
+        """Move the dynamic scale."""
         assert self._scale is not None
         self._scale, self._good_steps = moved_scale(
-            self._scale,
-            self._good_steps,
-            overflow=overflow,
-            growth_interval=self.growth_interval,
-            min_scale=MIN_SCALE,
+            self._scale, self._good_steps, overflow=overflow, growth_interval=self.growth_interval, min_scale=MIN_SCALE
         )
 
     def _catch_up(self) -> None:
@@ -733,15 +667,3 @@ def _cast_entries(optimizer: Optimizer, param: Tensor, dtype: torch.dtype) -> No
     for name, value in state.items():
         if isinstance(value, Tensor) and value.is_floating_point() and value.shape == param.shape and name != "step":
             state[name] = value.to(dtype)
-
-
-def make_half(*, device: str = "cpu", loss_scale: float | str | None = None, **options: Any) -> Precision:
-    """Build the backend of a `half` arm: plain, or with what an optimizer of 16-bit weights adds.
-
-    Args:
-        options: those of `Half`, or of `HalfOptimizer`.
-    """
-    master_weights = bool(options.pop("master_weights", False))
-    if master_weights or isinstance(loss_scale, str) or not options.keys() <= PLAIN:
-        return HalfOptimizer(master_weights=master_weights, loss_scale=loss_scale, **options)
-    return Half(device=device, loss_scale=loss_scale, **options)

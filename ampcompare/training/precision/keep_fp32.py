@@ -22,7 +22,7 @@ from ampcompare.base.tensors.tree import cast_floating, first_floating_type, map
 from ampcompare.training.precision.base import NO_CONTEXT
 from ampcompare.training.precision.replaced_forward import ReplacedForward
 
-__all__ = ["find_kept", "kept_in_fp32", "without_autocast", "without_casts"]
+__all__ = ["find_kept", "kept_in_fp32", "own_tensors", "without_autocast", "without_casts"]
 
 MAX_NAMED = 6
 
@@ -52,7 +52,7 @@ def kept_in_fp32(
         yield ()
         return
     named = [(name, module) for model in models for name, module in model.named_modules(remove_duplicate=False) if name]
-    kept = _kept(patterns.split("|"), named)
+    kept = _find_ids(patterns.split("|"), named)
     weights = _Weights([module for _, module in named if id(module) in kept])
     names: list[str] = []
     for model in models:
@@ -60,7 +60,7 @@ def kept_in_fp32(
         called = list(_called_from_outside(model, kept))
         for name, module in called:
             _KeptForward(module, module.forward, half_dtype, context, exact).install()
-            module.register_forward_pre_hook(_seen)
+            module.register_forward_pre_hook(_do_nothing)
             names.append(name)
         if half_dtype is not None and called:
             _ExactForward(model, model.forward, exact).install()
@@ -73,7 +73,7 @@ def find_kept(models: Sequence[nn.Module], patterns: str) -> dict[str, nn.Module
     if not patterns:
         return {}
     named = [(name, module) for model in models for name, module in model.named_modules(remove_duplicate=False) if name]
-    kept = _kept(patterns.split("|"), named)
+    kept = _find_ids(patterns.split("|"), named)
     return {name: module for model in models for name, module in _called_from_outside(model, kept)}
 
 
@@ -97,11 +97,11 @@ def _casts_off(amp: str) -> AbstractContextManager[Any]:
     return NO_CONTEXT if handle is None else handle._disable_casts()
 
 
-def _seen(module: nn.Module, args: Any) -> None:
+def _do_nothing(module: nn.Module, args: Any) -> None:
     """Do nothing: torch's fused paths ignore `forward` of the modules inside of them, unless one has a hook."""
 
 
-def _kept(patterns: Sequence[str], named: Sequence[tuple[str, nn.Module]]) -> set[int]:
+def _find_ids(patterns: Sequence[str], named: Sequence[tuple[str, nn.Module]]) -> set[int]:
     """Return the modules that are kept, as their ids."""
     kept: set[int] = set()
     for pattern in patterns:
@@ -115,8 +115,8 @@ def _kept(patterns: Sequence[str], named: Sequence[tuple[str, nn.Module]]) -> se
     size = -1
     while size != len(kept):  # a module that shares a weight may hold another one that is shared
         size = len(kept)
-        held = {id(tensor) for _, module in named if id(module) in kept for tensor in _own_tensors(module)}
-        kept.update(id(module) for _, module in named if any(id(tensor) in held for tensor in _own_tensors(module)))
+        held = {id(tensor) for _, module in named if id(module) in kept for tensor in own_tensors(module)}
+        kept.update(id(module) for _, module in named if any(id(tensor) in held for tensor in own_tensors(module)))
     return kept
 
 
@@ -133,7 +133,8 @@ def _near(pattern: str, named: Sequence[tuple[str, nn.Module]]) -> str:
     return f"near are {', '.join(near[:MAX_NAMED])}" if near else f"names are {', '.join(known[:MAX_NAMED])}"
 
 
-def _own_tensors(module: nn.Module) -> Iterator[Tensor]:
+def own_tensors(module: nn.Module) -> Iterator[Tensor]:
+    """Yield the parameters and buffers of a module without those of the modules inside of it."""
     yield from module.parameters(recurse=False)
     yield from module.buffers(recurse=False)
 
@@ -142,7 +143,7 @@ class _Weights:
     """The floating parameters and buffers of modules, as they were before a cast."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
-        tensors = [tensor for module in modules for tensor in _own_tensors(module) if tensor.is_floating_point()]
+        tensors = [tensor for module in modules for tensor in own_tensors(module) if tensor.is_floating_point()]
         self._values = [(tensor, tensor.detach()) for tensor in tensors]
         self._buffers = [(module, dict(module._buffers)) for module in modules]
 

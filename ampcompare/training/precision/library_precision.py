@@ -13,14 +13,8 @@ from torch.optim import Optimizer
 
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.options import DTYPES
-from ampcompare.base.errors import BackendUnavailable, UnsupportedCombination
-from ampcompare.training.precision.base import (
-    FixedOutcome,
-    LateOutcomes,
-    StepOutcome,
-    UnscaleOnce,
-    all_applied,
-)
+from ampcompare.base.errors import UnsupportedCombination
+from ampcompare.training.precision.base import FixedOutcome, LateOutcomes, StepOutcome, UnscaleOnce, all_applied
 
 __all__ = ["LibraryPrecision"]
 
@@ -31,25 +25,16 @@ class LibraryPrecision(UnscaleOnce):
     A model that the library has prepared casts in its own forward pass, so that `autocast` does nothing.
 
     Args:
-        arm: whose description says what the library runs on this device.
+        arm: its text.
         packages: the library's name, with its version.
         scaler: the library's; None if it scales nothing, or has not created it yet.
-
-    Raises:
-        BackendUnavailable: the library does not run the arm on this device.
     """
 
     key = "scaler"
 
-    def __init__(
-        self, arm: str, device: str, packages: Mapping[str, str], scaler: torch.amp.GradScaler | None = None
-    ) -> None:
+    def __init__(self, arm: str, packages: Mapping[str, str], scaler: torch.amp.GradScaler | None = None) -> None:
         super().__init__()
-        runs = Arm.parse(arm).effective(torch.device(device).type)
-        assert runs is not None
-        if runs.arm is None:
-            raise BackendUnavailable(runs.reason)
-        roles = Arm.parse(runs.arm).roles
+        roles = Arm.parse(arm).roles
         self.half_dtype = getattr(torch, DTYPES[roles.half]) if roles is not None and roles.half else None
         self.packages = dict(packages)
         self._use(scaler)
@@ -69,8 +54,7 @@ class LibraryPrecision(UnscaleOnce):
             raise UnsupportedCombination(
                 f"{next(iter(self.packages))} updates the loss scale after each optimizer's step, so the second of "
                 f"{len(optimizers)} optimizers would be unscaled with a different scale than its gradients were "
-                f"scaled with; use one optimizer, or "
-                "native:fp16"
+                "scaled with; use one optimizer, or native:fp16"
             )
 
     @abc.abstractmethod

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ampcompare.backends.mmengine import LIBRARY
+from ampcompare.base.errors import BackendUnavailable
 from ampcompare.training.precision.base import NO_CONTEXT, Prepared
 from ampcompare.training.precision.library_precision import LibraryPrecision
 
@@ -30,7 +32,11 @@ class MMEngine(LibraryPrecision):
     def __init__(self, *, device: str = "cpu", dtype: str = "float32") -> None:
         self.module, library, version = LIBRARY.load("mmengine")
         self.dtype = dtype
-        super().__init__(f"mmengine:{dtype}", device, {library: version})
+        super().__init__(f"mmengine:{dtype}", {library: version})
+        if self.half_dtype is not None and torch.device(device).type == "cpu":
+            raise BackendUnavailable(
+                "AmpOptimWrapper of mmengine runs on a GPU only; take mmengine:fp32 or native:bf16 on a CPU"
+            )
         self._models: list[nn.Module] = []
         self._wrappers: dict[int, Any] = {}
 

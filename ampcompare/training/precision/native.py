@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -15,7 +15,7 @@ from ampcompare.base.tensors.loss_scale import FLOAT32_MAX, moved_scale
 from ampcompare.base.tensors.skippable_step import obeys_flag
 from ampcompare.training.parallel.replication import note_reduction_type
 from ampcompare.training.precision.base import LateOutcomes, Precision, Prepared, StepOutcome, UnscaleOnce, all_applied
-from ampcompare.training.precision.half import HalfOptimizer, cast_weights, hold_state_in
+from ampcompare.training.precision.half import Half, cast_weights, hold_state_in
 from ampcompare.training.precision.keep_fp32 import kept_in_fp32, without_autocast
 
 __all__ = ["Native", "make_native"]
@@ -55,12 +55,7 @@ class _ScaleReplay:
             backoff_factor=self.scaler.get_backoff_factor(),
         )
         if moved <= FLOAT32_MAX:  # as GradScaler, which keeps a scale that would become infinite
-            self.scale = _rounded(moved)
-
-
-def _rounded(value: float) -> float:
-    """Round to fp32, in which GradScaler keeps its scale."""
-    return struct.unpack("f", struct.pack("f", value))[0]  # type: ignore[no-any-return]
+            self.scale = float(np.float32(moved))  # in which GradScaler keeps its scale
 
 
 class Native(UnscaleOnce):
@@ -148,20 +143,20 @@ class Native(UnscaleOnce):
             return all_applied(len(optimizers))
         return self._replay.add(flags)
 
-    def unrecordable(self, optimizers: Sequence[Optimizer]) -> str | None:
+    def why_no_cuda_graph(self, optimizers: Sequence[Optimizer]) -> str | None:
         return None if self.state_dtype is None else "the state changes its type, and its memory, at each step"
 
     @contextmanager
-    def recording(self) -> Iterator[None]:
+    def capturing(self) -> Iterator[None]:
         self._recording = True
         try:
             yield
         finally:
             self._recording = False
 
-    def repeated(self) -> StepOutcome:
+    def replayed_outcome(self) -> StepOutcome:
         if self._replay is None:
-            return super().repeated()
+            return super().replayed_outcome()
         return self._replay.add([None if flag is None else flag.clone() for flag in self._recorded])
 
     def _overflow_flag(self, optimizer: Optimizer, *, shared: bool) -> Tensor | None:
@@ -198,12 +193,12 @@ def make_native(
     return _NativeWeights(device=device, master_weights=masters == "float32", **options)
 
 
-class _NativeWeights(HalfOptimizer):
+class _NativeWeights(Half):
     """`torch.autocast` in bfloat16 over weights that are stored in it, except those of batch norm.
 
     Args:
         device: the device type to autocast for, with or without an index.
-        options: those of `HalfOptimizer`.
+        options: those of `Half`.
     """
 
     key = "scaler"

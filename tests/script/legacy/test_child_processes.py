@@ -47,7 +47,7 @@ def test_a_rank_runs_under_the_arm(
     child_processes.pass_on_to_ranks(SETTINGS)
     subprocess.Popen((PYTHON, *words), env={"LOCAL_RANK": "1"})
     assert started == [[PYTHON, *before, *EXEC, *OPTIONS, "/cell/script.started1.jsonl", *after]]
-    assert child_processes.started() == 1
+    assert child_processes.num_started() == 1
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_other_commands_stay_as_they_are(
     child_processes.pass_on_to_ranks(SETTINGS)
     subprocess.Popen(command, env=environment)
     assert started == [command]
-    assert child_processes.started() == 0
+    assert child_processes.num_started() == 0
 
 
 def test_ranks_of_a_legacy_script_have_its_options(started: list[list[str]]) -> None:

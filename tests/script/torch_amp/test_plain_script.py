@@ -358,7 +358,7 @@ def test_updates_by_hand(behind: Any) -> None:
     rows = Rows()
     stand_in = behind("script", rows)
     assert all(map(torch.equal, train(4), want))
-    assert (rows.steps, len(rows.losses), stand_in.acted()) == (3, 4, True)  # the last has no pass after it
+    assert (rows.steps, len(rows.losses), stand_in.has_acted()) == (3, 4, True)  # the last has no pass after it
 
 
 @pytest.mark.parametrize("arm", ["fp32", "native:bf16", "native:fp16", "apex:O1"])
@@ -383,7 +383,7 @@ def test_gradients_of_each_sample(behind: Any, arm: str) -> None:
             param.grad = grads[name].float().mean(0)
         optimizer.step()
     half = {"native:bf16": torch.bfloat16, "fp32": torch.float32}.get(arm, torch.float16)
-    assert (kinds, rows.steps, stand_in.acted()) == ({half}, 2, True)
+    assert (kinds, rows.steps, stand_in.has_acted()) == ({half}, 2, True)
     assert len(rows.losses) == 2
     assert all(0.5 < float(loss) < 2.5 for loss in rows.losses)
 

@@ -27,7 +27,7 @@ def test_fp16_on_a_cpu_is_told_as_what_it_is() -> None:
 
     precision = make_precision("accelerate:fp16")
     assert precision.packages == {"accelerate": accelerate.__version__}
-    assert (precision.half_dtype, precision.loss_scales()) == (None, ())
+    assert precision.loss_scales() == ()
 
 
 def test_a_second_precision_in_one_process_is_refused() -> None:

@@ -26,7 +26,7 @@ from ampcompare.training.precision.base import (
 )
 
 X = torch.arange(32.0).view(8, 4).sin()
-GRAPHS = {"unrecordable", "recording", "repeated"}
+GRAPHS = {"why_no_cuda_graph", "capturing", "replayed_outcome"}
 
 
 def layer() -> nn.Linear:
@@ -133,7 +133,7 @@ def test_a_wrapper_passes_everything_on() -> None:
     public = {name for name, value in vars(Precision).items() if inspect.isfunction(value) and name[0] != "_"}
     left_out = {name for name in public if name not in vars(PrecisionWrapper)} - {"prepare"}
     assert left_out == GRAPHS
-    assert PrecisionWrapper(make_precision("fp32")).unrecordable([]) is not None
+    assert PrecisionWrapper(make_precision("fp32")).why_no_cuda_graph([]) is not None
     assert "_prepare" in vars(PrecisionWrapper)
 
 

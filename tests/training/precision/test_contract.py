@@ -40,8 +40,8 @@ SHARING = _arms(lambda spec, arm: arm.shares_steps)
 NOT_SHARING = _arms(lambda spec, arm: not arm.shares_steps)
 SKIPPING = _arms(lambda spec, arm: arm.skips_steps)
 SKIPPING_WHOLE = _arms(lambda spec, arm: arm.skips_steps and not spec.parallel)  # it copies weights
-OWN = _arms(lambda spec, arm: spec.effective is None)
-NEVER_SKIPPING = _arms(lambda spec, arm: not arm.skips_steps and spec.effective is None)
+OWN = _arms(lambda spec, arm: Arm.parse(arm.text).runs is None)
+NEVER_SKIPPING = _arms(lambda spec, arm: not arm.skips_steps and Arm.parse(arm.text).runs is None)
 
 
 @pytest.fixture(autouse=True)

@@ -49,7 +49,7 @@ def carried_keys(core: Core, initialize: Initialize) -> list[str]:
         core.note(
             initialize.call,
             f"scale_loss is called in another file: the optimizer carries the "
-            f"{'scaler' if core.target == 'torch' else 'precision'} there, as {core.scalers.attribute}; migrate that "
+            f"{'scaler' if core.target == 'torch' else 'precision'} there, as {core.planned.attribute}; migrate that "
             "file too",
         )
     return found
@@ -64,12 +64,6 @@ def is_list(module: Module, optimizers: ast.expr) -> bool:
     if any(isinstance(each, lists) for each in values) or {"list", "tuple", "dict", "sorted"} & set(makers):
         return True
     return PLURAL.search(key) is not None and not any(name[:1].isupper() for name in makers)
-
-
-def _made_here(core: Core, key: str | None = None) -> str:
-    """Return the expression for the scaler of an optimizer, by default of the first, where it is made."""
-    name = core.scalers.name(key)
-    return f"self.{name}" if core.scalers.home == "self" else name
 
 
 def is_bound_above(condition: ast.If, key: str) -> bool:
@@ -89,7 +83,7 @@ def attach(core: Core, initialize: Initialize, keys: list[str]) -> list[str]:
     function = initialize.function
     given = [] if function is None else parameters(function)
     for key in keys:
-        line = f"{key}.{core.scalers.attribute} = {_made_here(core, key)}"
+        line = f"{key}.{core.planned.attribute} = {core.planned.expression}"
         optional = key in given
         lines += [f"if {key} is not None:", f"{core.module.unit}{line}"] if optional else [line]
     return lines
@@ -105,7 +99,7 @@ def wrapped_models(core: Core, initialize: Initialize) -> list[str]:
     lines: list[str] = []
     # A copy or a replica would call the forward pass of the model that it is a copy of.
     is_copied = COPIES.search(module.text) is not None
-    enabled = "" if core.always else f", enabled={_made_here(core)}.is_enabled()"
+    enabled = "" if core.always else f", enabled={core.planned.expression}.is_enabled()"
     target = initialize.statement.targets[0] if isinstance(initialize.statement, ast.Assign) else None
     if len(given) == 1 and isinstance(target, ast.Name):
         given = [target]
@@ -132,7 +126,7 @@ def _subclass(core: Core, key: str) -> list[str]:
     unit, casts = core.module.unit, "" if core.always else ", enabled=casts"
     context = f'{core.torch}.autocast("cuda", dtype={core.torch}.float16{casts})'
     return [
-        *([f"casts = {_made_here(core)}.is_enabled()"] if casts else []),
+        *([f"casts = {core.planned.expression}.is_enabled()"] if casts else []),
         "",
         f"class Autocast(type({key})):",
         f"{unit}def forward(self, *args, **kwargs):",

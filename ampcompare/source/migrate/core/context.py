@@ -6,7 +6,7 @@ import ast
 from dataclasses import dataclass, field
 
 from ampcompare.source.edits import Edits
-from ampcompare.source.migrate.core.scalers import Scalers
+from ampcompare.source.migrate.core.scalers import Scaler
 from ampcompare.source.migrate.finding import NOTE, Finding
 from ampcompare.source.migrate.read.forward import Forward
 from ampcompare.source.migrate.read.names import Names
@@ -40,7 +40,7 @@ class Core:
     torch: str
     target: str
     sites: Sites
-    scalers: Scalers
+    planned: Scaler
     order: Order
     forward: Forward
     findings: list[Finding] = field(default_factory=list)
@@ -75,16 +75,11 @@ class Core:
         if function in self.local:
             return self.local[function]
         try:
-            return self.scalers.reference(optimizer)
+            return self.planned.reference(optimizer)
         except LookupError:
             raise Unsure(
                 node, "the scaler is made in another file, and no optimizer that carries it is in scope"
             ) from None
-
-    def only_scaler(self) -> str | None:
-        """Return the expression for the scaler where there is one alone, and in reach of the whole module."""
-        is_one = len(self.scalers.names) == 1 and self.scalers.home != "optimizer"
-        return self.scalers.reference(None) if is_one else None
 
     def is_without_casts(self, node: ast.AST) -> bool:
         """Return whether a place is in a block of `amp.disable_casts`, in which autocast stays off."""

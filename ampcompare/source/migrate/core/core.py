@@ -11,8 +11,8 @@ from ampcompare.source.edits import Edits
 from ampcompare.source.migrate.core.across_files import is_list
 from ampcompare.source.migrate.core.context import Core
 from ampcompare.source.migrate.core.initialize import create_scalers
-from ampcompare.source.migrate.core.internals import AMP_STATE, rewrite_internals
-from ampcompare.source.migrate.core.scalers import plan_scalers
+from ampcompare.source.migrate.core.internals import AMP_STATE, refuse_internals
+from ampcompare.source.migrate.core.scalers import plan_scaler
 from ampcompare.source.migrate.core.state_dict import optimizer_of_state, rewrite_state
 from ampcompare.source.migrate.core.steps import (
     note_joint_steps,
@@ -61,19 +61,19 @@ def rewrite_core(module: Module, names: Names, edits: Edits, torch: str, target:
     _refuse(module, names, sites)
     _refuse_without_step(module, sites)
     native = _check_native(module, names, sites)
-    scalers = plan_scalers(module, sites, "scaler" if target == "torch" else "precision", across=around.across)
-    order = find_order(module, sites, scalers.name)
-    core = Core(module, names, edits, torch, target, sites, scalers, order, find_forward(module, names, sites))
+    planned = plan_scaler(module, sites, "scaler" if target == "torch" else "precision", across=around.across)
+    order, forward = find_order(module, sites), find_forward(module, names, sites)
+    core = Core(module, names, edits, torch, target, sites, planned, order, forward)
     core.native = native
     core.across = around.across
     core.handed_on = list(find_handed_on(core))
     create_scalers(core)
     _name_carried(core)
-    if scalers.home == "optimizer" and not sites.initializes and sites.backwards and not around.is_given(module.text):
+    if planned.home == "optimizer" and not sites.initializes and sites.backwards and not around.is_given(module.text):
         what = "scaler" if target == "torch" else "precision"
         core.note(
             sites.backwards[0].statement,
-            f"the optimizer carries the {what} here, as {scalers.attribute}; no file that initializes was found that "
+            f"the optimizer carries the {what} here, as {planned.attribute}; no file that initializes was found that "
             "imports this one, so set that attribute where it is made",
         )
     if target == "precision":
@@ -94,7 +94,7 @@ def rewrite_core(module: Module, names: Names, edits: Edits, torch: str, target:
     note_joint_steps(core)
     refuse_half_leaves(core)
     rewrite_state(core)
-    rewrite_internals(core)
+    refuse_internals(core)
     return core
 
 
@@ -186,12 +186,12 @@ def _evaluates(function: ast.AST) -> bool:
 
 def _reaches(core: Core, node: ast.AST) -> bool:
     """Return whether the scaler is in scope."""
-    if core.scalers.home == "optimizer":
+    if core.planned.home == "optimizer":
         return False
-    if core.always or core.scalers.home == "module":
+    if core.always or core.planned.home == "module":
         return True
     function = core.module.function(node)
-    if core.scalers.home == "self":
+    if core.planned.home == "self":
         return function is not None and [each.arg for each in function.args.args[:1]] == ["self"]
     created = {each.function for each in core.sites.initializes}
     return any(each in created for each in (*core.module.functions_around(node), None))
@@ -201,11 +201,9 @@ def _rewrite_for_precision(core: Core) -> None:
     """Rewrite all but `amp.initialize`.
 
     Raises:
-        Unsure: a scaler out of reach, or several.
+        Unsure: a scaler out of reach.
     """
     module, edits = core.module, core.edits
-    if len(core.scalers.names) > 1:
-        raise Unsure(core.sites.initializes[0].call, "several loss scalers; use ampcompare.apex, which has loss_id")
     note_missing_forward(core)
     wrap_forward(core)
     for backward in core.sites.backwards:
@@ -245,7 +243,7 @@ def _name_carried(core: Core) -> None:
 
     Where the script trains in fp32 no `amp.initialize` ran, so the optimizer carries nothing.
     """
-    if core.scalers.home != "optimizer":
+    if core.planned.home != "optimizer":
         return
     tests = {
         each.function: _test(core.module, each, core.sites.backwards) for each in core.sites.backwards if each.block
@@ -266,13 +264,13 @@ def _name_carried(core: Core) -> None:
         first = min(statements, key=lambda each: each.lineno)
         place = next(each for each in function.body if each is first or each in core.module.ancestors(first))
         if _is_known(core.module, f"{key}, {test}", function, place):
-            name = core.scalers.names[0]
+            name = core.planned.name
             core.local[function] = name
             core.edits.before(
-                place, [f"{name} = {key}.{core.scalers.attribute} if {test} else {core.off}"], outside=True
+                place, [f"{name} = {key}.{core.planned.attribute} if {test} else {core.off}"], outside=True
             )
         else:
-            core.note(first, f"the optimizer must carry {core.scalers.attribute} here even where {test} does not hold")
+            core.note(first, f"the optimizer must carry {core.planned.attribute} here even where {test} does not hold")
 
 
 def _test(module: Module, backward: Backward, others: list[Backward]) -> str | None:

@@ -28,6 +28,9 @@ NO_TWIN = (
     "instead of 2 and 4, and softmax, norms and losses inside the model run in fp32; to keep {level}, use "
     "--to precision; bf16 parameters with fp32 masters are the third way"
 )
+ONE_FOR_ALL = (
+    "Apex has a loss scale for each loss_id; all losses share one here, so an overflow of one lowers it for all"
+)
 AGAIN = "Apex begins again at its first loss scale here; the scaler keeps the one it has"
 AT_TIMES = "amp.initialize runs here in some rounds or calls only, or again; make one loss scaler by hand"
 OPTIONS = ("keep_batchnorm_fp32", "master_weights", "loss_scale", "max_loss_scale")
@@ -50,11 +53,17 @@ def create_scalers(core: Core) -> None:
         if varies(core.module, each):
             raise Unsure(each.call, AT_TIMES)
     core.update = made[0][1].update if made else ""
+    identifiers = {
+        "0" if each.loss_id is None else ast.unparse(each.loss_id) for each in core.sites.backwards if each.block
+    }
+    if made and core.target == "torch" and len(identifiers) > 1:
+        core.note(made[0][0].call, ONE_FOR_ALL)
     conditional = any(
-        settings.enabled or (_conditions(core, each) and _always_above(core, each) is None) for each, settings in made
+        settings.enabled or (conditions_of(core.module, each) and _always_above(core, each) is None)
+        for each, settings in made
     )
-    core.always = bool(made) and not conditional and core.scalers.home not in ("module", "optimizer")
-    if core.scalers.home == "module" and made and all(each.function is None for each, _ in made):
+    core.always = bool(made) and not conditional and core.planned.home not in ("module", "optimizer")
+    if core.planned.home == "module" and made and all(each.function is None for each, _ in made):
         core.always = not conditional
     for each, settings in made:
         _create(core, each, settings, single)
@@ -63,25 +72,24 @@ def create_scalers(core: Core) -> None:
 
 
 def _create(core: Core, initialize: Initialize, settings: _ScalerSettings, single: bool) -> None:
-    module, scalers = core.module, core.scalers
+    module, planned = core.module, core.planned
     function = initialize.function
     if core.target == "precision":
         _create_precision(core, initialize)
         return
-    inside = "self." if scalers.home == "self" else ""
-    conditions = _conditions(core, initialize)
+    conditions = conditions_of(module, initialize)
     # A method may run again for another purpose: a default of its class does not take the scaler away.
-    in_class = scalers.home == "self" and bool(conditions) and not is_constructor(function)
+    in_class = planned.home == "self" and bool(conditions) and not is_constructor(function)
     arguments = ['"cuda"', *settings.arguments]
     enabled = ["False"] if "False" in settings.enabled else settings.enabled
     if enabled:
         arguments.append(f"enabled={as_bool(module, ' and '.join(enabled))}")
     construction = f"{core.torch}.amp.GradScaler"
-    lines = [line for name in scalers.names for line in call_lines(core, f"{inside}{name} = {construction}", arguments)]
-    in_module = scalers.home == "module" and function is not None
+    lines = call_lines(core, f"{planned.expression} = {construction}", arguments)
+    in_module = planned.home == "module" and function is not None
     if in_module:
         declare_global(core, function)
-    default = [f"{inside}{name} = {core.off}" for name in scalers.names]
+    default = [f"{planned.expression} = {core.off}"]
     carried = carried_keys(core, initialize)
     models = wrapped_models(core, initialize)
     if in_class:
@@ -144,19 +152,7 @@ def _declare_in_class(core: Core, initialize: Initialize) -> None:
     core.defaults.add(holder)
     first = _below_docstring(holder.body)
     name = initialize.function.name if initialize.function is not None else ""
-    lines = [f"{each} = {core.off}  # {name} sets it" for each in core.scalers.names]
-    core.edits.before(first, [*lines, ""])
-
-
-def _conditions(core: Core, initialize: Initialize) -> list[ast.If]:
-    """Return the conditions of a call, but those that only ask for Apex, which is always there now."""
-    uses = {node for node, _ in core.names.uses}
-    found = []
-    for each in conditions_of(core.module, initialize):
-        asked = each.test.left if isinstance(each.test, ast.Compare) else each.test
-        if asked not in uses or core.names.may_be_none(asked):
-            found.append(each)
-    return found
+    core.edits.before(first, [f"{core.planned.name} = {core.off}  # {name} sets it", ""])
 
 
 def _results(module: Module, initialize: Initialize) -> str:
@@ -328,13 +324,13 @@ def _is_plain(node: ast.expr) -> bool:
 def _create_precision(core: Core, initialize: Initialize) -> None:
     """Put `make_precision` and `prepare` in the place of a call; what is above it makes fp32 the default."""
     module, edits = core.module, core.edits
-    name = f"self.{core.scalers.names[0]}" if core.scalers.home == "self" else core.scalers.names[0]
+    name = core.planned.expression
     arguments = [_arm(module, initialize), 'device="cuda"', *_options(module, initialize)]
     _require_known_options(initialize)
     preparation = _preparation(module, initialize, name)
     lines = [*call_lines(core, f"{name} = ampcompare.make_precision", arguments), preparation]
     conditions = conditions_of(module, initialize)
-    if core.scalers.home == "module" and initialize.function is not None:
+    if core.planned.home == "module" and initialize.function is not None:
         declare_global(core, initialize.function)
     elif conditions and conditions[-1] not in core.defaults:
         core.defaults.add(conditions[-1])
@@ -444,18 +440,17 @@ def call_lines(core: Core, function: str, arguments: list[str]) -> list[str]:
 def declare_global(core: Core, function: Function | None) -> None:
     """Make the scaler a global variable: a default at the top of the module, and `global` in the function."""
     assert function is not None
-    module, edits, scalers = core.module, core.edits, core.scalers
+    module, edits, name = core.module, core.edits, core.planned.name
     if function not in core.declared:
         core.declared.add(function)
-        edits.before(_below_docstring(function.body), [f"global {', '.join(scalers.names)}"])
+        edits.before(_below_docstring(function.body), [f"global {name}"])
     if len(core.declared) == 1 and not core.has_global:
         core.has_global = True
-        default = [f"{name} = {core.off}" for name in scalers.names]
         outermost = module.outermost(function)
         first_use = next(
             each for each in module.tree.body if isinstance(each, (ast.FunctionDef, ast.ClassDef)) or each is outermost
         )
-        edits.before(first_use, [f"{default[0]}  # {function.name} sets it", *default[1:], "", ""])
+        edits.before(first_use, [f"{name} = {core.off}  # {function.name} sets it", "", ""])
 
 
 def _below_docstring(body: Block) -> ast.stmt:

@@ -1,155 +1,64 @@
-"""Which loss scalers a migrated module has, and how each of its functions reaches them."""
+"""The loss scaler of a migrated module, and how each of its functions reaches it."""
 
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass
 
-from ampcompare.source.branches import is_exclusive
-from ampcompare.source.migrate.read.sites import Backward, Initialize, Sites
+from ampcompare.source.migrate.read.sites import Initialize, Sites
 from ampcompare.source.module import Function, Module
 from ampcompare.source.syntax import arguments, dotted_name, walk
 
-__all__ = [
-    "Scalers",
-    "bound_in",
-    "conditions_of",
-    "is_constructor",
-    "plan_scalers",
-    "varies",
-]
+__all__ = ["Scaler", "bound_in", "conditions_of", "is_constructor", "plan_scaler", "varies"]
 
 # Attributes of an optimizer, where initialize and scale_loss stand in two files, by the plain name of a variable.
 CARRIED = {"scaler": "grad_scaler", "precision": "precision"}
 
 
 @dataclass(frozen=True)
-class Scalers:
-    """The scalers of a module.
+class Scaler:
+    """The scaler of a module, one for all its losses.
 
     Attributes:
-        names: of the variables, in the order of their first loss.
+        name: of the variable.
         home: "local" (a variable), "module" (a global one), "self" (an attribute of the object), "optimizer" (an
             attribute of the optimizer, which another file may set).
-        by_optimizer: the name for each optimizer.
-        attribute: by which an optimizer carries its scaler to another file.
-        joined: losses whose gradients add up, in pairs.
+        attribute: by which an optimizer carries it to another file.
     """
 
-    names: tuple[str, ...]
+    name: str
     home: str
-    by_optimizer: dict[str, str]
     attribute: str
-    joined: list[tuple[Backward, Backward]] = field(default_factory=list)
 
-    def name(self, optimizer: str | None) -> str:
-        """Return the variable of the scaler of an optimizer; by default the first."""
-        if optimizer is None:
-            return self.names[0]
-        if optimizer in self.by_optimizer:
-            return self.by_optimizer[optimizer]
-        tail = optimizer.rpartition(".")[2]
-        return next((name for key, name in self.by_optimizer.items() if key.rpartition(".")[2] == tail), self.names[0])
+    @property
+    def expression(self) -> str:
+        """The expression for it where it is made."""
+        return f"self.{self.name}" if self.home == "self" else self.name
 
     def reference(self, optimizer: str | None) -> str:
-        """Return the expression for the scaler of an optimizer."""
-        if self.home == "optimizer":
-            if optimizer is None:
-                raise LookupError("no optimizer in scope")
-            return f"{optimizer}.{self.attribute}"
-        name = self.name(optimizer)
-        return f"self.{name}" if self.home == "self" else name
+        """Return the expression for it where an optimizer is used.
+
+        Raises:
+            LookupError: no optimizer is in reach that carries it.
+        """
+        if self.home != "optimizer":
+            return self.expression
+        if optimizer is None:
+            raise LookupError("no optimizer in scope")
+        return f"{optimizer}.{self.attribute}"
 
 
-def plan_scalers(module: Module, sites: Sites, word: str, *, across: bool = False) -> Scalers:
-    """Return the scalers that the uses of a module need.
+def plan_scaler(module: Module, sites: Sites, word: str, *, across: bool = False) -> Scaler:
+    """Return the scaler that the uses of a module need.
 
     Args:
         word: the plain name, such as "scaler".
         across: whether another module initializes for functions of this one, so that no variable of this one serves.
-
-    Raises:
-        Unsure: the scalers cannot reach every use.
     """
     home = _home(module, sites)
-    shared = _through_one_graph(module, sites)
     if across and home == "module":
         home = "optimizer"
-    groups = _groups(sites, shared)
-    name = _free_name(module, word, attribute=home == "self")
-    if len(groups) <= 1:
-        keys = groups[0] if groups else ()
-        return Scalers((name,), home, dict.fromkeys(keys, name), CARRIED[word], shared)
-    by_optimizer = {}
-    names: list[str] = []
-    for keys in groups:
-        own = f"{name}_{_suffix(keys[0], len(names))}"
-        names.append(own)
-        by_optimizer.update(dict.fromkeys(keys, own))
-    return Scalers(tuple(names), home, by_optimizer, CARRIED[word], shared)
-
-
-def _through_one_graph(module: Module, sites: Sites) -> list[tuple[Backward, Backward]]:
-    """Return pairs of losses whose graph the first backward pass keeps, without a step between the two.
-
-    Their gradients add up in the weights that both reach, so both must have one scale.
-    """
-    found = []
-    blocks = [each for each in sites.backwards if each.block]
-    for first, second in pairwise(blocks):
-        if first.function is not second.function or is_exclusive(module, first.statement, second.statement):
-            continue
-        begin, end = first.statement.lineno, second.statement.lineno
-        steps = [
-            each for each in sites.steps if each.function is first.function and begin < each.statement.lineno < end
-        ]
-        if not steps and any(
-            isinstance(each, ast.keyword) and each.arg == "retain_graph" for each in walk(first.statement)
-        ):
-            found.append((first, second))
-    return found
-
-
-def _groups(sites: Sites, shared: list[tuple[Backward, Backward]]) -> list[tuple[str, ...]]:
-    """Return the optimizers that share a scaler: all, unless different `loss_id` go to different optimizers.
-
-    Args:
-        shared: losses whose gradients add up.
-    """
-    blocks = [each for each in sites.backwards if each.block]
-    identifiers = {id(each): _constant(each) for each in blocks}
-    if len(set(identifiers.values())) <= 1 or None in identifiers.values() or shared:
-        return [sites.optimizers] if sites.optimizers else []
-    members: list[tuple[set[int], list[str]]] = []
-    for each in blocks:
-        number = identifiers[id(each)]
-        assert number is not None
-        touched = [group for group in members if number in group[0] or set(group[1]) & set(each.optimizers)]
-        merged: tuple[set[int], list[str]] = ({number}, [])
-        for group in touched:
-            merged[0].update(group[0])
-            merged[1].extend(group[1])
-            members.remove(group)
-        merged[1].extend(key for key in each.optimizers if key not in merged[1])
-        members.append(merged)
-    return [tuple(keys) for _, keys in members]
-
-
-def _constant(backward: Backward) -> int | None:
-    if backward.loss_id is None:
-        return 0
-    value = backward.loss_id
-    return value.value if isinstance(value, ast.Constant) and isinstance(value.value, int) else None
-
-
-def _suffix(key: str, number: int) -> str:
-    tail = key.rpartition(".")[2]
-    for word in ("optimizer", "optim", "opt"):
-        if tail.lower().startswith(word):
-            tail = tail[len(word) :]
-            break
-    return "".join(each if each.isalnum() or each == "_" else "_" for each in tail).strip("_") or str(number)
+    return Scaler(_free_name(module, word, attribute=home == "self"), home, CARRIED[word])
 
 
 def _free_name(module: Module, word: str, *, attribute: bool) -> str:

@@ -32,7 +32,7 @@ def rewrite_state(core: Core) -> None:
 
 def optimizer_of_state(core: Core, call: ast.Call) -> str | None:
     """Return an optimizer that is in reach of a call, for a scaler that it carries."""
-    if core.scalers.home != "optimizer":
+    if core.planned.home != "optimizer":
         return None
     function = core.module.function(call)
     names = [each.arg for each in function.args.args] if function is not None else []
@@ -60,11 +60,7 @@ def _is_in_reach(core: Core, call: ast.Call, key: str) -> bool:
 def _save_state(core: Core, call: ast.Call) -> str:
     if call.args or call.keywords:
         raise Unsure(call, "amp.state_dict with a destination has no equivalent")
-    if len(core.scalers.names) == 1 or core.scalers.home == "optimizer":
-        return f"{core.scaler(call, optimizer_of_state(core, call))}.state_dict()"
-    inside = "self." if core.scalers.home == "self" else ""
-    entries = (f'"{name}": {inside}{name}.state_dict()' for name in core.scalers.names)
-    return "{" + ", ".join(entries) + "}"
+    return f"{core.scaler(call, optimizer_of_state(core, call))}.state_dict()"
 
 
 def _load_state(core: Core, call: ast.Call) -> None:
@@ -74,30 +70,21 @@ def _load_state(core: Core, call: ast.Call) -> None:
         raise Unsure(call, "amp.load_state_dict is not a statement of its own")
     value = call.args[0] if call.args else call.keywords[0].value
     text = module.source(value)
-    names = core.scalers.names
-    single = len(names) == 1 or core.scalers.home == "optimizer"
-    scalers = [core.scaler(call, optimizer_of_state(core, call))]
-    if not single:
-        scalers = [f"self.{name}" if core.scalers.home == "self" else name for name in names]
+    scaler = core.scaler(call, optimizer_of_state(core, call))
     lines: list[str] = []
     is_lookup = isinstance(value, ast.Subscript) and isinstance(value.slice, ast.Constant)
     if dotted_name(value.value if is_lookup else value) is None:  # type: ignore[attr-defined]
         lines, text = [f"amp_state = {text}"], "amp_state"
     unit = module.unit
     lines.append(f'if "loss_scaler0" in {text}:  {FROM_APEX}')
-    for number, scaler in enumerate(scalers):
-        entry = f'{text}["loss_scaler{number}"]'
-        lines += [
-            f"{unit}{scaler}.load_state_dict({{",
-            f"{unit}{unit}**{scaler}.state_dict(),",
-            f'{unit}{unit}"scale": {entry}["loss_scale"],',
-            f'{unit}{unit}"_growth_tracker": {entry}["unskipped"],',
-            f"{unit}}})",
-        ]
-    lines.append("else:")
-    if single:
-        lines.append(f"{unit}{scalers[0]}.load_state_dict({text})")
-    else:
-        pairs = zip(names, scalers, strict=True)
-        lines += [f'{unit}{scaler}.load_state_dict({text}["{name}"])' for name, scaler in pairs]
+    entry = f'{text}["loss_scaler0"]'
+    lines += [
+        f"{unit}{scaler}.load_state_dict({{",
+        f"{unit}{unit}**{scaler}.state_dict(),",
+        f'{unit}{unit}"scale": {entry}["loss_scale"],',
+        f'{unit}{unit}"_growth_tracker": {entry}["unskipped"],',
+        f"{unit}}})",
+        "else:",
+        f"{unit}{scaler}.load_state_dict({text})",
+    ]
     core.edits.replace_statement(statement, lines)

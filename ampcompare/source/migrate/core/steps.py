@@ -21,10 +21,6 @@ PACE = (
     "gradients, are scaled to match; GradScaler is designed for clipping once per step"
 )
 TOGETHER = "after an overflow Apex skips {0}; GradScaler skips each by its own gradients, so one may step alone"
-JOINED = (
-    "the gradients of both losses add up in weights that both reach, so they share a scaler; Apex unscales those of "
-    "the optimizer that a scale_loss names, and leaves what the loss adds to others scaled"
-)
 HALF_LEAF = "{0} is fp16 in the optimizer, and GradScaler refuses fp16 gradients: keep it in fp32, autocast casts it"
 APART = (
     "amp.initialize does not get {0}, so its gradients stay scaled, in a clip of all parameters too, as with Apex; if "
@@ -312,14 +308,10 @@ def _stepped_apart(core: Core, function: Function | None) -> list[tuple[ast.Call
 
 
 def note_joint_steps(core: Core) -> None:
-    """Note optimizers that skip together in Apex after an overflow, because they share a loss or add up two."""
+    """Note optimizers that skip together in Apex after an overflow, because they share a loss."""
     for each in core.sites.backwards:
         if each.block and len(each.optimizers) > 1:
             core.note(each.statement, TOGETHER.format(" and ".join(each.optimizers)))
-            return
-    for first, second in core.scalers.joined:
-        if len({*first.optimizers, *second.optimizers}) > 1:
-            core.note(first.statement, JOINED)
             return
 
 
@@ -367,12 +359,7 @@ def note_steps_apart(core: Core) -> None:
 def _last(core: Core, step: Step) -> ast.stmt:
     """Return the statement to update the scale after: the `if` around the step, where others step above it anyway."""
     module = core.module
-    name = core.scalers.name(step.optimizer)
-    others = [
-        each.statement
-        for each in core.sites.steps
-        if each.optimizer != step.optimizer and core.scalers.name(each.optimizer) == name
-    ]
+    others = [each.statement for each in core.sites.steps if each.optimizer != step.optimizer]
     found: ast.stmt = step.statement
     for outer in module.ancestors(step.statement):
         if not isinstance(outer, ast.If):

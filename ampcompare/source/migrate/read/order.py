@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ampcompare.source.call_order import DEFINITIONS, CallFollower, Frame
@@ -27,11 +26,8 @@ class Order:
     pending: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
 
-def find_order(module: Module, sites: Sites, group: Callable[[str], str]) -> Order:
+def find_order(module: Module, sites: Sites) -> Order:
     """Return the order of events.
-
-    Args:
-        group: the scaler of an optimizer.
 
     Raises:
         Unsure: a step is met in two orders that ask for different updates.
@@ -46,7 +42,7 @@ def find_order(module: Module, sites: Sites, group: Callable[[str], str]) -> Ord
         found = events.of(scope)
         if scope not in roots and all(id(each.call) in order.updates for each in found if isinstance(each, Step)):
             continue
-        _simulate(found, order, sites, group)
+        _simulate(found, order, sites)
     return order
 
 
@@ -92,7 +88,7 @@ def _beside(plain: Backward, sites: Sites) -> list[str]:
     return [key for each in near for key in each.optimizers]
 
 
-def _simulate(events: list[Backward | Step | Read], order: Order, sites: Sites, group: Callable[[str], str]) -> None:
+def _simulate(events: list[Backward | Step | Read], order: Order, sites: Sites) -> None:
     pending: list[str] = []
     for index, event in enumerate(events):
         if isinstance(event, Backward):
@@ -108,6 +104,6 @@ def _simulate(events: list[Backward | Step | Read], order: Order, sites: Sites, 
                 pending = [key for key in pending if key.rpartition(".")[2] != tail]
             # What is never stepped in this order, such as a list of optimizers, must not hold the update back.
             later = {each.optimizer for each in events[index + 1 :] if isinstance(each, Step)}
-            waits = any(key in later and group(key) == group(event.optimizer) for key in pending)
+            waits = any(key in later for key in pending)
             if order.updates.setdefault(id(event.call), not waits) != (not waits):
                 raise Unsure(event.call, "this step comes last in one place and not in another; split it in two")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from ampcompare.guards.events import (
+from ampcompare.base.patches import (
     GRADIENT_READS,
     Layer,
     Points,
@@ -215,7 +215,7 @@ def test_readers_of_gradients(subscribe) -> None:
     assert param.grad is not None
     assert seen[0] is param
     assert seen[1] == 1
-    with GRADIENT_READS.paused():
+    with GRADIENT_READS.pause():
         assert "grad" not in vars(torch.Tensor)
         assert param.grad is not None
     torch.optim.SGD([param], lr=0.1).zero_grad()

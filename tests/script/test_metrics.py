@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from ampcompare.base import metric_log
-from ampcompare.script.watch import LIBRARIES, catch_scalars
+from ampcompare.script.metrics import LIBRARIES, catch_scalars
 
 
 @pytest.fixture
 def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, float, str]]]:
     """What was logged while scalars are caught, and no library for them is installed."""
-    monkeypatch.setattr("ampcompare.script.watch._is_installed", lambda name: False)
+    monkeypatch.setattr("ampcompare.script.metrics._is_installed", lambda name: False)
     seen: list[tuple[str, float, str]] = []
     kept = {name: sys.modules.pop(name) for name in LIBRARIES if name in sys.modules}
     ends = [metric_log.listen(lambda *values: seen.append(values)), catch_scalars()]

@@ -10,7 +10,7 @@ import pytest
 
 from ampcompare.base.errors import RecordError
 from ampcompare.results.report.base import FORMATS
-from ampcompare.script.legacy.record.summary import is_exec_record, read_exec_record, records_document
+from ampcompare.script.recording.summary import is_exec_record, read_exec_record, records_document
 
 HEADER = {"format": "ampcompare-exec", "schema": 1, "script": "gan.py", "engine": "compat", "engine_version": "25.05"}
 ROWS = [

@@ -6,18 +6,19 @@ These are `torch.amp.GradScaler`, and the two `FP16_Optimizer` classes: of `apex
 
 from __future__ import annotations
 
-import importlib
 import sys
 import types
 import weakref
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from ampcompare.guards.events import Layer, Subscriptions
-from ampcompare.script.legacy.record.recorder import Rows, value_of
+from ampcompare.base.patches import Layer, Subscriptions
+from ampcompare.script.fp16_optimizers import fp16_optimizer_classes
+from ampcompare.script.recording.recorder import Rows, value_of
 
 __all__ = ["record_grad_scalers", "record_steps"]
 
@@ -86,9 +87,20 @@ class _AmpHooks:
             _watch_steps(self, optimizer, number)
         return number
 
-    def scale_loss(self, original: Any, loss: Any, optimizers: Any, loss_id: int = 0, *args: Any, **kwargs: Any) -> Any:
-        """Return a block that records its backward pass."""
-        return _Block(self, original(loss, optimizers, loss_id, *args, **kwargs), loss, optimizers, loss_id)
+    @contextmanager
+    def scale_loss(
+        self, original: Any, loss: Any, optimizers: Any, loss_id: int = 0, *args: Any, **kwargs: Any
+    ) -> Iterator[Any]:
+        """Run a block of `scale_loss`, and record its backward pass."""
+        with original(loss, optimizers, loss_id, *args, **kwargs) as scaled:
+            self.rows.blocks += 1
+            before, value = self.scale(loss_id), value_of(loss)
+            try:
+                yield scaled
+            finally:
+                self.overflow = None
+                self.rows.blocks -= 1
+        self.add_backward(value, optimizers, loss_id, before)
 
     def update_scale(self, original: Any, scaler: Any) -> Any:
         """Note an overflow; a static scale is never checked: its False means nothing."""
@@ -103,40 +115,13 @@ class _AmpHooks:
             return None
         return float(state.loss_scalers[loss_id].loss_scale())
 
-    def left(self, loss: Any, optimizers: Any, loss_id: int, before: float | None) -> None:
+    def add_backward(self, loss: Any, optimizers: Any, loss_id: int, before: float | None) -> None:
         """Record a backward pass that has ended, and watch for the skips that it caused."""
         numbers = [self._number(one) for one in (optimizers if isinstance(optimizers, (list, tuple)) else [optimizers])]
         skips = numbers if self.overflow else []
         for number in skips:
             _watch_skip(self, self.rows.optimizers[number], number)
         self.rows.add_backward(loss, loss_id, (before, self.scale(loss_id)), self.overflow, numbers, skips)
-
-
-class _Block(AbstractContextManager[Any]):
-    """One block of `scale_loss`."""
-
-    __slots__ = ("_before", "_hooks", "_inner", "_loss", "_loss_id", "_optimizers")
-
-    def __init__(self, hooks: _AmpHooks, inner: Any, loss: Any, optimizers: Any, loss_id: int) -> None:
-        self._hooks, self._inner, self._optimizers, self._loss_id = hooks, inner, optimizers, loss_id
-        self._loss = loss
-        self._before: float | None = None
-
-    def __enter__(self) -> Any:
-        scaled = self._inner.__enter__()
-        self._hooks.rows.blocks += 1
-        self._before = self._hooks.scale(self._loss_id)
-        self._loss = value_of(self._loss)
-        return scaled
-
-    def __exit__(self, *exception: Any) -> Any:
-        hooks = self._hooks
-        hooks.overflow = None
-        hooks.rows.blocks -= 1
-        suppressed = self._inner.__exit__(*exception)
-        if exception[0] is None:
-            hooks.left(self._loss, self._optimizers, self._loss_id, self._before)
-        return suppressed
 
 
 def _watch_steps(hooks: _AmpHooks, optimizer: Any, number: int) -> None:
@@ -180,17 +165,11 @@ def _replace_step(optimizer: Any, step: Any, inner: Any) -> None:
 
 def _record_fp16_optimizers(rows: Rows, events: Subscriptions) -> None:
     """Record what goes through all objects of both classes from now on, ampcompare's or the real ones."""
-    kind, hooks = importlib.import_module("apex.fp16_utils").FP16_Optimizer, _OptimizerHooks(rows)
-    events.wrap(kind, "backward", hooks.backward)
-    events.wrap(kind, "update_master_grads", hooks.update_master_grads)
-    events.wrap(kind, "step", hooks.step)
-    try:
-        kind = importlib.import_module("apex.contrib.optimizers.fp16_optimizer").FP16_Optimizer
-    except ImportError:  # a build of the real Apex without it
-        return
-    hooks = _OptimizerHooks(rows)
-    events.wrap(kind, "backward", hooks.backward)
-    events.wrap(kind, "_update_scale", hooks.update_scale)
+    methods = (("backward", "update_master_grads", "step"), ("backward", "_update_scale"))
+    for kind, names in zip(fp16_optimizer_classes(), methods, strict=False):
+        hooks = _OptimizerHooks(rows)
+        for name in names:
+            events.wrap(kind, name, getattr(hooks, name.lstrip("_")))
 
 
 class _OptimizerHooks:
@@ -210,7 +189,7 @@ class _OptimizerHooks:
         """Note a loss."""
         if optimizer in self._rows.ignored:
             return original(optimizer, loss, *args, **kwargs)
-        self._known(optimizer)
+        self._numbers_of(optimizer)
         self._losses.setdefault(optimizer, []).append(value_of(loss))
         return original(optimizer, loss, *args, **kwargs)
 
@@ -229,19 +208,19 @@ class _OptimizerHooks:
             return original(optimizer, closure)
         applied = closure is not None or not optimizer.overflow
         result = original(optimizer, closure)
-        self._rows.add_step(self._known(optimizer)[0], applied)
+        self._rows.add_step(self._numbers_of(optimizer)[0], applied)
         return result
 
     def update_scale(self, original: Any, optimizer: Any, skip: Any) -> Any:
         """Record the losses and the step."""
-        number, _ = self._known(optimizer)
+        number, _ = self._numbers_of(optimizer)
         before = _scale_of_optimizer(optimizer)
         result = original(optimizer, skip)
         self._add_losses(optimizer, before, bool(skip))
         self._rows.add_step(number, not skip)
         return result
 
-    def _known(self, optimizer: Any) -> tuple[int, int]:
+    def _numbers_of(self, optimizer: Any) -> tuple[int, int]:
         """Return the numbers of the optimizer and of its losses; the first call records both."""
         numbers = self._numbers.get(optimizer)
         if numbers is None:
@@ -254,18 +233,10 @@ class _OptimizerHooks:
 
     def _add_losses(self, optimizer: Any, before: float, overflow: bool | None) -> None:
         """Record the losses since the last check; the last one carries its outcome."""
-        number, loss_id = self._known(optimizer)
-        losses = self._losses.pop(optimizer, [])
-        for index, loss in enumerate(losses, 1):
-            last = index == len(losses)
-            self._rows.add_backward(
-                loss,
-                loss_id,
-                (before, _scale_of_optimizer(optimizer) if last else before),
-                overflow if last else None,
-                [number],
-                [number] if last and overflow else [],
-            )
+        number, loss_id = self._numbers_of(optimizer)
+        scales = before, _scale_of_optimizer(optimizer)
+        skips = [number] if overflow else []
+        self._rows.add_losses(self._losses.pop(optimizer, []), loss_id, scales, overflow, [number], skips)
 
 
 def _scale_of_optimizer(optimizer: Any) -> float:
@@ -372,19 +343,12 @@ class _ScalerHooks:
             window.named |= names.keys()
             rows.add_initialize(type(scaler).__name__, names, [window.scale], [enabled])
         skips = [row["optimizer"] for row in steps if not row["applied"]]
-        for index, loss in enumerate(losses, 1):
-            decides = index == len(losses) and bool(steps) and enabled
-            after = _scale_of(scaler) if decides and ended else window.scale
-            rows.add_backward(
-                loss,
-                window.loss_id,
-                (window.scale, after),
-                bool(skips) if decides else None,
-                numbers,
-                skips if decides else [],
-            )
+        decides = enabled and bool(steps)
+        scales = window.scale, _scale_of(scaler) if decides and ended else window.scale
+        overflow = bool(skips) if decides else None
+        rows.add_losses(losses, window.loss_id, scales, overflow, numbers, skips if decides else [])
         for row in steps:
-            rows.recorder.add_row(row)
+            rows.recorder.add(row)
 
 
 def _scale_of(scaler: Any) -> Any:

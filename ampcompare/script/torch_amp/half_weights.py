@@ -39,24 +39,20 @@ from ampcompare.apex.amp.scaler import LossScaler
 from ampcompare.backends.apex_levels import apex_level
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError, PreparationError, ScalingError, UnsupportedCombination
+from ampcompare.base.patches import GRADIENT_READS, Points, Subscriptions, without_subscribers
 from ampcompare.base.tensors.tree import map_tree, tensors_in
-from ampcompare.guards.events import GRADIENT_READS, Points, Subscriptions, without_subscribers
 from ampcompare.guards.location import here
+from ampcompare.script.gradient_mirror import GradientMirror, Pairs
 from ampcompare.script.keep_fp32 import WRAPPERS, bare_model
-from ampcompare.script.lifted_weights import HALF, follow_averages
-from ampcompare.script.shown_gradients import Pairs, ShownGradients
-from ampcompare.script.torch_amp.autocast_and_scaler import (
-    TorchAmp,
-    unscaled,
-    without_autocast,
-)
+from ampcompare.script.lifted_weights import HALF, follow_averages, live_modules
+from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmp, missing_scale, without_autocast
 from ampcompare.script.torch_amp.parallel_wrappers import ParallelWrappers
 from ampcompare.script.torch_amp.script_scaler import ScriptScaler
 from ampcompare.training.precision.base import make_precision, owned_params
-from ampcompare.training.precision.half import HalfOptimizer
 
-__all__ = ["WholeModel"]
+__all__ = ["HalfWeights"]
 
+TENSORS = ("parameters", "buffers")
 CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # they hold models, and are never called
 
 
@@ -113,19 +109,15 @@ class _ApexScaling:
             return []
         return list(zip(stash.all_fp16_params, stash.all_fp32_from_fp16_params, strict=True))
 
-    def step(self, optimizer: Any) -> Any:
-        """Step, and give the model the weights."""
-        return optimizer.step()
-
-    def skip(self, optimizer: Any) -> None:
-        """End an update without a step."""
-        if self._level.master_weights:
+    def apply(self, optimizer: Any, *, good: bool) -> Any:
+        """Step, and give the model the weights, or end an update without a step."""
+        if not good and self._level.master_weights:
             optimizer._amp_stash.release_buffers()
-        optimizer._opt_called = True  # the script called step: schedulers warn otherwise
+        return optimizer.step() if good else None
 
 
 class _HalfScaling:
-    """An arm with `Half` or `HalfOptimizer`; the methods are those of `_ApexScaling`."""
+    """An arm with `Half`; the methods are those of `_ApexScaling`."""
 
     def __init__(self, arm: Arm, device: str) -> None:
         self._precision: Any = make_precision(arm, device=device)
@@ -136,67 +128,48 @@ class _HalfScaling:
         self._precision.prepare(models, optimizers)
 
     def before_backward(self, optimizers: Sequence[Any]) -> None:
-        if isinstance(self._precision, HalfOptimizer):
-            self._precision.collect(optimizers)
+        self._precision.collect(optimizers)
 
     def unscale(self, optimizer: Any, scaler: LossScaler) -> bool:
         if self._precision.loss_scales():
             self._precision.load_state_dict({"loss_scale": scaler.loss_scale()})
         self._precision.unscale(optimizer)
-        return isinstance(self._precision, HalfOptimizer) and self._precision.overflows(optimizer)
+        return bool(self._precision.overflows(optimizer))
 
     def masters(self, optimizer: Any) -> list[tuple[Tensor, Tensor]]:
         pairs: list[tuple[Tensor, Tensor]] = self._precision.masters(optimizer)
         return pairs
 
-    def step(self, optimizer: Any) -> Any:
-        return self._precision.end_update(optimizer, good=True)
-
-    def skip(self, optimizer: Any) -> None:
-        self._precision.end_update(optimizer, good=False)
-        optimizer._opt_called = True
-
-
-class _InFp32:
-    """The tensors of a model, 16-bit ones as fp32."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-
-    def parameters(self) -> Iterator[Tensor]:
-        """Yield the weights."""
-        return map(_widened, self._model.parameters())
-
-    def buffers(self) -> Iterator[Tensor]:
-        """Yield the buffers."""
-        return map(_widened, self._model.buffers())
+    def apply(self, optimizer: Any, *, good: bool) -> Any:
+        return self._precision.apply(optimizer, good=good)
 
 
 def _alive(references: Iterable[weakref.ref[Any]]) -> list[Any]:
     return [one for reference in references if (one := reference()) is not None]
 
 
-def _widened(tensor: Tensor) -> Tensor:
+def _as_fp32(tensor: Tensor) -> Tensor:
     return tensor.detach().float() if tensor.dtype in HALF else tensor
 
 
-class WholeModel(TorchAmp):
+class HalfWeights(TorchAmp):
     """The names of `torch.amp` under an arm that casts the weights of models.
 
     Args: as for `TorchAmp`; the arm is of the backend half, or of apex at a level that casts weights.
+        wrappers: of the script; those around cast weights are made again.
     """
 
     casts_weights = True
 
-    def __init__(self, arm: Arm, *args: Any, **kwargs: Any) -> None:
-        super().__init__(arm, *args, **kwargs)
+    def __init__(self, arm: Arm, *args: Any, wrappers: ParallelWrappers) -> None:
+        super().__init__(arm, *args)
         self._casts = False
-        self._found = _FoundModels(str(arm), self._prepare, lambda: self.is_initialized or self.is_by_apex())
+        self._found = _FoundModels(str(arm), self._prepare, lambda: self.is_initialized or self.is_by_apex(), wrappers)
         scaling = _ApexScaling if arm.backend == "apex" else _HalfScaling
         self._scaling = scaling(arm, "cuda" if torch.cuda.is_available() else "cpu")
         self.needs_scaler, self.steps_copies = self._scaling.needs_scaler, self._scaling.steps_copies
         self._scaler = ScriptScaler(arm, self, runs_closures=not self._scaling.needs_scaler)
-        self._gradients = ShownGradients()
+        self._gradients = GradientMirror()
         self._model_references: list[weakref.ref[nn.Module]] = []
         self._optimizer_references: list[weakref.ref[Any]] = []
         self._stepping: Any = None
@@ -240,24 +213,27 @@ class WholeModel(TorchAmp):
         self._found.add(models, optimizers)
 
     def take_back(self, optimizer: Any) -> None:
-        with GRADIENT_READS.paused():
+        with GRADIENT_READS.pause():
             self._gradients.give_back(self._weights_of(optimizer))
 
     def forget_unscaled(self, scaler: Any, optimizer: Any) -> None:
-        self._scaling.skip(optimizer)
+        self._scaling.apply(optimizer, good=False)
         super().forget_unscaled(scaler, optimizer)
 
     def _average(self, original: Any, average: Any, model: nn.Module) -> None:
         """Average in the type of the average, which was copied before the weights were cast."""
-        original(average, _InFp32(model) if self._is_prepared else model)
+        if self._is_prepared:
+            tensors = {name: functools.partial(map, _as_fp32, getattr(model, name)()) for name in TENSORS}
+            model = types.SimpleNamespace(**tensors)  # type: ignore[assignment]
+        original(average, model)
 
     def _prepare(self, models: list[nn.Module], optimizers: list[Any]) -> None:
         self._refuse_shared(optimizers)
         # 16 bits are those of the script, as of frozen weights, or of a copy of what the arm has cast.
         for tensor in (one for model in models for one in (*model.parameters(), *model.buffers())):
-            tensor.data = _widened(tensor)
+            tensor.data = _as_fp32(tensor)
         try:
-            with GRADIENT_READS.paused():  # those of earlier steps
+            with GRADIENT_READS.pause():  # those of earlier steps
                 self._scaling.prepare(models, optimizers)
         except AmpCompareError as error:
             raise PreparationError(here(str(error))) from None
@@ -266,7 +242,7 @@ class WholeModel(TorchAmp):
         self._optimizer_references += map(weakref.ref, optimizers)
         for optimizer in optimizers:
             optimizer.zero_grad = types.MethodType(
-                functools.wraps(optimizer.zero_grad)(functools.partial(_zero_grad, self)), optimizer
+                functools.wraps(optimizer.zero_grad)(functools.partial(HalfWeights._clear, self)), optimizer
             )
 
     def _refuse_shared(self, optimizers: list[Any]) -> None:
@@ -368,7 +344,7 @@ class WholeModel(TorchAmp):
         self._stepping = optimizer
         try:
             with self._own_gradients(optimizer):
-                return self._scaling.step(optimizer)
+                return self._scaling.apply(optimizer, good=True)
         finally:
             self._stepping = None
             self._given_weights.pop(optimizer, None)
@@ -377,7 +353,8 @@ class WholeModel(TorchAmp):
 
     def skip(self, optimizer: Any) -> None:
         with self._own_gradients(optimizer):
-            self._scaling.skip(optimizer)
+            self._scaling.apply(optimizer, good=False)
+        optimizer._opt_called = True  # the script called step: schedulers warn otherwise
 
     @contextlib.contextmanager
     def _own_gradients(self, optimizer: Any) -> Iterator[None]:
@@ -413,27 +390,21 @@ class WholeModel(TorchAmp):
                 )
             self._has_followed = True
 
-    def cleared(self, optimizer: Any, *, set_to_none: bool) -> None:
-        """Clear the gradients of an optimizer, those of the model and of master weights."""
-        with GRADIENT_READS.paused():
-            self._clear(optimizer, set_to_none=set_to_none)
-
     def _zero_grad(self, original: Any, optimizer: Any, set_to_none: bool = True) -> None:
         """Clear by a method that the script bound before, or that of a copy with the same groups, as Fabric's."""
         for one in self._optimizers:
             if one.param_groups is optimizer.param_groups:
-                self.cleared(one, set_to_none=set_to_none)
+                self._clear(one, set_to_none)
         original(optimizer, set_to_none)
 
-    def _clear(self, optimizer: Any, *, set_to_none: bool) -> None:
+    @GRADIENT_READS.pause()
+    def _clear(self, optimizer: Any, set_to_none: bool = True) -> None:
+        """Clear the gradients of an optimizer, those of the model and of master weights."""
         weights = self._weights_of(optimizer)
         lacking = {id(param) for param in weights if param.grad is None}  # read while those of masters are shown
         self._gradients.hide(weights)
         for param in weights:
-            if set_to_none or id(param) in lacking:
-                param.grad = None
-            else:
-                param.grad = torch.zeros_like(param)
+            param.grad = None if set_to_none or id(param) in lacking else torch.zeros_like(param)
         self._gradients.show_scaled(self.masters(optimizer))
 
     def _lacks_autocast(self) -> AmpCompareError:
@@ -452,7 +423,7 @@ class WholeModel(TorchAmp):
         if not self.is_driven and not self._casts:
             raise self._lacks_autocast()
         if not self.is_driven and self._scaling.needs_scaler:
-            raise unscaled(self._arm)
+            raise missing_scale(self._arm)
         self._follow_writes(optimizer)
         self._gradients.hide(master for _, master in self.masters(optimizer))  # a second step has none, as in Apex
 
@@ -460,10 +431,6 @@ class WholeModel(TorchAmp):
         super()._after_step(optimizer)
         if optimizer is not self._stepping:
             self._gradients.show_scaled(self.masters(optimizer))
-
-
-def _zero_grad(names: WholeModel, optimizer: Any, set_to_none: bool = True) -> None:
-    names.cleared(optimizer, set_to_none=set_to_none)
 
 
 class _FoundModels:
@@ -477,6 +444,7 @@ class _FoundModels:
         found: called with models and optimizers before the module runs; without models where an optimizer has
             weights of those that were found before.
         is_over: returns whether the script has named its models by itself.
+        wrappers: of the script.
 
     Raises:
         PreparationError: from the script's call, if the module is sharded, or holds an earlier one.
@@ -486,7 +454,8 @@ class _FoundModels:
         self,
         name: str,
         found: Callable[[list[nn.Module], list[Any]], None],
-        is_over: Callable[[], bool] = lambda: False,
+        is_over: Callable[[], bool],
+        wrappers: ParallelWrappers,
     ) -> None:
         self._name = name
         self._found = found
@@ -495,14 +464,13 @@ class _FoundModels:
         self._cast: list[weakref.ref[nn.Module]] = []
         self._cast_weights: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()  # by id
         self._is_done = False
-        self._wrappers = ParallelWrappers()
+        self._wrappers = wrappers
 
     def install(self, events: Subscriptions) -> None:
         """Follow the optimizers from now on."""
-        events.wrap(*Points.MAKE_OPTIMIZER, self._made)
-        self._wrappers.install(events)
+        events.wrap(*Points.MAKE_OPTIMIZER, self._note_optimizer)
 
-    def _made(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+    def _note_optimizer(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
         self._optimizers.append(weakref.ref(optimizer))
         self._is_done = False
@@ -586,9 +554,7 @@ class _Tree:
     """All modules of this process, and which holds which."""
 
     def __init__(self) -> None:
-        # `type` and `vars`: the objects of libraries may answer `isinstance` by code of their own.
-        modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
-        self._modules = [one for one in modules if "_modules" in vars(one)]
+        self._modules = live_modules()
         self._parents: dict[int, list[nn.Module]] = {}
         for module in self._modules:
             for child in module._modules.values():

@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ampcompare.guards.events import GRADIENT_READS
+from ampcompare.base.patches import GRADIENT_READS
 
-__all__ = ["Pairs", "ShownGradients"]
+__all__ = ["GradientMirror", "Pairs"]
 
 Pairs = Sequence[tuple[Tensor, Tensor]]
 _GRAD: Any = vars(torch._C.TensorBase)["grad"]
 
 
-class ShownGradients:
+class GradientMirror:
     """`tensor.grad` for 16-bit weights and masters that show each other's; for all others it is what it was."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class ShownGradients:
 
     def _weight_of(self, tensor: Tensor) -> Tensor:
         """Return the weight that has a master; the tensor itself if it is none."""
-        master, weight = (one() for one in self._scaled.get(id(tensor), (_gone, _gone)))
+        master, weight = (one() for one in self._scaled.get(id(tensor), (_no_tensor, _no_tensor)))
         return tensor if master is not tensor or weight is None else weight
 
     def _read(self, tensor: Tensor) -> Any:
@@ -102,5 +102,5 @@ class ShownGradients:
             self._shown[id(weight)] = weight, master, wide
 
 
-def _gone() -> None:
+def _no_tensor() -> None:
     """Stand for a reference to what is no more."""

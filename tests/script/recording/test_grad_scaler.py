@@ -7,25 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from ampcompare.guards.events import Layer, Subscriptions
-from ampcompare.script.legacy.record.recorder import Rows
-from ampcompare.script.legacy.record.scaled_steps import record_grad_scalers
-
-
-class Recorder:
-    """Keeps rows."""
-
-    def __init__(self) -> None:
-        self.rows: list[dict[str, Any]] = []
-
-    def add_row(self, row: dict[str, Any]) -> None:
-        self.rows.append(row)
-
-    def add(self, row: dict[str, Any], _now: float) -> None:
-        self.rows.append(row)
-
-    def before_close(self, close: Any) -> None:
-        pass
+from ampcompare.base.patches import Layer, Subscriptions
+from ampcompare.script.recording.recorder import Recorder, Rows
+from ampcompare.script.recording.scaled_steps import record_grad_scalers
 
 
 @pytest.mark.filterwarnings("ignore::ampcompare.apex.DeprecatedFeatureWarning")
@@ -33,8 +17,10 @@ class Recorder:
 def test_skipped_steps_of_a_fused_optimizer(behind: Any, arm: str) -> None:
     """The host skips them under arms of Apex, and the optimizer itself under `torch.amp`."""
     torch.manual_seed(0)
-    recorder, events = Recorder(), Subscriptions(Layer.RECORD)
-    rows: Any = Rows(recorder)  # type: ignore[arg-type]
+    recorder, events = Recorder(None, {}), Subscriptions(Layer.RECORD)
+    recorded: list[dict[str, Any]] = []
+    recorder.after_row(recorded.append)
+    rows = Rows(recorder)
     behind(arm, rows)
     record_grad_scalers(rows, events)
     model = torch.nn.Linear(6, 3)
@@ -46,4 +32,4 @@ def test_skipped_steps_of_a_fused_optimizer(behind: Any, arm: str) -> None:
             optimizer.zero_grad()
     finally:
         events.end()
-    assert [row["applied"] for row in recorder.rows if row["kind"] == "step"] == [True, False, True]
+    assert [row["applied"] for row in recorded if row["kind"] == "step"] == [True, False, True]

@@ -1,4 +1,4 @@
-"""What a training script does, as events: the functions of torch and Apex that every script passes, each replaced once.
+"""The registry of patches: the functions of torch and Apex that every script passes, each replaced once.
 
 A subscriber wraps a point by `around(inner, *args, **kwargs)`, which calls `inner` or does something in its place.
 Several subscribers of one point lie around each other in the order of their layers, whichever came first. A point
@@ -89,13 +89,13 @@ class _Place:
         if vars(self._owner).get(self._name) is not self._value:
             return
         if self.arounds or self.puts or self._is_own:
-            self._value = self._replaced() if self.arounds else self.puts[-1] if self.puts else self._before
+            self._value = self._replacement_for() if self.arounds else self.puts[-1] if self.puts else self._before
             setattr(self._owner, self._name, self._value)
         elif self._name in vars(self._owner):
             self._value = None
             delattr(self._owner, self._name)
 
-    def _replaced(self) -> Any:
+    def _replacement_for(self) -> Any:
         if self._replacement is None:
             compiler, tracing = torch.compiler, torch._C._get_tracing_state
 
@@ -248,7 +248,7 @@ class GradientReads:
             self._set()
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
+    def pause(self) -> Iterator[None]:
         """Run a block whose reads do not count; blocks nest."""
         self._pauses += 1
         self._set()

@@ -273,7 +273,7 @@ def step_directly(model: Any, optimizer: Any, scaler: Any) -> None:
 )
 def test_what_would_be_another_training_is_refused(behind: Any, does: Callable[..., None], error: str) -> None:
     behind("apex:O2")
-    with pytest.raises((PreparationError, ScalingError), match=rf"test_whole_model\.py:\d+: .*{error}"):
+    with pytest.raises((PreparationError, ScalingError), match=rf"test_half_weights\.py:\d+: .*{error}"):
         does(*parts())
 
 

@@ -39,6 +39,10 @@ HEADERS = [
     *("first loss", "last loss", "median step s"),
 ]
 MAX_NAME = 60
+OTHER_ROWS = (
+    *("setup", "weights", "batches", "metric", "memory", "files", "note", "rank", "plain_backward", "acted", "ledger"),
+    "planned",
+)
 
 
 @dataclass
@@ -182,23 +186,7 @@ ROWS = {
     "backward": _add_backward,
     "step": _add_step,
     "end": _add_end,
-    **dict.fromkeys(
-        (
-            "setup",
-            "weights",
-            "batches",
-            "metric",
-            "memory",
-            "files",
-            "note",
-            "rank",
-            "plain_backward",
-            "acted",
-            "ledger",
-        ),
-        _leave_out,
-    ),
-    "planned": _leave_out,
+    **dict.fromkeys(OTHER_ROWS, _leave_out),
 }
 
 
@@ -270,7 +258,7 @@ def records_document(paths: Sequence[Path], summaries: Sequence[ExecSummary]) ->
     steps = [
         Step(printable(f"{start}{overflowed}; diagnose this", 500), _command(one))
         for start, one in zip(whose, summaries, strict=True)
-        if (overflowed := _overflowed(one))
+        if (overflowed := _overflow_text(one))
     ]
     values = [head.replace(" ", "_") for head in heads] if len(names) == 1 else heads
     facts = [(name if len(names) > 1 else "", _facts(one)) for name, one in named]
@@ -296,7 +284,7 @@ def records_document(paths: Sequence[Path], summaries: Sequence[ExecSummary]) ->
     )
 
 
-def _overflowed(summary: ExecSummary) -> str:
+def _overflow_text(summary: ExecSummary) -> str:
     overflows = sum(loss.overflows for loss in summary.losses.values())
     return f"{overflows} backward pass{'' if overflows == 1 else 'es'} overflowed" if overflows else ""
 
@@ -344,10 +332,10 @@ def _facts(summary: ExecSummary) -> list[tuple[str, str]]:
     environment = header.pop("environment", None)
     facts = {**header, **(environment if isinstance(environment, dict) else {})}
     facts = {name: value for name, value in facts.items() if name not in ("format", "schema")}
-    return [(printable(str(name), MAX_NAME), printable(_shown(value), MAX_LINE)) for name, value in facts.items()]
+    return [(printable(str(name), MAX_NAME), printable(_value_text(value), MAX_LINE)) for name, value in facts.items()]
 
 
-def _shown(value: object) -> str:
+def _value_text(value: object) -> str:
     if value is None:
         return "not set"
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)

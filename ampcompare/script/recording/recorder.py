@@ -5,18 +5,18 @@ Losses on a device stay there until a block of rows is written, so that recordin
 
 from __future__ import annotations
 
-import json
 import multiprocessing.util
 import os
 import re
 import shlex
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic_core import to_json
 
 from ampcompare import apex
 from ampcompare.base.environment.fingerprint import fingerprint
@@ -24,22 +24,17 @@ from ampcompare.base.environment.ranks import rank_of
 from ampcompare.base.errors import EnvironmentUnfit
 from ampcompare.base.secrets import hide, mask
 from ampcompare.results.records.run import dump_json
-from ampcompare.script.legacy.record.summary import FORMAT, SCHEMA, ExecSummary, add_row, in_words
 from ampcompare.script.legacy.settings import ExecSettings
 from ampcompare.script.legacy.stderr import note
+from ampcompare.script.recording.summary import FORMAT, SCHEMA, in_words, read_exec_record
 
 __all__ = ["Recorder", "Rows", "header", "value_of"]
 
 MAX_ROWS_HELD = 256
 MAX_SECONDS_HELD = 1.0
 # What may wait for a device, by the kind of row.
-UNREAD = {
-    "backward": ("loss", "scale_before", "scale_after"),
-    "plain_backward": ("loss",),
-    "step": ("applied",),
-}
+UNREAD = {"backward": ("loss", "scale_before", "scale_after"), "plain_backward": ("loss",), "step": ("applied",)}
 KNOWN = (float, bool, type(None), int)  # types of values that wait for nothing
-ENCODER = json.JSONEncoder(allow_nan=False)  # one for all rows: json.dumps would make one for each
 
 
 def header(settings: ExecSettings) -> dict[str, Any]:
@@ -64,7 +59,7 @@ class Recorder:
     own files as soon as they train.
 
     Args:
-        path: the file; an existing one is replaced.
+        path: the file; an existing one is replaced. None writes nothing: others are called with each row all the same.
         first: the header.
         child: the name of this process, if the script has spawned it.
 
@@ -72,40 +67,30 @@ class Recorder:
         EnvironmentUnfit: the file cannot be written.
     """
 
-    def __init__(self, path: str, first: dict[str, Any], *, child: str | None = None) -> None:
-        self._path = _own_path(Path(path), child)
+    def __init__(self, path: str | None, first: dict[str, Any], *, child: str | None = None) -> None:
+        self._path = None if path is None else _own_path(Path(path), child)
         self._first = first
         self._started_in = Path.cwd()
         self._rows: list[dict[str, Any]] = []
-        self._written = time.perf_counter()
+        self._due = time.perf_counter() + MAX_SECONDS_HELD
         self._descriptor: int | None = None
         self._is_child = child is not None
         self._before_close: list[Callable[[], None]] = []
         self._after_row: list[Callable[[dict[str, Any]], None]] = []
-        self._summary = ExecSummary(first)
         if child is None:
             self._open()
         if hasattr(os, "register_at_fork"):  # where processes can be forked
             os.register_at_fork(after_in_child=self._disown)
 
-    def add(self, row: dict[str, Any], now: float) -> None:
-        """Keep a row, whose `loss` may be a tensor of one element; write the block when it is due.
-
-        Args:
-            now: `time.perf_counter()`.
-        """
+    def add(self, row: dict[str, Any]) -> None:
+        """Keep a row, whose `loss` may be a tensor of one element; write the block when it is due."""
         if self._descriptor is None:
             self._open()
         self._rows.append(row)
-        if len(self._rows) >= MAX_ROWS_HELD or now - self._written > MAX_SECONDS_HELD:
+        if len(self._rows) >= MAX_ROWS_HELD or time.perf_counter() > self._due:
             self.flush()
-            self._written = now
         for function in self._after_row:
             function(row)
-
-    def add_row(self, row: dict[str, Any]) -> None:
-        """Keep a row of an earlier moment."""
-        self.add(row, time.perf_counter())
 
     def before_close(self, function: Callable[[], None]) -> None:
         """Call a function, which may add rows, when the record ends."""
@@ -117,24 +102,22 @@ class Recorder:
 
     def sums(self) -> str | None:
         """Return steps, skipped steps, loss scales and the report command in words; None if nothing was recorded."""
-        if not self._summary.losses and not self._summary.optimizers:
+        if self._path is None:
             return None
-        return f"{in_words(self._summary)}; for more: ampcompare report {shlex.quote(self._path_shown())}"
-
-    def _path_shown(self) -> str:
-        """Return the path as seen from where the script was started; the script may have changed its folder since."""
-        is_below = self._path.is_relative_to(self._started_in)
-        return str(self._path.relative_to(self._started_in) if is_below else self._path)
+        summary = read_exec_record(self._path)
+        if not summary.losses and not summary.optimizers:
+            return None
+        is_below = self._path.is_relative_to(self._started_in)  # the script may have changed its folder since
+        path = self._path.relative_to(self._started_in) if is_below else self._path
+        return f"{in_words(summary)}; for more: ampcompare report {shlex.quote(str(path))}"
 
     def flush(self) -> None:
         """Write the rows that are held."""
-        if not self._rows:
-            return
+        self._due = time.perf_counter() + MAX_SECONDS_HELD
         rows, self._rows = self._rows, []
-        self._read_tensors(rows)
-        for row in rows:
-            add_row(self._summary, row)
-        self._write(rows)
+        if rows and self._descriptor is not None:
+            self._read_tensors(rows)
+            self._write(rows)
 
     def close(self, status: int | None, error: str | None) -> None:
         """Write the last row, unless this process never trained.
@@ -153,6 +136,8 @@ class Recorder:
         self._descriptor = None
 
     def _open(self) -> None:
+        if self._path is None:
+            return
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
@@ -194,17 +179,19 @@ class Recorder:
     def _disown(self) -> None:
         """Leave the file to the parent, in a forked child."""
         self._rows = []
-        self._summary = ExecSummary(self._first)
         self._descriptor = None
         self._is_child = True
-        self._path = self._path.with_name(f"{self._path.stem}.pid{os.getpid()}{self._path.suffix}")
+        if self._path is not None:
+            self._path = self._path.with_name(f"{self._path.stem}.pid{os.getpid()}{self._path.suffix}")
 
 
 def _line(row: dict[str, Any]) -> str:
     try:
-        return ENCODER.encode(row) + "\n"
-    except ValueError:  # infinite or NaN: rare, so only these rows take the slower way
-        return dump_json(row, indent=None) + "\n"
+        line = to_json(row).decode() + "\n"
+        is_strict = "NaN" not in line and "Infinity" not in line
+    except ValueError:  # of text that is no Unicode, such as a path
+        is_strict = False
+    return line if is_strict else dump_json(row, indent=None) + "\n"
 
 
 def _own_path(path: Path, child: str | None) -> Path:
@@ -275,7 +262,7 @@ class Rows:
             "loss_scales": scales,
             "dynamic": dynamic,
         }
-        self.recorder.add(row, time.perf_counter())
+        self.recorder.add(row)
 
     def add_backward(
         self,
@@ -308,15 +295,30 @@ class Rows:
             "skips": skips,
         }
         self._backwards += 1
-        self.recorder.add(row, time.perf_counter())
+        self.recorder.add(row)
+
+    def add_losses(
+        self,
+        losses: Sequence[Any],
+        loss_id: int,
+        scales: tuple[Any, Any],
+        overflow: bool | None,
+        numbers: list[int],
+        skips: list[int],
+    ) -> None:
+        """Record the backward passes of an update, whose last one has its outcome; the arguments are as above."""
+        for loss in losses[:-1]:
+            self.add_backward(loss, loss_id, (scales[0], scales[0]), None, numbers, [])
+        if losses:
+            self.add_backward(losses[-1], loss_id, scales, overflow, numbers, skips)
 
     def add_plain_backward(self, loss: Any) -> None:
         """Record a backward pass of a loss that nothing scales, next to `apex.amp`."""
-        self.recorder.add({"kind": "plain_backward", "loss": loss}, time.perf_counter())
+        self.recorder.add({"kind": "plain_backward", "loss": loss})
 
     def add_note(self, text: str) -> None:
         """Record in what an arm departs from what the script asks for."""
-        self.recorder.add({"kind": "note", "text": text}, time.perf_counter())
+        self.recorder.add({"kind": "note", "text": text})
 
     def step_row(self, number: int, applied: bool | Callable[[], bool]) -> dict[str, Any]:
         """Return the row of a step that has just ended, or was skipped.
@@ -339,7 +341,7 @@ class Rows:
 
     def add_step(self, number: int, applied: bool | Callable[[], bool]) -> None:
         """Record a step that has just ended, or was skipped."""
-        self.recorder.add(self.step_row(number, applied), time.perf_counter())
+        self.recorder.add(self.step_row(number, applied))
 
 
 def value_of(loss: Any) -> Any:
