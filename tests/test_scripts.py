@@ -124,16 +124,6 @@ def test_second_call_installs_nothing(frame: Frame) -> None:
     assert frame.calls()[before:] == ["python -m pytest --numprocesses auto --dist loadgroup threads=1"]
 
 
-def test_demo_and_test_share_an_environment(frame: Frame) -> None:
-    frame.run("scripts/demo")
-    assert frame.installations() == 1
-    frame.run("scripts/test")
-    assert frame.installations() == 2
-    frame.run("scripts/demo")
-    assert frame.installations() == 2
-    assert sum(call.startswith("venv") for call in frame.calls()) == 1
-
-
 def test_changed_requirements_install_again(frame: Frame) -> None:
     """A change of setup.py is noticed, and goes into the environment that is there."""
     frame.run("scripts/test")
@@ -200,16 +190,19 @@ def test_activated_environment_is_not_made_from_itself(frame: Frame) -> None:
     assert (done.returncode, frame.installations()) == (0, 2)
 
 
-def test_old_python_is_one_line(frame: Frame) -> None:
-    """Too old an interpreter: one line with the version seen and the versions that work."""
-    line = frame.fails(PYTHON=str(frame.bin / "python3"), STUB_VERSION="3.8")
-    assert "Python 3.11 to 3.14 is needed" in line
-    assert "is 3.8" in line
+@pytest.mark.parametrize(
+    ("variables", "parts"),
+    [
+        ({"STUB_VERSION": "3.8"}, ["Python 3.11 to 3.14 is needed", "is 3.8"]),
+        ({"PYTHON": "/nowhere/python"}, ["/nowhere/python cannot be run"]),
+        ({"STUB_NO_VENV": "1"}, ["lacks venv and ensurepip", "python3-venv"]),  # as Debian's Python
+    ],
+)
+def test_an_unfit_python_is_one_line(frame: Frame, variables: dict[str, str], parts: list[str]) -> None:
+    """Too old, missing, or without a module that it needs: the line says which, and nothing is called."""
+    line = frame.fails(**{"PYTHON": str(frame.bin / "python3"), **variables})
+    assert [part for part in parts if part not in line] == []
     assert frame.calls() == []
-
-
-def test_absent_python_is_one_line(frame: Frame) -> None:
-    assert "/nowhere/python cannot be run" in frame.fails(PYTHON="/nowhere/python")
 
 
 def test_newer_python_beside_an_old_one_is_taken(frame: Frame) -> None:
@@ -221,14 +214,6 @@ def test_newer_python_beside_an_old_one_is_taken(frame: Frame) -> None:
     assert frame.run("scripts/test").returncode == 0
 
 
-def test_missing_venv_module_is_one_line(frame: Frame) -> None:
-    """Debian's Python without python3-venv: one line that names the package."""
-    line = frame.fails(PYTHON=str(frame.bin / "python3"), STUB_NO_VENV="1")
-    assert "lacks venv and ensurepip" in line
-    assert "python3-venv" in line
-    assert frame.calls() == []
-
-
 def test_little_space_is_one_line(frame: Frame) -> None:
     """Too little space is found before anything is downloaded."""
     frame.program("df", f"#!/bin/bash\necho Filesystem\necho /dev/disk 1 1 {1024 * 1024} 99% /\n")
@@ -238,25 +223,19 @@ def test_little_space_is_one_line(frame: Frame) -> None:
     assert "8 GB are needed" in frame.fails()
 
 
-def test_full_disk_is_one_line(frame: Frame) -> None:
-    """A disk that fills up is reported as that, and the next call starts afresh."""
-    assert "the disk is full" in frame.fails(STUB_PIP="ERROR: Could not install: [Errno 28] No space left on device")
-    frame.run("scripts/test")
-    assert sum(call.startswith("venv") for call in frame.calls()) == 2
-
-
-def test_no_network_is_one_line(frame: Frame) -> None:
-    """No registry: one line, with pip's own last error, and no second download host is tried."""
-    line = frame.fails(STUB_PIP=NO_NETWORK)
-    assert "the package registry cannot be reached" in line
-    assert "No matching distribution found for torch" in line
+@pytest.mark.parametrize(
+    ("output", "parts", "environments"),
+    [
+        (NO_NETWORK, ["the package registry cannot be reached", "No matching distribution found for torch"], 1),
+        ("ERROR: Could not install: [Errno 28] No space left on device", ["the disk is full"], 2),
+        ("ERROR: pip broke", ["pip broke"], 2),
+    ],
+)
+def test_a_failed_installation_is_one_line(frame: Frame, output: str, parts: list[str], environments: int) -> None:
+    """After it the next call installs; into the same environment only where pip had surely changed nothing."""
+    line = frame.fails(STUB_PIP=output)
+    assert [part for part in parts if part not in line] == []
     assert sum(call.startswith("pip") for call in frame.calls()) == 1
-
-
-@pytest.mark.parametrize(("output", "environments"), [(NO_NETWORK, 1), ("ERROR: pip broke", 2)])
-def test_failed_installation_is_not_complete(frame: Frame, output: str, environments: int) -> None:
-    """After a failure the next call installs; into the same environment only where pip had surely changed nothing."""
-    frame.fails(STUB_PIP=output)
     assert frame.run("scripts/test").returncode == 0
     assert frame.installations() == 1
     assert sum(call.startswith("venv") for call in frame.calls()) == environments
@@ -319,19 +298,17 @@ def test_torch_of_a_virtual_environment_is_used(frame: Frame) -> None:
     assert lent.read_text(encoding="utf-8") == "/opt/torch/lib/site-packages\n"
 
 
-def test_fast_and_other_arguments(frame: Frame) -> None:
-    """`--fast` becomes a mark expression, everything else reaches pytest as it was written."""
-    frame.run("scripts/test", "-k", "a or b", "--fast", "tests/apex")
-    assert (
-        frame.calls()[-1]
-        == "python -m pytest --numprocesses auto --dist loadgroup -k a or b -m not slow tests/apex threads=1"
-    )
-
-
-def test_unit_is_an_option_of_pytest(frame: Frame) -> None:
-    """`scripts/test unit` runs what `--unit` of `tests/conftest.py` selects; further arguments still go to pytest."""
-    frame.run("scripts/test", "unit", "-k", "unit")
-    assert frame.calls()[-1] == "python -m pytest --numprocesses auto --dist worksteal --unit -k unit threads=1"
+@pytest.mark.parametrize(
+    ("words", "call"),
+    [
+        (["-k", "a or b", "--fast", "tests/apex"], "--dist loadgroup -k a or b -m not slow tests/apex"),
+        (["unit", "-k", "unit"], "--dist worksteal --unit -k unit"),
+    ],
+)
+def test_words_for_pytest(frame: Frame, words: list[str], call: str) -> None:
+    """`--fast` becomes a mark expression and `unit` an option; everything else reaches pytest as it was written."""
+    frame.run("scripts/test", *words)
+    assert frame.calls()[-1] == f"python -m pytest --numprocesses auto {call} threads=1"
 
 
 def test_demo_runs_the_comparison(frame: Frame) -> None:

@@ -6,6 +6,7 @@ Subpackages load on first use, so importing this package costs no `import torch`
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import warnings
 from typing import Any
@@ -22,6 +23,7 @@ __all__ = [
     "normalization",
     "optimizers",
     "parallel",
+    "strict_from_environment",
 ]
 
 __version__ = "25.05+compat"
@@ -62,6 +64,11 @@ def deprecated_warning(msg: str) -> None:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_BETWEEN):
         level, frame = level + 1, frame.f_back
     warnings.warn(msg, DeprecatedFeatureWarning, stacklevel=level)
+
+
+def strict_from_environment() -> bool:
+    """Return whether the environment enables strict mode, with Apex's defects (`AMPCOMPARE_APEX_STRICT=1`)."""
+    return os.environ.get("AMPCOMPARE_APEX_STRICT", "").strip().lower() in {"1", "true", "yes", "on"}
 
 
 def check_cudnn_version_and_warn(global_option: str, required_cudnn_version: int) -> bool:

@@ -11,12 +11,14 @@ from collections.abc import Sequence
 __all__ = [
     "MIB",
     "few",
+    "first_line",
     "format_bytes",
     "format_count",
     "format_decimal",
     "format_duration",
     "format_mebibytes",
     "format_percent",
+    "format_ranges",
     "format_seconds",
     "parse_duration",
     "printable",
@@ -43,6 +45,22 @@ def format_decimal(value: float, decimals: int, sign: str = "") -> str:
 def format_count(number: int, noun: str) -> str:
     """Return a number with its noun, such as `1 step` and `12 steps`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def format_ranges(numbers: Sequence[int]) -> str:
+    """Return numbers as 0-3,8."""
+    groups: list[list[int]] = []
+    for number in sorted(numbers):
+        if groups and number == groups[-1][1] + 1:
+            groups[-1][1] = number
+        else:
+            groups.append([number, number])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in groups)
+
+
+def first_line(text: object, otherwise: str = "no message") -> str:
+    """Return the first line of a text or of what an error says."""
+    return (str(text).strip().splitlines() or [otherwise])[0]
 
 
 def format_duration(seconds: float) -> str:

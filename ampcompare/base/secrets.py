@@ -38,6 +38,7 @@ MIN_LITERAL = 4  # characters of a value that is looked for in the output of a s
 MIN_MIXED = 6  # of digits and others, which no ordinary word is
 MIN_SAFE_LITERAL = 8  # in all other files, where a shorter one may be an ordinary word
 MAX_FILE_BYTES = 2**16
+MAX_HELD = 2**16  # bytes of a line that has not ended
 ALWAYS = (
     *("password", "passwd", "passphrase", "secret", "secrets", "apikey", "credential", "credentials", "bearer"),
     *("webhook", "authorization"),
@@ -64,30 +65,12 @@ ORDINARY = re.compile(r"(?i)[-+]?\d{1,4}(\.\d*)?|true|false|none|null|yes|no|on|
 PLACEHOLDER = re.compile(r"\$[A-Z][A-Z0-9_]*")
 NAME = r"[A-Za-z_][\w.-]*"
 FLAG = re.compile(rf"[-+]*({NAME})")
-# How a token begins, and how it goes on.
-FORMS = (
-    ("hf_", r"(?=[a-z]*[0-9A-Z])[A-Za-z0-9]{8,}"),
-    ("hf_", r"[A-Za-z0-9]{20,}"),
-    ("sk-", r"(?=[A-Za-z_-]*\d)[\w-]{12,}"),
-    ("gh[pousr]_", r"[A-Za-z0-9]{16,}"),
-    ("github_pat_", r"\w{20,}"),
-    ("glpat-", r"[\w-]{16,}"),
-    ("xox", r"[abprs]-[\w-]{10,}"),
-    ("AKIA", r"[0-9A-Z]{12,}"),
-    ("AIza", r"[\w-]{30,}"),
-    ("nvapi-", r"[\w-]{16,}"),
-    ("eyJ", r"[\w-]{8,}\.[\w-]{8,}\.[\w-]*"),
-    ("npm_", r"[A-Za-z0-9]{30,}"),
-    ("pypi-", r"[\w-]{30,}"),
+TOKENS = re.compile(
+    r"(?<![\w-])(?:hf_(?:(?=[a-z]*[0-9A-Z])[A-Za-z0-9]{8,}|[A-Za-z0-9]{20,})|sk-(?=[A-Za-z_-]*\d)[\w-]{12,}"
+    r"|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{20,}|glpat-[\w-]{16,}|xox[abprs]-[\w-]{10,}|AKIA[0-9A-Z]{12,}"
+    r"|AIza[\w-]{30,}|nvapi-[\w-]{16,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*|npm_[A-Za-z0-9]{30,}|pypi-[\w-]{30,})"
 )
-TOKENS = re.compile(rf"(?<![\w-])(?:{'|'.join(map(''.join, FORMS))})")
 CREDENTIALS = re.compile(r"(?<=://)([^/\s@:]*:[^/\s@]+|[^/\s@:]{20,})(?=@)")
-# Ends as one of these may begin, in what has come so far of an output.
-BEGUN = re.compile(
-    rf"[\w-]*(?:://|{'|'.join(dict.fromkeys(begin for begin, _ in FORMS))})[^\s@]*\Z"
-    r"|(?<![\w-])[\w-]{1,11}(?::/?)?\Z".encode()
-)
-MAX_BEGUN = 1024
 BEARER = re.compile(r"(?i)(?:bearer|basic|token)\s+(\S{6,})")
 PAIRS = re.compile(rf"(?<![\w.-])(?P<name>{NAME})(?P<is>=|[\"']\s*:\s*[\"']?)(?P<value>[^\s,;&\"']+)")
 LINES = re.compile(rf"^\s*[\"']?(?:export\s+)?({NAME})[\"']?\s*[:=]\s*[\"']?([^\s\"'#,]+)", re.MULTILINE)
@@ -305,35 +288,25 @@ def _forms(value: str) -> Iterator[str]:
 
 
 class StreamMask:
-    """Masks a stream of bytes that comes in blocks; a secret may lie across two of them."""
+    """Masks a stream of bytes that comes in blocks, by whole lines: a secret may lie across two blocks."""
 
     def __init__(self) -> None:
         self._rest = b""
-        values = [form.encode() for value in _known_secrets() if len(value) >= MIN_LITERAL for form in _forms(value)]
-        self._values = values
 
     def feed(self, block: bytes) -> bytes:
         """Return what can be written now."""
         data = self._rest + block
-        begun = BEGUN.search(data[-MAX_BEGUN:])
-        keep = max([len(begun[0]) if begun else 0, *(_overlap(data, value) for value in self._values)])
-        self._rest = data[len(data) - keep :] if keep else b""
-        return self._mask_bytes(data[: len(data) - keep])
+        end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        if len(data) - end > MAX_HELD:
+            end = len(data)
+        self._rest = data[end:]
+        return _mask_bytes(data[:end])
 
     def end(self) -> bytes:
         """Return what was held back."""
         rest, self._rest = self._rest, b""
-        return self._mask_bytes(rest)
-
-    def _mask_bytes(self, data: bytes) -> bytes:
-        if not data:
-            return data
-        return mask(data.decode("utf-8", errors="surrogateescape"), of_script=True).encode("utf-8", "surrogateescape")
+        return _mask_bytes(rest)
 
 
-def _overlap(data: bytes, value: bytes) -> int:
-    """Return the length of the longest end of `data` with which `value` begins, but not all of it."""
-    for length in range(min(len(data), len(value) - 1), 0, -1):
-        if data.endswith(value[:length]):
-            return length
-    return 0
+def _mask_bytes(data: bytes) -> bytes:
+    return mask(data.decode("utf-8", errors="surrogateescape"), of_script=True).encode("utf-8", "surrogateescape")

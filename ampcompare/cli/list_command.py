@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.base.formatting import printable
+from ampcompare.base.formatting import format_ranges, printable
 from ampcompare.cli.help import Command
 from ampcompare.cli.values import FOLDER, Choice
 
@@ -75,18 +74,7 @@ def run_row(run: RunBrief) -> list[str]:
         f"{run.changed:%Y-%m-%d %H:%M}",
         printable(run.tag, 30) or "-",
         printable(", ".join(run.arms[:MAX_SHOWN]) + more, 100) or "-",
-        _ranges(run.seeds) or "-",
+        format_ranges(run.seeds) or "-",
         f"{done}" if planned is None else f"{done}/{planned}",
         printable(run.fault or run.headline, 300) or "-",
     ]
-
-
-def _ranges(seeds: Sequence[int]) -> str:
-    """Return seeds as they are written, such as `0-2,7`."""
-    parts: list[list[int]] = []
-    for seed in seeds:
-        if parts and seed == parts[-1][-1] + 1:
-            parts[-1] = [parts[-1][0], seed]
-        else:
-            parts.append([seed])
-    return ",".join("-".join(map(str, part)) for part in parts)

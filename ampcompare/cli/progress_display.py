@@ -37,13 +37,13 @@ def _unless_closed(show: Show) -> Show:
     """Let a run continue to its end or to a checkpoint when its terminal is closed."""
 
     @functools.wraps(show)
-    def shown(*words: Any, **options: Any) -> None:
+    def show_progress(*words: Any, **options: Any) -> None:
         try:
             show(*words, **options)
         except OSError:
             leave_closed_terminal()
 
-    return shown  # type: ignore[return-value]
+    return show_progress  # type: ignore[return-value]
 
 
 class Display(Observer):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ampcompare.base.formatting import format_count, printable, rough_duration
+from ampcompare.base.formatting import format_count, format_ranges, printable, rough_duration
 from ampcompare.experiment.observer import Outline
 from ampcompare.experiment.running_cells import CellView, MatrixView
 from ampcompare.settings.config import RunConfig
@@ -27,7 +27,8 @@ def describe_outline(outline: Outline, device: str) -> str:
         what = f"{printable(arms[0])}, seed {seeds[0]}"
     else:
         what = f"{format_count(count, 'cell')}: {format_count(len(arms), 'arm')}{named}"
-        what += f" x {format_count(len(seeds), 'seed')} ({_ranges(seeds)})"
+        numbers = format_ranges(seeds).replace(",", ", ")
+        what += f" x {format_count(len(seeds), 'seed')} ({printable(numbers, 60)})"
     if count == outline.num_cached:
         what += ", cached" if count == 1 else ", all cached"
     elif outline.num_cached:
@@ -54,17 +55,6 @@ def _place(cells: Sequence[RunConfig], device: str) -> str:
     if processes != [1]:
         parts.append(f"{' or '.join(map(str, processes))} processes a cell")
     return ", ".join(parts)
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Return sorted numbers as `0-4, 7`."""
-    groups: list[list[int]] = []
-    for number in numbers:
-        if groups and number == groups[-1][1] + 1:
-            groups[-1][1] = number
-        else:
-            groups.append([number, number])
-    return printable(", ".join(str(low) if low == high else f"{low}-{high}" for low, high in groups), 60)
 
 
 def notices(cells: Sequence[CellView], matrix: MatrixView, *, idle: str = "") -> list[str]:

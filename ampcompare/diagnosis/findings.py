@@ -219,7 +219,9 @@ def _inexact(facts: StepFacts, wrong: Sequence[tuple[int, Event]]) -> Fault:
     origins = {at: _first_wrong(events, at) for at, _ in wrong}
     origin = min(origins.values())
     at, worst = max((pair for pair in wrong if origins[pair[0]] == origin), key=lambda pair: _size(pair[1]))
-    kind: FaultKind = "underflow" if _lost_share(events, origin, at) > UNDERFLOW else "rounding"
+    lost = max(lost_share(events[origin]), lost_share(events[at]))
+    is_underflow = events[origin].key[3] != "forward" and lost > UNDERFLOW
+    kind: FaultKind = "underflow" if is_underflow else "rounding"
     name, first = place_of(worst.key).name, place_of(events[origin].key).name
     if kind == "underflow":
         at_origin = lost_share(events[origin]) > lost_share(worst)
@@ -311,11 +313,6 @@ def _first_wrong(events: Sequence[Event], end: int) -> int:
         return [source for source in events[at].sources if source < at and error_of(events[source]) > HARM / 2]
 
     return min(_walked_back([end], before))
-
-
-def _lost_share(events: Sequence[Event], origin: int, end: int) -> float:
-    """Return the share of a gradient that is zero in the arm alone, where it is wrong first or at its end."""
-    return max(lost_share(events[origin]), lost_share(events[end])) if events[origin].key[3] != "forward" else 0.0
 
 
 def _onward(events: Sequence[Event], origin: int, end: int) -> list[str]:

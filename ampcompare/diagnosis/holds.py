@@ -478,7 +478,7 @@ def _loop_of(subject: Callable[..., Any], inputs: Inputs, loss: Callable[[Any], 
     given: Any = ((), dict(inputs)) if isinstance(inputs, Mapping) else (tuple(inputs), {})
 
     def train(precision: Precision) -> None:
-        args, kwargs = tree_map(lambda value: _fresh(value, device), given)
+        args, kwargs = tree_map(lambda one: one.detach().clone().to(device) if isinstance(one, Tensor) else one, given)
         if isinstance(subject, nn.Module):
             model: nn.Module = copy.deepcopy(subject).to(device)
         else:
@@ -500,10 +500,6 @@ def _loop_of(subject: Callable[..., Any], inputs: Inputs, loss: Callable[[Any], 
             optimizer.zero_grad()
 
     return train
-
-
-def _fresh(value: Any, device: str) -> Any:
-    return value.detach().clone().to(device) if isinstance(value, Tensor) else value
 
 
 def weighted_mean(output: Any) -> Tensor:

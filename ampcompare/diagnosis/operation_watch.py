@@ -186,7 +186,8 @@ class OperationWatch(TorchDispatchMode):
     def pause(self) -> Iterator[None]:
         """Let what runs inside pass unseen, without a call of this mode if no other one was entered behind it."""
         before, self.is_paused = self.is_paused, True
-        is_last = torch._C._len_torch_dispatch_stack() > 0 and _last_mode() is self
+        entered = torch._C._len_torch_dispatch_stack()
+        is_last = entered > 0 and torch._C._get_dispatch_stack_at(entered - 1) is self
         try:
             with _pop_mode_temporarily() if is_last else nullcontext():
                 yield
@@ -341,10 +342,6 @@ class OperationWatch(TorchDispatchMode):
             event.number = number if result.dtype is torch.float16 else 0.0
             self._step.events.append(event)
         self._step.types[Called(key[1], _types(given), _types(results), key[0], key[3])] += 1
-
-
-def _last_mode() -> Any:
-    return torch._C._get_dispatch_stack_at(torch._C._len_torch_dispatch_stack() - 1)
 
 
 def _read_field(events: Sequence[Event], name: str) -> None:

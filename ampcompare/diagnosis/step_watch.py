@@ -136,7 +136,7 @@ class StepWatch(StepObserver):
 
     def _add(self, phase: Phase, model: nn.Module | None = None) -> None:
         named: list[tuple[Key, Tensor]] = []
-        stepped = self.updates.stepped
+        stepped = self.updates.stepped_params
         unused: set[Key] = set()
         for name, param in self.sites.parameters(model):
             tensor = param if phase == "weight" else param.grad
@@ -177,7 +177,7 @@ class UpdateCounter:
         self._counts: list[tuple[str, str, float | None, Tensor]] = []
 
     @property
-    def stepped(self) -> set[str]:
+    def stepped_params(self) -> set[str]:
         """The names of the parameters that were stepped since `take`."""
         return {name for name, *_ in self._counts}
 

@@ -132,13 +132,13 @@ def diagnose_script(
             return found
         once = time.perf_counter() - begun
 
-        def tested(other: Arm, lines: Sequence[str]) -> Tested:
+        def test_arm(other: Arm, lines: Sequence[str]) -> Tested:
             what = f"{other}, with {' and '.join(lines)} in fp32" if lines else str(other)
             say(f"running it again from its start under {what} (about {once:.0f} s, at most {MAX_RUNS} such runs)")
             seen, functions, _ = runs.run(other, lines)
             return Tested(seen.faults, functions)
 
-        found = with_cure(found, arm, tested, device_type=device_type, most=MAX_RUNS)
+        found = with_cure(found, arm, test_arm, device_type=device_type, most=MAX_RUNS)
     if not found.trials:
         return found
     seconds = time.perf_counter() - begun

@@ -1,6 +1,6 @@
 """Refuse words of options that mean nothing, before torch is imported, a process is started or a folder is made.
 
-What depends on devices and the user's code is refused where it is used, in the cell.
+What depends on devices, files and the user's code is refused where it is used, in the cell.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ampcompare.base.errors import BackendUnavailable, ConfigError, EnvironmentU
 from ampcompare.experiment.launch.slurm import require_slurm
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.optimizers import require_optimizer
-from ampcompare.tasks.catalog import check_files, check_task
+from ampcompare.tasks.catalog import check_task
 
 __all__ = ["check_cells"]
 
@@ -45,8 +45,6 @@ def check_cells(cells: Iterable[RunConfig]) -> None:
             continue
         _check_arm(cell.parsed_arm)
         check_task(cell.recipe)
-        if cell.launcher not in REMOTE:
-            check_files(cell.recipe)
         require_optimizer(cell.recipe.optimizer.name)
     _check_distinct(cells)
 

@@ -288,15 +288,15 @@ class GuardHooks:
         frontend, handle = sys.modules[f"{name}.frontend"], sys.modules[f"{name}.handle"]
 
         def initialize(original: Any, models: Any, optimizers: Any, properties: Any, *args: Any, **kwargs: Any) -> Any:
-            self._notify("initialize", _listed(models), _listed(optimizers), properties)
+            self._notify("initialize", _as_list(models), _as_list(optimizers), properties)
             result = original(models, optimizers, properties, *args, **kwargs)
-            for optimizer in _listed(optimizers):
+            for optimizer in _as_list(optimizers):
                 if "zero_grad" in vars(optimizer):  # O2 puts one of its own there
                     optimizer.zero_grad = self._watched_zero_grad(optimizer.zero_grad)
             return result
 
         def scale_loss(original: Any, loss: Any, optimizers: Any, *args: Any, **kwargs: Any) -> Any:
-            return _WatchedBlock(self, original(loss, optimizers, *args, **kwargs), loss, _listed(optimizers))
+            return _WatchedBlock(self, original(loss, optimizers, *args, **kwargs), loss, _as_list(optimizers))
 
         self._events.wrap(frontend, "_initialize", initialize)
         for owner in (handle, amp):
@@ -364,7 +364,7 @@ def _descendants(kind: type[Any]) -> Iterable[type[Any]]:
         yield from _descendants(child)
 
 
-def _listed(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     if value is None:
         return []
     return list(value) if isinstance(value, (list, tuple)) else [value]

@@ -102,14 +102,11 @@ class AmpComparePrecision(_PrecisionPlugin):  # type: ignore[misc]
 
     def convert_input(self, data: Any) -> Any:
         """Cast the floating-point tensors of a batch to the type of the weights."""
-        dtype = self._weights_type()
+        dtype = self._half_dtype if self._casts_weights() else None
         if dtype is None:
             return data
         move = importlib.import_module("lightning_utilities.core.apply_func").apply_to_collection
         return move(data, Tensor, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
-
-    def _weights_type(self) -> torch.dtype | None:
-        return self._half_dtype if self._casts_weights() else None
 
     def _casts_weights(self) -> bool:
         return self.arm.backend == "half" or self.arm.options.get("opt_level") in ("O2", "O3", "O5")

@@ -5,9 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
-import re
 import sys
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +19,6 @@ from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import SCRIPT_BACKENDS
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.base.patches import Layer, Points, Subscriptions
-from ampcompare.guards.location import raised_at
 from ampcompare.script.apex_amp import ScriptAmp
 from ampcompare.script.fp16_optimizers import follow_fp16_optimizers, fp16_optimizer_classes
 from ampcompare.script.keep_fp32 import KeptAtFirstCall
@@ -34,31 +31,15 @@ from ampcompare.script.torch_amp.o1 import O1BehindTorch
 from ampcompare.script.torch_amp.parallel_wrappers import ParallelWrappers, reduce_wrappers_in
 from ampcompare.script.torch_amp.plain_script import PlainScript
 from ampcompare.script.trainers import follow_trainers
-from ampcompare.script.trainers.arm import Told
+from ampcompare.script.trainers.arm import TrainerContext
+from ampcompare.script.type_errors import explain_types
 from ampcompare.script.watch import Watch
 from ampcompare.training.precision.base import make_precision
 from ampcompare.training.precision.keep_fp32 import kept_in_fp32, without_autocast, without_casts
 
 __all__ = ["StandIn", "check_arm", "half_dtype"]
 
-BANNED = re.compile(r"nn\.BCELoss (need float32|are unsafe)")
-TYPES = re.compile(
-    rf"{BANNED.pattern}|dtype|scalar type|[^a-z](Half|BFloat16)\b|should be the same|unscale.*Complex", re.IGNORECASE
-)
-# Of an operation that wants fp32, not of one whose operands differ.
-FP32_WANTED = re.compile(
-    r"(?:expect|must|only|requir|support|need)(?!.*\b(?:same|equal|match|got \w+ and)\b)"
-    r".*?\b(?:float|float32|fp32)\b",
-    re.IGNORECASE,
-)
-NO_KERNEL = re.compile(r"not implemented for|Unsupported dtype")
-# Of products, whose operands all arms that cast functions cast; Apex's lists lack that of attention.
-PRODUCT = re.compile(r"\bmat[12]\b|\bm1 and m2\b|\bbatch[12]\b|^Input type .* type|Input and parameter tensors")
-ATTENTION = re.compile("query, key")
-DENSE = re.compile(r"does not support dense gradients")
-NUMPY_LACKS = re.compile(r"unsupported ScalarType BFloat16")
 HALF = {"": None, "fp16": torch.float16, "bf16": torch.bfloat16}
-TORCHSCRIPT = "The following operation failed in the TorchScript interpreter"
 
 
 def check_arm(arm: Arm) -> None:
@@ -133,7 +114,7 @@ class StandIn:
             names = self.torch_amp
             KeptAtFirstCall(self._keep, context, lambda: names.used).install(self._events)
         half = half_dtype(arm) if arm.backend == "native" else None
-        follow_trainers(Told(arm, half, rows, plain.through), self._events)
+        follow_trainers(TrainerContext(arm, half, rows, plain.through), self._events)
 
     def _stand_behind_levels(self, engine: str, rows: Rows | None) -> None:
         options = dict(self.arm.options)
@@ -197,69 +178,9 @@ class StandIn:
         return self._lifted.types
 
     def explain(self, error: BaseException) -> UnsupportedCombination | None:
-        """Return that the types of this arm do not fit what the script computes, if that is what torch has raised.
-
-        A library may have raised it again with words of its own, also `from None`.
-        """
-        chain = [error]
-        while (before := chain[-1].__cause__ or chain[-1].__context__) is not None and before not in chain:
-            chain.append(before)
-        return next((found for one in chain if (found := self._explain(one)) is not None), None)
-
-    def _explain(self, error: BaseException) -> UnsupportedCombination | None:
+        """Return that the types of this arm do not fit what the script computes, if that is what torch has raised."""
         casts = half_dtype(self.arm) is not None and self.has_acted()
-        line = raised_at(error) or "the script"
-        if casts and isinstance(error, TypeError) and NUMPY_LACKS.search(str(error)):
-            return UnsupportedCombination(
-                f"{line}: under {self.arm} the script passes a bfloat16 tensor to NumPy, which has no such type "
-                f"({error}); write .float() before .numpy() there, or compare an arm of fp16"
-            )
-        if casts and isinstance(error, RuntimeError) and DENSE.search(str(error)):
-            return UnsupportedCombination(
-                f"{line}: the masters of {self.arm} get dense gradients, as those of Apex, "
-                f"and the optimizer takes sparse ones alone ({error}); compare native:fp16 or half:masters=fp32"
-            )
-        fits = not casts and not self._lifted.types
-        if fits or not isinstance(error, RuntimeError) or not TYPES.search(said := _reason_in(error)):
-            return None
-        if "without overflow" in said:  # a number of the script, whatever the types
-            return None
-        is_whole, is_o1 = (isinstance(self.torch_amp, kind) for kind in (HalfWeights, O1BehindTorch))
-        # Only arms that can compute what has failed here.
-        others = "" if is_whole or is_o1 else "compare fp32, or "
-        if ATTENTION.search(said) and (is_whole or is_o1):
-            others = "compare native:bf16 or native:fp16, or "
-        elif PRODUCT.search(said) and is_whole:
-            others = "compare native:bf16, native:fp16 or apex:O1, or "
-        advice = f"{others}give it tensors of one type there, for example with .to(other.dtype)"
-        if is_whole:
-            why = "the script makes or keeps fp32 tensors of its own, which do not fit the 16-bit weights"
-        elif is_o1:
-            why = "an operation gets tensors of both types, and Apex's lists of functions to cast lack it"
-        else:
-            why = "an operation gets tensors of both types, and torch.autocast does not cast it"
-        if self._lifted.types and any(name in said for name in ("BFloat16", "bfloat16", "Half", "half", "float16")):
-            types = " and ".join(self._lifted.types)
-            if not casts or not is_whole:
-                why = f"the script casts tensors to {types} itself, and its weights, which were that, are fp32"
-                advice = "compare script, or cast to the type of the weight there"
-        if str(error).startswith(TORCHSCRIPT) and is_o1:
-            why = "an operation gets tensors of both types, since Apex's casts do not reach into TorchScript"
-        if BANNED.search(said):
-            why = f"{'Apex' if is_o1 else 'torch.autocast'} refuses BCELoss, as rounding makes it infinite"
-            said = "binary_cross_entropy after sigmoid"
-            advice = "let the model return logits and use BCEWithLogitsLoss"
-            if not _is_in_model(error.__traceback__):
-                advice = f"compare {'native:fp16' if is_o1 else 'fp32'} or apex:O2, or {advice}"
-        elif "Complex" in said:
-            why, advice = "torch cannot unscale the gradients of complex weights", "compare native:bf16"
-        elif FP32_WANTED.search(said) and _are_all_16_bit(error.__traceback__):
-            why = "an operation takes fp32 alone, and gets 16-bit tensors"
-            advice = "compare fp32, or cast its inputs to fp32 and its result back there"
-        elif NO_KERNEL.search(said):
-            why = "torch cannot compute this in 16 bits on this device"
-            advice = "compare fp32, or cast its inputs to fp32 there"
-        return UnsupportedCombination(f"{line}: under {self.arm} {why} ({said}); {advice}")
+        return explain_types(error, self.arm, self.torch_amp, casts=casts, lifted=self._lifted.types)
 
     def _has_initialized(self) -> bool:
         """Return whether the script has called the `amp.initialize` of an Apex, which the arm does not stand behind."""
@@ -272,42 +193,6 @@ class StandIn:
         self._events.end()
         self._casting.end()
         torch.clear_autocast_cache()
-
-
-def _reason_in(error: RuntimeError) -> str:
-    """Return the line of an error of torch that has the reason; TorchScript puts it last, or loses it."""
-    first, *others = str(error).splitlines() or [""]
-    if not first.startswith(TORCHSCRIPT):
-        return first
-    last = next((line for line in reversed(others) if line.strip()), "")
-    return last.partition("RuntimeError: ")[2].strip() or "TorchScript does not say why, as for tensors of unlike dtype"
-
-
-def _is_in_model(trace: types.TracebackType | None) -> bool:
-    """Return whether an error was raised inside of a module with weights."""
-    while trace is not None:
-        module = trace.tb_frame.f_locals.get("self")
-        if isinstance(module, torch.nn.Module) and next(module.parameters(), None) is not None:
-            return True
-        trace = trace.tb_next
-    return False
-
-
-def _are_all_16_bit(trace: types.TracebackType | None) -> bool:
-    """Return whether the function that has raised holds 16-bit tensors and none of fp32, of its modules neither."""
-    if trace is None:
-        return False
-    while trace.tb_next is not None:
-        trace = trace.tb_next
-    held: list[Any] = list(trace.tb_frame.f_locals.values())
-    held += [trace.tb_frame.f_globals.get(name) for name in trace.tb_frame.f_code.co_names]
-    for value in list(held):
-        if isinstance(value, torch.nn.Module):
-            held += [*value.parameters(recurse=False), *value.buffers(recurse=False)]
-        if isinstance(value, list | tuple):
-            held += value
-    found = {one.dtype for one in held if isinstance(one, Tensor) and one.is_floating_point()}
-    return bool(found) and found <= {torch.float16, torch.bfloat16}
 
 
 def _as_list(value: Any) -> list[Any]:

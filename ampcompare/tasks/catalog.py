@@ -17,7 +17,6 @@ from ampcompare.base.environment.packages import entry_points
 from ampcompare.base.errors import BackendUnavailable, ConfigError, did_you_mean
 from ampcompare.results.records.metric import TOP1, TOP5, Metric
 from ampcompare.settings.recipe import DEFAULT_TASK, DataConfig, Recipe
-from ampcompare.tasks.factory import check_module
 
 __all__ = [
     "AP50",
@@ -42,7 +41,6 @@ __all__ = [
     "TORCHVISION_FILES",
     "TaskSpec",
     "check_data",
-    "check_files",
     "check_layout",
     "check_model",
     "check_task",
@@ -116,8 +114,6 @@ MODEL_LIBRARIES = {
     "timm": ("timm", "timm", "timm:resnet50", "image classifiers of timm"),
     "hf": ("transformers", "transformers", "hf:gpt2", "causal language models of Transformers, without weights"),
 }
-# What comes before the colon in the name of a data set or model, and is no module.
-PREFIXES = {*MODEL_LIBRARIES, *(name.partition(":")[0] for name in (*DATA_SETS, *TEXTS) if ":" in name)} - {"module"}
 TASK_GROUP = "ampcompare.tasks"
 # The folder below --data-dir, and the files in it that torchvision needs.
 TORCHVISION_FILES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -372,25 +368,6 @@ def check_task(recipe: Recipe) -> None:
     _check_settings(recipe)
     check_model(recipe.model.arch, recipe.task)
     check_data(recipe.data.name, recipe.task)
-
-
-def check_files(recipe: Recipe) -> None:
-    """Check that this machine has the modules of factories, the folder of images or the files of torchvision's set.
-
-    A package, and what a module has, are looked for where they are used.
-
-    Raises:
-        ConfigError: it does not.
-    """
-    for path in (task_path(recipe.task)[0], recipe.model.arch, recipe.data.name):
-        module, colon, _ = path.partition(":")
-        if colon and module not in PREFIXES:
-            check_module(path)
-    kind, _, folder = recipe.data.name.partition(":")
-    if kind == "imagefolder":
-        check_layout(folder or recipe.data.dir or "")
-    elif kind in TORCHVISION_FILES and not recipe.data.download:
-        require_files(kind, Path(recipe.data.dir or DEFAULT_DATA_DIR))
 
 
 def _check_settings(recipe: Recipe) -> None:

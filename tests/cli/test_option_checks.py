@@ -38,16 +38,13 @@ REFUSED: list[tuple[list[str], int, str]] = [
     (["compare", "--sweep", "recipe.model.arch=mlp,mpl"], 2, "there is no model 'mpl'"),
     (["compare", "--sweep", "device=cpu,nosuch"], 2, "is unknown; use auto, cpu, cuda"),
     (["compare", "-o", "x" * 300], 2, "cannot make the output folder"),
-    (["run", "--data", "mnist", "--data-dir", "nowhere"], 2, "mnist is not in nowhere"),
-    (["run", "--data", "imagefolder", "--data-dir", "nowhere"], 2, "there is no folder 'nowhere'"),
-    (["run", "--arch", "nomod:x"], 2, "there is no module 'nomod'"),
-    (["run", "--data", "nomod.inner:x"], 2, "there is no module 'nomod.inner'"),
     (["explain", "O2", "--arch", "resnet19"], 2, "there is no model 'resnet19'"),
 ]
-# What devices and the user's code decide.
+# What devices, files and the user's code decide.
 IN_THE_CELL: list[tuple[list[str], int, str]] = [
     (["--device", "xpu"], 4, "an Intel GPU), but torch sees none"),
-    (["--arch", "mymod:nosuch"], 2, "there is no 'nosuch' in it"),
+    (["--data", "imagefolder", "--data-dir", "nowhere"], 2, "there is no folder 'nowhere'"),
+    (["--arch", "nomod:x"], 2, "there is no module 'nomod'"),
 ]
 
 

@@ -267,7 +267,12 @@ HEALTHY: dict[str, str] = {
 }
 
 
-@pytest.mark.parametrize("what", HEALTHY)
+QUICK = ("two steps", "catches everything", "closure", "two optimizers")
+
+
+@pytest.mark.parametrize(
+    "what", [pytest.param(what, marks=[pytest.mark.slow] * (what not in QUICK)) for what in HEALTHY]
+)
 def test_healthy_scripts_are_not_refused(call: Any, folder: Path, what: str) -> None:
     """Whatever their shape: each arm makes its steps, and no line is about what it cannot do."""
     (folder / "train.py").write_text(HEALTHY[what])

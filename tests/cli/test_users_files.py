@@ -68,7 +68,10 @@ def state_of(folder: Path, *without: Path) -> dict[str, str]:
     return {str(path): "" if path.is_dir() else hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way",
+    [pytest.param(way, marks=[pytest.mark.slow] * (way in ("absolute", "next to itself", "child"))) for way in WAYS],
+)
 def test_compare_leaves_all_files_as_they_were(call: Any, tmp_path: Path, project: Path, way: str) -> None:
     """Both arms start from the same files, and the record says what each has written, and where it lies."""
     write_script(project, way)
@@ -189,7 +192,7 @@ def test_a_factory_of_the_user_changes_no_file_either(call: Any, tmp_path: Path,
     assert [path.read_text() for path in (tmp_path / "run").glob("cells/*/written/side.txt")] == ["x"]
 
 
-@pytest.mark.parametrize("way", ["torch.save", "next to itself", "child"])
+@pytest.mark.parametrize("way", ["torch.save", "next to itself"])
 def test_without_overlays_scripts_run_in_copies(
     call: Any, tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:

@@ -109,6 +109,7 @@ def test_a_script_for_torch_amp(diagnose: Callable[..., Any]) -> None:
     assert {one.place.operation for one in found.places if one.place.where == "train.py:20"} == {"full"}
 
 
+@pytest.mark.slow
 def test_a_script_from_python(diagnose: Callable[..., Any]) -> None:
     """The script and arm of the command line are given as there, and so are arguments and passes."""
     Path("train.py").write_text(APEX)

@@ -54,6 +54,12 @@ def test_batch_norms_are_replaced() -> None:
     assert converted[1].weight is weight
 
 
+def test_torch_batch_norms_on_a_gpu() -> None:
+    """torch's SyncBatchNorm is what `sync_bn=torch` means where there are kernels for it."""
+    converted = make(GPU, kind="apex-ddp", sync_bn="torch").convert_batchnorm(nn.Sequential(nn.BatchNorm2d(2)))
+    assert isinstance(converted[0], nn.SyncBatchNorm)
+
+
 class Wrapper(nn.Module):
     """Stands for Apex's class: notes what it is told."""
 

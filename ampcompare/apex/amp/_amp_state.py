@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import atexit
-import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -15,17 +14,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ampcompare.apex import strict_from_environment
+
 from ._engine.errors import AmpOptionError
 
 __all__ = ["AmpState", "DeferredMessages", "master_params", "maybe_print", "overflow_message", "warn_or_err"]
 
-STRICT_VARIABLE = "AMPCOMPARE_APEX_STRICT"
 Render = Callable[[list[float]], str | None]
-
-
-def strict_from_environment() -> bool:
-    """Return whether the environment enables strict mode, with Apex's defects (`AMPCOMPARE_APEX_STRICT=1`)."""
-    return os.environ.get(STRICT_VARIABLE, "").strip().lower() in {"1", "true", "yes", "on"}
 
 
 # What the session needs of the objects that it holds. Their classes import this module, so it cannot import them.

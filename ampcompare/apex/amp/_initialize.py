@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import types
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from ampcompare.apex.fp16_utils.fp16util import convert_network
+
 from ._amp_state import _amp_state, warn_or_err
 from ._engine import device_skip
 from ._engine.errors import AmpPreparationError, AmpPreparationTypeError
-from ._engine.forward import CastForward
+from ._engine.forward import CastForward, applier, to_type
 from ._engine.optimizer_state import cast_state, recast_through_state_dict
 from ._process_optimizer import _mark_like, _process_optimizer, check_unprocessed
 from .amp import init as amp_init
@@ -26,26 +28,6 @@ if TYPE_CHECKING:
     from ._engine.properties import Properties
 
 __all__ = ["applier", "check_models", "check_optimizers", "check_params_fp32", "convert_network", "to_type"]
-
-
-def to_type(dtype: torch.dtype, t: Any) -> Any:
-    """Return `t` cast to `dtype` if it is a floating tensor, or an object with a method `to`; else `t` itself."""
-    if isinstance(t, Tensor) and not t.is_floating_point():
-        return t
-    return t.to(dtype)
-
-
-def applier(value: Any, fn: Callable[[Any], Any]) -> Any:
-    """Return `value` with `fn` applied to each tensor, and to each object with a method `to`, in its containers."""
-    if isinstance(value, Tensor) or hasattr(value, "to"):
-        return fn(value)
-    if isinstance(value, Mapping):
-        return {applier(key, fn): applier(item, fn) for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(applier(item, fn) for item in value))
-    if isinstance(value, Iterable) and not isinstance(value, (str, bytes)) and not hasattr(value, "dtype"):
-        return type(value)(applier(item, fn) for item in value)  # type: ignore[call-arg]
-    return value
 
 
 def is_single_optimizer(value: Any) -> bool:
@@ -94,27 +76,6 @@ def half_entries_to_float(module: nn.Module, state_dict: dict[str, Any], prefix:
     for key, value in state_dict.items():
         if isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16):
             state_dict[key] = value.to(torch.float32)
-
-
-def convert_network(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Cast a model to `dtype` in place, except batch norms with affine parameters.
-
-    Parameters stay the same objects; each module's own parameters, gradients and buffers are cast.
-    """
-    for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.affine is True:
-            continue
-        for param in module._parameters.values():
-            if param is not None and param.is_floating_point():
-                param.data = param.data.to(dtype)
-                if param.grad is not None:
-                    param.grad.data = param.grad.data.to(dtype)
-        for buffer in module._buffers.values():
-            if buffer is not None and buffer.is_floating_point():
-                buffer.data = buffer.data.to(dtype)
-        if isinstance(module, nn.RNNBase):
-            module.flatten_parameters()
-    return model
 
 
 def _normalize_optimizers(optimizers: Any) -> list[Any]:

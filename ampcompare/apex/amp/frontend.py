@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from ampcompare.apex import deprecated_warning
+from ampcompare.apex import deprecated_warning, strict_from_environment
 
-from ._amp_state import _amp_state, maybe_print, strict_from_environment
+from ._amp_state import _amp_state, maybe_print
 from ._engine.errors import AmpCheckpointError, AmpNotInitialized, AmpOptionError
 from ._engine.properties import Properties, opt_levels
 from ._initialize import _initialize

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from itertools import chain
@@ -12,13 +11,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-__all__ = ["FusedOptimizer", "GradientScaling", "strict_legacy"]
+from ampcompare.apex import strict_from_environment
 
-
-def strict_legacy() -> bool:
-    """Return whether to reproduce known defects of Apex (`AMPCOMPARE_APEX_STRICT=1`); read at construction."""
-    # The spellings of "on" are those of ampcompare.apex.amp, which is not imported for this: it imports this package.
-    return os.environ.get("AMPCOMPARE_APEX_STRICT", "").strip().lower() in {"1", "true", "yes", "on"}
+__all__ = ["FusedOptimizer", "GradientScaling"]
 
 
 class GradientScaling:
@@ -60,7 +55,7 @@ class FusedOptimizer(Optimizer):
 
     def __init__(self, params: Any, defaults: dict[str, Any], *, set_grad_none: bool) -> None:
         self.set_grad_none = set_grad_none
-        self._strict = strict_legacy()
+        self._strict = strict_from_environment()
         super().__init__(params, defaults)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -15,8 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ampcompare.apex import deprecated_warning
-from ampcompare.apex.amp._amp_state import strict_from_environment
+from ampcompare.apex import deprecated_warning, strict_from_environment
 from ampcompare.apex.apex_C import flatten, unflatten
 from ampcompare.base.errors import PreparationError
 from ampcompare.base.tensors.tree import tensors_in

@@ -19,8 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ampcompare.apex import deprecated_warning
-from ampcompare.apex.amp._amp_state import strict_from_environment
+from ampcompare.apex import deprecated_warning, strict_from_environment
 from ampcompare.base.errors import PreparationError
 
 from ._synchronizer import ParallelArgumentError, require_group

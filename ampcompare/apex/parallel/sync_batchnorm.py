@@ -8,8 +8,7 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch import Tensor
 
-from ampcompare.apex import deprecated_warning
-from ampcompare.apex.amp._amp_state import strict_from_environment
+from ampcompare.apex import deprecated_warning, strict_from_environment
 from ampcompare.base.errors import ConfigError
 
 from .optimized_sync_batchnorm import SyncBatchNorm as OptimizedSyncBatchNorm

@@ -178,7 +178,7 @@ def parse_yaml(text: str) -> Any:
         loader = _yaml_loader()(text)
         try:
             node = loader.get_single_node()
-            return None if node is None else loader.construct_document(_checked(node))
+            return None if node is None else loader.construct_document(_check_nodes(node))
         finally:
             loader.dispose()
     except yaml.YAMLError as error:
@@ -229,7 +229,7 @@ def _yaml_loader() -> Any:
     return Loader
 
 
-def _checked(root: yaml.Node) -> yaml.Node:
+def _check_nodes(root: yaml.Node) -> yaml.Node:
     """Return a tree of nodes after following its aliases as often as they are used, without building what they hold.
 
     Raises:

@@ -188,7 +188,7 @@ class Marks(Sites):
             return
         if not self.is_inside and torch.is_grad_enabled():
             self.begin_phase("forward")
-            if self.learns_models and not self.knows(module) and _has_weights(module):
+            if self.learns_models and not self.knows(module) and any(True for _ in module.parameters()):
                 self.know([module])
         outer = self.module
         self.enter(module)
@@ -201,7 +201,3 @@ class Marks(Sites):
         if not self._depth and self._modules:
             self.leave()
             self._modules.pop().__exit__(None, None, None)
-
-
-def _has_weights(module: nn.Module) -> bool:
-    return next(module.parameters(), None) is not None

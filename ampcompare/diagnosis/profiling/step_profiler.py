@@ -31,6 +31,7 @@ from ampcompare.diagnosis.profiling.operation_counter import Counts, OperationCo
 from ampcompare.diagnosis.profiling.trace import Account, read_trace
 from ampcompare.diagnosis.watched_precision import StepObserver
 from ampcompare.results.records.profile import Memory, Phase
+from ampcompare.training.device import synchronize
 
 __all__ = ["Measured", "StepProfiler", "Steps"]
 
@@ -134,7 +135,7 @@ class StepProfiler(StepObserver):
         done = self._count
         is_timed = self._steps.warmup <= done < self._first_profiled
         if is_timed:
-            self._synchronize()
+            synchronize(self.device)
         phases = self.marks.end_step()
         seconds = time.perf_counter() - self._begun
         if is_timed:
@@ -156,7 +157,7 @@ class StepProfiler(StepObserver):
             self._sum_up_timed()
         if self._steps.profiled and done == self._first_watched - 1:
             self.marks.end_ranges()
-            self._synchronize()
+            synchronize(self.device)
             self._entered.close()
             self.measured.trace = _events_of(self._profiler)
             self.measured.account = read_trace(self.measured.trace["traceEvents"])
@@ -172,7 +173,7 @@ class StepProfiler(StepObserver):
     def _prepare(self, count: int) -> None:
         """Open what the next step is seen by."""
         if count == self._steps.warmup:
-            self._synchronize()
+            synchronize(self.device)
         if count == self._first_profiled and self._steps.profiled:
             activities = [ProfilerActivity.CPU]
             if self.device.type == "cuda":
@@ -185,7 +186,7 @@ class StepProfiler(StepObserver):
         elif count == self._first_watched + 1:
             self._ledger.begin_step()
             if self.device.type == "cuda":
-                torch.cuda.synchronize(self.device)
+                synchronize(self.device)
                 torch.cuda.reset_peak_memory_stats(self.device)
             with record_function(BEGIN):
                 pass
@@ -208,7 +209,9 @@ class StepProfiler(StepObserver):
             measured = torch.cuda.max_memory_allocated(self.device)
             reserved = torch.cuda.max_memory_reserved(self.device)
         self._entered.close()
-        self.measured.memory = memory_at_peak(self._ledger, _events_of(self._profiler), self.device, measured, reserved)
+        self.measured.memory = self._ledger.memory_of(
+            *blocks_at_peak(_events_of(self._profiler), self.device), measured, reserved
+        )
 
     def _on_phase(self, old: Phase, new: Phase) -> None:
         if self._ledger.is_idle:
@@ -219,32 +222,11 @@ class StepProfiler(StepObserver):
 
     def _sum_up_timed(self) -> None:
         """Keep the faster half of the timed steps: others were held up by what else the machine does."""
-        chosen = faster_half(self._timed)
+        chosen = sorted(self._timed, key=lambda one: one[0])[: max(1, (len(self._timed) + 1) // 2)]
         self.measured.seconds = [seconds for seconds, _ in self._timed]
         self.measured.step_seconds = statistics.fmean(seconds for seconds, _ in chosen)
         names = {name for _, phases in chosen for name in phases}
         self.measured.phases = {name: statistics.fmean(one.get(name, 0.0) for _, one in chosen) for name in names}
-
-    def _synchronize(self) -> None:
-        if self.device.type != "cpu":
-            getattr(torch, self.device.type).synchronize(self.device)
-
-
-def faster_half(timed: Sequence[tuple[float, Any]]) -> list[tuple[float, Any]]:
-    """Return the faster half of some steps, at least one."""
-    return sorted(timed, key=lambda one: one[0])[: max(1, (len(timed) + 1) // 2)]
-
-
-def memory_at_peak(
-    ledger: MemoryLedger, trace: Mapping[str, Any], device: torch.device, measured: int | None, reserved: int | None
-) -> Memory:
-    """Return what holds the peak of memory, from the blocks of the allocator.
-
-    Args:
-        measured: peak bytes of a GPU's allocator, which also has blocks of before; None on a CPU.
-        reserved: bytes that it holds; None on a CPU.
-    """
-    return ledger.memory_of(*blocks_at_peak(trace, device), measured, reserved)
 
 
 def blocks_at_peak(trace: Mapping[str, Any], device: torch.device) -> tuple[list[Block], int]:

@@ -17,7 +17,6 @@ from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 
 __all__ = [
-    "ChoosingLauncher",
     "Launcher",
     "LauncherClosed",
     "Phase",
@@ -162,45 +161,6 @@ def interrupted_record(config: RunConfig) -> RunRecord:
     """Return the record of a cell that was asked to stop and could not save; earlier checkpoints are unchanged."""
     error = "asked to stop before it could save"
     return RunRecord(cell=config.digest(), arm=config.arm, status="interrupted", config=config, error=error)
-
-
-class ChoosingLauncher(Launcher):
-    """Gives each cell to one of several launchers, each of which is made at its first use."""
-
-    def __init__(self) -> None:
-        self._launchers: dict[str, Launcher] = {}
-        self._is_closed = False
-
-    @abc.abstractmethod
-    def launcher_of(self, config: RunConfig) -> Launcher:
-        """Return the launcher for a cell."""
-
-    def _launcher(self, kind: str, make: Callable[[], Launcher]) -> Launcher:
-        if kind not in self._launchers:
-            self._launchers[kind] = launcher = make()
-            launcher.on_note = self.note
-            launcher.may_start = lambda: self.may_start()
-        return self._launchers[kind]
-
-    def launch(
-        self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
-    ) -> RunRecord:
-        launcher = self.launcher_of(config)
-        if self._is_closed:  # before it was created
-            raise LauncherClosed
-        return launcher.launch(config, folder, on_progress) if self.may_start() else interrupted_record(config)
-
-    def terminate(self) -> bool:
-        return sum(launcher.terminate() for launcher in list(self._launchers.values())) > 0
-
-    def end_cell(self) -> None:
-        for launcher in list(self._launchers.values()):
-            launcher.end_cell()
-
-    def close(self) -> None:
-        self._is_closed = True
-        for launcher in list(self._launchers.values()):
-            launcher.close()
 
 
 class LauncherClosed(Exception):

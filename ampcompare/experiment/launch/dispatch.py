@@ -9,7 +9,7 @@ from typing import Any
 
 from ampcompare.base.environment.ranks import world_of
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.experiment.launch.contract import ChoosingLauncher, Launcher, Progress, interrupted_record
+from ampcompare.experiment.launch.contract import Launcher, Progress, interrupted_record
 from ampcompare.experiment.launch.local import ExternalLauncher, LocalLauncher
 from ampcompare.experiment.launch.places import ANYWHERE, Place, Places
 from ampcompare.experiment.launch.ray import RayLauncher
@@ -20,7 +20,7 @@ from ampcompare.settings.config import RunConfig
 __all__ = ["DispatchingLauncher", "LauncherPool", "launcher_at", "make_launcher"]
 
 
-class DispatchingLauncher(ChoosingLauncher):
+class DispatchingLauncher(LocalLauncher):
     """Gives each cell to the launcher that it names; a matrix can mix them.
 
     Args:
@@ -31,16 +31,22 @@ class DispatchingLauncher(ChoosingLauncher):
     def __init__(
         self, slurm: Mapping[str, Any] | None = None, place: Place = ANYWHERE, dist_url: str | None = None
     ) -> None:
-        super().__init__()
+        super().__init__(place, dist_url)
         self._slurm = dict(slurm or {})
-        self._local = lambda: LocalLauncher(place, dist_url)
 
     def launcher_of(self, config: RunConfig) -> Launcher:
         if config.launcher == "ray":
             return self._launcher("ray", RayLauncher)
         if config.launcher == "slurm" and config.script is None:
             return self._launcher("slurm", lambda: SlurmLauncher(**self._slurm))
-        return self._launcher("local", self._local)
+        return super().launcher_of(config)
+
+    def launch(
+        self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
+    ) -> RunRecord:
+        if self.is_queue(config) and self.may_start():  # whose command falls back by itself
+            return self._launch(config, folder, on_progress)
+        return super().launch(config, folder, on_progress)
 
     def is_queue(self, config: RunConfig) -> bool:
         return self.launcher_of(config).is_queue(config)

@@ -11,7 +11,7 @@ from ampcompare.base.environment.ranks import DistributedEnv
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.files.run_files import log_name
 from ampcompare.experiment.launch.cell_files import archive_previous, write_config, write_record
-from ampcompare.experiment.launch.contract import ChoosingLauncher, Launcher, Progress
+from ampcompare.experiment.launch.contract import Launcher, LauncherClosed, Progress, interrupted_record
 from ampcompare.experiment.launch.forked import ForkedLauncher
 from ampcompare.experiment.launch.multi_process import MultiProcessLauncher
 from ampcompare.experiment.launch.places import ANYWHERE, Place
@@ -59,8 +59,10 @@ class ExternalLauncher(Launcher):
         return record
 
 
-class LocalLauncher(ChoosingLauncher):
+class LocalLauncher(Launcher):
     """Trains cells one at a time, each as it needs, and a diverged one again under its fallback arms.
+
+    Each of its launchers is made at its first use.
 
     Args:
         place: the GPUs and cores that cells use.
@@ -68,17 +70,26 @@ class LocalLauncher(ChoosingLauncher):
     """
 
     def __init__(self, place: Place = ANYWHERE, dist_url: str | None = None) -> None:
-        super().__init__()
         self._place = place
         self._dist_url = dist_url
+        self._launchers: dict[str, Launcher] = {}
+        self._is_closed = False
 
     def launcher_of(self, config: RunConfig) -> Launcher:
+        """Return the launcher for a cell."""
         if config.script is not None:
             return self._launcher("script", self._make_script_launcher)
         if config.launcher not in ("torchrun", "spawn") and config.processes == 1:
             return self._launcher("fork", lambda: ForkedLauncher(self._place))
         kind: Literal["torchrun", "spawn"] = "torchrun" if config.launcher == "torchrun" else "spawn"
         return self._launcher(kind, lambda: MultiProcessLauncher(kind, dist_url=self._dist_url, place=self._place))
+
+    def _launcher(self, kind: str, make: Callable[[], Launcher]) -> Launcher:
+        if kind not in self._launchers:
+            self._launchers[kind] = launcher = make()
+            launcher.on_note = self.note
+            launcher.may_start = lambda: self.may_start()
+        return self._launchers[kind]
 
     def _make_script_launcher(self) -> Launcher:
         module = importlib.import_module("ampcompare.experiment.launch.script.launcher")  # it imports torch
@@ -88,13 +99,21 @@ class LocalLauncher(ChoosingLauncher):
     def launch(
         self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
     ) -> RunRecord:
-        record = super().launch(config, folder, on_progress)
+        if not self.may_start():
+            return interrupted_record(config)
+        record = self._launch(config, folder, on_progress)
         if config.fallback_arms:
             record = self._fall_back(config, folder, on_progress, record)
         if self._place.is_limited:
             record = self._place.mark(record)
             write_record(record, folder)
         return record
+
+    def _launch(self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None) -> RunRecord:
+        launcher = self.launcher_of(config)
+        if self._is_closed:  # before it was created
+            raise LauncherClosed
+        return launcher.launch(config, folder, on_progress)
 
     def _fall_back(
         self,
@@ -113,7 +132,7 @@ class LocalLauncher(ChoosingLauncher):
             self.note(f"{trained}, seed {config.recipe.seed}, has diverged at step {diverged[trained]}: now {arm}")
             trained = arm
             other = validate(RunConfig, {**config.model_dump(), "arm": arm, "on_nan": "stop"})
-            record = super().launch(other, folder, on_progress)
+            record = self._launch(other, folder, on_progress)
         if not diverged:
             return record
         found = FellBack(arm=trained, diverged=diverged)
@@ -122,3 +141,15 @@ class LocalLauncher(ChoosingLauncher):
         write_config(config, folder)
         write_record(record, folder)
         return record
+
+    def terminate(self) -> bool:
+        return sum(launcher.terminate() for launcher in list(self._launchers.values())) > 0
+
+    def end_cell(self) -> None:
+        for launcher in list(self._launchers.values()):
+            launcher.end_cell()
+
+    def close(self) -> None:
+        self._is_closed = True
+        for launcher in list(self._launchers.values()):
+            launcher.close()

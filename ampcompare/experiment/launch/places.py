@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ampcompare.base.environment.gpus import Gpu, local_cores, visible_gpus
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit
+from ampcompare.base.formatting import format_ranges
 from ampcompare.results.records.run import Placement, RunRecord
 from ampcompare.settings.config import RunConfig
 
@@ -70,7 +71,7 @@ class Place:
     def __str__(self) -> str:
         if self.gpus:
             return f"GPU {','.join(str(gpu.number) for gpu in self.gpus)}"
-        return f"core{'' if len(self.cores) == 1 else 's'} {ranges(self.cores)}" if self.cores else ""
+        return f"core{'' if len(self.cores) == 1 else 's'} {format_ranges(self.cores)}" if self.cores else ""
 
     @contextlib.contextmanager
     def on_its_cores(self) -> Iterator[None]:
@@ -237,14 +238,3 @@ def _available_cores() -> list[int]:
             return 0, core, core
 
     return sorted(os.sched_getaffinity(0), key=position)
-
-
-def ranges(numbers: Sequence[int]) -> str:
-    """Return numbers as 0-3,8."""
-    groups: list[list[int]] = []
-    for number in sorted(numbers):
-        if groups and number == groups[-1][1] + 1:
-            groups[-1][1] = number
-        else:
-            groups.append([number, number])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in groups)

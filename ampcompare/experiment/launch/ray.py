@@ -18,6 +18,7 @@ from typing import Any
 from ampcompare.base.environment.gpus import visible_gpus
 from ampcompare.base.errors import BackendUnavailable, ConfigError, EnvironmentUnfit, LaunchError
 from ampcompare.base.files.run_files import CellFile
+from ampcompare.base.formatting import first_line
 from ampcompare.base.secrets import known_placeholders, restore
 from ampcompare.experiment.launch.cell import train_cell
 from ampcompare.experiment.launch.cell_files import (
@@ -75,7 +76,8 @@ class RayLauncher(QueueLauncher):
             try:
                 self._join_or_start()
             except Exception as error:  # of no class of its own where Ray does not start in time
-                raise LaunchError(f"Ray cannot be reached or started: {_first_line(error)}") from None
+                why = first_line(error, type(error).__name__)
+                raise LaunchError(f"Ray cannot be reached or started: {why}") from None
 
     def _join_or_start(self) -> None:
         # Not address="auto", by which Ray joins any cluster of the machine: also the one of another command, which
@@ -118,7 +120,7 @@ class RayLauncher(QueueLauncher):
             ended = self._ray.wait([self._tasks[folder] for folder in folders], timeout=POLL_SECONDS)[0]
         except (self._ray.exceptions.RayError, ConnectionError) as error:
             resumes = "the same command starts with the first cell that has no record"
-            raise LaunchError(f"Ray is lost: {_first_line(error)}; {resumes}") from None
+            raise LaunchError(f"Ray is lost: {first_line(error, type(error).__name__)}; {resumes}") from None
         return {folder for folder in folders if self._tasks[folder] in ended}
 
     def take_record(self, config: RunConfig, folder: Path) -> RunRecord:
@@ -157,10 +159,6 @@ class RayLauncher(QueueLauncher):
         self.terminate()
         if waiting := list(self._tasks.values()):
             self._ray.wait(waiting, num_returns=len(waiting), timeout=END_SECONDS)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _resources(config: RunConfig) -> dict[str, Any]:

@@ -19,7 +19,7 @@ class AutocastElsewhere(Detector):
     guard = guard_of("autocast-elsewhere")
 
     def backward(self, losses: Any, grad_outputs: Any) -> None:
-        loss = _first(losses)
+        loss = _first_loss(losses)
         entered = self.facts.autocasts
         if loss is None or not entered or any(_is_on(one, loss) for one in entered):
             return
@@ -45,7 +45,7 @@ class AcceleratorOff(Detector):
     guard = guard_of("accelerator-off")
 
     def backward(self, losses: Any, grad_outputs: Any) -> None:
-        loss = _first(losses)
+        loss = _first_loss(losses)
         if loss is None or any(_is_on(one, loss) for one in self.facts.autocasts):
             return
         for device, location in self.facts.accelerators_off:
@@ -61,7 +61,7 @@ class ScalerWithBf16(Detector):
     def backward(self, losses: Any, grad_outputs: Any) -> None:
         import torch
 
-        loss = _first(losses)
+        loss = _first_loss(losses)
         if loss is None or self.facts.blocks or not self.facts.is_scaled(loss):
             return
         entered = [one for one in self.facts.autocasts if _is_on(one, loss)]
@@ -80,7 +80,7 @@ class AutocastWithoutDtype(Detector):
     def backward(self, losses: Any, grad_outputs: Any) -> None:
         import torch
 
-        loss = _first(losses)
+        loss = _first_loss(losses)
         if loss is None or grad_outputs is not None or self.facts.blocks or self.facts.is_scaled(loss):
             return
         if loss.grad_fn is None or loss.grad_fn.name().startswith("Mul"):
@@ -91,7 +91,7 @@ class AutocastWithoutDtype(Detector):
             self.report(f'autocast("{device}") uses fp16 by default, and no loss is scaled', entered[-1].location)
 
 
-def _first(losses: Any) -> Tensor | None:
+def _first_loss(losses: Any) -> Tensor | None:
     from torch import Tensor
 
     loss = losses if isinstance(losses, Tensor) else next(iter(losses), None)

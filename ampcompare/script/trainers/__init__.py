@@ -10,16 +10,16 @@ import functools
 from ampcompare.base.patches import Subscriptions
 from ampcompare.guards.import_hook import ImportHook
 from ampcompare.script.trainers import accelerate, lightning, mmengine
-from ampcompare.script.trainers.arm import Told
+from ampcompare.script.trainers.arm import TrainerContext
 
 __all__ = ["follow_trainers"]
 
 LIBRARIES = (accelerate, lightning, mmengine)
 
 
-def follow_trainers(told: Told, events: Subscriptions) -> None:
+def follow_trainers(context: TrainerContext, events: Subscriptions) -> None:
     """Let an arm decide where a library has a precision of its own; under `script` what it logs is noted."""
     modules = {name: follow for library in LIBRARIES for name, follow in library.MODULES.items()}
-    imports = ImportHook({name: functools.partial(follow, name, told, events) for name, follow in modules.items()})
+    imports = ImportHook({name: functools.partial(follow, name, context, events) for name, follow in modules.items()})
     events.at_end(imports.end)
     imports.begin()

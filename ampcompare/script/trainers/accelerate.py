@@ -13,7 +13,7 @@ from typing import Any
 
 from ampcompare.base.patches import Subscriptions
 from ampcompare.script.legacy.target import Target
-from ampcompare.script.trainers.arm import Follow, Told, log_numbers
+from ampcompare.script.trainers.arm import Follow, TrainerContext, log_numbers
 
 __all__ = ["MODULES"]
 
@@ -25,7 +25,7 @@ PLUGINS = {
 }
 
 
-def _follow_optimizer(name: str, told: Told, events: Subscriptions) -> None:
+def _follow_optimizer(name: str, context: TrainerContext, events: Subscriptions) -> None:
     module: Any = sys.modules[name]
 
     def step(original: Any, wrapper: Any, closure: Any = None) -> Any:
@@ -39,19 +39,19 @@ def _follow_optimizer(name: str, told: Told, events: Subscriptions) -> None:
     events.wrap(module.AcceleratedOptimizer, "step", step)
 
 
-def _follow_accelerator(name: str, told: Told, events: Subscriptions) -> None:
+def _follow_accelerator(name: str, context: TrainerContext, events: Subscriptions) -> None:
     module: Any = sys.modules[name]
 
     def init(original: Any, accelerator: Any, *args: Any, **kwargs: Any) -> None:
         original(accelerator, *args, **kwargs)
         kind = str(getattr(accelerator.distributed_type, "name", accelerator.distributed_type))
         if kind in PLUGINS:
-            told.refuse(*PLUGINS[kind])
+            context.refuse(*PLUGINS[kind])
         precision = accelerator.state.mixed_precision
         if precision == "fp8":
-            told.refuse('mixed_precision="fp8"', 'take mixed_precision="bf16"')
+            context.refuse('mixed_precision="fp8"', 'take mixed_precision="bf16"')
         if precision != "no":
-            told.replaces(f'mixed_precision="{precision}" of Accelerate')
+            context.replaces(f'mixed_precision="{precision}" of Accelerate')
 
     def log(original: Any, accelerator: Any, values: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         log_numbers(values, "accelerator.log")
@@ -61,7 +61,7 @@ def _follow_accelerator(name: str, told: Told, events: Subscriptions) -> None:
     events.wrap(module.Accelerator, "log", log)
 
 
-def _follow_trainer(name: str, told: Told, events: Subscriptions) -> None:
+def _follow_trainer(name: str, context: TrainerContext, events: Subscriptions) -> None:
     module: Any = sys.modules[name]
 
     def log(original: Any, trainer: Any, logs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
@@ -71,7 +71,7 @@ def _follow_trainer(name: str, told: Told, events: Subscriptions) -> None:
     events.wrap(module.Trainer, "log", log)
 
 
-def _follow_launch(name: str, told: Told, events: Subscriptions) -> None:
+def _follow_launch(name: str, context: TrainerContext, events: Subscriptions) -> None:
     def prepare(original: Any, args: Any) -> tuple[list[str], dict[str, str]]:
         command, environment = original(args)
         if command[0] == sys.executable:  # otherwise by mpirun, or no Python

@@ -17,12 +17,12 @@ from ampcompare.base.patches import Subscriptions
 from ampcompare.guards.location import here
 from ampcompare.script.recording.recorder import Rows
 
-__all__ = ["Follow", "Through", "Told", "log_numbers"]
+__all__ = ["Follow", "Through", "TrainerContext", "log_numbers"]
 
 Through = Callable[..., AbstractContextManager[None]]
 
 
-class Told:
+class TrainerContext:
     """The arm, for the files of this folder.
 
     Attributes:
@@ -73,4 +73,4 @@ def log_numbers(values: Mapping[Any, Any], source: str) -> None:
 
 
 # Follows a module of a library, of the given name, that was just imported.
-Follow = Callable[[str, Told, Subscriptions], None]
+Follow = Callable[[str, TrainerContext, Subscriptions], None]

@@ -17,7 +17,7 @@ from typing import Any
 
 from ampcompare.base.patches import Subscriptions
 from ampcompare.base.tensors.tree import cast_floating
-from ampcompare.script.trainers.arm import Follow, Told, log_numbers
+from ampcompare.script.trainers.arm import Follow, TrainerContext, log_numbers
 
 __all__ = ["MODULES"]
 
@@ -35,66 +35,68 @@ FABRIC, TRAINER = ("lightning.fabric", "lightning_fabric"), ("lightning.pytorch"
 LOGGERS = {"TensorBoardLogger", "WandbLogger", "MLFlowLogger"}  # of libraries that are watched by themselves
 
 
-def _follow_mixed(name: str, told: Told, events: Subscriptions) -> None:
+def _follow_mixed(name: str, context: TrainerContext, events: Subscriptions) -> None:
     plugin: Any = sys.modules[name].MixedPrecision
 
     def init(original: Any, self: Any, precision: Any, *args: Any, **kwargs: Any) -> None:
         original(self, precision, *args, **kwargs)
-        told.replaces(f'precision="{precision}" of Lightning')
+        context.replaces(f'precision="{precision}" of Lightning')
 
     def convert_input(original: Any, self: Any, data: Any) -> Any:
         """Cast inputs to the type that the arm computes in, if autocast is what computes in it."""
-        if told.is_script:
+        if context.is_script:
             return original(self, data)
-        return data if told.half is None else cast_floating(data, told.half)
+        return data if context.half is None else cast_floating(data, context.half)
 
     events.wrap(plugin, "__init__", init)
     if "convert_input" in vars(plugin):  # that of Fabric
         events.wrap(plugin, "convert_input", convert_input)
 
 
-def _follow_half(name: str, told: Told, events: Subscriptions) -> None:
+def _follow_half(name: str, context: TrainerContext, events: Subscriptions) -> None:
     plugin: Any = sys.modules[name].HalfPrecision
 
     def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        told.replaces(f'precision="{self.precision}" of Lightning, whose weights stay in fp32 until the arm casts them')
+        context.replaces(
+            f'precision="{self.precision}" of Lightning, whose weights stay in fp32 until the arm casts them'
+        )
 
     def leave(original: Any, self: Any, value: Any) -> Any:
-        return original(self, value) if told.is_script else value
+        return original(self, value) if context.is_script else value
 
-    def context(original: Any, self: Any) -> Any:
-        return original(self) if told.is_script else contextlib.nullcontext()
+    def plain_context(original: Any, self: Any) -> Any:
+        return original(self) if context.is_script else contextlib.nullcontext()
 
     events.wrap(plugin, "__init__", init)
     for method in ("convert_module", "convert_input"):
         events.wrap(plugin, method, leave)
     for method in ("tensor_init_context", "module_init_context", "forward_context"):
-        events.wrap(plugin, method, context)
+        events.wrap(plugin, method, plain_context)
 
 
-def _follow_foreign(what: tuple[str, str, str], name: str, told: Told, events: Subscriptions) -> None:
+def _follow_foreign(what: tuple[str, str, str], name: str, context: TrainerContext, events: Subscriptions) -> None:
     plugin, setting, advice = what
 
     def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-        told.refuse(f"{setting} of Lightning", advice)
+        context.refuse(f"{setting} of Lightning", advice)
         original(self, *args, **kwargs)
 
     events.wrap(getattr(sys.modules[name], plugin), "__init__", init)
 
 
-def _follow_redirection(name: str, told: Told, events: Subscriptions) -> None:
+def _follow_redirection(name: str, context: TrainerContext, events: Subscriptions) -> None:
     redirection: Any = sys.modules[name]._ForwardRedirection
 
     def call(original: Any, self: Any, wrapper: Any, module: Any, method: str, *args: Any, **kwargs: Any) -> Any:
         """Let `training_step` under DDP be what it is on one device: what it calls are the forward passes."""
-        with told.through(wrapper, module):
+        with context.through(wrapper, module):
             return original(self, wrapper, module, method, *args, **kwargs)
 
     events.wrap(redirection, "__call__", call)
 
 
-def _follow_toggles(name: str, told: Told, events: Subscriptions) -> None:
+def _follow_toggles(name: str, context: TrainerContext, events: Subscriptions) -> None:
     def untoggle(original: Any, module: Any, optimizer: Any) -> None:
         """Thaw weights in whose place an optimizer has got master weights since they were frozen."""
         for param, needs in module._param_requires_grad_state.items():
@@ -104,7 +106,7 @@ def _follow_toggles(name: str, told: Told, events: Subscriptions) -> None:
     events.wrap(sys.modules[name].LightningModule, "untoggle_optimizer", untoggle)
 
 
-def _follow_logs(name: str, told: Told, events: Subscriptions) -> None:
+def _follow_logs(name: str, context: TrainerContext, events: Subscriptions) -> None:
     connector: Any = sys.modules[name]._LoggerConnector
 
     def log_metrics(original: Any, self: Any, metrics: dict[str, Any], step: int | None = None) -> None:

@@ -6,22 +6,22 @@ import sys
 from typing import Any
 
 from ampcompare.base.patches import Subscriptions
-from ampcompare.script.trainers.arm import Follow, Told, log_numbers
+from ampcompare.script.trainers.arm import Follow, TrainerContext, log_numbers
 
 __all__ = ["MODULES"]
 
 
-def _follow_amp(name: str, told: Told, events: Subscriptions) -> None:
+def _follow_amp(name: str, context: TrainerContext, events: Subscriptions) -> None:
     module: Any = sys.modules[name]
 
     def init(original: Any, wrapper: Any, *args: Any, **kwargs: Any) -> None:
         original(wrapper, *args, **kwargs)
-        told.replaces("AmpOptimWrapper of MMEngine")
+        context.replaces("AmpOptimWrapper of MMEngine")
 
     events.wrap(module.AmpOptimWrapper, "__init__", init)
 
 
-def _follow_hub(name: str, told: Told, events: Subscriptions) -> None:
+def _follow_hub(name: str, context: TrainerContext, events: Subscriptions) -> None:
     module: Any = sys.modules[name]
 
     def update(original: Any, hub: Any, key: str, value: Any, *args: Any, **kwargs: Any) -> None:

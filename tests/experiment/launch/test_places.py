@@ -12,9 +12,10 @@ import pytest
 
 from ampcompare.base.environment.gpus import local_cores, visible_gpus
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit
+from ampcompare.base.formatting import format_ranges
 from ampcompare.experiment.find_batch import places_of_tries
 from ampcompare.experiment.launch import places as module
-from ampcompare.experiment.launch.places import ANYWHERE, Place, find_places, ranges
+from ampcompare.experiment.launch.places import ANYWHERE, Place, find_places
 from ampcompare.settings.config import RunConfig
 
 GPU = RunConfig(device="cuda")
@@ -194,4 +195,4 @@ def test_a_process_is_pinned() -> None:
         shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert shown.strip() == str([core])
     assert os.sched_getaffinity(0) == before
-    assert ranges([3, 0, 1, 8]) == "0-1,3,8"
+    assert format_ranges([3, 0, 1, 8]) == "0-1,3,8"

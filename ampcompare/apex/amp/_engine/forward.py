@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,19 +19,19 @@ from ampcompare.base.tensors.tree import first_floating_type, map_tree
 __all__ = ["CastForward", "applier", "to_type"]
 
 
-def to_type(dtype: torch.dtype, value: Tensor, *, expect_cuda: bool = False) -> Tensor:
-    """Return `value` in `dtype` if it is a floating-point tensor, else as it is.
+def to_type(dtype: torch.dtype, t: Any, *, expect_cuda: bool = False) -> Any:
+    """Return `t` cast to `dtype` if it is a floating tensor, or an object with a method `to`; else `t` itself.
 
     With `expect_cuda`, warns about a tensor that is not on a CUDA device.
     """
-    if expect_cuda and not value.is_cuda:
+    if not isinstance(t, Tensor):
+        return t.to(dtype)
+    if expect_cuda and not t.is_cuda:
         warnings.warn(
             "An input or output tensor of an amp model on CUDA is on the CPU.  Move it to the model's device.",
             stacklevel=3,
         )
-    if value.is_floating_point():
-        return value.to(dtype)
-    return value
+    return t.to(dtype) if t.is_floating_point() else t
 
 
 def applier(value: Any, fn: Callable[[Any], Any], *, in_dataclasses: bool = False) -> Any:
@@ -172,9 +173,5 @@ class CastForward:
             if dtype is torch.float32:
                 return value.float()
             return value.half() if dtype is torch.float16 else value.to(dtype)
-        return applier(value, lambda entry: self._cast_entry(entry, dtype), in_dataclasses=in_dataclasses)
-
-    def _cast_entry(self, value: Any, dtype: torch.dtype) -> Any:
-        if isinstance(value, Tensor):
-            return to_type(dtype, value, expect_cuda=self.expect_cuda)
-        return value.to(dtype)
+        cast = partial(to_type, dtype, expect_cuda=self.expect_cuda)
+        return applier(value, cast, in_dataclasses=in_dataclasses)

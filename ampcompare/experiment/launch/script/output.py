@@ -132,7 +132,8 @@ class OutputReader:
             self._file.write(self._secrets.feed(text[: MAX_LOG_BYTES - self._written]))
             self._file.flush()
             if self._written + len(text) > MAX_LOG_BYTES:
-                self._file.write(f"\nampcompare: the log ends here, at {MAX_LOG_BYTES // 2**20} MiB\n".encode())
+                ends = f"\nampcompare: the log ends here, at {MAX_LOG_BYTES // 2**20} MiB\n"
+                self._file.write(self._secrets.end() + ends.encode())
         self._written += len(text)
 
     def _match(self, line: bytes, rank: int | None, passing: bool) -> None:

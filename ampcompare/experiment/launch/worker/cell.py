@@ -32,6 +32,7 @@ from ampcompare.base.errors import AmpCompareError, EnvironmentUnfit
 from ampcompare.base.files.loaded_code import CodeWatch
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.files.write import write_atomically
+from ampcompare.base.formatting import first_line
 from ampcompare.base.tensors.tf32 import Tf32, set_tf32
 from ampcompare.experiment.launch.cell_files import (
     archive_checkpoints,
@@ -560,7 +561,7 @@ def _value_or_error(call: Callable[[], Any]) -> Any:
     try:
         return call()
     except Exception as error:  # versions of torch differ in what they raise
-        return f"unknown: {(str(error).strip().splitlines() or [type(error).__name__])[0]}"
+        return f"unknown: {first_line(error, type(error).__name__)}"
 
 
 @dataclass(frozen=True)
@@ -645,7 +646,7 @@ def failed_with(config: RunConfig, error: Exception, process: str = "") -> RunRe
         exit_code = EnvironmentUnfit.exit_code
     else:
         kind = "out of memory" if _is_out_of_memory(error) else type(error).__name__
-        text = ": ".join(filter(None, [process, kind, _first_line(error)]))
+        text = ": ".join(filter(None, [process, kind, first_line(error)]))
     environment = {**fingerprint(), "exit_code": exit_code}
     return RunRecord(
         cell=config.digest(),
@@ -656,10 +657,6 @@ def failed_with(config: RunConfig, error: Exception, process: str = "") -> RunRe
         environment=environment,
         error=text,
     )
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or ["no message"])[0]
 
 
 def _is_out_of_memory(error: Exception) -> bool:
