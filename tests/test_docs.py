@@ -197,7 +197,7 @@ def test_commands_run(
 @pytest.mark.parametrize(
     "code",
     [
-        pytest.param(block.smaller, id=f"{name(page)}:{number}")
+        pytest.param(block.smaller, id=f"{name(page)}:{number}", marks=[pytest.mark.slow] * (page != README))
         for page in PAGES
         for number, block in enumerate(blocks(page))
         if block.marker == "run as python"

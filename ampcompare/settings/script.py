@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from ampcompare.base.environment.packages import find_module
 from ampcompare.base.errors import ConfigError
@@ -117,9 +117,9 @@ def parse_metric(text: str) -> ScriptMetric:
     try:
         chosen = {key: found[0] for key, found in given.items() if found}
         return ScriptMetric.model_validate({"name": name, "pattern": pattern or None, **chosen})
-    except ValueError as error:
-        reason = str(error).partition("Value error, ")[2].partition(" [type")[0] or str(error)
-        raise ConfigError(f"--metric {text!r}: {reason}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"--metric {text!r}: {first.get('ctx', {}).get('error') or first['msg']}") from None
 
 
 def _file_of_module(name: str) -> Path | None:

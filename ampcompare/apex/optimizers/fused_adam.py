@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -104,12 +104,6 @@ class FusedAdam(FusedOptimizer):
             masters = [param.detach().clone().float() if self.master_weights else None for param in group["params"]]
             self.param_groups_master.append({"params": masters})
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load state; the moments stay fp32 whatever the parameters are."""
-        super().load_state_dict(state_dict)
-        for group in self.param_groups:
-            self._to_parameter_device(group)
-
     @torch.no_grad()
     def step(
         self,
@@ -195,9 +189,3 @@ class FusedAdam(FusedOptimizer):
         else:
             group["step"] = counted
         self._overflowed = found_inf
-
-    def _to_parameter_device(self, group: dict[str, Any]) -> None:
-        if self.capturable and group["params"]:
-            for name in ("lr", "step"):
-                if isinstance(group.get(name), Tensor):
-                    group[name] = group[name].to(device=group["params"][0].device)

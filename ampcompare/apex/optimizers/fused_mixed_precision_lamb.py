@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -79,12 +79,6 @@ class FusedMixedPrecisionLamb(FusedOptimizer):
         for name, dtype in (("lr", torch.float32), ("step", torch.int32)):
             group[name] = torch.as_tensor(group[name], dtype=dtype).clone()
         self._to_parameter_device(group)
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load state; moments keep the dtype they were saved in."""
-        super().load_state_dict(state_dict)
-        for group in self.param_groups:
-            self._to_parameter_device(group)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
@@ -163,9 +157,3 @@ class FusedMixedPrecisionLamb(FusedOptimizer):
                 for param in group["params"]
             ]
             self.param_groups_full_precision.append({"params": copies})
-
-    @staticmethod
-    def _to_parameter_device(group: dict[str, Any]) -> None:
-        if group["params"]:
-            for name in ("lr", "step"):
-                group[name] = group[name].to(device=group["params"][0].device)

@@ -136,6 +136,8 @@ class FusedOptimizer(Optimizer):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load state; tensors in `exact_state` keep their saved dtype (strict switch: the dtype that Apex gives)."""
         super().load_state_dict(dict(state_dict))
+        for group in self.param_groups:
+            self._to_parameter_device(group)
         if (self._strict and self.apex_casts_state) or not self.exact_state:
             return
         saved_ids = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
@@ -145,3 +147,10 @@ class FusedOptimizer(Optimizer):
             for name in self.exact_state:
                 if name in saved:
                     self.state[param][name] = saved[name].to(device=param.device)
+
+    @staticmethod
+    def _to_parameter_device(group: dict[str, Any]) -> None:
+        """Move rate and step count, where they are tensors, to the device of the parameters."""
+        for name in ("lr", "step") if group["params"] else ():
+            if isinstance(group.get(name), Tensor):
+                group[name] = group[name].to(device=group["params"][0].device)

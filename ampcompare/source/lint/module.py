@@ -143,17 +143,21 @@ class LintModule(Module):
         scopes = training_scopes(self)
         return [trace for scope in scopes if (trace := tracer.trace(scope))]
 
+    @functools.cached_property
+    def amp_traces(self) -> list[Trace]:
+        """The traces in which Apex or a GradScaler takes part."""
+        return [trace for trace in self.traces if any(event.kind in AMP_KINDS for event in trace)]
+
     def events(self, *kinds: Kind, with_amp: bool = False) -> Iterator[tuple[Trace, int, Event]]:
         """Yield the events of some kinds, each with its trace and its place there.
 
         Args:
-            with_amp: only those of traces in which Apex or a GradScaler takes part.
+            with_amp: only those of `amp_traces`.
         """
-        for trace in self.traces:
-            if not with_amp or any(event.kind in AMP_KINDS for event in trace):
-                for index, event in enumerate(trace):
-                    if event.kind in kinds:
-                        yield trace, index, event
+        for trace in self.amp_traces if with_amp else self.traces:
+            for index, event in enumerate(trace):
+                if event.kind in kinds:
+                    yield trace, index, event
 
     @functools.cached_property
     def new_scalers(self) -> list[ast.Call]:

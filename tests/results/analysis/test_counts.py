@@ -88,7 +88,7 @@ MODELS: dict[str, Draw] = {
 
 
 @pytest.mark.usefixtures("quick_verdicts")
-@covering({"arms": [1, pytest.param(8, marks=pytest.mark.integration)], "pairs": [3, 5], "model": MODELS})
+@covering({"arms": [1, pytest.param(8, marks=pytest.mark.slow)], "pairs": [3, 5], "model": MODELS})
 def test_counts_at_the_margin_keep_the_level(model: str, pairs: int, arms: int) -> None:
     """A loss of exactly the margin is called smaller in 5 % of 600 families at most, and chance; by Student's test
     with the least spread of rounding it was up to 14 %.
@@ -108,8 +108,8 @@ def test_counts_at_the_margin_keep_the_level(model: str, pairs: int, arms: int) 
     ("arms", "pairs", "spread"),
     [
         (3, 4, 1.8),
-        pytest.param(3, 4, 1.4, marks=pytest.mark.integration),
-        pytest.param(8, 5, 1.4, marks=pytest.mark.integration),
+        pytest.param(3, 4, 1.4, marks=pytest.mark.slow),
+        pytest.param(8, 5, 1.4, marks=pytest.mark.slow),
         (1, 7, 1.0),
     ],
 )

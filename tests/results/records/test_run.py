@@ -18,7 +18,15 @@ from ampcompare.base.files.write import write_atomically
 from ampcompare.results.records.comparison import read_comparison
 from ampcompare.results.records.document import SCHEMA
 from ampcompare.results.records.evaluation import EpochResult
-from ampcompare.results.records.run import EngineInfo, RunRecord, RunSummary, StepRecord, dump_json, read_record
+from ampcompare.results.records.run import (
+    EngineInfo,
+    Resumption,
+    RunRecord,
+    RunSummary,
+    StepRecord,
+    dump_json,
+    read_record,
+)
 from ampcompare.results.records.step import iter_steps
 from ampcompare.settings.config import RunConfig
 
@@ -231,3 +239,10 @@ def test_written_files_have_the_permissions_of_any_new_file(tmp_path: Path) -> N
     write_atomically(tmp_path / "atomic.txt", "text")
     modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
     assert modes["atomic.txt"] == modes["plain.txt"]
+
+
+def test_older_resumptions_name_the_machine_in_notes() -> None:
+    """What a step takes depends on torch and the machine, and on no other version or number of processes."""
+    notes = ["torch 1.13.1 then, 2.13.0 now", "host a then, b now", "numpy 1 then, 2 now", "2 processes then, 1 now: x"]
+    assert Resumption(step=3, notes=notes).machine == notes[:2]
+    assert Resumption(step=3, notes=notes, machine=[]).machine == []

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ampcompare.experiment.reload_report import reload_comparison
-from ampcompare.results.records.comparison import OLDER_VERDICTS, REPORT_SCHEMA
+from ampcompare.results.records.comparison import OLDER_VERDICTS, REPORT_SCHEMA, SEEDS_ITSELF, Comparison
 from ampcompare.results.records.run import dump_json
 from ampcompare.results.records.verdict import Verdict
 from ampcompare.results.report.base import FORMATS
@@ -83,3 +83,14 @@ def test_schema_2_is_rendered(form: str, tmp_path: Path) -> None:
     assert _holds(new["records"], old["records"])
     assert comparison.arms[1].time.kind == "invalid"
     assert "native:bf16" in FORMATS[form].reporter().render(comparison)
+
+
+def test_copies_are_said_in_words_by_older_reports() -> None:
+    """A report without the field has it by the words of all that is not used; one without copies stays."""
+    base = {"command": "", "reference": "a", "seeds": [], "arms": [], "reading": [], "records": [], "schema": 3}
+    for excluded, expected in (([f"a; {SEEDS_ITSELF}"], True), ([f"a; {SEEDS_ITSELF}", "b"], False), ([], False)):
+        comparison = Comparison.model_validate({**base, "excluded": excluded})
+        assert comparison.only_copies == expected
+        written = json.loads(dump_json(comparison))
+        assert written.get("only_copies", False) == expected == ("only_copies" in written)
+        assert Comparison.model_validate(written) == comparison

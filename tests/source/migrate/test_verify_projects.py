@@ -124,5 +124,6 @@ def test_a_project_trains_the_same(
     said: list[str] = []
     assert verify_script(str(tmp_path / "main.py"), [level], steps=6, target=target, say=said.append) == 0
     assert said[-2] == f"verdict: {EQUAL}; you can go on with the rewritten files:"
+    assert ("--to precision" in said[-1]) == (target == "precision")
     for line in said[:2]:
         assert line.endswith(f": {steps} steps, 0 skipped, {passes} backward passes")

@@ -416,19 +416,13 @@ for batch in loader:
 )
 def never_unscaled(module: LintModule) -> Iterator[Finding]:
     """Optimizers of which every `scale_loss` delays unscaling."""
-    for trace in module.traces:
-        blocks = [event for event in trace if event.kind is Kind.SCALE_LOSS]
-        for event in blocks:
-            of_same = [other for other in blocks if other.target == event.target]
-            if not all(_delays(other.call) for other in of_same) or event is not of_same[-1]:
-                continue
-            rest = trace[trace.index(event) :]
-            if any(
-                other.kind is Kind.STEP and other.subject == event.target and other.may_follow(event) for other in rest
-            ):
-                yield module.finding(
-                    "AMP110", event.call, f"the gradients of `{plain(event.target)}` are never unscaled"
-                )
+    for trace, index, event in module.events(Kind.SCALE_LOSS):
+        of_same = [other for other in trace if other.kind is Kind.SCALE_LOSS and other.target == event.target]
+        if not all(_delays(other.call) for other in of_same) or event is not of_same[-1]:
+            continue
+        steps = [other for other in trace[index:] if other.kind is Kind.STEP and other.subject == event.target]
+        if any(step.may_follow(event) for step in steps):
+            yield module.finding("AMP110", event.call, f"the gradients of `{plain(event.target)}` are never unscaled")
 
 
 def _delays(call: ast.Call) -> bool:

@@ -44,12 +44,11 @@ loss.backward()
 )
 def backward_in_autocast(module: LintModule) -> Iterator[Finding]:
     """Backward passes inside an autocast block."""
-    for trace in module.traces:
-        for event in trace:
-            block = event.autocast() if event.kind is Kind.BACKWARD else None
-            if block is not None and _may_be_on(block, event):
-                shown = f"the autocast block begins in line {block.node.lineno}"
-                yield module.finding("AMP221", event.call, shown, _moved_out(module, event, block))
+    for _, _, event in module.events(Kind.BACKWARD):
+        block = event.autocast()
+        if block is not None and _may_be_on(block, event):
+            shown = f"the autocast block begins in line {block.node.lineno}"
+            yield module.finding("AMP221", event.call, shown, _moved_out(module, event, block))
 
 
 def _may_be_on(block: Context, event: Event) -> bool:
@@ -269,14 +268,12 @@ with torch.autocast("cuda"):
 )
 def cross_entropy_in_autocast(module: LintModule) -> Iterator[Finding]:
     """`binary_cross_entropy` of probabilities under autocast of a GPU."""
-    for trace in module.traces:
-        for event in trace:
-            block = event.autocast() if event.kind is Kind.CROSS_ENTROPY else None
-            if block is None or block.call is None:
-                continue
-            if _may_be_on(block, event) and _is_of_cuda(module, block.call):
-                shown = f"the autocast block begins in line {block.node.lineno}"
-                yield module.finding("AMP230", event.call, shown)
+    for _, _, event in module.events(Kind.CROSS_ENTROPY):
+        block = event.autocast()
+        if block is None or block.call is None:
+            continue
+        if _may_be_on(block, event) and _is_of_cuda(module, block.call):
+            yield module.finding("AMP230", event.call, f"the autocast block begins in line {block.node.lineno}")
 
 
 def _is_of_cuda(module: LintModule, call: ast.Call) -> bool:

@@ -6,8 +6,8 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ampcompare.source.lint.module import Finding, LintModule, Mistake, literal, name_of, rule
-from ampcompare.source.syntax import argument, is_literal
+from ampcompare.source.lint.module import Finding, LintModule, Mistake, is_off, literal, name_of, rule
+from ampcompare.source.syntax import argument
 
 __all__: list[str] = []
 
@@ -159,9 +159,7 @@ def scaler_of_main(module: LintModule) -> Iterator[Finding]:
 def _is_none_or_off(module: LintModule, value: ast.expr) -> bool:
     if isinstance(value, ast.Constant):
         return value.value is None
-    enabled = argument(value, "enabled") if isinstance(value, ast.Call) else None
-    off = is_literal(enabled, False)
-    return off and module.kinds.is_new_scaler(value, module.top)
+    return isinstance(value, ast.Call) and is_off(value) and module.kinds.is_new_scaler(value, module.top)
 
 
 def _runs_as_script(module: LintModule, node: ast.AST) -> bool:

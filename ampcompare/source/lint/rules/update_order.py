@@ -26,17 +26,9 @@ from ampcompare.source.syntax import last_name
 __all__: list[str] = []
 
 STEPS = (Kind.STEP, Kind.SCALER_STEP)
-AMP_KINDS = (Kind.SCALE, Kind.SCALER_STEP, Kind.SCALE_LOSS, Kind.INITIALIZE)
 LIBRARIES = ("torch.", "transformers.", "optim.", "lr_scheduler.")
 CLEARING = re.compile(r"(?i)zero_?grad|(?:clear|reset|clean)_?grad|^zero_$|foreach_zero")
 SAYS_SO = re.compile(r"accum|micro|chunk|split|sub_?batch", re.IGNORECASE)
-
-
-def _amp_traces(module: LintModule) -> Iterator[Trace]:
-    """Yield the traces in which Apex or a GradScaler takes part."""
-    for trace in module.traces:
-        if any(event.kind in AMP_KINDS for event in trace):
-            yield trace
 
 
 def _optimizer(event: Event) -> str:
@@ -130,7 +122,7 @@ for i, batch in enumerate(loader):
 )
 def every_microbatch(module: LintModule) -> Iterator[Finding]:
     """Calls that run for each micro-batch of an accumulation and belong to the step."""
-    for trace in _amp_traces(module):
+    for trace in module.amp_traces:
         for step in trace:
             if not _is_after_accumulation(trace, step):
                 continue
@@ -383,7 +375,7 @@ def zero_grad_missing(module: LintModule) -> Iterator[Finding]:
     if module.mentions("ZeRO"):
         return
     clearing = [node for node in module.nodes if _clears(node)]
-    for trace in _amp_traces(module):
+    for trace in module.amp_traces:
         events = {id(event.call): event for event in trace if event.kind is Kind.ZERO_GRAD}
         scopes = {event.scope for event in trace}
         steps = {_optimizer(event) for event in trace if event.kind in STEPS}

@@ -136,12 +136,11 @@ def _always_above(core: Core, initialize: Initialize) -> Initialize | None:
 
 
 def _refuse_in_expression(core: Core, initialize: Initialize) -> None:
-    """Refuse a call that a part of an expression decides on."""
-    for outer in core.module.ancestors(initialize.call):
-        if isinstance(outer, (ast.IfExp, ast.BoolOp)):
-            raise Unsure(initialize.call, "amp.initialize is called in a conditional expression; write it as an `if`")
-        if isinstance(outer, ast.stmt):
-            return
+    """Refuse a call that a part of an expression decides on, or a `match`."""
+    for outer in core.module.within_function(initialize.call):
+        if isinstance(outer, (ast.IfExp, ast.BoolOp, ast.match_case)):
+            where = "a `match`" if isinstance(outer, ast.match_case) else "a conditional expression"
+            raise Unsure(initialize.call, f"amp.initialize is called in {where}; write it as an `if`")
 
 
 def _declare_in_class(core: Core, initialize: Initialize) -> None:

@@ -98,7 +98,7 @@ def test_new_images_are_never_known_better_than_these(run: Any) -> None:
     """The interval for new images contains that for these, whatever the mean squares are."""
     draws = np.random.default_rng(0)
     narrower = 0
-    for _ in range(40):
+    for _ in range(12):
         shared = range(5), range(5, 10)
         wrong = [[[*np.flatnonzero(draws.random(IMAGES) < 0.03), *each] for _ in range(3)] for each in shared]
         row = row_of(compared(run, both(wrong[0]), both(wrong[1])))

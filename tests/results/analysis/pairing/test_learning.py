@@ -138,9 +138,7 @@ def test_runs_that_still_improve_are_named() -> None:
     assert any(line.startswith("Still improving") for line in comparison.reading)
 
 
-@pytest.mark.parametrize(
-    ("epochs", "noise"), [(1, 0.02), (5, 0.002), pytest.param(30, 0.02, marks=pytest.mark.integration)]
-)
+@pytest.mark.parametrize(("epochs", "noise"), [(1, 0.02), (5, 0.002), pytest.param(30, 0.02, marks=pytest.mark.slow)])
 def test_noise_is_no_improvement(epochs: int, noise: float) -> None:
     """Of 150 arms that stay where they are with noise from epoch to epoch, at most 5 % (and chance) are named."""
     chance = np.random.default_rng(epochs)

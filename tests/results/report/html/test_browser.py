@@ -217,6 +217,7 @@ def test_hostile_names_stay_text_in_the_browser(
     assert chromium.errors == []
 
 
+@pytest.mark.slow
 def test_a_hundred_arms_stay_usable(chromium: Any, hundred_arms: str, tmp_path: Path) -> None:
     """With 100 arms twelve are drawn at first, and switching one takes less than opening the page did."""
     path = tmp_path / "report.html"

@@ -458,7 +458,7 @@ def test_hostile_text_is_shown_as_text(known: set[str], make_rich: MakeRich, tex
     assert "<" not in parsed.scripts[0]
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_many_arms_are_drawn_small(hundred_arms: str) -> None:
     """100 arms with two seeds take 1.2 MB of file; the first twelve are switched on."""
     assert len(hundred_arms.encode()) < 1_200_000
@@ -471,6 +471,7 @@ def test_many_arms_are_drawn_small(hundred_arms: str) -> None:
     assert len(looks) == 36
 
 
+@pytest.mark.slow
 def test_drawing_takes_little_memory(make_rich: MakeRich) -> None:
     """The page of 20 runs is made in 3 MB: no run is kept twice."""
     comparison = make_rich([f"half:loss_scale={number}" for number in range(10)], 2, 30)

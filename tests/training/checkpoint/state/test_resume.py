@@ -319,6 +319,16 @@ def test_another_arm_goes_on_where_that_is_asked_for(arm: str, other: str, tmp_p
     assert f"converted from {config(arm).arm}" in second.session.resumed[0].notes
 
 
+def test_another_machine_is_in_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what else is not as it was; times of such a run are not compared."""
+    Played(saving_at(config("fp32", recipe=SHORT), 2), tmp_path / "a")
+    (tmp_path / "b").mkdir()
+    shutil.copy(checkpoint_of(tmp_path / "a", 2), tmp_path / "b")
+    monkeypatch.setattr("ampcompare.training.checkpoint.state.resume.host_name", lambda: "elsewhere")
+    (resumption,) = Played(config("fp32", recipe=SHORT), tmp_path / "b", resume=True).session.resumed
+    assert resumption.machine == [note for note in resumption.notes if note.endswith("then, elsewhere now")] != []
+
+
 def test_an_arm_that_never_scales_shows_no_loss_scale(tmp_path: Path) -> None:
     """Resumed from an arm with a scale, in memory or from a converted file, a bf16 run reports none."""
     other = config("native:bf16", recipe=SHORT, saving={"resume_into_other_arm": True})
