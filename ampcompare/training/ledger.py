@@ -6,7 +6,6 @@ and of what the optimizer gets, as long as all looks together take at most a hun
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from ampcompare.base.tensors.lists import magnitudes
 from ampcompare.base.tensors.products import OperationMode, narrowest, product_flops, type_name
 from ampcompare.base.tensors.sharded import local
 from ampcompare.base.tensors.tree import tensors_in
@@ -130,11 +130,14 @@ class StepLook:
         self._operations.is_idle = True
         self._follow_update(optimizer, self._note_gradients(optimizer))
 
+    # A step that is looked at stays on the device, as the others do.
+    _stepping.only_looks = True  # type: ignore[attr-defined]
+
     def _follow_update(self, optimizer: Optimizer, grads: Sequence[Tensor], *, is_over: bool = False) -> None:
         """Keep what shows which elements of a sample a step moves, or has moved if it is over."""
         if not (self._is_detailed and grads):
             return
-        largest = torch.stack([norm.float() for norm in torch._foreach_norm([*map(local, grads)], math.inf)])
+        largest = magnitudes(map(local, grads))
         self._seen.largest.append(largest.max())
         is_good = largest.isfinite().all()  # else the step is skipped, here or on the device
         self._stepped[id(optimizer)] = [
@@ -158,6 +161,8 @@ class StepLook:
         if not any(self._group(optimizer, n)["gradients"] for n in range(len(optimizer.param_groups))):
             grads = self._note_gradients(optimizer)  # a closure has computed them in the step
             self._follow_update(optimizer, grads, is_over=True)
+
+    _after_step.only_looks = True  # type: ignore[attr-defined]
 
     def _group(self, optimizer: Optimizer, number: int) -> dict[str, Counter[str]]:
         key = (self._place(optimizer), number)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ampcompare.base.tensors.lists import by_type, copy_by_dtype
+from ampcompare.base.tensors.lists import copy_by_dtype, magnitudes
 from ampcompare.base.tensors.sharded import local
 from ampcompare.base.tensors.skippable_step import settle
 from ampcompare.results.records.evaluation import EpochResult
@@ -76,17 +76,10 @@ class Policy:
 
 
 def weights_finite(models: Sequence[nn.Module]) -> bool:
-    """Return whether every parameter, or this rank's part of it, is finite; waits for the device once.
-
-    The largest magnitude of each tensor is used, since a 2-norm in fp16 overflows on large finite weights.
-    """
+    """Return whether every parameter, or this rank's part of it, is finite; waits for the device once."""
     params = [local(param.detach()) for model in models for param in model.parameters()]
     params = [param for param in params if param.numel()]
-    if not params:
-        return True
-    norms = [norm for alike in by_type(params) for norm in torch._foreach_norm(alike, math.inf)]
-    largest = torch.stack([norm.float() for norm in norms])
-    return bool(largest.isfinite().all())
+    return not params or bool(magnitudes(params).isfinite().all())
 
 
 class DivergenceDetector(Policy):

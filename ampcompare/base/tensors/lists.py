@@ -7,6 +7,7 @@ launch for each tensor.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch._utils import _flatten_dense_tensors as flatten
 from torch._utils import _unflatten_dense_tensors as unflatten
 
-__all__ = ["by_type", "copies_on_host", "copy_by_dtype", "flatten", "unflatten"]
+__all__ = ["by_type", "copies_on_host", "copy_by_dtype", "flatten", "magnitudes", "unflatten"]
 
 
 def by_type(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
@@ -38,6 +39,15 @@ def copy_by_dtype(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
         group[1].append(source)
     for some_targets, some_sources in groups.values():
         torch._foreach_copy_(some_targets, some_sources)
+
+
+def magnitudes(tensors: Iterable[Tensor]) -> Tensor:
+    """Return the largest magnitude of each tensor in fp32, grouped by dtype and device; none may be empty.
+
+    A 2-norm in fp16 overflows on large finite values.
+    """
+    norms = [norm for alike in by_type(tensors) for norm in torch._foreach_norm(alike, math.inf)]
+    return torch.stack([norm.float() for norm in norms])
 
 
 def copies_on_host(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -196,8 +196,9 @@ class _SkippableStep:
 
 
 def has_global_step_hooks() -> bool:
-    """Return whether anything is called around the steps of every optimizer."""
-    return bool(_global_optimizer_pre_hooks or _global_optimizer_post_hooks)
+    """Return whether anything is called around the steps of every optimizer, unless it has `only_looks`."""
+    hooks = (*_global_optimizer_pre_hooks.values(), *_global_optimizer_post_hooks.values())
+    return not all(getattr(hook, "only_looks", False) for hook in hooks)
 
 
 def _has_step_hooks(optimizer: Any) -> bool:

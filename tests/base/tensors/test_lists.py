@@ -14,6 +14,8 @@ from ampcompare.apex.fp16_utils import FP16_Optimizer, master_params_to_model_pa
 from ampcompare.apex.multi_tensor_apply import optimizer_math
 from ampcompare.apex.multi_tensor_apply.arithmetic import axpby, scale, to_fp32, write_back
 from ampcompare.base.tensors.lists import by_type, copies_on_host, copy_by_dtype
+from ampcompare.base.tensors.skippable_step import has_global_step_hooks
+from ampcompare.training.ledger import StepLook
 from ampcompare.training.policies import weights_finite
 from ampcompare.training.precision.base import make_precision
 
@@ -97,6 +99,17 @@ def _static_scale(arm: str) -> Callable[[], None]:
     return step
 
 
+def _looked_at_step() -> None:
+    parameters = [*nn.Linear(2, 2).half().parameters(), *nn.Linear(2, 2).parameters()]
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer, look = torch.optim.SGD(parameters, lr=0.1), StepLook(lambda: parameters)
+    look.begin(0, [optimizer], detailed=True)
+    assert not has_global_step_hooks()  # a look does not keep steps on the host
+    optimizer.step()
+    look.end([optimizer])
+
+
 USERS: dict[str, Callable[[], Any]] = {
     "fp16_utils": _fp16_utils,
     "FP16_Optimizer": _fp16_optimizer,
@@ -108,6 +121,7 @@ USERS: dict[str, Callable[[], Any]] = {
     "scale": lambda: scale(tensors(*MIXED), tensors(*reversed(MIXED)), 0.5),
     "axpby": lambda: axpby(tensors(*MIXED), tensors(*WIDE), tensors(*MIXED), 2.0, 3.0),
     "weights_finite": lambda: weights_finite([nn.Linear(2, 2), nn.Linear(2, 2).half()]),
+    "ledger": _looked_at_step,
     "half:bn_fp32,loss_scale=8": _static_scale("half:bn_fp32,loss_scale=8"),
     "half:bn_fp32,dynamic": _static_scale("half:bn_fp32,dynamic"),
     "half:bn_fp32,master_weights,dynamic": _static_scale("half:bn_fp32,master_weights,dynamic"),
