@@ -46,8 +46,7 @@ def magnitudes(tensors: Iterable[Tensor]) -> Tensor:
 
     A 2-norm in fp16 overflows on large finite values.
     """
-    norms = [norm for alike in by_type(tensors) for norm in torch._foreach_norm(alike, math.inf)]
-    return torch.stack([norm.float() for norm in norms])
+    return torch.cat([torch.stack(torch._foreach_norm(alike, math.inf)).float() for alike in by_type(tensors)])
 
 
 def copies_on_host(tensors: Sequence[Tensor]) -> list[Tensor]:
