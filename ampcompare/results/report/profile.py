@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from ampcompare.base.formatting import printable
-from ampcompare.results.records.profile import KINDS, PHASES, ArmProfile, Limits, Profile, Reason, Trial
+from ampcompare.results.records.profile import (
+    KINDS,
+    PHASES,
+    ArmProfile,
+    Held,
+    Limits,
+    Memory,
+    Profile,
+    RankTimes,
+    Reason,
+    Trial,
+)
 from ampcompare.results.report.document import Block, Document, Figure, Items, Section, Table, Text
 
 __all__ = ["COLORS", "Bar", "Bars", "memory_sentences", "profile_document", "segments_of"]
@@ -17,7 +27,7 @@ MIN_SHARE = 0.001  # of a step: a row is left out where no arm reaches it
 MAX_LAYERS = 8
 MAX_OPERATIONS = 8
 MIN_CHANGE = 0.01  # of the peak of memory
-WIDTH, HEIGHT = 700.0, 260.0
+REST = "workspace and others"
 COLORS = 10  # in report.css
 LEAST = 0.004  # of a bar: smaller parts are not drawn
 
@@ -38,53 +48,94 @@ def _cell(seconds: float, arm: ArmProfile) -> str:
     return f"{_milliseconds(seconds)} ({100 * seconds / arm.seconds:.0f} %)" if seconds and arm.seconds else "-"
 
 
+def _size_cell(size: float, arm: ArmProfile) -> str:
+    return _mib(size) if size else "-"
+
+
+def _module(name: str) -> str:
+    return printable(name or "outside of modules", 44, keep_end=16)
+
+
 def _tables(profile: Profile) -> list[Table]:
     """Return the tables of a profile, with a column for each arm."""
     arms = [arm for arm in profile.arms if not arm.failure]
     names = [printable(arm.arm, 40) for arm in arms]
+    step = ["step", *(_milliseconds(arm.seconds) for arm in arms)]
+    phases = _rows(arms, lambda arm: (((title,), arm.of_phase(key)) for key, title in PHASES.items()), _cell, _seconds)
+    kinds = _rows(arms, lambda arm: (((title,), arm.of_kind(key)) for key, title in KINDS.items()), _cell, _seconds)
+    kept = _rows(arms, lambda arm: (((_module(one.kind), one.dtype), one.bytes) for one in _held(arm, "layers")))
+    layers = _rows(arms, lambda arm: (((_module(one.module),), one.seconds) for one in arm.layers), _cell)
     tables = [
-        Table.of(["phase", *names], _rows_of(arms, PHASES, lambda arm, key: arm.of_phase(key)), "One step, ms"),
-        Table.of(
-            ["kind", *names],
-            _rows_of(arms, KINDS, lambda arm, key: arm.of_kind(key)),
-            "The same by kind of work, ms",
-        ),
+        Table.of(["phase", *names], [*phases, step], "One step, ms"),
+        Table.of(["kind", *names], [*kinds, step], "The same by kind of work, ms"),
         Table.of(["", *names], _limits(arms), "Limits"),
+        Table.of(["", *names], _memory(arms), "Memory at the peak of a step, MiB"),
+        Table.of(["layer", "type", *names], kept[:MAX_LAYERS], "Activations kept, by layer, MiB"),
+        Table.of(["layer", *names], layers[:MAX_LAYERS], "Layers, forward and backward, ms"),
+        Table.of(
+            ["operation", "phase", "type", *names],
+            _rows(
+                arms,
+                lambda arm: (
+                    ((printable(one.name, 44), one.phase, one.dtype or "-"), one.seconds)
+                    for one in arm.operations[:MAX_OPERATIONS]
+                ),
+                _cell,
+            ),
+            "Operations, ms",
+        ),
+        Table.of(
+            ["arm", "change", "saves of the step"],
+            [[arm.arm, one.change, one.failure or f"{100 * one.gain:+.0f} %"] for arm in arms for one in arm.trials],
+            "Switches that were trained",
+        ),
+        Table.of(
+            ["arm", "rank", "step (ms)", "communication (ms)", "hidden"],
+            [
+                [arm.arm, str(rank.rank), _milliseconds(rank.seconds), *_communication(rank)]
+                for arm in arms
+                for rank in arm.ranks
+            ],
+            "Ranks",
+        ),
     ]
-    if any(arm.memory for arm in arms):
-        tables.append(Table.of(["", *names], _memory(arms), "Memory at the peak of a step, MiB"))
-        tables.append(Table.of(["layer", *names], _kept_rows(arms), "Activations kept, by layer, MiB"))
-    tables.append(Table.of(["layer", *names], _layers(arms), "Layers, forward and backward, ms"))
-    tables.append(Table.of(["operation", "phase", "type", *names], _operations(arms), "Operations, ms"))
-    trials = [[arm.arm, one.change, one.failure or f"{100 * one.gain:+.0f} %"] for arm in arms for one in arm.trials]
-    if trials:
-        tables.append(Table.of(["arm", "change", "saves of the step"], trials, "Switches that were trained"))
-    ranks = [
-        [
-            arm.arm,
-            str(rank.rank),
-            _milliseconds(rank.seconds),
-            "-" if rank.communication is None else _milliseconds(rank.communication.seconds),
-            "-" if rank.communication is None else _percent(rank.communication.overlap_share),
-        ]
-        for arm in arms
-        for rank in arm.ranks
-    ]
-    if ranks:
-        tables.append(Table.of(["arm", "rank", "step (ms)", "communication (ms)", "hidden"], ranks, "Ranks"))
     return [table for table in tables if table.rows]
 
 
-def _rows_of(
-    arms: Sequence[ArmProfile], names: Mapping[Any, str], value: Callable[[ArmProfile, str], float]
+def _communication(rank: RankTimes) -> list[str]:
+    known = rank.communication
+    return ["-", "-"] if known is None else [_milliseconds(known.seconds), _percent(known.overlap_share)]
+
+
+def _seconds(arm: ArmProfile) -> float:
+    return arm.seconds
+
+
+def _held(arm: ArmProfile, name: Literal["held", "layers"]) -> Sequence[Held]:
+    return () if arm.memory is None else getattr(arm.memory, name)
+
+
+def _rows(
+    arms: Sequence[ArmProfile],
+    values: Callable[[ArmProfile], Iterable[tuple[tuple[str, ...], float]]],
+    text: Callable[[float, ArmProfile], str] = _size_cell,
+    whole: Callable[[ArmProfile], float] = lambda arm: 0.0,
 ) -> list[list[str]]:
-    rows = []
-    for key, title in names.items():
-        values = [value(arm, key) for arm in arms]
-        if any(seconds >= MIN_SHARE * arm.seconds > 0 for seconds, arm in zip(values, arms, strict=True)):
-            rows.append([title, *(_cell(seconds, arm) for seconds, arm in zip(values, arms, strict=True))])
-    rows.append(["step", *(_milliseconds(arm.seconds) for arm in arms)])
-    return rows
+    """Return a row for each head, with the sum of its values under each arm, if that is a notable share anywhere.
+
+    Args:
+        values: of an arm, each with its head.
+        whole: what values of an arm are shares of.
+    """
+    rows: dict[tuple[str, ...], list[float]] = {}
+    for place, arm in enumerate(arms):
+        for head, value in values(arm):
+            rows.setdefault(head, [0.0] * len(arms))[place] += value
+    return [
+        [*head, *map(text, sums, arms)]
+        for head, sums in rows.items()
+        if any(value and value >= MIN_SHARE * whole(arm) for value, arm in zip(sums, arms, strict=True))
+    ]
 
 
 def _limits(arms: Sequence[ArmProfile]) -> list[list[str]]:
@@ -106,64 +157,24 @@ def _limits(arms: Sequence[ArmProfile]) -> list[list[str]]:
 
 
 def _memory(arms: Sequence[ArmProfile]) -> list[list[str]]:
-    keys = list(
-        dict.fromkeys((held.kind, held.dtype) for arm in arms if arm.memory is not None for held in arm.memory.held)
+    memories = [arm.memory for arm in arms]
+    if not any(memories):
+        return []
+
+    def row(title: str, value: Callable[[Memory], float | None]) -> list[str]:
+        return [title, *("-" if memory is None else _mib(value(memory)) for memory in memories)]
+
+    rows = _rows(
+        arms,
+        lambda arm: (((f"{one.kind}, {one.dtype}",), one.bytes) for one in _held(arm, "held")),
+        whole=lambda arm: arm.memory.measured_bytes if arm.memory else 0.0,
     )
-    rows = []
-    for kind, dtype in keys:
-        sizes = [
-            None
-            if arm.memory is None
-            else sum(held.bytes for held in arm.memory.held if (held.kind, held.dtype) == (kind, dtype))
-            for arm in arms
-        ]
-        if any(
-            size and arm.memory and size >= MIN_SHARE * arm.memory.measured_bytes
-            for size, arm in zip(sizes, arms, strict=True)
-        ):
-            rows.append([f"{kind}, {dtype}", *(_mib(size) if size else "-" for size in sizes)])
-    rest = ["workspace and others", *("-" if arm.memory is None else _mib(arm.memory.rest_bytes) for arm in arms)]
-    peak = ["peak", *("-" if arm.memory is None else _mib(arm.memory.measured_bytes) for arm in arms)]
-    reserved = ["reserved by the allocator", *(_mib(arm.memory.reserved_bytes) if arm.memory else "-" for arm in arms)]
-    return [*rows, rest, peak, *([reserved] if any(cell != "-" for cell in reserved[1:]) else [])]
-
-
-def _kept_rows(arms: Sequence[ArmProfile]) -> list[list[str]]:
-    found: dict[str, list[str]] = {}
-    for place, arm in enumerate(arms):
-        for held in arm.memory.layers if arm.memory is not None else []:
-            row = found.setdefault(held.kind, [""] * len(arms))
-            text = f"{_mib(held.bytes)} {held.dtype}"
-            row[place] = f"{row[place]}, {text}" if row[place] else text
-    rows = [[printable(name or "outside of modules", 44, keep_end=16), *cells] for name, cells in found.items()]
-    return [[cell or "-" for cell in row] for row in rows[:MAX_LAYERS]]
-
-
-def _layers(arms: Sequence[ArmProfile]) -> list[list[str]]:
-    names = list(dict.fromkeys(layer.module for arm in arms for layer in arm.layers))[:MAX_LAYERS]
-    by_arm = [{layer.module: layer.seconds for layer in arm.layers} for arm in arms]
+    reserved = row("reserved by the allocator", lambda memory: memory.reserved_bytes)
     return [
-        [
-            printable(name or "outside of modules", 44, keep_end=16),
-            *(_cell(known.get(name, 0.0), arm) for known, arm in zip(by_arm, arms, strict=True)),
-        ]
-        for name in names
-    ]
-
-
-def _operations(arms: Sequence[ArmProfile]) -> list[list[str]]:
-    rows: dict[tuple[str, str, str], list[float]] = {}
-    for place, arm in enumerate(arms):
-        for one in arm.operations[:MAX_OPERATIONS]:
-            rows.setdefault((one.name, one.phase, one.dtype), [0.0] * len(arms))[place] += one.seconds
-    return [
-        [
-            printable(name, 44),
-            phase,
-            dtype or "-",
-            *(_cell(seconds, arm) for seconds, arm in zip(values, arms, strict=True)),
-        ]
-        for (name, phase, dtype), values in rows.items()
+        *rows,
+        row(REST, lambda memory: memory.rest_bytes),
+        row("peak", lambda memory: memory.measured_bytes),
+        *([reserved] if any(cell != "-" for cell in reserved[1:]) else []),
     ]
 
 
@@ -218,10 +229,9 @@ def profile_document(profile: Profile) -> Document:
         Section("tables", _tables(profile)),
         Section("notes", [Items([f"note: {note}" for note in notes])] if (notes := _notes(profile)) else []),
         Section("further", [Text([sentence]) for sentence in rest]),
-        Section("step", lambda: _bars(_phase_bars(arms))),
-        Section("work", lambda: _bars(_kind_bars(arms))),
-        Section("memory", lambda: _bars(_memory_bars(arms))),
-        Section("roofline", lambda: [Figure("roofline", lambda: found)] if (found := _roofline(arms)) else []),
+        Section("step", _time_bars("One step by phase", arms, PHASES, ArmProfile.of_phase)),
+        Section("work", _time_bars("One step by kind of work", arms, KINDS, ArmProfile.of_kind)),
+        Section("memory", _memory_bars(arms)),
     ]
     return Document(
         "profile",
@@ -231,10 +241,6 @@ def profile_document(profile: Profile) -> Document:
         printable(answer, 600),
         [printable(part, 120) for part in (profile.subject, profile.device) if part],
     )
-
-
-def _bars(found: Bars) -> list[Block]:
-    return [Figure("bars", lambda: found)] if found.bars else []
 
 
 def _notes(profile: Profile) -> list[str]:
@@ -275,27 +281,6 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class Point:
-    """An arm on the roofline."""
-
-    x: float
-    y: float
-    color: int
-    text: str
-    name: str
-
-
-@dataclass(frozen=True)
-class Roofline:
-    """FLOP/s over FLOPs per byte, both logarithmic: points of arms under the roofs of their types."""
-
-    points: list[Point]
-    roofs: list[tuple[str, str, int]]
-    x_ticks: list[tuple[float, str]]
-    y_ticks: list[tuple[float, str]]
-
-
-@dataclass(frozen=True)
 class Bars:
     """A bar for each arm, and what their colors mean.
 
@@ -308,34 +293,49 @@ class Bars:
     key: list[tuple[str, int]]
 
 
-def _phase_bars(arms: Sequence[ArmProfile]) -> Bars:
-    """Return one step by phase."""
-    return Bars("One step by phase", [_bar(arm, PHASES, arms, by_phase=True) for arm in arms], _key(PHASES))
+def _bars(
+    title: str, arms: Sequence[tuple[str, float, Mapping[str, float]]], words: Callable[[float], str]
+) -> list[Block]:
+    """Return a bar for each arm.
 
-
-def _kind_bars(arms: Sequence[ArmProfile]) -> Bars:
-    """Return one step by kind of work."""
-    return Bars("One step by kind of work", [_bar(arm, KINDS, arms, by_phase=False) for arm in arms], _key(KINDS))
-
-
-def _key(names: Mapping[Any, str]) -> list[tuple[str, int]]:
-    return [(title, index % COLORS) for index, title in enumerate(names.values())]
-
-
-def _bar(arm: ArmProfile, names: Mapping[Any, str], arms: Sequence[ArmProfile], *, by_phase: bool) -> Bar:
-    longest = max((one.seconds for one in arms), default=0.0) or 1.0
-    values = [
-        (title, arm.of_phase(key) if by_phase else arm.of_kind(key), index % COLORS)
-        for index, (key, title) in enumerate(names.items())
+    Args:
+        arms: name, the whole, and its parts by their names, which all arms have in one order.
+        words: of a value.
+    """
+    colors = {name: index % COLORS for _, _, parts in arms for index, name in enumerate(parts)}
+    largest = max((whole for _, whole, _ in arms), default=0.0) or 1.0
+    bars = [
+        Bar(
+            printable(arm, 30),
+            segments_of([(name, value, colors[name]) for name, value in parts.items()], largest, words),
+            words(whole),
+        )
+        for arm, whole, parts in arms
     ]
-    text = f"{1000 * arm.seconds:.2f} ms"
-    return Bar(
-        printable(arm.arm, 30),
-        segments_of(
-            values, longest, lambda seconds: f"{1000 * seconds:.3f} ms, {100 * seconds / (arm.seconds or 1):.0f} %"
-        ),
-        text,
-    )
+    return [Figure("bars", lambda: Bars(title, bars, list(colors.items())))] if bars else []
+
+
+def _time_bars(
+    title: str, arms: Sequence[ArmProfile], names: Mapping[Any, str], seconds: Callable[[ArmProfile, Any], float]
+) -> list[Block]:
+    parts = [(arm.arm, arm.seconds, {text: seconds(arm, name) for name, text in names.items()}) for arm in arms]
+    return _bars(title, parts, lambda value: f"{_milliseconds(value)} ms")
+
+
+def _memory_bars(arms: Sequence[ArmProfile]) -> list[Block]:
+    """Return the peak of memory by what holds it."""
+    known = [(arm.arm, arm.memory) for arm in arms if arm.memory is not None]
+    kinds = dict.fromkeys(held.kind for _, memory in known for held in memory.held)
+    parts = [
+        (
+            arm,
+            memory.measured_bytes,
+            {kind: float(sum(held.bytes for held in memory.held if held.kind == kind)) for kind in kinds}
+            | {REST: float(max(0, memory.rest_bytes))},
+        )
+        for arm, memory in known
+    ]
+    return _bars("Peak of memory", parts, lambda size: f"{_mib(size)} MiB")
 
 
 def segments_of(values: Sequence[tuple[str, float, int]], whole: float, words: Callable[[float], str]) -> list[Segment]:
@@ -355,77 +355,3 @@ def segments_of(values: Sequence[tuple[str, float, int]], whole: float, words: C
             )
         at += max(0.0, value)
     return found
-
-
-def _memory_bars(arms: Sequence[ArmProfile]) -> Bars:
-    """Return the peak of memory by what holds it."""
-    known = [(arm, arm.memory) for arm in arms if arm.memory is not None]
-    names = list(dict.fromkeys(held.kind for _, memory in known for held in memory.held))
-    names.append("workspace and others")
-    largest = max((memory.measured_bytes for _, memory in known), default=0) or 1
-    bars = []
-    for arm, memory in known:
-        values = [
-            (name, float(sum(held.bytes for held in memory.held if held.kind == name)), index % COLORS)
-            for index, name in enumerate(names[:-1])
-        ]
-        values.append((names[-1], float(max(0, memory.rest_bytes)), (len(names) - 1) % COLORS))
-        words = _mebibytes
-        bars.append(Bar(printable(arm.arm, 30), segments_of(values, largest, words), _mebibytes(memory.measured_bytes)))
-    return Bars("Peak of memory", bars, [(name, index % COLORS) for index, name in enumerate(names)])
-
-
-def _mebibytes(size: float) -> str:
-    return f"{size / 2**20:.2f} MiB"
-
-
-def _roofline(arms: Sequence[ArmProfile]) -> Roofline | None:
-    """Return the figure; None where no arm has FLOPs and peaks."""
-    known = [
-        (index, arm, arm.limits)
-        for index, arm in enumerate(arms)
-        if arm.limits is not None
-        and arm.limits.flops
-        and arm.limits.peak_flops
-        and arm.limits.peak_bytes
-        and arm.seconds
-    ]
-    if not known:
-        return None
-    ridges = [(one.peak_flops or 1) / (one.peak_bytes or 1) for _, _, one in known]
-    intensities = [one.intensity or 1 for _, _, one in known]
-    reached = [one.flops / arm.seconds for _, arm, one in known]
-    x_low = math.floor(math.log10(min([*intensities, *ridges]))) - 1
-    x_high = math.ceil(math.log10(max([*intensities, *ridges]))) + 1
-    y_low = math.floor(math.log10(min(reached)))
-    y_high = math.ceil(math.log10(max(one.peak_flops or 1 for _, _, one in known)))
-
-    def at_x(value: float) -> float:
-        return round(WIDTH * (math.log10(value) - x_low) / (x_high - x_low), 1)
-
-    def at_y(value: float) -> float:
-        return round(HEIGHT * (1 - (math.log10(value) - y_low) / (y_high - y_low)), 1)
-
-    roofs: dict[tuple[str, str], int] = {}
-    for index, _, one in known:
-        peak, wide = one.peak_flops or 1.0, one.peak_bytes or 1.0
-        left = max(10.0**x_low, 10.0**y_low / wide)
-        corner = peak / wide
-        points = [(left, left * wide), (corner, peak), (10.0**x_high, peak)]
-        line = " ".join(f"{at_x(x)},{at_y(y)}" for x, y in points)
-        roofs.setdefault((one.peak_dtype, line), index % COLORS)
-    return Roofline(
-        points=[
-            Point(
-                at_x(one.intensity or 1.0),
-                at_y(one.flops / arm.seconds),
-                index % COLORS,
-                f"{arm.arm}: {one.intensity or 0:.3g} FLOP/byte, {one.flops / arm.seconds / 1e9:.3g} GFLOP/s",
-                printable(arm.arm, 30),
-            )
-            for index, arm, one in known
-        ],
-        roofs=[(line, dtype, color) for (dtype, line), color in roofs.items()],
-        x_ticks=[(at_x(10.0**power), f"1e{power}") for power in range(x_low, x_high + 1)],
-        y_ticks=[(at_y(10.0**power), f"1e{power}") for power in range(y_low, y_high + 1)],
-    )

@@ -99,16 +99,10 @@ def test_markdown_has_the_same_figures(profile: Profile) -> None:
         assert part in text
 
 
-def test_the_page_draws_bars_and_the_roofline(profile: Profile) -> None:
-    """A part is a rectangle with its text, an arm a point under the roof of its type; nothing is loaded."""
+def test_the_page_draws_bars(profile: Profile) -> None:
+    """A part is a rectangle with its text; nothing is loaded."""
     page = FORMATS["html"].reporter().render(profile)
-    for part in (
-        "native:bf16, casts: 8.000 ms, 40 %",
-        "Peak of memory",
-        "75 % less",
-        "<polyline",
-        "20 FLOP/byte, 200 GFLOP/s",
-    ):
+    for part in ("native:bf16, casts: 8.000 ms", "Peak of memory", "75 % less"):
         assert part in page, part
     assert "https://" not in page
     assert "<span>native:bf16</span>" in page, "beside the bar, which any width stretches"
@@ -123,7 +117,6 @@ def test_a_profile_without_counts_has_a_page(profile: Profile) -> None:
         .render(profile.model_copy(update={"arms": [bare], "headline": ["<b> takes 100 ms a step"]}))
     )
     assert "<b> takes" not in page
-    assert "Roofline" not in page
 
 
 def test_a_record_is_read_back(profile: Profile) -> None:
