@@ -110,7 +110,7 @@ def _memory(arms: Sequence[ArmProfile]) -> list[list[str]]:
         if one.bytes >= MIN_SHARE * memory.measured_bytes
     ]
     rows = [
-        row(", ".join(filter(None, (kind, dtype))), partial(_held, kind=kind, dtype=dtype))
+        row(", ".join(filter(None, (kind, dtype))), partial(_bytes_of, kind=kind, dtype=dtype))
         for kind, dtype in dict.fromkeys(held)
     ]
     rows.append(row("workspace and others", lambda one: one.rest_bytes))
@@ -120,7 +120,7 @@ def _memory(arms: Sequence[ArmProfile]) -> list[list[str]]:
     return rows
 
 
-def _held(memory: Memory, kind: str, dtype: str | None = None) -> int | None:
+def _bytes_of(memory: Memory, kind: str, dtype: str | None = None) -> int | None:
     """Return the bytes of a kind, and of a type if one is given; None for none."""
     return sum(one.bytes for one in memory.held if one.kind == kind and dtype in (None, one.dtype)) or None
 
@@ -259,7 +259,7 @@ def _memory_bars(arms: Sequence[ArmProfile]) -> list[Block]:
     known = [(arm.arm, arm.memory) for arm in arms if arm.memory is not None]
     kinds = list(dict.fromkeys(held.kind for _, memory in known for held in memory.held))
     rows = [
-        (arm, memory.measured_bytes, [*(_held(memory, kind) or 0 for kind in kinds), max(0, memory.rest_bytes)])
+        (arm, memory.measured_bytes, [*(_bytes_of(memory, kind) or 0 for kind in kinds), max(0, memory.rest_bytes)])
         for arm, memory in known
     ]
     return _figure("Peak of memory", rows, [*kinds, "workspace and others"], lambda size: f"{_mib(size)} MiB")
