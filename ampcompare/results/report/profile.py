@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import partial
+from typing import Any
 
 from ampcompare.base.formatting import printable
-from ampcompare.results.records.profile import (
-    KINDS,
-    PHASES,
-    ArmProfile,
-    Held,
-    Limits,
-    Memory,
-    Profile,
-    RankTimes,
-    Reason,
-    Trial,
-)
+from ampcompare.results.records.profile import KINDS, PHASES, ArmProfile, Limits, Memory, Profile, Reason
 from ampcompare.results.report.document import Block, Document, Figure, Items, Section, Table, Text
 
-__all__ = ["COLORS", "Bar", "Bars", "memory_sentences", "profile_document", "segments_of"]
+__all__ = ["COLORS", "Bar", "Bars", "profile_document", "segments_of"]
 
 MIN_SHARE = 0.001  # of a step: a row is left out where no arm reaches it
-MAX_LAYERS = 8
-MAX_OPERATIONS = 8
-MIN_CHANGE = 0.01  # of the peak of memory
-REST = "workspace and others"
+MAX_ROWS = 8  # layers and operations of an arm
 COLORS = 10  # in report.css
 LEAST = 0.004  # of a bar: smaller parts are not drawn
 
@@ -36,8 +24,8 @@ def _milliseconds(seconds: float) -> str:
     return f"{1000 * seconds:.3f}" if seconds < 0.01 else f"{1000 * seconds:.2f}"
 
 
-def _mib(size: float | None) -> str:
-    return "-" if size is None else f"{size / 2**20:.2f}"
+def _mib(size: float) -> str:
+    return f"{size / 2**20:.2f}"
 
 
 def _percent(share: float | None) -> str:
@@ -48,10 +36,6 @@ def _cell(seconds: float, arm: ArmProfile) -> str:
     return f"{_milliseconds(seconds)} ({100 * seconds / arm.seconds:.0f} %)" if seconds and arm.seconds else "-"
 
 
-def _size_cell(size: float, arm: ArmProfile) -> str:
-    return _mib(size) if size else "-"
-
-
 def _module(name: str) -> str:
     return printable(name or "outside of modules", 44, keep_end=16)
 
@@ -60,122 +44,122 @@ def _tables(profile: Profile) -> list[Table]:
     """Return the tables of a profile, with a column for each arm."""
     arms = [arm for arm in profile.arms if not arm.failure]
     names = [printable(arm.arm, 40) for arm in arms]
-    step = ["step", *(_milliseconds(arm.seconds) for arm in arms)]
-    phases = _rows(arms, lambda arm: (((title,), arm.of_phase(key)) for key, title in PHASES.items()), _cell, _seconds)
-    kinds = _rows(arms, lambda arm: (((title,), arm.of_kind(key)) for key, title in KINDS.items()), _cell, _seconds)
-    kept = _rows(arms, lambda arm: (((_module(one.kind), one.dtype), one.bytes) for one in _held(arm, "layers")))
-    layers = _rows(arms, lambda arm: (((_module(one.module),), one.seconds) for one in arm.layers), _cell)
+    layers = [[((_module(one.module),), one.seconds) for one in arm.layers] for arm in arms]
+    operations = [
+        [((printable(one.name, 44), one.phase, one.dtype or "-"), one.seconds) for one in arm.operations]
+        for arm in arms
+    ]
+    trials = [[arm.arm, one.change, one.failure or f"{100 * one.gain:+.0f} %"] for arm in arms for one in arm.trials]
     tables = [
-        Table.of(["phase", *names], [*phases, step], "One step, ms"),
-        Table.of(["kind", *names], [*kinds, step], "The same by kind of work, ms"),
+        Table.of(["phase", *names], _step_rows(arms, PHASES, ArmProfile.of_phase), "One step, ms"),
+        Table.of(["kind", *names], _step_rows(arms, KINDS, ArmProfile.of_kind), "The same by kind of work, ms"),
         Table.of(["", *names], _limits(arms), "Limits"),
         Table.of(["", *names], _memory(arms), "Memory at the peak of a step, MiB"),
-        Table.of(["layer", "type", *names], kept[:MAX_LAYERS], "Activations kept, by layer, MiB"),
-        Table.of(["layer", *names], layers[:MAX_LAYERS], "Layers, forward and backward, ms"),
-        Table.of(
-            ["operation", "phase", "type", *names],
-            _rows(
-                arms,
-                lambda arm: (
-                    ((printable(one.name, 44), one.phase, one.dtype or "-"), one.seconds)
-                    for one in arm.operations[:MAX_OPERATIONS]
-                ),
-                _cell,
-            ),
-            "Operations, ms",
-        ),
-        Table.of(
-            ["arm", "change", "saves of the step"],
-            [[arm.arm, one.change, one.failure or f"{100 * one.gain:+.0f} %"] for arm in arms for one in arm.trials],
-            "Switches that were trained",
-        ),
-        Table.of(
-            ["arm", "rank", "step (ms)", "communication (ms)", "hidden"],
-            [
-                [arm.arm, str(rank.rank), _milliseconds(rank.seconds), *_communication(rank)]
-                for arm in arms
-                for rank in arm.ranks
-            ],
-            "Ranks",
-        ),
+        Table.of(["layer", *names], _kept_rows(arms), "Activations kept, by layer, MiB"),
+        Table.of(["layer", *names], _largest_rows(arms, layers), "Layers, forward and backward, ms"),
+        Table.of(["operation", "phase", "type", *names], _largest_rows(arms, operations), "Operations, ms"),
+        Table.of(["arm", "change", "saves of the step"], trials, "Switches that were trained"),
+        Table.of(["arm", "rank", "step (ms)", "communication (ms)", "hidden"], _ranks(arms), "Ranks"),
     ]
     return [table for table in tables if table.rows]
 
 
-def _communication(rank: RankTimes) -> list[str]:
-    known = rank.communication
-    return ["-", "-"] if known is None else [_milliseconds(known.seconds), _percent(known.overlap_share)]
-
-
-def _seconds(arm: ArmProfile) -> float:
-    return arm.seconds
-
-
-def _held(arm: ArmProfile, name: Literal["held", "layers"]) -> Sequence[Held]:
-    return () if arm.memory is None else getattr(arm.memory, name)
-
-
-def _rows(
-    arms: Sequence[ArmProfile],
-    values: Callable[[ArmProfile], Iterable[tuple[tuple[str, ...], float]]],
-    text: Callable[[float, ArmProfile], str] = _size_cell,
-    whole: Callable[[ArmProfile], float] = lambda arm: 0.0,
+def _step_rows(
+    arms: Sequence[ArmProfile], names: Mapping[Any, str], value: Callable[[ArmProfile, str], float]
 ) -> list[list[str]]:
-    """Return a row for each head, with the sum of its values under each arm, if that is a notable share anywhere.
-
-    Args:
-        values: of an arm, each with its head.
-        whole: what values of an arm are shares of.
-    """
-    rows: dict[tuple[str, ...], list[float]] = {}
-    for place, arm in enumerate(arms):
-        for head, value in values(arm):
-            rows.setdefault(head, [0.0] * len(arms))[place] += value
-    return [
-        [*head, *map(text, sums, arms)]
-        for head, sums in rows.items()
-        if any(value and value >= MIN_SHARE * whole(arm) for value, arm in zip(sums, arms, strict=True))
-    ]
+    rows = []
+    for key, title in names.items():
+        values = [value(arm, key) for arm in arms]
+        if any(seconds >= MIN_SHARE * arm.seconds > 0 for seconds, arm in zip(values, arms, strict=True)):
+            rows.append([title, *map(_cell, values, arms)])
+    return [*rows, ["step", *(_milliseconds(arm.seconds) for arm in arms)]]
 
 
 def _limits(arms: Sequence[ArmProfile]) -> list[list[str]]:
-    def row(title: str, value: Callable[[Limits, ArmProfile], str]) -> list[str]:
-        return [title, *("-" if arm.limits is None else value(arm.limits, arm) for arm in arms)]
-
+    rows: dict[str, Callable[[Limits, float], str]] = {
+        "GFLOP of a step": lambda one, _: f"{one.flops / 1e9:.3g}",
+        "MiB read and written": lambda one, _: _mib(one.bytes),
+        "of it by casts": lambda one, _: _percent(one.cast_bytes / one.bytes if one.bytes else None),
+        "FLOP for each byte": lambda one, _: f"{one.intensity or 0:.3g}",
+        "GFLOP/s": lambda one, seconds: f"{one.flops / seconds / 1e9:.3g}" if seconds else "-",
+        "peak, GFLOP/s": lambda one, _: f"{one.peak_flops / 1e9:.3g} ({one.peak_dtype})" if one.peak_flops else "-",
+        "peak, GB/s": lambda one, _: f"{one.peak_bytes / 1e9:.3g}" if one.peak_bytes else "-",
+        "MFU": lambda one, seconds: _percent(one.utilization(seconds)),
+        "peak from": lambda one, _: one.source,
+    }
     if not any(arm.limits for arm in arms):
         return []
     return [
-        row("GFLOP of a step", lambda one, _: f"{one.flops / 1e9:.3g}"),
-        row("MiB read and written", lambda one, _: _mib(one.bytes)),
-        row("of it by casts", lambda one, _: _percent(one.cast_bytes / one.bytes if one.bytes else None)),
-        row("FLOP for each byte", lambda one, _: f"{one.intensity or 0:.3g}"),
-        row("GFLOP/s", lambda one, arm: f"{one.flops / arm.seconds / 1e9:.3g}" if arm.seconds else "-"),
-        row("peak, GFLOP/s", lambda one, _: f"{one.peak_flops / 1e9:.3g}" if one.peak_flops else "-"),
-        row("MFU", lambda one, arm: _percent(one.utilization(arm.seconds))),
-        row("peak from", lambda one, _: one.source),
+        [title, *("-" if arm.limits is None else text(arm.limits, arm.seconds) for arm in arms)]
+        for title, text in rows.items()
     ]
 
 
 def _memory(arms: Sequence[ArmProfile]) -> list[list[str]]:
-    memories = [arm.memory for arm in arms]
-    if not any(memories):
-        return []
-
     def row(title: str, value: Callable[[Memory], float | None]) -> list[str]:
-        return [title, *("-" if memory is None else _mib(value(memory)) for memory in memories)]
+        sizes = [None if arm.memory is None else value(arm.memory) for arm in arms]
+        return [title, *("-" if size is None else _mib(size) for size in sizes)]
 
-    rows = _rows(
-        arms,
-        lambda arm: (((f"{one.kind}, {one.dtype}",), one.bytes) for one in _held(arm, "held")),
-        whole=lambda arm: arm.memory.measured_bytes if arm.memory else 0.0,
-    )
-    reserved = row("reserved by the allocator", lambda memory: memory.reserved_bytes)
-    return [
-        *rows,
-        row(REST, lambda memory: memory.rest_bytes),
-        row("peak", lambda memory: memory.measured_bytes),
-        *([reserved] if any(cell != "-" for cell in reserved[1:]) else []),
+    known = [arm.memory for arm in arms if arm.memory is not None]
+    if not known:
+        return []
+    held = [
+        (one.kind, one.dtype)
+        for memory in known
+        for one in memory.held
+        if one.bytes >= MIN_SHARE * memory.measured_bytes
     ]
+    rows = [
+        row(", ".join(filter(None, (kind, dtype))), partial(_bytes_of, kind=kind, dtype=dtype))
+        for kind, dtype in dict.fromkeys(held)
+    ]
+    rows.append(row("workspace and others", lambda one: one.rest_bytes))
+    rows.append(row("peak", lambda one: one.measured_bytes))
+    if any(memory.reserved_bytes is not None for memory in known):
+        rows.append(row("reserved by the allocator", lambda one: one.reserved_bytes))
+    return rows
+
+
+def _bytes_of(memory: Memory, kind: str, dtype: str | None = None) -> int | None:
+    """Return the bytes of a kind, and of a type if one is given; None for none."""
+    return sum(one.bytes for one in memory.held if one.kind == kind and dtype in (None, one.dtype)) or None
+
+
+def _kept_rows(arms: Sequence[ArmProfile]) -> list[list[str]]:
+    layers = [[] if arm.memory is None else arm.memory.layers for arm in arms]
+    names = list(dict.fromkeys(one.kind for held in layers for one in held))[:MAX_ROWS]
+    return [
+        [
+            _module(name),
+            *(
+                ", ".join(f"{_mib(one.bytes)} {one.dtype}" for one in held if one.kind == name) or "-"
+                for held in layers
+            ),
+        ]
+        for name in names
+    ]
+
+
+def _largest_rows(
+    arms: Sequence[ArmProfile], found: Sequence[Sequence[tuple[tuple[str, ...], float]]]
+) -> list[list[str]]:
+    """Return a row for each of the largest parts of any arm: its names, then its seconds in each arm."""
+    seconds: dict[tuple[int, tuple[str, ...]], float] = defaultdict(float)
+    for place, parts in enumerate(found):
+        for key, value in parts:
+            seconds[place, key] += value
+    keys = dict.fromkeys(key for parts in found for key, _ in parts[:MAX_ROWS])
+    return [[*key, *(_cell(seconds[place, key], arm) for place, arm in enumerate(arms))] for key in keys]
+
+
+def _ranks(arms: Sequence[ArmProfile]) -> list[list[str]]:
+    rows = []
+    for arm in arms:
+        for rank in arm.ranks:
+            sent = rank.communication
+            cells = ["-", "-"] if sent is None else [_milliseconds(sent.seconds), _percent(sent.overlap_share)]
+            rows.append([arm.arm, str(rank.rank), _milliseconds(rank.seconds), *cells])
+    return rows
 
 
 def _reason_line(reason: Reason) -> str:
@@ -185,53 +169,25 @@ def _reason_line(reason: Reason) -> str:
     return printable(f"{reason.kind}{place}: {reason.text}{gain}", 1000)
 
 
-def memory_sentences(arm: ArmProfile) -> list[str]:
-    """Return a sentence for each change that was trained for memory: the peak, and the time of a step."""
-    is_timed = "emulated" not in arm.half
-    return [_memory_sentence(one, is_timed=is_timed) for one in arm.memory_trials]
-
-
-def _memory_sentence(trial: Trial, *, is_timed: bool) -> str:
-    before, after = trial.before_peak_bytes, trial.peak_bytes
-    if trial.failure or not before or after is None:
-        return f"{trial.change} could not be trained: {trial.failure or 'its peak was not measured'}"
-    share = after / before - 1
-    if abs(share) < MIN_CHANGE:
-        return f"{trial.change} does not change the peak of memory, {_mib(before)} MiB"
-    size = f"{100 * abs(share):.0f} % {'more' if share > 0 else 'less'}"
-    peak = f"with {trial.change} the peak of memory is {_mib(after)} instead of {_mib(before)} MiB, {size}"
-    if not is_timed:
-        return peak
-    if not trial.gain:
-        return f"{peak}, and the work of a step takes as long"
-    time = f"{100 * abs(trial.gain):.0f} % {'less' if trial.gain > 0 else 'more'}"
-    return f"{peak}, and the work of a step takes {time} time"
-
-
 def profile_document(profile: Profile) -> Document:
-    """Return the report: sentences, reasons with their evidence, what memory depends on, and one step side by side."""
+    """Return the report: sentences, reasons with their evidence, and one step side by side."""
     reasons = [
         Items([(_reason_line(reason), reason.evidence) for reason in arm.reasons], f"Reasons, {printable(arm.arm, 60)}")
         for arm in profile.arms
         if arm.reasons
-    ]
-    memory = [
-        Items(memory_sentences(arm), f"What memory depends on, {printable(arm.arm, 60)}")
-        for arm in profile.arms
-        if arm.memory_trials
     ]
     arms = [arm for arm in profile.arms if not arm.failure]
     # The first arm is the reference, whose time alone answers nothing.
     answer, *rest = [*profile.headline[1:], *profile.headline[:1]] or [""]
     sections = [
         Section("headline", [Text([sentence]) for sentence in profile.headline]),
-        Section("reasons", [*reasons, *memory]),
+        Section("reasons", [*reasons]),
         Section("tables", _tables(profile)),
         Section("notes", [Items([f"note: {note}" for note in notes])] if (notes := _notes(profile)) else []),
         Section("further", [Text([sentence]) for sentence in rest]),
-        Section("step", _time_bars("One step by phase", arms, PHASES, ArmProfile.of_phase)),
-        Section("work", _time_bars("One step by kind of work", arms, KINDS, ArmProfile.of_kind)),
-        Section("memory", _memory_bars(arms)),
+        Section("step", lambda: _step_bars("One step by phase", arms, PHASES, ArmProfile.of_phase)),
+        Section("work", lambda: _step_bars("One step by kind of work", arms, KINDS, ArmProfile.of_kind)),
+        Section("memory", lambda: _memory_bars(arms)),
     ]
     return Document(
         "profile",
@@ -251,8 +207,7 @@ def _notes(profile: Profile) -> list[str]:
         if memory is not None and abs(memory.rest_bytes) > 0.05 * memory.measured_bytes:
             notes.append(
                 f"{arm.arm}: {100 * memory.rest_bytes / memory.measured_bytes:.0f} % of the peak of memory is "
-                "workspace of "
-                "operations, or held by something else than the training"
+                "workspace of operations, or held by something else than the training"
             )
         if arm.seconds and abs(arm.accounted_seconds - arm.seconds) > 0.03 * arm.seconds:
             notes.append(
@@ -293,49 +248,52 @@ class Bars:
     key: list[tuple[str, int]]
 
 
-def _bars(
-    title: str, arms: Sequence[tuple[str, float, Mapping[str, float]]], words: Callable[[float], str]
+def _step_bars(
+    title: str, arms: Sequence[ArmProfile], names: Mapping[Any, str], value: Callable[[ArmProfile, str], float]
 ) -> list[Block]:
-    """Return a bar for each arm.
-
-    Args:
-        arms: name, the whole, and its parts by their names, which all arms have in one order.
-        words: of a value.
-    """
-    colors = {name: index % COLORS for _, _, parts in arms for index, name in enumerate(parts)}
-    largest = max((whole for _, whole, _ in arms), default=0.0) or 1.0
-    bars = [
-        Bar(
-            printable(arm, 30),
-            segments_of([(name, value, colors[name]) for name, value in parts.items()], largest, words),
-            words(whole),
-        )
-        for arm, whole, parts in arms
-    ]
-    return [Figure("bars", lambda: Bars(title, bars, list(colors.items())))] if bars else []
-
-
-def _time_bars(
-    title: str, arms: Sequence[ArmProfile], names: Mapping[Any, str], seconds: Callable[[ArmProfile, Any], float]
-) -> list[Block]:
-    parts = [(arm.arm, arm.seconds, {text: seconds(arm, name) for name, text in names.items()}) for arm in arms]
-    return _bars(title, parts, lambda value: f"{_milliseconds(value)} ms")
+    rows = [(arm.arm, arm.seconds, [value(arm, key) for key in names]) for arm in arms]
+    return _figure(title, rows, list(names.values()), lambda seconds: f"{_milliseconds(seconds)} ms")
 
 
 def _memory_bars(arms: Sequence[ArmProfile]) -> list[Block]:
-    """Return the peak of memory by what holds it."""
     known = [(arm.arm, arm.memory) for arm in arms if arm.memory is not None]
-    kinds = dict.fromkeys(held.kind for _, memory in known for held in memory.held)
-    parts = [
-        (
-            arm,
-            memory.measured_bytes,
-            {kind: float(sum(held.bytes for held in memory.held if held.kind == kind)) for kind in kinds}
-            | {REST: float(max(0, memory.rest_bytes))},
-        )
+    kinds = list(dict.fromkeys(held.kind for _, memory in known for held in memory.held))
+    rows = [
+        (arm, memory.measured_bytes, [*(_bytes_of(memory, kind) or 0 for kind in kinds), max(0, memory.rest_bytes)])
         for arm, memory in known
     ]
-    return _bars("Peak of memory", parts, lambda size: f"{_mib(size)} MiB")
+    return _figure("Peak of memory", rows, [*kinds, "workspace and others"], lambda size: f"{_mib(size)} MiB")
+
+
+def _figure(
+    title: str,
+    rows: Iterable[tuple[str, float, Sequence[float]]],
+    names: Sequence[str],
+    words: Callable[[float], str],
+) -> list[Block]:
+    """Return a bar for each row.
+
+    Args:
+        rows: arm, length, and the value of each part.
+        names: of the parts.
+        words: of a value.
+    """
+    rows = list(rows)
+    longest = max((length for _, length, _ in rows), default=0.0) or 1.0
+    bars = [
+        Bar(
+            printable(arm, 30),
+            segments_of(
+                [(name, value, index % COLORS) for index, (name, value) in enumerate(zip(names, values, strict=True))],
+                longest,
+                lambda value, length=length: f"{words(value)}, {100 * value / (length or 1):.0f} %",  # type: ignore[misc]
+            ),
+            words(length),
+        )
+        for arm, length, values in rows
+    ]
+    found = Bars(title, bars, [(name, index % COLORS) for index, name in enumerate(names)])
+    return [Figure("bars", lambda: found)] if bars else []
 
 
 def segments_of(values: Sequence[tuple[str, float, int]], whole: float, words: Callable[[float], str]) -> list[Segment]:
