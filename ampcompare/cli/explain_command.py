@@ -14,7 +14,6 @@ from ampcompare.cli.help import OUTPUT, option
 from ampcompare.cli.output import text_width
 from ampcompare.cli.settings import ScriptCommand, request_from, watched_script_options
 from ampcompare.cli.shared_options import json_option, recipe_options
-from ampcompare.cli.values import ARM
 from ampcompare.experiment.sources import collect_settings
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ __all__ = ["command"]
         ("In which types your script trains under it:", "ampcompare explain O2 --device cpu -- train.py --epochs 1"),
     ],
 )
-@click.argument("arm_text", metavar="ARM", type=ARM)
+@click.argument("arm_text", metavar="ARM")
 @watched_script_options
 @recipe_options
 @option("--all-modules", is_flag=True, group=OUTPUT, help="a row for each module, however many there are")

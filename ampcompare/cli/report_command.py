@@ -19,14 +19,13 @@ from ampcompare.base.formatting import printable
 from ampcompare.cli.comparison_output import details_option
 from ampcompare.cli.help import ARMS, OUTPUT, Command, option
 from ampcompare.cli.output import say
-from ampcompare.cli.values import ARM, FILE, Choice, Place
+from ampcompare.cli.values import FILE, FILE_OR_FOLDER, Choice
 from ampcompare.results.report.base import FORMATS, Reporter
 from ampcompare.results.report.tables import room
 from ampcompare.results.report.terminal import has_color
 
 __all__ = ["command"]
 
-OUTPUT_PLACE = Place("FILE|DIR")
 SUFFIXES = {
     ".html": "html",
     ".htm": "html",
@@ -55,11 +54,11 @@ SUFFIXES = {
     group=OUTPUT,
     help="what to write  [default: by the name of --output, else table]",
 )
-@option("--output", "-o", type=OUTPUT_PLACE, group=OUTPUT, help="where to write it; - is standard output  [default: -]")
+@option("--output", "-o", type=FILE_OR_FOLDER, group=OUTPUT, help="where to write it; -: standard output  [default: -]")
 @option("--open", "open_page", is_flag=True, group=OUTPUT, help="write the HTML page and open it in a browser")
 @option(
     "--reference",
-    type=ARM,
+    metavar="ARM",
     group=ARMS,
     help="compare with this arm, without running anything  [default: as it was run]",
 )
