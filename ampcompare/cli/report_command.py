@@ -62,13 +62,6 @@ SUFFIXES = {
     group=ARMS,
     help="compare with this arm, without running anything  [default: as it was run]",
 )
-@option(
-    "--columns",
-    default="",
-    metavar="NAME,...",
-    group=OUTPUT,
-    help="further columns of the first table, such as perplexity, top-5 or samples/s; --details has their names",
-)
 @details_option
 def command(
     paths: tuple[str, ...],
@@ -76,7 +69,6 @@ def command(
     output: str | None,
     open_page: bool,
     reference: str | None,
-    columns: str,
     details: bool,
 ) -> int:
     """Render the records of run directories again.
@@ -107,8 +99,7 @@ def command(
         raise ConfigError("--reference needs exactly one run directory; name a single one")
     beside = files[0] if len(files) == 1 and files[0].is_dir() and reference is None else None
     target = target.with_file(beside)
-    names = [name.strip() for name in columns.split(",") if name.strip()]
-    text, excluded = _report(files, target, reference, details=details, columns=names)
+    text, excluded = _report(files, target, reference, details=details)
     _give_report(text, target, beside=beside)
     for line in excluded:
         click.echo(f"ampcompare: not used: {printable(line, 2000)}", err=True)
@@ -134,16 +125,14 @@ def _exec_report(paths: list[Path], target: _ReportTarget) -> str:
     return target.reporter().write(records_document(paths, [read_exec_record(path) for path in paths]))
 
 
-def _report(
-    paths: list[Path], target: _ReportTarget, reference: str | None, *, details: bool, columns: list[str]
-) -> tuple[str, list[str]]:
+def _report(paths: list[Path], target: _ReportTarget, reference: str | None, *, details: bool) -> tuple[str, list[str]]:
     """Return the report of an experiment, and which records are not used."""
     from ampcompare.experiment.reload_report import reload_comparison, reload_together
     from ampcompare.results.report.base import log_links
 
     comparison = reload_together(paths) if len(paths) > 1 else reload_comparison(paths[0], reference=reference)
     reporter = target.reporter(details)
-    reporter.columns, reporter.logs = columns, log_links(comparison, paths, target.file.parent) if target.file else {}
+    reporter.logs = log_links(comparison, paths, target.file.parent) if target.file else {}
     return reporter.render(comparison), comparison.excluded
 
 
