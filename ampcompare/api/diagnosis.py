@@ -29,7 +29,6 @@ def diagnose(
     *,
     arm: Arm | str = "apex:O2",
     steps: int = DiagnoseOptions.steps,
-    at: Sequence[int] = DiagnoseOptions.at,
     reference: Literal["float32", "float64", "none"] = DiagnoseOptions.reference,
     cures: bool = DiagnoseOptions.cures,
     script: Sequence[str] | None = None,
@@ -52,7 +51,6 @@ def diagnose(
             recipe is trained, in a separate process. A loop chooses its GPU itself.
         arm: such as "apex:O2", or an `Arm`.
         steps: updates of each run; up to 20 skipped ones are added.
-        at: steps to watch, counted from 0; by default all.
         reference: precision in which every operation is repeated to measure its error; none: watch only ranges.
         cures: train with each candidate cure for some steps, to test it.
         script: a user's own script with its arguments, or "-m" and a module, as for `run`: it is started again for each
@@ -78,7 +76,7 @@ def diagnose(
     arm = Arm.parse(arm) if isinstance(arm, str) else arm
     request = settings_request(recipe, size, config_file, with_script({**settings, "arm": str(arm)}, script, ()))
     config = collect_settings(request, one_run=True).config
-    options = DiagnoseOptions(config, steps, tuple(at), reference, cures, rank, gpus)
+    options = DiagnoseOptions(config, steps, reference, cures, rank, gpus)
     options.check()
     if loop is None:
         check_cells([config])
