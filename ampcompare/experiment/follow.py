@@ -107,6 +107,7 @@ class Follower(Observer):
         self._callbacks = callbacks
         self._outline: Outline | None = None
         self._cells: dict[int, _Followed] = {}
+        self.place, self.preflight, self.note = observer.place, observer.preflight, observer.note  # type: ignore[method-assign]
 
     def plan(self, outline: Outline) -> None:
         self._outline = outline
@@ -118,56 +119,52 @@ class Follower(Observer):
         label, folder = self._outline.labels[number - 1], RunDirectory(self._outline.folder).cell(config)
         self._cells[number] = _Followed(CellInfo(label, config, folder), self._callbacks)
 
-    def place(self, number: int, name: str) -> None:
-        self._observer.place(number, name)
-
     def progress(self, number: int, progress: Progress) -> None:
         self._observer.progress(number, progress)
         self._cells[number].read()
 
     def end(self, record: RunRecord, *, reused: bool) -> None:
-        number, cell = next((at, cell) for at, cell in self._cells.items() if cell.events.cell.id == record.cell)
-        del self._cells[number]
+        number = next(at for at, cell in self._cells.items() if cell.cell.id == record.cell)
+        cell = self._cells.pop(number)
         if not reused:
-            cell.read()
-            cell.events.end(record)
+            cell.end(record)
         self._observer.end(record, reused=reused)
 
-    def preflight(self, lines: Sequence[str]) -> None:
-        self._observer.preflight(lines)
 
-    def note(self, text: str) -> None:
-        self._observer.note(text)
-
-
-class _Events:
-    """Calls the callbacks of a cell, each step and epoch once and in order."""
+class _Followed:
+    """A running cell: calls the callbacks for what its process has written, each step and epoch once and in order."""
 
     def __init__(self, cell: CellInfo, callbacks: Sequence[Callback]) -> None:
         self.cell = cell
         self._callbacks = callbacks
-        self._next_step = 0
-        self._next_epoch = 0
+        self._steps = _Tail(cell.folder / CellFile.STEPS, parse_step)
+        self._epochs = _Tail(cell.folder / CellFile.EPOCHS, lambda line: EpochResult.model_validate(parse_json(line)))
+        self._waiting: list[EpochResult] = []
+        self._next_step = self._next_epoch = 0
 
-    def give(self, steps: Iterable[StepRecord], epochs: Sequence[EpochResult]) -> None:
-        """Call for new steps, and before those of a later epoch for the evaluations."""
+    def read(self) -> None:
+        """Call for new steps, before those of a later epoch for its evaluation, and for evaluations after all steps."""
+        complete = [*self._waiting, *self._epochs.read()]  # before the steps: theirs are all written
+        steps = self._steps.read()
+        self._waiting = self._epochs.read()
         for step in steps:
             if step.step >= self._next_step:
-                self.give_epochs(epoch for epoch in epochs if epoch.epoch < step.epoch)
+                self._give(epoch for epoch in [*complete, *self._waiting] if epoch.epoch < step.epoch)
                 self._next_step = step.step + 1
                 self._call("on_step", step)
+        self._give(complete)
 
-    def give_epochs(self, epochs: Iterable[EpochResult]) -> None:
-        """Call for new epochs."""
+    def end(self, record: RunRecord) -> None:
+        """Call for what is new, for epochs that are only in the record, and for the end."""
+        self.read()
+        self._give(record.summary.epochs)
+        self._call("on_end", record)
+
+    def _give(self, epochs: Iterable[EpochResult]) -> None:
         for epoch in epochs:
             if epoch.epoch >= self._next_epoch:
                 self._next_epoch = epoch.epoch + 1
                 self._call("on_epoch", epoch)
-
-    def end(self, record: RunRecord) -> None:
-        """Call for epochs that are only in the record, and for the end."""
-        self.give_epochs(record.summary.epochs)
-        self._call("on_end", record)
 
     def _call(self, method: str, event: Any) -> None:
         for callback in self._callbacks:
@@ -180,24 +177,6 @@ class _Events:
                     f"callback {type(callback).__name__}: {method} raised {type(error).__name__}: {error}; fix it or "
                     f"leave it out; finished cells are kept"
                 ) from error
-
-
-class _Followed:
-    """A running cell: reads what its process has appended to its files since the last call."""
-
-    def __init__(self, cell: CellInfo, callbacks: Sequence[Callback]) -> None:
-        self.events = _Events(cell, callbacks)
-        self._steps = _Tail(cell.folder / CellFile.STEPS, parse_step)
-        self._epochs = _Tail(cell.folder / CellFile.EPOCHS, lambda line: EpochResult.model_validate(parse_json(line)))
-        self._waiting: list[EpochResult] = []
-
-    def read(self) -> None:
-        """Call callbacks for what is new."""
-        complete = [*self._waiting, *self._epochs.read()]  # read before the steps: theirs are all written
-        steps = self._steps.read()
-        self._waiting = self._epochs.read()
-        self.events.give(steps, [*complete, *self._waiting])
-        self.events.give_epochs(complete)
 
 
 class _Tail:

@@ -362,14 +362,6 @@ def test_estimate_by_what_is_there(tmp_path: Path) -> None:
     assert estimate(_make([0, 1]), folder).cells == 0
 
 
-def test_an_estimate_looks_into_other_run_directories(tmp_path: Path) -> None:
-    """An arm without a record in its run directory costs what it did in one next to it, with the same settings."""
-    run_plan(_make([0]), tmp_path / "earlier", Pretend(seconds=10))
-    left = estimate(_make(range(4)), tmp_path / "new")
-    assert (left.cells, left.seconds) == (8, 80.0)
-    assert estimate(make_plan(RunConfig(workers=2), ARMS, [0]), tmp_path / "new").unknown == ARMS
-
-
 def test_what_may_not_start_is_left_out(tmp_path: Path) -> None:
     """A refused seed ends the run with a report of what is there."""
     asked: list[int] = []
