@@ -280,12 +280,12 @@ def test_find_batch_searches_as_the_command_does(monkeypatch: pytest.MonkeyPatch
     calls: list[tuple[Any, ...]] = []
     place = "ampcompare.experiment.find_batch.search_batches"
     with monkeypatch.context() as patch:
-        patch.setattr(place, lambda search, jobs, gpus: calls.append((search, jobs, gpus)))
-        ampcompare.find_batch("O2,fp32", memory_limit=2, margin=10, jobs=2, device="cpu", **{"recipe.batch_size": 8})
-    ((search, jobs, gpus),) = calls
+        patch.setattr(place, lambda search, gpus: calls.append((search, gpus)))
+        ampcompare.find_batch("O2,fp32", memory_limit=2, margin=10, gpus="2", device="cpu", **{"recipe.batch_size": 8})
+    ((search, gpus),) = calls
     assert [config.arm for config in search.configs] == ["apex:O2", "fp32"]
     assert {config.recipe.batch_size for config in search.configs} == {8}
-    assert (search.memory_gib, search.margin, jobs, gpus) == (2, 0.1, 2, None)
+    assert (search.memory_gib, search.margin, gpus) == (2, 0.1, "2")
     with pytest.raises(ConfigError, match="--memory-limit 4"):
         ampcompare.find_batch(["fp32"], device="cpu")
 
