@@ -101,17 +101,6 @@ class StoredPlan(BaseModel):
         facts: dict[str, Any] = {name: getattr(plan, name) for name in names}
         return cls(**facts, command=command, terms=terms, cells=cells, pilot=sorted(pilot), journal="")
 
-    def check_rows(self) -> None:
-        """Check that every row which the plan names is one of its arms.
-
-        Raises:
-            ConfigError: one is not.
-        """
-        rows = {"reference": self.reference, **{f"cell {label}": row_of(label) for label in self.cells}}
-        for what, row in rows.items():
-            if row not in self.arms:
-                raise ConfigError(f"the row {row!r} of {what} is not one of its arms")
-
 
 def row_of(label: str) -> str:
     """Return the row of a cell that is written LABEL@SEED."""
