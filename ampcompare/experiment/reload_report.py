@@ -13,8 +13,6 @@ from filelock import Timeout
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit, RecordError, close_matches
 from ampcompare.base.files.read import FileFault, read_json
-from ampcompare.base.files.run_files import RunFile
-from ampcompare.diagnosis.profiling.reasons import deciding
 from ampcompare.experiment.interim_analyses import Journal
 from ampcompare.experiment.run_directory import RunDirectory, StoredPlan, row_of, with_label
 from ampcompare.results.analysis.conclusions.headline import headline
@@ -26,12 +24,10 @@ from ampcompare.results.analysis.pairing.comparability import changed_settings
 from ampcompare.results.analysis.pairing.record_checks import read_checked
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import Comparison, read_comparison
-from ampcompare.results.records.profile import Profile
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
-from ampcompare.settings.validation import validate
 
-__all__ = ["reload_comparison", "reload_together", "with_profile"]
+__all__ = ["reload_comparison", "reload_together"]
 
 _NO_JOURNAL = (
     "Nothing was tested: another reference is another look at these runs, and there is no journal here to count it. "
@@ -55,8 +51,7 @@ def reload_comparison(path: Path, *, reference: str | None = None) -> Comparison
     """Read a run directory, a `record.json` or a `report.json`.
 
     A run directory is summed up again from its records, in the order of its plan, where it has one. Records with a
-    fault are left out and named in `excluded`. The headline repeats what the profile in
-    the folder found.
+    fault are left out and named in `excluded`.
 
     Args:
         reference: another row than that of the plan. In a run directory that is one more look at its runs, which is
@@ -67,7 +62,7 @@ def reload_comparison(path: Path, *, reference: str | None = None) -> Comparison
         ConfigError: no row is named like the reference, or the look cannot be recorded because the folder is in use.
     """
     if os.path.isdir(path):
-        return with_profile(_from_folder(RunDirectory(path), reference), path)
+        return _from_folder(RunDirectory(path), reference)
     if not os.path.exists(path):
         raise RecordError(f"there is no {path}; name a run directory, a record.json or a report.json")
     try:
@@ -75,32 +70,10 @@ def reload_comparison(path: Path, *, reference: str | None = None) -> Comparison
     except FileFault:
         kind = {}
     if isinstance(kind, dict) and "records" in kind:
-        return with_profile(_from_report(path, read_comparison(path), reference), path.parent)
+        return _from_report(path, read_comparison(path), reference)
     record = read_checked(path)
     _chosen_reference(reference or record.arm, [record.arm])
     return summarize([record], arms=[record.arm], reference=record.arm)
-
-
-def with_profile(comparison: Comparison, folder: Path) -> Comparison:
-    """Return a comparison whose headline also says why arms are not faster, as the profile in a folder found.
-
-    Only arms whose settings are those of a run count, next to the reference of the comparison. A file that cannot be
-    used is named among the details.
-    """
-    path = folder / f"{RunFile.PROFILE}.json"
-    if not os.path.lexists(path):
-        return comparison
-    try:
-        found = validate(Profile, read_json(path))
-    except (FileFault, ConfigError) as error:
-        note = f"{path} is not used: {error}"
-        return comparison.model_copy(update={"reading": [*comparison.reading, note]})
-    cells = {record.cell for record in comparison.records}
-    arms = [arm for arm in found.arms if arm.cell in cells]
-    if not arms or arms[0] != found.arms[0] or found.reference != comparison.reference:
-        return comparison
-    sentences = deciding(found.model_copy(update={"arms": arms}))
-    return comparison.model_copy(update={"headline": [*comparison.headline, *sentences]})
 
 
 def _from_folder(run: RunDirectory, reference: str | None) -> Comparison:
