@@ -59,7 +59,6 @@ def launch_options(function: Function) -> Function:
             metavar="NAME=VALUE",
             help="sbatch option for --launcher slurm: partition=gpu, time=2:00:00; repeatable",
         ),
-        option_of("--cells-per-job", type=click.IntRange(min=1), metavar="N"),
         option_of("--dist-url", metavar="URL"),
     ]
     return add_options(options, function)
@@ -112,9 +111,8 @@ def launch_from(parameters: Mapping[str, Any]) -> LaunchOptions:
     from ampcompare.experiment.launch.slurm import parse_slurm_options
     from ampcompare.experiment.run_options import LaunchOptions
 
-    names = ("dist_url", "cells_per_job")
     return LaunchOptions(
-        slurm_options=parse_slurm_options(parameters["slurm_options"]), **{name: parameters[name] for name in names}
+        slurm_options=parse_slurm_options(parameters["slurm_options"]), dist_url=parameters["dist_url"]
     )
 
 

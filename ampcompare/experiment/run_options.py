@@ -45,12 +45,10 @@ class LaunchOptions:
     Attributes:
         dist_url: where processes meet: env://, tcp://HOST:PORT or file://PATH.
         slurm_options: sbatch options for cells whose launcher is slurm, as in {"partition": "gpu", "exclusive": ""}.
-        cells_per_job: cells that a job of the launcher slurm trains in turn.
     """
 
     dist_url: str | None = None
     slurm_options: Mapping[str, str] = field(default_factory=dict)
-    cells_per_job: int = 1
 
     def check(self, launchers: Collection[str], jobs: Jobs = None) -> None:
         """Check that Slurm options and the launchers of all cells are compatible.
@@ -60,10 +58,6 @@ class LaunchOptions:
         """
         if self.slurm_options and "slurm" not in launchers:
             raise ConfigError("--slurm-option is for Slurm jobs; add --launcher slurm")
-        if self.cells_per_job < 1:
-            raise ConfigError(f"cells per job are {self.cells_per_job}; give at least 1")
-        if self.cells_per_job > 1 and "slurm" not in launchers:
-            raise ConfigError("--cells-per-job is for Slurm jobs; add --launcher slurm")
         if jobs not in (None, 1) and "ray" in launchers:
             raise ConfigError("--jobs is not for Ray, which runs as many cells as fit; leave it out")
 
@@ -82,11 +76,7 @@ class LaunchOptions:
     def _arguments(self, jobs: Jobs = None) -> dict[str, Any]:
         return {
             "dist_url": self.dist_url,
-            "slurm": {
-                "options": dict(self.slurm_options),
-                "running": jobs if isinstance(jobs, int) else None,
-                "cells_per_job": self.cells_per_job,
-            },
+            "slurm": {"options": dict(self.slurm_options), "running": jobs if isinstance(jobs, int) else None},
         }
 
 

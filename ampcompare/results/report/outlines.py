@@ -113,7 +113,6 @@ PAGES: dict[str, tuple[Chapter, ...]] = {
         Chapter("step", "One step by phase", ("step",)),
         Chapter("work", "One step by kind of work", ("work",)),
         Chapter("memory", "Peak of memory", ("memory",)),
-        Chapter("roofline", "Roofline", ("roofline",)),
         Chapter("figures", "Figures", ("tables",)),
     ),
 }

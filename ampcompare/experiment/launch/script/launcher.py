@@ -20,8 +20,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, Protocol
 
-import psutil
-
 from ampcompare.base.environment.fingerprint import THREAD_VARIABLES, fingerprint, host_name
 from ampcompare.base.errors import EnvironmentUnfit, LaunchError
 from ampcompare.base.files.run_files import CellFile
@@ -43,7 +41,6 @@ from ampcompare.experiment.launch.cell_files import (
     write_record,
 )
 from ampcompare.experiment.launch.contract import Launcher, Progress, Stoppable
-from ampcompare.experiment.launch.multi_process import StoppedProcesses
 from ampcompare.experiment.launch.places import ANYWHERE, Place
 from ampcompare.experiment.launch.script.output import OutputReader, Printed
 from ampcompare.experiment.launch.script.rows import (
@@ -97,7 +94,6 @@ class ScriptLauncher(Launcher):
         self._process: Stoppable[_CellProcess] = Stoppable(lambda process: end_family(process.pid))
         self._server: Stoppable[ProcessServer] = Stoppable(ProcessServer.close)
         self._threads: tuple[str | None, ...] = ()  # of the server
-        self._stood_still = ""  # why the last process was ended
         self._has_copies = False  # scripts run in copies of their folders, which was said
 
     def launch(
@@ -123,7 +119,7 @@ class ScriptLauncher(Launcher):
             record = failed_script(config, "asked to stop", started=started).model_copy(
                 update={"status": "interrupted"}
             )
-        elif error := self._stood_still or _failure(config.script, code, rows, folder):
+        elif error := _failure(config.script, code, rows, folder):
             record = failed_script(config, error, exit_code=_our_code(code, rows), started=started)
         else:
             assert output is not None
@@ -155,9 +151,6 @@ class ScriptLauncher(Launcher):
         reader = OutputReader(process.stdout, folder / CellFile.LOG, script.metrics)
         pump = threading.Thread(target=reader.pump, daemon=True)
         pump.start()
-        self._stood_still = ""
-        seconds = config.stall_timeout
-        stopped = StoppedProcesses("all processes of the script", lambda: _training_processes(process.pid), seconds)
         try:
             counter = _StepCounter(folder / CellFile.SCRIPT, script.max_steps or 0)
             runs = True
@@ -166,8 +159,6 @@ class ScriptLauncher(Launcher):
                 runs = process.poll(POLL_SECONDS) is None
                 if (progress := counter.read()) is not None and on_progress is not None:
                     on_progress(progress)
-                if runs and stopped.too_long():
-                    self._stood_still = stopped.kill()
                 if runs and late is None and counter.has_ended_for(EXIT_SECONDS):
                     late = _exit_code_of_ranks(folder)
                     if late is not None:  # as gloo waits where one rank frees its DDP before another
@@ -256,16 +247,6 @@ def _exit_code_of_ranks(folder: Path) -> int | None:
     ends = [read_rows(path).ended for path in (folder / CellFile.SCRIPT, *folder.glob(CellFile.RANK_SCRIPTS))]
     codes = [end["exit_code"] or 0 for end in ends if end is not None]
     return max(codes) if len(codes) == len(ends) else None
-
-
-def _training_processes(pid: int) -> list[psutil.Process]:
-    """Return the ranks that a process has started, without workers of theirs; the process itself if it has none."""
-    with contextlib.suppress(psutil.Error):
-        process = psutil.Process(pid)
-        family = [process, *process.children(recursive=True)]
-        ranks = {one.pid: one.environ().get("RANK") for one in family}
-        return [one for one in family[1:] if ranks[one.pid] not in (None, ranks.get(one.ppid()))] or [process]
-    return []
 
 
 def _environment(config: RunConfig, folder: Path) -> dict[str, str]:
