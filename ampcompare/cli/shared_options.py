@@ -115,7 +115,6 @@ RECIPE_OPTIONS: tuple[tuple[str, str, str], ...] = (  # flags, the path of the s
     ("--save-every-steps", "saving.every_steps", CHECKPOINTS),
     ("--save-every-epochs", "saving.every_epochs", CHECKPOINTS),
     ("--async-save", "saving.in_background", CHECKPOINTS),
-    ("--checkpoint-format", "saving.format", CHECKPOINTS),
     ("--save-apex-format", "saving.apex_layout", CHECKPOINTS),
     ("--weights-format", "saving.weights_format", CHECKPOINTS),
     ("--resume", "saving.resume", CHECKPOINTS),
