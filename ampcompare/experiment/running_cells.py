@@ -213,11 +213,11 @@ class RunningCells:
         if not costs:
             return 0.0 if self.outline is not None and not (self._waiting or self._running) else None
         typical = statistics.fmean(costs.values())
-        running = [self._left(cell, costs.get(cell.label, typical), now) for cell in self._running.values()]
+        running = [self._rest_of(cell, costs.get(cell.label, typical), now) for cell in self._running.values()]
         waiting = [costs.get(label, typical) for label in self._waiting]
         return max([sum(running + waiting) / self._slots, *running])
 
-    def _left(self, cell: _Cell, cost: float, now: float) -> float:
+    def _rest_of(self, cell: _Cell, cost: float, now: float) -> float:
         own = cell.seconds_left(now)
         return max(0.0, cost + cell.began - now) if own is None else own
 
@@ -235,7 +235,7 @@ class RunningCells:
     def _view(self, number: int, now: float) -> CellView:
         cell = self._running[number]
         cost = self._costs(now).get(cell.label)
-        left = None if cost is None else self._left(cell, cost, now)
+        left = None if cost is None else self._rest_of(cell, cost, now)
         epochs = 1 if cell.config.script else cell.config.recipe.epochs  # how many a script makes is not known
         return CellView(cell.name, number, cell.progress, now - cell.began, left, epochs, cell.place)
 
