@@ -192,7 +192,6 @@ def find_batch(
     *,
     memory_limit: float | None = None,
     margin: float = 5.0,
-    jobs: int | Literal["auto"] | None = None,
     gpus: str | None = None,
     note: Callable[[str], None] = lambda text: None,
     preflight: bool = True,
@@ -207,8 +206,7 @@ def find_batch(
         arms: such as "apex:O2", or `Arm`s.
         memory_limit: GiB that a run may take; by default the memory of the GPU. Required on a CPU.
         margin: percentage of the memory that stays free.
-        jobs: arms to search at the same time; by default one per free GPU of a kind, or 1.
-        gpus: numbers of the GPUs to choose from, such as 0,2-3; by default all that are free.
+        gpus: numbers of the GPUs to choose from, such as 0,2-3; by default the first that is free.
         note: receives a line about each try.
         preflight: first train a few steps of each arm: one that cannot train is named before the search.
         recipe, size, config_file, settings: as for `run`; the batch size is the first that is tried.
@@ -226,7 +224,7 @@ def find_batch(
 
     config = collect_settings(settings_request(recipe, size, config_file, settings), one_run=True).config
     configs = configs_of(config, _names_of(arms))
-    return search_batches(BatchSearch(configs, memory_limit, margin / 100, note, preflight), jobs, gpus)
+    return search_batches(BatchSearch(configs, memory_limit, margin / 100, note, preflight), gpus)
 
 
 def _names_of(arms: Sequence[Arm | str] | str) -> list[str]:
