@@ -23,7 +23,6 @@ class DiagnoseOptions:
 
     config: RunConfig
     steps: int = 8
-    at: tuple[int, ...] = ()
     reference: Literal["float32", "float64", "none"] = "float32"
     cures: bool = True
     rank: int = 0
@@ -50,9 +49,6 @@ class DiagnoseOptions:
             )
         if self.steps < 1:
             raise ConfigError(f"steps must be at least 1, not {self.steps}")
-        late = [step for step in self.at if not 0 <= step < self.steps]
-        if late:
-            raise ConfigError(f"step {late[0]} is beyond the steps that are run, 0 to {self.steps - 1}; raise --steps")
 
 
 @dataclass(frozen=True)
@@ -66,7 +62,6 @@ class Request(ScriptRequest):
     """
 
     steps: int
-    at: list[int]
     reference: str
     lines: list[str]
     rank: int
@@ -98,6 +93,6 @@ def diagnose_in_child(options: DiagnoseOptions, *, environment: Mapping[str, str
         ConfigError, EnvironmentUnfit, LaunchError: as `examine_in_child`.
     """
     options.check()
-    asked = {name: getattr(options, name) for name in ("steps", "reference", "cures")} | {"at": list(options.at)}
+    asked = {name: getattr(options, name) for name in ("steps", "reference", "cures")}
     what = f"{options.config.arm} cannot be diagnosed"
     return Diagnosis.model_validate(examine_in_child(PROGRAM, options.config, what, asked, environment=environment))

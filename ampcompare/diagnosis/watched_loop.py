@@ -26,9 +26,7 @@ def watch_loop(loop: Loop, arm: Arm, conditions: Conditions, lines: Sequence[str
         lines: file:line of calls that run in fp32.
     """
     observation = Observation()
-    watch = StepWatch(
-        observation, steps=conditions.steps, at=conditions.at, reference=conditions.reference, kept_lines=lines
-    )
+    watch = StepWatch(observation, steps=conditions.steps, reference=conditions.reference, kept_lines=lines)
     with trained_under(arm, conditions) as precision, closing(watch), suppress(Enough):
         loop(ObservedPrecision(precision, watch))
     return observation

@@ -99,7 +99,6 @@ def _compare_profiles(options: ProfileOptions, arms: Sequence[ArmProfile], loop:
         arms=found,
         subject=subject,
         device=found[0].device,
-        script=[] if config.script is None else list(config.script.command),
         notes=[
             *([SCRIPT_NOTE] if config.script is not None else []),
             *dict.fromkeys(note for arm in found for note in arm.notes),

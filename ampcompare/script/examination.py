@@ -73,11 +73,7 @@ def _diagnose(request: Request, rank: int) -> int:
     observation = Observation()
     reference = None if request.reference == "none" else getattr(torch, request.reference)
     watch = StepWatch(
-        observation,
-        steps=request.steps,
-        at=(request.at or None) if is_watched else (),
-        reference=reference,
-        kept_lines=request.lines,
+        observation, steps=request.steps, is_idle=not is_watched, reference=reference, kept_lines=request.lines
     )
     observer = ScriptObserver(watch)
     status = _run(request, observer.install)

@@ -7,6 +7,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -82,7 +83,6 @@ class MemoryLedger(OperationMode):
         self._all: dict[int, list[_Storage]] = defaultdict(list)
         self._finalizers: list[Any] = []
         self._hooks: Any = None
-        self._phases: list[tuple[int, str]] = []
 
     def begin(self) -> None:
         """Count what models and optimizers hold, and begin to follow storages."""
@@ -136,33 +136,20 @@ class MemoryLedger(OperationMode):
                 if is_narrower and source.kind in (WEIGHTS, MASTERS) and self._marks.phase == "forward":
                     one.kind = CACHED_CASTS
 
-    def note_phase(self, phase: str) -> None:
-        """Note that a phase begins now."""
-        self._phases.append((time.time_ns(), phase))
-
     def note_gradients(self) -> None:
         """Label the gradients that exist now."""
-        given: list[Tensor] = [param for model in self._marks.models for param in model.parameters()]
-        given += [
-            param
-            for optimizer in self._marks.optimizers
-            for group in optimizer.param_groups
-            for param in group["params"]
-        ]
-        for param in given:
+        groups = [group["params"] for optimizer in self._marks.optimizers for group in optimizer.param_groups]
+        for param in chain(*(model.parameters() for model in self._marks.models), *groups):
             if param.grad is not None:
                 key = self._key(param.grad)
                 if key is not None and key in self._live:
                     self._live[key].kind = GRADIENTS
 
-    def memory_of(
-        self, blocks: Sequence[Block], at: int, measured: int | None = None, reserved: int | None = None
-    ) -> Memory:
+    def memory_of(self, blocks: Sequence[Block], measured: int | None = None, reserved: int | None = None) -> Memory:
         """Return what holds the peak, from the blocks of the allocator that are in use then.
 
         Args:
             blocks: allocated since `begin`.
-            at: time of the peak, in ns since 1970.
             measured: peak bytes of the allocator; None for the sum of what was found, on a CPU.
             reserved: bytes held by the allocator; None on a CPU.
         """
@@ -179,8 +166,7 @@ class MemoryLedger(OperationMode):
         gone = {id(one) for ones in self._all.values() for one in ones if id(one) not in alive}
         if measured is None:
             measured = sum(one.bytes for one in held) + sum(work.values())
-        phases = [phase for when, phase in self._phases if when <= at]
-        return self._split(held, work, gone, measured, reserved, phases[-1] if phases else "other")
+        return self._split(held, work, gone, measured, reserved)
 
     def _split(
         self,
@@ -189,7 +175,6 @@ class MemoryLedger(OperationMode):
         gone: Collection[int],
         measured: int,
         reserved: int | None,
-        phase: str,
     ) -> Memory:
         """Return bytes by kind and layer.
 
@@ -220,7 +205,6 @@ class MemoryLedger(OperationMode):
                 Held(kind=name, dtype=dtype, bytes=size) for (name, dtype), size in _largest(twice)[:MAX_LAYERS]
             ],
             reserved_bytes=reserved,
-            at=phase,
         )
 
     def _kind(self, one: _Storage) -> str:

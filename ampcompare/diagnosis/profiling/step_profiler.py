@@ -210,14 +210,11 @@ class StepProfiler(StepObserver):
             reserved = torch.cuda.max_memory_reserved(self.device)
         self._entered.close()
         self.measured.memory = self._ledger.memory_of(
-            *blocks_at_peak(_events_of(self._profiler), self.device), measured, reserved
+            blocks_at_peak(_events_of(self._profiler), self.device), measured, reserved
         )
 
     def _on_phase(self, old: Phase, new: Phase) -> None:
-        if self._ledger.is_idle:
-            return
-        self._ledger.note_phase(new)
-        if old == "backward" or new == "optimizer":
+        if not self._ledger.is_idle and (old == "backward" or new == "optimizer"):
             self._ledger.note_gradients()
 
     def _sum_up_timed(self) -> None:
@@ -229,8 +226,8 @@ class StepProfiler(StepObserver):
         self.measured.phases = {name: statistics.fmean(one.get(name, 0.0) for _, one in chosen) for name in names}
 
 
-def blocks_at_peak(trace: Mapping[str, Any], device: torch.device) -> tuple[list[Block], int]:
-    """Return the blocks of an allocator that are in use at its peak after the mark `BEGIN`, and the time of it.
+def blocks_at_peak(trace: Mapping[str, Any], device: torch.device) -> list[Block]:
+    """Return the blocks of an allocator that are in use at its peak after the mark `BEGIN`.
 
     Args:
         trace: of torch.profiler with `profile_memory`.
@@ -253,7 +250,6 @@ def blocks_at_peak(trace: Mapping[str, Any], device: torch.device) -> tuple[list
     used: dict[int, tuple[int, float]] = {}
     level = highest = 0
     peak: dict[int, tuple[int, float]] = {}
-    at = begin
     for event in changes:
         size, address, when = int(event["args"]["Bytes"]), int(event["args"]["Addr"]), float(event["ts"])
         level += size
@@ -262,7 +258,7 @@ def blocks_at_peak(trace: Mapping[str, Any], device: torch.device) -> tuple[list
         else:
             used.pop(address, None)
         if when >= begin and (level > highest or not peak):
-            highest, peak, at = level, dict(used), when
+            highest, peak = level, dict(used)
     again = defaultdict(list)
     for event in changes:
         if int(event["args"]["Bytes"]) > 0:
@@ -274,7 +270,7 @@ def blocks_at_peak(trace: Mapping[str, Any], device: torch.device) -> tuple[list
             if event.get("cat") == "cpu_op" and "dur" in event
         ),
     )
-    found = [
+    return [
         Block(
             address,
             size,
@@ -284,7 +280,6 @@ def blocks_at_peak(trace: Mapping[str, Any], device: torch.device) -> tuple[list
         )
         for address, (size, when) in peak.items()
     ]
-    return found, base + int(1000 * at)
 
 
 def _outermost(operations: Sequence[tuple[float, float, str]], when: float) -> str:

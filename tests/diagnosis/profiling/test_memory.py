@@ -52,7 +52,7 @@ def test_the_peak_of_a_gpu_is_that_of_its_allocator() -> None:
     trace = {"traceEvents": events, "baseTimeNanoseconds": base}
     weights = 4 * 64 * 64
     measured = weights + 4096 + 2**22
-    memory = ledger.memory_of(*blocks_at_peak(trace, GPU), measured, 2**25)
+    memory = ledger.memory_of(blocks_at_peak(trace, GPU), measured, 2**25)
     assert {(held.kind, held.dtype, held.bytes) for held in memory.held} == {
         ("weights", "fp32", weights),
         ("activations", "fp32", 4000),

@@ -24,7 +24,6 @@ from ampcompare.training.checkpoint.reader.foreign import open_regular
 from ampcompare.training.checkpoint.store.layout import SCHEMA, require_plain
 
 __all__ = [
-    "checksum",
     "hash_bytes",
     "read_checkpoint",
     "verify_file",
@@ -205,17 +204,6 @@ def _kind(head: bytes) -> str:
         if error.start < len(head) - 3:
             return "it is not an archive"
     return "it is a text file" if b"\0" not in head else "it is not an archive"
-
-
-def checksum(path: Path) -> str:
-    """Return the checksum of a whole file, in hexadecimal.
-
-    Raises:
-        CheckpointError: it is no regular file.
-        OSError: it cannot be read.
-    """
-    with open_regular(path) as file:
-        return hash_bytes(file, os.fstat(file.fileno()).st_size).hexdigest()
 
 
 def hash_bytes(file: BufferedReader, size: int) -> xxhash.xxh3_128:
