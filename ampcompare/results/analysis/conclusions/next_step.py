@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ampcompare.base.files.run_files import CellFile, file_of_cell
+from ampcompare.base.formatting import format_ranges
 from ampcompare.results.analysis.conclusions.phrases import names_of
 from ampcompare.results.analysis.conclusions.recommendation import recommended_arms
 from ampcompare.results.analysis.inference.effect import MIN_PAIRS
@@ -22,7 +23,7 @@ from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.verdict import OPEN
 from ampcompare.settings.script import seed_option
 
-__all__ = ["TypedCommand", "next_steps", "seeds_text"]
+__all__ = ["TypedCommand", "next_steps"]
 
 MAX_STEPS = 3
 FIRST_SEEDS = 5  # where there are too few for a verdict
@@ -159,7 +160,9 @@ def _reference_step(
         )
     epochs = max(10, 3 * recipe.epochs)
     return NextStep(
-        command=str(typed.without("--max-steps").with_option("--epochs", f"{epochs}").elsewhere(f"epochs-{epochs}")),
+        command=str(
+            typed.with_option("--max-steps", None).with_option("--epochs", f"{epochs}").elsewhere(f"epochs-{epochs}")
+        ),
         why=f"train until {name} has learned something; if it has not by then, try another --lr",
     )
 
@@ -191,7 +194,7 @@ def _more_seeds(
     elif comparison.look and not next_error_rate and any(row.quality.kind in OPEN for row in rows):
         fresh = range(max(seeds) + 1, max(seeds) + 1 + max(FIRST_SEEDS, 2 * len(seeds)))
         yield NextStep(
-            command=str(typed.with_option("--seeds", seeds_text(fresh)).elsewhere("again", same_recipe=True)),
+            command=str(typed.with_option("--seeds", format_ranges(fresh)).elsewhere("again", same_recipe=True)),
             why="no look is left at these runs; other seeds in another run directory are a new comparison"
             + _duration_text(by_arm, len(fresh)),
         )
@@ -200,7 +203,7 @@ def _more_seeds(
         return
     wanted = [*seeds, *_next_seeds(seeds, count)]
     yield NextStep(
-        command=str(typed.with_option("--seeds", seeds_text(wanted))), why=f"{what}{_duration_text(by_arm, count)}"
+        command=str(typed.with_option("--seeds", format_ranges(wanted))), why=f"{what}{_duration_text(by_arm, count)}"
     )
 
 
@@ -287,49 +290,36 @@ class TypedCommand:
         if words[:2] != PROGRAM or any(word.endswith(";") for word in words):
             return None
         end = words.index("--") if "--" in words else len(words)
-        return cls(tuple(words[:end]), tuple(words[end:]))
+        # `--name=value` as two words, as the rest of this class takes them.
+        pairs = [word.split("=", 1) if word.startswith("--") else [word] for word in words[:end]]
+        return cls(tuple(part for pair in pairs for part in pair), tuple(words[end:]))
 
     def __str__(self) -> str:
         return shlex.join([*self.words, *self.script])
 
+    def _places(self, names: Sequence[str]) -> list[int]:
+        return [at for at, word in enumerate(self.words[:-1]) if word in names]
+
     def value(self, *names: str) -> str | None:
         """Return what an option was given last, under any of its names; None if it was not."""
-        found = None
-        for index, word in enumerate(self.words):
-            if word in names and index + 1 < len(self.words):
-                found = self.words[index + 1]
-            elif attached := _option_prefix(word, names):
-                found = word[len(attached) :]
-        return found
+        places = self._places(names)
+        return self.words[places[-1] + 1] if places else None
 
-    def without(self, *names: str) -> TypedCommand:
-        """Return the command without an option that takes a value."""
-        return TypedCommand(tuple(word for word in self._blank_option(names) if word is not None), self.script)
-
-    def with_option(self, name: str, value: str, *other_names: str) -> TypedCommand:
-        """Return the command with an option at another value, in its place, or at the end."""
-        words = self._blank_option((name, *other_names))
-        index = words.index(None) if None in words else len(words)
-        rest = [word for word in words[index:] if word is not None]
-        return TypedCommand((*(word for word in words[:index] if word is not None), name, value, *rest), self.script)
-
-    def _blank_option(self, names: Sequence[str]) -> list[str | None]:
-        """Return the words with None instead of an option and of its value."""
-        words: list[str | None] = []
-        is_value = False
-        for word in self.words:
-            is_option = not is_value and (word in names or bool(_option_prefix(word, names)))
-            words.append(None if is_option or is_value else word)
-            is_value = is_option and word in names
-        return words
+    def with_option(self, name: str, value: str | None, *other_names: str) -> TypedCommand:
+        """Return the command with an option at another value, in its place, or at the end; without it for None."""
+        places, words = self._places((name, *other_names)), list(self.words)
+        first = places[0] if places else len(words)
+        for at in reversed(places):
+            del words[at : at + 2]
+        words[first:first] = [] if value is None else [name, value]
+        return TypedCommand(tuple(words), self.script)
 
     def for_profile(self, arms: str) -> str:
         """Return the command that profiles arms on the same work."""
         words: list[str] = []
         is_kept = False
         for word in self.words[len(PROGRAM) :]:
-            if word.startswith("-"):
-                is_kept = word in OF_WORK or bool(_option_prefix(word, OF_WORK))
+            is_kept = word in OF_WORK if word.startswith("-") else is_kept
             words += [word] if is_kept else []
         return shlex.join(["ampcompare", "profile", "--arm", arms, *words, *self.script])
 
@@ -344,23 +334,3 @@ class TypedCommand:
         if folder is not None:
             return self.with_option("-o", f"{folder.rstrip('/')}-{suffix}", "--output-dir")
         return self.with_option("--tag", suffix) if same_recipe else self
-
-
-def _option_prefix(word: str, names: Sequence[str]) -> str:
-    """Return how far a word is the name of an option with its value behind it, as in `--seeds=0-2`; "" if it is not."""
-    for name in names:
-        start = f"{name}=" if name.startswith("--") else name
-        if word.startswith(start) and word not in names and (name.startswith("--") or not word.startswith("--")):
-            return start
-    return ""
-
-
-def seeds_text(seeds: Sequence[int]) -> str:
-    """Return seeds as `--seeds` takes them, such as `0-4,7`."""
-    ranges: list[list[int]] = []
-    for seed in sorted(seeds):
-        if ranges and seed == ranges[-1][1] + 1:
-            ranges[-1][1] = seed
-        else:
-            ranges.append([seed, seed])
-    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in ranges)

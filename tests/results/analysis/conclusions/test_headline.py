@@ -193,7 +193,7 @@ def test_a_slower_arm_is_profiled_next(runs: Any, seconds: float, advised: bool)
     command = "ampcompare compare --arm fp32,half:bf16 --seeds 0-4 --device cpu -o r --batch-size=8 -- train.py --lr 1"
     records = [runs("fp32", FP32), runs("half:bf16", EQUAL, seconds=seconds)]
     steps = {step.command: step.why for step in compare(*records, command=command).next_steps}
-    profile = "ampcompare profile --arm fp32,half:dtype=bf16 --device cpu --batch-size=8 -- train.py --lr 1"
+    profile = "ampcompare profile --arm fp32,half:dtype=bf16 --device cpu --batch-size 8 -- train.py --lr 1"
     assert steps.get(profile) == ("see why half:bf16 is slower than fp32" if advised else None)
 
 
