@@ -62,7 +62,6 @@ ahead_option = options_of(api_look_ahead)
 @diagnose_option("--reference", group=OUTPUT)
 @diagnose_option("--cures/--no-cures", group=OUTPUT)
 @watched_script_options
-@diagnose_option("--rank", type=click.IntRange(0), metavar="N", group=SCRIPT, help="rank to watch")
 @diagnose_option("--gpus", metavar="LIST", group=MACHINE)
 @diagnose_option("--preflight/--no-preflight", group=SCRIPT)
 @recipe_options
@@ -100,7 +99,7 @@ def command(**parameters: Any) -> int:
     options = DiagnoseOptions(
         config,
         steps=parameters["steps"] or DiagnoseOptions.steps,
-        **{name: parameters[name] for name in ("reference", "cures", "rank", "gpus")},
+        **{name: parameters[name] for name in ("reference", "cures", "gpus")},
     )
     options.check()
     check_cells([config])

@@ -25,7 +25,6 @@ class DiagnoseOptions:
     steps: int = 8
     reference: Literal["float32", "float64", "none"] = "float32"
     cures: bool = True
-    rank: int = 0
     gpus: str | None = None
 
     def check(self) -> None:
@@ -43,10 +42,6 @@ class DiagnoseOptions:
                 f"diagnose trains a recipe in one process, but {self.config.processes} were requested; only a script "
                 f"after -- may have several"
             )
-        if not self.rank < self.config.processes:
-            raise ConfigError(
-                f"--rank {self.rank} does not exist; the ranks of this run are 0 to {self.config.processes - 1}"
-            )
         if self.steps < 1:
             raise ConfigError(f"steps must be at least 1, not {self.steps}")
 
@@ -57,14 +52,12 @@ class Request(ScriptRequest):
 
     Attributes:
         lines: file:line of calls that run in fp32.
-        rank: the process that is watched; the others only stop with it.
         answer: file for the diagnosis and the names of functions in fp32.
     """
 
     steps: int
     reference: str
     lines: list[str]
-    rank: int
     answer: str
 
 

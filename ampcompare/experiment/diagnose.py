@@ -183,7 +183,6 @@ class _Runs:
             steps=options.steps,
             reference=options.reference,
             lines=list(lines),
-            rank=options.rank,
             answer=str(answer),
             ended=str(folder / ENDED),
         )

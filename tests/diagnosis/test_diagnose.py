@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.diagnosis.loops import Conditions
 from ampcompare.diagnosis.watched_loop import watch_loop
 from ampcompare.results.records.diagnosis import Diagnosis
+from tests.diagnosis.faults import NETWORKS, is_found
 from tests.diagnosis.loops import loop_of, sgd
 
 PLANTED = (
@@ -31,22 +31,24 @@ PLANTED = (
 HEALTHY = ("layer norm, apex:O1", "batch norm, apex:O2", "two layers, native:bf16")
 
 
+BY_NAME = {network.name: network for network in NETWORKS}
+
+
 @pytest.mark.parametrize("name", PLANTED)
-def test_a_planted_fault_is_named_and_cured(name: str, planted: ModuleType) -> None:
+def test_a_planted_fault_is_named_and_cured(name: str) -> None:
     """The cure that is proposed is the planted place alone, and the first line names it."""
-    network = next(one for one in planted.NETWORKS if one.name == name)
+    network = BY_NAME[name]
     found = ampcompare.diagnose(network.loop, arm=network.arm, device="cpu")
-    assert planted.is_found(network, found)
+    assert is_found(network, found)
     cure = found.cure
     assert (cure.keeps or [cure.option])[0] in found.verdict
     assert cure.code
 
 
 @pytest.mark.parametrize("name", HEALTHY)
-def test_a_healthy_network_needs_no_cure(name: str, planted: ModuleType) -> None:
+def test_a_healthy_network_needs_no_cure(name: str) -> None:
     """There is neither a fault nor a cure, though a scale may have settled."""
-    network = next(one for one in planted.NETWORKS if one.name == name)
-    found = ampcompare.diagnose(network.loop, arm=network.arm, device="cpu")
+    found = ampcompare.diagnose(BY_NAME[name].loop, arm=BY_NAME[name].arm, device="cpu")
     assert (found.faults, found.cure, found.trials) == ([], None, [])
     assert "no fault" in found.verdict
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ampcompare.base.formatting import format_count, printable
@@ -17,10 +15,8 @@ __all__ = ["diagnosis_document", "worst_places"]
 WORST = 10
 MAX_PLACE = 44
 MAX_WHERE = 32
-SHOWN = 6  # histograms
 MAX_ROWS = 60
-FP16, FP16_NORMAL = (-24, 15), -14
-BF16 = (-133, 127)
+FP16 = (-24, 15)  # exponents
 HEADS = ("place", "pass", "smallest", "largest", "zero %", "lost %", "top %", "error", "made", "call")
 
 
@@ -85,7 +81,6 @@ def diagnosis_document(diagnosis: Diagnosis) -> Document:
         Section("notes", [Items([f"note: {note}" for note in diagnosis.notes])] if diagnosis.notes else []),
         Section("map", [Figure("range_map", lambda: _range_map(diagnosis), is_bare=True)],
                 "Range of results, by module and step"),
-        Section("exponents", [Figure("histograms", lambda: _histograms(diagnosis, worst), is_bare=True)], "Exponents"),
         Section("places", [Table.of(HEADS, rows, caption="Worst places")]),
         Section("candidates", [_candidates(diagnosis)] if diagnosis.trials else [], "Candidates that were trained"),
     ]  # fmt: skip
@@ -143,24 +138,6 @@ def _updates(diagnosis: Diagnosis) -> list[Text]:
     return [Text([f"Updates: {share}; {most}"])]
 
 
-@dataclass(frozen=True)
-class Histogram:
-    """Exponents of a place, as bars on an axis of `low` to `high`, with the windows of both 16-bit types.
-
-    Attributes:
-        bars: position and height in percent.
-        windows: name, start and width in percent.
-        ticks: position in percent, and exponent.
-    """
-
-    name: str
-    bars: list[tuple[float, float]]
-    bar_width: float
-    windows: list[tuple[str, float, float]]
-    ticks: list[tuple[float, int]]
-    text: str
-
-
 MapCell = tuple[str, float, str]  # a class of the style sheet, its strength from 0 to 1, and a text
 
 
@@ -193,34 +170,3 @@ def _cell(values: Range | None, step: int) -> MapCell:
         return ("accent", 0.2 + 0.8 * min(1.0, low), f"{text}, {100 * low:.2g} % below fp16")
     used = (math.log2(values.largest) - FP16[0]) / (FP16[1] - FP16[0]) if values.largest else 0.0
     return ("good", 0.1 + 0.7 * min(1.0, max(0.0, used)), text)
-
-
-def _histograms(diagnosis: Diagnosis, worst: Sequence[PlaceReport]) -> list[Histogram]:
-    """Return the exponents of the gradients, and of the worst places."""
-    found = [
-        _histogram(report.place.name + f", {report.place.phase}", report.range.exponents) for report in worst[:SHOWN]
-    ]
-    if diagnosis.headroom is not None:
-        found.insert(0, _histogram("gradients of weights at scale 1", diagnosis.headroom.exponents))
-    return [one for one in found if one.bars]
-
-
-def _histogram(name: str, exponents: dict[int, int]) -> Histogram:
-    low = min([FP16[0] - 8, *exponents])
-    high = max([FP16[1] + 4, *exponents]) + 1
-    size, most = high - low, max(exponents.values(), default=1)
-
-    def at(exponent: float) -> float:
-        return round(100 * (min(max(exponent, low), high) - low) / size, 2)
-
-    windows = [("bf16", BF16[0], BF16[1] + 1), ("fp16", FP16[0], FP16[1] + 1), ("", FP16_NORMAL, FP16[1] + 1)]
-    total = sum(exponents.values())
-    inside = sum(count for power, count in exponents.items() if FP16[0] <= power <= FP16[1])
-    return Histogram(
-        printable(name, 80),
-        [(at(power), round(100 * count / most, 2)) for power, count in sorted(exponents.items())],
-        round(100 / size, 2),
-        [(label, at(start), at(end) - at(start)) for label, start, end in windows],
-        [(at(tick), tick) for tick in range(-140, 140, 10) if low <= tick <= high],
-        f"{total} values that are not zero, {100 * inside / total:.1f} % inside fp16" if total else "",
-    )
