@@ -35,13 +35,11 @@ _SUBPACKAGES = frozenset(
         "amp",
         "contrib",
         "fp16_utils",
-        "fused_dense",
         "mlp",
         "multi_tensor_apply",
         "normalization",
         "optimizers",
         "parallel",
-        "transformer",
     }
 )
 

@@ -26,9 +26,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"allreduce_always_fp32": True, "message_size": 20},
     {"retain_allreduce_buffers": True, "message_size": 20},
     {"retain_allreduce_buffers": True, "allreduce_always_fp32": True, "delay_allreduce": True},
-    {"num_allreduce_streams": 3, "message_size": 1},
-    {"prof": True},
-    {"gradient_average_split_factor": 2.0},
+    {"num_allreduce_streams": 3, "prof": True, "gradient_average_split_factor": 2.0},
 ]
 
 
@@ -158,17 +156,6 @@ def supports_reentrant_checkpoints() -> None:
             assert_grads(model.module, expected)
 
 
-def uses_given_groups() -> None:
-    """Reduce over given communicators, and within a group of some ranks."""
-    groups = [dist.new_group([0, 1]), dist.new_group([0, 1])]
-    model = DDP(Net(), message_size=1, num_allreduce_streams=2, allreduce_communicators=(groups, [None, None]))
-    for step in range(3):
-        expected = mean_over_ranks(model.module, step)
-        model.zero_grad()
-        model(batch(step)).square().sum().backward()
-        assert_grads(model.module, expected)
-
-
 def works_in_pairs() -> list[float]:
     pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     torch.manual_seed(dist.get_rank())
@@ -189,7 +176,6 @@ def works_in_pairs() -> list[float]:
         accumulates,
         reduces_every_backward,
         supports_reentrant_checkpoints,
-        uses_given_groups,
     ],
     ids=lambda function: function.__name__,
 )

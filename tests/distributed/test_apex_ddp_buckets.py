@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from typing import Any
 
 import torch
@@ -17,12 +16,8 @@ from tests.distributed.two_layers import Net, assert_grads, batch, mean_over_ran
 def records_arrival_order() -> dict[str, list[list[str]]]:
     result = {}
     layers = [nn.Linear(4, 4) for _ in range(3)]
-    for name, options in {
-        "small": {"message_size": 1},
-        "pairs": {"message_size": 24},
-        "trigger": {"allreduce_trigger_params": [layers[1].weight], "message_size": 1},
-    }.items():
-        model = DDP(nn.Sequential(*layers), **options)
+    for name, size in {"small": 1, "pairs": 24}.items():
+        model = DDP(nn.Sequential(*layers), message_size=size)
         assert model.needs_refresh
         for _ in range(2):
             model(torch.randn(2, 4)).sum().backward()
@@ -36,8 +31,7 @@ def records_arrival_order() -> dict[str, list[list[str]]]:
 
 def overlaps_on_the_host() -> list[int]:
     sizes = []
-    for options, strict in (({}, "0"), ({}, "1"), ({"message_size": 100_000_000}, "0")):
-        os.environ["AMPCOMPARE_APEX_STRICT"] = strict
+    for options in ({}, {"message_size": 100_000_000}):
         model = DDP(nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 512)), **options)
         model(torch.randn(2, 512)).sum().backward()
         assert model._synchronizer.buckets is not None
@@ -93,13 +87,9 @@ def test_buckets_follow_what_is_trained(ranks: Any) -> None:
 
 
 def test_buckets_follow_arrival(ranks: Any) -> None:
-    """The first pass orders buckets from the last layer back; size or trigger parameters close them."""
+    """The first pass orders buckets from the last layer back, and their size closes them."""
     first, second = ranks(2, records_arrival_order)
     assert first == second
-    assert [set(bucket) for bucket in first["trigger"]] in (
-        [{"2.weight", "2.bias", "1.weight", "1.bias"}, {"0.weight", "0.bias"}],
-        [{"2.weight", "2.bias", "1.weight"}, {"1.bias", "0.weight", "0.bias"}],
-    )
     assert sorted(itertools.chain(*first["small"])) == sorted(
         f"{i}.{kind}" for i in range(3) for kind in ("weight", "bias")
     )
@@ -110,9 +100,9 @@ def test_buckets_follow_arrival(ranks: Any) -> None:
 
 
 def test_default_message_size_overlaps_on_the_host(ranks: Any) -> None:
-    """Without a GPU the default size makes several buckets, an explicit one and Apex's own make one."""
-    for several, legacy, explicit in ranks(2, overlaps_on_the_host):
-        assert (several > 1, legacy, explicit) == (True, 1, 1)
+    """Without a GPU the default size makes several buckets, an explicit one makes one."""
+    for several, explicit in ranks(2, overlaps_on_the_host):
+        assert (several > 1, explicit) == (True, 1)
 
 
 def test_rank_0_decides_the_buckets(ranks: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-import os
 import warnings
 from typing import Any
 from unittest import mock
@@ -20,20 +19,16 @@ from ampcompare.base.errors import AmpCompareError, PreparationError
 from tests.distributed.two_layers import Net, assert_grads, batch, local_grads, mean_over_ranks
 
 
-def broadcasts_state() -> list[Any]:
-    values = []
-    for strict in ("0", "1"):
-        os.environ["AMPCOMPARE_APEX_STRICT"] = strict
-        torch.manual_seed(dist.get_rank())
-        norm = nn.BatchNorm1d(3)
-        norm.register_buffer("flags", torch.tensor([dist.get_rank() == 0]))
-        with torch.no_grad():
-            norm.weight.normal_()
-            norm.running_mean.fill_(dist.get_rank())  # type: ignore[union-attr]
-        model = DDP(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3, dtype=torch.bfloat16), norm))
-        assert next(iter(model.state_dict())) == "module.0.weight"
-        values.append({name: value.clone() for name, value in model.state_dict().items()})
-    return values
+def broadcasts_state() -> dict[str, Any]:
+    torch.manual_seed(dist.get_rank())
+    norm = nn.BatchNorm1d(3)
+    norm.register_buffer("flags", torch.tensor([dist.get_rank() == 0]))
+    with torch.no_grad():
+        norm.weight.normal_()
+        norm.running_mean.fill_(dist.get_rank())  # type: ignore[union-attr]
+    model = DDP(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3, dtype=torch.bfloat16), norm))
+    assert next(iter(model.state_dict())) == "module.0.weight"
+    return model.state_dict()
 
 
 def survives_exceptions() -> None:
@@ -130,46 +125,9 @@ def refuses_other_models() -> None:
         sparse(torch.tensor([1])).sum().backward()
 
 
-def keeps_apex_limits_on_request() -> None:
-    os.environ["AMPCOMPARE_APEX_STRICT"] = "1"
-    # Used in the first pass, not in the second; and the other way round.
-    model = DDP(Net(), message_size=1)
-    model(batch(0)).sum().backward()
-    with pytest.raises(RuntimeError, match="of 4 buckets were reduced"):
-        model(batch(1), use="first").sum().backward()
-    model = DDP(Net())
-    model(batch(0), use="first").sum().backward()
-    with pytest.raises(KeyError, match="No bucket expects the gradient of parameter second"):
-        model(batch(1), use="second").sum().backward()
-    # A second backward pass for one forward pass; a backward pass without one.
-    model = DDP(Net())
-    loss = model(batch(0)).sum()
-    loss.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="A second backward pass"):
-        loss.backward()
-    model = DDP(Net())
-    with pytest.raises(AttributeError, match="needs_refresh"):
-        model.module(batch(0)).sum().backward()
-    model = DDP(Net(torch.bfloat16))
-    with pytest.raises(KeyError, match="bfloat16"):
-        model(batch(0, dtype=torch.bfloat16)).sum().backward()
-    # Delayed, bfloat16 stays local; a second backward pass too.
-    model = DDP(Net(torch.bfloat16), delay_allreduce=True)
-    expected = local_grads(model.module, batch(0, dtype=torch.bfloat16))
-    model(batch(0, dtype=torch.bfloat16)).square().sum().backward()
-    assert_grads(model.module, expected, rtol=0)
-    model = DDP(Net(), delay_allreduce=True)
-    once = mean_over_ranks(model.module, 0)
-    own = local_grads(model.module, batch(0))
-    loss = model(batch(0)).square().sum()
-    loss.backward(retain_graph=True)
-    loss.backward()
-    assert_grads(model.module, [a + b for a, b in zip(once, own, strict=True)])  # type: ignore[operator]
-
-
 @pytest.mark.parametrize(
     "function",
-    [survives_exceptions, copies_and_pickles, keeps_memory_formats, refuses_other_models, keeps_apex_limits_on_request],
+    [survives_exceptions, copies_and_pickles, keeps_memory_formats, refuses_other_models],
     ids=lambda function: function.__name__,
 )
 def test_two_ranks(ranks: Any, function: Any) -> None:
@@ -178,12 +136,9 @@ def test_two_ranks(ranks: Any, function: Any) -> None:
 
 
 def test_state_is_broadcast_at_construction(ranks: Any) -> None:
-    """Parameters become rank 0's, buffers too unless Apex's defects are asked for."""
+    """Parameters and buffers become rank 0's."""
     first, second = ranks(2, broadcasts_state)
-    for strict, (ours, theirs) in enumerate(zip(first, second, strict=True)):
-        for name, value in ours.items():
-            same = torch.equal(value, theirs[name])
-            assert same == (not strict or name not in {"module.2.running_mean", "module.2.flags"}), name
+    assert all(torch.equal(value, second[name]) for name, value in first.items())
 
 
 def test_torch_options_are_accepted_with_one_warning(ranks: Any) -> None:
@@ -200,21 +155,12 @@ def test_torch_options_are_accepted_with_one_warning(ranks: Any) -> None:
     ("options", "error", "match"),
     [
         ({"shared_param": True}, ValueError, "shared_param is no longer supported"),
-        ({"delay_allreduce": True, "allreduce_trigger_params": []}, ValueError, "no meaning with it"),
-        ({"delay_allreduce": True, "num_allreduce_streams": 2}, ValueError, "num_allreduce_streams=2"),
-        ({"allreduce_communicators": ([], [])}, AssertionError, r"got lengths \[0, 0\]"),
-        ({"allreduce_communicators": ([1], [1])}, AssertionError, "> 1"),
-        (
-            {"num_allreduce_streams": 2, "allreduce_communicators": ([1], [1])},
-            AssertionError,
-            "num_allreduce_streams=2",
-        ),
         ({}, RuntimeError, "init_process_group"),
         ({}, ValueError, "init_process_group"),
     ],
 )
-def test_options_that_exclude_each_other(options: dict[str, Any], error: type[Exception], match: str) -> None:
-    """Each illegal combination, and a missing process group, is an error of the type that Apex or torch raises."""
+def test_what_is_refused(options: dict[str, Any], error: type[Exception], match: str) -> None:
+    """A removed option, and a missing process group, is an error of the type that Apex or torch raises."""
     with pytest.warns(DeprecatedFeatureWarning), pytest.raises(error, match=match) as caught:
         DDP(Net(), **options)
     assert isinstance(caught.value, AmpCompareError)

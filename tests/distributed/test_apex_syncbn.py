@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-import warnings
 from typing import Any
 
 import pytest
@@ -15,7 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcompare.apex import DeprecatedFeatureWarning
 from ampcompare.apex.parallel import SyncBatchNorm, convert_syncbn_model, create_syncbn_process_group
-from ampcompare.apex.parallel.sync_batchnorm import SyncBatchNorm as PythonSyncBatchNorm
 
 CHANNELS = 5
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 4e-2}
@@ -53,12 +50,11 @@ def compare(
     momentum: float | None = 0.3,
     ranks: list[int] | None = None,
     group: Any = None,
-    cls: type[Any] = SyncBatchNorm,
 ) -> None:
     """Compare this rank's part with batch norm over the batches of all `ranks`, in fp64, over two steps."""
     ranks = list(range(dist.get_world_size())) if ranks is None else ranks
-    options = {"channel_last": channel_last, "fuse_relu": relu} if cls is SyncBatchNorm else {}
-    ours = prepare(cls(CHANNELS, momentum=momentum, process_group=group, **options)).to(layer_dtype)
+    layer = SyncBatchNorm(CHANNELS, 1e-5, momentum, True, True, group, channel_last, relu)
+    ours = prepare(layer).to(layer_dtype)
     reference = prepare(nn.BatchNorm1d(CHANNELS, momentum=momentum).double())
     place = ranks.index(dist.get_rank())
     first = sum(sizes[:place])
@@ -138,8 +134,7 @@ def matches_the_whole_batch() -> None:
     # Two values cancel almost wholly in the gradient, beyond what fp32 can show.
     compare([1, 1], (), double, double)
     compare([4, 4], (2, 2, 2), single, single, momentum=None)
-    compare([4, 4], (3,), single, single, cls=PythonSyncBatchNorm)
-    compare([5, 2], (3,), half, single, cls=PythonSyncBatchNorm)
+    compare([5, 2], (3,), half, single)
 
 
 def allows_an_empty_rank() -> None:
@@ -179,18 +174,6 @@ def lacks_statistics() -> None:
         )
 
 
-def weighs_ranks_equally_on_request() -> None:
-    os.environ["AMPCOMPARE_APEX_STRICT"] = "1"
-    layer = PythonSyncBatchNorm(CHANNELS, momentum=1.0)
-    x = whole((8, CHANNELS), 3).float()
-    part = x[:6] if dist.get_rank() == 0 else x[6:]
-    out = layer(part.half() if dist.get_rank() == 0 else part)
-    assert out.dtype is torch.float32
-    mean = (x[:6].mean(0) + x[6:].mean(0)) / 2
-    torch.testing.assert_close(layer.running_mean, mean, atol=1e-2, rtol=1e-2)
-    assert not torch.allclose(mean, x.mean(0), atol=5e-2)
-
-
 def synchronizes_in_groups() -> None:
     group = create_syncbn_process_group(2)
     pair = [0, 1] if dist.get_rank() < 2 else [2, 3]
@@ -217,11 +200,6 @@ def test_a_rank_may_have_nothing(ranks: Any) -> None:
 def test_works_without_running_statistics(ranks: Any) -> None:
     """Without running statistics training uses all ranks' batches, evaluation the own batch."""
     ranks(2, lacks_statistics)
-
-
-def test_python_class_has_apex_limits_on_request(ranks: Any) -> None:
-    """With Apex's defects asked for, the Python class weighs ranks equally and returns the layer's dtype."""
-    ranks(2, weighs_ranks_equally_on_request)
 
 
 def test_groups(ranks: Any) -> None:
@@ -296,17 +274,6 @@ def test_gradients_are_those_of_finite_differences() -> None:
     )
 
 
-def test_python_class_lacks_what_apex_lacks() -> None:
-    """channel_last is an AttributeError, fuse_relu a TypeError, and construction warns of deprecation."""
-    with pytest.warns(DeprecatedFeatureWarning):
-        layer = PythonSyncBatchNorm(3)
-    assert layer.syncbn_import_error is None
-    with pytest.warns(DeprecatedFeatureWarning), pytest.raises(AttributeError, match="channel_last"):
-        PythonSyncBatchNorm(3, channel_last=True)
-    with pytest.raises(TypeError):
-        PythonSyncBatchNorm(3, fuse_relu=True)  # type: ignore[call-arg]
-
-
 def build() -> nn.Sequential:
     shared = nn.BatchNorm2d(4, eps=1e-3, momentum=0.2)
     return nn.Sequential(
@@ -337,21 +304,6 @@ def test_conversion_keeps_what_the_layers_were() -> None:
     with pytest.warns(DeprecatedFeatureWarning):
         root = convert_syncbn_model(old)
     assert isinstance(root, SyncBatchNorm)
-
-
-def test_conversion_has_apex_defects_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With Apex's defects asked for, the new layers train, with trainable copies of the parameters."""
-    monkeypatch.setenv("AMPCOMPARE_APEX_STRICT", "1")
-    old = nn.BatchNorm2d(4).eval()
-    old.weight.requires_grad_(False)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecatedFeatureWarning)
-        new = convert_syncbn_model(old)
-    assert new.training
-    assert new.weight.requires_grad
-    assert new.weight is not old.weight
-    assert torch.equal(new.weight, old.weight)
-    assert new.running_var is old.running_var
 
 
 def test_group_and_layout_can_be_set_later() -> None:

@@ -1,4 +1,4 @@
-"""Amp on two ranks under Apex's wrapper: skips, accumulation, and scenarios of Apex's own tests."""
+"""Amp on two ranks under Apex's wrapper: skips and accumulation; and `Reducer`."""
 
 from __future__ import annotations
 
@@ -77,34 +77,6 @@ def accumulates_with_delay(level: str) -> float:
     return (results[0] - results[1]).abs().max().item()
 
 
-def races() -> None:
-    """Reduce two large parameters in three streams with the smallest buckets; sums must be exact each time."""
-    size = 1 << 18
-
-    class Pair(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a = nn.Parameter(torch.full((size,), 1.0))
-            self.b = nn.Parameter(torch.full((size,), 2.0))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return (x * self.a) * self.b
-
-    module = Pair()
-    model = DistributedDataParallel(
-        module, message_size=1, allreduce_trigger_params=[module.b], num_allreduce_streams=3
-    )
-    x = torch.empty(size)
-    for step in range(10):
-        model.zero_grad()
-        model(x.fill_(float(step + dist.get_rank()))).sum().backward()
-        mean = step + 0.5
-        assert module.a.grad is not None
-        assert module.b.grad is not None
-        assert bool((module.a.grad == 2.0 * mean).all())
-        assert bool((module.b.grad == mean).all())
-
-
 def reduces_on_demand() -> None:
     torch.manual_seed(dist.get_rank())
     module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, dtype=torch.bfloat16), nn.Linear(2, 2))
@@ -142,10 +114,5 @@ def test_accumulation_equals_one_batch(ranks: Any, level: str) -> None:
         assert difference <= (1e-7 if level == "O0" else 2e-4)
 
 
-@pytest.mark.parametrize(
-    "function",
-    [races, reduces_on_demand],
-    ids=lambda function: function.__name__,
-)
-def test_scenarios_of_apex(ranks: Any, function: Any) -> None:
-    ranks(2, function)
+def test_reducer(ranks: Any) -> None:
+    ranks(2, reduces_on_demand)

@@ -20,7 +20,6 @@ from ._amp_state import _amp_state, master_params, maybe_print, overflow_message
 from ._engine.errors import AmpScalingError
 from ._engine.scaled_loss import scale_loss
 from .scaler import LossScaler
-from .utils import set_func
 
 __all__ = ["AmpHandle", "CastGroups", "NoOpHandle", "disable_casts", "scale_loss"]
 
@@ -138,7 +137,7 @@ class AmpHandle:
             if inherited:
                 delattr(module, name)
             else:
-                set_func(module, name, function)
+                setattr(module, name, function)
         self._saved = []
         self._cache.clear()
 

@@ -1,6 +1,6 @@
 """Training over several processes, with the names of `apex.parallel`.
 
-`LARC` is the module that contains the class of that name, as in Apex; `multiproc` is run as a script.
+`LARC` is the module that contains the class of that name, as in Apex.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from typing import Any
 from torch.distributed import ReduceOp
 
 from . import LARC
-from . import sync_batchnorm as sync_batchnorm  # scripts find these after `import apex.parallel`
-from . import sync_batchnorm_kernel as sync_batchnorm_kernel
+from . import sync_batchnorm as sync_batchnorm  # scripts find it after `import apex.parallel`
 from .distributed import DistributedDataParallel, Reducer
 from .optimized_sync_batchnorm import SyncBatchNorm, convert_syncbn_model, create_syncbn_process_group
 

@@ -10,22 +10,19 @@ from __future__ import annotations
 import weakref
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ampcompare.base.errors import ConfigError, PreparationError
+from ampcompare.base.errors import PreparationError
 from ampcompare.base.tensors.lists import by_type, flatten, unflatten
 
 __all__ = [
     "Bucket",
     "Options",
-    "ParallelArgumentError",
-    "ParallelOptionError",
     "ParallelPreparationError",
     "Reduction",
     "Synchronizer",
@@ -36,17 +33,7 @@ __all__ = [
     "require_group",
 ]
 
-LEGACY_DTYPES = frozenset({torch.float16, torch.float32, torch.float64})
 _TYPE_ORDER = (torch.float16, torch.float32, torch.float64)
-Lane = tuple["dist.ProcessGroup | None", "torch.cuda.Stream | None"]
-
-
-class ParallelOptionError(ConfigError, ValueError):
-    """Options of a parallel wrapper that exclude each other."""
-
-
-class ParallelArgumentError(ConfigError, AssertionError):
-    """An option that Apex checks by an assertion."""
 
 
 class ParallelPreparationError(PreparationError, AssertionError):
@@ -59,16 +46,6 @@ class ProcessGroupMissing(PreparationError, RuntimeError, ValueError):
 
 class GradientReductionError(PreparationError, RuntimeError):
     """Gradients that cannot be reduced, or came where the bucket structure has no place for them."""
-
-
-class GradientNotPlanned(PreparationError, KeyError):
-    """A gradient for which the bucket structure has no bucket; in strict mode only."""
-
-    __str__ = Exception.__str__
-
-
-class NoForwardPass(PreparationError, AttributeError):
-    """A backward pass without a forward pass of the wrapper; in strict mode only."""
 
 
 @dataclass(frozen=True)
@@ -195,17 +172,12 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Options:
-    """The user's options; `strict` adds Apex's limits."""
+    """The user's options."""
 
     message_size: int
     delay: bool
-    triggers: frozenset[int]
-    streams: int
-    communicators: tuple[Sequence[Any], Sequence[Any]] | None
     group: dist.ProcessGroup | None
     reduction: Reduction
-    prof: bool
-    strict: bool
 
 
 def facts(module: nn.Module) -> list[tuple[int, bool, torch.dtype, torch.device]]:
@@ -235,29 +207,20 @@ class Synchronizer:
         self.facts = facts(module)
         self.names = [name for name, _ in module.named_parameters()]
         self.params = list(module.parameters())
-        self.active = [
-            i
-            for i, param in enumerate(self.params)
-            if param.requires_grad and (param.dtype in LEGACY_DTYPES or not options.strict)
-        ]
+        self.active = [i for i, param in enumerate(self.params) if param.requires_grad]
         self.buckets: list[Bucket] | None = None
         self.retained: list[Tensor | None] = []
         self._delayed = options.delay
         self._bucket_of: dict[int, Bucket] = {}
-        self._lanes: list[Lane] = []
+        self._stream: torch.cuda.Stream | None = None
         self._works: list[tuple[Bucket, Any]] = []
         self._arrivals: list[int] = []
         self._came = bytearray()
         self._next = 0
         self._open = False
         self._awaits_callback = False
-        self._forward: Literal["missing", "done", "used"] = "missing"
         self._reference = weakref.ref(self)
-        self._handles = [
-            param.register_post_accumulate_grad_hook(self._hook(i))
-            for i, param in enumerate(self.params)
-            if param.requires_grad
-        ]
+        self._handles = [self.params[i].register_post_accumulate_grad_hook(self._hook(i)) for i in self.active]
 
     def close(self) -> None:
         """Remove the hooks."""
@@ -281,7 +244,6 @@ class Synchronizer:
         # An exception ended the last backward pass before the engine called back.
         self._drain()
         self._open = self._awaits_callback = False
-        self._forward = "done"
         return False
 
     def watch(self, output: Tensor) -> None:
@@ -313,8 +275,6 @@ class Synchronizer:
         return [bucket for bucket, _ in works]
 
     def _on_grad(self, index: int) -> None:
-        if self.options.strict and not self._legacy_accepts(index):
-            return
         if not self._open:
             self._begin()
         if self.buckets is None or self._delayed:
@@ -334,28 +294,6 @@ class Synchronizer:
         if bucket.pending == 0:
             self._launch_full()
 
-    def _legacy_accepts(self, index: int) -> bool:
-        """Return whether Apex would reduce this gradient; raise where Apex raises."""
-        if self._forward == "missing":
-            raise NoForwardPass(
-                "Backward through the module without a forward pass of DistributedDataParallel ('needs_refresh' is not "
-                "set). Call the wrapper, not its module."
-            )
-        is_legacy_dtype = self.params[index].dtype in LEGACY_DTYPES
-        if self._delayed:
-            return is_legacy_dtype and self._forward == "done"
-        if self._forward == "used":
-            raise GradientReductionError(
-                "A second backward pass for one forward pass: its buckets are already reduced. Call the wrapper again, "
-                "or disable_allreduce() for all but the last pass."
-            )
-        if not is_legacy_dtype or (self.buckets is not None and index not in self._bucket_of):
-            raise GradientNotPlanned(
-                f"No bucket expects the gradient of parameter {self.names[index]} ({self.params[index].dtype}): either "
-                "it had none in the first backward pass, or its dtype is not one of half, float and double."
-            )
-        return True
-
     def _begin(self) -> None:
         self._await_callback()
         self._open = True
@@ -364,31 +302,8 @@ class Synchronizer:
         self._came = bytearray(len(self.params))
         for bucket in self.buckets or ():
             bucket.pending = len(bucket.params)
-        if not self._lanes:
-            self._lanes = self._make_lanes()
-
-    def _make_lanes(self) -> list[Lane]:
-        """Return the (process group, side stream) pairs that take buckets in turn; with several, a collective call."""
-        options = self.options
-        cuda = any(param.is_cuda for param in self.params)
-        if options.communicators is not None:
-            groups, streams = options.communicators
-            return list(zip(groups, streams if cuda else [None] * len(groups), strict=True))
-        ranks = None if options.group is None else dist.get_process_group_ranks(options.group)
-        return [
-            (
-                dist.new_group(ranks) if options.streams > 1 else options.group,
-                torch.cuda.Stream() if cuda else None,
-            )
-            for _ in range(options.streams)
-        ]
-
-    def _range(self, name: str) -> AbstractContextManager[Any]:
-        if not self.options.prof:
-            return nullcontext()
-        if torch.cuda.is_available():
-            return torch.cuda.nvtx.range(name)
-        return torch.profiler.record_function(name)
+        if self._stream is None and any(param.is_cuda for param in self.params):
+            self._stream = torch.cuda.Stream()
 
     def _launch_full(self) -> None:
         assert self.buckets is not None
@@ -399,20 +314,19 @@ class Synchronizer:
         """Reduce the next bucket, without waiting for the result."""
         assert self.buckets is not None
         bucket = self.buckets[self._next]
-        group, stream = self._lanes[self._next % len(self._lanes)]
+        group, stream = self.options.group, self._stream
         self._next += 1
-        with self._range(f"apex ddp: reduce {bucket.size} elements"):
-            flat = bucket.reserve()
-            if stream is None or not flat.is_cuda:
-                bucket.fill()
-                self._works.append((bucket, dist.all_reduce(flat, group=group, async_op=True)))
-                return
-            stream.wait_stream(torch.cuda.current_stream(flat.device))
-            with torch.cuda.stream(stream):
-                bucket.fill()
-                dist.all_reduce(flat, group=group)
-                bucket.scatter()
-            self._works.append((bucket, None))
+        flat = bucket.reserve()
+        if stream is None or not flat.is_cuda:
+            bucket.fill()
+            self._works.append((bucket, dist.all_reduce(flat, group=group, async_op=True)))
+            return
+        stream.wait_stream(torch.cuda.current_stream(flat.device))
+        with torch.cuda.stream(stream):
+            bucket.fill()
+            dist.all_reduce(flat, group=group)
+            bucket.scatter()
+        self._works.append((bucket, None))
 
     def _finish(self) -> None:
         """Close the round: plan the buckets if there are none, reduce what is left, and hand the gradients back."""
@@ -420,42 +334,24 @@ class Synchronizer:
         if not self._open:
             return
         self._open = False
-        self._forward = "used"
-        with self._range("apex ddp: end of backward"):
-            overlapped = self.buckets is not None and not self._delayed
-            buckets = self.buckets = self.buckets or self._plan()
-            if overlapped and self.options.strict and self._next < len(buckets):
-                self._drain()
-                raise GradientReductionError(
-                    f"Only {self._next} of {len(buckets)} buckets were reduced: parameters that had a gradient in the "
-                    "first backward pass have none now. Pass delay_allreduce=True."
-                )
-            while self._next < len(buckets):
-                self._launch()
-            done = self._drain()
-            for _, stream in self._lanes:
-                if stream is not None:
-                    torch.cuda.current_stream(stream.device).wait_stream(stream)
-            for bucket in done:
-                bucket.adopt()
-            if self.options.reduction.retain:
-                self.retained = [bucket.reduced for bucket in done]
+        buckets = self.buckets = self.buckets or self._plan()
+        while self._next < len(buckets):
+            self._launch()
+        done = self._drain()
+        if self._stream is not None:
+            torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+        for bucket in done:
+            bucket.adopt()
+        if self.options.reduction.retain:
+            self.retained = [bucket.reduced for bucket in done]
 
     def _plan(self) -> list[Bucket]:
         options = self.options
         if options.delay:
             plan = plan_by_type(self.params, self.active)
         else:
-            local = _plan_by_arrival(
-                self.params,
-                self.active,
-                self._arrivals,
-                message_size=options.message_size,
-                triggers=options.triggers,
-                complete=not options.strict,
-            )
-            device = _message_device(options.group)
-            plan = _agree(local, self.active, len(self.params), device, options.group, complete=not options.strict)
+            local = _plan_by_arrival(self.params, self.active, self._arrivals, options.message_size)
+            plan = _agree(local, self.active, len(self.params), options.group)
         self._delayed = plan.delayed
         buckets = [Bucket([self.params[i] for i in indices], options.reduction) for indices in plan.buckets]
         self._bucket_of = {i: buckets[place] for place, indices in enumerate(plan.buckets) for i in indices}
@@ -488,15 +384,9 @@ def plan_by_type(params: Sequence[nn.Parameter], active: Iterable[int]) -> _Plan
 
 
 def _plan_by_arrival(
-    params: Sequence[nn.Parameter],
-    active: Sequence[int],
-    arrivals: Sequence[int],
-    *,
-    message_size: int,
-    triggers: frozenset[int],
-    complete: bool,
+    params: Sequence[nn.Parameter], active: Sequence[int], arrivals: Sequence[int], message_size: int
 ) -> _Plan:
-    """Return the buckets that close as gradients arrive.
+    """Return the buckets that close as gradients arrive; gradients that never came have their own at the end.
 
     Args:
         params: all parameters of the module.
@@ -504,8 +394,6 @@ def _plan_by_arrival(
         arrivals: indices in the order in which gradients came; an index that came twice (a weight used in two
             reentrant checkpoints) makes the plan delayed, since its first gradient is not its last.
         message_size: number of elements from which on a bucket is closed.
-        triggers: indices that close a bucket; with any, `message_size` is ignored.
-        complete: put those that never came into buckets of their own at the end.
     """
     if len(set(arrivals)) < len(arrivals):
         return plan_by_type(params, active)
@@ -516,40 +404,30 @@ def _plan_by_arrival(
         kind = _kind(params[index])
         running.setdefault(kind, []).append(index)
         sizes[kind] = sizes.get(kind, 0) + params[index].numel()
-        if index in triggers or (not triggers and sizes[kind] >= message_size):
+        if sizes[kind] >= message_size:
             closed.append(tuple(running.pop(kind)))
             sizes.pop(kind)
     closed += [tuple(running[kind]) for kind in sorted(running)]
-    if complete:
-        came = set(arrivals)
-        closed += plan_by_type(params, [index for index in active if index not in came]).buckets
+    came = set(arrivals)
+    closed += plan_by_type(params, [index for index in active if index not in came]).buckets
     return _Plan(tuple(closed))
 
 
-def _agree(
-    plan: _Plan,
-    active: Sequence[int],
-    total: int,
-    device: torch.device,
-    group: dist.ProcessGroup | None,
-    *,
-    complete: bool,
-) -> _Plan:
+def _agree(plan: _Plan, active: Sequence[int], total: int, group: dist.ProcessGroup | None) -> _Plan:
     """Return rank 0's plan on every rank of `group`; a collective call.
 
     Args:
         total: number of parameters of the module, which is equal on all ranks.
-        device: the device of tensors for the backend of `group`.
 
     Raises:
-        GradientReductionError: with `complete`, where rank 0 reduces other parameters than this rank can.
+        GradientReductionError: rank 0 reduces other parameters than this rank can.
     """
     numbers = [int(plan.delayed)]
     for bucket_index, bucket in enumerate(plan.buckets):
         for index in bucket:
             numbers += [index, bucket_index]
     numbers += [-1] * (2 * total + 1 - len(numbers))
-    message = torch.tensor(numbers, dtype=torch.int64, device=device)
+    message = torch.tensor(numbers, dtype=torch.int64, device=_message_device(group))
     dist.broadcast(message, src=0 if group is None else dist.get_global_rank(group, 0), group=group)
     delayed, *rest = message.tolist()
     buckets: dict[int, list[int]] = {}
@@ -558,7 +436,7 @@ def _agree(
             buckets.setdefault(bucket_index, []).append(index)
     agreed = _Plan(tuple(tuple(buckets[bucket_index]) for bucket_index in sorted(buckets)), bool(delayed))
     different = set(active).symmetric_difference(index for bucket in agreed.buckets for index in bucket)
-    if complete and different:
+    if different:
         raise GradientReductionError(
             f"Rank {dist.get_rank(group)} and rank 0 train different parameters (numbers {sorted(different)[:10]} of "
             f"{total}). Set requires_grad alike on all ranks before the forward pass."

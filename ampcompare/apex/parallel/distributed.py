@@ -6,8 +6,7 @@ Source: Apex 25.05, `apex.parallel.DistributedDataParallel`; what differs is in 
 from __future__ import annotations
 
 import warnings
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,16 +14,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ampcompare.apex import deprecated_warning, strict_from_environment
+from ampcompare.apex import deprecated_warning
 from ampcompare.apex.apex_C import flatten, unflatten
-from ampcompare.base.errors import PreparationError
+from ampcompare.base.errors import ConfigError, PreparationError
 from ampcompare.base.tensors.tree import tensors_in
 
 from ._synchronizer import (
     Bucket,
     Options,
-    ParallelArgumentError,
-    ParallelOptionError,
     ParallelPreparationError,
     Reduction,
     Synchronizer,
@@ -39,12 +36,8 @@ from ._synchronizer import (
 __all__ = [
     "DistributedDataParallel",
     "Reducer",
-    "apply_flat_dist_call",
-    "extract_tensors",
     "flat_dist_call",
     "flatten",
-    "split_by_type",
-    "split_half_float_double",
     "unflatten",
 ]
 
@@ -67,6 +60,10 @@ TORCH_ONLY = frozenset(
 )
 
 
+class ParallelOptionError(ConfigError, ValueError):
+    """An option that Apex has removed."""
+
+
 class DistributedDataParallel(nn.Module):
     """Average the gradients of `module` over all ranks at each backward pass.
 
@@ -82,21 +79,17 @@ class DistributedDataParallel(nn.Module):
             means 250,000.
         delay_allreduce: reduce everything at the end of the backward pass.
         shared_param: removed by Apex; must be None.
-        allreduce_trigger_params: parameters whose gradient closes a bucket; `message_size` then has no effect.
         retain_allreduce_buffers: keep the reduced flat buffers in `allreduce_buffers`; gradients become views of them.
         allreduce_always_fp32: sum half and bfloat16 gradients in fp32.
-        num_allreduce_streams: number of side streams (on CUDA) and process groups that take buckets in turn.
-        allreduce_communicators: pair (process groups, CUDA streams) to be used for them.
         gradient_average: divide by the number of ranks; else gradients are summed.
         gradient_predivide_factor: divide by it before the sum; with `gradient_average` the rest follows after it.
-        gradient_average_split_factor: ignored, as by Apex.
-        prof: mark reductions as NVTX ranges (on a CPU: as records of the profiler).
+        allreduce_trigger_params, num_allreduce_streams, allreduce_communicators, gradient_average_split_factor, prof:
+            ignored; they change no number.
         process_group: ranks to work with; None means all.
         torch_options: arguments of torch's class that scripts pass by mistake; one warning names them.
 
     Raises:
-        ParallelOptionError: options that exclude each other (a `ValueError`).
-        ParallelArgumentError: `allreduce_communicators` that do not fit `num_allreduce_streams` (`AssertionError`).
+        ParallelOptionError: `shared_param` (a `ValueError`).
         ParallelPreparationError: other models on other ranks; parameters that are not on a GPU under NCCL.
         ProcessGroupMissing: `init_process_group` was not called.
     """
@@ -128,9 +121,11 @@ class DistributedDataParallel(nn.Module):
             # The second positional argument of torch's class.
             torch_options["device_ids"] = message_size
             message_size = DEFAULT_MESSAGE_SIZE
-        _check_options(
-            shared_param, delay_allreduce, allreduce_trigger_params, num_allreduce_streams, allreduce_communicators
-        )
+        if shared_param is not None:
+            raise ParallelOptionError(
+                "shared_param is no longer supported: leave it out. Where parameters are shared in ways that "
+                "overlapping cannot follow, pass delay_allreduce=True."
+            )
         require_group("DistributedDataParallel")
         _warn_of_torch_options(torch_options, process_group)
 
@@ -140,39 +135,26 @@ class DistributedDataParallel(nn.Module):
         self.delay_allreduce = delay_allreduce
         self.retain_allreduce_buffers = retain_allreduce_buffers
         self.allreduce_always_fp32 = allreduce_always_fp32
-        self.num_allreduce_streams = num_allreduce_streams
         self.gradient_average = gradient_average
         self.gradient_predivide_factor = gradient_predivide_factor
-        self.prof = prof
-        self._strict = strict_from_environment()
         self._process_group = process_group
-        self._communicators = allreduce_communicators
-        self._trigger_names = _names(module, allreduce_trigger_params or ())
 
         if dist.get_backend(process_group) == "nccl":
             _check_on_gpu(module)
         check_equal_models(module, process_group)
-        state = [*module.parameters()] if self._strict else [*module.parameters(), *module.buffers()]
-        broadcast_from_first(state, process_group)
+        broadcast_from_first([*module.parameters(), *module.buffers()], process_group)
         self._synchronizer = self._make_synchronizer()
 
     def _make_synchronizer(self) -> Synchronizer:
         predivide = self.gradient_predivide_factor
         message_size = int(self.message_size)
-        on_host = not self._strict and not any(param.is_cuda for param in self.module.parameters())
-        if message_size == DEFAULT_MESSAGE_SIZE and on_host:
+        if message_size == DEFAULT_MESSAGE_SIZE and not any(param.is_cuda for param in self.module.parameters()):
             message_size = HOST_MESSAGE_SIZE
-        triggers = frozenset(
-            i for i, (name, _) in enumerate(self.module.named_parameters()) if name in self._trigger_names
-        )
         return Synchronizer(
             self.module,
             Options(
                 message_size=message_size,
                 delay=self.delay_allreduce,
-                triggers=triggers,
-                streams=self.num_allreduce_streams,
-                communicators=self._communicators,
                 group=self._process_group,
                 reduction=Reduction(
                     before=1.0 / predivide,
@@ -180,8 +162,6 @@ class DistributedDataParallel(nn.Module):
                     always_fp32=self.allreduce_always_fp32,
                     retain=self.retain_allreduce_buffers,
                 ),
-                prof=self.prof,
-                strict=self._strict,
             ),
         )
 
@@ -245,44 +225,18 @@ class DistributedDataParallel(nn.Module):
         """Return the module and the options; a copy creates its own buckets and hooks.
 
         Raises:
-            PreparationError: where process groups were given, which cannot be copied.
+            PreparationError: where a process group was given, which cannot be copied.
         """
-        if self._process_group is not None or self._communicators is not None:
+        if self._process_group is not None:
             raise PreparationError(
-                "A DistributedDataParallel that was given process groups cannot be copied or pickled, because "
-                "groups cannot. Copy its module."
+                "A DistributedDataParallel that was given a process group cannot be copied or pickled, because groups "
+                "cannot. Copy its module."
             )
         return {name: value for name, value in self.__dict__.items() if name != "_synchronizer"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._synchronizer = self._make_synchronizer()
-
-
-def _check_options(
-    shared_param: Any,
-    delay: bool,
-    triggers: Iterable[nn.Parameter] | None,
-    streams: int,
-    communicators: tuple[Sequence[Any], Sequence[Any]] | None,
-) -> None:
-    if shared_param is not None:
-        raise ParallelOptionError(
-            "shared_param is no longer supported: leave it out. Where parameters are shared in ways that overlapping "
-            "cannot follow, pass delay_allreduce=True."
-        )
-    if delay and (triggers is not None or streams > 1):
-        raise ParallelOptionError(
-            "delay_allreduce=True reduces once, at the end of the backward pass: allreduce_trigger_params and "
-            f"num_allreduce_streams={streams} have no meaning with it. Leave out one or the other."
-        )
-    if communicators is not None:
-        lengths = [len(part) for part in communicators]
-        if lengths != [streams, streams] or streams < 2:
-            raise ParallelArgumentError(
-                "allreduce_communicators must be a pair (process groups, streams), each with num_allreduce_streams > 1 "
-                f"entries; got lengths {lengths} and num_allreduce_streams={streams}."
-            )
 
 
 def _warn_of_torch_options(options: dict[str, Any], group: dist.ProcessGroup | None) -> None:
@@ -298,11 +252,6 @@ def _warn_of_torch_options(options: dict[str, Any], group: dist.ProcessGroup | N
         )
 
 
-def _names(module: nn.Module, params: Iterable[nn.Parameter]) -> frozenset[str]:
-    wanted = {id(param) for param in params}
-    return frozenset(name for name, param in module.named_parameters() if id(param) in wanted)
-
-
 def _check_on_gpu(module: nn.Module) -> None:
     elsewhere = [name for name, param in module.named_parameters() if not param.is_cuda]
     if elsewhere:
@@ -310,42 +259,6 @@ def _check_on_gpu(module: nn.Module) -> None:
             f"NCCL reduces CUDA tensors only; {len(elsewhere)} parameters are not on a GPU (first: {elsewhere[0]}). "
             "Call model.cuda() before DistributedDataParallel, or use the gloo backend."
         )
-
-
-def apply_flat_dist_call(
-    bucket: Sequence[Tensor], call: Callable[..., Any], extra_args: Sequence[Any] | None = None
-) -> None:
-    """Run a collective on `bucket`, tensors of one type, in place as one vector; an all-reduce becomes an average."""
-    flat_dist_call(bucket, call, extra_args)
-
-
-def extract_tensors(maybe_tensor: Any, tensor_list: list[Tensor]) -> None:
-    """Append the tensors in `maybe_tensor`, a tensor or nested iterables of tensors, to `tensor_list`."""
-    if isinstance(maybe_tensor, Tensor):
-        tensor_list.append(maybe_tensor)
-        return
-    if not isinstance(maybe_tensor, (str, bytes)):
-        try:
-            items = iter(maybe_tensor)
-        except TypeError:
-            return
-        for item in items:
-            extract_tensors(item, tensor_list)
-
-
-def split_by_type(tensors: Iterable[Tensor]) -> OrderedDict[str, list[Tensor]]:
-    """Group tensors by their type string, in the order of first appearance."""
-    groups: OrderedDict[str, list[Tensor]] = OrderedDict()
-    for tensor in tensors:
-        groups.setdefault(tensor.type(), []).append(tensor)
-    return groups
-
-
-def split_half_float_double(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
-    """Return the fp16, the fp32 and the fp64 tensors, on any device; kinds that are missing are left out."""
-    tensor_list = list(tensors)
-    groups = [[t for t in tensor_list if t.dtype is kind] for kind in (torch.float16, torch.float32, torch.float64)]
-    return [group for group in groups if group]
 
 
 def _extract(values: Any) -> Iterator[Tensor]:

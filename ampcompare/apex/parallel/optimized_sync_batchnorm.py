@@ -19,19 +19,21 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ampcompare.apex import deprecated_warning, strict_from_environment
-from ampcompare.base.errors import PreparationError
+from ampcompare.apex import deprecated_warning
+from ampcompare.base.errors import ConfigError, PreparationError
 
-from ._synchronizer import ParallelArgumentError, require_group
+from ._synchronizer import require_group
 
 __all__ = [
-    "GlobalStatistics",
     "SyncBatchNorm",
     "SyncBatchnormFunction",
     "convert_syncbn_model",
     "create_syncbn_process_group",
-    "statistics_dtype",
 ]
+
+
+class ParallelArgumentError(ConfigError, AssertionError):
+    """An argument that Apex checks by an assertion."""
 
 
 class SyncBatchNormInputError(PreparationError, ValueError):
@@ -74,7 +76,6 @@ class SyncBatchNorm(_BatchNorm):
         self.process_group = process_group
         self.channel_last = channel_last
         self.fuse_relu = fuse_relu
-        self._equal_ranks = False
 
     def _specify_process_group(self, process_group: dist.ProcessGroup | None) -> None:
         self.process_group = process_group
@@ -114,7 +115,7 @@ class SyncBatchNorm(_BatchNorm):
         if self.running_mean is None or self.running_var is None:
             # A rank may evaluate alone, so there is no communication.
             return self._by_batch(x, z, 1)
-        dtype = statistics_dtype(x.dtype)
+        dtype = _statistics_dtype(x.dtype)
         out = F.batch_norm(
             x.to(dtype),
             self.running_mean.to(dtype),
@@ -141,9 +142,7 @@ class SyncBatchNorm(_BatchNorm):
                 "of more than one, drop_last=True in the loader, or eval() for a single sample."
             )
         with torch.no_grad():
-            statistics = _gather_statistics(
-                x.to(statistics_dtype(x.dtype)), self.process_group, world_size, self._equal_ranks
-            )
+            statistics = _gather_statistics(x.to(_statistics_dtype(x.dtype)), self.process_group, world_size)
             if self.training:
                 self._track(statistics)
         out: Tensor = SyncBatchnormFunction.apply(  # type: ignore[no-untyped-call]
@@ -181,19 +180,16 @@ class GlobalStatistics(NamedTuple):
     elements: Tensor
 
 
-def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
+def _statistics_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of statistics and arithmetic for an input: fp64 for fp64, else fp32."""
     return torch.promote_types(dtype, torch.float32)
 
 
-def _gather_statistics(
-    x: Tensor, group: dist.ProcessGroup | None, world_size: int, equal_ranks: bool
-) -> GlobalStatistics:
+def _gather_statistics(x: Tensor, group: dist.ProcessGroup | None, world_size: int) -> GlobalStatistics:
     """Merge the statistics of all ranks; a collective call if `world_size` is above 1.
 
     Args:
         x: [N, C, ...], in the dtype of the statistics; N may differ between ranks, and be 0.
-        equal_ranks: weigh each rank alike, whatever its N.
     """
     channels = x.size(1)
     count = x.numel() // channels
@@ -208,8 +204,6 @@ def _gather_statistics(
     # The variants that take one tensor change their name between torch releases.
     dist.all_gather(list(everybody.unbind()), local_statistics, group=group)
     means, variances, counts = everybody.split([channels, channels, 1], dim=1)
-    if equal_ranks:
-        counts = torch.full_like(counts, count)
     total = counts.sum(0)
     weights = counts / total
     mean = (means * weights).sum(0)
@@ -238,8 +232,8 @@ class SyncBatchnormFunction(torch.autograd.Function):
     """Normalize by the statistics of all ranks.
 
     Inputs are x [N, C, ...], z (of x's shape, added before the activation) or None, weight and bias ([C] or None) and
-    the statistics. The result has x's dtype; arithmetic is in `statistics_dtype`. The gradients of weight and bias are
-    sums over this rank's batch: averaging gradients over ranks averages these too.
+    the statistics, in whose dtype arithmetic is. The result has x's dtype. The gradients of weight and bias are sums
+    over this rank's batch: averaging gradients over ranks averages these too.
     """
 
     @staticmethod
@@ -308,8 +302,7 @@ def convert_syncbn_model(
 
     Use the returned module: a root that is a batch norm itself is replaced by a new object. Parameters and buffers are
     shared with the old layers, so that optimizers built before stay valid; instance norms, and what is below them, are
-    left alone. With `AMPCOMPARE_APEX_STRICT=1` the new layers are in training mode with trainable copies of weight and
-    bias whatever the old ones were, as in Apex.
+    left alone.
 
     Args:
         process_group: ranks that share statistics; see `create_syncbn_process_group`. None means all.
@@ -319,11 +312,11 @@ def convert_syncbn_model(
         "apex.parallel.convert_syncbn_model is deprecated and was removed from Apex in May 2025. Use "
         "torch.nn.SyncBatchNorm.convert_sync_batchnorm."
     )
-    return _convert(module, process_group, channel_last, strict_from_environment(), {})
+    return _convert(module, process_group, channel_last, {})
 
 
 def _convert(
-    module: nn.Module, group: dist.ProcessGroup | None, channel_last: bool, strict: bool, done: dict[int, nn.Module]
+    module: nn.Module, group: dist.ProcessGroup | None, channel_last: bool, done: dict[int, nn.Module]
 ) -> nn.Module:
     if isinstance(module, nn.modules.instancenorm._InstanceNorm):
         return module
@@ -332,17 +325,17 @@ def _convert(
         return done[id(module)]
     result = module
     if isinstance(module, nn.modules.batchnorm._BatchNorm):
-        result = _make_synchronized(module, group, channel_last, strict)
+        result = _make_synchronized(module, group, channel_last)
     done[id(module)] = result
     # Not `named_children`, which names a child that is in two places once.
     for name, child in module._modules.items():
         if child is not None:
-            result.add_module(name, _convert(child, group, channel_last, strict, done))
+            result.add_module(name, _convert(child, group, channel_last, done))
     return result
 
 
 def _make_synchronized(
-    old: nn.modules.batchnorm._BatchNorm, group: dist.ProcessGroup | None, channel_last: bool, strict: bool
+    old: nn.modules.batchnorm._BatchNorm, group: dist.ProcessGroup | None, channel_last: bool
 ) -> SyncBatchNorm:
     new = SyncBatchNorm(
         old.num_features, old.eps, old.momentum, old.affine, old.track_running_stats, group, channel_last
@@ -350,11 +343,9 @@ def _make_synchronized(
     new.running_mean = old.running_mean
     new.running_var = old.running_var
     new.num_batches_tracked = old.num_batches_tracked
-    for name, param in old._parameters.items():
-        new._parameters[name] = nn.Parameter(param.detach().clone()) if strict and param is not None else param
-    if not strict:
-        new.train(old.training)
-        new.fuse_relu = getattr(old, "fuse_relu", False)
+    new._parameters.update(old._parameters)
+    new.train(old.training)
+    new.fuse_relu = getattr(old, "fuse_relu", False)
     return new
 
 

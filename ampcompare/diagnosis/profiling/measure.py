@@ -1,7 +1,4 @@
-"""One run of a loop under an arm, profiled.
-
-Products whose sizes miss tensor cores then run alone, as they are and padded, in turns: what padding would gain.
-"""
+"""One run of a loop under an arm, profiled."""
 
 from __future__ import annotations
 
@@ -9,15 +6,14 @@ import csv
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
 from ampcompare.backends.arm import Arm
@@ -25,7 +21,7 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.base.tensors.products import dtype_name
 from ampcompare.base.tensors.tf32 import Tf32
 from ampcompare.diagnosis.loops import Conditions, trained_under
-from ampcompare.diagnosis.profiling.operation_counter import Counts, ProductShape, missed_sizes, repeated_casts
+from ampcompare.diagnosis.profiling.operation_counter import Counts, missed_sizes, repeated_casts
 from ampcompare.diagnosis.profiling.step_profiler import Measured, StepProfiler, Steps
 from ampcompare.diagnosis.profiling.trace import Account
 from ampcompare.diagnosis.watched_precision import Enough, WatchedPrecision
@@ -55,11 +51,8 @@ __all__ = [
     "measure_loop",
     "measured_peak",
     "optimizer_name",
-    "pad_product",
     "profile_loop",
     "profile_of",
-    "time_product",
-    "with_padding",
 ]
 
 MAX_OPERATIONS = 20
@@ -72,11 +65,6 @@ GPU_SIZE = 8192
 COPY_BYTES = 64 * 2**20
 REPEATS = 5
 TYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-MULTIPLE = 8
-MAX_TIMED = 6  # products
-ROUNDS = 3
-CALLS = 10
-IMAGE_CHANNELS = 4  # up to which kernels pad the input of a network themselves
 
 
 class ProfiledPrecision(WatchedPrecision):
@@ -147,8 +135,6 @@ def profile_of(arm: Arm, profiler: StepProfiler, half_dtype: torch.dtype | None,
     """
     measured, device = profiler.measured, profiler.device
     half = "" if half_dtype is None else dtype_name(half_dtype)
-    is_emulated = "emulated" in (mode or "")
-    tf32 = device.type == "cuda" and _has_tf32()
     profile = build_profile(
         str(arm),
         measured,
@@ -156,15 +142,11 @@ def profile_of(arm: Arm, profiler: StepProfiler, half_dtype: torch.dtype | None,
         half_dtype=half,
         half=mode or "",
         optimizer=", ".join(dict.fromkeys(map(optimizer_name, profiler.marks.optimizers))),
-        tf32=tf32,
     )
-    if measured.counts is not None and half and not is_emulated:  # times of an emulation are no measure
-        products = with_padding(profile.products, measured.counts, lambda shape: time_product(shape, device))
-        profile = profile.model_copy(update={"products": products})
     if profile.limits is None:
         return profile
-    dtype = half or ("tf32" if tf32 else "fp32")
-    peak = _peak_of(device, dtype, emulated=is_emulated)
+    dtype = half or ("tf32" if device.type == "cuda" and _has_tf32() else "fp32")
+    peak = _peak_of(device, dtype, emulated="emulated" in (mode or ""))
     limits = profile.limits.model_copy(
         update={"peak_flops": peak.flops, "peak_bytes": peak.bytes, "peak_dtype": dtype, "source": peak.source}
     )
@@ -200,48 +182,35 @@ def build_profile(arm: str, measured: Measured, **facts: object) -> ArmProfile:
     Args:
         facts: further fields of the profile.
     """
-    account = measured.account
-    steps = max(1, account.steps)
+    account, counts = measured.account, measured.counts
     factors = _factors(measured)
-    counts = measured.counts
-    communication = None
-    if account.collectives:
-        whole = measured.step_seconds * steps / account.seconds if account.seconds else 1.0
-        communication = Communication(
-            seconds=account.communication / steps * whole,
-            exposed_seconds=min(account.exposed, account.communication) / steps * whole,
-            calls=account.collectives / steps,
-        )
-    return ArmProfile(
-        arm=arm,
-        seconds=measured.step_seconds,
-        profiled_seconds=account.seconds / steps,
-        steps=[len(measured.seconds), account.steps],
-        parts=_parts(measured, factors),
-        operations=_operations(account, factors),
-        layers=_layers(account, measured, counts),
-        products=[] if counts is None else _products(counts),
-        syncs=[] if counts is None else _syncs(counts, account),
-        repeated=[]
-        if counts is None
-        else [
-            Repeated(where=where, module=module, casts=count, bytes=size)
-            for where, module, count, size in repeated_casts(counts)[:MAX_SYNCS]
+    whole = measured.step_seconds / account.seconds if account.seconds else 0.0
+    found: dict[str, Any] = {
+        "seconds": measured.step_seconds,
+        "parts": _parts(measured, factors),
+        "operations": _operations(account, factors),
+        "layers": [
+            Layer(module=name, seconds=seconds * whole, fp32_seconds=account.fp32_layers.get(name, 0.0) * whole)
+            for name, seconds in sorted(account.layers.items(), key=lambda one: -one[1])[:MAX_LAYERS]
         ],
-        memory=measured.memory,
-        limits=None
-        if counts is None
-        else Limits(
-            flops=counts.flops,
-            flops_by_dtype={name: float(count) for name, count in counts.mixed.items()},
-            bytes=counts.bytes,
-            cast_bytes=counts.cast_bytes,
-        ),
-        communication=communication,
-        fp32_seconds=_fp32_seconds(account, factors),
-        optimizer_operations=0 if counts is None else counts.optimizer_operations,
-        **facts,
-    )
+        "memory": measured.memory,
+        "fp32_seconds": _fp32_seconds(account, factors),
+    }
+    if account.communication:
+        exposed = min(account.exposed, account.communication)
+        found["communication"] = Communication(seconds=account.communication * whole, exposed_seconds=exposed * whole)
+    if counts is not None:
+        found |= {
+            "products": _products(counts),
+            "syncs": _syncs(counts, account),
+            "repeated": [
+                Repeated(where=where, module=module, casts=count, bytes=size)
+                for where, module, count, size in repeated_casts(counts)[:MAX_SYNCS]
+            ],
+            "limits": Limits(flops=counts.flops, bytes=counts.bytes, cast_bytes=counts.cast_bytes),
+            "optimizer_operations": counts.optimizer_operations,
+        }
+    return ArmProfile(arm=arm, **found, **facts)
 
 
 def _factors(measured: Measured) -> dict[Phase, float]:
@@ -261,7 +230,7 @@ def _factors(measured: Measured) -> dict[Phase, float]:
 
 
 def _parts(measured: Measured, factors: dict[Phase, float]) -> list[Part]:
-    account, steps = measured.account, max(1, measured.account.steps)
+    account = measured.account
     found: dict[tuple[Phase, WorkKind], float] = defaultdict(float)
     for key, seconds in account.parts.items():
         found[key] += max(0.0, seconds) * factors.get(key[0], 0.0)
@@ -270,7 +239,7 @@ def _parts(measured: Measured, factors: dict[Phase, float]) -> list[Part]:
             if phase not in factors:  # no operation of it was seen
                 found[phase, "host"] += seconds
     return [
-        Part(phase=phase, kind=kind, seconds=seconds, calls=account.calls.get((phase, kind), 0) / steps)
+        Part(phase=phase, kind=kind, seconds=seconds)
         for (phase, kind), seconds in sorted(found.items(), key=lambda one: -one[1])
         if seconds > 0
     ]
@@ -278,43 +247,19 @@ def _parts(measured: Measured, factors: dict[Phase, float]) -> list[Part]:
 
 def _fp32_seconds(account: Account, factors: dict[Phase, float]) -> float:
     return sum(
-        max(0.0, one.seconds) * factors.get(phase, 0.0)
-        for (_, phase, kind, dtype), one in account.operations.items()
+        max(0.0, seconds) * factors.get(phase, 0.0)
+        for (_, phase, kind, dtype), seconds in account.operations.items()
         if phase in ("forward", "backward") and dtype == "fp32" and kind not in ("cast", "copy", "emulation")
     )
 
 
 def _operations(account: Account, factors: dict[Phase, float]) -> list[Operation]:
-    steps = max(1, account.steps)
     rows = [
-        Operation(
-            name=name,
-            phase=phase,
-            kind=kind,
-            dtype=dtype,
-            calls=one.calls / steps,
-            seconds=max(0.0, one.seconds) * factors.get(phase, 0.0),
-        )
-        for (name, phase, kind, dtype), one in account.operations.items()
+        Operation(name=name, phase=phase, kind=kind, dtype=dtype, seconds=max(0.0, seconds) * factors.get(phase, 0.0))
+        for (name, phase, kind, dtype), seconds in account.operations.items()
         if kind != "host"
     ]
     return sorted(rows, key=lambda row: -row.seconds)[:MAX_OPERATIONS]
-
-
-def _layers(account: Account, measured: Measured, counts: Counts | None) -> list[Layer]:
-    steps = max(1, account.steps)
-    whole = measured.step_seconds / (account.seconds / steps) if account.seconds else 0.0
-    rows = [
-        Layer(
-            module=name,
-            seconds=max(0.0, one.seconds) / steps * whole,
-            fp32_seconds=max(0.0, one.fp32_seconds) / steps * whole,
-            cast_seconds=max(0.0, one.cast_seconds) / steps * whole,
-            flops=0.0 if counts is None else float(counts.layer_flops.get(name, 0)),
-        )
-        for name, one in account.layers.items()
-    ]
-    return sorted(rows, key=lambda row: -row.seconds)[:MAX_LAYERS]
 
 
 def _products(counts: Counts) -> list[Product]:
@@ -381,12 +326,10 @@ def known_peak(device_name: str, dtype: str) -> _Peak | None:
     A name stands alone: "L4" is not in "NVIDIA L40S". A row without figures is a device that is none of those below it.
     """
     for row in _rows():
-        if not re.search(rf"(?<![A-Za-z0-9]){re.escape(row['name'])}(?![A-Za-z0-9])", device_name):
-            continue
-        if not row["dtype"]:
-            return None
-        if row["dtype"] == dtype:
-            return _Peak(1e12 * float(row["tflops"]), 1e9 * float(row["gigabytes_per_second"]), row["source"])
+        if re.search(rf"(?<![A-Za-z0-9]){re.escape(row['name'])}(?![A-Za-z0-9])", device_name):
+            if not row.get(dtype):
+                return None
+            return _Peak(1e12 * float(row[dtype]), 1e9 * float(row["gigabytes_per_second"]), row["source"])
     return None
 
 
@@ -409,18 +352,13 @@ def measured_peak(device: torch.device, dtype: str) -> _Peak:
     kind = TYPES.get(dtype)
     if kind is None:
         return _Peak(None, None, "")
-    if device.type == "cpu" and kind is not torch.float32:
-        kind_name = f"{dtype} products of {SIZE // 2}"
-        size = SIZE // 2
-    else:
-        size = SIZE if device.type == "cpu" else GPU_SIZE
-        kind_name = f"{dtype} products of {size}"
+    size = GPU_SIZE if device.type != "cpu" else SIZE if kind is torch.float32 else SIZE // 2
     left = torch.ones(size, size, dtype=kind, device=device)
     source = torch.ones(COPY_BYTES // 4, device=device)
     target = torch.empty_like(source)
     products = _fastest(lambda: torch.mm(left, left), device)
     copies = _fastest(lambda: target.copy_(source), device)
-    return _Peak(2 * size**3 / products, 2 * COPY_BYTES / copies, f"measured here: {kind_name}, copies")
+    return _Peak(2 * size**3 / products, 2 * COPY_BYTES / copies, f"measured here: {dtype} products of {size}, copies")
 
 
 def _fastest(call: Callable[[], object], device: torch.device) -> float:
@@ -456,81 +394,3 @@ def profile_loop(loop: Loop, config: RunConfig, *, steps: int, profiled: int) ->
             f"{wanted.timed} timed, {wanted.profiled} under the profiler, and three that are counted"
         )
     return profile_of(arm, *found), measured.trace
-
-
-def with_padding(
-    products: Sequence[Product], counts: Counts, time_one: Callable[[ProductShape], float]
-) -> list[Product]:
-    """Return products with the seconds of one, as it is and padded; those of most FLOPs are run.
-
-    The padded one counts as faster only where each of its rounds is faster than each of the other's.
-
-    Args:
-        counts: the step that they are of.
-        time_one: returns the seconds of a product.
-    """
-    return [
-        _time_padded(product, counts, time_one) if number < MAX_TIMED else product
-        for number, product in enumerate(products)
-    ]
-
-
-def _time_padded(product: Product, counts: Counts, time_one: Callable[[ProductShape], float]) -> Product:
-    key = (product.module, product.operation, product.dtype, product.sizes)
-    shapes = [
-        shape for shape in counts.products if (shape.module, shape.operation, shape.dtype, missed_sizes(shape)) == key
-    ]
-    shape = max(shapes, key=lambda one: counts.products[one])
-    wide = pad_product(shape)
-    if wide is None:
-        return product
-    before, after = [], []
-    try:
-        for _ in range(ROUNDS):
-            before.append(time_one(shape))
-            after.append(time_one(wide))
-    except RuntimeError:  # no room for it next to the training
-        return product
-    best = min(after) if max(after) < min(before) else max(min(after), min(before))
-    return product.model_copy(update={"seconds": min(before), "padded_seconds": best})
-
-
-def pad_product(shape: ProductShape) -> ProductShape | None:
-    """Return a product with all sizes but the rows padded; None for one of groups, which have no such form."""
-    left, right = list(shape.left), list(shape.right)
-    if shape.operation == "convolution":
-        *_, is_transposed, _, groups = shape.options
-        if groups != 1:
-            return None
-        into, out = (0, 1) if is_transposed else (1, 0)
-        if left[1] > IMAGE_CHANNELS:
-            left[1] = right[into] = _up(left[1])
-        right[out] = _up(right[out])
-    else:
-        left[-1] = right[-2] = _up(left[-1])
-        right[-1] = _up(right[-1])
-    return replace(shape, left=tuple(left), right=tuple(right))
-
-
-def _up(size: int) -> int:
-    return -(-size // MULTIPLE) * MULTIPLE
-
-
-def time_product(shape: ProductShape, device: torch.device) -> float:
-    """Return the seconds of a product on a device, one of several in a row."""
-    dtype = TYPES[shape.dtype]
-    left, right = (torch.ones(sizes, dtype=dtype, device=device) for sizes in (shape.left, shape.right))
-
-    def product() -> Tensor:
-        if shape.operation == "convolution":
-            return torch.convolution(left, right, None, *shape.options)
-        return left @ right
-
-    with torch.no_grad():
-        product()
-        synchronize(device)
-        begin = time.perf_counter()
-        for _ in range(CALLS):
-            product()
-        synchronize(device)
-        return (time.perf_counter() - begin) / CALLS

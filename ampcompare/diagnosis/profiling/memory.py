@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ TEMPORARY = "results in use"
 
 @dataclass(frozen=True)
 class Block:
-    """A block of an allocator that is in use: when it was allocated, in ns since 1970, and by which operation.
+    """A block of an allocator that is in use, and when it was allocated, in ns since 1970.
 
     Attributes:
         end: when its address was allocated again, at the earliest.
@@ -38,7 +39,6 @@ class Block:
     bytes: int
     begin: int
     end: float
-    operation: str
 
 
 @dataclass
@@ -82,7 +82,6 @@ class MemoryLedger(OperationMode):
         self._all: dict[int, list[_Storage]] = defaultdict(list)
         self._finalizers: list[Any] = []
         self._hooks: Any = None
-        self._phases: list[tuple[int, str]] = []
 
     def begin(self) -> None:
         """Count what models and optimizers hold, and begin to follow storages."""
@@ -136,67 +135,32 @@ class MemoryLedger(OperationMode):
                 if is_narrower and source.kind in (WEIGHTS, MASTERS) and self._marks.phase == "forward":
                     one.kind = CACHED_CASTS
 
-    def note_phase(self, phase: str) -> None:
-        """Note that a phase begins now."""
-        self._phases.append((time.time_ns(), phase))
-
     def note_gradients(self) -> None:
         """Label the gradients that exist now."""
-        given: list[Tensor] = [param for model in self._marks.models for param in model.parameters()]
-        given += [
-            param
-            for optimizer in self._marks.optimizers
-            for group in optimizer.param_groups
-            for param in group["params"]
-        ]
-        for param in given:
+        groups = [group["params"] for optimizer in self._marks.optimizers for group in optimizer.param_groups]
+        for param in chain(*(model.parameters() for model in self._marks.models), *groups):
             if param.grad is not None:
                 key = self._key(param.grad)
                 if key is not None and key in self._live:
                     self._live[key].kind = GRADIENTS
 
-    def memory_of(
-        self, blocks: Sequence[Block], at: int, measured: int | None = None, reserved: int | None = None
-    ) -> Memory:
+    def memory_of(self, blocks: Sequence[Block], measured: int | None = None, reserved: int | None = None) -> Memory:
         """Return what holds the peak, from the blocks of the allocator that are in use then.
 
         Args:
             blocks: allocated since `begin`.
-            at: time of the peak, in ns since 1970.
-            measured: peak bytes of the allocator; None for the sum of what was found, on a CPU.
+            measured: peak bytes of the allocator; None for the sum of its blocks, on a CPU.
             reserved: bytes held by the allocator; None on a CPU.
         """
-        found: list[_Storage] = []
-        work: dict[str, int] = defaultdict(int)
+        storages = [*self._first]
         for block in blocks:
-            known = [one for one in self._all.get(block.address, ()) if block.begin <= one.made < block.end]
-            if known:
-                found.append(known[0])
-            else:
-                work[block.operation] += block.bytes
-        held = [*self._first, *found]
-        alive = {id(one) for one in held}
+            known = (one for one in self._all.get(block.address, ()) if block.begin <= one.made < block.end)
+            if (first := next(known, None)) is not None:
+                storages.append(first)
+        alive = {id(one) for one in storages}
         gone = {id(one) for ones in self._all.values() for one in ones if id(one) not in alive}
         if measured is None:
-            measured = sum(one.bytes for one in held) + sum(work.values())
-        phases = [phase for when, phase in self._phases if when <= at]
-        return self._split(held, work, gone, measured, reserved, phases[-1] if phases else "other")
-
-    def _split(
-        self,
-        storages: Sequence[_Storage],
-        work: Mapping[str, int],
-        gone: Collection[int],
-        measured: int,
-        reserved: int | None,
-        phase: str,
-    ) -> Memory:
-        """Return bytes by kind and layer.
-
-        Args:
-            work: bytes inside of operations, by operation.
-            gone: storages that are freed at the peak, by identity.
-        """
+            measured = sum(one.bytes for one in self._first) + sum(block.bytes for block in blocks)
         held: dict[tuple[str, str], int] = defaultdict(int)
         layers: dict[tuple[str, str], int] = defaultdict(int)
         twice: dict[tuple[str, str], int] = defaultdict(int)
@@ -207,20 +171,16 @@ class MemoryLedger(OperationMode):
                 layers[one.module, one.dtype] += one.bytes
                 if one.source is not None and one.source.saved and id(one.source) not in gone:
                     twice[one.module, one.dtype] += min(one.bytes, one.source.bytes)
-        for operation, size in work.items():
-            held[f"workspace of {operation}", ""] += size
-        counted = sum(held.values())
         return Memory(
             measured_bytes=measured,
             held=[Held(kind=kind, dtype=dtype, bytes=size) for (kind, dtype), size in _largest(held)],
-            rest_bytes=measured - counted,
+            rest_bytes=measured - sum(held.values()),
             layers=[Held(kind=name, dtype=dtype, bytes=size) for (name, dtype), size in _largest(layers)[:MAX_LAYERS]],
             kept_twice_bytes=sum(twice.values()),
             kept_twice=[
                 Held(kind=name, dtype=dtype, bytes=size) for (name, dtype), size in _largest(twice)[:MAX_LAYERS]
             ],
             reserved_bytes=reserved,
-            at=phase,
         )
 
     def _kind(self, one: _Storage) -> str:

@@ -48,17 +48,12 @@ class ProductShape:
 
     Attributes:
         sizes: that tensor cores see, by name.
-        left, right: shapes of the two matrices, or of image and weight.
-        options: of a convolution, from its stride on.
     """
 
     module: str
     operation: str
     dtype: str
     sizes: tuple[tuple[str, int], ...]
-    left: tuple[int, ...] = ()
-    right: tuple[int, ...] = ()
-    options: tuple[Any, ...] = ()
 
 
 @dataclass
@@ -67,16 +62,12 @@ class Counts:
 
     Attributes:
         cast_chains: casts of one tensor to one type: by line, module, type, with the number for each tensor.
-        mixed: FLOPs by the type of the inputs.
         steps: that were counted; all but host reads are of the first.
         syncs, sync_steps: host reads by line and sort, and the steps that have any.
     """
 
     steps: int = 0
-
     flops: int = 0
-    mixed: Counter[str] = field(default_factory=Counter)
-    layer_flops: Counter[str] = field(default_factory=Counter)
     bytes: int = 0
     cast_bytes: int = 0
     products: Counter[ProductShape] = field(default_factory=Counter)
@@ -164,17 +155,12 @@ class OperationCounter(OperationMode):
         if func in CASTS and inputs and outputs and inputs[0].dtype != outputs[0].dtype:
             self._cast(inputs[0], outputs[0], moved)
             return
-        dtype = narrowest(inputs)
-        product = product_flops(func, args, kwargs, result)
-        flops = product or 0
-        if product is not None:
-            counts.flops += flops
-            counts.mixed[dtype] += flops
-            counts.layer_flops[marks.module] += flops
+        flops = product_flops(func, args, kwargs, result) or 0
+        counts.flops += flops
         if marks.phase == "forward" and flops:
-            shape = self._shape(name, args, outputs, dtype)
-            if shape is not None:
-                counts.products[shape] += flops
+            sizes = _sizes(name, args, outputs)
+            if sizes:
+                counts.products[ProductShape(marks.module, name, narrowest(inputs), sizes)] += flops
 
     def _cast(self, source: Tensor, result: Tensor, moved: int) -> None:
         counts = self.counts
@@ -185,26 +171,6 @@ class OperationCounter(OperationMode):
         counts.keep.append(storage)
         key = (storage.data_ptr(), source._version, type_name(result))
         counts.casts[key].append((calling_line(sys._getframe(2)), self.marks.module, moved))
-
-    def _shape(self, name: str, args: Sequence[Any], outputs: Sequence[Tensor], dtype: str) -> ProductShape | None:
-        """Return the sizes of a product that tensor cores see."""
-        sizes: tuple[tuple[str, int], ...]
-        options: tuple[Any, ...] = ()
-        if name in ("mm", "addmm"):
-            left, right = args[-2:] if name == "mm" else args[1:3]
-            sizes = (("rows", left.shape[0]), ("in", left.shape[1]), ("out", right.shape[1]))
-        elif name in ("bmm", "baddbmm"):
-            left, right = args[-2:] if name == "bmm" else args[1:3]
-            sizes = (("rows", left.shape[1]), ("in", left.shape[2]), ("out", right.shape[2]))
-        elif name == "convolution":
-            left, right = args[:2]
-            if args[8] > 1 and right.shape[1] <= 4:  # depthwise: no product of matrices
-                return None
-            sizes = (("in channels", left.shape[1]), ("out channels", outputs[0].shape[1]))
-            options = tuple(tuple(one) if isinstance(one, list) else one for one in args[3:9])
-        else:
-            return None
-        return ProductShape(self.marks.module, name, dtype, sizes, tuple(left.shape), tuple(right.shape), options)
 
     def _reader(self, what: str) -> tuple[str, str]:
         """Return the line that reads a value, and what it is: a gradient scaler reads whether there was an overflow."""
@@ -233,6 +199,16 @@ class _HostReads(TorchFunctionMode):
         if func in TO_HOST:
             self._counter.count_transfer(args[0])
         return result
+
+
+def _sizes(name: str, args: Sequence[Any], outputs: Sequence[Tensor]) -> tuple[tuple[str, int], ...]:
+    """Return the sizes of a product that tensor cores see; none for other operations."""
+    if name in ("mm", "addmm", "bmm", "baddbmm"):
+        left, right = args[-2:] if name in ("mm", "bmm") else args[1:3]
+        return ("rows", left.shape[-2]), ("in", left.shape[-1]), ("out", right.shape[-1])
+    if name == "convolution" and not (args[8] > 1 and args[1].shape[1] <= 4):  # depthwise: no product of matrices
+        return ("in channels", args[0].shape[1]), ("out channels", outputs[0].shape[1])
+    return ()
 
 
 def _address(tensor: Tensor) -> int:

@@ -26,15 +26,13 @@ from ampcompare.settings.validation import validate
 from ampcompare.training.assemble import cpu_half_of
 from ampcompare.training.device import resolve_device
 
-__all__ = ["memory_variants", "profile_config", "profile_recipe", "run_trials", "time_variants"]
+__all__ = ["profile_config", "profile_recipe", "run_trials", "time_variants"]
 
 NEVER = 1_000_000  # steps between two reads of losses: none in a profile
 TRIAL_STEPS = Steps(warmup=2, timed=4, profiled=0, watched=0)
-MEMORY_STEPS = Steps(warmup=1, timed=2, profiled=0, watched=1)
 MIN_OPTIMIZER = 0.10
 MIN_DATA = 0.15
 MIN_OVERHEAD = 0.15
-MIN_ACTIVATIONS = 0.10  # of the peak of memory
 FUSED = ("sgd", "adam", "adamw", "adagrad")
 ROUNDS = 2
 MORE = 4  # times the batch
@@ -74,25 +72,16 @@ def profile_config(config: RunConfig, steps: Steps, *, trials: bool) -> tuple[Ar
         changes["notes"] = [*found.notes, "memory and FLOPs of a compiled model are not counted"]
     found = found.model_copy(update=changes)
     if trials and "emulated" not in (mode or ""):  # times of an emulation are no measure
-        tried = run_trials(config, time_variants(config, found), _measurer(device, half, TRIAL_STEPS))
-        found = found.model_copy(update={"trials": tried})
-    if trials:
-        tried = run_trials(config, memory_variants(config, found), _measurer(device, half, MEMORY_STEPS))
-        found = found.model_copy(update={"memory_trials": tried})
+
+        def measure_step(tried: RunConfig) -> float:
+            torch.backends.cudnn.benchmark = tried.recipe.cudnn_benchmark
+            profiler, *_ = measure_loop(
+                _loop(tried, device), tried.parsed_arm, TRIAL_STEPS, device, half=half, seed=seed
+            )
+            return profiler.measured.step_seconds
+
+        found = found.model_copy(update={"trials": run_trials(config, time_variants(config, found), measure_step)})
     return found, profiler.measured.trace
-
-
-def _measurer(device: torch.device, half: str, steps: Steps) -> Callable[[RunConfig], tuple[float, int | None]]:
-    """Return what trains some steps of a configuration; it returns the seconds of one and its peak of memory."""
-
-    def measure_step(config: RunConfig) -> tuple[float, int | None]:
-        torch.backends.cudnn.benchmark = config.recipe.cudnn_benchmark
-        arm, seed = config.parsed_arm, config.recipe.seed
-        profiler, *_ = measure_loop(_loop(config, device), arm, steps, device, half=half, seed=seed)
-        measured = profiler.measured
-        return measured.step_seconds, None if measured.memory is None else measured.memory.measured_bytes
-
-    return measure_step
 
 
 def graph_breaks() -> dict[str, int]:
@@ -143,22 +132,6 @@ def time_variants(config: RunConfig, found: ArmProfile) -> Iterator[_Variant]:
         yield from _variant(config, f"{BATCH} {size}", "recipe.batch_size", size, work=MORE)
 
 
-def memory_variants(config: RunConfig, found: ArmProfile) -> Iterator[_Variant]:
-    """Yield the changes that can lower the peak of memory, by what holds it."""
-    recipe, memory = config.recipe, found.memory
-    if memory is None or not memory.measured_bytes:
-        return
-    kept = sum(held.bytes for held in memory.held if held.kind in ("activations", "batch"))
-    if kept / memory.measured_bytes >= MIN_ACTIVATIONS:
-        if not recipe.checkpoint_activations:
-            yield from _variant(config, "--checkpoint-activations", "recipe.checkpoint_activations", True)
-        if recipe.batch_size > 1:
-            half = recipe.batch_size // 2
-            yield from _variant(config, f"{BATCH} {half}", "recipe.batch_size", half, work=half / recipe.batch_size)
-    if memory.at == "optimizer" and "foreach" in found.optimizer:  # whose lists of results are held at once
-        yield from _variant(config, "--optimizer-implementation for-loop", IMPLEMENTATION, "for-loop")
-
-
 def _variant(config: RunConfig, name: str, path: str, value: object, *, work: float = 1.0) -> Iterator[_Variant]:
     data = config.model_dump(mode="json")
     set_path(data, path, value)
@@ -167,15 +140,14 @@ def _variant(config: RunConfig, name: str, path: str, value: object, *, work: fl
 
 
 def run_trials(
-    config: RunConfig, variants: Iterable[_Variant], measure_step: Callable[[RunConfig], tuple[float, int | None]]
+    config: RunConfig, variants: Iterable[_Variant], measure_step: Callable[[RunConfig], float]
 ) -> list[Trial]:
-    """Train the arm and each variant in turns, some rounds, and return the fastest step and the peaks of both.
+    """Train the arm and each variant in turns, some rounds, and return the fastest step of both.
 
     A change that the model, the data or the optimizer does not have gives no trial.
 
     Args:
-        measure_step: trains some steps of a configuration and returns the seconds of one, and its peak of memory in
-            bytes; None where that is not measured.
+        measure_step: trains some steps of a configuration and returns the seconds of one.
     """
     trials = []
     for variant in variants:
@@ -183,22 +155,13 @@ def run_trials(
         try:
             for _ in range(ROUNDS):
                 before.append(measure_step(config))
-                after.append(measure_step(variant.config))
+                after.append(measure_step(variant.config) / variant.work)
         except UnsupportedCombination:
             continue
         except (AmpCompareError, RuntimeError, TypeError, ValueError) as error:
             trials.append(Trial(change=variant.change, before_seconds=0, seconds=0, failure=f"{error}"[:200]))
             continue
-        old = [seconds for seconds, _ in before]
-        new = [seconds / variant.work for seconds, _ in after]
-        is_apart = max(new) < min(old) or min(new) > max(old)  # else they differ by no more than two equal runs do
-        trials.append(
-            Trial(
-                change=variant.change,
-                before_seconds=min(old),
-                seconds=min(new) if is_apart else min(old),
-                before_peak_bytes=min((size for _, size in before if size is not None), default=None),
-                peak_bytes=min((size for _, size in after if size is not None), default=None),
-            )
-        )
+        is_apart = max(after) < min(before) or min(after) > max(before)  # else as two equal runs do
+        seconds = min(after) if is_apart else min(before)
+        trials.append(Trial(change=variant.change, before_seconds=min(before), seconds=seconds))
     return trials

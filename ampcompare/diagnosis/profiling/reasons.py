@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from ampcompare.diagnosis.profiling.trace import is_half
-from ampcompare.results.records.profile import ArmProfile, Product, Profile, Reason, Sync, Trial
+from ampcompare.results.records.profile import ArmProfile, Profile, Reason, Sync, Trial
 
-__all__ = ["BATCH", "deciding", "find_reasons", "headline_of", "with_reasons"]
+__all__ = ["BATCH", "find_reasons", "headline_of", "with_reasons"]
 
 # Shares of a step, or of a peak of memory, from which a part of it is a reason.
 DATA = 0.15
@@ -63,11 +63,11 @@ def _phase_share(arm: ArmProfile, phase: str) -> float:
     return _of_step(sum(one.seconds for one in arm.parts if one.phase == phase and one.kind != "emulation"), arm)
 
 
-def _trial(arm: ArmProfile, *changes: str) -> Trial | None:
-    """Return the trial of some changes that saves most, if it saves enough."""
-    tried = [one for one in arm.trials if not one.failure and one.change.startswith(changes)]
+def _trial(arm: ArmProfile, change: str, least: float = TRIED) -> Trial | None:
+    """Return the trial of a kind of change that saves most, if it saves enough."""
+    tried = [one for one in arm.trials if not one.failure and one.change.startswith(change)]
     best = max(tried, key=lambda one: one.gain, default=None)
-    return best if best is not None and best.gain >= TRIED else None
+    return best if best is not None and best.gain >= least else None
 
 
 def _gain(trial: Trial | None) -> str:
@@ -110,14 +110,12 @@ def _host(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
 
 
 def _small_batch(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
-    tried = [one for one in arm.trials if not one.failure and one.change.startswith(BATCH)]
-    best = max(tried, key=lambda one: one.gain, default=None)
-    if best is not None and best.gain >= SMALL_BATCH:
+    best = _trial(arm, BATCH, SMALL_BATCH)
+    if best is not None:
         yield Reason(
             kind="small batch",
-            text=f"with {best.change} a sample takes {percent(best.gain)} less time: batches of "
-            f"{arm.batch_size} do not "
-            "fill the device",
+            text=f"with {best.change} a sample takes {percent(best.gain)} less time: batches of {arm.batch_size} do "
+            "not fill the device",
             share=best.gain,
             gain=f"{percent(best.gain)} of the time of each sample (tested)",
             tested=True,
@@ -133,29 +131,30 @@ def _syncs(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     most = sorted((one for one in places if one.steps == steps), key=lambda one: -one.calls)
     calls = sum(one.calls for one in most)
     where = next((one.where for one in most if one.where), "")
-    evidence = [
-        f"{one.calls:.3g} of {one.what} at {one.where or 'a line of a library'}, {_when(one)}"
-        for one in places[:MAX_EVIDENCE]
-    ]
-    at = f", at {where}" if where else ""
+    at = f"{_when(most[0])}{f', at {where}' if where else ''}"
     if share >= SYNC:
-        yield Reason(
-            kind="synchronization",
-            text=f"{percent(share)} of the step reads values of tensors one by one, {calls:.3g} times "
-            f"{_when(most[0])}{at}",
-            share=share,
-            gain=f"up to {percent(share)}: keep them on the device, and read many at once, every so many steps",
-            evidence=evidence,
-        )
+        text = f"{percent(share)} of the step reads values of tensors one by one, {calls:.3g} times {at}"
+        gain = f"up to {percent(share)}: keep them on the device, and read many at once, every so many steps"
     elif where and arm.device == "cpu":
-        yield Reason(
-            kind="synchronization",
-            text=f"the host reads {calls:.3g} {'value' if calls == 1 else 'values'} of tensors {_when(most[0])}{at}: "
-            "nothing on a CPU, but on a GPU it waits there for all work before",
-            share=min(1.0, share),
-            on_gpu=True,
-            evidence=evidence,
+        values = "value" if calls == 1 else "values"
+        text = (
+            f"the host reads {calls:.3g} {values} of tensors {at}: nothing on a CPU, but on a GPU it waits there for "
+            "all work before"
         )
+        gain = ""
+    else:
+        return
+    yield Reason(
+        kind="synchronization",
+        text=text,
+        share=min(1.0, share),
+        gain=gain,
+        on_gpu=share < SYNC,
+        evidence=[
+            f"{one.calls:.3g} of {one.what} at {one.where or 'a line of a library'}, {_when(one)}"
+            for one in places[:MAX_EVIDENCE]
+        ],
+    )
 
 
 def _when(sync: Sync) -> str:
@@ -169,32 +168,19 @@ def _dimensions(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     share = sum(one.share for one in arm.products)
     if share < DIMENSIONS or not is_half(arm.half_dtype):
         return
-    timed = [one for one in arm.products if one.seconds and one.padded_seconds is not None]
-    saved = sum(one.share * (1 - (one.padded_seconds or 0.0) / one.seconds) for one in timed if one.seconds)
-    saved /= sum(one.share for one in timed) or 1.0
-    if timed and saved < TRIED and arm.device != "cpu":  # these kernels do as well with such sizes
-        return
-    is_gain = bool(timed) and saved >= TRIED
     names = ", ".join(f"{one.module or one.operation} ({', '.join(one.sizes)})" for one in arm.products[:3])
     yield Reason(
         kind="dimensions",
         text=f"{percent(share)} of the FLOPs of the forward pass are in products whose sizes are no multiples "
         f"of 8: {names}",
         share=share,
-        gain=f"padded to multiples of 8, these products take {percent(saved)} less time (tested)"
-        if is_gain
-        else "sizes that are multiples of 8, or of 64 on recent GPUs, run on tensor cores at full speed",
-        tested=is_gain,
-        on_gpu=arm.device == "cpu" and not is_gain,
-        evidence=[_describe(one) for one in arm.products[:MAX_EVIDENCE]],
+        gain="sizes that are multiples of 8, or of 64 on recent GPUs, run on tensor cores at full speed",
+        on_gpu=arm.device == "cpu",
+        evidence=[
+            f"{one.module or 'no module'}: {one.operation}, {', '.join(one.sizes)}, {percent(one.share)} of the FLOPs"
+            for one in arm.products[:MAX_EVIDENCE]
+        ],
     )
-
-
-def _describe(product: Product) -> str:
-    text = f"{product.module or 'no module'}: {product.operation}, {', '.join(product.sizes)}, {percent(product.share)}"
-    if not product.seconds or product.padded_seconds is None:
-        return f"{text} of the FLOPs"
-    return f"{text} of the FLOPs, padded {product.padded_seconds / product.seconds:.2f}x the time"
 
 
 def _wide(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
@@ -335,19 +321,6 @@ def headline_of(profile: Profile) -> list[str]:
     """Return a sentence for each arm: how fast and how large it is next to the reference, and the first reason."""
     reference = profile.arms[0]
     return [_sentence(arm, reference) for arm in profile.arms]
-
-
-def deciding(profile: Profile) -> list[str]:
-    """Return the sentences on arms that are not faster than the reference, and for which a reason was measured."""
-    reference = profile.arms[0]
-    return [
-        _sentence(arm, reference)
-        for arm in profile.arms[1:]
-        if arm.seconds
-        and "emulated" not in arm.half
-        and reference.seconds / arm.seconds < FASTER
-        and any(not one.on_gpu for one in arm.reasons)
-    ]
 
 
 def _sentence(arm: ArmProfile, reference: ArmProfile) -> str:

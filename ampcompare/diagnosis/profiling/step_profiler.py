@@ -6,7 +6,6 @@ profiler and give the time of the step, to which the parts of the profiled ones 
 
 from __future__ import annotations
 
-import bisect
 import json
 import math
 import statistics
@@ -37,7 +36,6 @@ __all__ = ["Measured", "StepProfiler", "Steps"]
 
 BEGIN = "ampcompare:memory"
 DEVICE_TYPES = {"cpu": 0, "cuda": 1}  # numbers of torch in a trace
-MAX_NESTED = 400  # operations that begin before a time and may still run then
 
 
 @dataclass(frozen=True)
@@ -210,14 +208,11 @@ class StepProfiler(StepObserver):
             reserved = torch.cuda.max_memory_reserved(self.device)
         self._entered.close()
         self.measured.memory = self._ledger.memory_of(
-            *blocks_at_peak(_events_of(self._profiler), self.device), measured, reserved
+            blocks_at_peak(_events_of(self._profiler), self.device), measured, reserved
         )
 
     def _on_phase(self, old: Phase, new: Phase) -> None:
-        if self._ledger.is_idle:
-            return
-        self._ledger.note_phase(new)
-        if old == "backward" or new == "optimizer":
+        if not self._ledger.is_idle and (old == "backward" or new == "optimizer"):
             self._ledger.note_gradients()
 
     def _sum_up_timed(self) -> None:
@@ -229,8 +224,8 @@ class StepProfiler(StepObserver):
         self.measured.phases = {name: statistics.fmean(one.get(name, 0.0) for _, one in chosen) for name in names}
 
 
-def blocks_at_peak(trace: Mapping[str, Any], device: torch.device) -> tuple[list[Block], int]:
-    """Return the blocks of an allocator that are in use at its peak after the mark `BEGIN`, and the time of it.
+def blocks_at_peak(trace: Mapping[str, Any], device: torch.device) -> list[Block]:
+    """Return the blocks of an allocator that are in use at its peak after the mark `BEGIN`.
 
     Args:
         trace: of torch.profiler with `profile_memory`.
@@ -253,7 +248,6 @@ def blocks_at_peak(trace: Mapping[str, Any], device: torch.device) -> tuple[list
     used: dict[int, tuple[int, float]] = {}
     level = highest = 0
     peak: dict[int, tuple[int, float]] = {}
-    at = begin
     for event in changes:
         size, address, when = int(event["args"]["Bytes"]), int(event["args"]["Addr"]), float(event["ts"])
         level += size
@@ -262,38 +256,20 @@ def blocks_at_peak(trace: Mapping[str, Any], device: torch.device) -> tuple[list
         else:
             used.pop(address, None)
         if when >= begin and (level > highest or not peak):
-            highest, peak, at = level, dict(used), when
+            highest, peak = level, dict(used)
     again = defaultdict(list)
     for event in changes:
         if int(event["args"]["Bytes"]) > 0:
             again[int(event["args"]["Addr"])].append(float(event["ts"]))
-    operations = sorted(
-        (
-            (float(event["ts"]), float(event["ts"]) + float(event["dur"]), str(event["name"]))
-            for event in events
-            if event.get("cat") == "cpu_op" and "dur" in event
-        ),
-    )
-    found = [
+    return [
         Block(
             address,
             size,
             base + int(1000 * when),
             base + 1000 * min((later for later in again[address] if later > when), default=math.inf),
-            _outermost(operations, when),
         )
         for address, (size, when) in peak.items()
     ]
-    return found, base + int(1000 * at)
-
-
-def _outermost(operations: Sequence[tuple[float, float, str]], when: float) -> str:
-    """Return the operation of a trace that runs at a time, without the nodes of autograd around it."""
-    last = bisect.bisect_right(operations, (when, math.inf, ""))
-    for begin, end, name in operations[max(0, last - MAX_NESTED) : last]:
-        if begin <= when <= end and name.startswith(("aten::", "mkldnn", "torch")):
-            return name.removeprefix("aten::")
-    return "code outside of operations"
 
 
 def _events_of(profiler: Any) -> dict[str, Any]:

@@ -7,7 +7,6 @@ gap, to what the host does meanwhile. So the parts add up to the step.
 
 from __future__ import annotations
 
-import bisect
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,8 +21,6 @@ __all__ = [
     "STEP",
     "Account",
     "Event",
-    "LayerTime",
-    "OperationTime",
     "is_half",
     "kind_of",
     "merged_trace",
@@ -35,6 +32,7 @@ PHASE = "ampcompare:phase:"
 MODULE = "ampcompare:module:"
 BACKWARD = "autograd::engine::evaluate_function: "
 DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
+HOST_WORK = ("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver")
 MICROSECOND = 1e-6
 ROUNDING = 1.0  # of times in a trace, microseconds
 MODE = "PythonDispatchMode"
@@ -70,13 +68,14 @@ STRIDE = 1_000_000  # between the process numbers of two arms
 
 @dataclass
 class Event:
-    """An event of the host, with those inside it; times in microseconds."""
+    """An event of the host or a device, with those inside it; times in microseconds."""
 
     name: str
     start: float
     end: float
     args: Mapping[str, Any]
     category: str = "cpu_op"
+    thread: tuple[Any, Any] = (0, 0)
     inside: list[Event] = field(default_factory=list)
 
     @property
@@ -84,61 +83,45 @@ class Event:
         """Number that the forward and the backward operation of a node share."""
         return self.args.get("Sequence number")
 
-
-@dataclass
-class OperationTime:
-    """Calls and seconds of an operation, in all steps."""
-
-    calls: int = 0
-    seconds: float = 0.0
-
-
-@dataclass
-class LayerTime:
-    """Seconds of the operations of a module, in all steps."""
-
-    seconds: float = 0.0
-    fp32_seconds: float = 0.0
-    cast_seconds: float = 0.0
+    @property
+    def dtype(self) -> str:
+        """The floating-point type of its inputs, the narrowest first; "" if none."""
+        names = self.args.get("Input type", ())
+        found = {_TYPES[name] for name in names if isinstance(name, str) and name in _TYPES}
+        return next((name for name in ("fp8", "fp16", "bf16", "fp32", "fp64") if name in found), "")
 
 
 @dataclass
 class Account:
-    """What a trace says about its steps; seconds and calls are sums over all of them.
+    """What a trace says about its steps; seconds are sums over all of them.
 
     Attributes:
+        operations: seconds by name, phase, kind and type.
+        layers, fp32_layers: seconds of the operations of each module, and of those in fp32 but casts.
+        exposed: seconds of communication in which nothing is computed.
         waits: seconds in which the host waited for the device, by the call.
     """
 
     steps: int = 0
     seconds: float = 0.0
     parts: dict[Key, float] = field(default_factory=lambda: defaultdict(float))
-    calls: dict[Key, int] = field(default_factory=lambda: defaultdict(int))
-    operations: dict[tuple[str, Phase, WorkKind, str], OperationTime] = field(
-        default_factory=lambda: defaultdict(OperationTime)
-    )
-    layers: dict[str, LayerTime] = field(default_factory=lambda: defaultdict(LayerTime))
+    operations: dict[tuple[str, Phase, WorkKind, str], float] = field(default_factory=lambda: defaultdict(float))
+    layers: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    fp32_layers: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     communication: float = 0.0
     exposed: float = 0.0
-    collectives: int = 0
     waits: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     is_gpu: bool = False
 
-    def add(self, key: Key, name: str, dtype: str, module: str, microseconds: float, *, calls: int = 1) -> None:
+    def add(self, phase: Phase, kind: WorkKind, name: str, dtype: str, module: str, microseconds: float) -> None:
         """Add the own time of an operation or kernel."""
         seconds = microseconds * MICROSECOND
-        self.parts[key] += seconds
-        self.calls[key] += calls
-        one = self.operations[name, key[0], key[1], dtype]
-        one.calls += calls
-        one.seconds += seconds
-        if key[0] in ("forward", "backward"):
-            layer = self.layers[module]
-            layer.seconds += seconds
-            if key[1] == "cast":
-                layer.cast_seconds += seconds
-            elif dtype == "fp32":
-                layer.fp32_seconds += seconds
+        self.parts[phase, kind] += seconds
+        self.operations[name, phase, kind, dtype] += seconds
+        if phase in ("forward", "backward"):
+            self.layers[module] += seconds
+            if dtype == "fp32" and kind != "cast":
+                self.fp32_layers[module] += seconds
 
 
 def read_trace(events: Iterable[Mapping[str, Any]]) -> Account:
@@ -147,56 +130,40 @@ def read_trace(events: Iterable[Mapping[str, Any]]) -> Account:
     Args:
         events: of the trace; steps, phases and modules are ranges with the names above.
     """
-    known = [event for event in events if event.get("ph") == "X" and "dur" in event]
-    marks = sorted(
-        (event for event in known if event["name"] == STEP and event.get("cat") == "user_annotation"),
-        key=lambda event: float(event["ts"]),
-    )
+    known = [_read_event(event) for event in events if event.get("ph") == "X" and "dur" in event]
+    marks = [event for event in known if event.name == STEP and event.category == "user_annotation"]
     account = Account(steps=len(marks))
     if not marks:
         return account
-    thread = (marks[0]["pid"], marks[0]["tid"])
-    steps = [(float(event["ts"]), float(event["ts"]) + float(event["dur"])) for event in marks]
-    host = _nest_events(_host_events(known, thread))
+    steps = sorted((event.start, event.end) for event in marks)
+    host = _nest_events(_host_events(known, marks[0].thread))
     modules = _modules_of_nodes(host)
-    collectives = _merge_spans(
-        (float(event["ts"]), float(event["ts"]) + float(event["dur"]))
-        for event in known
-        if kind_of_collective(event) and _within(float(event["ts"]), steps)
-    )
-    account.collectives = sum(1 for event in known if kind_of_collective(event) and _within(float(event["ts"]), steps))
-    kernels = [event for event in known if event.get("cat") in DEVICE_WORK]
-    if kernels:
-        _account_of_device(account, known, kernels, host, steps, modules)
+    if any(event.category in DEVICE_WORK for event in known):
+        _account_of_device(account, known, host, steps, modules, marks[0].thread)
     else:
-        _account_of_host(account, host, steps, modules, collectives)
+        collectives = _merge_spans(
+            (one.start, one.end)
+            for one in known
+            if _is_gloo(one) and any(begin <= one.start < end for begin, end in steps)
+        )
+        _account_of_host(account, host, modules, collectives)
     return account
 
 
-def kind_of_collective(event: Mapping[str, Any]) -> bool:
-    """Return whether an event spans a collective of gloo, which runs on a thread of its own."""
-    return str(event["name"]).startswith("gloo:")
+def _read_event(event: Mapping[str, Any]) -> Event:
+    start = float(event["ts"])
+    thread = event["pid"], event["tid"]
+    name, category = str(event["name"]), str(event.get("cat"))
+    return Event(name, start, start + float(event["dur"]), event.get("args", {}), category, thread)
 
 
-def _within(time: float, spans: Sequence[Span]) -> bool:
-    at = bisect.bisect_right(spans, (time, float("inf"))) - 1
-    return at >= 0 and time < spans[at][1]
+def _is_gloo(event: Event) -> bool:
+    """Return whether an event spans a collective, which begins on the thread that asks for it and ends on another."""
+    return event.name.startswith("gloo:")
 
 
-def _host_events(known: Sequence[Mapping[str, Any]], thread: tuple[Any, Any]) -> list[Event]:
-    return [
-        Event(
-            str(event["name"]),
-            float(event["ts"]),
-            float(event["ts"]) + float(event["dur"]),
-            event.get("args", {}),
-            str(event.get("cat")),
-        )
-        for event in known
-        if event.get("cat") in ("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver")
-        and (event["pid"], event["tid"]) == thread
-        and not kind_of_collective(event)  # it begins on the thread that asks for it, and ends on another
-    ]
+def _host_events(known: Iterable[Event], thread: tuple[Any, Any]) -> list[Event]:
+    return [one for one in known if one.category in HOST_WORK and one.thread == thread and not _is_gloo(one)]
 
 
 def _nest_events(events: list[Event]) -> list[Event]:
@@ -260,12 +227,10 @@ class _Place:
 
 def _is_emulated(event: Event) -> bool:
     """Return whether an event is a product of 16-bit inputs that computes an fp32 product inside."""
-    if kind_of(event.name) != "product" or not is_half(_type_of(event.args.get("Input type", ()))):
+    if kind_of(event.name) != "product" or not is_half(event.dtype):
         return False
-    inner = list(_calls_of(event))
-    return any(kind_of(one.name) == "cast" for one in inner) and any(
-        kind_of(one.name) == "product" and _type_of(one.args.get("Input type", ())) == "fp32" for one in inner
-    )
+    inner = [(kind_of(one.name), one.dtype) for one in _calls_of(event)]
+    return ("product", "fp32") in inner and any(kind == "cast" for kind, _ in inner)
 
 
 def _calls_of(event: Event) -> Iterator[Event]:
@@ -278,11 +243,7 @@ def _calls_of(event: Event) -> Iterator[Event]:
 
 
 def _account_of_host(
-    account: Account,
-    roots: Sequence[Event],
-    steps: Sequence[Span],
-    modules: Mapping[int, str],
-    collectives: Sequence[Span],
+    account: Account, roots: Sequence[Event], modules: Mapping[int, str], collectives: Sequence[Span]
 ) -> None:
     """Add the own time of every event of the host inside the steps."""
 
@@ -290,30 +251,24 @@ def _account_of_host(
         here = place.inside(event, modules)
         own = (event.end - event.start) - sum(one.end - one.start for one in event.inside)
         is_range = event.category != "cpu_op" or event.name.startswith(BACKWARD)
-        dtype = _type_of(event.args.get("Input type", ()))
+        name, dtype = event.name, event.dtype
         kind: WorkKind
         if here.emulated:
             if not place.emulated:
                 product = dtype
-            is_product = kind_of(event.name) == "product" and dtype != product
+            is_product = kind_of(name) == "product" and dtype != product
             kind, dtype = ("product" if is_product else "emulation"), product
+        elif is_range and name != MODE:
+            kind, name, dtype = "host", "outside of operations", ""
         else:
-            kind = "emulation" if event.name == MODE else "host" if is_range else kind_of(event.name)
-        account.add(
-            (here.phase, kind),
-            "outside of operations" if kind == "host" else event.name,
-            "" if kind == "host" else dtype,
-            here.module,
-            max(0.0, own),
-            calls=0 if is_range else 1,
-        )
+            kind = "emulation" if name == MODE else kind_of(name)
+        account.add(here.phase, kind, name, dtype, here.module, max(0.0, own))
         if is_range and collectives:
             free = _without([(event.start, event.end)], [(one.start, one.end) for one in event.inside])
-            exposed = sum(_overlap(span, collectives) for span in free)
-            key = here.phase
-            account.parts[key, "host"] -= exposed * MICROSECOND
-            account.parts[key, "communication"] += exposed * MICROSECOND
-            account.exposed += exposed * MICROSECOND
+            exposed = sum(_overlap(span, collectives) for span in free) * MICROSECOND
+            account.parts[here.phase, "host"] -= exposed
+            account.parts[here.phase, "communication"] += exposed
+            account.exposed += exposed
         for one in event.inside:
             visit(one, here, product)
 
@@ -321,93 +276,68 @@ def _account_of_host(
         if root.name == STEP:
             account.seconds += (root.end - root.start) * MICROSECOND
             visit(root, _Place(), "")
-    account.communication = sum(end - start for start, end in collectives) * MICROSECOND
-    account.calls.update({key: 0 for key in account.parts if key[1] == "host"})
-
-
-@dataclass(frozen=True)
-class _Launch:
-    """Where the host launched a kernel."""
-
-    place: _Place
-    operation: str
-    dtype: str
+    account.communication = _length(collectives)
 
 
 def _account_of_device(
     account: Account,
-    known: Sequence[Mapping[str, Any]],
-    kernels: Sequence[Mapping[str, Any]],
+    known: Sequence[Event],
     roots: Sequence[Event],
     steps: Sequence[Span],
     modules: Mapping[int, str],
+    thread: tuple[Any, Any],
 ) -> None:
     """Add the time of every kernel, and the gaps between them."""
     account.is_gpu = True
-    launches: dict[int, _Launch] = {}
+    launches: dict[int, tuple[_Place, str, str]] = {}  # place, operation and type, by the number of a launch
     idle_phases: list[tuple[float, float, Phase]] = []
-    waits: list[tuple[Span, str]] = []
 
-    def visit(event: Event, place: _Place, operation: Event | None, *, in_step: bool) -> None:
+    def visit(event: Event, place: _Place, operation: tuple[str, str], *, in_step: bool) -> None:
         here = place.inside(event, modules)
         if event.category in ("cuda_runtime", "cuda_driver"):
-            correlation = event.args.get("correlation")
-            if correlation is not None:
-                name = operation.name if operation is not None else ""
-                dtype = _type_of(operation.args.get("Input type", ())) if operation is not None else ""
-                launches[int(correlation)] = _Launch(here, name, dtype)
+            if "correlation" in event.args:
+                launches[int(event.args["correlation"])] = here, *operation
             if event.name in _SYNC_CALLS and in_step:
-                waits.append(((event.start, event.end), operation.name if operation is not None else event.name))
+                account.waits[operation[0] or event.name] += (event.end - event.start) * MICROSECOND
         elif event.category == "cpu_op" and not event.name.startswith(BACKWARD):
-            operation = event
+            operation = event.name, event.dtype
         if event.name.startswith(PHASE):
             idle_phases.append((event.start, event.end, here.phase))
         for one in event.inside:
             visit(one, here, operation, in_step=in_step or event.name == STEP)
 
     for root in roots:
-        visit(root, _Place(), None, in_step=root.name == STEP)
+        visit(root, _Place(), ("", ""), in_step=root.name == STEP)
     # The autograd engine launches from a thread of its own, whose events are matched the same way.
-    main = steps[0]
-    others = {(event["pid"], event["tid"]) for event in known if event.get("cat") == "cpu_op"}
-    first = next(event for event in known if event["name"] == STEP)
-    for thread in others - {(first["pid"], first["tid"])}:
-        for root in _nest_events(_host_events(known, thread)):
-            if root.end > main[0]:
-                visit(root, _Place("backward"), None, in_step=True)
     begin = steps[0][0]
-    work = sorted((event for event in kernels if float(event["ts"]) >= begin), key=lambda event: float(event["ts"]))
-    last = max((float(event["ts"]) + float(event["dur"]) for event in work), default=steps[-1][1])
-    end = max(steps[-1][1], last)
+    for other in {event.thread for event in known if event.category == "cpu_op"} - {thread}:
+        for root in _nest_events(_host_events(known, other)):
+            if root.end > begin:
+                visit(root, _Place("backward"), ("", ""), in_step=True)
+    work = sorted(
+        (event for event in known if event.category in DEVICE_WORK and event.start >= begin),
+        key=lambda event: event.start,
+    )
+    kernels: list[Event] = []
+    collectives: list[Event] = []
+    for event in work:
+        (collectives if _kind_of_kernel(event.name, "") == "communication" else kernels).append(event)
+    end = max([steps[-1][1], *(event.end for event in work)])
     account.seconds = (end - begin) * MICROSECOND
     idle_phases.sort()
-    spans = [(float(event["ts"]), float(event["ts"]) + float(event["dur"]), event) for event in work]
-    compute = _merge_spans((start, stop) for start, stop, event in spans if not _is_collective(event))
-    wire = _merge_spans((start, stop) for start, stop, event in spans if _is_collective(event))
-    account.communication = sum(stop - start for start, stop in wire) * MICROSECOND
-    account.exposed = sum(stop - start for start, stop in _without(wire, compute)) * MICROSECOND
-    account.collectives = sum(1 for event in work if _is_collective(event))
+    compute, wire = (_merge_spans((one.start, one.end) for one in which) for which in (kernels, collectives))
+    exposed = list(_without(wire, compute))  # a collective counts only where nothing is computed
+    account.communication, account.exposed = _length(wire), _length(exposed)
+    account.parts["backward", "communication"] += account.exposed
     reached = begin
-    # Computation first: a collective counts only where nothing is computed.
-    for start, stop, event in spans:
-        if _is_collective(event):
-            continue
-        launch = launches.get(int(event.get("args", {}).get("correlation", -1)), _Launch(_Place(), "", ""))
-        kind = _kind_of_kernel(str(event["name"]), launch.operation)
-        own = max(0.0, stop - max(start, reached))
-        account.add((launch.place.phase, kind), launch.operation or str(event["name"]), launch.dtype,
-                    launch.place.module, own)  # fmt: skip
-        reached = max(reached, stop)
-    for start, stop in _without(wire, compute):
-        account.parts["backward", "communication"] += (stop - start) * MICROSECOND
+    for event in kernels:
+        place, operation, dtype = launches.get(int(event.args.get("correlation", -1)), (_Place(), "", ""))
+        kind = _kind_of_kernel(event.name, operation)
+        own = max(0.0, event.end - max(event.start, reached))
+        account.add(place.phase, kind, operation or event.name, dtype, place.module, own)
+        reached = max(reached, event.end)
     for start, stop in _without([(begin, end)], _merge_spans([*compute, *wire])):
         _add_gap(account, start, stop, idle_phases)
-    for span, name in waits:
-        account.waits[name] += (span[1] - span[0]) * MICROSECOND
-
-
-def _is_collective(event: Mapping[str, Any]) -> bool:
-    return _kind_of_kernel(str(event["name"]), "") == "communication"
 
 
 def _add_gap(account: Account, start: float, end: float, phases: Sequence[tuple[float, float, Phase]]) -> None:
@@ -452,10 +382,9 @@ def _overlap(span: Span, others: Sequence[Span]) -> float:
     return sum(max(0.0, min(span[1], end) - max(span[0], start)) for start, end in others)
 
 
-def _type_of(names: Sequence[object]) -> str:
-    """Return the floating-point type of the inputs of an operation in a trace, the narrowest first; "" if none."""
-    found = {_TYPES[name] for name in names if isinstance(name, str) and name in _TYPES}
-    return next((name for name in ("fp8", "fp16", "bf16", "fp32", "fp64") if name in found), "")
+def _length(spans: Iterable[Span]) -> float:
+    """Return the seconds of disjoint spans."""
+    return sum(end - start for start, end in spans) * MICROSECOND
 
 
 def is_half(dtype: str) -> bool:

@@ -40,21 +40,13 @@ ReasonKind = Literal[
     "host",
     "synchronization",
     "dimensions",
-    "slower kernel",
     "fp32 operations",
     "casts",
-    "memory-bound",
     "optimizer",
-    "batch norm",
-    "channels_last",
-    "TF32",
     "graph breaks",
     "small batch",
     "emulation",
     "kept twice",
-    "algorithms",
-    "communication",
-    "no gain in products",
 ]
 PHASES: dict[Phase, str] = {
     "data": "data",
@@ -84,7 +76,6 @@ class Part(FrozenRecord):
     phase: Phase
     kind: WorkKind
     seconds: Finite
-    calls: float = Field(0, description="operations or kernels in a step")
 
 
 class Operation(FrozenRecord):
@@ -97,7 +88,6 @@ class Operation(FrozenRecord):
     phase: Phase
     kind: WorkKind
     dtype: str
-    calls: float
     seconds: Finite
 
 
@@ -107,8 +97,6 @@ class Layer(FrozenRecord):
     module: str
     seconds: Finite
     fp32_seconds: Finite = Field(0.0, description="of operations that compute in fp32")
-    cast_seconds: Finite = 0.0
-    flops: Finite = 0.0
 
 
 class Product(FrozenRecord):
@@ -116,9 +104,7 @@ class Product(FrozenRecord):
 
     Attributes:
         sizes: those that miss, such as "in 30".
-        share: of the FLOPs of the step.
-        seconds, padded_seconds: of one such product alone, as it is and with these sizes padded to multiples of 8;
-            None where that was not run.
+        share: of the FLOPs of the forward pass.
     """
 
     module: str
@@ -126,8 +112,6 @@ class Product(FrozenRecord):
     dtype: str
     sizes: list[str]
     share: float
-    seconds: Finite | None = None
-    padded_seconds: Finite | None = None
 
 
 class Sync(FrozenRecord):
@@ -167,7 +151,6 @@ class Memory(FrozenRecord):
         layers: activations kept for the backward pass by module, the largest first.
         kept_twice_bytes: activations kept in one type and again in another, the smaller of both.
         reserved_bytes: held by the caching allocator of a GPU; None on a CPU.
-        at: phase in which the peak is reached.
     """
 
     measured_bytes: int
@@ -177,7 +160,6 @@ class Memory(FrozenRecord):
     kept_twice_bytes: int = 0
     kept_twice: list[Held] = Field(default_factory=list)
     reserved_bytes: int | None = None
-    at: Phase = "backward"
 
 
 class Limits(FrozenRecord):
@@ -185,16 +167,12 @@ class Limits(FrozenRecord):
 
     Attributes:
         flops: of a step, as torch.utils.flop_counter counts them.
-        flops_by_dtype: by the type of the inputs.
         bytes: read and written by all operations of a step, if none of it stays in a cache.
-        peak_flops: per second, of the device in the arm's type; None if unknown.
-        peak_dtype: type of that peak.
-        peak_bytes: per second.
+        peak_flops, peak_bytes: per second, of the device in the type `peak_dtype`; None if unknown.
         source: of the peaks.
     """
 
     flops: Finite = 0.0
-    flops_by_dtype: dict[str, float] = Field(default_factory=dict)
     bytes: Finite = 0.0
     cast_bytes: Finite = 0.0
     peak_flops: float | None = None
@@ -218,14 +196,11 @@ class Trial(FrozenRecord):
     Attributes:
         change: the setting, as on the command line.
         seconds: of a step, or of the work of one step of the arm if the batch differs.
-        peak_bytes: of memory; None if not measured.
     """
 
     change: str
     before_seconds: float
     seconds: float
-    before_peak_bytes: int | None = None
-    peak_bytes: int | None = None
     failure: str = ""
 
     @property
@@ -265,7 +240,6 @@ class Communication(FrozenRecord):
 
     seconds: Finite
     exposed_seconds: Finite
-    calls: float = 0
 
     @property
     def overlap_share(self) -> float:
@@ -286,8 +260,6 @@ class ArmProfile(FrozenRecord):
 
     Attributes:
         seconds: of a step without a profiler; the parts are scaled to it.
-        profiled_seconds: of a step under the profiler.
-        steps: that were timed, and that were profiled.
         half: how 16-bit types are computed on a CPU, such as "bf16 emulated".
         cell: digest of the settings, as that of a run; "" for a loop.
         graph_breaks: of torch.compile by reason; None if the arm is not compiled.
@@ -297,13 +269,10 @@ class ArmProfile(FrozenRecord):
     arm: str
     cell: str = ""
     seconds: Finite = 0.0
-    profiled_seconds: Finite = 0.0
-    steps: list[int] = Field(default_factory=list)
     device: str = "cpu"
     half_dtype: str = ""
     half: str = ""
     optimizer: str = ""
-    tf32: bool = False
     parts: list[Part] = Field(default_factory=list)
     operations: list[Operation] = Field(default_factory=list)
     layers: list[Layer] = Field(default_factory=list)
@@ -319,7 +288,6 @@ class ArmProfile(FrozenRecord):
     optimizer_operations: int = Field(0, description="in a step")
     batch_size: int | None = None
     trials: list[Trial] = Field(default_factory=list)
-    memory_trials: list[Trial] = Field(default_factory=list, description="of changes that can lower the peak of memory")
     reasons: list[Reason] = Field(default_factory=list)
     notes: list[str] = Field(default_factory=list)
     failure: str = ""
@@ -346,9 +314,4 @@ class Profile(FrozenRecord):
     arms: list[ArmProfile]
     subject: str = ""
     device: str = ""
-    script: list[str] = Field(default_factory=list)
     notes: list[str] = Field(default_factory=list)
-
-    def arm(self, name: str) -> ArmProfile | None:
-        """Return the profile of an arm, if there is one."""
-        return next((one for one in self.arms if one.arm == name), None)

@@ -59,22 +59,22 @@ def _target(request: dict[str, Any]) -> Any:
             from ampcompare.script.prepare import seed_all
 
             seed_all(SEED)
-            if request["target"] is None:
+            if not request["rewrite"]:
                 return super().load()
             sys.dont_write_bytecode = True
             root = Path(request["script"]).resolve().parent
-            sys.meta_path.insert(0, _RewritingFinder(root, request["target"]))
+            sys.meta_path.insert(0, _RewritingFinder(root))
             _, main = super().load()
             path = Path(request["script"]).resolve()
-            return compile(_rewrite_module(path, request["target"]), str(path), "exec", dont_inherit=True), main
+            return compile(_rewrite_module(path), str(path), "exec", dont_inherit=True), main
 
     return SeededTarget(request["script"], list(request["arguments"]), is_module=False)
 
 
-def _rewrite_module(path: Path, target: str) -> str:
+def _rewrite_module(path: Path) -> str:
     from ampcompare.source.migrate.project import migrate_file
 
-    result = migrate_file(path, target)
+    result = migrate_file(path)
     if result.migration is not None:
         return result.migration.text
     return path.read_text(encoding="utf-8") if result.document is None else result.document.text
@@ -83,20 +83,15 @@ def _rewrite_module(path: Path, target: str) -> str:
 class _RewritingLoader(importlib.machinery.SourceFileLoader):
     """Loads a rewritten module."""
 
-    def __init__(self, name: str, path: str, target: str) -> None:
-        super().__init__(name, path)
-        self._target = target
-
     def get_code(self, fullname: str) -> CodeType | None:
-        return compile(_rewrite_module(Path(self.path), self._target), self.path, "exec", dont_inherit=True)
+        return compile(_rewrite_module(Path(self.path)), self.path, "exec", dont_inherit=True)
 
 
 class _RewritingFinder(importlib.abc.MetaPathFinder):
     """Finds the modules below a folder that use Apex."""
 
-    def __init__(self, root: Path, target: str) -> None:
+    def __init__(self, root: Path) -> None:
         self._root = root
-        self._target = target
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -109,7 +104,7 @@ class _RewritingFinder(importlib.abc.MetaPathFinder):
             return None
         if b"apex" not in origin.read_bytes():
             return None
-        spec.loader = _RewritingLoader(fullname, spec.origin, self._target)
+        spec.loader = _RewritingLoader(fullname, spec.origin)
         return spec
 
 

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ampcompare.apex import apex_C
-from ampcompare.apex.amp import compat, utils
 from ampcompare.apex.amp._initialize import applier, to_type
 from ampcompare.apex.amp.scaler import LossScaler
 from ampcompare.apex.contrib.clip_grad import clip_grad_norm_
@@ -20,13 +19,9 @@ from ampcompare.apex.contrib.layer_norm import FastLayerNorm
 from ampcompare.apex.contrib.multihead_attn import SelfMultiheadAttn
 from ampcompare.apex.contrib.optimizers import FP16_Optimizer, FusedAdam
 from ampcompare.apex.contrib.xentropy import SoftmaxCrossEntropyLoss
-from ampcompare.apex.fused_dense import FusedDense, FusedDenseGeluDense
 from ampcompare.apex.mlp import MLP
 from ampcompare.apex.optimizers import FusedAdam as PresentFusedAdam
 from ampcompare.apex.parallel import distributed
-from ampcompare.apex.parallel.sync_batchnorm_kernel import SyncBatchnormFunction
-from ampcompare.apex.transformer.enums import AttnMaskType
-from ampcompare.apex.transformer.functional import FusedScaleMaskSoftmax
 from tests.covering import covering
 
 
@@ -103,18 +98,6 @@ def test_mlp(activation: str, function: Any, bias: bool) -> None:
     assert copy.deepcopy(mlp).weights[0] is not mlp.weights[0]
 
 
-def test_fused_dense() -> None:
-    """The dense layers are those of torch, GELU in its tanh form between two."""
-    values = torch.randn(2, 4)
-    one, bare, two = FusedDense(4, 3), FusedDense(4, 3, bias=False), FusedDenseGeluDense(4, 5, 3)
-    for parameter in [*one.parameters(), *bare.parameters(), *two.parameters()]:
-        nn.init.normal_(parameter)
-    torch.testing.assert_close(one(values), F.linear(values, one.weight, one.bias))
-    torch.testing.assert_close(bare(values), values @ bare.weight.T)
-    inner = F.gelu(F.linear(values, two.weight1, two.bias1), approximate="tanh")
-    torch.testing.assert_close(two(values), F.linear(inner, two.weight2, two.bias2))
-
-
 @covering({"separate": [False, True], "bias": [False, True], "mask": [None, "keys", "additive", "time"]})
 def test_self_attention(separate: bool, bias: bool, mask: str | None) -> None:
     """Self-attention equals torch's `MultiheadAttention` with the same weights, under each kind of mask."""
@@ -156,27 +139,6 @@ def test_attention_with_norm_and_residual(impl: str) -> None:
     plain = SelfMultiheadAttn(8, 2, impl=impl)
     plain.load_state_dict(itself.state_dict(), strict=False)
     torch.testing.assert_close(itself(values, None, None)[0], values + plain(normed, None, None)[0])
-
-
-@pytest.mark.parametrize("fusion", [True, False])
-@pytest.mark.parametrize("kind", [AttnMaskType.causal, AttnMaskType.padding])
-def test_scaled_masked_softmax(fusion: bool, kind: AttnMaskType) -> None:
-    """The module gives the softmax of scaled scores without what the mask hides, fused or not."""
-    future = torch.ones(24, 24, dtype=torch.bool).triu(1).expand(2, 1, 24, 24)
-    module = FusedScaleMaskSoftmax(True, False, kind, fusion, lambda x, m: x.masked_fill(m, -1e4), True, 0.5)
-    assert module.is_kernel_available(future, 2, 4, 24, 24) is fusion
-    scores = torch.randn(2, 4, 24, 24).half()
-    expected = torch.softmax((scores.float() * 0.5).masked_fill(future, -math.inf), -1)
-    output = module(scores, future)
-    assert output.dtype is torch.float16
-    torch.testing.assert_close(output.float(), expected, rtol=2e-3, atol=1e-4)
-
-
-def test_a_row_masked_throughout() -> None:
-    """Where the kernels would run, a row without any key gives zeros."""
-    module = FusedScaleMaskSoftmax(True, False, AttnMaskType.padding, True, lambda x, m: x, True, None)
-    mask = torch.ones(2, 1, 24, 24, dtype=torch.bool)
-    assert module(torch.randn(2, 2, 24, 24).half(), mask).abs().max() == 0
 
 
 def adam_2018(param: Tensor, grads: list[Tensor], lr: float, eps: float, inside: bool, decay: float) -> Tensor:
@@ -286,36 +248,16 @@ def test_fp16_optimizer_scale() -> None:
 
 
 def test_flattening() -> None:
-    """`flatten` and `unflatten` are inverse, and the splitters group by type."""
+    """`flatten` and `unflatten` are inverse."""
     tensors = [torch.ones(2, 2), torch.zeros(3)]
     flat = apex_C.flatten(tensors)
     assert flat.tolist() == [1.0] * 4 + [0.0] * 3
     back = distributed.unflatten(flat, tensors)
     assert all(torch.equal(a, b) for a, b in zip(back, tensors, strict=True))
-    mixed = [torch.ones(1).double(), torch.ones(1).half(), torch.ones(2).half()]
-    assert [len(group) for group in distributed.split_half_float_double(mixed)] == [2, 1]
-    assert [len(group) for group in distributed.split_by_type(mixed).values()] == [1, 2]
-    outputs: list[Tensor] = []
-    distributed.extract_tensors([mixed[0], (mixed[1], "text", 3)], outputs)
-    assert [tensor.dtype for tensor in outputs] == [torch.float64, torch.float16]
-
-
-def test_python_sync_batch_norm_function() -> None:
-    """With the statistics of the batch it is torch's batch norm, forward and backward."""
-    ours, twin = (torch.linspace(-1, 2, 12).view(3, 2, 2).clone().requires_grad_() for _ in range(2))
-    weight, bias = torch.rand(2), torch.rand(2)
-    mean, var = ours.detach().mean((0, 2)), ours.detach().var((0, 2), unbiased=False)
-    output = SyncBatchnormFunction.apply(ours, weight, bias, mean, var, 1e-5, None, 1)
-    expected = F.batch_norm(twin, None, None, weight, bias, training=True)
-    torch.testing.assert_close(output, expected)
-    direction = torch.randn(3, 2, 2)
-    output.backward(direction)
-    expected.backward(direction)
-    torch.testing.assert_close(ours.grad, twin.grad)
 
 
 def test_internals_that_scripts_touch() -> None:
-    """Overflow buffers can be read and set, and the functions of `amp.utils` and `_initialize` cast what they say."""
+    """Overflow buffers can be read and set, and `applier` casts what it says."""
     scaler = LossScaler("dynamic")
     scaler._overflow_buf = torch.ones(1, dtype=torch.int32)
     assert scaler.update_scale()
@@ -325,12 +267,3 @@ def test_internals_that_scripts_touch() -> None:
     batch = {"x": [torch.ones(2), "text", torch.ones(1, dtype=torch.long)], "n": 3}
     cast = applier(batch, lambda value: to_type(torch.float16, value))
     assert [cast["x"][0].dtype, cast["x"][1], cast["x"][2].dtype, cast["n"]] == [torch.float16, "text", torch.long, 3]
-    assert utils.maybe_half([torch.ones(1)])[0].dtype is torch.float16
-    assert utils.type_string(utils.maybe_float(torch.ones(1).half())) == "FloatTensor"
-    assert utils.casted_args(Tensor.half, [torch.ones(1), 2], {})[0].dtype is torch.float16
-    assert utils.collect_fp_tensor_types([torch.ones(1), [torch.ones(1).half()]], {}) == {"FloatTensor", "HalfTensor"}
-    weight, known = nn.Parameter(torch.ones(2)), {}
-    assert utils.cached_cast(Tensor.half, weight, known) is utils.cached_cast(Tensor.half, weight, known)
-    nested = utils.cached_cast(Tensor.half, (weight, [weight]), known)
-    assert nested == (known[weight], [known[weight]])
-    assert compat.filter_attrs(torch, ["ones", "no_such_name"]) == ["ones"]

@@ -86,7 +86,6 @@ def test_flops_are_those_of_torch(profile_of: Callable[[str], ArmProfile]) -> No
     with FlopCounterMode(display=False) as counter:
         F.cross_entropy(net(torch.randn(256, 64)), torch.randint(10, (256,))).backward()
     assert found.limits.flops == counter.get_total_flops()
-    assert set(found.limits.flops_by_dtype) == {"bf16"}
 
 
 @pytest.mark.integration
@@ -195,15 +194,6 @@ def test_a_loop_that_ends_early_is_refused() -> None:
         )
 
 
-@pytest.mark.integration
-def test_two_arms_of_a_loop() -> None:
-    found = ampcompare.profile(loop, arms=["fp32,O2"], steps=2, profiled_steps=1, device="cpu")
-    assert [arm.arm for arm in found.arms] == ["fp32", "apex:O2"]
-    assert found.headline[0].startswith("fp32 takes ")
-    assert found.headline[1].startswith("apex:O2 computes in fp32 and rounds (emulated)")
-    assert found.arms[1].reasons[-1].kind == "emulation"
-
-
 @pytest.mark.parametrize(
     ("device", "dtype", "tflops", "gigabytes"),
     [
@@ -235,11 +225,12 @@ def test_what_is_not_in_the_table_is_unknown() -> None:
 def test_each_peak_has_an_address() -> None:
     """A row has all figures with a source and the page on which they were checked, or is a name alone."""
     rows = _rows()
-    assert len({(row["name"], row["dtype"]) for row in rows}) == len(rows)
+    assert len({row["name"] for row in rows}) == len(rows)
     for row in rows:
-        cells = [row[name] for name in ("tflops", "gigabytes_per_second", "source", "address")]
-        assert all(cells) if row["dtype"] else not any(cells), row
-        assert row["address"].startswith("https://") or not row["dtype"], row
+        has_figures = any(row[name] for name in ("bf16", "fp16", "fp32"))
+        cells = [row[name] for name in ("gigabytes_per_second", "source", "addresses")]
+        assert all(bool(cell) == has_figures for cell in cells), row
+        assert all(one.startswith("https://") for one in row["addresses"].split()), row
 
 
 def test_a_peak_is_measured() -> None:

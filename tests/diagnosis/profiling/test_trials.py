@@ -6,77 +6,61 @@ from typing import Any
 
 import pytest
 
-from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.diagnosis.profiling.profile_recipe import memory_variants, profile_config, run_trials
-from ampcompare.diagnosis.profiling.step_profiler import Steps
-from ampcompare.results.records.profile import ArmProfile, Held, Memory
-from ampcompare.results.report.profile import memory_sentences
+from ampcompare.base.errors import ConfigError, UnsupportedCombination
+from ampcompare.diagnosis.profiling.profile_recipe import run_trials, time_variants
+from ampcompare.results.records.profile import ArmProfile, Part
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.validation import validate
 
-CHECKPOINT, HALF, LOOP = "--checkpoint-activations", "--batch-size 32", "--optimizer-implementation for-loop"
+CONFIG = validate(RunConfig, {"arm": "fp32", "recipe": {"batch_size": 64, "optimizer": {"name": "sgd", "lr": 0.1}}})
 
 
-def _found(activations: int = 60, **facts: Any) -> ArmProfile:
-    held = [
-        Held(kind="weights", dtype="fp32", bytes=100 - activations),
-        Held(kind="activations", dtype="fp32", bytes=activations),
+def _found(phase: Any, kind: Any, optimizer: str = "SGD (for-loop)") -> ArmProfile:
+    parts = [
+        Part(phase=phase, kind=kind, seconds=0.2),
+        Part(phase="forward", kind="product", seconds=0.8),
     ]
-    memory = Memory(measured_bytes=100, held=held, rest_bytes=0, at=facts.pop("at", "backward"))
-    return ArmProfile(arm="fp32", memory=memory, **facts)
+    return ArmProfile(arm="fp32", seconds=1.0, parts=parts, optimizer=optimizer)
 
 
 @pytest.mark.parametrize(
     ("found", "changes"),
     [
-        (_found(), [CHECKPOINT, HALF]),
-        (_found(5), []),
-        (_found(5, at="optimizer", optimizer="Adam (foreach)"), [LOOP]),
-        (_found(5, at="backward", optimizer="Adam (foreach)"), []),
-        (_found(5, at="optimizer", optimizer="Adam (for-loop)"), []),
-        (ArmProfile(arm="fp32"), []),
+        (
+            _found("optimizer", "pointwise"),
+            ["--optimizer-implementation fused", "--optimizer-implementation foreach", "--batch-size 256"],
+        ),
+        (_found("optimizer", "pointwise", "SGD (fused)"), ["--batch-size 256"]),
+        (_found("data", "copy"), ["--workers 2"]),
+        (_found("forward", "host"), ["--batch-size 256"]),
+        (_found("forward", "cast"), []),
     ],
 )
-def test_what_holds_the_peak_suggests_changes(found: ArmProfile, changes: list[str]) -> None:
-    """Activations suggest checkpoints and half the batch, and lists of an optimizer at the peak a loop."""
-    config = validate(RunConfig, {"arm": "fp32", "recipe": {"batch_size": 64}})
-    assert [variant.change for variant in memory_variants(config, found)] == changes
+def test_what_takes_time_suggests_changes(found: ArmProfile, changes: list[str]) -> None:
+    assert [variant.change for variant in time_variants(CONFIG, found)] == changes
 
 
-@pytest.mark.parametrize(("steps", "seconds"), [((0.6, 0.7), 1.2), ((0.4, 0.6), 1.0), ((0.3, 0.4), 0.6)])
-def test_a_trial_of_memory_has_both_peaks(steps: tuple[float, float], seconds: float) -> None:
-    """The time is that of the same work, equal where rounds overlap; what a model lacks gives no trial."""
-    config = validate(RunConfig, {"arm": "fp32", "recipe": {"batch_size": 64}})
-    of_half = iter(steps)
-
-    def measure(tried: RunConfig) -> tuple[float, int]:
-        if tried.recipe.checkpoint_activations:
-            raise UnsupportedCombination("no repeated blocks")
-        return (1.0 if tried == config else next(of_half)), tried.recipe.batch_size
-
-    (trial,) = run_trials(config, memory_variants(config, _found()), measure)
-    assert (trial.change, trial.before_peak_bytes, trial.peak_bytes) == (HALF, 64, 32)
-    assert (trial.before_seconds, trial.seconds) == (1.0, seconds)
+@pytest.mark.parametrize(("steps", "seconds"), [((2.4, 2.8), 0.6), ((3.2, 4.4), 1.0), ((4.8, 5.6), 1.2)])
+def test_a_gain_is_one_in_each_round(steps: tuple[float, float], seconds: float) -> None:
+    """The time is that of the same work, equal where rounds overlap."""
+    larger = iter(steps)
+    variants = time_variants(CONFIG, _found("forward", "host"))
+    (trial,) = run_trials(CONFIG, variants, lambda tried: 1.0 if tried == CONFIG else next(larger))
+    assert (trial.change, trial.before_seconds, trial.seconds) == ("--batch-size 256", 1.0, pytest.approx(seconds))
 
 
-@pytest.mark.integration
-def test_changes_are_trained(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A transformer with many activations has a smaller peak with checkpoints, and with half the batch."""
-    monkeypatch.setattr("ampcompare.diagnosis.profiling.profile_recipe.ROUNDS", 1)
-    monkeypatch.setattr("ampcompare.diagnosis.profiling.profile_recipe.time_variants", lambda *_: [])
-    recipe = {
-        "task": "lm",
-        "batch_size": 32,
-        "optimizer": {"name": "sgd", "lr": 0.1},
-        "epochs": 1,
-        "model": {"args": {"width": 32, "depth": 2, "heads": 2}},
-        "data": {"sequence_length": 32, "train_size": 64, "val_size": 8},
-    }
-    config = validate(RunConfig, {"arm": "fp32", "device": "cpu", "recipe": recipe})
-    found, _ = profile_config(config, Steps(warmup=1, timed=1, profiled=1), trials=True)
-    assert [trial.change for trial in found.memory_trials] == [CHECKPOINT, "--batch-size 16"]
-    for trial in found.memory_trials:
-        assert not trial.failure
-        assert trial.before_peak_bytes == pytest.approx(found.memory.measured_bytes, rel=0.05)
-        assert trial.peak_bytes is not None
-        assert trial.peak_bytes < 0.95 * found.memory.measured_bytes, memory_sentences(found)
+def test_what_a_training_lacks_gives_no_trial() -> None:
+    """Another failure is one, with its reason."""
+
+    def measure(tried: RunConfig) -> float:
+        if tried.recipe.optimizer.implementation == "fused":
+            raise UnsupportedCombination("no fused one")
+        if tried.recipe.batch_size > 64:
+            raise ConfigError("no such batch")
+        return 1.0
+
+    trials = run_trials(CONFIG, time_variants(CONFIG, _found("optimizer", "pointwise")), measure)
+    assert [(one.change, one.failure) for one in trials] == [
+        ("--optimizer-implementation foreach", ""),
+        ("--batch-size 256", "no such batch"),
+    ]

@@ -30,14 +30,11 @@ def _arm(name: str, seconds: float, dtype: str) -> ArmProfile:
     return ArmProfile(
         arm=name,
         seconds=seconds,
-        steps=[10, 3],
         parts=[
-            Part(phase="forward", kind="product", seconds=0.6 * seconds, calls=3),
-            Part(phase="backward", kind="cast", seconds=0.4 * seconds, calls=2),
+            Part(phase="forward", kind="product", seconds=0.6 * seconds),
+            Part(phase="backward", kind="cast", seconds=0.4 * seconds),
         ],
-        operations=[
-            Operation(name="aten::addmm", phase="forward", kind="product", dtype=dtype, calls=3, seconds=0.001)
-        ],
+        operations=[Operation(name="aten::addmm", phase="forward", kind="product", dtype=dtype, seconds=0.001)],
         layers=[Layer(module="head", seconds=0.001)],
         memory=Memory(
             measured_bytes=3 * 2**20,
@@ -47,10 +44,6 @@ def _arm(name: str, seconds: float, dtype: str) -> ArmProfile:
         ),
         limits=Limits(flops=2e9, bytes=1e8, peak_flops=1e12, peak_bytes=1e11, peak_dtype=dtype, source="a data sheet"),
         trials=[Trial(change="--channels-last", before_seconds=1, seconds=0.75)],
-        memory_trials=[
-            Trial(change="--batch-size 8", before_seconds=1, seconds=1.25, before_peak_bytes=2**22, peak_bytes=2**20),
-            Trial(change="--checkpoint-activations", before_seconds=1, seconds=1, failure="out of memory"),
-        ],
     )
 
 
@@ -76,40 +69,27 @@ PARTS = (
     "12.00 (60 %)",
     "20.0 %",  # MFU of fp32: 2e9 / 0.01 / 1e12
     "+25 %",
-    "with --batch-size 8 the peak of memory is 1.00 instead of 4.00 MiB, 75 % less, and the work of a step takes 25 %",
-    "--checkpoint-activations could not be trained: out of memory",
     "weights, bf16",
 )
 
 
 def test_the_text_begins_with_the_sentences(profile: Profile) -> None:
-    """Sentences, reasons with their evidence, and a column for each arm that has a profile."""
+    """Sentences, reasons with their evidence, and a column for each arm that has a profile, in Markdown too."""
     text = Terminal(200).render(profile)
+    markdown = FORMATS["md"].reporter().render(profile)
     assert text.startswith(profile.headline[0])
-    told = " ".join(text.split())
+    assert "# Profile" in markdown
     for part in (*PARTS, "at a.py:3", "33 % of the peak of memory is workspace"):
-        assert part in told, part
+        assert part in " ".join(text.split()), part
+        assert part in " ".join(markdown.split()), part
     assert "fp8" not in text.split("One step, ms")[1].split("\n\n")[0]
 
 
-def test_markdown_has_the_same_figures(profile: Profile) -> None:
-    text = FORMATS["md"].reporter().render(profile)
-    assert "# Profile" in text
-    for part in ("12.00 (60 %)", "weights, bf16", "cast once", "1.00 instead of 4.00 MiB, 75 % less"):
-        assert part in text
-
-
-def test_the_page_draws_bars_and_the_roofline(profile: Profile) -> None:
-    """A part is a rectangle with its text, an arm a point under the roof of its type; nothing is loaded."""
+def test_the_page_draws_bars(profile: Profile) -> None:
+    """A part is a rectangle with its text; nothing is loaded."""
     page = FORMATS["html"].reporter().render(profile)
-    for part in (
-        "native:bf16, casts: 8.000 ms, 40 %",
-        "Peak of memory",
-        "75 % less",
-        "<polyline",
-        "20 FLOP/byte, 200 GFLOP/s",
-    ):
-        assert part in page, part
+    assert "native:bf16, casts: 8.000 ms, 40 %" in page
+    assert "Peak of memory" in page
     assert "https://" not in page
     assert "<span>native:bf16</span>" in page, "beside the bar, which any width stretches"
 
@@ -117,13 +97,9 @@ def test_the_page_draws_bars_and_the_roofline(profile: Profile) -> None:
 def test_a_profile_without_counts_has_a_page(profile: Profile) -> None:
     """A compiled model has neither memory nor FLOPs, and a name with a tag stays text."""
     bare = ArmProfile(arm="<b>", seconds=0.1, parts=[Part(phase="forward", kind="host", seconds=0.1)])
-    page = (
-        FORMATS["html"]
-        .reporter()
-        .render(profile.model_copy(update={"arms": [bare], "headline": ["<b> takes 100 ms a step"]}))
-    )
+    shown = profile.model_copy(update={"arms": [bare], "headline": ["<b> takes 100 ms a step"]})
+    page = FORMATS["html"].reporter().render(shown)
     assert "<b> takes" not in page
-    assert "Roofline" not in page
 
 
 def test_a_record_is_read_back(profile: Profile) -> None:

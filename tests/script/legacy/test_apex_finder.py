@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from ampcompare.apex._install import ApexFinder
-
 IMPORTS = """
     import importlib.util
     assert importlib.util.find_spec("apex") is not None
@@ -69,52 +67,6 @@ def test_what_is_lacking_is_named(write, legacy) -> None:
     assert lines[-2] == "ImportError: Please install apex"
     names = ", ".join(LACKING.values())
     assert lines[-1].startswith(f"ampcompare: the script asked for {names}, which the compat engine does not have")
-
-
-# The extensions that `setup.py` of Apex 25.05 builds, all options on.
-EXTENSIONS = [
-    "_apex_gpu_direct_storage",
-    "_apex_nccl_allocator",
-    "amp_C",
-    "apex_C",
-    "bnp",
-    "cudnn_gbn_lib",
-    "distributed_adam_cuda",
-    "distributed_lamb_cuda",
-    "fast_bottleneck",
-    "fast_layer_norm",
-    "fast_multihead_attn",
-    "fmhalib",
-    "focal_loss_cuda",
-    "fused_adam_cuda",
-    "fused_conv_bias_relu",
-    "fused_dense_cuda",
-    "fused_index_mul_2d",
-    "fused_lamb_cuda",
-    "fused_layer_norm_cuda",
-    "fused_rotary_positional_embedding",
-    "fused_weight_gradient_mlp_cuda",
-    "generic_scaled_masked_softmax_cuda",
-    "group_norm_cuda",
-    "group_norm_v2_cuda",
-    "mlp_cuda",
-    "nccl_p2p_cuda",
-    "peer_memory_cuda",
-    "permutation_search_cuda",
-    "scaled_masked_softmax_cuda",
-    "scaled_softmax_cuda",
-    "scaled_upper_triang_masked_softmax_cuda",
-    "syncbn",
-    "transducer_joint_cuda",
-    "transducer_loss_cuda",
-    "xentropy_cuda",
-]
-
-
-def test_every_extension_of_apex_is_provided_or_named() -> None:
-    """A compiled module of Apex either resolves to a module of the engine, or is recorded as missing."""
-    finder = ApexFinder()
-    assert [name for name in EXTENSIONS if finder.find_spec(name, None) is None] == finder.missing
 
 
 MAGIC = ("Magic", "magic")
