@@ -15,7 +15,7 @@ from ampcompare.diagnosis.profiling.options import ProfileOptions, ProfileReques
 from ampcompare.diagnosis.profiling.reasons import headline_of, with_reasons
 from ampcompare.diagnosis.profiling.trace import merged_trace
 from ampcompare.experiment.diagnose import ENDED, ERRORS, error_of, run_examined, say_limits, watched_settings
-from ampcompare.results.records.profile import ArmProfile, Profile, RankTimes
+from ampcompare.results.records.profile import ArmProfile, Profile
 from ampcompare.results.report.base import write_result
 from ampcompare.settings.config import RunConfig
 
@@ -153,6 +153,5 @@ def profile_script(config: RunConfig, folder: Path, *, steps: int, profiled: int
         )
     files = [path for rank in range(config.processes) if (path := request.answer(rank)).exists()]
     ranks = [ArmProfile.model_validate_json(path.read_text(encoding="utf-8")) for path in files]
-    times = [RankTimes(rank=at, seconds=one.seconds, communication=one.communication) for at, one in enumerate(ranks)]
-    found = ranks[0].model_copy(update={"ranks": times if len(times) > 1 else []})
+    found = ranks[0].model_copy(update={"rank_seconds": [one.seconds for one in ranks] if len(ranks) > 1 else []})
     return found, json.loads(request.trace.read_text(encoding="utf-8"))

@@ -27,7 +27,6 @@ from ampcompare.diagnosis.profiling.trace import Account
 from ampcompare.diagnosis.watched_precision import Enough, WatchedPrecision
 from ampcompare.results.records.profile import (
     ArmProfile,
-    Communication,
     Layer,
     Limits,
     Operation,
@@ -196,9 +195,6 @@ def build_profile(arm: str, measured: Measured, **facts: object) -> ArmProfile:
         "memory": measured.memory,
         "fp32_seconds": _fp32_seconds(account, factors),
     }
-    if account.communication:
-        exposed = min(account.exposed, account.communication)
-        found["communication"] = Communication(seconds=account.communication * whole, exposed_seconds=exposed * whole)
     if counts is not None:
         found |= {
             "products": _products(counts),
