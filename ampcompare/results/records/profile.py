@@ -234,13 +234,11 @@ class ArmProfile(FrozenRecord):
     Attributes:
         seconds: of a step without a profiler; the parts are scaled to it.
         half: how 16-bit types are computed on a CPU, such as "bf16 emulated".
-        cell: digest of the settings, as that of a run; "" for a loop.
         graph_breaks: of torch.compile by reason; None if the arm is not compiled.
         failure: why the arm has no profile; "" if it has.
     """
 
     arm: str
-    cell: str = ""
     seconds: Finite = 0.0
     device: str = "cpu"
     half_dtype: str = ""
