@@ -1,6 +1,6 @@
 """Run `ampcompare migrate` over files that are not of this repository, and print what came of each.
 
-    python benchmarks/migrate_corpus.py [--rows] [--to torch|precision] FOLDER...
+    python benchmarks/migrate_corpus.py [--rows] FOLDER...
 
 No file is changed. With --rows a row per file that uses Apex: lines, uses of Apex before and after, lines left by hand,
 notes. Then the sums: crashes, results that do not parse, second runs that change something, functions that clip scaled
@@ -42,8 +42,7 @@ def clips_scaled(text: str) -> bool:
 @click.command()
 @click.argument("folders", nargs=-1, required=True)
 @click.option("--rows", is_flag=True, help="print a row for each file")
-@click.option("--to", "target", type=click.Choice(["torch", "precision"]), default="torch")
-def main(folders: tuple[str, ...], rows: bool, target: str) -> None:
+def main(folders: tuple[str, ...], rows: bool) -> None:
     """Print the table and the sums; end with 1 where something crashed or does not parse."""
     counts: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
@@ -53,7 +52,7 @@ def main(folders: tuple[str, ...], rows: bool, target: str) -> None:
     for path in find_sources(folders):
         begun = time.process_time()
         try:
-            result = migrate_file(path, target)
+            result = migrate_file(path)
         except Exception as error:  # what this program looks for
             counts["crashes"] += 1
             print(f"{path}: {type(error).__name__}: {error}", file=sys.stderr)
@@ -74,9 +73,7 @@ def main(folders: tuple[str, ...], rows: bool, target: str) -> None:
         except SyntaxError:
             counts["results that do not parse"] += 1
             continue
-        counts["second runs that change something"] += (
-            migrate_text(result.migration.text, target).text != result.migration.text
-        )
+        counts["second runs that change something"] += migrate_text(result.migration.text).text != result.migration.text
         counts["functions that clip scaled gradients"] += result.changed and clips_scaled(result.migration.text)
         by_hand = [each for each in result.migration.findings if each.kind == BY_HAND]
         counts["files with a line left by hand"] += bool(by_hand)

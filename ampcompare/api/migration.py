@@ -113,20 +113,11 @@ def lint_paths(
     return report
 
 
-def migrate_script(
-    path: str | Path,
-    to: Literal["torch", "precision"] = "torch",
-    *,
-    write: bool = False,
-    torch_version: str | None = None,
-) -> FileMigration:
-    """Rewrite an Apex script or notebook for torch.amp, or for ampcompare's precision contract.
-
-    For torch.amp, deprecated names of torch and transformers are renewed too.
+def migrate_script(path: str | Path, *, write: bool = False, torch_version: str | None = None) -> FileMigration:
+    """Rewrite an Apex script or notebook for torch.amp, and renew deprecated names of torch and transformers.
 
     Args:
         path: the file.
-        to: torch.amp, or ampcompare's precision contract, which keeps O2 and O3.
         write: change the file; otherwise the result has the patch, in `diff()`.
         torch_version: of the torch that the files are for, such as "2.9"; by default the one that is installed.
 
@@ -143,18 +134,13 @@ def migrate_script(
     file = Path(path)
     if not file.is_file():
         raise ConfigError(f"there is no file {file}; give the path of a script or notebook")
-    examine = find_mistakes if to == "torch" else _nothing
-    result = migrate_file(file, to, must_parse=True, examine=examine, versions=known_versions(torch_version))
+    result = migrate_file(file, must_parse=True, examine=find_mistakes, versions=known_versions(torch_version))
     if write and result.changed:
         try:
             result.write()
         except ValueError as fault:
             raise ConfigError(f"{file}: not written: {fault}") from None
     return result
-
-
-def _nothing(text: str) -> list[tuple[int, str, str]]:
-    return []
 
 
 def convert_checkpoint(
@@ -164,7 +150,6 @@ def convert_checkpoint(
     *,
     opt_level: Literal["O0", "O1", "O2", "O3", "O4", "O5"] | None = None,
     save_apex_format: bool = False,
-    unsafe_load: bool = False,
 ) -> Conversion:
     """Convert a checkpoint file between Apex and torch.amp. Imports torch.
 
@@ -175,18 +160,15 @@ def convert_checkpoint(
         to: "native" for torch.amp, "apex" for apex.amp.
         opt_level: level of the Apex side; by default inferred from the source, or O1 for the result.
         save_apex_format: write exactly what an Apex script saves, with `to="apex"`.
-        unsafe_load: unpickle arbitrary objects in `source`, which can run any code.
 
     Returns:
         What was converted: `source` and `level` that were inferred, and `changed` and `lost` as texts.
 
     Raises:
-        CheckpointError: the source cannot be read, or holds objects that are not loaded without `unsafe_load`.
+        CheckpointError: the source cannot be read.
         ConversionError: it already has the requested kind, has nothing to convert, or is the target.
         EnvironmentUnfit: the target cannot be written.
     """
     from ampcompare.training.checkpoint.convert.convert import convert_file
 
-    return convert_file(
-        Path(source), Path(target), to, opt_level=opt_level, legacy_layout=save_apex_format, trust=unsafe_load
-    )
+    return convert_file(Path(source), Path(target), to, opt_level=opt_level, legacy_layout=save_apex_format)

@@ -1,4 +1,4 @@
-"""`ampcompare migrate`: rewrite scripts of Apex for torch.amp, or for ampcompare's own contract."""
+"""`ampcompare migrate`: rewrite scripts of Apex for torch.amp."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ SECONDS_BETWEEN_LINES = 2.0
 )
 @option("--diff", "mode", flag_value="diff", default=True, help="print a patch and change no file  [default]")
 @option("--write", "mode", flag_value="write", help="change the files")
-@options_of(migrate_script)("--to", "target", parameter="to")
 @options_of(migrate_script)("--torch-version", metavar="VERSION")
 @option("--verify", is_flag=True, help="run the script before and after the rewrite on the CPU, and compare each step")
 @option("--device", type=Choice(["cpu"]), default="cpu", expose_value=False, help="of --verify, which needs no other")
@@ -46,7 +45,6 @@ SECONDS_BETWEEN_LINES = 2.0
 @click.argument("paths", metavar="PATHS...", nargs=-1, required=True, type=FILE)
 def command(
     mode: str,
-    target: str,
     torch_version: str | None,
     verify: bool,
     steps: int,
@@ -72,11 +70,11 @@ def command(
             preflight_of([RunConfig(arm="script", device="cpu", script=script_config(paths))], _say)
 
         first = check if preflight else lambda: None
-        return verify_script(paths[0], list(paths[1:]), steps=steps, target=target, say=click.echo, check=first)
-    return _migrate(paths, target, torch_version, write=mode == "write")
+        return verify_script(paths[0], list(paths[1:]), steps=steps, say=click.echo, check=first)
+    return _migrate(paths, torch_version, write=mode == "write")
 
 
-def _migrate(paths: tuple[str, ...], target: str, torch_version: str | None, *, write: bool) -> int:
+def _migrate(paths: tuple[str, ...], torch_version: str | None, *, write: bool) -> int:
     from ampcompare.source.find import find_sources
     from ampcompare.source.migrate.project import find_mistakes, migrate_file
     from ampcompare.source.versions import known_versions
@@ -91,12 +89,11 @@ def _migrate(paths: tuple[str, ...], target: str, torch_version: str | None, *, 
 
     files = list(find_sources(paths, unreadable=lambda path, reason: fail(f"{path}: not read: {reason}")))
     named = set(map(Path, paths))
-    examine = find_mistakes if target == "torch" else lambda text: []  # lint knows the calls of torch.amp only
     changed = left = by_hand = 0
     loads = False
     begun = time.monotonic()
     for number, path in enumerate(files, 1):
-        result = migrate_file(path, target, must_parse=path in named, examine=examine, versions=versions)
+        result = migrate_file(path, must_parse=path in named, examine=find_mistakes, versions=versions)
         if time.monotonic() - begun > SECONDS_BETWEEN_LINES:
             begun = time.monotonic()
             _say(f"{number} of {len(files)} files")
@@ -123,8 +120,7 @@ def _migrate(paths: tuple[str, ...], target: str, torch_version: str | None, *, 
     elif loads and not faults:
         _say("files that were saved with Apex load as before; to convert one: ampcompare convert OLD NEW --to native")
     elif changed and not write and not faults:
-        to = "" if target == "torch" else f" --to {target}"
-        _say(f"next, check that it trains the same: ampcompare migrate --verify{to} {_script(files)}")
+        _say(f"next, check that it trains the same: ampcompare migrate --verify {_script(files)}")
     return ConfigError.exit_code if faults else int(left > 0)
 
 

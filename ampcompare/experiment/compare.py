@@ -18,10 +18,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ampcompare.base.errors import ConfigError, Ended, EnvironmentUnfit, LaunchError
+from ampcompare.base.errors import ConfigError, Ended
 from ampcompare.base.files.write import write_atomically
 from ampcompare.base.secrets import reveal
-from ampcompare.experiment.follow import following
 from ampcompare.experiment.launch.cell import command_of
 from ampcompare.experiment.launch.cell_files import announce_cell
 from ampcompare.experiment.launch.contract import Launcher
@@ -32,8 +31,7 @@ from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.option_checks import check_cells
 from ampcompare.experiment.plan import Plan, parse_seeds
 from ampcompare.experiment.preflight import preflight
-from ampcompare.experiment.profile import ProfileOptions, profile
-from ampcompare.experiment.reload_report import reload_comparison, with_profile
+from ampcompare.experiment.reload_report import reload_comparison
 from ampcompare.experiment.run_directory import DEFAULT_FOLDER, RunDirectory
 from ampcompare.experiment.run_options import CompareOptions
 from ampcompare.experiment.run_plan import AllFailAlike, RunningPlan, run_plan
@@ -175,8 +173,6 @@ def plan_comparison(options: CompareOptions) -> PlannedComparison:
     run = RunDirectory(folder)
     run.check_name()
     plan = run.in_recorded_order(plan)
-    if options.profile:
-        _profile_options(plan, options.reference or "")
     return PlannedComparison(options, sources, rows, plan, folder, criteria, gates, baseline)
 
 
@@ -213,7 +209,7 @@ def run_comparison(
     jobs = 1 if options.timing_rounds else options.jobs
     places = find_places(plan.cells, jobs, options.gpus)
     launcher = options.launch.pool(planned.sources.config, places, options.jobs)
-    observer = following(observer or Observer(), options.callbacks)
+    observer = observer or Observer()
     for text in planned.baseline.excluded if planned.baseline is not None else []:
         observer.note(f"of the baseline a record is not used: {text}")
     for text in (*places.notes, *places.about_times):
@@ -234,9 +230,7 @@ def run_comparison(
         "save": save,
         "check": options.preflight,
     }
-    hold = RunDirectory(folder).hold(
-        launcher, command=options.command, wait_seconds=options.wait_seconds, note=observer.note
-    )
+    hold = RunDirectory(folder).hold(launcher, command=options.command)
     try:
         with launcher, hold, while_running(launcher):
             if requested_seeds(options, planned.sources) == "auto":
@@ -253,12 +247,6 @@ def run_comparison(
         if (report := folder / str(FORMATS["md"].file)).exists():
             observer.note(f"finished cells are in {report}")
         raise
-    if options.profile:
-        _profile(planned, comparison, observer)
-    told = with_profile(comparison, folder)
-    if told is not comparison:
-        comparison = told
-        save(comparison, folder)
     checks = check_gates(planned.gates, comparison, planned.baseline) if planned.gates else []
     return ComparisonOutcome(options, comparison, folder, tuple(checks))
 
@@ -282,7 +270,7 @@ def emit_cells(options: CompareOptions, file: Path) -> int:
             "script read it from the environment"
         )
     run, launcher = RunDirectory(planned.folder), LocalLauncher()
-    with run.hold(launcher, command=options.command, wait_seconds=options.wait_seconds):
+    with run.hold(launcher, command=options.command):
         running = RunningPlan(
             planned.plan, run, launcher, command=options.command, terms=planned.criteria, force=options.force,
             observer=Observer(),
@@ -310,29 +298,6 @@ def try_rows(planned: PlannedComparison) -> Preflight | None:
     places = find_places(plan.cells, 1, options.gpus)
     with options.launch.pool(planned.sources.config, places) as launcher:
         return preflight(plan, launcher, done)
-
-
-def _profile_options(plan: Plan, reference: str) -> ProfileOptions:
-    """Return what `--profile` profiles: the cells of the first seed, the reference first.
-
-    Raises:
-        ConfigError: they cannot be profiled.
-    """
-    seed = plan.cells[0].recipe.seed
-    cells = {cell.arm: cell for cell in reversed(plan.cells) if cell.recipe.seed == seed}
-    first = [cells[reference]] if reference in cells else []
-    options = ProfileOptions((*first, *(cell for arm, cell in reversed(cells.items()) if arm != reference)))
-    options.check()
-    return options
-
-
-def _profile(planned: PlannedComparison, comparison: Comparison, observer: Observer) -> None:
-    """Profile the arms that have run into the run directory."""
-    options = _profile_options(planned.plan, comparison.reference)
-    try:
-        profile(options, output_dir=planned.folder, say=observer.note)
-    except (LaunchError, EnvironmentUnfit) as error:
-        observer.note(f"no profile: {error}")
 
 
 def requested_seeds(options: CompareOptions, sources: SettingsSources) -> str:

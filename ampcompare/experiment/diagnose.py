@@ -181,10 +181,8 @@ class _Runs:
             settings=watched_settings(config, arm, folder),
             is_module=script.is_module,
             steps=options.steps,
-            at=list(options.at),
             reference=options.reference,
             lines=list(lines),
-            rank=options.rank,
             answer=str(answer),
             ended=str(folder / ENDED),
         )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ampcompare.base.errors import AmpCompareError, ConfigError, LaunchError
+from ampcompare.base.errors import AmpCompareError, LaunchError
 from ampcompare.base.files.run_files import RunFile
 from ampcompare.base.files.write import write_atomically
 from ampcompare.diagnosis.profiling.options import ProfileOptions, ProfileRequest, profile_in_child
@@ -114,16 +114,6 @@ def _write_trace(traces: Sequence[tuple[str, Mapping[str, Any]]], folder: Path) 
     path = folder / RunFile.TRACE
     write_atomically(path, json.dumps(merged) + "\n")
     return [path]
-
-
-def require_arms(arms: Sequence[str]) -> None:
-    """Check that there is an arm to profile.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    if not arms:
-        raise ConfigError("profile needs at least one arm; name one with --arm")
 
 
 def steps_needed(steps: int, profiled: int) -> int:

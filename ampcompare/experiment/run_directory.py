@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -100,17 +100,6 @@ class StoredPlan(BaseModel):
         cells = {label: cell.digest() for label, cell in zip(plan.order, plan.cells, strict=True)}
         facts: dict[str, Any] = {name: getattr(plan, name) for name in names}
         return cls(**facts, command=command, terms=terms, cells=cells, pilot=sorted(pilot), journal="")
-
-    def check_rows(self) -> None:
-        """Check that every row which the plan names is one of its arms.
-
-        Raises:
-            ConfigError: one is not.
-        """
-        rows = {"reference": self.reference, **{f"cell {label}": row_of(label) for label in self.cells}}
-        for what, row in rows.items():
-            if row not in self.arms:
-                raise ConfigError(f"the row {row!r} of {what} is not one of its arms")
 
 
 def row_of(label: str) -> str:
@@ -226,21 +215,12 @@ class RunDirectory:
         return FileLock(self.path.resolve() / RunFile.LOCK)
 
     @contextlib.contextmanager
-    def hold(
-        self,
-        launcher: Launcher,
-        *,
-        command: str = "",
-        wait_seconds: float = 0.0,
-        note: Callable[[str], None] | None = None,
-    ) -> Iterator[None]:
+    def hold(self, launcher: Launcher, *, command: str = "") -> Iterator[None]:
         """Make the run directory and hold its lock; of processes that take part in one command, the main one does.
 
         Args:
             launcher: of the cells, which knows whether this process is the main one.
             command: what to show to others that want the folder.
-            wait_seconds: how long to wait for another owner to end.
-            note: called with the owner that it waits for.
 
         Raises:
             ConfigError: the folder cannot be made or written, or another command holds it.
@@ -251,7 +231,11 @@ class RunDirectory:
         self.make()
         lock, owner = self.lock(), self.path / RunFile.OWNER
         try:
-            self._acquire(lock, wait_seconds, note)
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise ConfigError(
+                f"{self.path} is in use by {self._name_owner()}; wait for it to end, or choose another --output-dir"
+            ) from None
         except OSError as error:
             raise ConfigError(
                 f"the output folder {self.path} cannot be locked: {error.strerror or error}; choose another "
@@ -271,24 +255,6 @@ class RunDirectory:
             with contextlib.suppress(OSError):
                 owner.unlink(missing_ok=True)
             lock.release()
-
-    def _acquire(self, lock: FileLock, wait_seconds: float, note: Callable[[str], None] | None) -> None:
-        with contextlib.suppress(Timeout):
-            lock.acquire(timeout=0)
-            return
-        owner = self._name_owner()
-        if wait_seconds > 0:
-            if note is not None:
-                note(f"{self.path} is in use by {owner}; waiting for it to end")
-            with contextlib.suppress(Timeout):
-                lock.acquire(timeout=-1 if wait_seconds == float("inf") else wait_seconds, poll_interval=POLL_SECONDS)
-                return
-            owner = self._name_owner()
-        waited = f" after {wait_seconds:g} s" if wait_seconds > 0 else ""
-        raise ConfigError(
-            f"{self.path} is in use{waited} by {owner}; wait for it to end (--wait does that), or choose another "
-            "--output-dir"
-        )
 
     def _name_owner(self) -> str:
         """Return who holds the folder, from the details that the owner wrote; a file left by an earlier, dead owner

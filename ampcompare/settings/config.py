@@ -73,9 +73,7 @@ class SavingConfig(Frozen):
     every_epochs: PositiveInt | None = Field(None, description="save every this many epochs, after the evaluation")
     keep_last: PositiveInt = Field(2, description="checkpoints kept besides the best one")
     in_background: bool = Field(False, description="write from a snapshot while training continues")
-    format: Literal["file", "sharded"] = Field(
-        "file", description="sharded, with parallel kind fsdp: a folder into which every rank writes its own shards"
-    )
+    format: Literal["file", "sharded"] = Field("file", description="of older records: each checkpoint is a file")
     apex_layout: bool = Field(False, description="also write what a legacy Apex script would save")
     weights_format: Literal["checkpoint", "safetensors"] = Field(
         "checkpoint", description="safetensors: also write the weights alone to a file next to it"
@@ -260,28 +258,6 @@ class RunConfig(Frozen):
         for setting, given in whole.items():
             if given:
                 raise ValueError(f"{setting} whole weights, but fsdp shards them; leave one of the two out")
-        return self
-
-    @model_validator(mode="after")
-    def _format_fits(self) -> RunConfig:
-        saving = self.saving
-        if saving.format == "file":
-            return self
-        if self.parallel.kind != "fsdp":
-            raise ValueError(
-                f"checkpoint format {saving.format} writes the shards of parallel kind fsdp, but the kind is "
-                f"{self.parallel.kind}; use format file, or parallel kind fsdp"
-            )
-        for setting, given in {
-            "in_background writes from a copy on rank 0": saving.in_background,
-            "apex_layout writes whole weights": saving.apex_layout,
-            "weights_format safetensors writes whole weights": saving.weights_format != "checkpoint",
-        }.items():
-            if given:
-                raise ValueError(
-                    f"{setting}, but checkpoint format {saving.format} does not gather the weights; leave one of the "
-                    f"two out"
-                )
         return self
 
     @model_validator(mode="after")

@@ -7,8 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -71,7 +69,7 @@ def test_the_second_is_refused_until_the_first_is_gone(other: Process, launcher:
     try:
         with pytest.raises(ConfigError) as refused, RunDirectory(out).hold(launcher):
             pytest.fail("two owners")
-        for part in (f"process {other.pid} on {socket.gethostname()}, since 20", "compare --tag first", "--wait"):
+        for part in (f"process {other.pid} on {socket.gethostname()}, since 20", "compare --tag first"):
             assert part in str(refused.value)
         assert refused.value.exit_code == 2
     finally:
@@ -80,25 +78,6 @@ def test_the_second_is_refused_until_the_first_is_gone(other: Process, launcher:
     with RunDirectory(out).hold(launcher):
         assert json.loads((out / RunFile.OWNER).read_text())["pid"] == os.getpid()
     assert not (out / RunFile.OWNER).exists()
-
-
-def test_waiting(other: Process, launcher: Launcher, tmp_path: Path) -> None:
-    """One that waits says for whom, gives up after its time, and goes on as soon as the other ends."""
-    notes: list[str] = []
-    try:
-        with (
-            pytest.raises(ConfigError, match=r"is in use after 0.3 s by process"),
-            RunDirectory(tmp_path / "out").hold(launcher, wait_seconds=0.3, note=notes.append),
-        ):
-            pytest.fail("two owners")
-        assert notes[0].endswith("waiting for it to end")
-        assert f"process {other.pid}" in notes[0]
-        threading.Timer(0.4, _end, [other]).start()
-        begin = time.monotonic()
-        with RunDirectory(tmp_path / "out").hold(launcher, wait_seconds=float("inf")):
-            assert time.monotonic() - begin >= 0.3
-    finally:
-        _end(other)
 
 
 def test_what_a_dead_owner_wrote_is_not_believed(other: Process, launcher: Launcher, tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ OTHER_VALUES: dict[str, Any] = {
 # Settings that need a kind of replicas, with one that takes them.
 KINDS = {
     "parallel.sync_bn": "ddp", "parallel.bucket_cap_mb": "ddp", "parallel.delay_allreduce": "apex-ddp",
-    "parallel.find_unused_parameters": "ddp", "saving.format": "fsdp",
+    "parallel.find_unused_parameters": "ddp",
 }  # fmt: skip
 
 

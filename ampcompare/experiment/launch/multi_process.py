@@ -12,8 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-import psutil
-
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.processes.sandbox import Sandbox
 from ampcompare.base.processes.start import start_command
@@ -31,16 +29,14 @@ from ampcompare.experiment.launch.cell_files import (
 from ampcompare.experiment.launch.contract import Launcher, Progress, Stoppable, failed_record, interrupted_record
 from ampcompare.experiment.launch.forked import worker_environment
 from ampcompare.experiment.launch.places import ANYWHERE, Place
-from ampcompare.experiment.launch.start_ranks import RANK_MODULE, Request
+from ampcompare.experiment.launch.start_ranks import Request
 from ampcompare.results.records.run import RunRecord, read_record
 from ampcompare.settings.config import RunConfig
 
-__all__ = ["MultiProcessLauncher", "StoppedProcesses"]
+__all__ = ["MultiProcessLauncher"]
 
 POLL_SECONDS = 0.1
 END_SECONDS = 10.0
-STOPPED_SECONDS = 1.0  # between two looks at the states of processes
-STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 TAIL_LINES = 5
 
 
@@ -64,20 +60,18 @@ class MultiProcessLauncher(Launcher):
         self._place = place
         self._dist_url = None if dist_url == "env://" else dist_url
         self._agent: Stoppable[subprocess.Popen[bytes]] = Stoppable(_end_agent)
-        self._stood_still = ""
 
     def launch(
         self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
     ) -> RunRecord:
         folder = folder.resolve()
-        self._stood_still = ""
         request = Request(str(folder), self.launcher, config.processes, self._dist_url)
         with self._agent.busy(), sandboxed_cell(config, folder) as sandbox:
             make_cell_folder(folder)
             for name in (CellFile.FAILURE, CellFile.PROGRESS):
                 (folder / name).unlink(missing_ok=True)
             write_config(config, folder)
-            code = self._run(request, folder, sandbox, on_progress, config.stall_timeout)
+            code = self._run(request, folder, sandbox, on_progress)
             self._agent.check()
         remove_leftovers_of_cell(folder)
         return without_written(self._record(config, folder, code), folder, sandbox.written)
@@ -88,7 +82,6 @@ class MultiProcessLauncher(Launcher):
         folder: Path,
         sandbox: Sandbox,
         on_progress: Callable[[Progress], None] | None,
-        stall_timeout: float,
     ) -> int:
         environment = {**worker_environment(self._place), **sandbox.environment}
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
@@ -108,12 +101,9 @@ class MultiProcessLauncher(Launcher):
         if self._is_asked():
             agent.terminate()
         report_progress = progress_reader(folder, on_progress)
-        stopped = StoppedProcesses("all ranks", lambda: _ranks_of(agent.pid), stall_timeout)
         while (code := agent.poll()) is None:
             time.sleep(POLL_SECONDS)
             report_progress()
-            if stopped.too_long():
-                self._stood_still = stopped.kill()
         self._agent.drop()
         self._agent.check()
         return code
@@ -127,10 +117,6 @@ class MultiProcessLauncher(Launcher):
         if code == 0 and record is not None:
             return record
         killed = self._killed_rank(folder)
-        if self._stood_still:
-            record = failed_record(config, self._stood_still)
-            write_record(record, folder)
-            return record
         if self._is_asked() and killed is None:
             if record is None:
                 record = interrupted_record(config)
@@ -189,62 +175,6 @@ def _end_agent(agent: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         os.killpg(agent.pid, signal.SIGKILL)  # ranks end when their parent is gone
         agent.wait()
-
-
-class StoppedProcesses:
-    """Notices that all processes that train are stopped, when none is left that would wait for another.
-
-    Args:
-        name: of all of them, for the message.
-        find: returns those that run.
-        seconds: for how long they may be stopped.
-    """
-
-    def __init__(self, name: str, find: Callable[[], list[psutil.Process]], seconds: float) -> None:
-        self._name = name
-        self._find = find
-        self._seconds = seconds
-        self._looked = time.monotonic()
-        self._since: float | None = None
-
-    def too_long(self) -> bool:
-        """Return whether all have been stopped for that long; call it often."""
-        now = time.monotonic()
-        if now - self._looked < STOPPED_SECONDS:
-            return False
-        if now - self._looked > 5 * STOPPED_SECONDS:  # this process was stopped as well
-            self._since = None
-        self._looked = now
-        processes = self._find()
-        if not processes or not all(_status(one) in STOPPED for one in processes):
-            self._since = None
-            return False
-        self._since = self._since or now
-        return now - self._since >= self._seconds
-
-    def kill(self) -> str:
-        """End the processes, which handle no other signal, and return why."""
-        for process in self._find():
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        return f"{self._name} stood still for {self._seconds:g} s (--stall-timeout): they are stopped, as by SIGSTOP"
-
-
-def _ranks_of(agent: int) -> list[psutil.Process]:
-    ranks = []
-    with contextlib.suppress(psutil.Error):
-        for process in psutil.Process(agent).children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                if RANK_MODULE in process.cmdline():
-                    ranks.append(process)
-    return ranks
-
-
-def _status(process: psutil.Process) -> str:
-    try:
-        return str(process.status())
-    except psutil.Error:
-        return psutil.STATUS_DEAD
 
 
 def _failures(folder: Path) -> list[dict[str, int]]:

@@ -54,7 +54,9 @@ def main() -> int:
         name=request["script"],
         arguments=tuple(request["arguments"]),
     )
-    status = execute(_SeededTarget(request["script"], list(request["arguments"]), request["target"]), settings, prepare)
+    status = execute(
+        _SeededTarget(request["script"], list(request["arguments"]), request["rewrite"]), settings, prepare
+    )
     trace.write(folder, request["script"])
     return status
 
@@ -62,26 +64,26 @@ def main() -> int:
 class _SeededTarget(Target):
     """A script that starts with fixed seeds, and rewritten if it is to be."""
 
-    def __init__(self, name: str, arguments: list[str], rewritten_to: str | None) -> None:
+    def __init__(self, name: str, arguments: list[str], rewrite: bool) -> None:
         super().__init__(name, arguments, is_module=False)
-        self._rewritten_to = rewritten_to
+        self._rewrite = rewrite
 
     def load(self) -> tuple[CodeType, ModuleType]:
         """Return the code and its `__main__`; modules of the script's folder are rewritten as they are imported."""
         from ampcompare.script.prepare import seed_all  # which imports torch, and is not to find the script's files
 
         seed_all(SEED)
-        if self._rewritten_to is None:
+        if not self._rewrite:
             return super().load()
         sys.dont_write_bytecode = True
         path = Path(self.name).resolve()
-        sys.meta_path.insert(0, _RewritingFinder(path.parent, self._rewritten_to))
+        sys.meta_path.insert(0, _RewritingFinder(path.parent))
         _, main = super().load()
-        return compile(_rewrite_module(path, self._rewritten_to), str(path), "exec", dont_inherit=True), main
+        return compile(_rewrite_module(path), str(path), "exec", dont_inherit=True), main
 
 
-def _rewrite_module(path: Path, target: str) -> str:
-    result = migrate_file(path, target)
+def _rewrite_module(path: Path) -> str:
+    result = migrate_file(path)
     if result.migration is not None:
         return result.migration.text
     return path.read_text(encoding="utf-8") if result.document is None else result.document.text
@@ -90,20 +92,15 @@ def _rewrite_module(path: Path, target: str) -> str:
 class _RewritingLoader(importlib.machinery.SourceFileLoader):
     """Loads a rewritten module."""
 
-    def __init__(self, name: str, path: str, target: str) -> None:
-        super().__init__(name, path)
-        self._target = target
-
     def get_code(self, fullname: str) -> CodeType | None:
-        return compile(_rewrite_module(Path(self.path), self._target), self.path, "exec", dont_inherit=True)
+        return compile(_rewrite_module(Path(self.path)), self.path, "exec", dont_inherit=True)
 
 
 class _RewritingFinder(importlib.abc.MetaPathFinder):
     """Finds the modules below a folder that use Apex."""
 
-    def __init__(self, root: Path, target: str) -> None:
+    def __init__(self, root: Path) -> None:
         self._root = root
-        self._target = target
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -116,7 +113,7 @@ class _RewritingFinder(importlib.abc.MetaPathFinder):
             return None
         if b"apex" not in origin.read_bytes():
             return None
-        spec.loader = _RewritingLoader(fullname, spec.origin, self._target)
+        spec.loader = _RewritingLoader(fullname, spec.origin)
         return spec
 
 

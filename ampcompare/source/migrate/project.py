@@ -128,7 +128,6 @@ def is_script(path: Path) -> bool:
 
 def migrate_file(
     path: Path,
-    target: str = "torch",
     *,
     must_parse: bool = False,
     examine: Examine = lambda text: [],
@@ -137,7 +136,6 @@ def migrate_file(
     """Return what becomes of a file; nothing is written.
 
     Args:
-        target: "torch" or "precision".
         must_parse: whether it must be Python even if it does not use Apex.
         examine: returns the mistakes of a module, each with line, code and message; it sees the text and its result.
         versions: of the libraries that the result is for; by default those that are installed.
@@ -152,12 +150,11 @@ def migrate_file(
     try:
         migration = None
         if may_use_apex(document.text):
-            migration = migrate_text(document.text, target, look_around(path, document.text))
+            migration = migrate_text(document.text, look_around(path, document.text))
             migration = _add_mistakes(document.text, migration, examine)
         elif must_parse:
             parse_tree(document.text)
-        if target == "torch":
-            migration = _renew_names(document.text, migration, versions or known_versions())
+        migration = _renew_names(document.text, migration, versions or known_versions())
         return FileMigration(path, None if migration is None else document, migration)
     except SourceInvalid as error:
         where = f"line {document.place(error.line).line}: {error.kind}: " if error.line else ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -76,11 +75,10 @@ def may_use_apex(text: str) -> bool:
     return WORD.search(text) is not None or INTERNALS.search(text) is not None
 
 
-def migrate_text(text: str, target: str = "torch", around: Around = ALONE) -> Migration:
-    """Return the module for `torch.amp`, or for ampcompare's contract.
+def migrate_text(text: str, around: Around = ALONE) -> Migration:
+    """Return the module for `torch.amp`.
 
     Args:
-        target: "torch" or "precision".
         around: what other modules have to do with this one.
 
     Raises:
@@ -96,7 +94,7 @@ def migrate_text(text: str, target: str = "torch", around: Around = ALONE) -> Mi
         each for each in map(module.statement, used) if not module.is_alone(each) and not isinstance(each, ast.With)
     ]
     if names.uses and crowded and (apart := on_own_lines(module, crowded)) != text:
-        return _of_other_lines(text, apart, target, around)
+        return _of_other_lines(text, apart, around)
     edits, findings, core, unsure = Edits(module), [], None, None
     if not names.imports and not names.uses:
         if any(full.partition(".")[0] == "ampcompare" for _, _, full in module.imports):
@@ -109,16 +107,12 @@ def migrate_text(text: str, target: str = "torch", around: Around = ALONE) -> Mi
         return Migration(edits.result() if edits else text, findings)
     torch, above = _torch_name(module, names, edits)
     try:
-        core = rewrite_core(module, names, edits, torch, target, around)
+        core = rewrite_core(module, names, edits, torch, around)
         findings += [] if core is None else core.findings
     except Unsure as error:
         unsure = error
         edits = Edits(module)
         findings.append(_by_hand(error.node, str(error)))
-    if target == "precision":
-        result = _for_precision(module, names, edits, findings, unsure, above)
-        apart = on_own_lines(module, edits.shared)
-        return result if apart == text else _of_other_lines(text, apart, target, around)
     if core is None and unsure is None:
         findings += [_by_hand(node, NO_EQUIVALENT.format(name)) for node, name in find_internals(module)]
     replacements = Replacements(module, names, edits, torch, whole=unsure is None)
@@ -149,34 +143,16 @@ def migrate_text(text: str, target: str = "torch", around: Around = ALONE) -> Mi
         _import_functools(module, edits)
     _mark(module, edits, findings)
     if edits.shared and (apart := on_own_lines(module, edits.shared)) != text:
-        return _of_other_lines(text, apart, target, around)
+        return _of_other_lines(text, apart, around)
     new = _join_branches(edits.result()) if edits else text
     return Migration(new, findings, len(names.uses), len(kept))
 
 
-def _of_other_lines(text: str, apart: str, target: str, around: Around) -> Migration:
+def _of_other_lines(text: str, apart: str, around: Around) -> Migration:
     """Return the migration of a module of which some statements got lines of their own, with the lines it had."""
     lines = origins_of_lines(text, apart)
-    result = migrate_text(apart, target, around)
+    result = migrate_text(apart, around)
     return replace(result, findings=sorted({replace(each, line=lines[each.line]) for each in result.findings}))
-
-
-def _for_precision(
-    module: Module, names: Names, edits: Edits, findings: list[Finding], unsure: Unsure | None, above: ast.stmt | None
-) -> Migration:
-    """Finish a module whose core is rewritten: what else it uses of Apex comes from `ampcompare.apex`."""
-    kept = [node for node, meaning in names.uses if unsure is not None or not _is_of_core(meaning)]
-    imported = _import_from_engine(module, names, edits, kept)
-    if edits and unsure is None and "ampcompare.make_precision" in edits.new_text():
-        first = next((each for each in module.tree.body if isinstance(each, (ast.Import, ast.ImportFrom))), above)
-        if isinstance(first, ast.ImportFrom) and first.module == "__future__":
-            first = above
-        if first is not None:
-            edits.before(first, ["import ampcompare"])
-    findings = sorted(set(findings))
-    _mark(module, edits, findings)
-    left = 0 if imported else len(kept)
-    return Migration(edits.result() if edits else module.text, findings, len(names.uses), left)
 
 
 def _probes(module: Module, names: Names, edits: Edits) -> list[Finding]:
@@ -371,36 +347,6 @@ def _rewrite_imports(
     for node in module.nodes:
         if isinstance(node, ast.Try):
             _settle_try(module, edits, node, gone)
-
-
-def _import_from_engine(module: Module, names: Names, edits: Edits, kept: Iterable[ast.AST]) -> bool:
-    """Import what remains from `ampcompare.apex`, which has the surface of Apex; return whether that serves."""
-    needed = {_root(node) for node in kept}
-    complete = True
-    for statement in dict.fromkeys(statement for statement, _ in names.imports):
-        lines: list[str] = []
-        for alias in statement.names:
-            local = alias.asname or alias.name.split(".")[0]
-            if alias.name != "*" and local not in needed:
-                continue
-            if isinstance(statement, ast.ImportFrom):
-                package = _engine_name(statement.module or "")
-                lines.append(f"from {package} import {alias.name}" + (f" as {alias.asname}" if alias.asname else ""))
-            elif alias.name in APEX:
-                lines.append(f"from ampcompare.apex import {alias.name} as {local}" if alias.name != "apex" else "")
-                lines[-1] = lines[-1] or f"import ampcompare.apex as {local}"
-            elif alias.asname:
-                lines.append(f"import {_engine_name(alias.name)} as {local}")
-            elif alias.name.startswith("apex."):
-                lines += ["import ampcompare.apex as apex", f"import {_engine_name(alias.name)}"]
-            else:
-                lines.append(f"import {alias.name}")
-        edits.replace_statement(statement, lines)
-    return complete
-
-
-def _engine_name(package: str) -> str:
-    return f"ampcompare.{package}" if package.split(".")[0] == "apex" else package
 
 
 def _root(node: ast.AST) -> str:

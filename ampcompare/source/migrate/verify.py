@@ -92,7 +92,6 @@ def verify_script(
     arguments: list[str],
     *,
     steps: int,
-    target: str,
     say: Callable[[str], None],
     check: Callable[[], None] = lambda: None,
 ) -> int:
@@ -101,7 +100,6 @@ def verify_script(
     Args:
         arguments: of the script.
         steps: at most, of one optimizer.
-        target: as for `migrate_file`.
         say: prints a line.
         check: called once the rewrite is known to be whole, before the script runs; what it raises is passed on.
 
@@ -112,11 +110,11 @@ def verify_script(
     script = Path(path)
     if not script.is_file():
         raise ConfigError(f"{path} is a folder; name a script" if script.is_dir() else f"there is no script {path}")
-    first = _migrate_whole(script, target)
+    first = _migrate_whole(script)
     check()
     original = run_script(script, arguments, steps=steps)
     others = [script.parent / each for each in original.files if each != script.name]
-    migrations = [first, *(_migrate_whole(each, target) for each in others)]
+    migrations = [first, *map(_migrate_whole, others)]
     say(f"unchanged, on ampcompare's engine: {original.sums()}")
     if original.limits:
         say(original.limits)
@@ -124,13 +122,13 @@ def verify_script(
         names = ", ".join(os.path.relpath(path) for path in original.written[:MAX_NAMES])
         more = f" and {len(original.written) - MAX_NAMES} more" * (len(original.written) > MAX_NAMES)
         say(f"the script writes {names}{more}: here into a copy that is gone afterwards; your files stay as they are")
-    rewritten = run_script(script, arguments, steps=steps, rewrite_for=target)
-    say(f"rewritten, on {target}: {rewritten.sums()}")
+    rewritten = run_script(script, arguments, steps=steps, rewrite=True)
+    say(f"rewritten, on torch: {rewritten.sums()}")
     verdict, lines = compare_runs(original, rewritten)
     for line in lines:
         say(line)
     of_level = ""
-    without = sorted(WITHOUT_EQUIVALENT.intersection(original.levels)) if target == "torch" else []
+    without = sorted(WITHOUT_EQUIVALENT.intersection(original.levels))
     if verdict == DIFFERENT and without:
         at_o1 = run_script(script, arguments, steps=steps, opt_level="O1")
         say(f"unchanged, at O1: {at_o1.sums()}")
@@ -142,20 +140,19 @@ def verify_script(
         for each in result.migration.findings if result.migration is not None else []:
             if each.kind == NOTE:
                 say(f"known difference, {result.path}:{each.line}: {each.message}")
-    write = ["ampcompare", "migrate", "--write", *(["--to", target] * (target != "torch"))]
-    write += [str(each.path) for each in migrations if each.changed]
+    write = ["ampcompare", "migrate", "--write", *(str(each.path) for each in migrations if each.changed)]
     for line in _conclude(verdict, of_level, without, [path, *arguments], write):
         say(line)
     return int(verdict == DIFFERENT)
 
 
-def _migrate_whole(path: Path, target: str) -> FileMigration:
+def _migrate_whole(path: Path) -> FileMigration:
     """Return what becomes of a file.
 
     Raises:
         ConfigError: it cannot be rewritten, or not as a whole.
     """
-    result = migrate_file(path, target)
+    result = migrate_file(path)
     if result.fault is not None:
         raise ConfigError(result.lines()[0])
     if result.by_hand:
@@ -189,17 +186,12 @@ def _conclude(verdict: str, of_level: str, without: list[str], script: list[str]
 
 
 def run_script(
-    script: Path,
-    arguments: list[str],
-    *,
-    steps: int,
-    rewrite_for: str | None = None,
-    opt_level: str | None = None,
+    script: Path, arguments: list[str], *, steps: int, rewrite: bool = False, opt_level: str | None = None
 ) -> Run:
     """Run a script in a child process on the CPU.
 
     Args:
-        rewrite_for: the target of the rewrite; None runs the script as it is.
+        rewrite: whether it is rewritten, with the files that it imports.
         opt_level: instead of the script's.
 
     Raises:
@@ -212,7 +204,7 @@ def run_script(
             "script": str(script),
             "arguments": arguments,
             "steps": steps,
-            "target": rewrite_for,
+            "rewrite": rewrite,
             "opt_level": opt_level,
             "folder": str(folder),
         }
@@ -222,7 +214,7 @@ def run_script(
                 start_command("ampcompare.script.legacy.replay", json.dumps(request)),
                 {**os.environ, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", **sandbox.environment},
             )
-        which = "the rewritten script" if rewrite_for else f"the unchanged script{f' at {opt_level}' * bool(opt_level)}"
+        which = "the rewritten script" if rewrite else f"the unchanged script{f' at {opt_level}' * bool(opt_level)}"
         last = [line for line in text.splitlines() if line.strip()]
         errors = [line for line in last if not line.startswith("ampcompare:")] or last
         if code is None:

@@ -197,4 +197,3 @@ def test_deprecated_names_of_torch_are_renewed_with_and_without_apex(tmp_path: P
         assert "apex" not in new
         path.write_text(new, encoding="utf-8")
         assert not migrate_file(path, versions=Versions((2, 9), (0, 0))).changed
-        assert migrate_file(path, "precision", versions=Versions((2, 9), (0, 0))).migration is None

@@ -159,7 +159,7 @@ def test_a_rewrite_that_trains_as_o1_is_right_where_o2_trains_otherwise(
 
         monkeypatch.setattr(verify, "run_script", run)
         said: list[str] = []
-        assert verify_script(str(script), [], steps=5, target="torch", say=said.append) == code
+        assert verify_script(str(script), [], steps=5, say=said.append) == code
         assert next(line for line in said if line.startswith(f"verdict: {expected}"))
         assert [how.get("opt_level") for how in asked] == [None, None, "O1"]
 
@@ -226,13 +226,13 @@ def test_wrong_migrations_of_o2_are_different(tmp_path: Path, monkeypatch: pytes
     """The right one is not, whether or not roundings hide the fault: batch norm of four samples amplifies them."""
     script, other = tmp_path / "train.py", tmp_path / "rewritten.py"
     script.write_text(PARTS, encoding="utf-8")
-    migration = migrate_file(script, "torch").migration
+    migration = migrate_file(script).migration
     assert migration is not None
     known: dict[str, Run] = {}
 
-    def run(path: Path, arguments: list[str], *, rewrite_for: str | None = None, **how: Any) -> Run:
-        if rewrite_for:
-            return run_script(other, arguments, rewrite_for=rewrite_for, **how)
+    def run(path: Path, arguments: list[str], *, rewrite: bool = False, **how: Any) -> Run:
+        if rewrite:
+            return run_script(other, arguments, rewrite=rewrite, **how)
         if str(how) not in known:
             known[str(how)] = run_script(path, arguments, **how)
         return known[str(how)]
@@ -242,7 +242,7 @@ def test_wrong_migrations_of_o2_are_different(tmp_path: Path, monkeypatch: pytes
         assert right in migration.text
         other.write_text(migration.text.replace(right, wrong) if right else migration.text, encoding="utf-8")
         said: list[str] = []
-        code = verify_script(str(script), [], steps=3, target="torch", say=said.append)
+        code = verify_script(str(script), [], steps=3, say=said.append)
         assert code == (0 if fault == "none" else 1), (fault, said)
 
 
@@ -262,7 +262,7 @@ def test_a_rewritten_script_trains_the_same(
     script = tmp_path / "train.py"
     script.write_text(SCRIPT, encoding="utf-8")
     said: list[str] = []
-    assert verify_script(str(script), [level, factor], steps=6, target="torch", say=said.append) == 0
+    assert verify_script(str(script), [level, factor], steps=6, say=said.append) == 0
     compares = verdict == WITHIN  # with O2, which torch.amp does not have
     assert said[-2 - compares].startswith(f"verdict: {verdict}; you can go on {'if' if compares else 'with'} ")
     assert compares == said[-2].startswith("  ampcompare compare --reference O2 --arm fp16 ")
@@ -279,7 +279,7 @@ def test_a_chosen_optimizer_and_clipping_in_every_micro_batch_train_the_same(tmp
     script = tmp_path / "train.py"
     script.write_text(CHOSEN, encoding="utf-8")
     said: list[str] = []
-    assert verify_script(str(script), ["sgd", "1e4"], steps=4, target="torch", say=said.append) == 0
+    assert verify_script(str(script), ["sgd", "1e4"], steps=4, say=said.append) == 0
     assert said[-2].startswith(f"verdict: {WITHIN}; you can go on")
     assert all("4 steps, 1 skipped" in line for line in said[:2])
 
@@ -318,7 +318,7 @@ def test_calls_of_apex_in_another_file_and_a_folder_of_PYTHONPATH_are_found(
     script.write_text("import loop\n", encoding="utf-8")
     loop.write_text(HELPED, encoding="utf-8")
     said: list[str] = []
-    assert verify_script(str(script), ["--epochs", "1"], steps=6, target="torch", say=said.append) == 0
+    assert verify_script(str(script), ["--epochs", "1"], steps=6, say=said.append) == 0
     assert said[1] == "rewritten, on torch: 3 steps, 0 skipped, 7 backward passes"
     assert said[-1].endswith(f"migrate --write {loop}")
 
@@ -329,7 +329,7 @@ def test_a_script_that_fails_is_said_in_one_line(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("from apex import amp\nraise RuntimeError('no data')\n", encoding="utf-8")
     with pytest.raises(LaunchError, match="RuntimeError: no data"):
-        verify_script(str(script), [], steps=2, target="torch", say=lambda line: None)
+        verify_script(str(script), [], steps=2, say=lambda line: None)
 
 
 @pytest.mark.integration
@@ -360,11 +360,11 @@ def test_what_is_left_by_hand_cannot_be_verified(tmp_path: Path) -> None:
         "from apex.fp16_utils import FP16_Optimizer\noptimizer = FP16_Optimizer(optimizer)\n", encoding="utf-8"
     )
     with pytest.raises(ConfigError, match="by hand"):
-        verify_script(str(script), [], steps=2, target="torch", say=lambda line: None)
+        verify_script(str(script), [], steps=2, say=lambda line: None)
     with pytest.raises(ConfigError, match="no script"):
-        verify_script(str(tmp_path / "other.py"), [], steps=2, target="torch", say=lambda line: None)
+        verify_script(str(tmp_path / "other.py"), [], steps=2, say=lambda line: None)
     with pytest.raises(ConfigError, match="is a folder"):
-        verify_script(str(tmp_path), [], steps=2, target="torch", say=lambda line: None)
+        verify_script(str(tmp_path), [], steps=2, say=lambda line: None)
 
 
 def test_what_the_script_writes_is_said_and_reaches_no_file_of_the_user(
@@ -379,7 +379,7 @@ def test_what_the_script_writes_is_said_and_reaches_no_file_of_the_user(
     Path("logs").mkdir()
     said: list[str] = []
     words = ["O1", "1", str(tmp_path / "logs/log.txt")]
-    assert verify_script("train.py", words, steps=20, target="torch", say=said.append) == 0
+    assert verify_script("train.py", words, steps=20, say=said.append) == 0
     assert any(line.startswith("the script writes checkpoint.pt, logs/log.txt: ") for line in said)
     assert Path("checkpoint.pt").read_text() == "the user's"
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == [

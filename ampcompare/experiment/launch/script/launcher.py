@@ -20,8 +20,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, Protocol
 
-import psutil
-
 from ampcompare.base.environment.fingerprint import THREAD_VARIABLES, fingerprint, host_name
 from ampcompare.base.errors import EnvironmentUnfit, LaunchError
 from ampcompare.base.files.run_files import CellFile
@@ -30,7 +28,7 @@ from ampcompare.base.processes.client import MAX_SERVERS, ProcessServer, ServerL
 from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, Sandbox
 from ampcompare.base.processes.start import start_command
 from ampcompare.base.rank_marks import CELL_FOLDER
-from ampcompare.base.secrets import MASK, learn_file, mask, mask_variable
+from ampcompare.base.secrets import MASK, mask, mask_variable
 from ampcompare.experiment.launch.cell_files import (
     earlier_files,
     files_of_other_cells,
@@ -43,7 +41,6 @@ from ampcompare.experiment.launch.cell_files import (
     write_record,
 )
 from ampcompare.experiment.launch.contract import Launcher, Progress, Stoppable
-from ampcompare.experiment.launch.multi_process import StoppedProcesses
 from ampcompare.experiment.launch.places import ANYWHERE, Place
 from ampcompare.experiment.launch.script.output import OutputReader, Printed
 from ampcompare.experiment.launch.script.rows import (
@@ -67,7 +64,6 @@ __all__ = ["ScriptLauncher", "failed_script", "pick_value", "script_command", "s
 POLL_SECONDS = 0.2
 PIPE_SECONDS = 2.0
 EXIT_SECONDS = 60.0  # of a process that has written the last row of its record
-SETTINGS = (".yaml", ".yml", ".json", ".toml", ".ini", ".cfg", ".env", ".conf")
 # Exit codes of `ampcompare exec` for errors of ampcompare itself.
 OUR_ERRORS = (2, 3, 4)
 MAX_LAST_LINES = 40
@@ -98,7 +94,6 @@ class ScriptLauncher(Launcher):
         self._process: Stoppable[_CellProcess] = Stoppable(lambda process: end_family(process.pid))
         self._server: Stoppable[ProcessServer] = Stoppable(ProcessServer.close)
         self._threads: tuple[str | None, ...] = ()  # of the server
-        self._stood_still = ""  # why the last process was ended
         self._has_copies = False  # scripts run in copies of their folders, which was said
 
     def launch(
@@ -109,9 +104,6 @@ class ScriptLauncher(Launcher):
         for old in folder.glob(CellFile.SCRIPTS):
             old.unlink()
         write_config(config, folder)
-        for word in config.script.arguments:
-            if (path := word.rpartition("=")[2]).endswith(SETTINGS):
-                learn_file(Path(path))
         started, begin = datetime.now(UTC).isoformat(timespec="milliseconds"), time.perf_counter()
         code = 0
         output: OutputReader | None = None
@@ -127,7 +119,7 @@ class ScriptLauncher(Launcher):
             record = failed_script(config, "asked to stop", started=started).model_copy(
                 update={"status": "interrupted"}
             )
-        elif error := self._stood_still or _failure(config.script, code, rows, folder):
+        elif error := _failure(config.script, code, rows, folder):
             record = failed_script(config, error, exit_code=_our_code(code, rows), started=started)
         else:
             assert output is not None
@@ -159,9 +151,6 @@ class ScriptLauncher(Launcher):
         reader = OutputReader(process.stdout, folder / CellFile.LOG, script.metrics)
         pump = threading.Thread(target=reader.pump, daemon=True)
         pump.start()
-        self._stood_still = ""
-        seconds = config.stall_timeout
-        stopped = StoppedProcesses("all processes of the script", lambda: _training_processes(process.pid), seconds)
         try:
             counter = _StepCounter(folder / CellFile.SCRIPT, script.max_steps or 0)
             runs = True
@@ -170,8 +159,6 @@ class ScriptLauncher(Launcher):
                 runs = process.poll(POLL_SECONDS) is None
                 if (progress := counter.read()) is not None and on_progress is not None:
                     on_progress(progress)
-                if runs and stopped.too_long():
-                    self._stood_still = stopped.kill()
                 if runs and late is None and counter.has_ended_for(EXIT_SECONDS):
                     late = _exit_code_of_ranks(folder)
                     if late is not None:  # as gloo waits where one rank frees its DDP before another
@@ -260,16 +247,6 @@ def _exit_code_of_ranks(folder: Path) -> int | None:
     ends = [read_rows(path).ended for path in (folder / CellFile.SCRIPT, *folder.glob(CellFile.RANK_SCRIPTS))]
     codes = [end["exit_code"] or 0 for end in ends if end is not None]
     return max(codes) if len(codes) == len(ends) else None
-
-
-def _training_processes(pid: int) -> list[psutil.Process]:
-    """Return the ranks that a process has started, without workers of theirs; the process itself if it has none."""
-    with contextlib.suppress(psutil.Error):
-        process = psutil.Process(pid)
-        family = [process, *process.children(recursive=True)]
-        ranks = {one.pid: one.environ().get("RANK") for one in family}
-        return [one for one in family[1:] if ranks[one.pid] not in (None, ranks.get(one.ppid()))] or [process]
-    return []
 
 
 def _environment(config: RunConfig, folder: Path) -> dict[str, str]:

@@ -6,6 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
+from ampcompare.source.migrate.core.scalers import CARRIED
 from ampcompare.source.migrate.read.sites import Initialize, Unsure
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import dotted_name, elements, is_literal, last_name, parameters
@@ -48,8 +49,7 @@ def carried_keys(core: Core, initialize: Initialize) -> list[str]:
     if found:
         core.note(
             initialize.call,
-            f"scale_loss is called in another file: the optimizer carries the "
-            f"{'scaler' if core.target == 'torch' else 'precision'} there, as {core.planned.attribute}; migrate that "
+            f"scale_loss is called in another file: the optimizer carries the scaler there, as {CARRIED}; migrate that "
             "file too",
         )
     return found
@@ -83,7 +83,7 @@ def attach(core: Core, initialize: Initialize, keys: list[str]) -> list[str]:
     function = initialize.function
     given = [] if function is None else parameters(function)
     for key in keys:
-        line = f"{key}.{core.planned.attribute} = {core.planned.expression}"
+        line = f"{key}.{CARRIED} = {core.planned.expression}"
         optional = key in given
         lines += [f"if {key} is not None:", f"{core.module.unit}{line}"] if optional else [line]
     return lines

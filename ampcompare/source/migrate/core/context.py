@@ -16,8 +16,6 @@ from ampcompare.source.module import Function, Module
 
 __all__ = ["Core"]
 
-OFF = 'ampcompare.make_precision("fp32")'
-
 
 @dataclass
 class Core:
@@ -26,7 +24,6 @@ class Core:
     Attributes:
         edits: gets the changes.
         torch: the name by which the module knows torch.
-        target: "torch" or "precision".
         findings: notes on what differs.
         native: whether torch.amp is used in other branches, which must stay as they are.
         handed_on: calls of functions of other files, with their names, that get a loss and may scale it.
@@ -38,7 +35,6 @@ class Core:
     names: Names
     edits: Edits
     torch: str
-    target: str
     sites: Sites
     planned: Scaler
     order: Order
@@ -58,8 +54,8 @@ class Core:
 
     @property
     def off(self) -> str:
-        """The expression for a scaler or precision that does nothing."""
-        return f'{self.torch}.amp.GradScaler("cuda", enabled=False)' if self.target == "torch" else OFF
+        """The expression for a scaler that does nothing."""
+        return f'{self.torch}.amp.GradScaler("cuda", enabled=False)'
 
     def note(self, node: ast.AST, message: str) -> None:
         """Add a note on the line of a node."""
@@ -96,7 +92,5 @@ class Core:
 
     def autocast(self, node: ast.AST, optimizer: str | None) -> str:
         """Return the `with` line for a forward pass."""
-        if self.target == "precision":
-            return f"with {self.scaler(node, optimizer)}.autocast():"
         enabled = "" if self.always else f", enabled={self.scaler(node, optimizer)}.is_enabled()"
         return f'with {self.torch}.autocast("cuda", dtype={self.torch}.float16{enabled}):'

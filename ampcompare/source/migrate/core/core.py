@@ -12,8 +12,8 @@ from ampcompare.source.migrate.core.across_files import is_list
 from ampcompare.source.migrate.core.context import Core
 from ampcompare.source.migrate.core.initialize import create_scalers
 from ampcompare.source.migrate.core.internals import AMP_STATE, refuse_internals
-from ampcompare.source.migrate.core.scalers import plan_scaler
-from ampcompare.source.migrate.core.state_dict import optimizer_of_state, rewrite_state
+from ampcompare.source.migrate.core.scalers import CARRIED, plan_scaler
+from ampcompare.source.migrate.core.state_dict import rewrite_state
 from ampcompare.source.migrate.core.steps import (
     note_joint_steps,
     note_steps_apart,
@@ -41,11 +41,19 @@ HANDED_ON = (
     "{0} gets the loss and the optimizer, and is no function of this file; if it scales the loss, the forward pass "
     "must run under torch.autocast here, or in the model"
 )
+CARRIED_HERE = (
+    f"the optimizer carries the scaler here, as {CARRIED}; no file that initializes was found that imports this one, "
+    "so set that attribute where it is made"
+)
 MAY_BE_APEX = "{0} is called on something that may be apex.amp or not"
+MISSING = (
+    "the forward pass of this loss is in another file; it must run under torch.autocast (migrate does that where it "
+    "finds amp.initialize)"
+)
 NO_GRAD = ("torch.no_grad", "torch.inference_mode")
 
 
-def rewrite_core(module: Module, names: Names, edits: Edits, torch: str, target: str, around: Around) -> Core | None:
+def rewrite_core(module: Module, names: Names, edits: Edits, torch: str, around: Around) -> Core | None:
     """Rewrite the core of a module, all of it; return None where it has none.
 
     Args:
@@ -61,26 +69,16 @@ def rewrite_core(module: Module, names: Names, edits: Edits, torch: str, target:
     _refuse(module, names, sites)
     _refuse_without_step(module, sites)
     native = _check_native(module, names, sites)
-    planned = plan_scaler(module, sites, "scaler" if target == "torch" else "precision", across=around.across)
+    planned = plan_scaler(module, sites, across=around.across)
     order, forward = find_order(module, sites), find_forward(module, names, sites)
-    core = Core(module, names, edits, torch, target, sites, planned, order, forward)
+    core = Core(module, names, edits, torch, sites, planned, order, forward)
     core.native = native
     core.across = around.across
     core.handed_on = list(find_handed_on(core))
     create_scalers(core)
     _name_carried(core)
     if planned.home == "optimizer" and not sites.initializes and sites.backwards and not around.is_given(module.text):
-        what = "scaler" if target == "torch" else "precision"
-        core.note(
-            sites.backwards[0].statement,
-            f"the optimizer carries the {what} here, as {planned.attribute}; no file that initializes was found that "
-            "imports this one, so set that attribute where it is made",
-        )
-    if target == "precision":
-        if asked is not None:
-            raise Unsure(asked, "amp._amp_state is internal to Apex, with no equivalent")
-        _rewrite_for_precision(core)
-        return core
+        core.note(sites.backwards[0].statement, CARRIED_HERE)
     note_missing_forward(core)
     for call, name in core.handed_on if not sites.initializes else ():
         core.note(call, HANDED_ON.format(name))
@@ -197,47 +195,6 @@ def _reaches(core: Core, node: ast.AST) -> bool:
     return any(each in created for each in (*core.module.functions_around(node), None))
 
 
-def _rewrite_for_precision(core: Core) -> None:
-    """Rewrite all but `amp.initialize`.
-
-    Raises:
-        Unsure: a scaler out of reach.
-    """
-    module, edits = core.module, core.edits
-    note_missing_forward(core)
-    wrap_forward(core)
-    for backward in core.sites.backwards:
-        if backward.block:
-            precision = core.scaler(backward.statement, backward.optimizers[0])
-            edits.replace(backward.node, f"{precision}.scale_loss({_arguments(core, backward)})")
-    for step in core.sites.steps:
-        if step.options:
-            raise Unsure(step.call, "step of the contract takes no options; set them before it by hand")
-        edits.replace(step.call, f"{core.scaler(step.call, step.optimizer)}.step({step.optimizer})")
-    for call in core.sites.masters:
-        key = dotted_name(call.args[0])
-        edits.replace(call, f"{core.scaler(call, key)}.unscale({key})")
-    for call in (*core.sites.saves, *core.sites.loads):
-        method = "state_dict" if call in core.sites.saves else "load_state_dict"
-        _, end = module.span(call.func)
-        precision = core.scaler(call, optimizer_of_state(core, call))
-        edits.replace(call, f"{precision}.{method}{module.text[end : module.span(call)[1]]}")
-
-
-def _arguments(core: Core, backward: Backward) -> str:
-    module = core.module
-    optimizers = backward.arguments["optimizers"]
-    text = module.source(optimizers)
-    is_list = isinstance(optimizers, (ast.List, ast.Tuple)) or text.endswith("optimizers")
-    parts = [module.source(backward.loss), text if is_list else f"[{text}]"]
-    for name in ("delay_unscale", "delay_overflow_check"):
-        if name in backward.arguments:
-            if name == "delay_overflow_check":
-                raise Unsure(backward.statement, "delay_overflow_check is not an option of the contract")
-            parts.append(f"{name}={module.source(backward.arguments[name])}")
-    return ", ".join(parts)
-
-
 def _name_carried(core: Core) -> None:
     """Bind the carried scaler to a variable in each function where a test of the script says whether there is one.
 
@@ -266,11 +223,9 @@ def _name_carried(core: Core) -> None:
         if _is_known(core.module, f"{key}, {test}", function, place):
             name = core.planned.name
             core.local[function] = name
-            core.edits.before(
-                place, [f"{name} = {key}.{core.planned.attribute} if {test} else {core.off}"], outside=True
-            )
+            core.edits.before(place, [f"{name} = {key}.{CARRIED} if {test} else {core.off}"], outside=True)
         else:
-            core.note(first, f"the optimizer must carry {core.planned.attribute} here even where {test} does not hold")
+            core.note(first, f"the optimizer must carry {CARRIED} here even where {test} does not hold")
 
 
 def _test(module: Module, backward: Backward, others: list[Backward]) -> str | None:
@@ -459,11 +414,8 @@ def note_missing_forward(core: Core) -> None:
     """Note the losses whose forward pass is in another file, where the model does not cast by itself."""
     if core.sites.initializes:
         return
-    context = "torch.autocast (migrate does that where it finds amp.initialize)"
-    if core.target == "precision":
-        context = "precision.autocast(), which only matters to arms other than those of Apex"
     for each in core.forward.missing:
-        core.note(each.statement, f"the forward pass of this loss is in another file; it must run under {context}")
+        core.note(each.statement, MISSING)
 
 
 def find_handed_on(core: Core) -> Iterator[tuple[ast.Call, str]]:

@@ -1,4 +1,4 @@
-"""Put the loss scaler, or the precision, in the place of `amp.initialize`."""
+"""Put the loss scaler in the place of `amp.initialize`."""
 
 from __future__ import annotations
 
@@ -24,17 +24,14 @@ NO_GROWTH = "growth_interval=2**31 - 1"
 LEVELS = ("O0", "O1", "O2", "O3")
 NO_TWIN = (
     "{level} has no equivalent in torch.amp: autocast keeps fp32 weights and casts for each product, so weights take "
-    "4 bytes "
-    "instead of 2 and 4, and softmax, norms and losses inside the model run in fp32; to keep {level}, use "
-    "--to precision; bf16 parameters with fp32 masters are the third way"
+    "4 bytes instead of 2 and 4, and softmax, norms and losses inside the model run in fp32; to keep {level}, write "
+    "import ampcompare.apex as apex; bf16 parameters with fp32 masters are the third way"
 )
 ONE_FOR_ALL = (
     "Apex has a loss scale for each loss_id; all losses share one here, so an overflow of one lowers it for all"
 )
 AGAIN = "Apex begins again at its first loss scale here; the scaler keeps the one it has"
 AT_TIMES = "amp.initialize runs here in some rounds or calls only, or again; make one loss scaler by hand"
-OPTIONS = ("keep_batchnorm_fp32", "master_weights", "loss_scale", "max_loss_scale")
-NO_OPTIONS = ("cast_model_type", "cast_model_outputs", "patch_torch_functions", "min_loss_scale", "num_losses")
 
 
 def create_scalers(core: Core) -> None:
@@ -56,7 +53,7 @@ def create_scalers(core: Core) -> None:
     identifiers = {
         "0" if each.loss_id is None else ast.unparse(each.loss_id) for each in core.sites.backwards if each.block
     }
-    if made and core.target == "torch" and len(identifiers) > 1:
+    if made and len(identifiers) > 1:
         core.note(made[0][0].call, ONE_FOR_ALL)
     conditional = any(
         settings.enabled or (conditions_of(core.module, each) and _always_above(core, each) is None)
@@ -67,16 +64,13 @@ def create_scalers(core: Core) -> None:
         core.always = not conditional
     for each, settings in made:
         _create(core, each, settings, single)
-        for message in settings.notes if core.target == "torch" else []:
+        for message in settings.notes:
             core.note(each.call, message)
 
 
 def _create(core: Core, initialize: Initialize, settings: _ScalerSettings, single: bool) -> None:
     module, planned = core.module, core.planned
     function = initialize.function
-    if core.target == "precision":
-        _create_precision(core, initialize)
-        return
     conditions = conditions_of(module, initialize)
     # A method may run again for another purpose: a default of its class does not take the scaler away.
     in_class = planned.home == "self" and bool(conditions) and not is_constructor(function)
@@ -318,115 +312,6 @@ def _number(node: ast.expr) -> float | None:
 
 def _is_plain(node: ast.expr) -> bool:
     return isinstance(node, (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.JoinedStr))
-
-
-def _create_precision(core: Core, initialize: Initialize) -> None:
-    """Put `make_precision` and `prepare` in the place of a call; what is above it makes fp32 the default."""
-    module, edits = core.module, core.edits
-    name = core.planned.expression
-    arguments = [_arm(module, initialize), 'device="cuda"', *_options(module, initialize)]
-    _require_known_options(initialize)
-    preparation = _preparation(module, initialize, name)
-    lines = [*call_lines(core, f"{name} = ampcompare.make_precision", arguments), preparation]
-    conditions = conditions_of(module, initialize)
-    if core.planned.home == "module" and initialize.function is not None:
-        declare_global(core, initialize.function)
-    elif conditions and conditions[-1] not in core.defaults:
-        core.defaults.add(conditions[-1])
-        edits.before(conditions[-1], [f"{name} = {core.off}"])
-    carried = carried_keys(core, initialize)
-    late = [each for each in carried if conditions and is_bound_above(conditions[-1], each)]
-    if late:
-        edits.after(conditions[-1], attach(core, initialize, late))
-    lines += attach(core, initialize, [each for each in carried if each not in late])
-    edits.replace_statement(initialize.statement, lines)
-
-
-def _arm(module: Module, initialize: Initialize) -> str:
-    """Return an expression for the arm: that of the opt level, or fp32 where Apex is not enabled."""
-    level = initialize.arguments.get("opt_level")
-    arm = '"apex:O1"' if level is None else f'f"apex:{{{module.source(level)}}}"'
-    if isinstance(level, ast.Constant):
-        arm = f'"apex:{level.value!s}"'
-    elif level is not None and any(mark in module.source(level) for mark in ('"', "'", "\n", "\\")):
-        arm = f'"apex:" + {module.source(level)}'  # before Python 3.12 these may not stand in an f-string
-    enabled = initialize.arguments.get("enabled")
-    if enabled is None or is_literal(enabled, True):
-        return arm
-    return f'{arm} if {module.source(enabled)} else "fp32"'
-
-
-def _options(module: Module, initialize: Initialize) -> list[str]:
-    """Return the arguments for the options of the arm; None stands for the default of the opt level and is left out."""
-    arguments = []
-    for option in OPTIONS:
-        value = initialize.arguments.get(option)
-        if value is None or is_literal(value, None):
-            continue
-        text = module.source(value)
-        if isinstance(value, ast.Constant) or _is_choice(value):
-            arguments.append(f"{option}={text}")
-        else:
-            arguments.append(f"**({{}} if {text} is None else {{'{option}': {text}}})")
-    return arguments
-
-
-def _require_known_options(initialize: Initialize) -> None:
-    """Check that each option of a call is known and has a counterpart.
-
-    Raises:
-        Unsure: one has none, or it depends on the run which there are.
-    """
-    for option in NO_OPTIONS:
-        if option in initialize.arguments:
-            raise Unsure(
-                initialize.call, f"{option} is not an option of ampcompare.make_precision; use ampcompare.apex"
-            )
-    if initialize.sometimes - {"verbosity"}:
-        raise Unsure(initialize.call, "its options depend on the run; write the options for --to precision by hand")
-
-
-def _preparation(module: Module, initialize: Initialize, name: str) -> str:
-    """Return the line that prepares models and optimizers; its results are bound as those of the call were.
-
-    Raises:
-        Unsure: the call has no models, or its result is bound otherwise.
-    """
-    models = initialize.arguments.get("models")
-    if models is None:
-        raise Unsure(initialize.call, "amp.initialize without models")
-    optimizers = initialize.arguments.get("optimizers")
-    if isinstance(optimizers, ast.Constant):
-        optimizers = None
-    prepare = f"{name}.prepare({_as_list(module, models)}, {_as_list(module, optimizers)})"
-    if isinstance(initialize.statement, ast.Expr):
-        return prepare
-    target = initialize.statement.targets[0] if isinstance(initialize.statement, ast.Assign) else None
-    bound = list(target.elts) if isinstance(target, (ast.Tuple, ast.List)) and optimizers is not None else [target]
-    if target is None or len(bound) != 1 + (optimizers is not None):
-        raise Unsure(initialize.call, "the result of amp.initialize is not bound to its own names")
-    names = [_bound_to(module, each, given) for each, given in zip(bound, (models, optimizers), strict=False)]
-    return f"{', '.join([*names, '_'][:2])} = {prepare}"
-
-
-def _bound_to(module: Module, target: ast.expr | None, given: ast.expr | None) -> str:
-    """Return what `prepare` is unpacked into: a name that stands for several of them takes the list itself."""
-    is_whole = isinstance(given, (ast.List, ast.Tuple)) and not isinstance(target, (ast.List, ast.Tuple))
-    return module.source(target) if is_whole and target is not None else _as_list(module, target)
-
-
-def _is_choice(value: ast.expr) -> bool:
-    """Return whether a value is chosen by a test, and is not None at least in one case."""
-    return isinstance(value, ast.IfExp) and isinstance(value.body, ast.Constant) and value.body.value == "dynamic"
-
-
-def _as_list(module: Module, node: ast.expr | None) -> str:
-    if node is None:
-        return "[]"
-    text = module.source(node)
-    if isinstance(node, ast.Tuple):
-        return f"[{text.removeprefix('(').removesuffix(')')}]"
-    return text if isinstance(node, ast.List) else f"[{text}]"
 
 
 def call_lines(core: Core, function: str, arguments: list[str]) -> list[str]:

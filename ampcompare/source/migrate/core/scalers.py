@@ -9,10 +9,10 @@ from ampcompare.source.migrate.read.sites import Initialize, Sites
 from ampcompare.source.module import Function, Module
 from ampcompare.source.syntax import arguments, dotted_name, walk
 
-__all__ = ["Scaler", "bound_in", "conditions_of", "is_constructor", "plan_scaler", "varies"]
+__all__ = ["CARRIED", "Scaler", "bound_in", "conditions_of", "is_constructor", "plan_scaler", "varies"]
 
-# Attributes of an optimizer, where initialize and scale_loss stand in two files, by the plain name of a variable.
-CARRIED = {"scaler": "grad_scaler", "precision": "precision"}
+# The attribute of an optimizer, where initialize and scale_loss stand in two files.
+CARRIED = "grad_scaler"
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,10 @@ class Scaler:
         name: of the variable.
         home: "local" (a variable), "module" (a global one), "self" (an attribute of the object), "optimizer" (an
             attribute of the optimizer, which another file may set).
-        attribute: by which an optimizer carries it to another file.
     """
 
     name: str
     home: str
-    attribute: str
 
     @property
     def expression(self) -> str:
@@ -45,29 +43,28 @@ class Scaler:
             return self.expression
         if optimizer is None:
             raise LookupError("no optimizer in scope")
-        return f"{optimizer}.{self.attribute}"
+        return f"{optimizer}.{CARRIED}"
 
 
-def plan_scaler(module: Module, sites: Sites, word: str, *, across: bool = False) -> Scaler:
+def plan_scaler(module: Module, sites: Sites, *, across: bool = False) -> Scaler:
     """Return the scaler that the uses of a module need.
 
     Args:
-        word: the plain name, such as "scaler".
         across: whether another module initializes for functions of this one, so that no variable of this one serves.
     """
     home = _home(module, sites)
     if across and home == "module":
         home = "optimizer"
-    return Scaler(_free_name(module, word, attribute=home == "self"), home, CARRIED[word])
+    return Scaler(_free_name(module, attribute=home == "self"), home)
 
 
-def _free_name(module: Module, word: str, *, attribute: bool) -> str:
+def _free_name(module: Module, *, attribute: bool) -> str:
     used = {node.attr for node in module.nodes if isinstance(node, ast.Attribute) and dotted_name(node.value) == "self"}
     if not attribute:
         used = {node.id for node in module.nodes if isinstance(node, ast.Name)}
         used |= {node.arg for node in module.nodes if isinstance(node, ast.arg)}
-    names = (word, f"grad_{word}", f"amp_{word}", f"{word}_of_amp")
-    return next((name for name in names if name not in used), f"{word}_for_amp")
+    names = ("scaler", "grad_scaler", "amp_scaler", "scaler_of_amp")
+    return next((name for name in names if name not in used), "scaler_for_amp")
 
 
 def _home(module: Module, sites: Sites) -> str:

@@ -24,11 +24,9 @@ IMPORT = re.compile(
     r"^[ \t]*(?:from[ \t]+(\.*[\w.]*)[ \t]+import\b[ \t]*(\([^)]*|[^\n#]*)|import[ \t]+([\w.]+))", re.MULTILINE
 )
 # Of Apex, or of files that are migrated already.
-INITIALIZES = re.compile(r"\bamp\.initialize\(|\.(?:grad_scaler|precision) = ")
-SCALES = re.compile(r"\bamp\.scale_loss\(|\.grad_scaler\.scale\(|\.precision\.scale_loss\(")
-NEEDS = re.compile(
-    r"\bamp\.(?:scale_loss|master_params|state_dict|load_state_dict)\(|\.(?:grad_scaler|precision)(?:\.| if )"
-)
+INITIALIZES = re.compile(r"\bamp\.initialize\(|\.grad_scaler = ")
+SCALES = re.compile(r"\bamp\.scale_loss\(|\.grad_scaler\.scale\(")
+NEEDS = re.compile(r"\bamp\.(?:scale_loss|master_params|state_dict|load_state_dict)\(|\.grad_scaler(?:\.| if )")
 BACKWARD = re.compile(r"\.backward\(")
 STEPS = re.compile(r"\.step\(")
 Known = TypeVar("Known")

@@ -38,17 +38,12 @@ SCALE_LOSS = ("loss", "optimizers", "loss_id", "model", "delay_unscale", "delay_
 
 @dataclass
 class Initialize:
-    """A call of `amp.initialize`.
-
-    Attributes:
-        sometimes: arguments that only some runs give, by `**options`; torch.amp has no equivalent of theirs.
-    """
+    """A call of `amp.initialize`."""
 
     call: ast.Call
     statement: ast.stmt
     function: Function | None
     arguments: dict[str, ast.expr]
-    sometimes: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -152,8 +147,7 @@ def collect_sites(module: Module, names: Names) -> Sites:
         if what == "initialize":
             bound = bind(call, INITIALIZE, module)
             kept = {name: value for name, value in bound.items() if value is not UNSEEN}
-            sometimes = frozenset(bound.keys() - kept.keys())
-            sites.initializes.append(Initialize(call, module.statement(call), module.function(call), kept, sometimes))
+            sites.initializes.append(Initialize(call, module.statement(call), module.function(call), kept))
         elif what == "scale_loss":
             sites.backwards.append(_block(module, call))
         elif what == "master_params":
