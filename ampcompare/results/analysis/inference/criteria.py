@@ -216,10 +216,10 @@ def resolve_margin(
     if rule.kind == "errors" and not metric.has_errors:
         rule = MarginRule("points", rule.amount)  # what ratios are compared by is a percentage
 
-    def usual_until(reason: str) -> AccuracyMargin:
+    def usual_margin(reason: str) -> AccuracyMargin:
         return AccuracyMargin(usual, reason, metric=metric)
 
-    def computed(points: float, reason: str, error_share: float = 0.0) -> AccuracyMargin:
+    def compute_margin(points: float, reason: str, error_share: float = 0.0) -> AccuracyMargin:
         if points < resolution:
             why = f"the least difference there can be; {reason}, would be less"
             return AccuracyMargin(_two_digits(resolution, math.ceil), why, metric=metric)
@@ -230,22 +230,22 @@ def resolve_margin(
     if rule.kind == "auto" and not metric.has_errors:
         if metric.margin is not None:
             deviations = _in_deviations(usual, in_units, reference, before=", ")
-            return usual_until(f"the usual one of {metric.name}{deviations}")
+            return usual_margin(f"the usual one of {metric.name}{deviations}")
         rule = MarginRule("sd", FALLBACK)
     if not values:
-        return usual_until(f"{rule.value}, until {reference} has completed a run")
+        return usual_margin(f"{rule.value}, until {reference} has completed a run")
     if rule.kind == "sd":
         if sd is None and len(values) < MIN_PAIRS:
-            return usual_until(f"{rule.value}, until {reference} has completed {MIN_PAIRS} runs that show a spread")
+            return usual_margin(f"{rule.value}, until {reference} has completed {MIN_PAIRS} runs that show a spread")
         surely = _least_sd(in_units) if sd is None else sd
         how = "known" if sd is not None else f"at least, by {len(values)} runs of {reference}"
-        return computed(rule.amount * surely, f"{rule.amount:g} sd over seeds of {surely:.2g}, {how}")
+        return compute_margin(rule.amount * surely, f"{rule.amount:g} sd over seeds of {surely:.2g}, {how}")
     errors = max(0.0, 100 - statistics.fmean(values) - (_half_width(values) if least else 0.0))
     share = MAX_ERROR_SHARE if rule.kind == "auto" else rule.amount / 100
     said = f"{100 * share:g} % of the errors of {reference}, {'at least ' if least else ''}{errors:.2f} %"
     if rule.kind == "auto" and share * errors >= usual:
-        return usual_until(f"less than {said}" + _in_deviations(usual, in_units, reference, before="; "))
-    return computed(share * errors, said, 0.0 if least else share)
+        return usual_margin(f"less than {said}" + _in_deviations(usual, in_units, reference, before="; "))
+    return compute_margin(share * errors, said, 0.0 if least else share)
 
 
 def _usual(metric: Metric, values: Sequence[float]) -> float:
