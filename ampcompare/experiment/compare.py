@@ -29,7 +29,7 @@ from ampcompare.experiment.launch.places import find_places
 from ampcompare.experiment.matrix import Row, find_reference
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.option_checks import check_cells
-from ampcompare.experiment.plan import Plan, parse_seeds
+from ampcompare.experiment.plan import Plan, parse_seeds, plan_rows
 from ampcompare.experiment.preflight import preflight
 from ampcompare.experiment.reload_report import reload_comparison
 from ampcompare.experiment.run_directory import DEFAULT_FOLDER, RunDirectory
@@ -41,7 +41,7 @@ from ampcompare.experiment.sources import (
     collect_settings,
     matrix_rows,
     matrix_seeds,
-    plan_with_published,
+    published_beside,
 )
 from ampcompare.results.analysis.effects.accuracy import accuracy_effects, accuracy_margin
 from ampcompare.results.analysis.gates import Check, Gate, VerdictGate, check_gates, parse_gate
@@ -177,7 +177,8 @@ def plan_comparison(options: CompareOptions) -> PlannedComparison:
 
 
 def _make_plan(options: CompareOptions, sources: SettingsSources, rows: Sequence[Row], seeds: Sequence[int]) -> Plan:
-    plan = replace(plan_with_published(sources, rows, seeds, options.reference), timing_rounds=options.timing_rounds)
+    plan = plan_rows(sources.config, rows, seeds, options.reference)
+    plan = replace(plan, published=published_beside(sources, rows), timing_rounds=options.timing_rounds)
     is_elsewhere = any(cell.launcher in ("slurm", "ray") for cell in plan.cells)
     if options.timing_rounds and (options.jobs not in (None, 1) or is_elsewhere):
         raise ConfigError(
