@@ -79,11 +79,15 @@ def command(
     be converted is reported. No code in IN is executed.
     """
     if source.is_dir():
-        raise ConfigError(f"{source} is a folder, but a checkpoint is a file{_files_in(source)}")
+        raise ConfigError(f"{source} is a folder, but a checkpoint is a file; name one of its *.pt")
     if inspect:
         if target is not None or to is not None:
             raise click.UsageError("--inspect writes nothing: leave out OUT and --to")
-        return _inspect(source, as_json)
+        from ampcompare.training.checkpoint.inspect import inspect_file, inspection_lines
+
+        inspection = inspect_file(source)
+        _show(asdict(inspection), inspection_lines(inspection), as_json)
+        return 0
     if target is None or to is None:
         raise click.UsageError("give OUT and --to native or --to apex, or --inspect")
     from ampcompare.training.checkpoint.convert.convert import convert_file
@@ -123,22 +127,6 @@ def command(
         lines += continued_lines(document["verified"])
     _show(document, lines, as_json)
     return 0 if agrees else 1
-
-
-def _files_in(folder: Path) -> str:
-    """Return the newest checkpoints below a folder, to choose from."""
-    newest = sorted(folder.rglob("*.pt"), key=lambda path: path.stat().st_mtime, reverse=True)[:3]
-    if not newest:
-        return "; it holds no checkpoint (*.pt)"
-    return f"; choose one of its files, such as {', '.join(map(str, newest))}"
-
-
-def _inspect(source: Path, as_json: bool) -> int:
-    from ampcompare.training.checkpoint.inspect import inspect_file, inspection_lines
-
-    inspection = inspect_file(source)
-    _show(inspection.data(), inspection_lines(inspection), as_json)
-    return 0
 
 
 def _show(document: dict[str, Any], lines: list[str], as_json: bool) -> None:

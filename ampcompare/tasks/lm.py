@@ -22,14 +22,22 @@ from torch.nn import functional as F
 
 from ampcompare.base.errors import BackendUnavailable, ConfigError, did_you_mean
 from ampcompare.settings.recipe import ModelConfig, Recipe
-from ampcompare.tasks.catalog import BITS_PER_BYTE, LANGUAGE_MODELING, PERPLEXITY, needs_package
+from ampcompare.tasks.catalog import (
+    BITS_PER_BYTE,
+    LANGUAGE_MODELING,
+    PERPLEXITY,
+    check_data,
+    check_model,
+    needs_package,
+    refuse_errors,
+)
 from ampcompare.tasks.data import derive, spread
 from ampcompare.tasks.factory import blame_factory, named_by, resolve_factory
 from ampcompare.tasks.hf_data import text_parts
 from ampcompare.tasks.in_memory import TensorData
 from ampcompare.tasks.models import check_arguments, user_model
 from ampcompare.tasks.networks import AttentionBlock, require_positive
-from ampcompare.tasks.task import Sums, Task, require_no_views
+from ampcompare.tasks.task import Sums, Task
 from ampcompare.tasks.torchvision_loader import load_torchvision
 
 __all__ = ["Gpt", "LanguageModeling", "build_language_model", "lm", "repeated_blocks", "sentences", "text_data"]
@@ -54,14 +62,7 @@ NEWLINE = 10
 
 
 def lm(recipe: Recipe) -> LanguageModeling:
-    """Return the task of a recipe, with its data.
-
-    Raises:
-        ConfigError: data or options that the task does not have.
-    """
-    require_no_views(recipe, "lm")
-    if recipe.data.image_size is not None:
-        raise ConfigError("the task lm has no images; leave out --image-size, and give --sequence-length")
+    """Return the task of a recipe, with its data."""
     length = recipe.data.sequence_length or SEQUENCE_LENGTH
     data = text_data(
         recipe.data.name,
@@ -307,27 +308,15 @@ def _causal_model(name: str, *, vocabulary: int, sequence_length: int, arguments
         **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), None),
         "use_cache": False,
     }
-    try:
+    with refuse_errors(f"hf:{name} cannot be built", "change its --model-arg, or choose another"):
         config = transformers.AutoConfig.for_model(name, **options)
-        _check_arguments(name, config, arguments)
+        known = [*config.to_dict(), *config.attribute_map]
+        for argument in arguments:
+            if argument not in known:  # which Transformers would keep silently
+                raise ConfigError(f"hf:{name} has no argument {argument!r}; {did_you_mean(argument, known)}")
         config = transformers.AutoConfig.for_model(name, **{**options, **arguments})
         model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
-    except ConfigError:
-        raise
-    except Exception as error:  # each architecture checks its arguments in its own way
-        text = " ".join(str(error).split())
-        raise ConfigError(
-            f"hf:{name} cannot be built ({type(error).__name__}: {text}); change its --model-arg, or choose another"
-        ) from error
     return _Logits(model)
-
-
-def _check_arguments(name: str, config: Any, arguments: Mapping[str, Any]) -> None:
-    """Check that a configuration has these arguments: Transformers keeps unknown ones silently."""
-    known = [*config.to_dict(), *config.attribute_map]
-    for argument in arguments:
-        if argument not in known:
-            raise ConfigError(f"hf:{name} has no argument {argument!r}; {did_you_mean(argument, known)}")
 
 
 class _Logits(nn.Module):
@@ -364,11 +353,8 @@ def build_language_model(
     library, _, name = arch.partition(":")
     if library == "hf":
         return _causal_model(name, vocabulary=vocabulary, sequence_length=sequence_length, arguments=arguments)
-    if ":" in arch:
-        return user_model(arch, {"vocabulary": vocabulary, "sequence_length": sequence_length}, arguments)
-    raise ConfigError(
-        f"there is no language model {arch!r}; {did_you_mean(arch, ['gpt', 'hf:gpt2'])}; your own is module:factory"
-    )
+    check_model(arch, "lm")
+    return user_model(arch, {"vocabulary": vocabulary, "sequence_length": sequence_length}, arguments)
 
 
 def repeated_blocks(model: nn.Module) -> Sequence[nn.Module]:
@@ -472,22 +458,15 @@ def text_data(
 
 def _read(name: str) -> tuple[bytes, bytes, Callable[[bytes, int], dict[str, Tensor]]]:
     """Return the text of both parts, and what cuts it into samples."""
-    kind, colon, path = name.partition(":")
+    check_data(name, "lm")
+    kind, _, path = name.partition(":")
     if name in _BUNDLED:
         source, cut = _BUNDLED[name]
         return *_parts(source(), cut), cut
-    if kind in _FILES and colon:
-        cut = _FILES[kind]
-        try:
-            return *_parts(Path(path).read_bytes(), cut), cut
-        except OSError as error:
-            raise ConfigError(f"--data {name}: {path!r} cannot be read: {error.strerror or error}") from error
-    if kind == "hf" and path:
-        return *text_parts(name), _windows
-    if colon:
-        return *_from_factory(name), _windows
-    known = [*_BUNDLED, *(f"{kind}:PATH" for kind in _FILES)]
-    raise ConfigError(f"there is no text {name!r}; {did_you_mean(name, known)}")
+    if kind in _FILES:
+        with refuse_errors(f"--data {name} cannot be read", "name a file", errors=(OSError,)):
+            return *_parts(Path(path).read_bytes(), _FILES[kind]), _FILES[kind]
+    return *(text_parts(name) if kind == "hf" else _from_factory(name)), _windows
 
 
 def _parts(text: bytes, cut: Callable[[bytes, int], Any]) -> tuple[bytes, bytes]:

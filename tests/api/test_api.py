@@ -248,16 +248,16 @@ def test_the_functions_are_not_shadowed_by_rooms() -> None:
 
 
 def test_diagnose_passes_a_script_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Its words, ranks and the watched rank are those that the command line would pass."""
+    """Its words and ranks are those that the command line would pass."""
     script = tmp_path / "train.py"
     script.write_text("from apex import amp\namp.initialize\n")
     seen: list[Any] = []
     place = "ampcompare.experiment.diagnose.diagnose"
     monkeypatch.setattr(place, lambda options, loop, output_dir: seen.append(options))
-    ampcompare.diagnose(script=[str(script), "--epochs", "{seed}"], processes=2, rank=1, device="cpu", preflight=False)
+    ampcompare.diagnose(script=[str(script), "--epochs", "{seed}"], processes=2, device="cpu", preflight=False)
     (options,) = seen
     assert options.config.script.command == [str(script), "--epochs", "{seed}"]
-    assert (options.config.processes, options.rank) == (2, 1)
+    assert options.config.processes == 2
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,6 @@ from ampcompare.settings.validation import validate
         ("torch.optim:SGD", "sgd"),
         ("apex.optimizers.FusedLAMB", "fused_lamb"),
         ("ampcompare.apex.optimizers.FusedSGD", "fused_sgd"),
-        ("apex.optimizers.FusedMixedPrecisionLamb", "ampcompare.apex.optimizers:FusedMixedPrecisionLamb"),
         ("torch.optim.RMSprop", "torch.optim:RMSprop"),
         ("mine:make", "mine:make"),
     ],

@@ -14,6 +14,7 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.settings.recipe import ModelConfig, Recipe
 from ampcompare.tasks.catalog import BITS_PER_BYTE, PERPLEXITY
 from ampcompare.tasks.lm import Gpt, LanguageModeling, lm
+from ampcompare.tasks.task import make_task
 from ampcompare.training.evaluate import Evaluation, evaluate
 from ampcompare.training.precision.base import make_precision
 
@@ -159,8 +160,9 @@ def test_other_models_and_options_are_refused() -> None:
     made = task("grammar")
     with pytest.raises(ConfigError, match=r"returned a Tensor of shape \(12, 256\); lm needs one tensor"):
         made.loss([nn.Sequential(nn.Embedding(256, 256), Last())], batch(made))
-    with pytest.raises(ConfigError, match="give --sequence-length"):
-        lm(Recipe.model_validate({"task": "lm", "data": {"image_size": 8}}))
+    for ignored in ({"data": {"image_size": 8}}, {"tta": "flips"}):
+        with pytest.raises(ConfigError, match="the task lm does not use the setting"):
+            make_task(Recipe.model_validate({"task": "lm", **ignored}))
     with pytest.raises(ConfigError, match="did you mean 'gpt'"):
         LanguageModeling(made.data, ModelConfig(arch="gtp")).make_models()
 
