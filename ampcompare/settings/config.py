@@ -276,7 +276,7 @@ class RunConfig(Frozen):
             "skip_on_device copies": recipe.optimizer.skip_on_device,
             "on_nan rollback copies": self.on_nan == "rollback",
         }
-        if setting := _first(whole):
+        if setting := _first_clash(whole):
             raise ValueError(f"{setting} whole weights, but fsdp shards them; leave one of the two out")
         return self
 
@@ -293,7 +293,7 @@ class RunConfig(Frozen):
             ),
             f"compile {self.recipe.compile} may compile the step again": self.recipe.compile != "none",
         }
-        if obstacle := _first(obstacles):
+        if obstacle := _first_clash(obstacles):
             raise ValueError(f"cuda_graph replays one captured step, but {obstacle}; leave one of them out")
         return self
 
@@ -374,7 +374,7 @@ class RunConfig(Frozen):
             "skip_on_device skips steps": self.recipe.optimizer.skip_on_device,
             "a script trains": self.script is not None,
         }
-        if setting := _first(others):
+        if setting := _first_clash(others):
             raise ValueError(f"{setting} on a CPU or on GPUs of CUDA only, and the device is {self.device}")
         return self
 
@@ -408,7 +408,7 @@ class RunConfig(Frozen):
         return settings_digest(self.model_dump(mode="json"))
 
 
-def _first(cases: Mapping[str, bool]) -> str:
+def _first_clash(cases: Mapping[str, bool]) -> str:
     """Return the first text whose condition holds; "" if none does."""
     return next((text for text, holds in cases.items() if holds), "")
 
