@@ -26,7 +26,7 @@ __all__ = ["command"]
 @click.command(
     "explain",
     cls=ScriptCommand,
-    common=["--arch", "--data", "--data-dir", "--batch-size", "--optimizer", "--recipe", "--json"],
+    common=["--arch", "--data", "--data-dir", "--batch-size", "--optimizer", "--recipe", "--device", "--json"],
     examples=[
         ("What O2 does, and its torch.amp equivalent:", "ampcompare explain O2"),
         ("What it does to each module of ResNet-18:", "ampcompare explain O2 --arch resnet18 --data synthetic"),

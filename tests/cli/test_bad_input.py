@@ -170,7 +170,7 @@ def test_bad_input_that_only_the_cell_can_see(
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (["--data", "imagefolder:/nonexistent"], ["there is no folder '/nonexistent'", "imagefolder:PATH"]),
+        (["--data", "imagefolder:/nonexistent"], ["no images in /nonexistent/train", "imagefolder:PATH"]),
         (["--data", "mnist"], ["mnist is not in data/MNIST/raw", "--download", "--data-dir"]),
         (["--data", "digts"], ["no data set 'digts'", "did you mean 'digits'?"]),
         (["--arch", "mpl"], ["no model 'mpl'", "did you mean 'mlp'?"]),

@@ -7,7 +7,6 @@ them (`analysis.inference.alpha_spending`).
 from __future__ import annotations
 
 import shlex
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,13 +31,6 @@ MAX_MORE = 20  # seeds that are advised to settle as many arms as possible; beyo
 REFUSED = 2  # exit code of a script that an arm refuses: its message says what to do
 SAFE_EPS = "1e-4"  # far above the least number of fp16
 PROGRAM = ["ampcompare", "compare"]
-# Options of `compare` that say what a step does; `profile` takes them too.
-OF_WORK = (
-    *("--recipe", "--size", "--task", "-a", "--arch", "--data", "--data-dir", "--image-size", "--sequence-length"),
-    *("--model-arg", "--optimizer", "--optimizer-implementation", "--lr", "-b", "--batch-size", "--grad-accum-steps"),
-    *("--device", "--compile", "--channels-last", "--cpu-half", "-j", "--workers", "--threads", "--tf32", "-c"),
-    *("--config", "--set", "--compat-torch", "--nproc-per-node", "--parallel"),
-)
 
 
 def next_steps(comparison: Comparison, next_error_rate: float) -> list[NextStep]:
@@ -78,10 +70,10 @@ def _steps(
             why=f"see what to write in a training script for {row.arm}",
         )
     if typed is not None:
-        yield from _more_seeds(comparison, rows, by_arm, typed, next_error_rate)
+        yield from _more_seeds(comparison, rows, typed, next_error_rate)
     yield from _steps_after_divergence(comparison, by_arm, typed)
     if typed is not None:
-        yield from _timing_steps(rows, by_arm, comparison.reference, typed)
+        yield from _timing_steps(rows, typed)
 
 
 def _arm(records: Sequence[RunRecord]) -> str:
@@ -152,12 +144,6 @@ def _reference_step(
         )
     if not idle_verdict(records):
         return None
-    if all(record.summary.weights_moved is False for record in records):
-        lr = f"{10 * (recipe.optimizer.lr or 0.01):g}"
-        return NextStep(
-            command=str(typed.with_option("--lr", lr).elsewhere(f"lr-{lr}")),
-            why=f"no weight of {name} moved; try a higher learning rate",
-        )
     epochs = max(10, 3 * recipe.epochs)
     return NextStep(
         command=str(
@@ -168,11 +154,7 @@ def _reference_step(
 
 
 def _more_seeds(
-    comparison: Comparison,
-    rows: Sequence[ArmSummary],
-    by_arm: Mapping[str, Sequence[RunRecord]],
-    typed: TypedCommand,
-    next_error_rate: float,
+    comparison: Comparison, rows: Sequence[ArmSummary], typed: TypedCommand, next_error_rate: float
 ) -> Iterator[NextStep]:
     """Yield the seeds that give a verdict, within the looks that are left."""
     if comparison.only_copies:  # of more seeds too
@@ -195,45 +177,13 @@ def _more_seeds(
         fresh = range(max(seeds) + 1, max(seeds) + 1 + max(FIRST_SEEDS, 2 * len(seeds)))
         yield NextStep(
             command=str(typed.with_option("--seeds", format_ranges(fresh)).elsewhere("again", same_recipe=True)),
-            why="no look is left at these runs; other seeds in another run directory are a new comparison"
-            + _duration_text(by_arm, len(fresh)),
+            why="no look is left at these runs; other seeds in another run directory are a new comparison",
         )
         return
     else:
         return
-    wanted = [*seeds, *_next_seeds(seeds, count)]
-    yield NextStep(
-        command=str(typed.with_option("--seeds", format_ranges(wanted))), why=f"{what}{_duration_text(by_arm, count)}"
-    )
-
-
-def _next_seeds(seeds: Sequence[int], count: int) -> list[int]:
-    """Return this many further seeds that continue the range."""
-    first = max(seeds) + 1
-    return list(range(first, first + count))
-
-
-def _duration_text(by_arm: Mapping[str, Sequence[RunRecord]], seeds: int) -> str:
-    """Return how long so many seeds of all arms take, by the runs so far; "" where that is not known."""
-    total, jobs = 0.0, 1
-    for records in by_arm.values():
-        known = [
-            run.summary.wall_seconds + (run.summary.start_seconds or 0.0)
-            for run in records
-            if run.summary.wall_seconds is not None
-        ]
-        if not known:
-            return ""
-        total += statistics.fmean(known)
-        jobs = max(jobs, *(run.jobs for run in records))
-    return f", about {_round_duration(seeds * total / jobs)}"
-
-
-def _round_duration(seconds: float) -> str:
-    for size, unit in ((3600, "h"), (60, "min")):
-        if seconds >= 1.5 * size:
-            return f"{seconds / size:.2g} {unit}"
-    return f"{max(1.0, float(f'{seconds:.1g}')):g} s"
+    wanted = [*seeds, *range(max(seeds) + 1, max(seeds) + 1 + count)]
+    yield NextStep(command=str(typed.with_option("--seeds", format_ranges(wanted))), why=what)
 
 
 def _steps_after_divergence(
@@ -253,13 +203,7 @@ def _steps_after_divergence(
         )
 
 
-def _timing_steps(
-    rows: Sequence[ArmSummary], by_arm: Mapping[str, Sequence[RunRecord]], reference: str, typed: TypedCommand
-) -> Iterator[NextStep]:
-    slower = [row.arm for row in rows if row.time.kind == "worse"]
-    if slower and not typed.value("--vary", "--sweep"):
-        arms = ",".join(_arm(by_arm[name]) for name in (reference, slower[0]))
-        yield NextStep(command=typed.for_profile(arms), why=f"see why {slower[0]} is slower than {reference}")
+def _timing_steps(rows: Sequence[ArmSummary], typed: TypedCommand) -> Iterator[NextStep]:
     kinds = [row.time.kind for row in rows]
     if "emulated" in kinds:
         yield NextStep(
@@ -313,15 +257,6 @@ class TypedCommand:
             del words[at : at + 2]
         words[first:first] = [] if value is None else [name, value]
         return TypedCommand(tuple(words), self.script)
-
-    def for_profile(self, arms: str) -> str:
-        """Return the command that profiles arms on the same work."""
-        words: list[str] = []
-        is_kept = False
-        for word in self.words[len(PROGRAM) :]:
-            is_kept = word in OF_WORK if word.startswith("-") else is_kept
-            words += [word] if is_kept else []
-        return shlex.join(["ampcompare", "profile", "--arm", arms, *words, *self.script])
 
     def elsewhere(self, suffix: str, *, same_recipe: bool = False) -> TypedCommand:
         """Return the command with its own run directory.
