@@ -295,7 +295,7 @@ def _read_stream(path: Path, device: str) -> tuple[str, Any, list[str]]:
             if device == "meta":
                 file.seek(storage.nbytes, 1)
             else:
-                file.readinto(storage.view(torch.uint8).numpy())
+                file.readinto(storage.view(torch.uint8).numpy().data)
         return "torch before 1.6", main, calls
 
 

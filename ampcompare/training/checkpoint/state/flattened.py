@@ -23,7 +23,6 @@ from ampcompare.base.tensors.sharded import is_sharded, local, whole_tree
 from ampcompare.training.checkpoint.store.layout import TENSOR_CLASS
 
 __all__ = [
-    "class_name",
     "flatten_tensor",
     "is_flattened",
     "is_wrapped",
@@ -42,18 +41,13 @@ def is_flattened(value: Any) -> bool:
     return isinstance(value, Mapping) and TENSOR_CLASS in value
 
 
-def class_name(kind: type) -> str:
-    """Return the name under which a class is stored."""
-    return f"{kind.__module__}.{kind.__qualname__}"
-
-
 def flatten_tensor(value: Any) -> Any:
     """Return a tensor subclass as a dictionary of plain tensors, not copied; anything else as it is."""
     if not is_wrapped(value):
         return value
     names, attributes = value.__tensor_flatten__()
     return {
-        TENSOR_CLASS: class_name(type(value)),
+        TENSOR_CLASS: f"{type(value).__module__}.{type(value).__qualname__}",
         "tensors": {name: flatten_tensor(getattr(value, name)) for name in names},
         "attributes": attributes,
         "shape": value.shape,

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ampcompare.base.errors import EnvironmentUnfit
 from ampcompare.settings.config import SavingConfig
-
-if TYPE_CHECKING:
-    from ampcompare.training.checkpoint.store.folder import BackgroundFolder, CheckpointFolder
+from ampcompare.training.checkpoint.store.file import write_pickle, write_weights
+from ampcompare.training.checkpoint.store.folder import CheckpointFolder, snapshot
+from ampcompare.training.checkpoint.store.layout import apex_layout, weights_only
 
 __all__ = ["Position", "Saver"]
 
@@ -42,10 +43,10 @@ class Saver:
         self.folder = folder
         self.config = config
         self.note = note
-        self.steps = steps
+        self._files = CheckpointFolder(folder, config.keep_last, note, self._write_exports, steps)
         self._saved_at: tuple[int, int, int] | None = None
         self._failure: EnvironmentUnfit | None = None
-        self._background: BackgroundFolder | None = None
+        self._pending: Future[Path] | None = None  # at most one checkpoint is on its way
 
     @property
     def is_on(self) -> bool:
@@ -94,43 +95,29 @@ class Saver:
         Raises:
             EnvironmentUnfit: it could not be written.
         """
-        if self._background is not None:
-            self._background.wait()
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
 
     def _write(self, state: dict[str, Any], step: int, *, best: bool) -> None:
         try:
             self.close()
         except EnvironmentUnfit as error:
-            self._note_failure(error)
+            self.note(f"not saved: {error}; the next save tries again")
         self._failure = None
+        if self.config.in_background:
+            pool = ThreadPoolExecutor(1)
+            self._pending = pool.submit(self._files.save, snapshot(state), step=step, best=best)
+            pool.shutdown(wait=False)
+            return
         try:
-            (self._background or self._open_folder()).save(state, step=step, best=best)
+            self._files.save(state, step=step, best=best)
         except EnvironmentUnfit as error:
             self._failure = error
-            self._note_failure(error)
-
-    def _note_failure(self, error: EnvironmentUnfit) -> None:
-        self.note(f"not saved: {error}; the next save tries again")
-
-    def _open_folder(self) -> CheckpointFolder | BackgroundFolder:
-        """Return what writes checkpoints; kept only if it writes in the background."""
-        if not self.config.in_background:
-            return self._files()
-        from ampcompare.training.checkpoint.store.folder import BackgroundFolder
-
-        self._background = BackgroundFolder(self._files())
-        return self._background
-
-    def _files(self) -> CheckpointFolder:
-        from ampcompare.training.checkpoint.store.folder import CheckpointFolder
-
-        return CheckpointFolder(self.folder, self.config.keep_last, self.note, self._write_exports, self.steps)
+            self.note(f"not saved: {error}; the next save tries again")
 
     def _write_exports(self, state: Mapping[str, Any], best: bool) -> None:
         """Write the same content in the formats of other programs, if asked for."""
-        from ampcompare.training.checkpoint.store.file import write_pickle, write_weights
-        from ampcompare.training.checkpoint.store.layout import apex_layout, weights_only
-
         if self.config.apex_layout and "amp" in state:
             write_pickle(self.folder / APEX_FILE, apex_layout(state))
         if self.config.weights_format == "safetensors":

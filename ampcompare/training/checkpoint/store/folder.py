@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import shutil
-import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,9 @@ from torch import Tensor
 from ampcompare.base.errors import CheckpointError, EnvironmentUnfit
 from ampcompare.base.files.write import flush_to_disk
 from ampcompare.base.tensors.tree import map_tree
-from ampcompare.training.checkpoint.store.file import read_checkpoint, write_checkpoint
+from ampcompare.training.checkpoint.store.file import NewerCheckpoint, read_checkpoint, write_checkpoint
 
-__all__ = ["BEST", "BackgroundFolder", "CheckpointFolder", "snapshot"]
+__all__ = ["BEST", "CheckpointFolder", "snapshot"]
 
 BEST = "best.pt"
 NAME = re.compile(r"step-(\d{8,})\.pt")
@@ -138,9 +137,9 @@ class CheckpointFolder:
         for path in (*(path for _, path in self._files()), *([best] if best.exists() else [])):
             try:
                 return path, read_checkpoint(path, device=device), notes
+            except NewerCheckpoint:
+                raise
             except CheckpointError as error:
-                if "upgrade" in str(error):
-                    raise
                 notes.append(f"{error}; falling back to the one before")
         if notes:
             raise CheckpointError(f"none of {len(notes)} checkpoints in {self.folder} can be read: {notes[0]}")
@@ -157,50 +156,3 @@ def snapshot(state: Any) -> Any:
         return seen[id(tensor)]
 
     return map_tree(state, copy)
-
-
-class BackgroundFolder:
-    """Saves into a `CheckpointFolder` by a thread; at most one checkpoint is on its way.
-
-    An error of a save surfaces at the next `save`, or at `wait`.
-    """
-
-    def __init__(self, folder: CheckpointFolder) -> None:
-        self.folder = folder
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
-
-    def save(self, state: Mapping[str, Any], *, step: int, best: bool = False) -> Path:
-        """Wait for the checkpoint before this one, copy the tensors, and return while they are written.
-
-        Returns:
-            The path that the checkpoint will have.
-
-        Raises:
-            CheckpointError, EnvironmentUnfit: the checkpoint before this one could not be written; this one is not
-                begun.
-        """
-        self.wait()
-        copied = snapshot(state)
-        self._thread = threading.Thread(target=self._write, args=(copied, step, best), name="checkpoint")
-        self._thread.start()
-        return self.folder.path_of(step)
-
-    def _write(self, state: dict[str, Any], step: int, best: bool) -> None:
-        try:
-            self.folder.save(state, step=step, best=best)
-        except BaseException as error:
-            self._error = error
-
-    def wait(self) -> None:
-        """Wait for the checkpoint on its way.
-
-        Raises:
-            CheckpointError, EnvironmentUnfit: it could not be written.
-        """
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
