@@ -11,6 +11,7 @@ import errno
 import os
 import statistics
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -37,6 +38,7 @@ from ampcompare.base.tensors.tf32 import Tf32, set_tf32
 from ampcompare.experiment.launch.cell_files import (
     archive_checkpoints,
     continue_steps,
+    progress_writer,
     read_config,
     with_code,
     write_config,
@@ -73,6 +75,7 @@ __all__ = [
     "build",
     "configure_process",
     "device_facts",
+    "end_with_parent",
     "failed_with",
     "gather_process_facts",
     "record",
@@ -82,6 +85,7 @@ __all__ = [
 ]
 
 ARM_FAILED = 3
+POLL_SECONDS = 0.5
 
 
 def run_cell(
@@ -143,11 +147,33 @@ def train_cell(
     return result.model_copy(update={"guards": violations, "started": started})
 
 
-def main(arguments: list[str], on_progress: Callable[[Progress], None] | None = None) -> int:
+def main(arguments: list[str]) -> int:
     """Train the cell whose `config.json` lies in the given folder; the exit code is 0 once a record is written."""
     folder = Path(arguments[0])
-    run_cell(read_config(folder), folder, on_progress)
+    run_cell(read_config(folder), folder, progress_writer(folder))
     return 0
+
+
+def forked(words: list[str]) -> int:
+    """Do as `main` in a fork, which ends with its server, and without cleaning up what is the server's as well."""
+    end_with_parent()
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a killed process leaves its last lines
+    code = main(words)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def end_with_parent() -> None:
+    """Exit when the parent process is gone; a collective call would otherwise wait forever."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(POLL_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def configure_process(config: RunConfig, device: torch.device) -> None:
