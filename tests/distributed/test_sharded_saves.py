@@ -113,10 +113,6 @@ def test_files_and_shards_lie_in_one_folder(ranks: Run, tmp_path: Path, saved: t
     assert first_difference(saved[0]["state"], last["state"], apart=APART) == ""
 
 
-def shorten(folder: Path) -> None:
-    os.truncate(folder / "__0_0.distcp", 5000)
-
-
 def flip(folder: Path) -> None:
     with (folder / "__0_0.distcp").open("r+b") as file:
         file.seek(9000)
@@ -141,7 +137,6 @@ def of_another_save(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (shorten, "is damaged or of another save"),
         (flip, "is damaged or of another save"),
         (lose_shards, "cannot read the checkpoint .*__0_0.distcp: No such file"),
         (lose_state, "cannot read the checkpoint .*state.pt: No such file"),

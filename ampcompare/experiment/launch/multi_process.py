@@ -89,7 +89,7 @@ class MultiProcessLauncher(ProcessLauncher["subprocess.Popen[bytes]"]):
             # In a new session, Ctrl-C in the terminal reaches only this process, which then ends the ranks.
             agent = self._process.start(
                 lambda: subprocess.Popen(
-                    start_command("ampcompare.experiment.launch.start_ranks", request.to_json()),
+                    start_command("ampcompare.experiment.launch.start_ranks", json.dumps(request)),
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=log,
@@ -110,32 +110,17 @@ class MultiProcessLauncher(ProcessLauncher["subprocess.Popen[bytes]"]):
         record = read_record(path) if path.exists() else None
         if code == 0 and record is not None:
             return record
-        killed = self._killed_rank(folder)
-        if self._is_asked() and killed is None:
-            if record is None:
-                record = interrupted_record(config)
-                write_record(record, folder)
-            return record
-        if record is None or killed is not None:
-            record = failed_record(config, self._describe_failure(folder, code, killed))
-            write_record(record, folder)
-        return record
-
-    def _killed_rank(self, folder: Path) -> dict[str, int] | None:
-        """Return the rank that a signal ended, other than the SIGTERM that the others get when one has failed."""
         failures = _failures(folder)
-        return next(
-            (failure for failure in failures if failure["code"] < 0 and failure["code"] != -signal.SIGTERM), None
-        )
-
-    def _describe_failure(self, folder: Path, code: int, killed: dict[str, int] | None) -> str:
-        failure = killed or next(iter(_failures(folder)), None)
-        if failure is None:
-            tail = " | ".join(line.strip() for line in last_lines(folder / CellFile.LAUNCHER_LOG, TAIL_LINES))
-            return f"the launcher of the ranks {how_ended(code)}" + (f": {tail}" if tail else "")
-        rank, how = failure["rank"], how_ended(failure["code"])
-        tail = " | ".join(log_tail(folder, TAIL_LINES, rank).splitlines())
-        return f"rank {rank} {how}" + (f"; last lines of its log: {tail}" if tail else "; its log is empty")
+        # The others get SIGTERM when one has failed.
+        killed = [failure for failure in failures if failure["code"] < 0 and failure["code"] != -signal.SIGTERM]
+        if record is not None and not killed:
+            return record
+        if self._is_asked() and not killed:
+            record = interrupted_record(config)
+        else:
+            record = failed_record(config, _describe_failure(folder, code, [*killed, *failures]))
+        write_record(record, folder)
+        return record
 
     def _send_stop(self, process: subprocess.Popen[bytes]) -> None:
         process.terminate()
@@ -158,3 +143,12 @@ def _failures(folder: Path) -> list[dict[str, int]]:
     except (OSError, ValueError):
         return []
     return failures
+
+
+def _describe_failure(folder: Path, code: int, failures: list[dict[str, int]]) -> str:
+    if not failures:
+        tail = " | ".join(line.strip() for line in last_lines(folder / CellFile.LAUNCHER_LOG, TAIL_LINES))
+        return f"the launcher of the ranks {how_ended(code)}" + (f": {tail}" if tail else "")
+    rank, how = failures[0]["rank"], how_ended(failures[0]["code"])
+    tail = " | ".join(log_tail(folder, TAIL_LINES, rank).splitlines())
+    return f"rank {rank} {how}" + (f"; last lines of its log: {tail}" if tail else "; its log is empty")
