@@ -133,7 +133,7 @@ LONG = {
     "apex": "amp/_engine/device_skip_trajectories multi_tensor_apply/launches optimizers/against_torch optimizers/math",
     "base": "files/read files/run_files patches",
     "diagnosis": "diagnose holds observation ranges",
-    "experiment": "experiment follow interim_analyses reference_look run_order",
+    "experiment": "experiment interim_analyses reference_look run_order",
     "guards": "mistakes no_false_alarms",
     "results/analysis": "conclusions/headline counts same_work survivors",
     "results/analysis/inference": "granularity sample_size verdict",

@@ -99,7 +99,6 @@ OLD_NAMES = {
     "--size": "--scale",
     "--sweep": "--vary",
     "--target": "--target-top1",
-    "--unsafe-load": "--trust-checkpoint",
 }
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping
@@ -54,7 +52,6 @@ __all__ = [
     "RECIPE_OPTIONS",
     "arm_from_flags",
     "arm_options",
-    "callback_option",
     "json_option",
     "margin_options",
     "output_options",
@@ -62,8 +59,6 @@ __all__ = [
     "printing_options",
     "recipe_options",
     "typed_command",
-    "wait_option",
-    "wait_seconds",
 ]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -120,7 +115,6 @@ RECIPE_OPTIONS: tuple[tuple[str, str, str], ...] = (  # flags, the path of the s
     ("--save-every-steps", "saving.every_steps", CHECKPOINTS),
     ("--save-every-epochs", "saving.every_epochs", CHECKPOINTS),
     ("--async-save", "saving.in_background", CHECKPOINTS),
-    ("--checkpoint-format", "saving.format", CHECKPOINTS),
     ("--save-apex-format", "saving.apex_layout", CHECKPOINTS),
     ("--weights-format", "saving.weights_format", CHECKPOINTS),
     ("--resume", "saving.resume", CHECKPOINTS),
@@ -157,7 +151,6 @@ METAVARS: dict[str | type, str] = {
     int: "N",
     float: "NUMBER",
 }
-FOREVER = "forever"
 OUTPUT_DTYPE = Choice(("fp32", "fp16", "bf16"), {"float32": "fp32", "float": "fp32", **HALF.others})
 ARM_OPTIONS: dict[str, dict[str, Any]] = {  # of an arm, in the order of the help
     "--opt-level": {"type": LEVEL, "help": "opt level of Apex; needs no --backend"},
@@ -268,22 +261,9 @@ def output_options(function: Function) -> Function:
     options = [
         option("--output-dir", "-o", type=FOLDER, group=OUTPUT, help="run directory  [default: runs/COMMAND-HASH]"),
         option("--force", is_flag=True, group=OUTPUT, help="ignore records of earlier calls and run again"),
-        wait_option(),
         option("--dry-run", is_flag=True, group=OUTPUT, help="print what would run, and exit"),
     ]
     return add_options(options, printing_options(function))
-
-
-def callback_option() -> Callable[[Function], Function]:
-    """Return the option `--callback`."""
-    return option(
-        "--callback",
-        "callbacks",
-        multiple=True,
-        metavar="MODULE:FACTORY",
-        group=OUTPUT,
-        help="factory of an ampcompare.Callback, called at each step, epoch and end of a run; repeatable",
-    )
 
 
 def printing_options(function: Function) -> Function:
@@ -325,36 +305,6 @@ def number_or_text(value: str | None) -> float | str | None:
         return None if value is None else float(value)
     except ValueError:
         return value
-
-
-def wait_option() -> Callable[..., Any]:
-    """Return the option `--wait [TIME]`."""
-    return option(
-        "--wait",
-        group=OUTPUT,
-        is_flag=False,
-        flag_value=FOREVER,
-        metavar="[TIME]",
-        help="wait while another command uses the run directory, at most this long",
-    )
-
-
-def wait_seconds(wait: str | None) -> float:
-    """Return how long to wait for another command.
-
-    Raises:
-        ConfigError: it is not a time.
-    """
-    from ampcompare.base.formatting import parse_duration
-
-    if wait is None:
-        return 0.0
-    if wait == FOREVER:
-        return math.inf
-    seconds = float(wait) if re.fullmatch(r"\d{1,9}(\.\d{1,9})?", wait) else parse_duration(wait)
-    if seconds is None:
-        raise ConfigError(f"--wait {wait!r} is not a time such as 30 (seconds), 10m or 1h30m")
-    return seconds
 
 
 def typed_command() -> str:

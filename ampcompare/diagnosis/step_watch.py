@@ -32,7 +32,7 @@ class StepWatch(StepObserver):
     Args:
         observation: gets the numbers of each step.
         steps: updates to make; up to 20 skipped ones are added.
-        at: steps to watch; None for all.
+        is_idle: only count the steps, as on a rank that is not watched.
         reference: type of the wide run; None for ranges alone.
         kept_lines: file:line of calls that run in fp32.
 
@@ -46,13 +46,13 @@ class StepWatch(StepObserver):
         observation: Observation,
         *,
         steps: int,
-        at: Sequence[int] | None = None,
+        is_idle: bool = False,
         reference: torch.dtype | None = torch.float32,
         kept_lines: Sequence[str] = (),
     ) -> None:
         self.observation = observation
         self.steps = steps
-        self.at = at
+        self.is_watched = not is_idle
         self.scale = 1.0
         self.sites = Sites()
         self.updates = UpdateCounter(self.sites.parameters)
@@ -84,18 +84,13 @@ class StepWatch(StepObserver):
         self.observation.failures |= set() if self._reference is None else self._reference.failures
 
     @property
-    def is_watched(self) -> bool:
-        """Whether the present step is one to watch."""
-        return self.at is None or self._step in self.at
-
-    @property
     def is_over(self) -> bool:
         """Whether all steps are made, or further ones show nothing new."""
         is_made = self._applied >= self.steps or self._step >= self.steps + MAX_SKIPPED
         return is_made or self.observation.is_broken
 
     def begin_step(self) -> None:
-        """Count the weights with which a step begins, if it is watched."""
+        """Count the weights with which a step begins."""
         self.operations.is_paused = not self.is_watched
         if self.is_watched:
             self.add_weights()
@@ -104,7 +99,7 @@ class StepWatch(StepObserver):
         self.end_step(all(outcome.applied), optimizers)
 
     def end_step(self, applied: bool, optimizers: Sequence[Optimizer]) -> None:
-        """Hand over what the step has shown, if it was watched.
+        """Hand over what the step has shown.
 
         Args:
             optimizers: which have changed weights.

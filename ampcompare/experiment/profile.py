@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ampcompare.base.errors import AmpCompareError, ConfigError, LaunchError
+from ampcompare.base.errors import AmpCompareError, LaunchError
 from ampcompare.base.files.run_files import RunFile
 from ampcompare.base.files.write import write_atomically
 from ampcompare.diagnosis.profiling.options import ProfileOptions, ProfileRequest, profile_in_child
@@ -64,7 +64,12 @@ def profile(
         traces.append((config.arm, trace))
     result = _compare_profiles(options, arms, loop)
     if output_dir is not None:
-        for path in [*write_result(result, output_dir, ("json", "md", "html")), *_write_trace(traces, output_dir)]:
+        written = write_result(result, output_dir, ("json", "md", "html"))
+        merged = merged_trace(traces)
+        if merged["traceEvents"]:
+            written = [*written, output_dir / RunFile.TRACE]
+            write_atomically(written[-1], json.dumps(merged) + "\n")
+        for path in written:
             say(f"wrote {path}")
     return result
 
@@ -107,25 +112,6 @@ def _compare_profiles(options: ProfileOptions, arms: Sequence[ArmProfile], loop:
     return result.model_copy(update={"headline": headline_of(result)})
 
 
-def _write_trace(traces: Sequence[tuple[str, Mapping[str, Any]]], folder: Path) -> list[Path]:
-    merged = merged_trace(traces)
-    if not merged["traceEvents"]:
-        return []
-    path = folder / RunFile.TRACE
-    write_atomically(path, json.dumps(merged) + "\n")
-    return [path]
-
-
-def require_arms(arms: Sequence[str]) -> None:
-    """Check that there is an arm to profile.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    if not arms:
-        raise ConfigError("profile needs at least one arm; name one with --arm")
-
-
 def steps_needed(steps: int, profiled: int) -> int:
     """Return how many steps a script has to make for a profile with so many that are timed, and so many profiled."""
     return steps + profiled + 8
@@ -165,16 +151,8 @@ def profile_script(config: RunConfig, folder: Path, *, steps: int, profiled: int
             "the script ended before its steps were profiled; a step is a backward pass and an optimizer step, and a "
             f"profile takes {steps_needed(steps, profiled)} of them: let it train longer, or lower --steps"
         )
-    ranks = [_read_profile(request.answer(rank)) for rank in range(config.processes) if request.answer(rank).exists()]
-    found = ranks[0].model_copy(update={"ranks": _times(ranks) if len(ranks) > 1 else []})
+    files = [path for rank in range(config.processes) if (path := request.answer(rank)).exists()]
+    ranks = [ArmProfile.model_validate_json(path.read_text(encoding="utf-8")) for path in files]
+    times = [RankTimes(rank=at, seconds=one.seconds, communication=one.communication) for at, one in enumerate(ranks)]
+    found = ranks[0].model_copy(update={"ranks": times if len(times) > 1 else []})
     return found, json.loads(request.trace.read_text(encoding="utf-8"))
-
-
-def _read_profile(path: Path) -> ArmProfile:
-    return ArmProfile.model_validate_json(path.read_text(encoding="utf-8"))
-
-
-def _times(ranks: Sequence[ArmProfile]) -> list[RankTimes]:
-    return [
-        RankTimes(rank=rank, seconds=one.seconds, communication=one.communication) for rank, one in enumerate(ranks)
-    ]

@@ -56,7 +56,6 @@ def verify_conversion(
     to: str,
     config: RunConfig | None = None,
     steps: int = 10,
-    trust: bool = False,
 ) -> Continued:
     """Train a few steps from both files, each in a separate process, on the same batches.
 
@@ -71,7 +70,7 @@ def verify_conversion(
         CheckpointError: a file does not fit the model or the optimizer.
         LaunchError: training raised.
     """
-    recipes = [_recipe(path, trust) for path in (source, target)]
+    recipes = [_recipe(path) for path in (source, target)]
     if config is None:
         recipe = recipes[0][0] or recipes[1][0]
         if recipe is None:
@@ -84,7 +83,7 @@ def verify_conversion(
     from_apex = to == "native" if kind is None else kind != "native"
     guessed = (apex if from_apex else native, apex if to == "apex" else native)
     found = [
-        _continue(config, path, own or arm, steps, trust)
+        _continue(config, path, own or arm, steps)
         for path, (_, own), arm in zip((source, target), recipes, guessed, strict=True)
     ]
     first, second = found
@@ -96,22 +95,21 @@ def verify_conversion(
     )
 
 
-def _recipe(path: Path, trust: bool) -> tuple[dict[str, Any] | None, str | None]:
+def _recipe(path: Path) -> tuple[dict[str, Any] | None, str | None]:
     """Return the recipe and the arm that a checkpoint of ampcompare contains."""
     from ampcompare.training.checkpoint.convert.load import load_any
 
-    state, _ = load_any(path, trust=trust)
+    state, _ = load_any(path)
     recipe, arm = state.get("recipe"), state.get("arm")
     return recipe if isinstance(recipe, dict) else None, arm if isinstance(arm, str) else None
 
 
-def _continue(config: RunConfig, checkpoint: Path, arm: str, steps: int, trust: bool) -> dict[str, Any]:
+def _continue(config: RunConfig, checkpoint: Path, arm: str, steps: int) -> dict[str, Any]:
     settings = validate(RunConfig, {**config.model_dump(mode="json"), "arm": arm, "processes": 1, "parallel": {}})
     options = {
         "config": settings.model_dump(mode="json"),
         "checkpoint": str(checkpoint),
         "steps": steps,
-        "trust": trust,
     }
     answer = call_in_child(PROGRAM, seconds=TIME_LIMIT, options=options, shared=settings.writable_paths())
     if not answer.done:

@@ -25,7 +25,7 @@ __all__ = ["continue_checkpoint"]
 
 
 @answering_errors
-def continue_checkpoint(config: dict[str, Any], checkpoint: str, steps: int, trust: bool) -> dict[str, Any]:
+def continue_checkpoint(config: dict[str, Any], checkpoint: str, steps: int) -> dict[str, Any]:
     """Train from a checkpoint on the first batches of the recipe, at the learning rates that it contains.
 
     Returns:
@@ -33,13 +33,13 @@ def continue_checkpoint(config: dict[str, Any], checkpoint: str, steps: int, tru
     """
     settings = validate(RunConfig, config)
     with own_group(settings):
-        return _continue(settings, Path(checkpoint), steps, trust)
+        return _continue(settings, Path(checkpoint), steps)
 
 
-def _continue(config: RunConfig, checkpoint: Path, steps: int, trust: bool) -> dict[str, Any]:
+def _continue(config: RunConfig, checkpoint: Path, steps: int) -> dict[str, Any]:
     torch.set_num_threads(config.threads)
     recipe, device = config.recipe, resolve_device(config.device)
-    state = load_ours(checkpoint, trust=trust)
+    state = load_ours(checkpoint)
     precision = make_precision(config.arm, device=str(device))
     task = make_task(recipe)
     assembly = assemble(recipe, task, precision, device, state=state)

@@ -105,14 +105,3 @@ def test_the_bound_is_that_of_fp16(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for second, agrees in ((1.0078125, True), (1.0079, False), (float("nan"), False)):
         found = Continued(("a", "b"), ([1.0, 1.0], [second, 5.0]), ([], []), (0, 0))
         assert found.agrees is agrees
-
-
-def test_objects_that_are_trusted_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With `--unsafe-load` a line on stderr says which objects of the file were trusted, and the rest is converted."""
-    source = tmp_path / "a.pt"
-    amp = {"loss_scaler0": {"loss_scale": 1024.0, "unskipped": 3}}
-    torch.save({"model": torch.nn.Linear(2, 2), "amp": amp}, source)
-    words = ["convert", str(source), str(tmp_path / "b.pt"), "--to", "native"]
-    assert main(words) == 2
-    assert main([*words, "--unsafe-load"]) == 0
-    assert f"note: {source} holds model: torch.nn.modules.linear.Linear" in capsys.readouterr().err

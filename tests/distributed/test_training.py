@@ -18,6 +18,7 @@ from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.run import StepRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.classification import Classification
+from ampcompare.tasks.data import SampleOptions
 from ampcompare.tasks.in_memory import memory_data
 from ampcompare.training.evaluate import evaluate
 from ampcompare.training.parallel.ranks import ProcessGroup, weights_digest
@@ -181,8 +182,7 @@ def evaluated_with_padding() -> Any:
     batches = [(logits[part], labels[part]) for part in mine.split(5)]
     indices = range(group.rank, 33, group.size)
     part = (torch.zeros(11, 11), torch.arange(11))
-    sizes: dict[str, Any] = {"image_size": None, "channels": None, "train_size": None, "val_size": None}
-    data = memory_data("eleven", part, part, num_classes=11, seed=0, moved_share=0.0, background=0.0, **sizes)
+    data = memory_data("eleven", part, part, SampleOptions(0), num_classes=11, moved_share=0.0, background=0.0)
     return evaluate(
         Classification(data), [nn.Identity()], make_precision("fp32"), batches, CPU, group.sum, indices=indices
     )

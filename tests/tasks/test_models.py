@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ampcompare.base.errors import BackendUnavailable, ConfigError
-from ampcompare.tasks import build_model, models
+from ampcompare.base.errors import ConfigError
+from ampcompare.tasks import build_model
 
 Write = Callable[[str, str], None]
 IMAGE_SHAPES = [(1, 8, 8), (2, 5, 11), (1, 1, 1)]
@@ -120,18 +120,6 @@ def test_samples_that_do_not_fit_are_told_at_once(arch: str, shape: tuple[int, .
     with pytest.raises(ConfigError, match=told) as caught:
         build_model(arch, num_classes=4, sample_shape=shape)
     assert "\n" not in str(caught.value)
-
-
-def test_without_torchvision_its_models_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where torchvision cannot be imported, a name that is not built in leads to its installation."""
-
-    def missing() -> None:
-        raise BackendUnavailable("torchvision cannot be imported")
-
-    monkeypatch.setattr(models, "load_torchvision", missing)
-    with pytest.raises(BackendUnavailable):
-        build_model("resnet18", num_classes=2, sample_shape=(3, 8, 8))
-    assert build_model("convnet", num_classes=2, sample_shape=(3, 8, 8)).training
 
 
 FACTORIES = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -29,7 +29,7 @@ TEMPORARY = "results in use"
 
 @dataclass(frozen=True)
 class Block:
-    """A block of an allocator that is in use: when it was allocated, in ns since 1970, and by which operation.
+    """A block of an allocator that is in use, and when it was allocated, in ns since 1970.
 
     Attributes:
         end: when its address was allocated again, at the earliest.
@@ -39,7 +39,6 @@ class Block:
     bytes: int
     begin: int
     end: float
-    operation: str
 
 
 @dataclass
@@ -150,38 +149,18 @@ class MemoryLedger(OperationMode):
 
         Args:
             blocks: allocated since `begin`.
-            measured: peak bytes of the allocator; None for the sum of what was found, on a CPU.
+            measured: peak bytes of the allocator; None for the sum of its blocks, on a CPU.
             reserved: bytes held by the allocator; None on a CPU.
         """
-        found: list[_Storage] = []
-        work: dict[str, int] = defaultdict(int)
+        storages = [*self._first]
         for block in blocks:
-            known = [one for one in self._all.get(block.address, ()) if block.begin <= one.made < block.end]
-            if known:
-                found.append(known[0])
-            else:
-                work[block.operation] += block.bytes
-        held = [*self._first, *found]
-        alive = {id(one) for one in held}
+            known = (one for one in self._all.get(block.address, ()) if block.begin <= one.made < block.end)
+            if (first := next(known, None)) is not None:
+                storages.append(first)
+        alive = {id(one) for one in storages}
         gone = {id(one) for ones in self._all.values() for one in ones if id(one) not in alive}
         if measured is None:
-            measured = sum(one.bytes for one in held) + sum(work.values())
-        return self._split(held, work, gone, measured, reserved)
-
-    def _split(
-        self,
-        storages: Sequence[_Storage],
-        work: Mapping[str, int],
-        gone: Collection[int],
-        measured: int,
-        reserved: int | None,
-    ) -> Memory:
-        """Return bytes by kind and layer.
-
-        Args:
-            work: bytes inside of operations, by operation.
-            gone: storages that are freed at the peak, by identity.
-        """
+            measured = sum(one.bytes for one in self._first) + sum(block.bytes for block in blocks)
         held: dict[tuple[str, str], int] = defaultdict(int)
         layers: dict[tuple[str, str], int] = defaultdict(int)
         twice: dict[tuple[str, str], int] = defaultdict(int)
@@ -192,13 +171,10 @@ class MemoryLedger(OperationMode):
                 layers[one.module, one.dtype] += one.bytes
                 if one.source is not None and one.source.saved and id(one.source) not in gone:
                     twice[one.module, one.dtype] += min(one.bytes, one.source.bytes)
-        for operation, size in work.items():
-            held[f"workspace of {operation}", ""] += size
-        counted = sum(held.values())
         return Memory(
             measured_bytes=measured,
             held=[Held(kind=kind, dtype=dtype, bytes=size) for (kind, dtype), size in _largest(held)],
-            rest_bytes=measured - counted,
+            rest_bytes=measured - sum(held.values()),
             layers=[Held(kind=name, dtype=dtype, bytes=size) for (name, dtype), size in _largest(layers)[:MAX_LAYERS]],
             kept_twice_bytes=sum(twice.values()),
             kept_twice=[

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from ampcompare.diagnosis.profiling.trace import is_half
 from ampcompare.results.records.profile import ArmProfile, Profile, Reason, Sync, Trial
 
-__all__ = ["BATCH", "deciding", "find_reasons", "headline_of", "with_reasons"]
+__all__ = ["BATCH", "find_reasons", "headline_of", "with_reasons"]
 
 # Shares of a step, or of a peak of memory, from which a part of it is a reason.
 DATA = 0.15
@@ -321,19 +321,6 @@ def headline_of(profile: Profile) -> list[str]:
     """Return a sentence for each arm: how fast and how large it is next to the reference, and the first reason."""
     reference = profile.arms[0]
     return [_sentence(arm, reference) for arm in profile.arms]
-
-
-def deciding(profile: Profile) -> list[str]:
-    """Return the sentences on arms that are not faster than the reference, and for which a reason was measured."""
-    reference = profile.arms[0]
-    return [
-        _sentence(arm, reference)
-        for arm in profile.arms[1:]
-        if arm.seconds
-        and "emulated" not in arm.half
-        and reference.seconds / arm.seconds < FASTER
-        and any(not one.on_gpu for one in arm.reasons)
-    ]
 
 
 def _sentence(arm: ArmProfile, reference: ArmProfile) -> str:

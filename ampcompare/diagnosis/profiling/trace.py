@@ -440,19 +440,14 @@ def merged_trace(traces: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, A
         for event in events:
             if event.get("ph") == "M" and event.get("name") in ("process_name", "process_labels", "process_sort_index"):
                 continue
-            number = numbers.setdefault(event.get("pid"), place * STRIDE + len(numbers))
-            moved = {**event, "pid": number}
+            moved = {**event, "pid": numbers.setdefault(event.get("pid"), place * STRIDE + len(numbers))}
             if "ts" in event:
                 moved["ts"] = float(event["ts"]) - begin
             if "id" in event:  # arrows between host and device would join two arms
                 moved["id"] = f"{place}:{event['id']}"
             merged.append(moved)
         for old, number in numbers.items():
-            what = f"GPU {old}" if isinstance(old, int) and old < 64 else f"{old}"
-            for kind, args in (
-                ("process_name", {"name": f"{name}"}),
-                ("process_labels", {"labels": what}),
-                ("process_sort_index", {"sort_index": number}),
-            ):
+            label = f"GPU {old}" if isinstance(old, int) and old < 64 else f"{old}"
+            for kind, args in (("process_name", {"name": name}), ("process_labels", {"labels": label})):
                 merged.append({"ph": "M", "name": kind, "pid": number, "tid": 0, "args": args})
     return {"schemaVersion": 1, "displayTimeUnit": "ms", "traceEvents": merged}

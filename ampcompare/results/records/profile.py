@@ -36,18 +36,9 @@ WorkKind = Literal[
     "product", "normalization", "pointwise", "cast", "copy", "communication", "emulation", "sync", "other", "host"
 ]
 ReasonKind = Literal[
-    "data",
-    "host",
-    "synchronization",
-    "dimensions",
-    "fp32 operations",
-    "casts",
-    "optimizer",
-    "graph breaks",
-    "small batch",
-    "emulation",
-    "kept twice",
-]
+    "data", "host", "synchronization", "dimensions", "fp32 operations", "casts", "optimizer", "graph breaks",
+    "small batch", "emulation", "kept twice",
+]  # fmt: skip
 PHASES: dict[Phase, str] = {
     "data": "data",
     "forward": "forward pass",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -70,10 +70,6 @@ class Inspection:
     objects: list[str] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
-
-    def data(self) -> dict[str, Any]:
-        """Return it as plain data for JSON."""
-        return asdict(self)
 
 
 def inspect_file(path: Path) -> Inspection:

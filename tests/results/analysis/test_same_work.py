@@ -266,15 +266,6 @@ def test_a_mixed_reference_blocks_all() -> None:
     assert str(row.quality) == "not comparable (trained by half for 30 of 100 steps)"
 
 
-def test_a_resume_into_another_arm_is_another_cell() -> None:
-    """The digest holds the resume into another arm, and none of the saving of an ordinary run."""
-    plain = RunConfig()
-    for saving in ({"every_epochs": 1}, {"resume": "auto"}, {"resume": "x.pt"}, {"resume_into_other_arm": True}):
-        assert RunConfig.model_validate({"saving": saving}).digest() == plain.digest()
-    into = RunConfig.model_validate({"saving": {"resume": "x.pt", "resume_into_other_arm": True}})
-    assert into.digest() != plain.digest()
-
-
 def test_digests_of_ordinary_cells_stay() -> None:
     """Run directories of earlier versions stay usable: the digest of the defaults is what it was."""
     assert RunConfig.model_validate({"recipe": {"seed": 3}, "arm": "half"}).digest() == DIGEST_OF_HALF_3

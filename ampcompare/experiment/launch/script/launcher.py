@@ -26,7 +26,7 @@ from ampcompare.base.processes.client import Fork
 from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, Sandbox
 from ampcompare.base.processes.start import how_ended
 from ampcompare.base.rank_marks import CELL_FOLDER
-from ampcompare.base.secrets import MASK, learn_file, mask, mask_variable
+from ampcompare.base.secrets import MASK, mask, mask_variable
 from ampcompare.experiment.launch.cell_files import (
     earlier_files,
     files_of_other_cells,
@@ -62,7 +62,6 @@ __all__ = ["ScriptLauncher", "failed_script", "pick_value", "script_command", "s
 POLL_SECONDS = 0.2
 PIPE_SECONDS = 2.0
 EXIT_SECONDS = 60.0  # of a process that has written the last row of its record
-SETTINGS = (".yaml", ".yml", ".json", ".toml", ".ini", ".cfg", ".env", ".conf")
 # Exit codes of `ampcompare exec` for errors of ampcompare itself.
 OUR_ERRORS = (2, 3, 4)
 MAX_LAST_LINES = 40
@@ -99,9 +98,6 @@ class ScriptLauncher(ForkingLauncher):
         for old in folder.glob(CellFile.SCRIPTS):
             old.unlink()
         write_config(config, folder)
-        for word in config.script.arguments:
-            if (path := word.rpartition("=")[2]).endswith(SETTINGS):
-                learn_file(Path(path))
         started, begin = datetime.now(UTC).isoformat(timespec="milliseconds"), time.perf_counter()
         code = 0
         output: OutputReader | None = None

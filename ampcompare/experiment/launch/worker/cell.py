@@ -258,7 +258,7 @@ def build(config: RunConfig, folder: Path, device: torch.device, ranks: Communic
     steps_path, epochs_path = (
         folder / name if ranks.is_first else Path(os.devnull) for name in (CellFile.STEPS, CellFile.EPOCHS)
     )
-    saver = Saver(folder / CellFile.CHECKPOINTS, config.saving, _log, steps_path, ranks)
+    saver = Saver(folder / CellFile.CHECKPOINTS, config.saving, _log, steps_path)
     stop = StopRequest(config.saving.stop_at_step)
     session = Session(config, assembly, saver=saver, stop=stop)
     units = config.recipe.batch_size * ranks.size * task.units_per_sample

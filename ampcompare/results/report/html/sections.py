@@ -65,15 +65,12 @@ class Costs(NamedTuple):
     """Memory and time; the charts are of time.
 
     Attributes:
-        fault: why no time is a result; "" where one is.
-        has_times: whether any are drawn.
+        fault: why no time is a result, and none is drawn; "" where one is.
     """
 
-    memory: TrackPlot
-    step_times: TrackPlot
+    plots: Sequence[TrackPlot]
     charts: Sequence[Chart]
     fault: str
-    has_times: bool
 
 
 def page_sections(comparison: Comparison, logs: Mapping[str, str]) -> list[Section]:
@@ -91,18 +88,16 @@ def page_sections(comparison: Comparison, logs: Mapping[str, str]) -> list[Secti
         return [Figure("tracks", lambda: draw(comparison, arms))] if len(arms) > 1 else []
 
     def costs() -> Costs:
-        timing = [*time_charts(arms, reference, most), drift_chart(arms)]
-        has_times = any(arm.timed_runs for arm in arms) or any(chart.is_drawn for chart in timing)
-        return Costs(memory_plot(arms), step_time_plot(arms), timing, fault, has_times)
+        timing = [] if fault else [*time_charts(arms, reference, most), drift_chart(arms)]
+        return Costs([memory_plot(arms), *([] if fault else [step_time_plot(arms)])], timing, fault)
 
     def pictures() -> list[Block]:
         charts = learning_charts(arms[:MOST_ARMS], reference, MOST_POINTS)
         made = [chart for chart in charts if chart.is_drawn]
         return [Figure("pictures", lambda: made, is_bare=True)] if made else []
 
-    def usage() -> list[Block]:
-        plots = [plot for plot in (memory_plot(arms), step_time_plot(arms)) if not plot.sentence]
-        return [Figure("usage", lambda: (plots, fault))]
+    def usage() -> Costs:
+        return Costs([plot for plot in (memory_plot(arms), step_time_plot(arms)) if not plot.sentence], (), fault)
 
     def runs() -> list[Block]:
         table = Table.of(_run_headers(comparison.metric), map(_run, records), caption="Runs")
@@ -132,7 +127,7 @@ def page_sections(comparison: Comparison, logs: Mapping[str, str]) -> list[Secti
         Section("curves", [Figure("curves", lambda: Curves(_curves(arms, reference, most)))], "Curves"),
         Section("costs", [Figure("costs", costs)], "Memory and time"),
         Section("pictures", pictures, "Curves"),
-        Section("usage", usage, "Memory and time", "closed" if fault else "open"),
+        Section("usage", [Figure("costs", usage)], "Memory and time", "closed" if fault else "open"),
         Section("runs", runs, f"{number}, one line each"),
         Section("order", [Figure("order", lambda: order)] if order else [], "Execution order"),
         Section("differing", lambda: _differing(shared(), "What differs between arms")),
@@ -333,7 +328,7 @@ def _loss_scale(arms: Sequence[ArmRuns], most: int) -> Chart:
         "Loss scale",
         " ".join(filter(None, ("After each step; a drop is an overflow.", said, none))),
         "step",
-        [View("", "loss scale", series, stops, log="always")],
+        [View("", "loss scale", series, stops, log=2)],
         sentence=sentence,
     )
 

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
-
-import torch
 
 from ampcompare.base.errors import AmpCompareError, ConversionError
 from ampcompare.base.formatting import printable
 
 __all__ = [
-    "LOGS",
     "Global",
     "NotPickled",
     "Opaque",
-    "Storage",
-    "StoredTensor",
     "describe_fault",
     "holds_only_data",
     "reading",
@@ -49,9 +43,6 @@ def holds_only_data(name: str) -> bool:
     """
     return name in DATA_ONLY or name.rpartition(".")[2].endswith("LossScaler")
 
-
-LOGS = "mmengine.logging.history_buffer.HistoryBuffer"
-"""Class of mmengine's logged losses, of which each of its checkpoints holds some. mmengine resumes without them."""
 
 MAX_NAME = 120
 MAX_FAULT = 120
@@ -138,44 +129,6 @@ class Opaque(metaclass=Global):
         self.entries.extend(values)
 
     add = append
-
-
-@dataclass(frozen=True)
-class Storage:
-    """The bytes that tensors look into: their name inside the file, and the type of their elements."""
-
-    key: str
-    dtype: torch.dtype
-
-
-@dataclass(eq=False)
-class StoredTensor:
-    """A tensor whose elements still lie in the file.
-
-    Attributes:
-        storage: name of the bytes it looks into.
-        offset: of its first element in the storage.
-        conjugate, negative: whether it is the conjugate or the negative of what is stored, which torch does lazily.
-    """
-
-    storage: str
-    dtype: torch.dtype
-    offset: int
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    conjugate: bool = False
-    negative: bool = False
-
-    def __setstate__(self, state: Any) -> None:
-        """Take the attributes of a tensor, which nothing here needs."""
-
-    @property
-    def count(self) -> int:
-        """Number of its elements."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
 
 
 @contextmanager

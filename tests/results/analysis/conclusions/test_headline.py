@@ -187,16 +187,6 @@ def test_what_emulates_a_script_is_its_device(runs: Any) -> None:
     assert any("bf16 is emulated on this CPU, measure on a GPU" in line for line in compare(*records).headline)
 
 
-@pytest.mark.parametrize(("seconds", "advised"), [(0.02, True), (0.005, False)])
-def test_a_slower_arm_is_profiled_next(runs: Any, seconds: float, advised: bool) -> None:
-    """With the options that say what a step does, and none of those on seeds, margins and folders."""
-    command = "ampcompare compare --arm fp32,half:bf16 --seeds 0-4 --device cpu -o r --batch-size=8 -- train.py --lr 1"
-    records = [runs("fp32", FP32), runs("half:bf16", EQUAL, seconds=seconds)]
-    steps = {step.command: step.why for step in compare(*records, command=command).next_steps}
-    profile = "ampcompare profile --arm fp32,half:dtype=bf16 --device cpu --batch-size=8 -- train.py --lr 1"
-    assert steps.get(profile) == ("see why half:bf16 is slower than fp32" if advised else None)
-
-
 def test_untrained(runs: Any) -> None:
     """Where the reference learned nothing there is no verdict and no recommendation, however equal the arms are."""
     comparison = compare(

@@ -132,46 +132,6 @@ def test_copies_of_one_seed_give_no_verdict(copies: int) -> None:
     assert "half, seed 0: a second record of this cell" in comparison.excluded
 
 
-def test_a_plan_that_names_another_cell(run_folder: MakeFolder) -> None:
-    """A plan that gives the cell of one arm to the row of another is named, and the cell is not in that row."""
-    folder = run_folder()
-    path = folder / "plan.json"
-    plan = json.loads(path.read_text())
-    plan["cells"]["half@0"] = plan["cells"]["fp32@0"]
-    path.write_text(json.dumps(plan))
-    comparison = reload_comparison(folder)
-    cell = plan["cells"]["fp32@0"]
-    assert comparison.excluded == [f"{path}: it says that half@0 is cell {cell}, which is fp32, seed 0"]
-    assert _row(comparison).pairs == 4
-
-
-@pytest.mark.parametrize("row", ["half threads=8", "half on_nan=skip tf32=on", "half again", "half nothing=1"])
-def test_a_row_says_what_its_cells_are(run_folder: MakeFolder, row: str) -> None:
-    """A label that names a setting which the cells do not have would allow what is refused without it."""
-    folder = run_folder()
-    path = folder / "plan.json"
-    plan = json.loads(path.read_text())
-    plan["arms"] = ["fp32", row]
-    plan["cells"] = {label.replace("half@", f"{row}@"): cell for label, cell in plan["cells"].items()}
-    path.write_text(json.dumps(plan))
-    comparison = reload_comparison(folder)
-    assert len(comparison.excluded) == 5
-    assert f"it says that {row}@0 is cell" in comparison.excluded[0]
-    assert _row(comparison, row).pairs == 0
-
-
-def test_a_row_may_name_what_its_cells_have(run_folder: MakeFolder) -> None:
-    """Numbers, words, lists and None are compared as a label writes them."""
-    folder = run_folder()
-    path = folder / "plan.json"
-    plan = json.loads(path.read_text())
-    row = "half threads=1 lr=0.05 deterministic=False on_nan=stop betas=(0.9, 0.999) max_skipped=None"
-    plan["arms"] = ["fp32", row]
-    plan["cells"] = {label.replace("half@", f"{row}@"): cell for label, cell in plan["cells"].items()}
-    path.write_text(json.dumps(plan))
-    assert _row(reload_comparison(folder), row).pairs == 5
-
-
 def test_a_run_that_is_not_there_ends_the_test(run_folder: MakeFolder, record_path: FindRecord) -> None:
     """Where a record of the plan was deleted, the others are shown, and nothing is tested on what somebody left."""
     folder = run_folder()
@@ -187,17 +147,6 @@ def test_a_headline_is_never_read_from_a_file(honest: Comparison, stored: tuple[
     for other in (["half is more accurate than fp32."], []):
         path.write_text(json.dumps({**data, "headline": other, "next_steps": []}))
         assert reload_comparison(path) == honest
-
-
-def test_a_report_with_records_under_other_seeds(stored: tuple[dict[str, Any], Path]) -> None:
-    """A record of a report.json that was given another seed is not that of the cell that it names."""
-    data, path = stored
-    for record in data["records"]:
-        record["config"]["recipe"]["seed"] += 10
-    path.write_text(json.dumps(data))
-    comparison = reload_comparison(path)
-    assert len(comparison.excluded) == 10
-    assert "are those of cell" in comparison.excluded[0]
 
 
 def test_nothing_that_can_be_used(run_folder: MakeFolder, record_path: FindRecord) -> None:

@@ -123,7 +123,7 @@ def test_the_answer_is_the_title(rich: Comparison) -> None:
     assert "<title>Use &lt;half&gt;. - ampcompare</title>" in text
     assert re.findall("<h1>(.*)</h1>", text) == ["Use &lt;half&gt;."]
     assert text.index("<h1>") < text.index('<p class="lead">It is fast.</p>') < text.index("Two more seeds.")
-    assert '<pre tabindex="0">ampcompare compare --seeds 0-4</pre><button type="button" class="copy' in text
+    assert "<pre>ampcompare compare --seeds 0-4</pre>" in text
 
 
 def test_a_warning_stands_above_the_title(rich: Comparison) -> None:
@@ -166,9 +166,9 @@ def test_only_settings_that_were_chosen_stand_open(rich: Comparison) -> None:
 
 
 def test_arms_look_the_same_in_all_figures(rich: Comparison) -> None:
-    """Each curve names its arm; looks are told apart by color, symbol or dash."""
+    """Each curve names its arm; looks are told apart by color or dash."""
     parsed = page(rich)
-    looks = [(arm["color"], arm["dash"], arm["shape"]) for arm in parsed.data["arms"]]
+    looks = [(arm["color"], arm["dash"]) for arm in parsed.data["arms"]]
     assert len(set(looks)) == 4
     assert [arm["name"] for arm in parsed.data["arms"]] == [row.arm for row in rich.arms]
     drawn = {one["a"] for chart in parsed.data["charts"] for view in chart["views"] for one in view["series"]}
@@ -199,7 +199,7 @@ def test_equal_curves_are_named_and_not_drawn(rich: Comparison) -> None:
     """Losses that are those of the reference at every point are a sentence; the chart then shows absolute values."""
     parsed = page(rich)
     chart = next(found for found in parsed.data["charts"] if found["key"] == "validation-loss")
-    assert [view["signed"] for view in chart["views"]] == [False]
+    assert [view["signed"] for view in chart["views"]] == [False, False]
     assert "Equal to fp32 at every point, and not drawn as a difference: apex:O2, native:bf16." in parsed.text
 
 
@@ -260,25 +260,13 @@ def test_times_that_are_no_result_are_marked(rich: Comparison) -> None:
     assert "native:bf16 (bf16 emulated)" in page(rich.model_copy(update={"records": records})).text
 
 
-def test_times_are_folded_where_none_is_a_result(rich: Comparison) -> None:
-    """If every arm is emulated, the charts of times open only on request, behind the reason."""
-    records = [record.model_copy(update={"half": "fp16 emulated"}) for record in rich.records]
-    long = [row.model_copy(update={"invalid_time": ""}) for row in rich.arms]
-    text = FORMATS["html"].reporter().render(rich.model_copy(update={"records": records, "arms": long}))
-    assert "Times that do not count: fp32, apex:O2, native:bf16, half (fp16 emulated)." in text
-    folded = text.index('<details class="times">')
-    for key in ("step-times", "time-to-accuracy", "pareto"):
-        assert folded < text.index(f'id="figure-{key}"')
-    assert text.index('id="figure-memory"') < folded
-
-
 def test_invalid_times_are_not_drawn(rich: Comparison) -> None:
     """A figure leaves an arm with invalid times out; where all are invalid, the reason is all that the page shows."""
     timed = {track.index for track in step_time_plot(arms_with_runs(_invalid(rich, ["apex:O2"]))).tracks}
     assert timed == {0, 2}  # a run of the last arm diverged before it had 30 timed steps
-    text = FORMATS["html"].reporter().render(_invalid(rich, [row.arm for row in rich.arms]))
-    assert "Times that do not count: fp32, apex:O2, native:bf16, half (invalid: load 9.0)." in text
-    assert '<details class="times">' not in text
+    parsed = page(_invalid(rich, [row.arm for row in rich.arms]))
+    assert "Times that do not count: fp32, apex:O2, native:bf16, half (invalid: load 9.0)." in parsed.text
+    assert not {"time-to-accuracy", "pareto", "drift"} & {chart["key"] for chart in parsed.data["charts"]}
 
 
 def test_runs_link_to_their_logs(rich: Comparison, tmp_path: Path) -> None:
@@ -396,7 +384,7 @@ KNOWN = {
     *("html", "head", "meta", "title", "style", "body", "header", "nav", "main", "section", "footer", "script"),
     *("h1", "h2", "h3", "h4", "p", "b", "a", "div", "span", "small", "pre", "code", "noscript", "ul", "li"),
     *("table", "caption", "thead", "tbody", "tfoot", "tr", "th", "td", "dl", "dt", "dd", "details", "summary"),
-    *("fieldset", "legend", "label", "input", "button", "output", "figure", "figcaption"),
+    *("label", "input", "button", "figure", "figcaption"),
     *("svg", "g", "rect", "line", "circle", "path", "text"),
 }
 HOSTILE = {
@@ -449,7 +437,7 @@ def test_hostile_text_is_shown_as_text(known: set[str], make_rich: MakeRich, tex
     )
     parsed = Page(FORMATS["html"].reporter(logs={text: "x"}).render(hostile))
     assert parsed.open == []
-    assert len(parsed.scripts) == 3
+    assert len(parsed.scripts) == 2
     assert {name for _, attributes in parsed.elements for name in attributes} <= known
     assert {tag for tag, _ in parsed.elements} <= KNOWN
     if len(text) < 100 and text.isprintable() and text:
@@ -467,7 +455,7 @@ def test_many_arms_are_drawn_small(hundred_arms: str) -> None:
     assert len(boxes) == 100
     assert sum("checked" in attributes for attributes in boxes) == 12
     assert "200 runs, one line each" in parsed.text
-    looks = {(arm["color"], arm["dash"], arm["open"]) for arm in parsed.data["arms"][:36]}
+    looks = {(arm["color"], arm["dash"]) for arm in parsed.data["arms"][:36]}
     assert len(looks) == 36
 
 

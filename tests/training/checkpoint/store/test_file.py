@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import pickle
 import re
 import struct
 import zipfile
@@ -59,11 +58,8 @@ def test_other_programs_open_the_file(tmp_path: Path, make_state: Make) -> None:
     "content, says",
     [
         (b"", "is empty"),
-        (b"epoch,loss\n1,0.5\n", "it is a text file"),
-        (b"\x7fELF\xff\xfe" + bytes(600), "it is not an archive"),
-        (pickle.dumps({"model": 1}), "it is a pickle"),
-        (b"PK\x03\x04" + bytes(10), "was cut off"),
-        (b"PK" + b"ampcompare checkpoint 1 xxh3-128 " + b"0" * 32, "was cut off"),
+        (b"epoch,loss\n1,0.5\n", "is cut off, or not written by ampcompare"),
+        (b"PK" + b"ampcompare checkpoint 1 xxh3-128 " + b"0" * 32, "is cut off, or not written by ampcompare"),
         (b"PK" + bytes(30) + b"ampcompare checkpoint 2 blake3 " + b"0" * 34, "newer ampcompare"),
     ],
 )
