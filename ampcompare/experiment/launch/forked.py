@@ -172,7 +172,7 @@ class ForkedLauncher(ForkingLauncher):
         with (folder / CellFile.LOG).open("wb") as log:
             options: dict[str, Any] = {"output": log.fileno(), "environment": environment, "load": load}
             try:
-                cell = self._fork(lambda server: server.start(f"{CELL}:forked", words, **options))
+                cell = self._fork(lambda server: server.start(f"{CELL}:train_and_exit", words, **options))
             except AskedToStop:
                 return -signal.SIGTERM
         if self._is_asked():

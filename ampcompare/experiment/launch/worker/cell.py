@@ -154,7 +154,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def forked(words: list[str]) -> int:
+def train_and_exit(words: list[str]) -> int:
     """Do as `main` in a fork, which ends with its server, and without cleaning up what is the server's as well."""
     end_with_parent()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a killed process leaves its last lines
