@@ -33,7 +33,7 @@ MANY_FILES = 200
 @option(
     "--format",
     "form",
-    type=Choice(["text", "json", "github", "sarif"]),
+    type=Choice(["text", "json", "github"]),
     default="text",
     show_default=True,
     help="of the report on stdout",

@@ -75,9 +75,6 @@ class Detector:
     def backward(self, losses: Any, grad_outputs: Any) -> None:
         """A backward pass starts, from `losses` and their gradients `grad_outputs` (None stands for ones)."""
 
-    def after_backward(self, losses: Any) -> None:
-        """The pass has ended."""
-
     def block(self, optimizers: Sequence[Any]) -> None:
         """`amp.scale_loss` is entered."""
 
@@ -90,14 +87,8 @@ class Detector:
     def after_attempt(self, optimizer: Any, scaler: Any, applied: bool) -> None:
         """The step has ended; `applied` is False if the scaler skipped it."""
 
-    def zero_grad(self) -> None:
-        """Gradients of a module or an optimizer are cleared."""
-
     def clip(self, parameters: Sequence[Tensor]) -> None:
         """Gradients are clipped."""
-
-    def schedule(self, scheduler: Any) -> None:
-        """The user calls `scheduler.step()`."""
 
     def save(self, value: Any) -> None:
         """`torch.save` writes `value`."""

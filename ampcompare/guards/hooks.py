@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import sys
 import warnings
@@ -14,12 +13,10 @@ from typing import Any
 import torch
 import torch.amp.autocast_mode
 import torch.amp.grad_scaler
-import torch.optim.lr_scheduler
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from ampcompare.base.errors import GuardError
 from ampcompare.base.patches import Layer, Points, Subscriptions, calling_frame, has_stand_in
@@ -36,7 +33,7 @@ MAX_ENTRIES = 16  # of one forward pass; evaluation enters autocast without end
 DEVICES = ("cpu", "cuda", "xpu", "mps")
 ASKED = "_ampcompare_asked"
 CASTS_ITSELF = ("DEEPSPEED", "MEGATRON_LM")  # ways to train in which Accelerate leaves fp16 to another library
-MODULES = (torch.amp.autocast_mode, torch.amp.grad_scaler, torch.optim.lr_scheduler)
+MODULES = (torch.amp.autocast_mode, torch.amp.grad_scaler)
 
 
 class GuardHooks:
@@ -49,13 +46,11 @@ class GuardHooks:
     def __init__(self, sink: ViolationSink, passes: int | None = None) -> None:
         self.facts = ScriptState()
         self._passes = passes
-        self._scheduling = 0
         self._events = Subscriptions(Layer.GUARDS)
         self._detectors = [detector(self.facts, sink) for detector in DETECTORS.values()]
         self._find_listeners()
         self._watch_backward()
         self._watch_optimizers()
-        self._watch_schedulers()
         if not has_stand_in(*Points.MAKE_AUTOCAST):  # else the script's calls are not what happens
             self._watch_scaler()
             _watch_autocast(self._events, self.facts)
@@ -107,7 +102,6 @@ class GuardHooks:
             for block in facts.blocks:
                 block.backwards += 1
             result = original(tensors, grad_tensors, *args, **kwargs)
-            self._notify("after_backward", tensors)
             facts.autocasts.clear()
             return result
 
@@ -130,25 +124,6 @@ class GuardHooks:
         for kind in list(_descendants(Optimizer)):
             watch_step(kind)
         self._events.wrap(Optimizer, "_patch_step_function", patch_step_function)
-        for owner in (Optimizer, nn.Module):
-            self._events.wrap(owner, "zero_grad", self._zero_grad)
-
-    def _watch_schedulers(self) -> None:
-        watched: set[type] = set()
-
-        def watch_step(kind: type) -> None:
-            for cls in kind.__mro__:
-                if "step" in vars(cls) and cls not in watched:
-                    watched.add(cls)
-                    self._events.wrap(cls, "step", self._schedule)
-
-        def init(original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
-            watch_step(type(scheduler))  # one that the script defines
-            original(scheduler, *args, **kwargs)
-
-        for kind in (LRScheduler, *_descendants(LRScheduler)):
-            watch_step(kind)  # type: ignore[arg-type]  # mypy joins the two to `object`
-        self._events.wrap(LRScheduler, "__init__", init)
 
     def _step(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         facts = self.facts
@@ -176,20 +151,6 @@ class GuardHooks:
         self._notify("after_attempt", optimizer, scaler, scaler is None or bool(called))
         self._has_seen_enough()
         return result
-
-    def _zero_grad(self, original: Any, owner: Any, *args: Any, **kwargs: Any) -> Any:
-        self._notify("zero_grad")
-        return original(owner, *args, **kwargs)
-
-    def _schedule(self, original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-        # Schedulers call themselves when they are built, and each other.
-        if not self._scheduling and is_users(calling_frame().f_code.co_filename):
-            self._notify("schedule", scheduler)
-        self._scheduling += 1
-        try:
-            return original(scheduler, *args, **kwargs)
-        finally:
-            self._scheduling -= 1
 
     def _watch_scaler(self) -> None:
         facts = self.facts
@@ -289,11 +250,7 @@ class GuardHooks:
 
         def initialize(original: Any, models: Any, optimizers: Any, properties: Any, *args: Any, **kwargs: Any) -> Any:
             self._notify("initialize", _as_list(models), _as_list(optimizers), properties)
-            result = original(models, optimizers, properties, *args, **kwargs)
-            for optimizer in _as_list(optimizers):
-                if "zero_grad" in vars(optimizer):  # O2 puts one of its own there
-                    optimizer.zero_grad = self._watched_zero_grad(optimizer.zero_grad)
-            return result
+            return original(models, optimizers, properties, *args, **kwargs)
 
         def scale_loss(original: Any, loss: Any, optimizers: Any, *args: Any, **kwargs: Any) -> Any:
             return _WatchedBlock(self, original(loss, optimizers, *args, **kwargs), loss, _as_list(optimizers))
@@ -304,15 +261,6 @@ class GuardHooks:
         for owner in (frontend, amp):
             if "state_dict" in vars(owner):
                 self._events.wrap(owner, "state_dict", self._read_state)
-
-    def _watched_zero_grad(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def zero_grad(*args: Any, **kwargs: Any) -> Any:
-            if self._events.active:
-                self._notify("zero_grad")
-            return original(*args, **kwargs)
-
-        return zero_grad
 
     def enter(self, block: Block) -> None:
         """Record that a `scale_loss` block begins."""

@@ -5,28 +5,28 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from ampcompare.source.edits import Edit
-from ampcompare.source.lint.module import Finding, LintModule, Mistake, Trace, events_between, literal, name_of, rule
-from ampcompare.source.lint.update_events import Event, Kind
+from ampcompare.source.lint.module import (
+    Finding,
+    LintModule,
+    Mistake,
+    Trace,
+    events_before,
+    events_between,
+    literal,
+    name_of,
+    rule,
+)
+from ampcompare.source.lint.update_events import Event, Kind, plain
 from ampcompare.source.syntax import argument
 
 __all__: list[str] = []
 
 GPU_WORDS = ("cuda", "device", "gpu", "rank")
 TYPOS = {f"{wrong}{level}": f"O{level}" for wrong in ("0", "o") for level in range(4)}
-TORCH_DDP_ARGUMENTS = frozenset(
-    {
-        "device_ids",
-        "output_device",
-        "dim",
-        "broadcast_buffers",
-        "find_unused_parameters",
-        "bucket_cap_mb",
-        "process_group",
-        "gradient_as_bucket_view",
-        "static_graph",
-    }
-)
+TORCH_DDP_ARGUMENTS = {
+    "device_ids", "output_device", "dim", "broadcast_buffers", "find_unused_parameters", "bucket_cap_mb",
+    "process_group", "gradient_as_bucket_view", "static_graph",
+}  # fmt: skip
 
 
 def _models(event: Event) -> set[str]:
@@ -42,8 +42,7 @@ def _is_statement(event: Event) -> bool:
     if isinstance(event.statement, ast.Expr):
         return event.statement.value is event.call
     if isinstance(event.statement, ast.Assign) and event.statement.value is event.call:
-        assert isinstance(event.call.func, ast.Attribute)
-        return [name_of(target) for target in event.statement.targets] == [name_of(event.call.func.value)]
+        return [name_of(target) for target in event.statement.targets] == [name_of(event.receiver)]
     return False
 
 
@@ -204,17 +203,13 @@ def order_around_initialize(module: LintModule) -> Iterator[Finding]:
     """What comes before `amp.initialize` and should come after it, or the reverse."""
     for trace, index, event in module.events(Kind.INITIALIZE):
         models = _models(event)
-        before = [other for other in trace[:index] if other.may_follow(event)]
         after = [other for other in trace[index + 1 :] if other.may_follow(event)]
-        for other in before:
+        for other in events_before(trace, event, Kind.WRAP, Kind.HALF):
             again = other.scope is event.scope and other.call.lineno > event.call.lineno  # a second call of it
             again = again or _is_of_callee(other, event)
             if other.kind is Kind.WRAP and other.target and other.target in models and not again:
-                yield module.finding(
-                    "AMP101",
-                    event.call,
-                    f"`{other.target.rpartition(':')[2]}` was wrapped in line {other.call.lineno}",
-                )
+                shown = f"`{plain(other.target)}` was wrapped in line {other.call.lineno}"
+                yield module.finding("AMP101", event.call, shown)
             elif other.kind is Kind.HALF and other.subject in models and _is_statement(other):
                 if other.facts.keys() - event.facts.keys() and event.facts.keys() - other.facts.keys():
                     continue  # two options, of which one may exclude the other
@@ -382,7 +377,7 @@ date = parse(day="01")
     ),
 )
 def opt_level_typo(module: LintModule) -> Iterator[Finding]:
-    """Opt levels written with a zero, as an argument, a default, or the default of an option."""
+    """Opt levels written with a zero, as an argument, a value, or the default of an option."""
     if not module.mentions(r"\bapex\b|\bamp\b"):
         return
     for call in module.calls:
@@ -396,16 +391,6 @@ def opt_level_typo(module: LintModule) -> Iterator[Finding]:
         for name, assigned in scope.values.items():
             if name.endswith("opt_level"):
                 for value in assigned:
-                    yield from _typo(module, value)
-        if isinstance(scope.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            arguments = scope.node.args
-            named = [*arguments.posonlyargs, *arguments.args]
-            pairs = list(zip(reversed(named), reversed(arguments.defaults), strict=False))
-            pairs += [
-                (one, value) for one, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if value
-            ]
-            for parameter, value in pairs:
-                if parameter.arg.endswith("opt_level"):
                     yield from _typo(module, value)
 
 
@@ -465,8 +450,7 @@ def result_of_initialize(module: LintModule) -> Iterator[Finding]:
         named = [name_of(one) for one in (model, optimizer) if one is not None]
         right = ", ".join(named) if all(named) else ""
         if isinstance(statement, ast.Expr):
-            start = module.start(statement)
-            edits: tuple[Edit, ...] = (Edit(start, start, f"{right} = "),) if right else ()
+            edits = module.insert_text(module.start(statement), f"{right} = ") if right else ()
             yield module.finding("AMP402", call, "the result of `amp.initialize` is discarded", edits)
         elif isinstance(statement, ast.Assign) and len(statement.targets) == 1 and optimizer is not None:
             target = statement.targets[0]
@@ -515,8 +499,7 @@ def result_of_conversion(module: LintModule) -> Iterator[Finding]:
     for call in module.calls_of("apex.parallel.convert_syncbn_model"):
         statement, model = module.parents[call], name_of(argument(call, "module", 0) or call.func)
         if isinstance(statement, ast.Expr):
-            start = module.start(statement)
-            edits = (Edit(start, start, f"{model} = "),) if call.args and model else ()
+            edits = module.insert_text(module.start(statement), f"{model} = ") if call.args and model else ()
             yield module.finding("AMP115", call, "the converted model is discarded", edits)
         elif isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Tuple):
             count = len(statement.targets[0].elts)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 
+from ampcompare.source.amp_names import CORE
 from ampcompare.source.branches import is_exclusive
 from ampcompare.source.edits import Edit
 from ampcompare.source.lint.module import EXITS, Finding, LintModule, Mistake, name_of, rule
@@ -15,23 +16,8 @@ from ampcompare.source.syntax import last_name
 __all__ = ["OLD_TF32", "TF32_NAMES", "is_fallback"]
 
 REMOVED = ("amp", "parallel", "fp16_utils", "RNN", "reparameterization", "pyprof")
-OF_APEX = frozenset(
-    {
-        "init",
-        "initialize",
-        "scale_loss",
-        "master_params",
-        "state_dict",
-        "load_state_dict",
-        "disable_casts",
-        "half_function",
-        "float_function",
-        "promote_function",
-        "register_half_function",
-        "register_float_function",
-        "register_promote_function",
-    }
-)
+OF_APEX = {"init", *CORE, "disable_casts"}
+OF_APEX |= {f"{how}{what}_function" for how in ("", "register_") for what in ("half", "float", "promote")}
 PACKAGES = {"torch.cuda.amp": "cuda", "torch.cpu.amp": "cpu"}
 CALLED = ("autocast", "GradScaler")
 DECORATORS = ("custom_fwd", "custom_bwd")
@@ -279,9 +265,7 @@ def device_amp(module: LintModule) -> Iterator[Finding]:
     for node in module.nodes:
         if not isinstance(node, (ast.Name, ast.Attribute)) or not isinstance(node.ctx, ast.Load):
             continue
-        if (node.id if isinstance(node, ast.Name) else node.attr) not in (*CALLED, *DECORATORS) and not isinstance(
-            node, ast.Name
-        ):
+        if isinstance(node, ast.Attribute) and node.attr not in (*CALLED, *DECORATORS):
             continue
         full = module.resolve(node) or ""
         package, _, last = full.rpartition(".")
@@ -327,20 +311,14 @@ def _changed_use(module: LintModule, node: ast.expr, name: str, device: str) -> 
     end = module.end(node)
     if name in DECORATORS:
         if call is None:
-            return (Edit(end, end, f'(device_type="{device}")'),)
+            return module.insert_text(end, f'(device_type="{device}")')
         if any(one.arg is None for one in call.keywords) or call.args:
             return None
-        return (
-            Edit(
-                _opening(module, call),
-                _opening(module, call),
-                f'device_type="{device}"' + (", " if call.keywords else ""),
-            ),
-        )
+        return module.insert_text(_opening(module, call), f'device_type="{device}"' + (", " if call.keywords else ""))
     if call is None or any(isinstance(argument, ast.Starred) for argument in call.args):
         return None
-    opening = _opening(module, call)
-    changed = [Edit(opening, opening, f'"{device}"' + (", " if call.args or call.keywords else ""))]
+    given = ", " if call.args or call.keywords else ""
+    changed = [*module.insert_text(_opening(module, call), f'"{device}"{given}')]
     if name == "autocast":  # whose arguments are in another order
         starts = [module.start(argument) for argument in call.args]
         changed += [Edit(start, start, f"{key}=") for start, key in zip(starts, AUTOCAST, strict=False)]
@@ -455,9 +433,8 @@ def calls(module: LintModule) -> Iterator[Finding]:
         if package in ("torch.cuda.amp", "torch.amp") and last in OF_APEX and isinstance(call.func, ast.Attribute):
             yield module.finding("AMP304", call, f"`{package}` has no `{last}`")
         elif full == "torch.nn.utils.clip_grad_norm":
-            end = module.end(call.func)
             written = name_of(call.func).endswith("clip_grad_norm") and isinstance(call.func, ast.Attribute)
-            edits = (Edit(end, end, "_"),) if written else ()
+            edits = module.insert_text(module.end(call.func), "_") if written else ()
             yield module.finding("AMP306", call, "`clip_grad_norm` is deprecated", edits)
         elif full == "apex.amp.init":
             yield module.finding("AMP307", call, "`amp.init` was removed")
@@ -547,9 +524,6 @@ def not_imported(module: LintModule) -> Iterator[Finding]:
     if "amp" in bound:
         return
     for call in module.calls:
-        if name_of(call.func) in ("amp.initialize", "amp.scale_loss") and not _in_try(module, call):
-            yield module.finding("AMP305", call, "nothing in this module binds `amp`")
-
-
-def _in_try(module: LintModule, node: ast.AST) -> bool:
-    return any(isinstance(outer, ast.Try) for outer in module.ancestors(node))
+        if name_of(call.func) in ("amp.initialize", "amp.scale_loss"):
+            if not any(isinstance(outer, ast.Try) for outer in module.ancestors(call)):
+                yield module.finding("AMP305", call, "nothing in this module binds `amp`")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import partial
 
-from ampcompare.source.edits import Edit
+from ampcompare.source.edits import Edit, Edits
 from ampcompare.source.lint.module import (
     Finding,
     LintModule,
@@ -20,16 +21,6 @@ from ampcompare.source.lint.update_events import Event, Kind, plain
 __all__: list[str] = []
 
 UNKNOWN = (Kind.OPAQUE, Kind.FOREIGN_BACKWARD)
-
-
-def _receiver(module: LintModule, event: Event) -> str:
-    """Return the source of the object whose method is called."""
-    assert isinstance(event.call.func, ast.Attribute)
-    return module.source(event.call.func.value)
-
-
-def _on(event: Event, name: str) -> bool:
-    return name in (event.subject, event.target)
 
 
 @rule(
@@ -92,7 +83,8 @@ def steps_of_both_kinds(module: LintModule) -> Iterator[Finding]:
             backward = last_before(trace, first, Kind.BACKWARD)
             if backward is None or not backward.scaler:
                 continue
-            edits = module.delete(event.statement) if _alone(module, event) else ()
+            delete = partial(Edits.remove, statement=event.statement)
+            edits = module.edit_lines(event.statement, delete) if _alone(module, event) else ()
             message = f"`{plain(event.subject)}` steps in line {other.call.lineno} too, by the scaler"
             yield module.finding("AMP202", event.call, message, edits)
             break
@@ -112,7 +104,7 @@ def _without_scaler(module: LintModule, trace: Trace, event: Event) -> Iterator[
     scaler = plain(last.scaler)
     updates = any(other.kind is Kind.UPDATE for other in trace)
     local = last.scope is event.scope and updates and not event.call.args
-    optimizer = _receiver(module, event)
+    optimizer = module.source(event.receiver)
     edits = module.replace(event.call, f"{scaler}.step({optimizer})") if local else ()
     yield module.finding("AMP203", event.call, f"the gradients are scaled by `{scaler}`", edits)
 
@@ -161,8 +153,9 @@ def update_missing(module: LintModule) -> Iterator[Finding]:
             if any(other.kind is Kind.OPAQUE and other.subject == event.subject for other in trace):
                 continue
             alone = len(steps) == 1 and isinstance(event.statement, ast.Expr)
-            line = f"{_receiver(module, event)}.update()"
-            edits = module.insert_after(event.statement, line) if alone else ()
+            line = f"{module.source(event.receiver)}.update()"
+            update = partial(Edits.after, statement=event.statement, lines=[line])
+            edits = module.edit_lines(event.statement, update) if alone else ()
             yield module.finding("AMP204", event.call, f"`{plain(event.subject)}` is never updated", edits)
             break
 
@@ -317,7 +310,7 @@ def unscale_again(module: LintModule) -> Iterator[Finding]:
                 if other.kind is Kind.UPDATE:
                     break
                 continue
-            if other.kind is Kind.UPDATE or (other.kind is Kind.OPAQUE and _on(other, event.subject)):
+            if other.kind is Kind.UPDATE or (other.kind is Kind.OPAQUE and other.subject == event.subject):
                 break
             if other.subject != event.subject or other.target != event.target or other.call is event.call:
                 continue
@@ -414,6 +407,6 @@ def _unscaled_finding(code: str, module: LintModule, step: Event, event: Event) 
     loss = event.call.func.value if isinstance(event.call.func, ast.Attribute) else None
     edits: tuple[Edit, ...] = ()
     if loss is not None and step.scope is event.scope and isinstance(loss, (ast.Name, ast.Attribute)):
-        edits = module.replace(loss, f"{_receiver(module, step)}.scale({module.source(loss)})")
+        edits = module.replace(loss, f"{module.source(step.receiver)}.scale({module.source(loss)})")
     shown = f"`{plain(event.subject)}` is not scaled by `{plain(step.subject)}`"
     return module.finding(code, event.call, shown, edits)

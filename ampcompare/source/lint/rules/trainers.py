@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from ampcompare.source.edits import Edit
 from ampcompare.source.lint.module import Finding, LintModule, Mistake, literal, name_of, rule
+from ampcompare.source.syntax import is_literal
 
 __all__: list[str] = []
 
@@ -162,7 +163,6 @@ def _optimizes_by_hand(module: LintModule, node: ast.ClassDef) -> bool:
     return any(
         isinstance(part, ast.Assign)
         and name_of(part.targets[0]) == "self.automatic_optimization"
-        and isinstance(part.value, ast.Constant)
-        and part.value.value is False
+        and is_literal(part.value, False)
         for part in ast.walk(node)
     )

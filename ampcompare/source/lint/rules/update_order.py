@@ -7,12 +7,13 @@ import re
 from collections.abc import Iterator
 
 from ampcompare.source.branches import Facts, facts_at
-from ampcompare.source.edits import Edit
 from ampcompare.source.lint.module import (
     Finding,
     LintModule,
     Mistake,
     Trace,
+    events_after,
+    events_before,
     events_between,
     first_after,
     last_before,
@@ -208,17 +209,11 @@ for batch in loader:
 )
 def clip_after_step(module: LintModule) -> Iterator[Finding]:
     """Clipping between a step and the next `zero_grad` or backward pass."""
-    for trace, index, event in module.events(Kind.CLIP, with_amp=True):
-        before = [
-            other
-            for other in trace[:index]
-            if other.may_follow(event) and other.kind in (*STEPS, Kind.BACKWARD, Kind.FOREIGN_BACKWARD, Kind.UNSCALE)
-        ]
-        if len(before) < 2 or before[-1].kind not in STEPS or before[-1].loops != event.loops:
+    for trace, _, event in module.events(Kind.CLIP, with_amp=True):
+        before = events_before(trace, event, *STEPS, Kind.BACKWARD, Kind.FOREIGN_BACKWARD, Kind.UNSCALE)
+        if not before or before[-1].kind not in STEPS or before[-1].loops != event.loops:
             continue
-        passes = [other for other in before if other.kind is Kind.BACKWARD]
-        later = [other for other in trace[index + 1 :] if other.may_follow(event)]
-        if not passes or any(other.kind in (*STEPS, Kind.UNSCALE) for other in later):
+        if events_after(trace, event, *STEPS, Kind.UNSCALE) or all(one.kind is not Kind.BACKWARD for one in before):
             continue
         shown = f"`{plain(_optimizer(before[-1]))}` has stepped in line {before[-1].call.lineno}"
         yield module.finding("AMP212", event.call, shown)
@@ -247,7 +242,6 @@ for batch in loader:
     scaler.update()
     scheduler.step()
 """,
-        fixable=True,
     ),
 )
 def scheduler_first(module: LintModule) -> Iterator[Finding]:
@@ -263,13 +257,12 @@ def scheduler_first(module: LintModule) -> Iterator[Finding]:
         if last.loops != event.loops or following.loops != event.loops or _is_own(module, event, own):
             continue
         shown = f"`{plain(_optimizer(following))}` steps after it, in line {following.call.lineno}"
-        yield module.finding("AMP213", event.call, shown, _swap_edits(module, event, following))
+        yield module.finding("AMP213", event.call, shown)
 
 
 def _is_own(module: LintModule, event: Event, classes: set[str]) -> bool:
     """Return whether a scheduler is of a class outside torch, which may set the first rate in its first step."""
-    assert isinstance(event.call.func, ast.Attribute)
-    last = name_of(event.call.func.value).rpartition(".")[2]
+    last = name_of(event.receiver).rpartition(".")[2]
     for scope in module.scopes:
         for name, values in scope.values.items():
             if name.rpartition(".")[2] != last:
@@ -282,29 +275,6 @@ def _is_own(module: LintModule, event: Event, classes: set[str]) -> bool:
                 if kind in classes or (kind[:1].isupper() and not made.startswith(LIBRARIES)):
                     return True
     return False
-
-
-def _swap_edits(module: LintModule, event: Event, step: Event) -> tuple[Edit, ...]:
-    """Return the edit that moves the scheduler below the step and the update that follow it directly."""
-    block, index = module.siblings(event.statement)
-    if step.statement not in block[index + 1 : index + 2] or not isinstance(event.statement, ast.Expr):
-        return ()
-    last = step.statement
-    for other in block[index + 2 : index + 3]:
-        if (
-            isinstance(other, ast.Expr)
-            and isinstance(other.value, ast.Call)
-            and name_of(other.value.func).endswith(".update")
-        ):
-            last = other
-    if not module.is_alone(event.statement) or not module.is_alone(last):
-        return ()
-    first = module.line_start(event.statement.lineno)
-    end = module.line_start((event.statement.end_lineno or 0) + 1)
-    below = module.line_start((last.end_lineno or 0) + 1)
-    if not module.text[:below].endswith("\n"):
-        return ()
-    return (Edit(first, below, module.text[end:below] + module.text[first:end]),)
 
 
 @rule(
@@ -385,11 +355,8 @@ def zero_grad_missing(module: LintModule) -> Iterator[Finding]:
             # A function of one step may be called by a file that clears, unless it does so itself in another branch.
             if event.kind not in STEPS or not (event.loops or seen):
                 continue
-            known = [
-                one
-                for one in trace[: trace.index(event)]
-                if one.kind is Kind.BACKWARD and one.loops == event.loops and _scales_for(one, event)
-            ]
+            passes = (one for one in trace[: trace.index(event)] if one.kind is Kind.BACKWARD)
+            known = [one for one in passes if one.loops == event.loops and _scales_for(one, event)]
             unknown = any(one.kind is Kind.OPAQUE and one.subject == optimizer for one in trace)
             if not known or unknown or known[-1].scope is not event.scope:
                 continue
