@@ -48,20 +48,12 @@ class Detector:
     Attributes:
         guard: the text; every subclass has its own.
         defined: all subclasses, in the order of their definition.
-
-    Raises:
-        TypeError: a subclass without a guard, or with the name of another one.
     """
 
     guard: ClassVar[Guard]
     defined: ClassVar[list[type[Detector]]] = []
 
     def __init_subclass__(cls) -> None:
-        guard = vars(cls).get("guard")
-        if not isinstance(guard, Guard):
-            raise TypeError(f"{cls.__name__} has no guard; write `guard = Guard(...)` in the class")
-        if any(other.guard.name == guard.name for other in Detector.defined):
-            raise TypeError(f"{cls.__name__}: there is a guard {guard.name!r} already; choose another name")
         Detector.defined.append(cls)
 
     def __init__(self, facts: ScriptState, sink: ViolationSink) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import sys
 import warnings
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -65,10 +65,10 @@ class GuardHooks:
         self._events.end()
 
     def _has_seen_enough(self) -> bool:
-        if self._passes is None or self.facts.backwards < self._passes:
-            return False
-        self.end()
-        return True
+        enough = self._passes is not None and self.facts.backwards >= self._passes
+        if enough:
+            self.end()
+        return enough
 
     def _find_listeners(self) -> None:
         self._listeners = {
@@ -129,8 +129,7 @@ class GuardHooks:
         facts = self.facts
         if facts.scaler_stepping:
             facts.scaler_stepping[-1].append(optimizer)
-            return original(optimizer, *args, **kwargs)
-        if facts.stepping:  # an optimizer around another
+        if facts.stepping:  # by a scaler, or an optimizer around another
             return original(optimizer, *args, **kwargs)
         return self._attempt(optimizer, None, lambda: original(optimizer, *args, **kwargs))
 
@@ -236,9 +235,22 @@ class GuardHooks:
         for kind in (DataParallel, DistributedDataParallel):
             self._events.wrap(kind, "__init__", init)
 
-    def watch_accelerate(self, accelerator: Any) -> None:
-        """Watch the class `Accelerator` of `accelerate.accelerator`, once that is imported."""
-        _watch_accelerators(self._events, self.facts, accelerator)
+    def watch_accelerate(self, kind: Any) -> None:
+        """Record each `Accelerator` that is asked for fp16 and neither casts nor scales: it has no fp16 on a CPU.
+
+        Args:
+            kind: the class, once it is imported.
+        """
+
+        def init(original: Any, accelerator: Any, *args: Any, **kwargs: Any) -> None:
+            original(accelerator, *args, **kwargs)
+            is_off = accelerator.mixed_precision == "fp16" and not accelerator.native_amp
+            # An arm of ampcompare's own says itself what it runs.
+            if is_off and accelerator.distributed_type not in CASTS_ITSELF:
+                if is_users(calling_frame().f_code.co_filename):
+                    self.facts.accelerators_off.append((accelerator.device.type, _own_location()))
+
+        self._events.wrap(kind, "__init__", init)
 
     def watch_amp(self, amp: Any) -> None:
         """Watch `apex.amp`, ampcompare's or the real one, once it is imported."""
@@ -253,7 +265,7 @@ class GuardHooks:
             return original(models, optimizers, properties, *args, **kwargs)
 
         def scale_loss(original: Any, loss: Any, optimizers: Any, *args: Any, **kwargs: Any) -> Any:
-            return _WatchedBlock(self, original(loss, optimizers, *args, **kwargs), loss, _as_list(optimizers))
+            return self._watch_block(original(loss, optimizers, *args, **kwargs), loss, _as_list(optimizers))
 
         self._events.wrap(frontend, "_initialize", initialize)
         for owner in (handle, amp):
@@ -262,47 +274,22 @@ class GuardHooks:
             if "state_dict" in vars(owner):
                 self._events.wrap(owner, "state_dict", self._read_state)
 
-    def enter(self, block: Block) -> None:
-        """Record that a `scale_loss` block begins."""
-        self._notify("block", block.optimizers)
-        self.facts.blocks.append(block)
-
-    def leave(self, block: Block, *, failed: bool) -> None:
-        """Record that it ends."""
-        self.facts.blocks.remove(block)
-        if not failed:
-            self._notify("after_block", block.optimizers)
-
-    def mark_scaled(self, loss: Any) -> None:
-        """Record a loss that a block has scaled."""
-        if isinstance(loss, Tensor):
-            self.facts.scaled[id(loss)] = loss
-
-
-class _WatchedBlock(AbstractContextManager[Any]):
-    """One `scale_loss` block."""
-
-    def __init__(self, hooks: GuardHooks, inner: Any, loss: Any, optimizers: list[Any]) -> None:
-        self._hooks, self._inner, self._loss = hooks, inner, loss
-        self._block = Block(optimizers, scaled=False)
-
-    def __enter__(self) -> Any:
-        self._hooks.enter(self._block)
+    @contextmanager
+    def _watch_block(self, inner: Any, loss: Any, optimizers: list[Any]) -> Iterator[Any]:
+        """Enter a `scale_loss` block, and record what happens to its loss."""
+        facts, block = self.facts, Block(optimizers, scaled=False)
+        self._notify("block", optimizers)
+        facts.blocks.append(block)
         try:
-            scaled = self._inner.__enter__()
-        except BaseException:
-            self._hooks.leave(self._block, failed=True)
-            raise
-        if scaled is not self._loss:
-            self._block.scaled = True
-            self._hooks.mark_scaled(scaled)
-        self._loss = None  # else the graph would live as long as the block
-        return scaled
-
-    def __exit__(self, *exception: Any) -> Any:
-        suppressed = self._inner.__exit__(*exception)
-        self._hooks.leave(self._block, failed=exception[0] is not None)
-        return suppressed
+            with inner as scaled:
+                block.scaled = scaled is not loss
+                if block.scaled and isinstance(scaled, Tensor):
+                    facts.scaled[id(scaled)] = scaled
+                del loss  # else the graph would live as long as the block
+                yield scaled
+        finally:
+            facts.blocks.remove(block)
+        self._notify("after_block", optimizers)
 
 
 def _descendants(kind: type[Any]) -> Iterable[type[Any]]:
@@ -379,23 +366,6 @@ def _watch_disabled_scalers(events: Subscriptions, facts: ScriptState) -> None:
             facts.scalers_off.append((str(given.get("device", "cuda")), _own_location()))
 
     events.wrap(*Points.MAKE_SCALER, init)
-
-
-def _watch_accelerators(events: Subscriptions, facts: ScriptState, kind: Any) -> None:
-    """Record each `Accelerator` that is asked for fp16 and neither casts nor scales: Accelerate has no fp16 on a CPU.
-
-    Args:
-        kind: the class.
-    """
-
-    def init(original: Any, accelerator: Any, *args: Any, **kwargs: Any) -> None:
-        original(accelerator, *args, **kwargs)
-        is_off = accelerator.mixed_precision == "fp16" and not accelerator.native_amp
-        # An arm of ampcompare's own says itself what it runs.
-        if is_off and accelerator.distributed_type not in CASTS_ITSELF and is_users(calling_frame().f_code.co_filename):
-            facts.accelerators_off.append((accelerator.device.type, _own_location()))
-
-    events.wrap(kind, "__init__", init)
 
 
 def _point_at_script(events: Subscriptions) -> None:

@@ -17,24 +17,9 @@ from ampcompare.source.syntax import argument, dotted_name, is_literal, last_nam
 from ampcompare.source.versions import LATEST, Versions
 
 __all__ = [
-    "EXITS",
-    "RULES",
-    "Finding",
-    "LintModule",
-    "Mistake",
-    "Rule",
-    "Trace",
-    "events_after",
-    "events_before",
-    "events_between",
-    "first_after",
-    "is_off",
-    "last_before",
-    "literal",
-    "name_of",
-    "rule",
-    "training_scopes",
-]
+    "EXITS", "RULES", "Finding", "LintModule", "Mistake", "Rule", "Trace", "events_after", "events_before",
+    "events_between", "first_after", "is_off", "last_before", "literal", "name_of", "rule", "training_scopes",
+]  # fmt: skip
 
 Trace = list[Event]
 RULES: list[Rule] = []
@@ -64,8 +49,8 @@ class Mistake:
         mistake: what the script does.
         matters: what that does to the training.
         remedy: what to write instead.
-        example: code with the mistake, on each line that ends in a comment with the code.
-        harmless: code that looks like it and is right.
+        script: code with the mistake, on each line that ends in a comment with the code, and its harmless twin: lines
+            that end in `# wrong` are of the one alone, those that end in `# right` of the other.
         fixable: whether `lint --fix` can correct it where it is sure.
         guard: the guard of `exec` that sees the same mistake at run time, if it has another name.
     """
@@ -75,10 +60,23 @@ class Mistake:
     mistake: str
     matters: str
     remedy: str
-    example: str = ""
-    harmless: str = ""
+    script: str = ""
     fixable: bool = False
     guard: str = ""
+
+    @property
+    def example(self) -> str:
+        """The code with the mistake."""
+        return self._lines("wrong", "right")
+
+    @property
+    def harmless(self) -> str:
+        """Code that looks like it and is right."""
+        return re.sub(r"  # AMP\d{3}$", "", self._lines("right", "wrong"), flags=re.MULTILINE)
+
+    def _lines(self, mark: str, other: str) -> str:
+        kept = (line for line in self.script.split("\n") if not line.endswith(f"  # {other}"))
+        return "\n".join(line.removesuffix(f"  # {mark}") for line in kept)
 
 
 @dataclass(frozen=True, eq=False)

@@ -158,8 +158,4 @@ def _property(text: str) -> str:
     return _escape(text).replace(":", "%3A").replace(",", "%2C")
 
 
-FORMATS: dict[str, Callable[[Report], Iterator[str]]] = {
-    "text": _text,
-    "json": _json,
-    "github": _github,
-}
+FORMATS: dict[str, Callable[[Report], Iterator[str]]] = {"text": _text, "json": _json, "github": _github}

@@ -57,15 +57,9 @@ def _is_statement(event: Event) -> bool:
 from apex import amp
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+model, optimizer = amp.initialize(model, optimizer)  # right
 model = DDP(model)
-model, optimizer = amp.initialize(model, optimizer)  # AMP101
-""",
-        """
-from apex import amp
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-model, optimizer = amp.initialize(model, optimizer)
-model = DDP(model)
+model, optimizer = amp.initialize(model, optimizer)  # AMP101  # wrong
 """,
     ),
     Mistake(
@@ -77,16 +71,12 @@ model = DDP(model)
         """
 from apex import amp
 
-net_g, opt_g = amp.initialize(net_g, opt_g, opt_level="O1")
-net_d, opt_d = amp.initialize(net_d, opt_d, opt_level="O1")  # AMP102
-""",
-        """
-from apex import amp
-
-if args.opt_level == "O1":
-    net, opt = amp.initialize(net, opt, opt_level="O1")
-else:
-    net, opt = amp.initialize(net, opt, opt_level=args.opt_level, loss_scale=128.0)
+net_g, opt_g = amp.initialize(net_g, opt_g, opt_level="O1")  # wrong
+net_d, opt_d = amp.initialize(net_d, opt_d, opt_level="O1")  # AMP102  # wrong
+if args.opt_level == "O1":  # right
+    net, opt = amp.initialize(net, opt, opt_level="O1")  # right
+else:  # right
+    net, opt = amp.initialize(net, opt, opt_level=args.opt_level, loss_scale=128.0)  # right
 """,
     ),
     Mistake(
@@ -99,17 +89,10 @@ else:
 from apex import amp
 
 model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
-model.half()  # AMP111
+model.half()  # AMP111  # wrong
 with amp.scale_loss(loss, optimizer) as scaled_loss:
     scaled_loss.backward()
-""",
-        """
-from apex import amp
-
-model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
-with amp.scale_loss(loss, optimizer) as scaled_loss:
-    scaled_loss.backward()
-model.half()
+model.half()  # right
 """,
     ),
     Mistake(
@@ -121,13 +104,8 @@ model.half()
         """
 from apex import amp
 
-model.half()  # AMP112
-model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
-""",
-        """
-from apex import amp
-
-images = images.half()
+model.half()  # AMP112  # wrong
+images = images.half()  # right
 model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
 """,
     ),
@@ -140,15 +118,10 @@ model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
         """
 from apex import amp
 
+model.cuda()  # right
 model, optimizer = amp.initialize(model, optimizer)
-model.cuda()  # AMP113
-""",
-        """
-from apex import amp
-
-model.cuda()
-model, optimizer = amp.initialize(model, optimizer)
-criterion.cuda()
+model.cuda()  # AMP113  # wrong
+criterion.cuda()  # right
 """,
     ),
     Mistake(
@@ -161,15 +134,9 @@ criterion.cuda()
 import apex
 from apex import amp
 
+model = apex.parallel.convert_syncbn_model(model)  # right
 model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
-model = apex.parallel.convert_syncbn_model(model)  # AMP114
-""",
-        """
-import apex
-from apex import amp
-
-model = apex.parallel.convert_syncbn_model(model)
-model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
+model = apex.parallel.convert_syncbn_model(model)  # AMP114  # wrong
 """,
     ),
     Mistake(
@@ -182,18 +149,10 @@ model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
 import torch
 from apex import amp
 
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)  # right
 model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)  # AMP121
-with amp.scale_loss(loss, optimizer) as scaled_loss:
-    scaled_loss.backward()
-""",
-        """
-import torch
-from apex import amp
-
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
-other = torch.optim.SGD(head.parameters(), lr=0.01)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)  # AMP121  # wrong
+other = torch.optim.SGD(head.parameters(), lr=0.01)  # right
 with amp.scale_loss(loss, optimizer) as scaled_loss:
     scaled_loss.backward()
 """,
@@ -289,21 +248,13 @@ import torch
 from apex import amp
 from apex.parallel import convert_syncbn_model
 
+other = torch.optim.SGD(head.parameters(), lr=0.1)  # right
+model = convert_syncbn_model(model)  # right
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-model = convert_syncbn_model(model)  # AMP123
+model = convert_syncbn_model(model)  # AMP123  # wrong
 model, optimizer = amp.initialize(model, optimizer)
 """,
-        """
-import torch
-from apex import amp
-from apex.parallel import convert_syncbn_model
-
-other = torch.optim.SGD(head.parameters(), lr=0.1)
-model = convert_syncbn_model(model)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-model, optimizer = amp.initialize(model, optimizer)
-""",
-    ),
+    )
 )
 def conversion_after_optimizer(module: LintModule) -> Iterator[Finding]:
     """Synchronized batch norm that replaces weights which an optimizer has."""
@@ -330,16 +281,11 @@ def conversion_after_optimizer(module: LintModule) -> Iterator[Finding]:
         """
 from apex import amp
 
+model, optimizer = amp.initialize(model, optimizer)  # right
 amp.load_state_dict(checkpoint["amp"])  # AMP124
-model, optimizer = amp.initialize(model, optimizer)
+model, optimizer = amp.initialize(model, optimizer)  # wrong
 """,
-        """
-from apex import amp
-
-model, optimizer = amp.initialize(model, optimizer)
-amp.load_state_dict(checkpoint["amp"])
-""",
-    ),
+    )
 )
 def loaded_before_initialize(module: LintModule) -> Iterator[Finding]:
     """The state of Apex, loaded before `amp.initialize` makes the loss scales."""
@@ -365,16 +311,12 @@ def loaded_before_initialize(module: LintModule) -> Iterator[Finding]:
         """
 from apex import amp
 
-model, optimizer = amp.initialize(model, optimizer, opt_level="01")  # AMP108
-""",
-        """
-from apex import amp
-
-model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
-date = parse(day="01")
+model, optimizer = amp.initialize(model, optimizer, opt_level="01")  # AMP108  # wrong
+model, optimizer = amp.initialize(model, optimizer, opt_level="O1")  # right
+date = parse(day="01")  # right
 """,
         fixable=True,
-    ),
+    )
 )
 def opt_level_typo(module: LintModule) -> Iterator[Finding]:
     """Opt levels written with a zero, as an argument, a value, or the default of an option."""
@@ -412,12 +354,8 @@ def _typo(module: LintModule, value: ast.expr) -> Iterator[Finding]:
         """
 from apex import amp
 
-model = amp.initialize(model, optimizer, opt_level="O1")  # AMP109
-""",
-        """
-from apex import amp
-
-model = amp.initialize(model, opt_level="O1")
+model = amp.initialize(model, optimizer, opt_level="O1")  # AMP109  # wrong
+model = amp.initialize(model, opt_level="O1")  # right
 """,
         fixable=True,
     ),
@@ -430,12 +368,8 @@ model = amp.initialize(model, opt_level="O1")
         """
 from apex import amp
 
-amp.initialize(model, optimizer, opt_level="O1")  # AMP402
-""",
-        """
-from apex import amp
-
-model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
+amp.initialize(model, optimizer, opt_level="O1")  # AMP402  # wrong
+model, optimizer = amp.initialize(model, optimizer, opt_level="O1")  # right
 """,
         fixable=True,
     ),
@@ -484,15 +418,11 @@ def _overwrites(module: LintModule, call: ast.Call, named: list[str], bound: lis
         """
 from apex.parallel import convert_syncbn_model
 
-convert_syncbn_model(model)  # AMP115
-""",
-        """
-from apex.parallel import convert_syncbn_model
-
-model = convert_syncbn_model(model)
+convert_syncbn_model(model)  # AMP115  # wrong
+model = convert_syncbn_model(model)  # right
 """,
         fixable=True,
-    ),
+    )
 )
 def result_of_conversion(module: LintModule) -> Iterator[Finding]:
     """What the result of Apex's `convert_syncbn_model` is bound to."""
@@ -514,16 +444,12 @@ def result_of_conversion(module: LintModule) -> Iterator[Finding]:
         "it takes `delay_allreduce`, `message_size` and others, and ends with a TypeError",
         "use `torch.nn.parallel.DistributedDataParallel`, or leave these arguments out",
         """
-from apex.parallel import DistributedDataParallel as DDP
+from apex.parallel import DistributedDataParallel as DDP  # wrong
+from torch.nn.parallel import DistributedDataParallel as DDP  # right
 
 model = DDP(model, device_ids=[rank])  # AMP116
 """,
-        """
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-model = DDP(model, device_ids=[rank])
-""",
-    ),
+    )
 )
 def arguments_of_ddp(module: LintModule) -> Iterator[Finding]:
     """Arguments of torch's DistributedDataParallel for Apex's."""

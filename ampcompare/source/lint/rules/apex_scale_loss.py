@@ -46,16 +46,8 @@ import torch
 
 with amp.scale_loss(loss, optimizer) as scaled_loss:
     scaled_loss.backward()
-    torch.nn.utils.clip_grad_norm_(amp.master_params(optimizer), 1.0)  # AMP103
-optimizer.step()
-""",
-        """
-from apex import amp
-import torch
-
-with amp.scale_loss(loss, optimizer) as scaled_loss:
-    scaled_loss.backward()
-torch.nn.utils.clip_grad_norm_(amp.master_params(optimizer), 1.0)
+    torch.nn.utils.clip_grad_norm_(amp.master_params(optimizer), 1.0)  # AMP103  # wrong
+torch.nn.utils.clip_grad_norm_(amp.master_params(optimizer), 1.0)  # right
 optimizer.step()
 """,
         guard="clip-scaled",
@@ -71,14 +63,8 @@ from apex import amp
 
 with amp.scale_loss(loss, optimizer) as scaled_loss:
     scaled_loss.backward()
-    optimizer.step()  # AMP105
-""",
-        """
-from apex import amp
-
-with amp.scale_loss(loss, optimizer) as scaled_loss:
-    scaled_loss.backward()
-optimizer.step()
+    optimizer.step()  # AMP105  # wrong
+optimizer.step()  # right
 """,
     ),
     Mistake(
@@ -90,15 +76,9 @@ optimizer.step()
         """
 from apex import amp
 
-with amp.scale_loss(loss, optimizer) as scaled_loss:
+with amp.scale_loss(loss, optimizer) as scaled_loss:  # wrong
+with amp.scale_loss(loss, optimizer) as loss:  # right
     loss.backward()  # AMP106
-optimizer.step()
-""",
-        """
-from apex import amp
-
-with amp.scale_loss(loss, optimizer) as loss:
-    loss.backward()
 optimizer.step()
 """,
         fixable=True,
@@ -137,20 +117,11 @@ def inside_the_block(module: LintModule) -> Iterator[Finding]:
 from apex import amp
 from torch.nn.utils import clip_grad_norm_
 
-model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
+model, optimizer = amp.initialize(model, optimizer, opt_level="O2")  # wrong
+model, optimizer = amp.initialize(model, optimizer, opt_level="O1")  # right
 with amp.scale_loss(loss, optimizer) as scaled_loss:
     scaled_loss.backward()
 clip_grad_norm_(model.parameters(), 1.0)  # AMP104
-optimizer.step()
-""",
-        """
-from apex import amp
-from torch.nn.utils import clip_grad_norm_
-
-model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
-with amp.scale_loss(loss, optimizer) as scaled_loss:
-    scaled_loss.backward()
-clip_grad_norm_(model.parameters(), 1.0)
 optimizer.step()
 """,
         fixable=True,
@@ -168,21 +139,12 @@ from apex import amp
 model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
 with amp.scale_loss(loss, optimizer) as scaled_loss:
     scaled_loss.backward()
-for parameter in model.parameters():
+for parameter in model.parameters():  # wrong
+for parameter in amp.master_params(optimizer):  # right
     parameter.grad.mul_(mask)  # AMP117
 optimizer.step()
-""",
-        """
-from apex import amp
-
-model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
-with amp.scale_loss(loss, optimizer) as scaled_loss:
-    scaled_loss.backward()
-for parameter in amp.master_params(optimizer):
-    parameter.grad.mul_(mask)
-optimizer.step()
-for parameter in model.parameters():
-    parameter.grad = None
+for parameter in model.parameters():  # right
+    parameter.grad = None  # right
 """,
     ),
 )
@@ -338,17 +300,13 @@ def _is_gradient(node: ast.expr) -> bool:
         """
 from apex import amp
 
-scaled_loss = amp.scale_loss(loss, optimizer)  # AMP107
-scaled_loss.backward()
+scaled_loss = amp.scale_loss(loss, optimizer)  # AMP107  # wrong
+scaled_loss.backward()  # wrong
+block = amp.scale_loss(loss, optimizer)  # right
+with block as scaled_loss:  # right
+    scaled_loss.backward()  # right
 """,
-        """
-from apex import amp
-
-block = amp.scale_loss(loss, optimizer)
-with block as scaled_loss:
-    scaled_loss.backward()
-""",
-    ),
+    )
 )
 def without_with(module: LintModule) -> Iterator[Finding]:
     """`scale_loss` whose result is used as if it were the loss."""
@@ -380,20 +338,12 @@ from apex import amp
 for batch in loader:
     with amp.scale_loss(loss, optimizer, delay_unscale=True) as scaled_loss:  # AMP110
         scaled_loss.backward()
+    with amp.scale_loss(other_loss, optimizer) as scaled_loss:  # right
+        scaled_loss.backward()  # right
     optimizer.step()
+    optimizer.zero_grad()  # right
 """,
-        """
-from apex import amp
-
-for batch in loader:
-    with amp.scale_loss(loss, optimizer, delay_unscale=True) as scaled_loss:
-        scaled_loss.backward()
-    with amp.scale_loss(other_loss, optimizer) as scaled_loss:
-        scaled_loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-""",
-    ),
+    )
 )
 def never_unscaled(module: LintModule) -> Iterator[Finding]:
     """Optimizers of which every `scale_loss` delays unscaling."""
@@ -420,23 +370,13 @@ from apex import amp
 for batch in loader:
     optimizer_a.zero_grad()
     optimizer_b.zero_grad()
-    with amp.scale_loss(loss, optimizer_a) as scaled_loss:
+    with amp.scale_loss(loss, optimizer_a) as scaled_loss:  # wrong
+    with amp.scale_loss(loss, [optimizer_a, optimizer_b]) as scaled_loss:  # right
         scaled_loss.backward()
     optimizer_a.step()
     optimizer_b.step()  # AMP125
 """,
-        """
-from apex import amp
-
-for batch in loader:
-    optimizer_a.zero_grad()
-    optimizer_b.zero_grad()
-    with amp.scale_loss(loss, [optimizer_a, optimizer_b]) as scaled_loss:
-        scaled_loss.backward()
-    optimizer_a.step()
-    optimizer_b.step()
-""",
-    ),
+    )
 )
 def scaled_by_another(module: LintModule) -> Iterator[Finding]:
     """Steps with gradients that a `scale_loss` of other optimizers has left scaled."""
@@ -512,14 +452,8 @@ from apex import amp
 
 with amp.scale_loss(loss, optimizer) as scaled_loss:
     scaled_loss.backward()
-total += scaled_loss.item()  # AMP118
-""",
-        """
-from apex import amp
-
-with amp.scale_loss(loss, optimizer) as scaled_loss:
-    scaled_loss.backward()
-total += loss.item()
+total += scaled_loss.item()  # AMP118  # wrong
+total += loss.item()  # right
 """,
         fixable=True,
     ),
@@ -532,14 +466,8 @@ total += loss.item()
         """
 scaled = scaler.scale(loss)
 scaled.backward()
-total += scaled.item()  # AMP228
-scaler.step(optimizer)
-scaler.update()
-""",
-        """
-scaled = scaler.scale(loss)
-scaled.backward()
-total += scaled.item() / scaler.get_scale()
+total += scaled.item()  # AMP228  # wrong
+total += scaled.item() / scaler.get_scale()  # right
 scaler.step(optimizer)
 scaler.update()
 """,

@@ -37,18 +37,12 @@ import torch
 
 with torch.autocast("cuda"):
     loss = model(batch)
-    loss.backward()  # AMP221
+    loss.backward()  # AMP221  # wrong
+    with torch.autocast("cuda", enabled=False):  # right
+        penalty.backward()  # right
+loss.backward()  # right
 """,
-        """
-import torch
-
-with torch.autocast("cuda"):
-    loss = model(batch)
-    with torch.autocast("cuda", enabled=False):
-        penalty.backward()
-loss.backward()
-""",
-    ),
+    )
 )
 def backward_in_autocast(module: LintModule) -> Iterator[Finding]:
     """Backward passes inside an autocast block."""
@@ -76,24 +70,19 @@ def _may_be_on(block: Context, event: Event) -> bool:
         """
 import torch
 
-with torch.autocast("cuda", dtype=torch.bfloat16):
-    for batch in loader:
-        optimizer.zero_grad()
+with torch.autocast("cuda", dtype=torch.bfloat16):  # wrong
+    for batch in loader:  # wrong
+        optimizer.zero_grad()  # wrong
+for batch in loader:  # right
+    optimizer.zero_grad()  # right
+    with torch.autocast("cuda", dtype=torch.bfloat16):  # right
         loss = model(batch)
-        loss.backward()
-        optimizer.step()  # AMP237
+        loss.backward()  # wrong
+        optimizer.step()  # AMP237  # wrong
+    loss.backward()  # right
+    optimizer.step()  # right
 """,
-        """
-import torch
-
-for batch in loader:
-    optimizer.zero_grad()
-    with torch.autocast("cuda", dtype=torch.bfloat16):
-        loss = model(batch)
-    loss.backward()
-    optimizer.step()
-""",
-    ),
+    )
 )
 def loop_in_autocast(module: LintModule) -> Iterator[Finding]:
     """Steps of a loop that runs inside of one autocast block, whose copies of the weights grow old."""
@@ -142,17 +131,13 @@ def _caches(call: ast.Call | None) -> bool:
         """
 import torch
 
-torch.autocast("cuda")  # AMP222
-loss = model(batch)
+torch.autocast("cuda")  # AMP222  # wrong
+loss = model(batch)  # wrong
+context = torch.autocast("cuda")  # right
+with context:  # right
+    loss = model(batch)  # right
 """,
-        """
-import torch
-
-context = torch.autocast("cuda")
-with context:
-    loss = model(batch)
-""",
-    ),
+    )
 )
 def autocast_not_entered(module: LintModule) -> Iterator[Finding]:
     """Autocast that no `with` enters, and autocast that `with` enters or that decorates without a call."""
@@ -180,18 +165,13 @@ def autocast_not_entered(module: LintModule) -> Iterator[Finding]:
         """
 import torch
 
-with torch.autocast("cuda:0"):  # AMP229
-    loss = model(batch)
-""",
-        """
-import torch
-
-device = torch.device("cuda:0")
-with torch.autocast(device.type):
+with torch.autocast("cuda:0"):  # AMP229  # wrong
+device = torch.device("cuda:0")  # right
+with torch.autocast(device.type):  # right
     loss = model(batch)
 """,
         fixable=True,
-    ),
+    )
 )
 def device_of_autocast(module: LintModule) -> Iterator[Finding]:
     """`torch.autocast` without a device type, or with something else than the type of a device."""
@@ -235,18 +215,12 @@ import torch
 
 criterion = torch.nn.BCELoss()
 with torch.autocast("cuda"):
-    loss = criterion(model(batch), target)  # AMP230
+    loss = criterion(model(batch), target)  # AMP230  # wrong
+    output = model(batch)  # right
+    with torch.autocast("cuda", enabled=False):  # right
+        loss = criterion(output.float(), target)  # right
 """,
-        """
-import torch
-
-criterion = torch.nn.BCELoss()
-with torch.autocast("cuda"):
-    output = model(batch)
-    with torch.autocast("cuda", enabled=False):
-        loss = criterion(output.float(), target)
-""",
-    ),
+    )
 )
 def cross_entropy_in_autocast(module: LintModule) -> Iterator[Finding]:
     """`binary_cross_entropy` of probabilities under autocast of a GPU."""
@@ -277,20 +251,14 @@ import torch
 
 with torch.autocast("cuda", dtype=torch.float16):
     loss = model(batch)
-loss.backward()  # AMP232
-optimizer.step()
-""",
-        """
-import torch
-
-with torch.autocast("cuda", dtype=torch.float16):
-    loss = model(batch)
-scaler.scale(loss).backward()
-scaler.step(optimizer)
-scaler.update()
+loss.backward()  # AMP232  # wrong
+optimizer.step()  # wrong
+scaler.scale(loss).backward()  # right
+scaler.step(optimizer)  # right
+scaler.update()  # right
 """,
         guard="autocast-without-dtype",
-    ),
+    )
 )
 def fp16_without_scaler(module: LintModule) -> Iterator[Finding]:
     """Training under fp16 autocast, in a module without any loss scaling."""

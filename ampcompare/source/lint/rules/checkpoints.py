@@ -35,15 +35,9 @@ import torch
 from apex import amp
 
 model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
-torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)  # AMP119
-""",
-        """
-import torch
-from apex import amp
-
-model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
-torch.save({"optimizer": optimizer.state_dict(), "amp": amp.state_dict()}, path)
-torch.save(model.state_dict(), weights)
+torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)  # AMP119  # wrong
+torch.save({"optimizer": optimizer.state_dict(), "amp": amp.state_dict()}, path)  # right
+torch.save(model.state_dict(), weights)  # right
 """,
         guard="amp-state-unsaved",
     ),
@@ -58,14 +52,9 @@ torch.save(model.state_dict(), weights)
 import torch
 
 scaler = torch.amp.GradScaler("cuda")
-torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)  # AMP226
-""",
-        """
-import torch
-
-scaler = torch.amp.GradScaler("cuda")
-torch.save({"optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}, path)
-torch.save(model.state_dict(), weights)
+torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)  # AMP226  # wrong
+torch.save({"optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}, path)  # right
+torch.save(model.state_dict(), weights)  # right
 """,
     ),
 )
@@ -272,14 +261,7 @@ from apex import amp
 
 torch.save({"optimizer": optimizer.state_dict(), "amp": amp.state_dict()}, path)
 optimizer.load_state_dict(torch.load(path)["optimizer"])  # AMP122
-""",
-        """
-import torch
-from apex import amp
-
-torch.save({"optimizer": optimizer.state_dict(), "amp": amp.state_dict()}, path)
-optimizer.load_state_dict(torch.load(path)["optimizer"])
-amp.load_state_dict(torch.load(path)["amp"])
+amp.load_state_dict(torch.load(path)["amp"])  # right
 """,
     ),
     Mistake(
@@ -293,13 +275,7 @@ import torch
 
 torch.save({"optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}, path)
 optimizer.load_state_dict(torch.load(path)["optimizer"])  # AMP231
-""",
-        """
-import torch
-
-torch.save({"optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}, path)
-optimizer.load_state_dict(torch.load(path)["optimizer"])
-scaler.load_state_dict(torch.load(path)["scaler"])
+scaler.load_state_dict(torch.load(path)["scaler"])  # right
 """,
     ),
 )

@@ -46,16 +46,8 @@ SCALE_WORDS = re.compile(r"get_scale|inv_scale")
 import torch
 
 scaler.scale(loss).backward()
+scaler.unscale_(optimizer)  # right
 torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # AMP201
-scaler.step(optimizer)
-scaler.update()
-""",
-        """
-import torch
-
-scaler.scale(loss).backward()
-scaler.unscale_(optimizer)
-torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
 scaler.step(optimizer)
 scaler.update()
 """,
@@ -69,16 +61,10 @@ scaler.update()
         "call `scaler.unscale_(optimizer)` before gradients are read or changed",
         """
 scaler.scale(loss).backward()
+for p in model.parameters():  # right
+    p.grad.mul_(mask)  # right
+scaler.unscale_(optimizer)  # right
 total = sum(p.grad.norm() ** 2 for p in model.parameters())  # AMP218
-scaler.step(optimizer)
-scaler.update()
-""",
-        """
-scaler.scale(loss).backward()
-for p in model.parameters():
-    p.grad.mul_(mask)
-scaler.unscale_(optimizer)
-total = sum(p.grad.norm() ** 2 for p in model.parameters())
 scaler.step(optimizer)
 scaler.update()
 """,
@@ -174,6 +160,8 @@ import torch
 
 if use_amp:
     scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)  # right
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # right
     scaler.step(optimizer)  # AMP235
     scaler.update()
 else:
@@ -181,21 +169,7 @@ else:
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
 """,
-        """
-import torch
-
-if use_amp:
-    scaler.scale(loss).backward()
-    scaler.unscale_(optimizer)
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    scaler.step(optimizer)
-    scaler.update()
-else:
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-""",
-    ),
+    )
 )
 def clipped_without_scaler(module: LintModule) -> Iterator[Finding]:
     """Clipping in the branch of a plain step, where the branch of the scaler's step has none."""
@@ -240,24 +214,14 @@ for batch in loader:
     scaler.scale(model(batch)).backward()
     scaler.unscale_(optimizer)  # AMP219
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    if not torch.isfinite(norm):
-        continue
-    scaler.step(optimizer)
+    if not torch.isfinite(norm):  # wrong
+        continue  # wrong
+    scaler.step(optimizer)  # wrong
+    if torch.isfinite(norm):  # right
+        scaler.step(optimizer)  # right
     scaler.update()
 """,
-        """
-import torch
-
-for batch in loader:
-    optimizer.zero_grad()
-    scaler.scale(model(batch)).backward()
-    scaler.unscale_(optimizer)
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    if torch.isfinite(norm):
-        scaler.step(optimizer)
-    scaler.update()
-""",
-    ),
+    )
 )
 def update_skipped(module: LintModule) -> Iterator[Finding]:
     """`unscale_` whose update depends on a condition that is decided after it."""
@@ -341,21 +305,13 @@ def _ends_otherwise(module: LintModule, scope: Scope, key: str, value: object) -
 import torch
 
 grads = torch.autograd.grad(scaler.scale(loss), model.parameters(), create_graph=True)  # AMP220
-penalty = sum(grad.pow(2).sum() for grad in grads).sqrt()
+penalty = sum(grad.pow(2).sum() for grad in grads).sqrt()  # wrong
+penalty = sum((grad / scaler.get_scale()).pow(2).sum() for grad in grads).sqrt()  # right
 scaler.scale(loss + penalty).backward()
 scaler.step(optimizer)
 scaler.update()
 """,
-        """
-import torch
-
-grads = torch.autograd.grad(scaler.scale(loss), model.parameters(), create_graph=True)
-penalty = sum((grad / scaler.get_scale()).pow(2).sum() for grad in grads).sqrt()
-scaler.scale(loss + penalty).backward()
-scaler.step(optimizer)
-scaler.update()
-""",
-    ),
+    )
 )
 def penalty_of_scaled(module: LintModule) -> Iterator[Finding]:
     """A gradient penalty from gradients of a scaled loss, in a function that divides by no scale."""

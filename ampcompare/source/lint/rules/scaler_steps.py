@@ -7,15 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from ampcompare.source.edits import Edit, Edits
-from ampcompare.source.lint.module import (
-    Finding,
-    LintModule,
-    Mistake,
-    Trace,
-    events_between,
-    last_before,
-    rule,
-)
+from ampcompare.source.lint.module import Finding, LintModule, Mistake, Trace, events_between, last_before, rule
 from ampcompare.source.lint.update_events import Event, Kind, plain
 
 __all__: list[str] = []
@@ -31,19 +23,17 @@ UNKNOWN = (Kind.OPAQUE, Kind.FOREIGN_BACKWARD)
         "the second step applies the gradients again, infinite ones included: the weights become NaN",
         "delete `optimizer.step()`: `scaler.step(optimizer)` calls it if the gradients are finite",
         """
-scaler.scale(loss).backward()
-scaler.step(optimizer)
-optimizer.step()  # AMP202
-scaler.update()
-""",
-        """
-if use_amp:
-    scaler.scale(loss).backward()
-    scaler.step(optimizer)
-    scaler.update()
-else:
-    loss.backward()
-    optimizer.step()
+scaler.scale(loss).backward()  # wrong
+scaler.step(optimizer)  # wrong
+optimizer.step()  # AMP202  # wrong
+scaler.update()  # wrong
+if use_amp:  # right
+    scaler.scale(loss).backward()  # right
+    scaler.step(optimizer)  # right
+    scaler.update()  # right
+else:  # right
+    loss.backward()  # right
+    optimizer.step()  # right
 """,
         fixable=True,
     ),
@@ -55,13 +45,9 @@ else:
         "call `scaler.step(optimizer)` and `scaler.update()` instead of `optimizer.step()`",
         """
 scaler.scale(loss).backward()
+scaler.unscale_(optimizer)  # right
 optimizer.step()  # AMP203
-scaler.update()
-""",
-        """
-scaler.scale(loss).backward()
-scaler.unscale_(optimizer)
-optimizer.step()
+scaler.update()  # wrong
 """,
         fixable=True,
     ),
@@ -125,14 +111,10 @@ def _alone(module: LintModule, event: Event) -> bool:
         """
 scaler.scale(loss).backward()
 scaler.step(optimizer)  # AMP204
-""",
-        """
-scaler.scale(loss).backward()
-scaler.step(optimizer)
-scaler.update()
+scaler.update()  # right
 """,
         fixable=True,
-    ),
+    )
 )
 def update_missing(module: LintModule) -> Iterator[Finding]:
     """A scaler that steps and is updated nowhere in the module."""
@@ -185,16 +167,11 @@ def steps_again(module: LintModule) -> Iterator[Finding]:
         """
 scaler.scale(loss).backward()
 scaler.unscale_(optimizer)
+scaler.step(optimizer)  # right
 scaler.update()  # AMP234
-scaler.step(optimizer)
+scaler.step(optimizer)  # wrong
 """,
-        """
-scaler.scale(loss).backward()
-scaler.unscale_(optimizer)
-scaler.step(optimizer)
-scaler.update()
-""",
-    ),
+    )
 )
 def update_first(module: LintModule) -> Iterator[Finding]:
     """An update between a scaled backward pass and the step."""
@@ -219,21 +196,14 @@ def update_first(module: LintModule) -> Iterator[Finding]:
         "call `scaler.update()` once, after the last step",
         """
 scaler.scale(loss_a).backward()
-scaler.scale(loss_b).backward()
+scaler.scale(loss_b).backward()  # wrong
 scaler.step(optimizer_a)
 scaler.update()  # AMP205
+scaler.scale(loss_b).backward()  # right
 scaler.step(optimizer_b)
 scaler.update()
 """,
-        """
-scaler.scale(loss_a).backward()
-scaler.step(optimizer_a)
-scaler.update()
-scaler.scale(loss_b).backward()
-scaler.step(optimizer_b)
-scaler.update()
-""",
-    ),
+    )
 )
 def update_between(module: LintModule) -> Iterator[Finding]:
     """An update between steps whose backward passes have all run before it."""
@@ -265,17 +235,13 @@ def update_between(module: LintModule) -> Iterator[Finding]:
         "call `scaler.unscale_(optimizer)` once per update",
         """
 scaler.scale(loss).backward()
-scaler.unscale_(optimizer)
-scaler.unscale_(optimizer)  # AMP206
-scaler.step(optimizer)
-scaler.update()
-""",
-        """
-scaler.scale(loss).backward()
-scaler.unscale_(optimizer_a)
-scaler.unscale_(optimizer_b)
-scaler.step(optimizer_a)
-scaler.step(optimizer_b)
+scaler.unscale_(optimizer)  # wrong
+scaler.unscale_(optimizer)  # AMP206  # wrong
+scaler.step(optimizer)  # wrong
+scaler.unscale_(optimizer_a)  # right
+scaler.unscale_(optimizer_b)  # right
+scaler.step(optimizer_a)  # right
+scaler.step(optimizer_b)  # right
 scaler.update()
 """,
     ),
@@ -288,16 +254,10 @@ scaler.update()
         """
 scaler.scale(loss).backward()
 scaler.step(optimizer)
+scaler.update()  # right
+scaler.scale(other_loss).backward()  # right
 scaler.unscale_(optimizer)  # AMP207
-scaler.update()
-""",
-        """
-scaler.scale(loss).backward()
-scaler.step(optimizer)
-scaler.update()
-scaler.scale(other_loss).backward()
-scaler.unscale_(optimizer)
-scaler.step(optimizer)
+scaler.step(optimizer)  # right
 scaler.update()
 """,
     ),
@@ -334,13 +294,9 @@ def unscale_again(module: LintModule) -> Iterator[Finding]:
         "the step ends with an AssertionError, or the gradients are unscaled without having been scaled",
         "write `scaler.scale(loss).backward()`",
         """
-loss.backward()  # AMP208
-scaler.step(optimizer)
-scaler.update()
-""",
-        """
-scaled = scaler.scale(loss)
-scaled.backward()
+loss.backward()  # AMP208  # wrong
+scaled = scaler.scale(loss)  # right
+scaled.backward()  # right
 scaler.step(optimizer)
 scaler.update()
 """,
@@ -354,13 +310,8 @@ scaler.update()
         "scale both losses with the same scaler",
         """
 scaler.scale(loss).backward()
-penalty.backward()  # AMP216
-scaler.step(optimizer)
-scaler.update()
-""",
-        """
-scaler.scale(loss).backward()
-scaler.scale(penalty).backward()
+penalty.backward()  # AMP216  # wrong
+scaler.scale(penalty).backward()  # right
 scaler.step(optimizer)
 scaler.update()
 """,

@@ -53,16 +53,9 @@ for i, batch in enumerate(loader):
     scaler.scale(model(batch) / 4).backward()
     if (i + 1) % 4 == 0:
         scaler.step(optimizer)
+        scaler.update()  # right
         optimizer.zero_grad()
-    scaler.update()  # AMP209
-""",
-        """
-for i, batch in enumerate(loader):
-    scaler.scale(model(batch) / 4).backward()
-    if (i + 1) % 4 == 0:
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
+    scaler.update()  # AMP209  # wrong
 """,
     ),
     Mistake(
@@ -74,17 +67,9 @@ for i, batch in enumerate(loader):
         """
 for i, batch in enumerate(loader):
     scaler.scale(model(batch) / 4).backward()
-    scaler.unscale_(optimizer)  # AMP210
+    scaler.unscale_(optimizer)  # AMP210  # wrong
     if (i + 1) % 4 == 0:
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-""",
-        """
-for i, batch in enumerate(loader):
-    scaler.scale(model(batch) / 4).backward()
-    if (i + 1) % 4 == 0:
-        scaler.unscale_(optimizer)
+        scaler.unscale_(optimizer)  # right
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
@@ -101,20 +86,10 @@ from torch.nn.utils import clip_grad_norm_
 
 for i, batch in enumerate(loader):
     scaler.scale(model(batch) / 4).backward()
-    clip_grad_norm_(model.parameters(), 1.0)  # AMP211
+    clip_grad_norm_(model.parameters(), 1.0)  # AMP211  # wrong
     if (i + 1) % 4 == 0:
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-""",
-        """
-from torch.nn.utils import clip_grad_norm_
-
-for i, batch in enumerate(loader):
-    scaler.scale(model(batch) / 4).backward()
-    if (i + 1) % 4 == 0:
-        scaler.unscale_(optimizer)
-        clip_grad_norm_(model.parameters(), 1.0)
+        scaler.unscale_(optimizer)  # right
+        clip_grad_norm_(model.parameters(), 1.0)  # right
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
@@ -186,26 +161,19 @@ def _updates_each_time(trace: Trace, event: Event) -> bool:
 from torch.nn.utils import clip_grad_norm_
 
 for batch in loader:
-    optimizer.zero_grad()
+    optimizer.zero_grad()  # wrong
     scaler.scale(model(batch)).backward()
-    scaler.step(optimizer)
+    scaler.step(optimizer)  # wrong
+    scaler.step(opt_a)  # right
+    scaler.unscale_(opt_b)  # right
+    clip_grad_norm_(other.parameters(), 1.0)  # right
+    scaler.step(opt_b)  # right
     scaler.update()
-    clip_grad_norm_(model.parameters(), 1.0)  # AMP212
+    clip_grad_norm_(model.parameters(), 1.0)  # AMP212  # wrong
+    opt_a.zero_grad()  # right
+    opt_b.zero_grad()  # right
 """,
-        """
-from torch.nn.utils import clip_grad_norm_
-
-for batch in loader:
-    scaler.scale(model(batch)).backward()
-    scaler.step(opt_a)
-    scaler.unscale_(opt_b)
-    clip_grad_norm_(other.parameters(), 1.0)
-    scaler.step(opt_b)
-    scaler.update()
-    opt_a.zero_grad()
-    opt_b.zero_grad()
-""",
-    ),
+    )
 )
 def clip_after_step(module: LintModule) -> Iterator[Finding]:
     """Clipping between a step and the next `zero_grad` or backward pass."""
@@ -230,19 +198,12 @@ def clip_after_step(module: LintModule) -> Iterator[Finding]:
 for batch in loader:
     optimizer.zero_grad()
     scaler.scale(model(batch)).backward()
-    scheduler.step()  # AMP213
+    scheduler.step()  # AMP213  # wrong
     scaler.step(optimizer)
     scaler.update()
+    scheduler.step()  # right
 """,
-        """
-for batch in loader:
-    optimizer.zero_grad()
-    scaler.scale(model(batch)).backward()
-    scaler.step(optimizer)
-    scaler.update()
-    scheduler.step()
-""",
-    ),
+    )
 )
 def scheduler_first(module: LintModule) -> Iterator[Finding]:
     """A scheduler that is called between backward pass and step."""
@@ -286,19 +247,13 @@ def _is_own(module: LintModule, event: Event, classes: set[str]) -> bool:
         "call `zero_grad()` after the step or before the backward pass",
         """
 for batch in loader:
+    optimizer.zero_grad()  # right
     scaler.scale(model(batch)).backward()
-    optimizer.zero_grad()  # AMP214
+    optimizer.zero_grad()  # AMP214  # wrong
     scaler.step(optimizer)
     scaler.update()
 """,
-        """
-for batch in loader:
-    optimizer.zero_grad()
-    scaler.scale(model(batch)).backward()
-    scaler.step(optimizer)
-    scaler.update()
-""",
-    ),
+    )
 )
 def zero_grad_before_step(module: LintModule) -> Iterator[Finding]:
     """Gradients that are cleared between backward pass and step."""
@@ -325,20 +280,14 @@ def zero_grad_before_step(module: LintModule) -> Iterator[Finding]:
         "call `optimizer.zero_grad()` after every step, skipped or not",
         """
 for batch in loader:
+    for parameter in model.parameters():  # right
+        parameter.grad = None  # right
     scaler.scale(model(batch)).backward()
     scaler.step(optimizer)  # AMP215
     scaler.update()
 """,
-        """
-for batch in loader:
-    for parameter in model.parameters():
-        parameter.grad = None
-    scaler.scale(model(batch)).backward()
-    scaler.step(optimizer)
-    scaler.update()
-""",
         guard="gradients-kept",
-    ),
+    )
 )
 def zero_grad_missing(module: LintModule) -> Iterator[Finding]:
     """A loop of passes and steps whose gradients are cleared nowhere, or only in another branch or of others."""
@@ -437,23 +386,15 @@ def _stays(module: LintModule, key: str, step: Event) -> bool:
         "divide the loss by the number of accumulated passes before `backward()`",
         """
 for i, batch in enumerate(loader):
-    loss = criterion(model(batch))
+    loss = criterion(model(batch))  # wrong
+    loss = criterion(model(batch)) / accumulation_steps  # right
     scaler.scale(loss).backward()  # AMP217
     if (i + 1) % accumulation_steps == 0:
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
 """,
-        """
-for i, batch in enumerate(loader):
-    loss = criterion(model(batch)) / accumulation_steps
-    scaler.scale(loss).backward()
-    if (i + 1) % accumulation_steps == 0:
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-""",
-    ),
+    )
 )
 def loss_undivided(module: LintModule) -> Iterator[Finding]:
     """Accumulation over a number that divides nothing."""
