@@ -54,7 +54,7 @@ EXTRAS = {
     # Examples as notebooks, run in a kernel of their own.
     "notebook": ["ipykernel>=6.29", "nbclient>=0.10", "nbformat>=5.10"],
     "timm": ["timm>=1.0"],  # its models by name: --arch timm:resnet50
-    # Its causal models from a configuration (--task lm --arch hf:gpt2), and ampcompare.integrations.transformers.
+    # Its causal models from a configuration (--task lm --arch hf:gpt2).
     "hf": ["transformers>=4.48", "datasets>=3"],
 }
 

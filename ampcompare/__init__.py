@@ -38,13 +38,11 @@ if TYPE_CHECKING:
     from ampcompare.api.migration import convert_checkpoint, exec_script, lint_paths, migrate_script
     from ampcompare.api.precision import Precision, StepOutcome, make_precision
     from ampcompare.api.results_table import judge_table
-    from ampcompare.api.types import Arm, Callback, CellInfo, Recipe, RunConfig, RunRecord, StepRecord
+    from ampcompare.api.types import Arm, Recipe, RunConfig, RunRecord, StepRecord
     from ampcompare.base.metric_log import log_metric
 
 __all__ = [
     "Arm",
-    "Callback",
-    "CellInfo",
     "Precision",
     "Recipe",
     "RunConfig",
@@ -83,8 +81,6 @@ __all__ = [
 
 _HOMES = {
     "Arm": "ampcompare.api.types",
-    "Callback": "ampcompare.api.types",
-    "CellInfo": "ampcompare.api.types",
     "Precision": "ampcompare.api.precision",
     "Recipe": "ampcompare.api.types",
     "RunConfig": "ampcompare.api.types",

@@ -45,7 +45,7 @@ def profile_training(training: Training) -> ArmProfile:
 
 def workspace(memory: Memory) -> int:
     """Return the bytes at the peak that no tensor of the training holds."""
-    return abs(memory.rest_bytes) + sum(held.bytes for held in memory.held if held.kind.startswith("workspace"))
+    return abs(memory.rest_bytes)
 
 
 def row_of(training: Training) -> dict[str, Any]:

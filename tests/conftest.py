@@ -133,7 +133,7 @@ LONG = {
     "apex": "amp/_engine/device_skip_trajectories multi_tensor_apply/launches optimizers/against_torch optimizers/math",
     "base": "files/read files/run_files patches",
     "diagnosis": "diagnose holds observation ranges",
-    "experiment": "experiment follow interim_analyses reference_look run_order",
+    "experiment": "experiment interim_analyses reference_look run_order",
     "guards": "mistakes no_false_alarms",
     "results/analysis": "conclusions/headline counts same_work survivors",
     "results/analysis/inference": "granularity sample_size verdict",
@@ -289,7 +289,6 @@ def forked_children(forking: types.SimpleNamespace, monkeypatch: pytest.MonkeyPa
 def forked_servers(forking: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let process servers, those of scripts too, start in milliseconds, from a process that has torch loaded."""
     monkeypatch.setattr("ampcompare.base.processes.client.subprocess", forking)
-    monkeypatch.setattr("ampcompare.experiment.launch.script.launcher.subprocess", forking)
 
 
 @pytest.fixture

@@ -291,7 +291,7 @@ def test_one_place_replaces_functions_of_torch() -> None:
     """What follows a script subscribes to `base/patches.py`; what changes a whole process need not."""
     names = _subscribed_names()
     assert {"backward", "step", "scale", "scale_loss", "_initialize", "__call__", "grad"} <= names
-    own = ("torch_functions", "cpu_device", "child_processes", "replay")
+    own = ("torch_functions", "cpu_device", "child_processes")
     apart = ("base.patches", *(f"script.legacy.{name}" for name in own))
     modules = [name for name in _in_room("script", "guards") if not _is_in(name, apart)]
     assert not {name: lines for name in modules if (lines := _replaced(_tree(name), names))}

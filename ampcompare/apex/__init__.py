@@ -15,7 +15,6 @@ __all__ = [
     "DeprecatedFeatureWarning",
     "__version__",
     "amp",
-    "check_cudnn_version_and_warn",
     "deprecated_warning",
     "fp16_utils",
     "install",
@@ -67,18 +66,6 @@ def deprecated_warning(msg: str) -> None:
 def strict_from_environment() -> bool:
     """Return whether the environment enables strict mode, with Apex's defects (`AMPCOMPARE_APEX_STRICT=1`)."""
     return os.environ.get("AMPCOMPARE_APEX_STRICT", "").strip().lower() in {"1", "true", "yes", "on"}
-
-
-def check_cudnn_version_and_warn(global_option: str, required_cudnn_version: int) -> bool:
-    """Return whether torch has a cuDNN of at least that version, and warn where it has not."""
-    import torch
-
-    version = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
-    if version is not None and version >= required_cudnn_version:
-        return True
-    version_text = "torch has none" if version is None else f"torch has {version}"
-    warnings.warn(f"{global_option} needs cuDNN {required_cudnn_version} or later, and {version_text}", stacklevel=2)
-    return False
 
 
 def install() -> None:

@@ -29,11 +29,9 @@ def diagnose(
     *,
     arm: Arm | str = "apex:O2",
     steps: int = DiagnoseOptions.steps,
-    at: Sequence[int] = DiagnoseOptions.at,
     reference: Literal["float32", "float64", "none"] = DiagnoseOptions.reference,
     cures: bool = DiagnoseOptions.cures,
     script: Sequence[str] | None = None,
-    rank: int = DiagnoseOptions.rank,
     gpus: str | None = DiagnoseOptions.gpus,
     preflight: bool = True,
     recipe: Recipe | str | None = None,
@@ -52,12 +50,10 @@ def diagnose(
             recipe is trained, in a separate process. A loop chooses its GPU itself.
         arm: such as "apex:O2", or an `Arm`.
         steps: updates of each run; up to 20 skipped ones are added.
-        at: steps to watch, counted from 0; by default all.
         reference: precision in which every operation is repeated to measure its error; none: watch only ranges.
         cures: train with each candidate cure for some steps, to test it.
         script: a user's own script with its arguments, or "-m" and a module, as for `run`: it is started again for each
             candidate, in separate processes.
-        rank: the process that is watched, of a script with several (`processes=2`).
         gpus: numbers of the GPUs to choose from, such as 0,2-3; by default all that are free.
         preflight: of a script, first train a few steps without a watch: what cannot work is said at once.
         recipe, size, config_file, settings: as for `run`.
@@ -78,7 +74,7 @@ def diagnose(
     arm = Arm.parse(arm) if isinstance(arm, str) else arm
     request = settings_request(recipe, size, config_file, with_script({**settings, "arm": str(arm)}, script, ()))
     config = collect_settings(request, one_run=True).config
-    options = DiagnoseOptions(config, steps, tuple(at), reference, cures, rank, gpus)
+    options = DiagnoseOptions(config, steps, reference, cures, gpus)
     options.check()
     if loop is None:
         check_cells([config])
@@ -127,13 +123,11 @@ def profile(
     from ampcompare.experiment.option_checks import check_cells
     from ampcompare.experiment.preflight import preflight_of
     from ampcompare.experiment.profile import profile as _profile
-    from ampcompare.experiment.profile import require_arms
     from ampcompare.experiment.run_options import settings_request, with_script
 
     if loop is not None and script is not None:
         raise ConfigError("profile takes either a loop or a script, but both were given; leave one out")
     names = _names_of(arms)
-    require_arms(names)
     configs = []
     for name in names:
         request = settings_request(recipe, size, config_file, with_script({**settings, "arm": name}, script, ()))
@@ -194,7 +188,6 @@ def find_batch(
     *,
     memory_limit: float | None = None,
     margin: float = 5.0,
-    jobs: int | Literal["auto"] | None = None,
     gpus: str | None = None,
     note: Callable[[str], None] = lambda text: None,
     preflight: bool = True,
@@ -209,8 +202,7 @@ def find_batch(
         arms: such as "apex:O2", or `Arm`s.
         memory_limit: GiB that a run may take; by default the memory of the GPU. Required on a CPU.
         margin: percentage of the memory that stays free.
-        jobs: arms to search at the same time; by default one per free GPU of a kind, or 1.
-        gpus: numbers of the GPUs to choose from, such as 0,2-3; by default all that are free.
+        gpus: numbers of the GPUs to choose from, such as 0,2-3; by default the first that is free.
         note: receives a line about each try.
         preflight: first train a few steps of each arm: one that cannot train is named before the search.
         recipe, size, config_file, settings: as for `run`; the batch size is the first that is tried.
@@ -228,7 +220,7 @@ def find_batch(
 
     config = collect_settings(settings_request(recipe, size, config_file, settings), one_run=True).config
     configs = configs_of(config, _names_of(arms))
-    return search_batches(BatchSearch(configs, memory_limit, margin / 100, note, preflight), jobs, gpus)
+    return search_batches(BatchSearch(configs, memory_limit, margin / 100, note, preflight), gpus)
 
 
 def _names_of(arms: Sequence[Arm | str] | str) -> list[str]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from ampcompare.backends.arm import Arm
-from ampcompare.experiment.follow import Callback, CellInfo
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.step import StepRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.recipe import Recipe
 
-__all__ = ["Arm", "Callback", "CellInfo", "Recipe", "RunConfig", "RunRecord", "StepRecord"]
+__all__ = ["Arm", "Recipe", "RunConfig", "RunRecord", "StepRecord"]

@@ -12,10 +12,8 @@ import html
 import json
 import os
 import re
-import shlex
 import urllib.parse
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 
 from ampcompare.base.errors import ConfigError
 
@@ -26,7 +24,6 @@ __all__ = [
     "hide_names",
     "is_secret_name",
     "known_placeholders",
-    "learn_file",
     "mask",
     "mask_variable",
     "restore",
@@ -34,10 +31,8 @@ __all__ = [
 ]
 
 MASK = "AMPCOMPARE_MASK"  # further names, for the processes that this one starts
-MIN_LITERAL = 4  # characters of a value that is looked for in the output of a script
-MIN_MIXED = 6  # of digits and others, which no ordinary word is
-MIN_SAFE_LITERAL = 8  # in all other files, where a shorter one may be an ordinary word
-MAX_FILE_BYTES = 2**16
+MIN_WORD = 4  # characters of a value that is looked for as a word in the output of a script
+MIN_LITERAL = 8  # anywhere, and in all other files; a shorter one may be an ordinary word
 MAX_HELD = 2**16  # bytes of a line that has not ended
 ALWAYS = (
     *("password", "passwd", "passphrase", "secret", "secrets", "apikey", "credential", "credentials", "bearer"),
@@ -73,7 +68,6 @@ TOKENS = re.compile(
 CREDENTIALS = re.compile(r"(?<=://)([^/\s@:]*:[^/\s@]+|[^/\s@:]{20,})(?=@)")
 BEARER = re.compile(r"(?i)(?:bearer|basic|token)\s+(\S{6,})")
 PAIRS = re.compile(rf"(?<![\w.-])(?P<name>{NAME})(?P<is>=|[\"']\s*:\s*[\"']?)(?P<value>[^\s,;&\"']+)")
-LINES = re.compile(rf"^\s*[\"']?(?:export\s+)?({NAME})[\"']?\s*[:=]\s*[\"']?([^\s\"'#,]+)", re.MULTILINE)
 
 _names: list[str] = []
 _values: dict[str, str] = {}  # placeholder by value
@@ -93,18 +87,9 @@ def mask_variable() -> str:
 
 def is_secret_name(name: str) -> bool:
     """Return whether the name of an argument or variable, such as `--hf-token` or `WANDB_API_KEY`, is of a secret."""
-    plain = _plain(name)
-    return _is_named(plain) or _is_usual(plain)
-
-
-@functools.lru_cache(maxsize=4096)
-def _plain(name: str) -> str:
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.lstrip("-+")).lower().replace("-", "_")
-
-
-@functools.lru_cache(maxsize=4096)
-def _is_usual(plain: str) -> bool:
-    words = [word for word in re.split(r"[^a-z0-9]+", plain) if word]
+    words = [word for word in re.split(r"[^a-z0-9]+", _plain(name)) if word]
+    if _is_named(name):
+        return True
     if not words or words[-1] in NOT_THE_SECRET:
         return False
     before = words[-2] if len(words) > 1 else ""
@@ -113,17 +98,21 @@ def _is_usual(plain: str) -> bool:
     return any(word in ALWAYS for word in words) or (words[-1] == "key" and before in KEYS)
 
 
-def _is_named(plain: str) -> bool:
-    given = [*_names, *(one.lower().replace("-", "_") for one in os.environ.get(MASK, "").split(",") if one)]
-    return any(fnmatch.fnmatchcase(plain, pattern) for pattern in given)
+def _plain(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.lstrip("-+")).lower().replace("-", "_")
+
+
+def _is_named(name: str) -> bool:
+    patterns = mask_variable().lower().replace("-", "_").split(",")
+    return any(fnmatch.fnmatchcase(_plain(name), pattern) for pattern in patterns if pattern)
 
 
 def _is_secret(name: str, value: str) -> bool:
     if not value or PLACEHOLDER.fullmatch(value):
         return False
     if is_secret_name(name):
-        return not ORDINARY.fullmatch(value) or "passw" in name.lower() or _is_named(name.lower().replace("-", "_"))
-    is_key = re.split(r"[^a-z0-9]+", name.lower())[-1] == "key"
+        return not ORDINARY.fullmatch(value) or "passw" in name.lower() or _is_named(name)
+    is_key = _plain(name).rpartition("_")[2] == "key"
     return is_key and re.fullmatch(r"(?=.*\d)(?=.*[A-Za-z])[\w+/=-]{16,}", value) is not None
 
 
@@ -173,13 +162,9 @@ def _placeholder_for(name: str, value: str, used: dict[str, str]) -> str:
         number += 1
         placeholder = f"{base}_{number}"
     used[value] = placeholder
-    _learn(value, placeholder)
+    _values.setdefault(value, placeholder)
     _placeholders[placeholder] = value
     return placeholder
-
-
-def _learn(value: str, placeholder: str) -> None:
-    _values.setdefault(value, placeholder)
 
 
 def reveal(words: Sequence[str]) -> list[str]:
@@ -202,7 +187,7 @@ def reveal(words: Sequence[str]) -> list[str]:
                     f"{value} stands for a secret that is not stored; give its value after {name}, or set "
                     f"{value[1:]} in the environment"
                 )
-            _learn(given, value)
+            _values.setdefault(given, value)
             word = word.replace(value, given)
         real.append(word)
         flag = word if word.startswith("-") else ""
@@ -218,20 +203,7 @@ def restore(placeholders: Mapping[str, str]) -> None:
     """Know the secrets of the process that called `known_placeholders`."""
     for placeholder, value in placeholders.items():
         _placeholders[placeholder] = value
-        _learn(value, placeholder)
-
-
-def learn_file(path: Path) -> None:
-    """Know the secrets in a small file of settings, such as `api_key: ...`, which a script may print."""
-    try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            return
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return
-    for name, value in LINES.findall(text):
-        if _is_secret(name, value):
-            _learn(value, f"${re.sub(r'[^A-Z0-9]+', '_', name.upper())}")
+        _values.setdefault(value, placeholder)
 
 
 def mask(text: str, *, of_script: bool = False) -> str:
@@ -240,17 +212,12 @@ def mask(text: str, *, of_script: bool = False) -> str:
     Args:
         of_script: what a script has said, in which short values are looked for too, and what has the form of a secret.
     """
-    least = MIN_LITERAL if of_script else MIN_SAFE_LITERAL
     for value, placeholder in sorted(_known_secrets().items(), key=lambda item: -len(item[0])):
-        is_mixed = len(value) >= MIN_MIXED and re.search(r"\d", value) and re.search(r"\D", value)
-        if len(value) < least and not is_mixed:
-            continue
-        for form in dict.fromkeys(_forms(value)):
-            if len(value) >= MIN_SAFE_LITERAL:
+        for form in _forms(value):
+            if len(value) >= MIN_LITERAL:
                 text = text.replace(form, placeholder)
-            else:  # as a word of its own
-                parts = re.split(rf"(?<!\w){re.escape(form)}(?!\w)", text)
-                text = placeholder.join(parts)
+            elif of_script and len(value) >= MIN_WORD:
+                text = placeholder.join(re.split(rf"(?<!\w){re.escape(form)}(?!\w)", text))
     if of_script:  # what it has read itself
         text = TOKENS.sub("$SECRET", CREDENTIALS.sub(_without_credentials, text))
     return text
@@ -268,7 +235,7 @@ def _known_secrets() -> dict[str, str]:
 def _known_in(environment: tuple[tuple[str, str], ...], _patterns: tuple[str, ...]) -> dict[str, str]:
     known: dict[str, str] = {}
     for name, value in environment:
-        is_one = is_secret_name(name) and len(value) >= MIN_SAFE_LITERAL and _is_secret(name, value)
+        is_one = is_secret_name(name) and len(value) >= MIN_LITERAL and _is_secret(name, value)
         if is_one or TOKENS.fullmatch(value):
             known.setdefault(value, f"${name}")
         for part in CREDENTIALS.findall(value):
@@ -276,15 +243,10 @@ def _known_in(environment: tuple[tuple[str, str], ...], _patterns: tuple[str, ..
     return known
 
 
-def _forms(value: str) -> Iterator[str]:
-    """Yield how a value appears in files of several formats."""
-    yield value
-    yield json.dumps(value)[1:-1]
-    yield json.dumps(value, ensure_ascii=False)[1:-1]
-    yield html.escape(value)
-    yield repr(value)[1:-1]
-    yield shlex.quote(value).strip("'")
-    yield urllib.parse.quote(value, safe="")
+def _forms(value: str) -> Iterable[str]:
+    """Return how a value appears in files of several formats."""
+    in_json = (json.dumps(value, ensure_ascii=is_ascii)[1:-1] for is_ascii in (True, False))
+    return dict.fromkeys([value, *in_json, html.escape(value), urllib.parse.quote(value, safe="")])
 
 
 class StreamMask:

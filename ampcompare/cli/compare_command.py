@@ -21,12 +21,11 @@ from ampcompare.cli.settings import ScriptCommand, request_from, script_options,
 from ampcompare.cli.shared_options import (
     arm_from_flags,
     arm_options,
-    callback_option,
     margin_options,
     output_options,
     recipe_options,
 )
-from ampcompare.cli.values import ARM, ARM_LIST, FILE, FOLDER
+from ampcompare.cli.values import FILE, FOLDER
 from ampcompare.experiment.plan import parse_vary
 from ampcompare.experiment.run_options import CompareOptions, to_seconds
 from ampcompare.settings.script import SCRIPT_ARMS
@@ -59,13 +58,13 @@ compare_option = options_of(CompareOptions)
     "--arm",
     "arms",
     multiple=True,
-    type=ARM_LIST,
+    metavar="ARM[,ARM...]",
     group=ARMS,
     help="arms such as fp32, bf16, O2 or apex:O2,loss_scale=128; repeatable, or comma-separated  [default: nine arms]",
 )
 @compare_option(
     "--reference",
-    type=ARM,
+    metavar="ARM",
     group=ARMS,
     help="arm that the others are compared with; added if not listed  [default: script, else fp32, else the first]",
 )
@@ -111,7 +110,6 @@ compare_option = options_of(CompareOptions)
     help="write a command for each cell that has no record, one a line, for another scheduler, and train nothing",
 )
 @compare_option("--timing-rounds", type=click.IntRange(0), metavar="N", group=MACHINE)
-@compare_option("--profile", group=OUTPUT)
 @compare_option("--twin", group=ARMS)
 @compare_option("--preflight/--no-preflight", group=MACHINE)
 @launch_options
@@ -120,7 +118,6 @@ compare_option = options_of(CompareOptions)
 @output_options
 @option("--progress-interval", metavar="TIME", group=OUTPUT, help="log progress every TIME  [default: 1m without bars]")
 @compare_option("--tensorboard", type=FOLDER, group=OUTPUT)
-@callback_option()
 @compare_option("--junit", type=FILE, group=OUTPUT)
 def command(**parameters: Any) -> int:
     """Train a matrix of arms and seeds and print them side by side.

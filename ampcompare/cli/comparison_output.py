@@ -104,7 +104,7 @@ def show_plan(planned: PlannedComparison, found: Preflight | None, *, as_json: b
         )
     elif found is None:
         lines.append(
-            f"time and memory: unknown, because neither {folder} nor a run directory next to it has a record of "
-            f"{', '.join(remaining.unknown)} with these settings; run one seed (--seeds 0) to have an estimate"
+            f"time and memory: unknown, because {folder} has no record of {', '.join(remaining.unknown)} with these "
+            "settings; run one seed (--seeds 0) to have an estimate"
         )
     click.echo("\n".join(lines))

@@ -12,7 +12,7 @@ from ampcompare.api.migration import convert_checkpoint
 from ampcompare.base.errors import ConfigError
 from ampcompare.cli.help import Command, option, options_of
 from ampcompare.cli.shared_options import json_option
-from ampcompare.cli.values import FILE, LEVEL
+from ampcompare.cli.values import LEVEL
 
 if TYPE_CHECKING:
     from ampcompare.training.checkpoint.convert.convert import Target
@@ -27,10 +27,7 @@ convert_option = options_of(convert_checkpoint)
     cls=Command,
     examples=[
         ("What is inside a checkpoint:", "ampcompare convert last.pt --inspect"),
-        (
-            "From apex.amp to torch.amp, and continue training from both:",
-            "ampcompare convert apex.pt amp.pt --to native --verify",
-        ),
+        ("From apex.amp to torch.amp:", "ampcompare convert apex.pt amp.pt --to native"),
     ],
 )
 @click.argument("source", metavar="IN", type=click.Path(path_type=Path))
@@ -39,27 +36,6 @@ convert_option = options_of(convert_checkpoint)
 @convert_option("--opt-level", type=LEVEL, help="level of the Apex side  [default: inferred from IN, else O1]")
 @convert_option("--save-apex-format", help="write exactly what an Apex script saves: model, optimizer, amp, epoch")
 @option("--inspect", is_flag=True, help="show what IN contains, and write nothing")
-@convert_option("--unsafe-load", help="unpickle arbitrary objects in IN, which can run any code")
-@option(
-    "--verify",
-    is_flag=True,
-    help="continue training from IN and from OUT, and show the difference; exit with 1 if they differ",
-)
-@option(
-    "--verify-steps",
-    default=10,
-    show_default=True,
-    type=click.IntRange(1),
-    metavar="N",
-    help="steps of --verify",
-)
-@option(
-    "--config",
-    "-c",
-    "config_file",
-    type=FILE,
-    help="model and data for --verify, if another program wrote IN",
-)
 @json_option()
 def command(
     source: Path,
@@ -68,43 +44,30 @@ def command(
     opt_level: str | None,
     save_apex_format: bool,
     inspect: bool,
-    unsafe_load: bool,
-    verify: bool,
-    verify_steps: int,
-    config_file: str | None,
     as_json: bool,
 ) -> int:
     """Convert a checkpoint between Apex and torch.amp, or inspect it.
 
     IN is a checkpoint of ampcompare, of a script with apex.amp, FP16_Optimizer or torch.amp, of timm, mmengine,
     Lightning, Megatron, DeepSpeed or fairseq. OUT has the layout of IN, with the other kind of loss scaler; what cannot
-    be converted is reported. No code in IN is executed without --unsafe-load.
+    be converted is reported. No code in IN is executed.
     """
-    if source.is_dir() and source.suffix != ".dcp":
-        raise ConfigError(f"{source} is a folder, but a checkpoint is a file{_files_in(source)}")
-    if source.is_dir() and inspect:
-        raise ConfigError(f"{source} is a folder of shards, which --inspect does not join; give OUT and --to instead")
+    if source.is_dir():
+        raise ConfigError(f"{source} is a folder, but a checkpoint is a file; name one of its *.pt")
     if inspect:
         if target is not None or to is not None:
             raise click.UsageError("--inspect writes nothing: leave out OUT and --to")
-        return _inspect(source, as_json)
+        from ampcompare.training.checkpoint.inspect import inspect_file, inspection_lines
+
+        inspection = inspect_file(source)
+        _show(asdict(inspection), inspection_lines(inspection), as_json)
+        return 0
     if target is None or to is None:
         raise click.UsageError("give OUT and --to native or --to apex, or --inspect")
     from ampcompare.training.checkpoint.convert.convert import convert_file
-    from ampcompare.training.checkpoint.convert.load import objects_of
-    from ampcompare.training.checkpoint.inspect import continued_lines, conversion_lines
+    from ampcompare.training.checkpoint.inspect import conversion_lines
 
-    if unsafe_load:
-        for place in objects_of(source):
-            click.echo(f"note: {source} holds {place}", err=True)
-    result = convert_file(
-        source,
-        target,
-        to,
-        opt_level=opt_level,
-        legacy_layout=save_apex_format,
-        trust=unsafe_load,
-    )
+    result = convert_file(source, target, to, opt_level=opt_level, legacy_layout=save_apex_format)
     document: dict[str, Any] = {
         "in": str(source),
         "out": str(target),
@@ -116,45 +79,7 @@ def command(
         "lost": result.lost,
         "notes": result.notes,
     }
-    lines = conversion_lines(document)
-    agrees = True
-    if verify:
-        from ampcompare.experiment.sources import SettingsRequest, collect_settings
-        from ampcompare.experiment.verify_conversion import verify_conversion
-
-        request = SettingsRequest(file=config_file)
-        config = None if config_file is None else collect_settings(request, one_run=True).config
-        verification = verify_conversion(
-            source,
-            target,
-            level=result.level,
-            kind=result.source,
-            to=to,
-            config=config,
-            steps=verify_steps,
-            trust=unsafe_load,
-        )
-        agrees = verification.agrees
-        document["verified"] = {**asdict(verification), "differences": verification.differences(), "agrees": agrees}
-        lines += continued_lines(document["verified"])
-    _show(document, lines, as_json)
-    return 0 if agrees else 1
-
-
-def _files_in(folder: Path) -> str:
-    """Return the newest checkpoints below a folder, to choose from."""
-    found = [path for form in ("*.pt", "*.dcp") for path in folder.rglob(form) if path.parent.suffix != ".dcp"]
-    newest = sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)[:3]
-    if not newest:
-        return "; it holds no checkpoint (*.pt)"
-    return f"; choose one of its files, such as {', '.join(map(str, newest))}"
-
-
-def _inspect(source: Path, as_json: bool) -> int:
-    from ampcompare.training.checkpoint.inspect import inspect_file, inspection_lines
-
-    inspection = inspect_file(source)
-    _show(inspection.data(), inspection_lines(inspection), as_json)
+    _show(document, conversion_lines(document), as_json)
     return 0
 
 

@@ -17,7 +17,7 @@ from ampcompare.cli.launching import ended_by_signals
 from ampcompare.cli.output import note, text_width
 from ampcompare.cli.settings import ScriptCommand, request_from, watched_script_options
 from ampcompare.cli.shared_options import json_option, recipe_options
-from ampcompare.cli.values import ARM_LIST, FOLDER
+from ampcompare.cli.values import FOLDER
 from ampcompare.experiment.sources import collect_settings
 
 __all__ = ["command"]
@@ -32,7 +32,7 @@ ahead_option = options_of(api_look_ahead)
     "diagnose",
     cls=ScriptCommand,
     common=[
-        *("--arm", "--ahead", "--steps", "--at", "--reference", "--cures", "--arch", "--data", "--batch-size"),
+        *("--arm", "--ahead", "--steps", "--reference", "--cures", "--arch", "--data", "--batch-size"),
         *("--lr", "--optimizer", "--recipe", "--device", "--output-dir", "--json"),
     ],
     examples=[
@@ -45,7 +45,7 @@ ahead_option = options_of(api_look_ahead)
     "--arm",
     "arms",
     multiple=True,
-    type=ARM_LIST,
+    metavar="ARM[,ARM...]",
     group=ARMS,
     help="what to diagnose; several with --ahead  [default: apex:O2]",
 )
@@ -59,11 +59,9 @@ ahead_option = options_of(api_look_ahead)
     group=OUTPUT,
     help="updates of each run, 8 by default; with --ahead: of the whole training, where its scheduler does not say",
 )
-@diagnose_option("--at", metavar="STEP,...", type=str, group=OUTPUT)
 @diagnose_option("--reference", group=OUTPUT)
 @diagnose_option("--cures/--no-cures", group=OUTPUT)
 @watched_script_options
-@diagnose_option("--rank", type=click.IntRange(0), metavar="N", group=SCRIPT, help="rank to watch")
 @diagnose_option("--gpus", metavar="LIST", group=MACHINE)
 @diagnose_option("--preflight/--no-preflight", group=SCRIPT)
 @recipe_options
@@ -100,9 +98,8 @@ def command(**parameters: Any) -> int:
     config = collect_settings(request_from({**parameters, **derived}), one_run=True).config
     options = DiagnoseOptions(
         config,
-        at=_steps(parameters["at"]),
         steps=parameters["steps"] or DiagnoseOptions.steps,
-        **{name: parameters[name] for name in ("reference", "cures", "rank", "gpus")},
+        **{name: parameters[name] for name in ("reference", "cures", "gpus")},
     )
     options.check()
     check_cells([config])
@@ -147,15 +144,3 @@ def _ahead(parameters: dict[str, Any]) -> int:
             say(f"wrote {path}")
     click.echo(dump_json(found) if parameters["as_json"] else outlook_text(found, text_width()))
     return 0
-
-
-def _steps(text: str | None) -> tuple[int, ...]:
-    """Read the steps of `--at`.
-
-    Raises:
-        click.BadParameter: something in it is not a number.
-    """
-    try:
-        return tuple(int(part) for part in (text or "").split(",") if part)
-    except ValueError:
-        raise click.BadParameter(f"{text!r} must be step numbers, as in 0,4", param_hint="--at") from None

@@ -10,11 +10,9 @@ import click
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import LaunchError
-from ampcompare.cli.help import OUTPUT, option
 from ampcompare.cli.output import text_width
 from ampcompare.cli.settings import ScriptCommand, request_from, watched_script_options
 from ampcompare.cli.shared_options import json_option, recipe_options
-from ampcompare.cli.values import ARM
 from ampcompare.experiment.sources import collect_settings
 
 if TYPE_CHECKING:
@@ -27,17 +25,16 @@ __all__ = ["command"]
 @click.command(
     "explain",
     cls=ScriptCommand,
-    common=["--arch", "--data", "--data-dir", "--batch-size", "--optimizer", "--recipe", "--all-modules", "--json"],
+    common=["--arch", "--data", "--data-dir", "--batch-size", "--optimizer", "--recipe", "--device", "--json"],
     examples=[
         ("What O2 does, and its torch.amp equivalent:", "ampcompare explain O2"),
         ("What it does to each module of ResNet-18:", "ampcompare explain O2 --arch resnet18 --data synthetic"),
         ("In which types your script trains under it:", "ampcompare explain O2 --device cpu -- train.py --epochs 1"),
     ],
 )
-@click.argument("arm_text", metavar="ARM", type=ARM)
+@click.argument("arm_text", metavar="ARM")
 @watched_script_options
 @recipe_options
-@option("--all-modules", is_flag=True, group=OUTPUT, help="a row for each module, however many there are")
 @json_option()
 def command(**parameters: Any) -> int:
     """Explain a precision setting: dtypes, casts, torch.amp equivalent.
@@ -79,9 +76,7 @@ def command(**parameters: Any) -> int:
     if observation is not None:
         from ampcompare.diagnosis.explain import render_observation
 
-        click.echo(
-            "\n" + render_observation(observation, width=width, every_module=parameters["all_modules"]), nl=False
-        )
+        click.echo("\n" + render_observation(observation, width=width), nl=False)
     return 0
 
 

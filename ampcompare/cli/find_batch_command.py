@@ -10,11 +10,10 @@ import click
 from ampcompare.backends.arm import parse_arms
 from ampcompare.base.errors import ConfigError
 from ampcompare.cli.help import ARMS, MACHINE, Command, option
-from ampcompare.cli.launching import ended_by_signals, pool_options
+from ampcompare.cli.launching import ended_by_signals, gpus_option
 from ampcompare.cli.output import note
 from ampcompare.cli.settings import request_from
 from ampcompare.cli.shared_options import json_option, recipe_options
-from ampcompare.cli.values import ARM_LIST
 from ampcompare.experiment.sources import collect_settings
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ class FindBatch(Command):
     "--arm",
     "arms",
     multiple=True,
-    type=ARM_LIST,
+    metavar="ARM[,ARM...]",
     group=ARMS,
     help="arms to try; repeatable, or comma-separated  [default: fp32]",
 )
@@ -68,9 +67,7 @@ class FindBatch(Command):
     group=MACHINE,
     help="share of the memory that stays free",
 )
-@pool_options(
-    "arms to search at the same time, each on GPUs or cores of its own  [default: one per free GPU of a kind, or 1]"
-)
+@gpus_option
 @option(
     "--preflight/--no-preflight",
     default=True,
@@ -100,7 +97,7 @@ def command(**parameters: Any) -> int:
         preflight=parameters["preflight"],
     )
     with ended_by_signals():
-        limits = search_batches(search, parameters["jobs"], parameters["gpus"])
+        limits = search_batches(search, parameters["gpus"])
     if parameters["as_json"]:
         click.echo(dump_json([asdict(limit) for limit in limits]))
     else:

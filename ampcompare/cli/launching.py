@@ -14,7 +14,7 @@ import click
 from ampcompare.base.errors import AmpCompareError, ConfigError, Ended
 from ampcompare.cli.help import MACHINE, PROCESSES, add_options, option, options_of
 from ampcompare.cli.output import leave_closed_terminal
-from ampcompare.cli.shared_options import typed_command, wait_seconds
+from ampcompare.cli.shared_options import typed_command
 from ampcompare.cli.values import JOBS
 
 if TYPE_CHECKING:
@@ -59,7 +59,6 @@ def launch_options(function: Function) -> Function:
             metavar="NAME=VALUE",
             help="sbatch option for --launcher slurm: partition=gpu, time=2:00:00; repeatable",
         ),
-        option_of("--cells-per-job", type=click.IntRange(min=1), metavar="N"),
         option_of("--dist-url", metavar="URL"),
     ]
     return add_options(options, function)
@@ -112,9 +111,8 @@ def launch_from(parameters: Mapping[str, Any]) -> LaunchOptions:
     from ampcompare.experiment.launch.slurm import parse_slurm_options
     from ampcompare.experiment.run_options import LaunchOptions
 
-    names = ("dist_url", "cells_per_job")
     return LaunchOptions(
-        slurm_options=parse_slurm_options(parameters["slurm_options"]), **{name: parameters[name] for name in names}
+        slurm_options=parse_slurm_options(parameters["slurm_options"]), dist_url=parameters["dist_url"]
     )
 
 
@@ -122,14 +120,13 @@ def options_by_name(kind: Callable[..., Options], parameters: Mapping[str, Any],
     """Return options of a run or comparison: each is the parameter of the present command that has its name.
 
     Args:
-        kind: a class whose options are processes that train, and the wait for a run directory.
+        kind: a class whose options are processes that train.
         values: given in place of parameters of the same name.
 
     Raises:
         ConfigError: a value that cannot be used.
     """
     names = inspect.signature(kind).parameters.keys() & parameters.keys() - READ_ELSEWHERE
-    values["wait"] = wait_seconds(parameters["wait"])
     if "launch" in inspect.signature(kind).parameters:
         values["launch"] = launch_from(parameters)
     options: Any = kind(**{**{name: parameters[name] for name in names}, **values})

@@ -30,7 +30,7 @@ KEPT = frozenset(
 OWN = ("metric", "list_metrics", "seed_arg", "compat_torch", "mask")
 NOT_FOR_SCRIPTS = (
     *("sweep", "timing_rounds", "verify_resume", "recipe_name", "size", "config_file", "overrides", "model_args"),
-    *("slurm_options", "cells_per_job", "dist_url"),
+    *("slurm_options", "dist_url"),
 )
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping
@@ -30,31 +28,13 @@ from ampcompare.cli.help import (
     option,
     value_type,
 )
-from ampcompare.cli.values import (
-    ARCH,
-    BACKEND,
-    CHECKPOINT,
-    DATA_SET,
-    DEVICE,
-    FILE,
-    FLAG,
-    FOLDER,
-    HALF,
-    LEVEL,
-    OPTIMIZER_NAME,
-    RECIPE,
-    TASK,
-    Choice,
-    Name,
-    Place,
-)
+from ampcompare.cli.values import FILE, FLAG, FOLDER, HALF, LEVEL, Choice
 from ampcompare.settings.config import RunConfig
 
 __all__ = [
     "RECIPE_OPTIONS",
     "arm_from_flags",
     "arm_options",
-    "callback_option",
     "json_option",
     "margin_options",
     "output_options",
@@ -62,8 +42,6 @@ __all__ = [
     "printing_options",
     "recipe_options",
     "typed_command",
-    "wait_option",
-    "wait_seconds",
 ]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -120,7 +98,6 @@ RECIPE_OPTIONS: tuple[tuple[str, str, str], ...] = (  # flags, the path of the s
     ("--save-every-steps", "saving.every_steps", CHECKPOINTS),
     ("--save-every-epochs", "saving.every_epochs", CHECKPOINTS),
     ("--async-save", "saving.in_background", CHECKPOINTS),
-    ("--checkpoint-format", "saving.format", CHECKPOINTS),
     ("--save-apex-format", "saving.apex_layout", CHECKPOINTS),
     ("--weights-format", "saving.weights_format", CHECKPOINTS),
     ("--resume", "saving.resume", CHECKPOINTS),
@@ -141,23 +118,20 @@ RECIPE_OPTIONS: tuple[tuple[str, str, str], ...] = (  # flags, the path of the s
     ("--tf32", "tf32", MACHINE),
     ("--deterministic", "deterministic", MACHINE),
 )
-TEXTS: dict[str, Name | Place] = {  # settings that are free text, with the names that the shell offers
-    "recipe.data.name": DATA_SET,
-    "recipe.model.arch": ARCH,
-    "recipe.task": TASK,
-    "recipe.optimizer.name": OPTIMIZER_NAME,
-    "device": DEVICE,
-    "recipe.data.dir": FOLDER,
-    "saving.resume": CHECKPOINT,
-}
 METAVARS: dict[str | type, str] = {
     "stall_timeout": "SECONDS",
     "eval_precision": "PRECISIONS",
     "allow_writes": "PATH",
+    "recipe.data.name": "NAME",
+    "recipe.model.arch": "NAME",
+    "recipe.task": "NAME",
+    "recipe.optimizer.name": "NAME",
+    "recipe.data.dir": "DIR",
+    "saving.resume": "auto|PATH",
+    "device": "DEVICE",
     int: "N",
     float: "NUMBER",
 }
-FOREVER = "forever"
 OUTPUT_DTYPE = Choice(("fp32", "fp16", "bf16"), {"float32": "fp32", "float": "fp32", **HALF.others})
 ARM_OPTIONS: dict[str, dict[str, Any]] = {  # of an arm, in the order of the help
     "--opt-level": {"type": LEVEL, "help": "opt level of Apex; needs no --backend"},
@@ -209,7 +183,7 @@ def _option(flags: str, path: str, group: str) -> Callable[[Function], Function]
     elif get_origin(kind) is Literal:
         settings["type"] = Choice(get_args(kind))
     else:
-        settings["type"] = TEXTS.get(path, kind)
+        settings["type"] = kind
     return option(
         *names, parameter_of(path), group=group, default=None, help=_text(field.description, field.default), **settings
     )
@@ -228,7 +202,7 @@ def recipe_options(function: Function) -> Function:
         option(
             "--recipe",
             "recipe_name",
-            type=RECIPE,
+            metavar="NAME|FILE",
             group=DATA,
             help="a complete, named configuration (see `list recipes`), or a YAML file of your own",
         ),
@@ -268,22 +242,9 @@ def output_options(function: Function) -> Function:
     options = [
         option("--output-dir", "-o", type=FOLDER, group=OUTPUT, help="run directory  [default: runs/COMMAND-HASH]"),
         option("--force", is_flag=True, group=OUTPUT, help="ignore records of earlier calls and run again"),
-        wait_option(),
         option("--dry-run", is_flag=True, group=OUTPUT, help="print what would run, and exit"),
     ]
     return add_options(options, printing_options(function))
-
-
-def callback_option() -> Callable[[Function], Function]:
-    """Return the option `--callback`."""
-    return option(
-        "--callback",
-        "callbacks",
-        multiple=True,
-        metavar="MODULE:FACTORY",
-        group=OUTPUT,
-        help="factory of an ampcompare.Callback, called at each step, epoch and end of a run; repeatable",
-    )
 
 
 def printing_options(function: Function) -> Function:
@@ -327,36 +288,6 @@ def number_or_text(value: str | None) -> float | str | None:
         return value
 
 
-def wait_option() -> Callable[..., Any]:
-    """Return the option `--wait [TIME]`."""
-    return option(
-        "--wait",
-        group=OUTPUT,
-        is_flag=False,
-        flag_value=FOREVER,
-        metavar="[TIME]",
-        help="wait while another command uses the run directory, at most this long",
-    )
-
-
-def wait_seconds(wait: str | None) -> float:
-    """Return how long to wait for another command.
-
-    Raises:
-        ConfigError: it is not a time.
-    """
-    from ampcompare.base.formatting import parse_duration
-
-    if wait is None:
-        return 0.0
-    if wait == FOREVER:
-        return math.inf
-    seconds = float(wait) if re.fullmatch(r"\d{1,9}(\.\d{1,9})?", wait) else parse_duration(wait)
-    if seconds is None:
-        raise ConfigError(f"--wait {wait!r} is not a time such as 30 (seconds), 10m or 1h30m")
-    return seconds
-
-
 def typed_command() -> str:
     """Return the command line of this process, as it would be typed, with placeholders for secrets."""
     return shlex.join(["ampcompare", *hide(sys.argv[1:])])
@@ -367,7 +298,7 @@ def arm_options(function: Function) -> Function:
     for flag, settings in reversed(ARM_OPTIONS.items()):
         function = option(flag, group=ARMS, **settings)(function)
     text = "fp32, apex, native, half or another of `list arms`; its options follow"
-    return option("--backend", type=BACKEND, group=ARMS, help=text)(function)
+    return option("--backend", metavar="NAME", group=ARMS, help=text)(function)
 
 
 def arm_from_flags(parameters: Mapping[str, Any], *, is_named: bool) -> str | None:

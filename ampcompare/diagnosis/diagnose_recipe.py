@@ -21,7 +21,6 @@ __all__ = ["diagnose_recipe"]
 def diagnose_recipe(
     config: dict[str, Any],
     steps: int,
-    at: list[int],
     reference: Literal["float32", "float64", "none"],
     cures: bool,
 ) -> dict[str, Any]:
@@ -31,5 +30,5 @@ def diagnose_recipe(
     recipe = settings.recipe
     subject = f"{recipe.model.arch} on {recipe.data.name}, {recipe.optimizer.name}, seed {recipe.seed}"
     loop = recipe_loop(settings, resolve_device(settings.device))
-    options = DiagnoseOptions(settings, steps=steps, at=tuple(at), reference=reference, cures=cures)
+    options = DiagnoseOptions(settings, steps=steps, reference=reference, cures=cures)
     return diagnose_given(loop, options, subject=subject).model_dump(mode="json")

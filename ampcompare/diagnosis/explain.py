@@ -162,16 +162,12 @@ def observe_in_child(config: RunConfig) -> dict[str, Any]:
     return examine_in_child(PROGRAM, small, f"{config.arm} cannot be observed on {recipe.model.arch}", {})
 
 
-def render_observation(observation: dict[str, Any], *, width: int, every_module: bool) -> str:
-    """Return tables of modules, operations and bytes.
-
-    Args:
-        every_module: a row for each, where modules of like types otherwise share one.
-    """
+def render_observation(observation: dict[str, Any], *, width: int) -> str:
+    """Return tables of modules and bytes; modules of like types share a row where there are many."""
     from tabulate import tabulate
 
     rows = observation["modules"]
-    if len(rows) > MAX_ROWS and not every_module:
+    if len(rows) > MAX_ROWS:
         headers, table = ["module", "type", "modules", *HEADERS[2:]], _group_rows(rows)
     else:
         headers, table = [*HEADERS], [[row["module"], row["type"], *_cells(row)] for row in rows]
@@ -180,11 +176,6 @@ def render_observation(observation: dict[str, Any], *, width: int, every_module:
     parts = [
         "\n".join(textwrap.wrap(_heading(observation), width)),
         tabulate(table, headers=headers, tablefmt="simple", colalign=aligned, disable_numparse=True),
-        tabulate(
-            [[row["operation"], _types(row["inputs"]), row["count"]] for row in observation["operations"]],
-            headers=["op (forward)", "input dtypes", "calls"],
-            tablefmt="simple",
-        ),
         tabulate(
             _bytes(observation, unit),
             headers=["memory per step", "dtype", "tensors", "elements", unit],

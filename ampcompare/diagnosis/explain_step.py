@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ampcompare.base.tensors.products import OperationMode, dtype_name
+from ampcompare.base.tensors.products import dtype_name
 from ampcompare.base.tensors.tree import tensors_in
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.examination import answering_errors
@@ -19,23 +17,13 @@ from ampcompare.settings.validation import validate
 from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import Assembly, assemble
 from ampcompare.training.device import resolve_device
-from ampcompare.training.precision.base import NO_CONTEXT, make_precision, owned_params
+from ampcompare.training.precision.base import make_precision, owned_params
 from ampcompare.training.precision.cpu_half import cpu_half
 from ampcompare.training.process_group import own_group
 
 __all__ = ["explain_step"]
 
 MAX_STEPS = 30  # a dynamic scale that begins too high is halved at each
-# Operations that decide what an arm is worth; the others follow their inputs.
-WATCHED = (
-    *("convolution", "mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot"),
-    *("_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention"),
-    *("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_cudnn_attention"),
-    *("_softmax", "_log_softmax", "native_layer_norm", "native_group_norm", "native_batch_norm", "cudnn_batch_norm"),
-    *("gelu", "pow", "exp", "log", "sum", "mean", "nll_loss_forward"),
-    *("max_pool2d_with_indices", "_adaptive_avg_pool2d"),
-    *("add", "mul", "div", "cat", "relu", "sigmoid", "tanh"),
-)
 
 
 @answering_errors
@@ -56,11 +44,11 @@ def _observe(config: RunConfig) -> dict[str, Any]:
     model = models[0] if len(models) == 1 else nn.ModuleList(models)
     batch = next(iter(task.data.train_batches(0, config.recipe.batch_size, device=device)))
     how, context = cpu_half(config.cpu_half, precision.half_dtype, device)
-    watch, operations = _OpTracer(model), _Operations()
+    watch = _OpTracer(model)
     with context:
         scales_before = precision.loss_scales()
         with watch:
-            loss = _pass(assembly, batch, operations)
+            loss = _pass(assembly, batch)
         own = {id(param) for param in model.parameters()}
         masters = [param for each in optimizers for param in owned_params(each) if id(param) not in own]
         gradients, master_gradients = (
@@ -96,7 +84,6 @@ def _observe(config: RunConfig) -> dict[str, Any]:
         "engine_version": None if precision.engine is None else precision.engine.version,
         "kept_fp32": list(precision.kept_fp32),
         "modules": watch.rows(),
-        "operations": operations.rows(),
         "loss": {"dtype": dtype_name(loss.dtype), "value": float(loss.detach())},
         "loss_scale": {"before": list(scales_before), "after": list(precision.loss_scales()), "skipped_steps": skipped},
         "counts": counts,
@@ -106,15 +93,11 @@ def _observe(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def _pass(assembly: Assembly, batch: Any, seen: AbstractContextManager[Any] = NO_CONTEXT) -> Tensor:
-    """Make forward and backward passes of each phase, without the steps in between; return the first loss.
-
-    Args:
-        seen: is entered around each forward pass.
-    """
+def _pass(assembly: Assembly, batch: Any) -> Tensor:
+    """Make forward and backward passes of each phase, without the steps in between; return the first loss."""
     losses = []
     for loss_id, phase in enumerate(assembly.task.phases(len(assembly.optimizers))):
-        with assembly.precision.autocast(), seen:
+        with assembly.precision.autocast():
             loss = phase.loss(assembly.models, batch)
         stepped = [assembly.optimizers[place] for place in phase.optimizers]
         assembly.precision.backward(loss, stepped, loss_id=loss_id)
@@ -176,27 +159,6 @@ class _OpTracer:
                 }
             )
         return rows
-
-
-class _Operations(OperationMode):
-    """Counts operations by the floating types of what they are given."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: Counter[tuple[str, tuple[str, ...]]] = Counter()
-
-    def see(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
-        name = func.__name__.partition(".")[0].rstrip("_")
-        if name in WATCHED:
-            given: list[str] = []
-            _add(given, [list(args), kwargs])
-            if given:
-                self.counts[name, tuple(given)] += 1
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return a row per operation and types, in the order of `WATCHED`."""
-        ordered = sorted(self.counts.items(), key=lambda item: (WATCHED.index(item[0][0]), item[0][1]))
-        return [{"operation": name, "inputs": list(given), "count": count} for (name, given), count in ordered]
 
 
 def _add(names: list[str], value: Any) -> None:

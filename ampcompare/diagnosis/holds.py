@@ -27,7 +27,7 @@ from ampcompare.diagnosis.step_watch import MAX_SKIPPED
 from ampcompare.diagnosis.watched_precision import Enough
 from ampcompare.results.records.diagnosis import Diagnosis, FaultKind, PlaceReport
 from ampcompare.training.device import resolve_device
-from ampcompare.training.precision.base import Precision, PrecisionWrapper, StepOutcome
+from ampcompare.training.precision.base import Precision, PrecisionWrapper, StepOutcome, owned_params
 
 __all__ = ["DEFAULT_ARMS", "DoesNotHold", "Figure", "Held", "holds", "tolerances"]
 
@@ -55,7 +55,6 @@ def holds(
     steps: int = 1,
     seed: int = 0,
     device: str = "cpu",
-    strict_types: bool = False,
     cures: bool = True,
 ) -> list[Held]:
     """Assert that a module, a loss or a training step gives under each arm what it gives in fp32.
@@ -76,7 +75,6 @@ def holds(
         steps: updates that are watched for faults.
         seed: of torch before each run.
         device: such as "cpu" or "cuda"; 16-bit products are emulated on a CPU, as tensor cores compute them.
-        strict_types: also fail where an operation runs in another type than the arm promises.
         cures: search what removes a fault, by up to 12 further runs, and name it in the message.
 
     Returns:
@@ -102,7 +100,6 @@ def holds(
         subject if inputs is None else _loop_of(subject, inputs, loss, conditions.device),
         conditions,
         rtol=rtol,
-        strict_types=strict_types,
         cures=cures,
         has_steps=inputs is None,
         has_own_loss=inputs is not None and loss is None,
@@ -144,13 +141,11 @@ class Held:
         arm: in its canonical form.
         figures: of the first update that was applied.
         skipped: steps that were skipped while the loss scale settled.
-        islands: operations that ran in another type than the arm promises, one line each.
     """
 
     arm: str
     figures: tuple[Figure, ...]
     skipped: int = 0
-    islands: tuple[str, ...] = ()
 
     @property
     def worst(self) -> Figure:
@@ -189,7 +184,6 @@ class _Check:
     loop: Loop
     conditions: Conditions
     rtol: float | Literal["auto"]
-    strict_types: bool
     cures: bool
     has_steps: bool
     has_own_loss: bool
@@ -213,19 +207,13 @@ class _Check:
         diagnosis = diagnose_loop(
             self.loop, arm, self.conditions, cures=self.cures, left_out=() if self.has_steps else OF_STEPS
         )
-        islands = tuple(
-            f"{row.operation} ({', '.join(row.inputs)}) in {', '.join(row.modules)}: {row.remark}"
-            for row in diagnosis.audit
-            if row.remark
-        )
         far = [figure for figure in figures if not figure.holds]
-        if diagnosis.faults or far or (islands and self.strict_types):
-            lines = _message(arm, diagnosis, figures, islands if self.strict_types else ())
-            text = "\n".join(lines)
+        if diagnosis.faults or far:
+            text = "\n".join(_message(arm, diagnosis, far))
             if self.name:  # what runs in no module inside of the subject runs in the subject itself
                 text = text.replace("outside of modules", f"of {self.name}")
             raise DoesNotHold(text, str(arm), figures, diagnosis)
-        return Held(str(arm), tuple(figures), captured.skipped, islands)
+        return Held(str(arm), tuple(figures), captured.skipped)
 
     def _in_fp32(self) -> dict[str, Tensor]:
         if not self.reference:
@@ -305,22 +293,19 @@ def _place_of(error: BaseException, modules: Mapping[int, str]) -> str:
     return " ".join(filter(None, [f"in {module}" if module else "", f"({line})" if line else ""]))
 
 
-def _message(arm: Arm, diagnosis: Diagnosis, figures: Sequence[Figure], islands: Sequence[str]) -> list[str]:
-    far = sorted((figure for figure in figures if not figure.holds), key=lambda one: -one.error / one.tolerance)
+def _message(arm: Arm, diagnosis: Diagnosis, far: Sequence[Figure]) -> list[str]:
+    far = sorted(far, key=lambda one: -one.error / one.tolerance)
     if diagnosis.faults:
         lines = [f"{arm} does not hold: {conclusion_of(diagnosis)}"]
         lines += [f"  into it: {printable(text, 200)}" for text in diagnosis.faults[0].inputs]
         if diagnosis.faults[0].chain:
             lines.append(f"  chain: {' > '.join(diagnosis.faults[0].chain)}")
-    elif far:
+    else:
         worst = far[0]
         lines = [
             f"{arm} does not hold: {worst.name} is {worst.error:.2g} of its size away from fp32, and "
             f"{worst.tolerance:.2g} is allowed{_where(diagnosis, worst)}"
         ]
-    else:
-        lines = [f"{arm} does not hold: {islands[0]}"]
-    lines += [f"  island: {printable(text, 300)}" for text in islands]
     if far:
         rows = [[one.name, f"{one.error:.2g}", f"{one.tolerance:.2g}", one.dtype] for one in far[:MAX_ROWS]]
         lines += [
@@ -418,7 +403,7 @@ class _Capture(PrecisionWrapper):
         for prefix, model in zip(prefixes, models, strict=True):
             self._names |= {id(param): f"{prefix}{name}" for name, param in model.named_parameters()}
         for number, optimizer in enumerate(optimizers):
-            params = [param for group in optimizer.param_groups for param in group["params"]]
+            params = owned_params(optimizer)
             self._params.append(
                 [self._names.get(id(one), f"parameter {at} of optimizer {number}") for at, one in enumerate(params)]
             )

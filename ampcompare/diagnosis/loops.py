@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -30,13 +30,11 @@ class Conditions:
 
     Attributes:
         steps: updates.
-        at: steps to watch; None for all.
         reference: type of the wide run; None for ranges alone.
         half: how 16-bit arithmetic is computed on a CPU.
     """
 
     steps: int = 8
-    at: Sequence[int] | None = None
     reference: torch.dtype | None = torch.float32
     device: str = "cpu"
     half: str = "auto"

@@ -1,22 +1,21 @@
-"""All steps of one run, add_rows up by place: what a diagnosis reports, and what its cures are judged by."""
+"""All steps of one run, added up by place: what a diagnosis reports, and what its cures are judged by."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from ampcompare.base.tensors.products import dtype_name
-from ampcompare.diagnosis.operation_watch import Called, Event, Key, Step
+from ampcompare.diagnosis.operation_watch import Event, Key, Step
 from ampcompare.diagnosis.ranges import add_rows, counts_of, make_range
 from ampcompare.results.records.diagnosis import LostUpdates, ModuleStep, Place, PlaceReport
 
 __all__ = ["Observation", "StepFacts", "error_of", "made_of", "place_of", "relative_error"]
 
 MAX_BROKEN_LOSSES = 3  # in a row
-ULP = {"fp16": 2.0**-10, "bf16": 2.0**-7}
 
 
 @dataclass
@@ -44,7 +43,6 @@ class _Total:
     dtypes: set[str] = field(default_factory=set)
     error: float | None = None
     made: float | None = None
-    cosine: float | None = None
 
     def add(self, event: Event) -> None:
         self.row = add_rows(self.row, event.row)
@@ -53,8 +51,6 @@ class _Total:
         if event.errors is not None:
             self.error = _worst(self.error, error_of(event))
             self.made = _worst(self.made, made_of(event))
-            cosine = _cosine(event)
-            self.cosine = cosine if self.cosine is None else min(self.cosine, cosine)
 
 
 class Observation:
@@ -78,7 +74,6 @@ class Observation:
         self.failures: set[str] = set()
         self.functions: set[str] = set()
         self.device_type = "cpu"
-        self.types: Counter[Called] = Counter()
         self.updates: dict[str, LostUpdates] = {}
         self._keep = keep
         self._broken_losses = 0
@@ -94,7 +89,6 @@ class Observation:
         """Add a watched step."""
         self.skip(facts.applied)
         self.facts = [*self.facts, facts][-self._keep :]
-        self.types.update(facts.step.types)
         loss = facts.step.loss
         is_finite = loss is None or not counts_of(facts.step.events[loss].row)[1]
         self._broken_losses = 0 if is_finite else self._broken_losses + 1
@@ -114,7 +108,6 @@ class Observation:
         """Yield the places of some phases, in the order in which they were first seen."""
         for key, total in self._totals.items():
             if key[3] in phases:
-                unit = min((ULP[name] for name in total.dtypes if name in ULP), default=None)
                 yield PlaceReport(
                     place=place_of(key),
                     calls=total.calls,
@@ -122,8 +115,6 @@ class Observation:
                     range=make_range(total.row),
                     error=total.error,
                     made=total.made,
-                    cosine=total.cosine,
-                    ulps=None if unit is None or total.error is None else total.error / unit,
                 )
 
     def map(self) -> list[ModuleStep]:
@@ -153,14 +144,6 @@ def relative_error(difference: float, size: float) -> float:
     if not math.isfinite(difference):
         return math.inf
     return float(difference / size) if size else (math.inf if difference else 0.0)
-
-
-def _cosine(event: Event) -> float:
-    """Return the cosine of the angle to the wide result, from the three sides of the triangle."""
-    difference, wide, _, own = map(float, event.errors)
-    if not math.isfinite(difference + wide * own):
-        return 0.0
-    return min(1.0, max(-1.0, (wide**2 + own**2 - difference**2) / (2 * wide * own))) if wide * own else 1.0
 
 
 def _worst(known: float | None, value: float) -> float:

@@ -8,14 +8,13 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporarily
 
-from ampcompare.base.tensors.products import dtype_name
 from ampcompare.diagnosis.fp32_reference import Fp32Reference, written_arguments
 from ampcompare.diagnosis.ranges import HALF, counts_of, range_row, without_lost
 from ampcompare.diagnosis.sites import Sites
@@ -24,7 +23,6 @@ from ampcompare.results.records.diagnosis import Phase
 __all__ = [
     "FP16_LARGEST",
     "FP16_ZERO",
-    "Called",
     "Event",
     "Key",
     "OperationWatch",
@@ -36,23 +34,23 @@ MIN_SQUARE = 1e-30  # of sums in fp32: what is below has lost digits
 
 
 def errors_of(result: Tensor, exact: Tensor, own: Tensor | None) -> Any:
-    """Return what errors are computed from: norms of the difference, the wide result, the own difference, the result.
+    """Return what errors are computed from: norms of the difference, of the wide result and of the own difference.
 
     Args:
         exact: the result of the wide run, fp32 or float64, of the shape of `result`.
         own: the result of the operation alone in the wide type; None if unknown, and its norm is 0.
 
     Returns:
-        (4,) floats for tensors on the host; a float64 tensor on another device, unread.
+        (3,) floats for tensors on the host; a float64 tensor on another device, unread.
     """
     wide = exact.detach().reshape(-1)
     values = result.detach().reshape(-1).to(wide.dtype, copy=True)
     alone = None if own is None or own.numel() != len(values) else own.detach().reshape(-1)
     if values.device.type != "cpu":
         return _device_norms(values, wide, alone)
-    size, apart = _square(values), 0.0 if alone is None else _square(values - alone)
+    apart = 0.0 if alone is None else _square(values - alone)
     difference = _square(values.sub_(wide))  # in place, which takes no memory
-    return tuple(map(math.sqrt, (difference, _square(wide), apart, size)))
+    return tuple(map(math.sqrt, (difference, _square(wide), apart)))
 
 
 def _square(part: Tensor) -> float:
@@ -68,7 +66,7 @@ def _square(part: Tensor) -> float:
 def _device_norms(values: Tensor, wide: Tensor, own: Tensor | None) -> Tensor:
     norm = torch.ops.aten.linalg_vector_norm.default
     alone = values.new_zeros(()) if own is None else norm(values - own)
-    return torch.stack([norm(values - wide), norm(wide), alone, norm(values)]).double()
+    return torch.stack([norm(values - wide), norm(wide), alone]).double()
 
 
 # They make constants or move values: an infinity that they write was asked for.
@@ -88,16 +86,6 @@ COLLECTIVE = ("c10d", "c10d_functional")  # other ranks would wait for a repeate
 UNSET = ("empty", "new_empty")
 RANDOM = torch.Tag.nondeterministic_seeded
 Key = tuple[str, str, str, Phase]  # module, operation, file:line, phase
-
-
-class Called(NamedTuple):
-    """An operation with the types of its floating inputs and outputs."""
-
-    operation: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    module: str
-    phase: Phase
 
 
 @contextmanager
@@ -144,7 +132,6 @@ class Step:
     """
 
     events: list[Event] = field(default_factory=list)
-    types: Counter[Called] = field(default_factory=Counter)
     losses: list[int] = field(default_factory=list)
 
     @property
@@ -341,7 +328,6 @@ class OperationWatch(TorchDispatchMode):
             event = Event(key, result.dtype, row, errors, sources, constant, None, version, tuple(decided))
             event.number = number if result.dtype is torch.float16 else 0.0
             self._step.events.append(event)
-        self._step.types[Called(key[1], _types(given), _types(results), key[0], key[3])] += 1
 
 
 def _read_field(events: Sequence[Event], name: str) -> None:
@@ -369,15 +355,6 @@ def _missing(args: Sequence[Any]) -> float:
         if type(value) is float and not FP16_ZERO < abs(value) <= FP16_LARGEST and math.isfinite(value):
             return value
     return 0.0
-
-
-def _types(tensors: Iterable[Tensor]) -> tuple[str, ...]:
-    return _sorted_names(frozenset(tensor.dtype for tensor in tensors))
-
-
-@lru_cache(maxsize=256)
-def _sorted_names(dtypes: frozenset[torch.dtype]) -> tuple[str, ...]:
-    return tuple(sorted(map(dtype_name, dtypes)))
 
 
 def _tensors(value: Any) -> list[Tensor]:

@@ -23,10 +23,8 @@ class DiagnoseOptions:
 
     config: RunConfig
     steps: int = 8
-    at: tuple[int, ...] = ()
     reference: Literal["float32", "float64", "none"] = "float32"
     cures: bool = True
-    rank: int = 0
     gpus: str | None = None
 
     def check(self) -> None:
@@ -44,15 +42,8 @@ class DiagnoseOptions:
                 f"diagnose trains a recipe in one process, but {self.config.processes} were requested; only a script "
                 f"after -- may have several"
             )
-        if not self.rank < self.config.processes:
-            raise ConfigError(
-                f"--rank {self.rank} does not exist; the ranks of this run are 0 to {self.config.processes - 1}"
-            )
         if self.steps < 1:
             raise ConfigError(f"steps must be at least 1, not {self.steps}")
-        late = [step for step in self.at if not 0 <= step < self.steps]
-        if late:
-            raise ConfigError(f"step {late[0]} is beyond the steps that are run, 0 to {self.steps - 1}; raise --steps")
 
 
 @dataclass(frozen=True)
@@ -61,15 +52,12 @@ class Request(ScriptRequest):
 
     Attributes:
         lines: file:line of calls that run in fp32.
-        rank: the process that is watched; the others only stop with it.
         answer: file for the diagnosis and the names of functions in fp32.
     """
 
     steps: int
-    at: list[int]
     reference: str
     lines: list[str]
-    rank: int
     answer: str
 
 
@@ -98,6 +86,6 @@ def diagnose_in_child(options: DiagnoseOptions, *, environment: Mapping[str, str
         ConfigError, EnvironmentUnfit, LaunchError: as `examine_in_child`.
     """
     options.check()
-    asked = {name: getattr(options, name) for name in ("steps", "reference", "cures")} | {"at": list(options.at)}
+    asked = {name: getattr(options, name) for name in ("steps", "reference", "cures")}
     what = f"{options.config.arm} cannot be diagnosed"
     return Diagnosis.model_validate(examine_in_child(PROGRAM, options.config, what, asked, environment=environment))

@@ -18,7 +18,7 @@ MAGNITUDE = 0x7FFFFFFF
 NOTHING = MAGNITUDE + 1  # above the bits of every magnitude
 HALF = (torch.float16, torch.bfloat16)
 INFINITY = 0x7F800000
-FP16_SMALLEST_NORMAL, FP16_SMALLEST, FP16_TOP = -14, -24, 15
+FP16_SMALLEST, FP16_TOP = -24, 15
 
 
 def range_row(tensor: Tensor, exact: Tensor | None = None) -> Tensor | np.ndarray:
@@ -109,7 +109,6 @@ def make_range(row: np.ndarray) -> Range:
     return Range(
         elements=elements,
         zeros=zeros,
-        subnormal=sum(count for power, count in by_exponent.items() if power < FP16_SMALLEST_NORMAL),
         below=sum(count for power, count in by_exponent.items() if power < FP16_SMALLEST - 1),
         lost=int(row[LOST]),
         top=by_exponent.get(FP16_TOP, 0),

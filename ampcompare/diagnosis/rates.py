@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import copy
 import gc
-import linecache
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -90,9 +87,6 @@ class RateHistory:
             total = max(ends, default=math.ceil(math.prod(loops)) if loops else None)
         if total is None or total <= now:
             return Rates("its scheduler does not say when it ends: give --steps", False, total)
-        outer = next((name for each in schedulers for name in _changing_names(each)), "")
-        if outer:
-            return Rates(f"its scheduler reads {outer!r}, which the script changes", False, total)
         try:
             rows = self._rates_ahead(paces, now, total)
         except Exception as error:  # a scheduler of the user's own
@@ -194,46 +188,3 @@ def _end_of(scheduler: Any) -> int | None:
         if isinstance(value, int):
             return value
     return None
-
-
-def _changing_names(scheduler: Any) -> Iterator[str]:
-    """Yield the variables that a function of a scheduler reads, and that its file changes in a loop or function."""
-    functions = [*_functions_of(scheduler)]
-    for function in functions:  # grows by what they call
-        code, names = function.__code__, function.__globals__
-        called = [names[name] for name in code.co_names if isinstance(names.get(name), FunctionType)]
-        functions += [each for each in called if each not in functions]
-        reads = {name for name in code.co_names if not isinstance(names.get(name, math), ModuleType | type)}
-        try:
-            tree = ast.parse("".join(linecache.getlines(code.co_filename, names)))
-        except (SyntaxError, ValueError):
-            continue
-        for node in ast.walk(tree):
-            if isinstance(node, ast.For | ast.While | ast.FunctionDef):
-                if not node.lineno <= code.co_firstlineno <= (node.end_lineno or 0):  # not where the function is made
-                    yield from sorted((reads | set(code.co_freevars)) & set(_changed_in(node)))
-
-
-def _functions_of(scheduler: Any) -> Iterator[FunctionType]:
-    for part in getattr(scheduler, "_schedulers", ()):
-        yield from _functions_of(part)
-    own = getattr(type(scheduler), "get_lr", None)
-    functions = [*(getattr(scheduler, "lr_lambdas", None) or ()), getattr(scheduler, "_scale_fn_custom", None), own]
-    for each in functions:
-        if isinstance(each, FunctionType) and not (each.__module__ or "").startswith("torch."):
-            yield each
-
-
-def _changed_in(block: ast.For | ast.While | ast.FunctionDef) -> Iterator[str]:
-    """Yield the names of outer variables that a block gives another value, element or attribute."""
-    outer = {name for node in ast.walk(block) if isinstance(node, ast.Global | ast.Nonlocal) for name in node.names}
-    for node in ast.walk(block):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            if not isinstance(block, ast.FunctionDef) or node.id in outer:
-                yield node.id
-        elif isinstance(node, ast.Subscript | ast.Attribute) and isinstance(node.ctx, ast.Store):
-            base: ast.expr = node
-            while isinstance(base, ast.Subscript | ast.Attribute):
-                base = base.value
-            if isinstance(base, ast.Name):
-                yield base.id

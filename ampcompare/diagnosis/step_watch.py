@@ -21,7 +21,7 @@ from ampcompare.results.records.diagnosis import LostUpdates, Phase
 from ampcompare.training.ledger import is_zero_eps
 from ampcompare.training.precision.base import StepOutcome, owned_params
 
-__all__ = ["MAX_SKIPPED", "StepWatch", "UpdateCounter"]
+__all__ = ["MAX_SKIPPED", "StepWatch", "UpdateCounter", "moving_params"]
 
 MAX_SKIPPED = 20  # a dynamic scale that begins too high is halved at each
 
@@ -32,7 +32,7 @@ class StepWatch(StepObserver):
     Args:
         observation: gets the numbers of each step.
         steps: updates to make; up to 20 skipped ones are added.
-        at: steps to watch; None for all.
+        is_idle: only count the steps, as on a rank that is not watched.
         reference: type of the wide run; None for ranges alone.
         kept_lines: file:line of calls that run in fp32.
 
@@ -46,13 +46,13 @@ class StepWatch(StepObserver):
         observation: Observation,
         *,
         steps: int,
-        at: Sequence[int] | None = None,
+        is_idle: bool = False,
         reference: torch.dtype | None = torch.float32,
         kept_lines: Sequence[str] = (),
     ) -> None:
         self.observation = observation
         self.steps = steps
-        self.at = at
+        self.is_watched = not is_idle
         self.scale = 1.0
         self.sites = Sites()
         self.updates = UpdateCounter(self.sites.parameters)
@@ -84,18 +84,13 @@ class StepWatch(StepObserver):
         self.observation.failures |= set() if self._reference is None else self._reference.failures
 
     @property
-    def is_watched(self) -> bool:
-        """Whether the present step is one to watch."""
-        return self.at is None or self._step in self.at
-
-    @property
     def is_over(self) -> bool:
         """Whether all steps are made, or further ones show nothing new."""
         is_made = self._applied >= self.steps or self._step >= self.steps + MAX_SKIPPED
         return is_made or self.observation.is_broken
 
     def begin_step(self) -> None:
-        """Count the weights with which a step begins, if it is watched."""
+        """Count the weights with which a step begins."""
         self.operations.is_paused = not self.is_watched
         if self.is_watched:
             self.add_weights()
@@ -104,7 +99,7 @@ class StepWatch(StepObserver):
         self.end_step(all(outcome.applied), optimizers)
 
     def end_step(self, applied: bool, optimizers: Sequence[Optimizer]) -> None:
-        """Hand over what the step has shown, if it was watched.
+        """Hand over what the step has shown.
 
         Args:
             optimizers: which have changed weights.
@@ -195,13 +190,7 @@ class UpdateCounter:
     def before_step(self, optimizer: Optimizer, *_arguments: Any) -> None:
         """Keep the weights that a step will change."""
         with no_modes():
-            self._before = [
-                (param, param.detach().clone(), param.grad != 0)
-                for group in optimizer.param_groups
-                if float(group.get("lr", 1.0)) != 0
-                for param in group["params"]
-                if param.grad is not None and not param.grad.is_sparse
-            ]
+            self._before = [(one, one.detach().clone(), grad != 0) for one, grad in moving_params(optimizer)]
 
     def after_step(self, optimizer: Optimizer, *_arguments: Any) -> None:
         """Count what the step has changed, and what not."""
@@ -221,7 +210,7 @@ class UpdateCounter:
         """Return the names of what an optimizer steps; a master weight has that of the next parameter of its shape."""
         known = list(self._named())
         names = {id(param): name for name, param in known}
-        stepped = [param for group in optimizer.param_groups for param in group["params"]]
+        stepped = owned_params(optimizer)
         taken = {name for held in self._names.values() for name in held.values()}
         taken |= {names[id(param)] for param in stepped if id(param) in names}
         rest = [(name, param) for name, param in known if name not in taken and param.requires_grad]
@@ -231,6 +220,17 @@ class UpdateCounter:
                 if match is not None:
                     names[id(param)] = rest.pop(match)[0]
         return {id(param): names[id(param)] for param in stepped if id(param) in names}
+
+
+def moving_params(optimizer: Optimizer) -> list[tuple[Tensor, Tensor]]:
+    """Return what a step will change: the parameters with a learning rate and a dense gradient, and their gradients."""
+    return [
+        (param, param.grad)
+        for group in optimizer.param_groups
+        if float(group.get("lr", 1.0)) != 0
+        for param in group["params"]
+        if param.grad is not None and not param.grad.is_sparse
+    ]
 
 
 def _eps_without_value(optimizer: Optimizer) -> dict[int, float]:

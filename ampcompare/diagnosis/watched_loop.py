@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -26,9 +25,7 @@ def watch_loop(loop: Loop, arm: Arm, conditions: Conditions, lines: Sequence[str
         lines: file:line of calls that run in fp32.
     """
     observation = Observation()
-    watch = StepWatch(
-        observation, steps=conditions.steps, at=conditions.at, reference=conditions.reference, kept_lines=lines
-    )
+    watch = StepWatch(observation, steps=conditions.steps, reference=conditions.reference, kept_lines=lines)
     with trained_under(arm, conditions) as precision, closing(watch), suppress(Enough):
         loop(ObservedPrecision(precision, watch))
     return observation
@@ -55,7 +52,11 @@ class ObservedPrecision(WatchedPrecision):
         scales = self.loss_scales()
         self._watch.scale = scales[min(loss_id, len(scales) - 1)] if scales else 1.0
         inner = self.inner.scale_loss(loss, optimizers, loss_id=loss_id, delay_unscale=delay_unscale)
-        with self._with_unseen_ends(inner) as scaled:
+        with ExitStack() as stack:  # its two ends are not seen, what happens between them is
+            end = stack.enter_context(ExitStack())
+            with self._operations.pause():
+                scaled = stack.enter_context(inner)
+            stack.callback(lambda: end.enter_context(self._operations.pause()))
             yield scaled
             if not delay_unscale and not self._operations.is_paused:
                 self._watch.add_gradients()
@@ -75,18 +76,3 @@ class ObservedPrecision(WatchedPrecision):
             outcome = super().step(*optimizers)
         self._watch.begin_step()
         return outcome
-
-    @contextmanager
-    def _with_unseen_ends(self, context: AbstractContextManager[Tensor]) -> Iterator[Tensor]:
-        """Enter and leave a context unseen; what happens inside is seen."""
-        with self._operations.pause():
-            value = context.__enter__()
-        try:
-            yield value
-        except BaseException:
-            with self._operations.pause():
-                if not context.__exit__(*sys.exc_info()):
-                    raise
-        else:
-            with self._operations.pause():
-                context.__exit__(None, None, None)

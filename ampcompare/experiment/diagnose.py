@@ -20,13 +20,12 @@ from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.formatting import format_count, printable
 from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, can_sandbox
-from ampcompare.base.processes.start import start_command
+from ampcompare.base.processes.start import kill_family, start_command
 from ampcompare.diagnosis.options import DiagnoseOptions, Request, diagnose_in_child
 from ampcompare.diagnosis.remedies import Tested, verdict_of, with_cure
 from ampcompare.experiment.launch.cell_files import log_tail, sandboxed_cell
 from ampcompare.experiment.launch.places import find_places
 from ampcompare.experiment.launch.script.rows import read_rows
-from ampcompare.experiment.launch.script.supervise import end_family
 from ampcompare.results.records.diagnosis import Diagnosis
 from ampcompare.results.report.base import write_result
 from ampcompare.settings.config import RunConfig
@@ -76,31 +75,29 @@ def diagnose(
         EnvironmentUnfit: this machine lacks something that was requested.
         LaunchError: training failed.
     """
-    found = _diagnose(options, loop, say)
+    if loop is not None:
+        from ampcompare.diagnosis.diagnose import diagnose_given
+
+        found = diagnose_given(loop, options)
+    else:
+        # Of the places that a comparison would have, the first.
+        places = find_places([options.config], None, options.gpus)
+        if options.gpus is not None and len(places.all) > 1:
+            raise ConfigError(
+                f"--gpus {options.gpus} is for {len(places.all)} runs at the same time, but diagnose makes one after "
+                "the other; name the GPUs of one"
+            )
+        for note in places.notes:
+            say(note)
+        environment = places.all[0].gpu_environment
+        if options.config.script is not None:
+            found = diagnose_script(options, say, environment)
+        else:
+            found = diagnose_in_child(options, environment=environment)
     if output_dir is not None:
         for path in write_result(found, output_dir, ("json", "html")):
             say(f"wrote {path}")
     return found
-
-
-def _diagnose(options: DiagnoseOptions, loop: Loop | None, say: Callable[[str], Any]) -> Diagnosis:
-    if loop is not None:
-        from ampcompare.diagnosis.diagnose import diagnose_given
-
-        return diagnose_given(loop, options)
-    # Of the places that a comparison would have, the first.
-    places = find_places([options.config], None, options.gpus)
-    if options.gpus is not None and len(places.all) > 1:
-        raise ConfigError(
-            f"--gpus {options.gpus} is for {len(places.all)} runs at the same time, but diagnose makes one after the "
-            "other; name the GPUs of one"
-        )
-    for note in places.notes:
-        say(note)
-    environment = places.all[0].gpu_environment
-    if options.config.script is not None:
-        return diagnose_script(options, say, environment)
-    return diagnose_in_child(options, environment=environment)
 
 
 def diagnose_script(
@@ -124,10 +121,9 @@ def diagnose_script(
     arm = options.config.parsed_arm
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="ampcompare-diagnose-") as name:
-        runs = _Runs(options, Path(name), environment or {})
         say_limits(say)
         say(f"running the script under {arm}, watched, for {format_count(options.steps, 'step')}")
-        found, _, device_type = runs.run(arm, ())
+        found, _, device_type = _watch_script(options, arm, (), Path(name), environment)
         if not options.cures or not found.faults:
             return found
         once = time.perf_counter() - begun
@@ -135,7 +131,7 @@ def diagnose_script(
         def test_arm(other: Arm, lines: Sequence[str]) -> Tested:
             what = f"{other}, with {' and '.join(lines)} in fp32" if lines else str(other)
             say(f"running it again from its start under {what} (about {once:.0f} s, at most {MAX_RUNS} such runs)")
-            seen, functions, _ = runs.run(other, lines)
+            seen, functions, _ = _watch_script(options, other, lines, Path(name), environment)
             return Tested(seen.faults, functions)
 
         found = with_cure(found, arm, test_arm, device_type=device_type, most=MAX_RUNS)
@@ -146,48 +142,38 @@ def diagnose_script(
     return found.model_copy(update={"notes": [*found.notes, cost]})
 
 
-class _Runs:
-    """Runs of one script, each in a separate process and with its own folder."""
+def _watch_script(
+    options: DiagnoseOptions, arm: Arm, lines: Sequence[str], parent: Path, environment: Mapping[str, str] | None
+) -> tuple[Diagnosis, list[str], str]:
+    """Run a script, watched, in a separate process.
 
-    def __init__(self, options: DiagnoseOptions, folder: Path, environment: Mapping[str, str]) -> None:
-        self._options = options
-        self._environment = environment
-        self._folder = folder
-        self._count = 0
+    Args:
+        lines: file:line of calls that run in fp32.
+        parent: of the folder of the run.
 
-    def run(self, arm: Arm, lines: Sequence[str]) -> tuple[Diagnosis, list[str], str]:
-        """Return the observation of a run, the functions kept in fp32 by their line, and the device's type."""
-        folder = self._folder / str(self._count)
-        self._count += 1
-        folder.mkdir()
-        answer = folder / "answer.json"
-        self._request(arm, lines, folder, answer).write(folder / "request.json")
-        code = run_examined(self._options.config, folder, "diagnosed", self._environment)
-        if not answer.exists():
-            raise ERRORS.get(code, LaunchError)(_failure_of(code, folder))
-        read = json.loads(answer.read_text(encoding="utf-8"))
-        script = self._options.config.script
-        assert script is not None
-        failure = error_of(code, folder) if code else ""
-        found = Diagnosis.model_validate({**read["diagnosis"], "script": script.command, "failure": failure})
-        found = found.model_copy(update={"verdict": verdict_of(arm, found)})
-        return found, read["functions"], read["device"]
-
-    def _request(self, arm: Arm, lines: Sequence[str], folder: Path, answer: Path) -> Request:
-        options, config = self._options, self._options.config
-        script = config.script
-        assert script is not None
-        return Request(
-            settings=watched_settings(config, arm, folder),
-            is_module=script.is_module,
-            steps=options.steps,
-            at=list(options.at),
-            reference=options.reference,
-            lines=list(lines),
-            rank=options.rank,
-            answer=str(answer),
-            ended=str(folder / ENDED),
-        )
+    Returns:
+        What was seen, the functions kept in fp32 by their line, and the device's type.
+    """
+    config, script = options.config, options.config.script
+    assert script is not None
+    folder = Path(tempfile.mkdtemp(dir=parent))
+    answer = folder / "answer.json"
+    Request(
+        settings=watched_settings(config, arm, folder),
+        is_module=script.is_module,
+        steps=options.steps,
+        reference=options.reference,
+        lines=list(lines),
+        answer=str(answer),
+        ended=str(folder / ENDED),
+    ).write(folder / "request.json")
+    code = run_examined(config, folder, "diagnosed", environment)
+    if not answer.exists():
+        raise ERRORS.get(code, LaunchError)(_failure_of(code, folder))
+    read = json.loads(answer.read_text(encoding="utf-8"))
+    failure = error_of(code, folder) if code else ""
+    found = Diagnosis.model_validate({**read["diagnosis"], "script": script.command, "failure": failure})
+    return found.model_copy(update={"verdict": verdict_of(arm, found)}), read["functions"], read["device"]
 
 
 def watched_settings(config: RunConfig, arm: Arm, folder: Path) -> dict[str, Any]:
@@ -264,7 +250,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             os.killpg(process.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=SECONDS_OF_TORCHRUN)
-    end_family(process.pid)
+    kill_family(process.pid)
     process.wait()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,14 +25,12 @@ __all__ = [
     "configs_of",
     "find_batches",
     "largest_passing",
-    "places_of_tries",
     "search_batches",
 ]
 
 STEPS = 5  # the first ones may overflow, and an optimizer creates its state in the first one that does not
 GIB = 2**30
 TOO_FEW = "fewer than one batch"  # of `Data.num_batches`
-LOOK_SECONDS = 0.2  # a wait without a timeout cannot be interrupted on every system
 OUT_OF_MEMORY = ("out of memory", "out-of-memory")
 
 
@@ -105,52 +102,29 @@ def configs_of(config: RunConfig, arms: Sequence[str]) -> list[RunConfig]:
     return [_with_batch(config, config.recipe.batch_size, arm) for arm in arms]
 
 
-def search_batches(search: BatchSearch, jobs: int | str | None, gpus: str | None) -> list[BatchLimit]:
-    """Return the largest batch of each arm, searched on the GPUs or cores that are free.
+def search_batches(search: BatchSearch, gpus: str | None) -> list[BatchLimit]:
+    """Return the largest batch of each arm, searched on the first GPU that is free.
 
     Args:
-        jobs: arms that are searched at the same time; None: one per free GPU of a kind, or 1.
         gpus: numbers of the GPUs to choose from, such as 0,2-3; None: all that are free.
 
     Raises:
-        ConfigError, EnvironmentUnfit: as `places_of_tries` and `find_batches`.
+        ConfigError: GPUs that do not exist, or are not for these configurations; else as `find_batches`.
+        EnvironmentUnfit: a configuration has more processes than there are GPUs.
         LaunchError: as `find_batches`.
     """
-    places = places_of_tries(search.configs, jobs, gpus)
+    places = find_places(search.configs, None, gpus)
     for text in places.notes:
         search.note(text)
-    with LaunchOptions().pool(search.configs[0], places) as launcher:
-        return find_batches(search, launcher, len(places.all))
+    with LaunchOptions().pool(search.configs[0], Places(places.all[:1])) as launcher:
+        return find_batches(search, launcher)
 
 
-def places_of_tries(configs: Sequence[RunConfig], jobs: int | str | None, gpus: str | None) -> Places:
-    """Return the places of a search, which are equal as their memory decides: GPUs of the first one's kind, unshared.
-
-    Raises:
-        ConfigError: GPUs that do not exist, or are not for these configurations, or more jobs than GPUs.
-        EnvironmentUnfit: a configuration has more processes than there are GPUs.
-    """
-    found = find_places(configs, jobs, gpus)
-    if any(place.shared for place in found.all if place.gpus):
-        raise ConfigError(
-            f"--jobs {jobs} would share GPUs, but a search needs the memory of whole ones; use --jobs auto"
-        )
-    kinds = [tuple(gpu.name for gpu in place.gpus) for place in found.all]
-    equal = tuple(place for place, kind in zip(found.all, kinds, strict=True) if kind == kinds[0])
-    if len(equal) == len(kinds):
-        return found
-    name = " and ".join(dict.fromkeys(kinds[0]))
-    return Places(equal, (*found.notes, f"only GPUs of one kind are used, {name}; --gpus can name others"))
-
-
-def find_batches(search: BatchSearch, launcher: Launcher, jobs: int = 1) -> list[BatchLimit]:
+def find_batches(search: BatchSearch, launcher: Launcher) -> list[BatchLimit]:
     """Return the largest batch of each arm.
 
     A batch fits if some updates and an evaluation end, with the margin left of the limit. On a GPU the memory is what
     torch's allocator has reserved, on a CPU the growth of the process.
-
-    Args:
-        jobs: arms that are searched at the same time; `launcher` must be able to.
 
     Raises:
         ConfigError: a setting that cannot be used, or a CPU without a limit.
@@ -165,21 +139,7 @@ def find_batches(search: BatchSearch, launcher: Launcher, jobs: int = 1) -> list
     if search.memory_gib is None and any(config.device == "cpu" for config in search.configs):
         raise _no_limit()
     with tempfile.TemporaryDirectory(prefix="ampcompare-batch-") as folder:
-        if jobs == 1:
-            return [_find(search, config, launcher, Path(folder)) for config in search.configs]
-        with ThreadPoolExecutor(jobs) as executor:
-            tasks = [executor.submit(_find, search, config, launcher, Path(folder)) for config in search.configs]
-            try:
-                left = set(tasks)
-                while left:
-                    done, left = wait(left, LOOK_SECONDS, FIRST_EXCEPTION)
-                    for task in done:
-                        task.result()  # raises what ended it
-            except BaseException:
-                launcher.close()  # ends the tries that threads wait for
-                executor.shutdown(cancel_futures=True)
-                raise
-        return [task.result() for task in tasks]
+        return [_find(search, config, launcher, Path(folder)) for config in search.configs]
 
 
 def _find(search: BatchSearch, config: RunConfig, launcher: Launcher, folder: Path) -> BatchLimit:
@@ -272,19 +232,13 @@ def largest_passing(passes: Callable[[int], bool], start: int, *, multiple: int 
         multiple: numbers are multiples of it.
         precision: relative distance between what passes and what does not at which the search ends.
     """
-    first = max(1, start // multiple)
     low, high = 0, 0  # in multiples; `high` is 0 while nothing has failed
-    at = first
-    while at and not high:
+    at = max(1, start // multiple)
+    while at and not (low and high):
         if passes(at * multiple):
             low, at = at, 2 * at
         else:
-            high = at
-    while high and not low and (at := high // 2):
-        if passes(at * multiple):
-            low = at
-        else:
-            high = at
+            high, at = at, at // 2
     while low and high - low > max(1, low * precision):
         middle = (low + high) // 2
         if passes(middle * multiple):

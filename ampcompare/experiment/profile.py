@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ampcompare.base.errors import AmpCompareError, ConfigError, LaunchError
+from ampcompare.base.errors import AmpCompareError, LaunchError
 from ampcompare.base.files.run_files import RunFile
 from ampcompare.base.files.write import write_atomically
 from ampcompare.diagnosis.profiling.options import ProfileOptions, ProfileRequest, profile_in_child
 from ampcompare.diagnosis.profiling.reasons import headline_of, with_reasons
 from ampcompare.diagnosis.profiling.trace import merged_trace
 from ampcompare.experiment.diagnose import ENDED, ERRORS, error_of, run_examined, say_limits, watched_settings
-from ampcompare.results.records.profile import ArmProfile, Profile, RankTimes
+from ampcompare.results.records.profile import ArmProfile, Profile
 from ampcompare.results.report.base import write_result
 from ampcompare.settings.config import RunConfig
 
@@ -60,11 +60,31 @@ def profile(
             if not arms:
                 raise
             found, trace = ArmProfile(arm=config.arm, failure=str(error)), {}
-        arms.append(found if loop is not None else found.model_copy(update={"cell": config.digest()}))
+        arms.append(found)
         traces.append((config.arm, trace))
-    result = _compare_profiles(options, arms, loop)
+    config, profiles = options.reference, with_reasons(arms)
+    recipe = config.recipe
+    subject = f"{recipe.model.arch} on {recipe.data.name}, batch {recipe.batch_size}, {recipe.optimizer.name}"
+    if config.script is not None:
+        subject = config.script.name
+    result = Profile(
+        reference=config.arm,
+        headline=headline_of(profiles),
+        arms=profiles,
+        subject=subject if loop is None else "",
+        device=profiles[0].device,
+        notes=[
+            *([SCRIPT_NOTE] if config.script is not None else []),
+            *dict.fromkeys(note for arm in profiles for note in arm.notes),
+        ],
+    )
     if output_dir is not None:
-        for path in [*write_result(result, output_dir, ("json", "md", "html")), *_write_trace(traces, output_dir)]:
+        written = write_result(result, output_dir, ("json", "md", "html"))
+        merged = merged_trace(traces)
+        if merged["traceEvents"]:
+            written = [*written, output_dir / RunFile.TRACE]
+            write_atomically(written[-1], json.dumps(merged) + "\n")
+        for path in written:
             say(f"wrote {path}")
     return result
 
@@ -82,48 +102,6 @@ def _one(options: ProfileOptions, config: RunConfig, loop: Loop | None) -> tuple
             config, steps=options.steps, profiled=options.profiled, trials=options.trials, trace=path
         )
         return found, json.loads(path.read_text(encoding="utf-8"))
-
-
-def _compare_profiles(options: ProfileOptions, arms: Sequence[ArmProfile], loop: object) -> Profile:
-    config = options.reference
-    recipe = config.recipe
-    subject = f"{recipe.model.arch} on {recipe.data.name}, batch {recipe.batch_size}, {recipe.optimizer.name}"
-    if config.script is not None:
-        subject = config.script.name
-    elif loop is not None:
-        subject = ""
-    found = with_reasons(arms)
-    result = Profile(
-        reference=config.arm,
-        headline=[],
-        arms=found,
-        subject=subject,
-        device=found[0].device,
-        notes=[
-            *([SCRIPT_NOTE] if config.script is not None else []),
-            *dict.fromkeys(note for arm in found for note in arm.notes),
-        ],
-    )
-    return result.model_copy(update={"headline": headline_of(result)})
-
-
-def _write_trace(traces: Sequence[tuple[str, Mapping[str, Any]]], folder: Path) -> list[Path]:
-    merged = merged_trace(traces)
-    if not merged["traceEvents"]:
-        return []
-    path = folder / RunFile.TRACE
-    write_atomically(path, json.dumps(merged) + "\n")
-    return [path]
-
-
-def require_arms(arms: Sequence[str]) -> None:
-    """Check that there is an arm to profile.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    if not arms:
-        raise ConfigError("profile needs at least one arm; name one with --arm")
 
 
 def steps_needed(steps: int, profiled: int) -> int:
@@ -165,16 +143,7 @@ def profile_script(config: RunConfig, folder: Path, *, steps: int, profiled: int
             "the script ended before its steps were profiled; a step is a backward pass and an optimizer step, and a "
             f"profile takes {steps_needed(steps, profiled)} of them: let it train longer, or lower --steps"
         )
-    ranks = [_read_profile(request.answer(rank)) for rank in range(config.processes) if request.answer(rank).exists()]
-    found = ranks[0].model_copy(update={"ranks": _times(ranks) if len(ranks) > 1 else []})
+    files = [path for rank in range(config.processes) if (path := request.answer(rank)).exists()]
+    ranks = [ArmProfile.model_validate_json(path.read_text(encoding="utf-8")) for path in files]
+    found = ranks[0].model_copy(update={"rank_seconds": [one.seconds for one in ranks] if len(ranks) > 1 else []})
     return found, json.loads(request.trace.read_text(encoding="utf-8"))
-
-
-def _read_profile(path: Path) -> ArmProfile:
-    return ArmProfile.model_validate_json(path.read_text(encoding="utf-8"))
-
-
-def _times(ranks: Sequence[ArmProfile]) -> list[RankTimes]:
-    return [
-        RankTimes(rank=rank, seconds=one.seconds, communication=one.communication) for rank, one in enumerate(ranks)
-    ]

@@ -4,38 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from filelock import Timeout
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit, RecordError, close_matches
 from ampcompare.base.files.read import FileFault, read_json
-from ampcompare.base.files.run_files import RunFile
-from ampcompare.diagnosis.profiling.reasons import deciding
 from ampcompare.experiment.interim_analyses import Journal
 from ampcompare.experiment.run_directory import RunDirectory, StoredPlan, row_of, with_label
 from ampcompare.results.analysis.conclusions.headline import headline
 from ampcompare.results.analysis.conclusions.next_step import next_steps
 from ampcompare.results.analysis.inference.alpha_spending import error_rate_of_next
 from ampcompare.results.analysis.inference.criteria import criteria_of
-from ampcompare.results.analysis.inference.effect import ERROR_RATE
 from ampcompare.results.analysis.inference.verdict import Design
-from ampcompare.results.analysis.pairing.comparability import changed_settings, settings
-from ampcompare.results.analysis.pairing.record_checks import of_another_cell, read_checked
+from ampcompare.results.analysis.pairing.comparability import changed_settings
+from ampcompare.results.analysis.pairing.record_checks import read_checked
 from ampcompare.results.analysis.summary import summarize
-from ampcompare.results.records.comparison import Comparison, Look, read_comparison
-from ampcompare.results.records.profile import Profile
+from ampcompare.results.records.comparison import Comparison, read_comparison
 from ampcompare.results.records.run import RunRecord
-from ampcompare.settings.validation import validate
+from ampcompare.settings.config import RunConfig
 
-__all__ = ["reload_comparison", "reload_together", "with_profile"]
+__all__ = ["reload_comparison", "reload_together"]
 
-NAMED_VALUE = re.compile(r" (\w+)=(.*?)(?= \w+=|$)")  # in the label of a row
 _NO_JOURNAL = (
     "Nothing was tested: another reference is another look at these runs, and there is no journal here to count it. "
     "Name a run directory of this version, or run that comparison in its own run directory."
@@ -58,8 +51,7 @@ def reload_comparison(path: Path, *, reference: str | None = None) -> Comparison
     """Read a run directory, a `record.json` or a `report.json`.
 
     A run directory is summed up again from its records, in the order of its plan, where it has one. Records with a
-    fault are left out and named in `excluded`, also those of a `report.json`. The headline repeats what the profile in
-    the folder found.
+    fault are left out and named in `excluded`.
 
     Args:
         reference: another row than that of the plan. In a run directory that is one more look at its runs, which is
@@ -70,7 +62,7 @@ def reload_comparison(path: Path, *, reference: str | None = None) -> Comparison
         ConfigError: no row is named like the reference, or the look cannot be recorded because the folder is in use.
     """
     if os.path.isdir(path):
-        return with_profile(_from_folder(RunDirectory(path), reference), path)
+        return _from_folder(RunDirectory(path), reference)
     if not os.path.exists(path):
         raise RecordError(f"there is no {path}; name a run directory, a record.json or a report.json")
     try:
@@ -78,57 +70,30 @@ def reload_comparison(path: Path, *, reference: str | None = None) -> Comparison
     except FileFault:
         kind = {}
     if isinstance(kind, dict) and "records" in kind:
-        return with_profile(_checked_report(path, kind, read_comparison(path), reference), path.parent)
+        return _from_report(path, read_comparison(path), reference)
     record = read_checked(path)
     _chosen_reference(reference or record.arm, [record.arm])
     return summarize([record], arms=[record.arm], reference=record.arm)
 
 
-def with_profile(comparison: Comparison, folder: Path) -> Comparison:
-    """Return a comparison whose headline also says why arms are not faster, as the profile in a folder found.
-
-    Only arms whose settings are those of a run count, next to the reference of the comparison. A file that cannot be
-    used is named among the details.
-    """
-    path = folder / f"{RunFile.PROFILE}.json"
-    if not os.path.lexists(path):
-        return comparison
-    try:
-        found = validate(Profile, read_json(path))
-    except (FileFault, ConfigError) as error:
-        note = f"{path} is not used: {error}"
-        return comparison.model_copy(update={"reading": [*comparison.reading, note]})
-    cells = {record.cell for record in comparison.records}
-    arms = [arm for arm in found.arms if arm.cell in cells]
-    if not arms or arms[0] != found.arms[0] or found.reference != comparison.reference:
-        return comparison
-    sentences = deciding(found.model_copy(update={"arms": arms}))
-    return comparison.model_copy(update={"headline": [*comparison.headline, *sentences]})
-
-
 def _from_folder(run: RunDirectory, reference: str | None) -> Comparison:
     records, excluded = run.records()
-    plan = _read_plan(run)
+    plan, looks = _read_plan(run), tuple(run.looks())
     if plan is None:
-        _refuse_a_mixture(run.path, records)
+        for record in records[1:]:
+            if apart := changed_settings(records[0].config, record.config):
+                raise RecordError(
+                    f"{run.path} holds runs with different settings ({', '.join(apart)}), which one table cannot "
+                    "compare; name one of their record.json files"
+                )
         arms = sorted({record.arm for record in records})
-        looks = tuple(run.looks())
         first = "fp32" if "fp32" in arms else arms[0]
         return summarize(
             records, arms=arms, reference=_chosen_reference(reference or first, arms), excluded=excluded,
             design=Design(0.0, 0.0, looks=looks, notes=(NO_PLAN,)) if looks else None,
         )  # fmt: skip
     by_cell = {record.cell: record for record in records}
-    mine = []
-    for label, cell in plan.cells.items():
-        record = by_cell.get(cell)
-        if record is None:
-            continue
-        if not _is_cell(label, record):
-            whose = f"{record.config.arm}, seed {record.config.recipe.seed}"
-            excluded.append(f"{run.plan_file}: it says that {label} is cell {cell}, which is {whose}")
-            continue
-        mine.append(with_label(record, row_of(label)))
+    mine = [with_label(by_cell[cell], row_of(label)) for label, cell in plan.cells.items() if cell in by_cell]
     chosen = plan.model_copy(update={"reference": _chosen_reference(reference or plan.reference, plan.arms)})
 
     def sum_up(design: Design | None) -> Comparison:
@@ -137,87 +102,58 @@ def _from_folder(run: RunDirectory, reference: str | None) -> Comparison:
             terms=plan.terms, design=design, published=plan.published, excluded=excluded,
         )  # fmt: skip
 
-    journal = Journal(run, chosen, tuple(run.looks()))
-    if chosen.reference != plan.reference:
-        return _compare_against(journal, mine, sum_up)
+    journal, is_other = Journal(run, chosen, looks), chosen.reference != plan.reference
+    if is_other and plan.journal is None:
+        return sum_up(Design(0.0, 0.0, notes=(_NO_JOURNAL,)))
     design = journal.design(mine)
-    if journal.looks and design.looks == journal.looks:
+    if looks and design.looks == looks:
         return sum_up(design)  # it was looked at so before
     if not journal.is_complete(mine):
         return sum_up(journal.design_without_test())
-    return sum_up(journal.design_without_test(NOT_COUNTED) if journal.looks or plan.journal is not None else None)
+    if is_other:
+        return _count_look(journal, mine, sum_up)
+    return sum_up(journal.design_without_test(NOT_COUNTED) if looks or plan.journal is not None else None)
 
 
-def _is_cell(label: str, record: RunRecord) -> bool:
-    """Return whether the label of a plan, such as `half workers=2@1`, fits the arm and seed of a record."""
-    row, _, seed = label.rpartition("@")
-    arm = record.config.arm
-    if seed != str(record.config.recipe.seed) or not (row == arm or row.startswith(f"{arm} ")):
-        return False
-    named = NAMED_VALUE.findall(row.removeprefix(arm))
-    values = settings(record.config.model_dump(mode="json"))
-    known = [(path.rpartition(".")[2], value) for path, value in values]
-    fits = all(any(name == other and _is_value(text, value) for other, value in known) for name, text in named)
-    return fits and arm + "".join(f" {name}={text}" for name, text in named) == row
+def _count_look(
+    journal: Journal, records: Sequence[RunRecord], summarize: Callable[[Design | None], Comparison]
+) -> Comparison:
+    """Return the comparison against the reference of a journal, at the error rate that earlier looks left.
+
+    Raises:
+        ConfigError: another command is using the run directory.
+    """
+    run = journal.run
+    try:
+        with run.lock().acquire(timeout=0):
+            journal = replace(journal, looks=tuple(run.looks()))
+            return journal.record(summarize(journal.design(records)))
+    except Timeout:
+        raise ConfigError(
+            f"{run.path} is in use by another command, and another reference is a look that must be recorded there; "
+            "try again when that command has ended"
+        ) from None
+    except (OSError, EnvironmentUnfit):
+        return summarize(journal.design_without_test(NOT_WRITABLE))
 
 
-def _is_value(text: str, value: object) -> bool:
-    """Return whether a label may contain a setting in this form; a list has several forms."""
-    if isinstance(value, list | dict):
-        return True
-    if isinstance(value, int | float):
-        with contextlib.suppress(ValueError):
-            return float({"true": "1", "false": "0"}.get(text.lower(), text)) == value
-    return text.lower() == str(value).lower()
-
-
-def _checked_report(path: Path, raw: Mapping[str, Any], comparison: Comparison, reference: str | None) -> Comparison:
-    """Return a stored comparison unchanged, or summarized again without records of other cells or by another arm."""
+def _from_report(path: Path, comparison: Comparison, reference: str | None) -> Comparison:
+    """Return a stored comparison with the headline of its rows, or against another reference without a test."""
     chosen = _chosen_reference(reference or comparison.reference, [row.arm for row in comparison.arms])
+    if chosen == comparison.reference:
+        if not comparison.records:
+            return comparison
+        look = next((look for look in comparison.looks if look.number == comparison.look), None)
+        left = error_rate_of_next(comparison.looks, look.planned) if look is not None else comparison.error_rate
+        steps = next_steps(comparison, left)
+        return comparison.model_copy(update={"headline": headline(comparison), "next_steps": steps})
     if not comparison.records:
-        if chosen != comparison.reference:
-            raise RecordError(f"{path} holds no runs, only their summary against {comparison.reference}")
-        return comparison
-    faults = [
-        "" if record.host is None else of_another_cell(stored, record)  # old records have neither
-        for stored, record in zip(raw["records"], comparison.records, strict=True)
-    ]
-    excluded = [
-        f"{path}: {record.arm}, seed {record.config.recipe.seed}: {fault}"
-        for record, fault in zip(comparison.records, faults, strict=True)
-        if fault
-    ]
-    look = next((look for look in comparison.looks if look.number == comparison.look), None)
-    if not excluded and chosen == comparison.reference:
-        return _with_headline(comparison, look)
-    terms = criteria_of(comparison)
+        raise RecordError(f"{path} holds no runs, only their summary against {comparison.reference}")
     return summarize(
-        [record for record, fault in zip(comparison.records, faults, strict=True) if not fault],
-        arms=[row.arm for row in comparison.arms],
-        reference=chosen,
-        command=comparison.command,
-        order=comparison.order,
-        terms=terms
-        if look is None
-        else replace(terms, margin=look.margin, time_margin=look.time_margin, loss_margin=look.loss_margin),
-        design=_design_of_report(comparison, look)
-        if chosen == comparison.reference
-        else Design(0, 0, notes=(_NO_JOURNAL,)),
+        comparison.records, arms=[row.arm for row in comparison.arms], reference=chosen, command=comparison.command,
+        order=comparison.order, terms=criteria_of(comparison), design=Design(0, 0, notes=(_NO_JOURNAL,)),
         published=comparison.published,
-        excluded=excluded,
-    )
-
-
-def _with_headline(comparison: Comparison, look: Look | None) -> Comparison:
-    """Return a stored comparison with the headline computed from its rows, since its file may lack one."""
-    left = error_rate_of_next(comparison.looks, look.planned) if look is not None else comparison.error_rate
-    return comparison.model_copy(update={"headline": headline(comparison), "next_steps": next_steps(comparison, left)})
-
-
-def _design_of_report(comparison: Comparison, look: Look | None) -> Design:
-    rate = min(comparison.error_rate, ERROR_RATE) if look is None else look.error_rate
-    pilot = frozenset(look.pilot if look is not None else [])
-    return Design(rate, rate, pilot, look=comparison.look, looks=tuple(comparison.looks))
+    )  # fmt: skip
 
 
 def _read_plan(run: RunDirectory) -> StoredPlan | None:
@@ -227,30 +163,12 @@ def _read_plan(run: RunDirectory) -> StoredPlan | None:
         RecordError: its file is not a plan.
     """
     try:
-        if (plan := run.plan()) is not None:
-            plan.check_rows()
-        return plan
+        return run.plan()
     except (FileFault, ConfigError) as error:
         raise RecordError(
             f"{run.plan_file} is not a plan: {error}; run the command that wrote it again to restore it, or remove it "
             "to show records of equal settings as one table"
         ) from None
-
-
-def _refuse_a_mixture(folder: Path, records: Sequence[RunRecord]) -> None:
-    """Check that records without a plan can be one table: equal settings, except arm and seed.
-
-    Raises:
-        RecordError: two records differ in another setting.
-    """
-    first = records[0].config
-    for record in records[1:]:
-        apart = changed_settings(first, record.config)
-        if apart:
-            raise RecordError(
-                f"{folder} holds runs with different settings ({', '.join(apart)}), which one table cannot compare; "
-                "name one of their record.json files"
-            )
 
 
 def _chosen_reference(text: str, arms: Sequence[str]) -> str:
@@ -269,43 +187,6 @@ def _chosen_reference(text: str, arms: Sequence[str]) -> str:
     raise ConfigError(f"--reference {text!r} is not one of the arms of these runs: {', '.join(arms)}{hint}")
 
 
-def _compare_against(
-    journal: Journal, records: Sequence[RunRecord], summarize: Callable[[Design | None], Comparison]
-) -> Comparison:
-    """Return the comparison against the reference of a journal that was made for it, and count the look.
-
-    The look is tested at the error rate that earlier looks left. The same reference again is the same look, which
-    spends nothing.
-
-    Args:
-        journal: with the looks so far.
-        records: of the plan.
-        summarize: gives the comparison under a design.
-
-    Raises:
-        ConfigError: another command is using the run directory.
-    """
-    run = journal.run
-    if journal.plan.journal is None:
-        return summarize(Design(0.0, 0.0, notes=(_NO_JOURNAL,)))
-    design = journal.design(records)
-    if journal.looks and design.looks == journal.looks:
-        return summarize(design)  # it was looked at so before
-    if not journal.is_complete(records):
-        return summarize(journal.design_without_test())
-    try:
-        with run.lock().acquire(timeout=0):
-            journal = replace(journal, looks=tuple(run.looks()))
-            return journal.record(summarize(journal.design(records)))
-    except Timeout:
-        raise ConfigError(
-            f"{run.path} is in use by another command, and another reference is a look that must be recorded there; "
-            "try again when that command has ended"
-        ) from None
-    except (OSError, EnvironmentUnfit):
-        return summarize(journal.design_without_test(NOT_WRITABLE))
-
-
 def reload_together(paths: Sequence[Path]) -> Comparison:
     """Read run directories or `report.json` files and sum them up together, as if one command had run them.
 
@@ -313,57 +194,44 @@ def reload_together(paths: Sequence[Path]) -> Comparison:
         RecordError: one cannot be read or holds no runs, or two hold the same arm with the same seed.
         ConfigError: two have other settings than arm and seed, or different references or margins.
     """
-    loaded = [(_name(path, paths), reload_comparison(path)) for path in paths]
-    for name, comparison in loaded:
+    group = [reload_comparison(path) for path in paths]
+    first, origin = group[0], dict[tuple[str, int], Path]()
+    for path, comparison in zip(paths, group, strict=True):
         if not comparison.records:
-            raise RecordError(f"{name} holds no runs, only their summary; name a run directory")
-        if apart := changed_settings(_first_record(loaded[0][1]).config, _first_record(comparison).config):
+            raise RecordError(f"{path} holds no runs, only their summary; name a run directory")
+        if apart := changed_settings(_first_config(first), _first_config(comparison)):
             raise ConfigError(
-                f"{loaded[0][0]} and {name} hold runs of different settings ({', '.join(apart)}); report them apart"
+                f"{paths[0]} and {path} hold runs of different settings ({', '.join(apart)}); report them apart"
             )
-    return _together(loaded)
-
-
-def _name(path: Path, paths: Sequence[Path]) -> str:
-    """Return the last part of a path that distinguishes it from the others."""
-    names = [other.resolve().name for other in paths]
-    return path.resolve().name if names.count(path.resolve().name) == 1 else str(path)
-
-
-def _first_record(comparison: Comparison) -> RunRecord:
-    """Return a record of the reference, or else of another arm."""
-    mine = (record for record in comparison.records if record.arm == comparison.reference)
-    return next(mine, comparison.records[0])
-
-
-def _together(group: Sequence[tuple[str, Comparison]]) -> Comparison:
-    """Sum up the records of several directories of equal settings."""
-    first_name, first = group[0]
-    origin: dict[tuple[str, int], str] = {}  # of the directories before
-    for name, comparison in group:
         if (comparison.reference, criteria_of(comparison)) != (first.reference, criteria_of(first)):
             raise ConfigError(
-                f"{first_name} and {name} hold runs of the same settings, but have different references, margins or "
+                f"{paths[0]} and {path} hold runs of the same settings, but have different references, margins or "
                 f"tags; name one of them"
             )
         keys = [(record.arm, record.config.recipe.seed) for record in comparison.records]
         for arm, seed in keys:
             if (arm, seed) in origin:
                 raise RecordError(
-                    f"{arm} with seed {seed} is in {origin[arm, seed]} and in {name}, which hold runs of the same "
+                    f"{arm} with seed {seed} is in {origin[arm, seed]} and in {path}, which hold runs of the same "
                     "settings; a run counts once, so name one of them"
                 )
-        origin |= dict.fromkeys(keys, name)
+        origin |= dict.fromkeys(keys, path)
     return summarize(
-        [record for _, comparison in group for record in comparison.records],
-        arms=list(dict.fromkeys(row.arm for _, comparison in group for row in comparison.arms)),
+        [record for comparison in group for record in comparison.records],
+        arms=list(dict.fromkeys(row.arm for comparison in group for row in comparison.arms)),
         reference=first.reference,
-        command="; ".join(comparison.command for _, comparison in group if comparison.command),
+        command="; ".join(comparison.command for comparison in group if comparison.command),
         terms=criteria_of(first),
-        design=_design([comparison for _, comparison in group]),
+        design=_design(group),
         published=first.published,
-        excluded=[line for _, comparison in group for line in comparison.excluded],
+        excluded=[line for comparison in group for line in comparison.excluded],
     )
+
+
+def _first_config(comparison: Comparison) -> RunConfig:
+    """Return the settings of a record of the reference, or else of another arm."""
+    mine = (record.config for record in comparison.records if record.arm == comparison.reference)
+    return next(mine, comparison.records[0].config)
 
 
 def _design(comparisons: Sequence[Comparison]) -> Design | None:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import socket
 import sys
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import psutil
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -25,6 +22,7 @@ from ampcompare.base.files.loaded_code import changed_code
 from ampcompare.base.files.read import FileFault, parse_json, read_json, read_text
 from ampcompare.base.files.run_files import CellFile, RunFile
 from ampcompare.base.files.write import append_line, write_atomically
+from ampcompare.base.formatting import printable
 from ampcompare.base.secrets import hide
 from ampcompare.experiment.launch.cell_files import code_folder, remove_leftovers
 from ampcompare.experiment.launch.contract import Launcher
@@ -55,8 +53,6 @@ __all__ = [
 # As long as any name below a run directory.
 DEEPEST = Path(RunFile.CELLS, "0" * 12, f"{CellFile.CHECKPOINTS}.previous", "0" * 64)
 MAX_SHOWN = 200
-POLL_SECONDS = 0.2
-NAMING_SECONDS = 2.0  # an owner needs a moment to write its details
 MAX_SHOWN_COMMAND = 300
 MAX_NAMED = 3  # records in the message of an error, or files
 DEFAULT_FOLDER = Path("runs")
@@ -100,17 +96,6 @@ class StoredPlan(BaseModel):
         cells = {label: cell.digest() for label, cell in zip(plan.order, plan.cells, strict=True)}
         facts: dict[str, Any] = {name: getattr(plan, name) for name in names}
         return cls(**facts, command=command, terms=terms, cells=cells, pilot=sorted(pilot), journal="")
-
-    def check_rows(self) -> None:
-        """Check that every row which the plan names is one of its arms.
-
-        Raises:
-            ConfigError: one is not.
-        """
-        rows = {"reference": self.reference, **{f"cell {label}": row_of(label) for label in self.cells}}
-        for what, row in rows.items():
-            if row not in self.arms:
-                raise ConfigError(f"the row {row!r} of {what} is not one of its arms")
 
 
 def row_of(label: str) -> str:
@@ -204,10 +189,7 @@ class RunDirectory:
         """
         self.check_name()
         try:
-            # One by one from the top: pathlib recurses once per level.
-            missing = itertools.takewhile(lambda path: not os.path.isdir(path), (self.path, *self.path.parents))
-            for path in reversed(list(missing)):
-                path.mkdir(exist_ok=True)
+            self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise self._cannot_be_made(error) from None
         if not os.access(self.path, os.W_OK | os.X_OK):
@@ -218,29 +200,19 @@ class RunDirectory:
         return ConfigError(f"cannot make the output folder {self._short_path()}: {why}; choose another --output-dir")
 
     def _short_path(self) -> str:
-        name = str(self.path)
-        return name if len(name) <= MAX_SHOWN else f"{name[:MAX_SHOWN]}... ({len(name):,} characters)"
+        return printable(str(self.path), MAX_SHOWN)
 
     def lock(self) -> FileLock:
         """Return the lock, which the system releases when its process ends, so that a dead owner blocks nobody."""
         return FileLock(self.path.resolve() / RunFile.LOCK)
 
     @contextlib.contextmanager
-    def hold(
-        self,
-        launcher: Launcher,
-        *,
-        command: str = "",
-        wait_seconds: float = 0.0,
-        note: Callable[[str], None] | None = None,
-    ) -> Iterator[None]:
+    def hold(self, launcher: Launcher, *, command: str = "") -> Iterator[None]:
         """Make the run directory and hold its lock; of processes that take part in one command, the main one does.
 
         Args:
             launcher: of the cells, which knows whether this process is the main one.
             command: what to show to others that want the folder.
-            wait_seconds: how long to wait for another owner to end.
-            note: called with the owner that it waits for.
 
         Raises:
             ConfigError: the folder cannot be made or written, or another command holds it.
@@ -251,7 +223,11 @@ class RunDirectory:
         self.make()
         lock, owner = self.lock(), self.path / RunFile.OWNER
         try:
-            self._acquire(lock, wait_seconds, note)
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise ConfigError(
+                f"{self.path} is in use by {self._name_owner()}; wait for it to end, or choose another --output-dir"
+            ) from None
         except OSError as error:
             raise ConfigError(
                 f"the output folder {self.path} cannot be locked: {error.strerror or error}; choose another "
@@ -272,40 +248,16 @@ class RunDirectory:
                 owner.unlink(missing_ok=True)
             lock.release()
 
-    def _acquire(self, lock: FileLock, wait_seconds: float, note: Callable[[str], None] | None) -> None:
-        with contextlib.suppress(Timeout):
-            lock.acquire(timeout=0)
-            return
-        owner = self._name_owner()
-        if wait_seconds > 0:
-            if note is not None:
-                note(f"{self.path} is in use by {owner}; waiting for it to end")
-            with contextlib.suppress(Timeout):
-                lock.acquire(timeout=-1 if wait_seconds == float("inf") else wait_seconds, poll_interval=POLL_SECONDS)
-                return
-            owner = self._name_owner()
-        waited = f" after {wait_seconds:g} s" if wait_seconds > 0 else ""
-        raise ConfigError(
-            f"{self.path} is in use{waited} by {owner}; wait for it to end (--wait does that), or choose another "
-            "--output-dir"
-        )
-
     def _name_owner(self) -> str:
-        """Return who holds the folder, from the details that the owner wrote; a file left by an earlier, dead owner
-        does not count."""
-        end = time.monotonic() + NAMING_SECONDS
-        while True:
-            try:
-                owner = read_json(self.path / RunFile.OWNER)
-                pid, host = int(owner["pid"]), str(owner["host"])
-                if host != socket.gethostname() or psutil.pid_exists(pid):
-                    said = f"process {pid} on {host}, since {owner['since']}: {owner['command']}"
-                    return said if len(said) <= MAX_SHOWN_COMMAND else f"{said[:MAX_SHOWN_COMMAND]}..."
-            except (FileFault, KeyError, TypeError, ValueError, OverflowError):
-                pass
-            if time.monotonic() >= end:
-                return "another command that left no details"
-            time.sleep(POLL_SECONDS)
+        """Return who holds the folder, by the details that it wrote."""
+        try:
+            owner = read_json(self.path / RunFile.OWNER)
+            return printable(
+                f"process {owner['pid']} on {owner['host']}, since {owner['since']}: {owner['command']}",
+                MAX_SHOWN_COMMAND,
+            )
+        except (FileFault, KeyError, TypeError):
+            return "another command that left no details"
 
     def plan(self) -> StoredPlan | None:
         """Read the plan; None where there is none.

@@ -12,7 +12,6 @@ from pydantic import BaseModel
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.formatting import parse_duration
-from ampcompare.experiment.follow import Callback, load_callback
 from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.launch.dispatch import launcher_at, make_launcher
 from ampcompare.experiment.launch.places import Places
@@ -46,12 +45,10 @@ class LaunchOptions:
     Attributes:
         dist_url: where processes meet: env://, tcp://HOST:PORT or file://PATH.
         slurm_options: sbatch options for cells whose launcher is slurm, as in {"partition": "gpu", "exclusive": ""}.
-        cells_per_job: cells that a job of the launcher slurm trains in turn.
     """
 
     dist_url: str | None = None
     slurm_options: Mapping[str, str] = field(default_factory=dict)
-    cells_per_job: int = 1
 
     def check(self, launchers: Collection[str], jobs: Jobs = None) -> None:
         """Check that Slurm options and the launchers of all cells are compatible.
@@ -61,10 +58,6 @@ class LaunchOptions:
         """
         if self.slurm_options and "slurm" not in launchers:
             raise ConfigError("--slurm-option is for Slurm jobs; add --launcher slurm")
-        if self.cells_per_job < 1:
-            raise ConfigError(f"cells per job are {self.cells_per_job}; give at least 1")
-        if self.cells_per_job > 1 and "slurm" not in launchers:
-            raise ConfigError("--cells-per-job is for Slurm jobs; add --launcher slurm")
         if jobs not in (None, 1) and "ray" in launchers:
             raise ConfigError("--jobs is not for Ray, which runs as many cells as fit; leave it out")
 
@@ -83,11 +76,7 @@ class LaunchOptions:
     def _arguments(self, jobs: Jobs = None) -> dict[str, Any]:
         return {
             "dist_url": self.dist_url,
-            "slurm": {
-                "options": dict(self.slurm_options),
-                "running": jobs if isinstance(jobs, int) else None,
-                "cells_per_job": self.cells_per_job,
-            },
+            "slurm": {"options": dict(self.slurm_options), "running": jobs if isinstance(jobs, int) else None},
         }
 
 
@@ -102,14 +91,12 @@ class RunOptions:
         config_file: YAML file of settings, which win over those of the recipe.
         output_dir: run directory, by default `runs/run-<digest of config>`.
         force: ignore records of earlier calls and run again.
-        wait: seconds, or a text such as "10m", to wait for another command that uses the run directory.
         script: a user's own script with its arguments, or "-m" and a module: it trains instead of the recipe.
         metrics: numbers that it prints or logs, as for `--metric`; verdicts use the first one.
         mask: names of further arguments of the script, and of variables of the environment, whose values are kept out
             of all files, such as "pin" or "my_*".
         slurm_options: sbatch options, for the launcher slurm: {"partition": "gpu", "exclusive": ""}.
         launch: how processes are started.
-        callbacks: called for each step, epoch and end of a run; a text is a factory, `package.module:factory`.
         observer: receives progress and notes; in a notebook a display of the progress by default.
         settings: further fields of `RunConfig`, which win over the file: `arm="apex:O2"`, `device="cpu"`; or paths of
             settings, as in `**{"recipe.epochs": 3}`.
@@ -132,13 +119,11 @@ class RunOptions:
         config_file: str | Path | None = None,
         output_dir: str | Path | None = None,
         force: bool = False,
-        wait: float | str = 0,
         script: Sequence[str] | None = None,
         metrics: Sequence[str] | str = (),
         mask: Sequence[str] | str = (),
         slurm_options: Mapping[str, str] | None = None,
         launch: LaunchOptions | None = None,
-        callbacks: Sequence[Callback | str] = (),
         observer: Observer | None = None,
         **settings: Any,
     ) -> None:
@@ -149,9 +134,7 @@ class RunOptions:
             )
         self.config = config or collect_settings(request, one_run=True).config
         self.output_dir, self.force, self.observer = _path(output_dir), force, observer
-        self.wait_seconds = _wait_seconds(wait)
         self.launch = _launch(launch, slurm_options)
-        self.callbacks = _load_callbacks(callbacks)
 
     @property
     def folder(self) -> Path:
@@ -190,13 +173,11 @@ class CompareOptions:
             compared on equal GPUs only.
         gpus: numbers of the GPUs to use, such as 0,2-3; by default all that are free.
         timing_rounds: how often the arms of a seed are timed again after their runs, in turns of a few steps.
-        profile: after the runs, profile each arm with the first seed into the run directory: why is it faster, or not.
         twin: train the reference again from weights changed by one part in 512, as a row of its own: how far apart two
             equal trainings end is the least difference that can be told.
         preflight: first train a few steps of each arm: what cannot work is said once, before the first cell.
         fail_on: limits such as "accuracy<-0.5" or "time>1.10x", checked for every arm.
         baseline: report.json or run directory that the limits compare with; by default the reference arm.
-        wait: seconds, or a text such as "10m", to wait for another command that uses the run directory.
         tensorboard: folder for event files of TensorBoard, one for each arm and seed.
         junit: file for the results of arms and limits as JUnit XML.
         script: a user's own script, as for `run`; by default its arms are script, fp32, O1, fp16 and bf16.
@@ -204,7 +185,6 @@ class CompareOptions:
         mask: as for `run`.
         slurm_options: as for `run`.
         launch: how processes are started.
-        callbacks: as for `run`.
         observer: receives progress and notes; in a notebook a display of the progress by default.
         settings: further fields of `RunConfig`, or paths of settings, as for `run`.
 
@@ -243,12 +223,10 @@ class CompareOptions:
         jobs: int | Literal["auto"] | None = None,
         gpus: str | None = None,
         timing_rounds: int = 0,
-        profile: bool = False,
         twin: bool = False,
         preflight: bool = True,
         fail_on: Sequence[str] | str = (),
         baseline: str | Path | None = None,
-        wait: float | str = 0,
         tensorboard: str | Path | None = None,
         junit: str | Path | None = None,
         script: Sequence[str] | None = None,
@@ -256,7 +234,6 @@ class CompareOptions:
         mask: Sequence[str] | str = (),
         slurm_options: Mapping[str, str] | None = None,
         launch: LaunchOptions | None = None,
-        callbacks: Sequence[Callback | str] = (),
         observer: Observer | None = None,
         **settings: Any,
     ) -> None:
@@ -278,13 +255,11 @@ class CompareOptions:
         self.margin, self.time_margin, self.loss_margin = margin, time_margin, loss_margin
         self.looks, self.objective = looks, prefer or objective
         self.jobs, self.gpus, self.timing_rounds = jobs, gpus, timing_rounds
-        self.profile, self.twin, self.preflight = profile, twin, preflight
+        self.twin, self.preflight = twin, preflight
         self.fail_on, self.baseline = _texts(fail_on), _path(baseline)
         self.output_dir, self.force, self.observer = _path(output_dir), force, observer
         self.tensorboard, self.junit = _path(tensorboard), _path(junit)
-        self.wait_seconds = _wait_seconds(wait)
         self.launch = _launch(launch, slurm_options)
-        self.callbacks = _load_callbacks(callbacks)
 
 
 def check_jobs(jobs: Jobs) -> None:
@@ -368,24 +343,6 @@ def _launch(launch: LaunchOptions | None, slurm_options: Mapping[str, str] | Non
     if launch is not None and slurm_options is not None:
         raise ConfigError("launch has slurm_options of its own; give only one of them")
     return launch or LaunchOptions(slurm_options=slurm_options or {})
-
-
-def _load_callbacks(callbacks: Sequence[Callback | str]) -> tuple[Callback, ...]:
-    """Return the callbacks, with each text that names a factory replaced by what the factory returns.
-
-    Raises:
-        ConfigError: a factory cannot be imported or called.
-    """
-    return tuple(load_callback(each) if isinstance(each, str) else each for each in callbacks)
-
-
-def _wait_seconds(wait: float | str) -> float:
-    """Return the seconds of a number or a text such as "10m".
-
-    Raises:
-        ConfigError: no duration.
-    """
-    return to_seconds("wait", wait) if wait else 0.0
 
 
 def _path(path: str | Path | None) -> Path | None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
 from ampcompare.base.formatting import printable, rough_duration
-from ampcompare.experiment.eta import TimeLeft
 from ampcompare.experiment.launch.contract import Phase, Progress
 from ampcompare.experiment.observer import Outline
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 
 __all__ = ["CellView", "MatrixView", "RunningCells"]
+
+FIRST_SHARE = 0.02  # of the steps of a cell: below it, they say little about the whole
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,7 @@ class CellView:
     @property
     def share(self) -> float:
         """The share of its steps that are made, 0 to 1."""
-        progress = self.progress
-        return progress.steps / progress.total_steps if progress is not None and progress.total_steps else 0.0
+        return _share(self.progress)
 
     def figures(self, left: str = " left") -> list[str]:
         """Return what is known of it, the most important first.
@@ -95,15 +96,46 @@ class MatrixView:
 
 @dataclass
 class _Cell:
+    """A running cell.
+
+    Attributes:
+        first: when its first steps were reported, and their share of all: above 0 in a resumed cell.
+        latest: when it was last heard of.
+    """
+
     config: RunConfig
     name: str
+    label: str
     began: float
     place: str = ""
     progress: Progress | None = None
+    first: tuple[float, float] | None = None
+    latest: float = 0.0
+
+    @property
+    def share(self) -> float:
+        """The share of its steps that are made, 0 to 1."""
+        return _share(self.progress)
+
+    def report(self, progress: Progress, now: float) -> None:
+        """Add progress; one of fewer steps is of another process that trains the cell again."""
+        is_again = _share(progress) < self.share
+        self.progress, self.latest = progress, now
+        if progress.total_steps and (self.first is None or is_again):
+            self.first = now, self.share
+
+    def seconds_left(self, now: float) -> float | None:
+        """Return how long it takes at the pace of its own steps; None while these are too few."""
+        begun, first = self.first or (now, self.share)
+        made = self.share - first
+        return None if made < FIRST_SHARE else max(0.0, (self.latest - begun) * (1 - first) / made + begun - now)
 
 
 class RunningCells:
     """Follows the events of an observer. All times come from the caller, in seconds of one clock.
+
+    A running cell takes as long as its steps so far say. An arm takes the mean of its cells that ran in this call; else
+    of its earlier records; else what its running cell takes; else the mean of the arms of which something is known.
 
     Attributes:
         outline: of the cells; None before the first event.
@@ -114,8 +146,11 @@ class RunningCells:
         self.outline: Outline | None = None
         self.done = 0
         self._began = now
-        self._left: TimeLeft | None = None
         self._running: dict[int, _Cell] = {}
+        self._waiting: list[str] = []  # labels of cells that have not begun
+        self._slots = 1  # a queue runs as many cells at a time as it likes
+        self._earlier: dict[str, list[float]] = {}
+        self._ended: dict[str, list[float]] = {}
 
     @property
     def total(self) -> int:
@@ -124,17 +159,25 @@ class RunningCells:
 
     def plan(self, outline: Outline) -> None:
         """The cells are known."""
-        self.outline, self._left, self.done = outline, TimeLeft(outline), 0
+        self.outline, self.done, self._slots = outline, 0, outline.jobs
+        cells = list(zip(outline.labels, outline.cached, strict=True))
+        self._waiting = [label for label, record in cells if record is None]
+        self._earlier, self._ended = {}, {}
+        for label, record in cells:
+            if record is not None and record.jobs == outline.jobs and record.summary.wall_seconds:
+                self._earlier.setdefault(label, []).append(record.summary.wall_seconds)
 
     def begin(self, config: RunConfig, number: int, total: int, now: float) -> None:
         """A cell starts."""
         if self.outline is None:  # of a caller that runs no matrix
             self.plan(Outline([config] * total, [config.arm] * total, [None] * total, Path()))
         assert self.outline is not None
-        assert self._left is not None
-        name = printable(f"{self.outline.labels[number - 1]}, seed {config.recipe.seed}", 60)
-        self._running[number] = _Cell(config, name, now)
-        self._left.begin(number - 1, now)
+        label = self.outline.labels[number - 1]
+        name = printable(f"{label}, seed {config.recipe.seed}", 60)
+        self._running[number] = _Cell(config, name, label, now)
+        if self.outline.cached[number - 1] is None:
+            self._waiting.remove(label)
+        self._slots = max(self._slots, len(self._running))
 
     def place(self, number: int, name: str) -> None:
         """A running cell is at a place."""
@@ -143,34 +186,63 @@ class RunningCells:
 
     def report(self, number: int, progress: Progress, now: float) -> None:
         """A running cell has made progress."""
-        if number in self._running and self._left is not None:
-            self._running[number].progress = progress
-            self._left.report(number - 1, progress, now)
+        if number in self._running:
+            self._running[number].report(progress, now)
 
     def end(self, record: RunRecord, now: float, *, reused: bool) -> CellView:
         """A cell has ended; return it."""
         number = next((n for n, cell in self._running.items() if cell.config.digest() == record.cell), None)
         number = min(self._running) if number is None else number
-        view = self._view(number, now)
-        del self._running[number]
+        view, cell = self._view(number, now), self._running.pop(number)
         self.done += 1
-        assert self._left is not None
-        self._left.end(number - 1, now, reused=reused)
+        if not reused and (cell.first is None or cell.first[1] == 0):  # else an earlier call has made a part of it
+            self._ended.setdefault(cell.label, []).append(now - cell.began)
         return view
 
     def views(self, now: float) -> tuple[list[CellView], MatrixView]:
         """Return what is to be shown now."""
-        left = self._left
-        made = self.done + (0.0 if left is None else sum(left.share(number - 1) for number in self._running))
-        seconds = None if left is None else left.seconds(now)
-        matrix = MatrixView(self.done, self.total, made / max(1, self.total), now - self._began, seconds)
+        made = self.done + sum(cell.share for cell in self._running.values())
+        matrix = MatrixView(
+            self.done, self.total, made / max(1, self.total), now - self._began, self._seconds_left(now)
+        )
         return [self._view(number, now) for number in sorted(self._running)], matrix
+
+    def _seconds_left(self, now: float) -> float | None:
+        """Return how long all cells will still take; None while nothing is known of any."""
+        costs = self._costs(now)
+        if not costs:
+            return 0.0 if self.outline is not None and not (self._waiting or self._running) else None
+        typical = statistics.fmean(costs.values())
+        running = [self._rest_of(cell, costs.get(cell.label, typical), now) for cell in self._running.values()]
+        waiting = [costs.get(label, typical) for label in self._waiting]
+        return max([sum(running + waiting) / self._slots, *running])
+
+    def _rest_of(self, cell: _Cell, cost: float, now: float) -> float:
+        own = cell.seconds_left(now)
+        return max(0.0, cost + cell.began - now) if own is None else own
+
+    def _costs(self, now: float) -> dict[str, float]:
+        """Return the seconds of a cell of each arm of which something is known."""
+        costs = {
+            cell.label: now - cell.began + left
+            for cell in self._running.values()
+            if (left := cell.seconds_left(now)) is not None
+        }
+        for known in (self._earlier, self._ended):
+            costs |= {label: statistics.fmean(seconds) for label, seconds in known.items()}
+        return costs
 
     def _view(self, number: int, now: float) -> CellView:
         cell = self._running[number]
-        left = None if self._left is None else self._left.of_cell(number - 1, now)
+        cost = self._costs(now).get(cell.label)
+        left = None if cost is None else self._rest_of(cell, cost, now)
         epochs = 1 if cell.config.script else cell.config.recipe.epochs  # how many a script makes is not known
         return CellView(cell.name, number, cell.progress, now - cell.began, left, epochs, cell.place)
+
+
+def _share(progress: Progress | None) -> float:
+    """Return the share of steps that are made, 0 to 1."""
+    return min(1.0, progress.steps / progress.total_steps) if progress is not None and progress.total_steps else 0.0
 
 
 def _number(value: float) -> str:

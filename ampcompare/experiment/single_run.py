@@ -16,7 +16,6 @@ from typing import Any
 
 from ampcompare.base.errors import ConfigError, Ended, LaunchError
 from ampcompare.base.files.run_files import CellFile, RunFile
-from ampcompare.experiment.follow import following
 from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.observer import Observer, Outline
 from ampcompare.experiment.option_checks import check_cells
@@ -92,8 +91,7 @@ def run_single(
         KeyboardInterrupt: passed on.
     """
     launcher, observer = _launcher(options, observer)
-    observer = following(observer, options.callbacks if launcher.is_main else ())
-    with launcher, _hold_run_directory(options, launcher, observer), while_running(launcher):
+    with launcher, _hold_run_directory(options, launcher), while_running(launcher):
         try:
             record = _train(options, launcher, observer)
         except (KeyboardInterrupt, Ended):
@@ -115,7 +113,7 @@ def verify_single(
         LaunchError: one of the runs failed.
     """
     launcher, observer = _launcher(options, observer)
-    with launcher, _hold_run_directory(options, launcher, observer), while_running(launcher):
+    with launcher, _hold_run_directory(options, launcher), while_running(launcher):
         return verify_resume(options.config, options.folder / RunFile.VERIFY_RESUME, launcher, observer=observer)
 
 
@@ -129,9 +127,8 @@ def _launcher(options: RunOptions, observer: Observer | None) -> tuple[Launcher,
     return launcher, observer if observer is not None and launcher.is_main else Observer()
 
 
-def _hold_run_directory(options: RunOptions, launcher: Launcher, observer: Observer) -> AbstractContextManager[None]:
-    run = RunDirectory(options.folder)
-    return run.hold(launcher, command=options.command, wait_seconds=options.wait_seconds, note=observer.note)
+def _hold_run_directory(options: RunOptions, launcher: Launcher) -> AbstractContextManager[None]:
+    return RunDirectory(options.folder).hold(launcher, command=options.command)
 
 
 def _train(options: RunOptions, launcher: Launcher, observer: Observer) -> RunRecord:

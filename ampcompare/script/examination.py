@@ -2,11 +2,11 @@
 
 | KIND | the run is | REQUEST is the file of a | what is written |
 |---|---|---|---|
-| `diagnosed` | watched, on one rank | `Request` | what was seen, to `answer` |
+| `diagnosed` | watched, on rank 0 | `Request` | what was seen, to `answer` |
 | `profiled` | profiled, on each rank | `ProfileRequest` | a profile of each rank to its own file, a trace of rank 0 |
 | `prefix` | made for its first steps, in fp32 | `PrefixRequest` | what was seen on rank 0, to `answer` |
 
-The watched rank, or rank 0, also writes its exit code to `ended`: others may wait for it for minutes, and need not.
+Rank 0 also writes its exit code to `ended`: others may wait for it for minutes, and need not.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def main(kind: str, path: str) -> int:
         note(str(error))
         status = error.exit_code
     finally:
-        if rank == (request.rank if isinstance(request, Request) else 0):
+        if rank == 0:
             Path(request.ended).write_text(str(status), encoding="utf-8")
     return status
 
@@ -69,20 +69,15 @@ def _diagnose(request: Request, rank: int) -> int:
     from ampcompare.diagnosis.step_watch import StepWatch
     from ampcompare.script.observer import ScriptObserver
 
-    is_watched = rank == request.rank
     observation = Observation()
     reference = None if request.reference == "none" else getattr(torch, request.reference)
     watch = StepWatch(
-        observation,
-        steps=request.steps,
-        at=(request.at or None) if is_watched else (),
-        reference=reference,
-        kept_lines=request.lines,
+        observation, steps=request.steps, is_idle=rank != 0, reference=reference, kept_lines=request.lines
     )
     observer = ScriptObserver(watch)
     status = _run(request, observer.install)
     observer.end()
-    if is_watched and observation.facts:
+    if observation.facts:
         compiled = "torch.compile was left out: it fuses the operations that are watched one by one"
         notes = [compiled] if observer.compiles else []
         arm = Arm.parse(str(request.settings["arm"]))

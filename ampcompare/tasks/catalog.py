@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ampcompare.base.environment.packages import entry_points
-from ampcompare.base.errors import BackendUnavailable, ConfigError, did_you_mean
+from ampcompare.base.errors import AmpCompareError, BackendUnavailable, ConfigError, did_you_mean
 from ampcompare.results.records.metric import TOP1, TOP5, Metric
 from ampcompare.settings.recipe import DEFAULT_TASK, DataConfig, Recipe
 
@@ -41,15 +41,15 @@ __all__ = [
     "TORCHVISION_FILES",
     "TaskSpec",
     "check_data",
-    "check_layout",
     "check_model",
     "check_task",
     "list_data",
     "list_models",
     "list_tasks",
     "missing_files",
+    "missing_reason",
     "needs_package",
-    "require_files",
+    "refuse_errors",
     "task_path",
     "torchvision_models",
 ]
@@ -103,7 +103,6 @@ BUILTIN_MODELS = {
 TEXTS = {
     "grammar": "160 kB of sentences of a made-up language, generated",
     "sentences": "the same, one sentence per sample: variable lengths, padded and masked",
-    "python": "the texts of Python's help(), half a megabyte, which differs between versions of Python",
     "text:PATH": "your file, cut into windows",
     "lines:PATH": "your file, one line per sample, padded and masked",
     "hf:PATH_OR_NAME": "texts of a data set of Hugging Face, a row per line, cut into windows",
@@ -247,8 +246,8 @@ def list_data(data_dir: str | Path | None = None) -> list[tuple[str, bool, str]]
     """
     rows = []
     for name, description in DATA_SETS.items():
-        available, reason = _available(name, Path(data_dir or DEFAULT_DATA_DIR))
-        rows.append((name, available, f"{description}; {reason}" if reason else description))
+        reason = _missing_package(name) or missing_reason(name, Path(data_dir or DEFAULT_DATA_DIR))
+        rows.append((name, not reason, f"{description}; {reason}" if reason else description))
     return [*rows, *_of_other_tasks(lambda spec: spec.data_sets)]
 
 
@@ -325,35 +324,20 @@ def missing_files(name: str, data_dir: Path) -> list[str]:
     return [file for file in files if not (data_dir / folder / file).is_file()]
 
 
-def require_files(name: str, data_dir: Path) -> None:
-    """Check that the files of a torchvision set are in their folder below `data_dir`.
-
-    Raises:
-        ConfigError: a file is missing.
-    """
-    if missing_files(name, data_dir):
-        raise ConfigError(
-            f"{name} is not in {data_dir / TORCHVISION_FILES[name][0]}; pass --download to fetch it, "
-            "or --data-dir with the folder that has it"
-        )
+def missing_reason(name: str, data_dir: Path) -> str:
+    """Return where the files of a torchvision set are not, and what to pass; "" where they are or none are needed."""
+    if name not in TORCHVISION_FILES or not missing_files(name, data_dir):
+        return ""
+    return f"not in {data_dir / TORCHVISION_FILES[name][0]}: pass --download, or --data-dir with the folder that has it"
 
 
-def _available(name: str, data_dir: Path) -> tuple[bool, str]:
-    if name == "digits" and find_spec("sklearn") is None:
-        return False, "scikit-learn is not installed: pip install scikit-learn"
-    if name.startswith("hf:") and find_spec("datasets") is None:
-        return False, "datasets is not installed: pip install datasets"
+def _missing_package(name: str) -> str:
+    """Return which package a data set needs and does not find; "" if none."""
+    needs = {"sklearn": "scikit-learn"} if name == "digits" else {"datasets": "datasets"} if name[:3] == "hf:" else {}
     if name.startswith(("imagefolder:", "hf:")) or name in TORCHVISION_FILES:
-        if find_spec("torchvision") is None:
-            return False, "torchvision is not installed: pip install torchvision"
-        if find_spec("PIL") is None:
-            return False, "Pillow is not installed: pip install pillow"
-    if name in TORCHVISION_FILES and missing_files(name, data_dir):
-        return (
-            False,
-            f"not in {data_dir / TORCHVISION_FILES[name][0]}: pass --download, or --data-dir with its folder",
-        )
-    return True, ""
+        needs |= {"torchvision": "torchvision", "PIL": "Pillow"}
+    missing = next((package for module, package in needs.items() if find_spec(module) is None), "")
+    return f"{missing} is not installed: pip install {missing.lower()}" if missing else ""
 
 
 def check_task(recipe: Recipe) -> None:
@@ -389,39 +373,15 @@ def check_model(arch: str, task: str = DEFAULT_TASK) -> None:
     """
     spec = TASKS[task]
     prefix, colon, name = arch.partition(":")
-    if colon and prefix in MODEL_LIBRARIES:
-        _check_library(prefix, name, task)
-    elif not colon and arch not in spec.models:
-        _check_torchvision_model(arch, task)
-
-
-def check_data(name: str, task: str = DEFAULT_TASK) -> None:
-    """Check that a task can have a data set of this name.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    known = DATA_SETS if task == DEFAULT_TASK else TASKS[task].data_sets
-    kind, _, path = name.partition(":")
-    is_known = name in known or (path and (f"{kind}:PATH" in known or "module:factory" in known))
-    if not is_known and not (task == DEFAULT_TASK and kind == "imagefolder"):
-        what = "there is" if task == DEFAULT_TASK else f"the task {task} has"
-        raise ConfigError(f"{what} no data set {name!r}; {did_you_mean(name, known)}")
-
-
-def _check_library(prefix: str, name: str, task: str) -> None:
-    _, _, example, what = MODEL_LIBRARIES[prefix]
-    if prefix not in TASKS[task].libraries:
-        tasks = [other for other, spec in TASKS.items() if prefix in spec.libraries]
-        raise ConfigError(
-            f"--arch {prefix}:{name}: these are {what}, for --task {' or '.join(tasks)}; the task is {task}"
-        )
-    if not name:
-        raise ConfigError(f"--arch {prefix}: names no model; write it as {example}")
-
-
-def _check_torchvision_model(arch: str, task: str) -> None:
-    spec = TASKS[task]
+    if prefix in MODEL_LIBRARIES and colon:
+        _, _, example, what = MODEL_LIBRARIES[prefix]
+        if prefix not in spec.libraries:
+            tasks = " or ".join(other for other, its in TASKS.items() if prefix in its.libraries)
+            raise ConfigError(f"--arch {prefix}:{name}: these are {what}, for --task {tasks}; the task is {task}")
+        if not name:
+            raise ConfigError(f"--arch {prefix}: names no model; write it as {example}")
+    if colon or arch in spec.models:
+        return
     own = [*spec.models, *(MODEL_LIBRARIES[prefix][2] for prefix in spec.libraries)]
     if spec.torchvision is None:
         raise ConfigError(f"the task {task} has no model {arch!r}; {did_you_mean(arch, own)}")
@@ -434,38 +394,18 @@ def _check_torchvision_model(arch: str, task: str) -> None:
     raise ConfigError(f"there is no model {arch!r}; {suggestion}")
 
 
-def check_layout(root: str) -> None:
-    """Check that a folder has `train` and `val`, with the same classes.
+def check_data(name: str, task: str = DEFAULT_TASK) -> None:
+    """Check that a task can have a data set of this name.
 
     Raises:
-        ConfigError: it does not.
+        ConfigError: there is none.
     """
-    folder = Path(root)
-    if not root or not folder.is_dir():
-        raise ConfigError(
-            f"imagefolder: there is no folder {root!r} that has train and val; write imagefolder:PATH, or imagefolder "
-            "and --data-dir PATH"
-        )
-    missing = [part for part in ("train", "val") if not (folder / part).is_dir()]
-    if missing:
-        entries = sorted(entry.name for entry in folder.iterdir())[:5]
-        raise ConfigError(
-            f"{root} has no folder {' and no folder '.join(missing)}; it contains {', '.join(entries) or 'nothing'}"
-        )
-    train, val = ({entry.name for entry in (folder / part).iterdir() if entry.is_dir()} for part in ("train", "val"))
-    for part, classes in (("train", train), ("val", val)):
-        if not classes:
-            raise ConfigError(f"{folder / part} has no folders; make one for each class, with its images inside")
-    if train != val:
-        differences = [
-            f"only in {part}: {', '.join(sorted(names)[:5])}"
-            for part, names in (("train", train - val), ("val", val - train))
-            if names
-        ]
-        raise ConfigError(
-            f"{root} has {len(train)} classes in train and {len(val)} in val that differ ({'; '.join(differences)}); "
-            "both need the same folders"
-        )
+    known = TASKS[task].data_sets
+    kind, _, path = name.partition(":")
+    is_known = name in known or (path and (f"{kind}:PATH" in known or "module:factory" in known))
+    if not is_known and not (task == DEFAULT_TASK and kind == "imagefolder"):
+        what = "there is" if task == DEFAULT_TASK else f"the task {task} has"
+        raise ConfigError(f"{what} no data set {name!r}; {did_you_mean(name, known)}")
 
 
 @contextmanager
@@ -485,3 +425,26 @@ def needs_package(purpose: str, package: str) -> Iterator[None]:
         raise BackendUnavailable(
             f"{purpose} {package}, which cannot be imported ({error}): pip install {package.lower()}"
         ) from error
+
+
+@contextmanager
+def refuse_errors(
+    what: str,
+    remedy: str,
+    *,
+    errors: tuple[type[Exception], ...] = (Exception,),
+    fault: type[AmpCompareError] = ConfigError,
+) -> Iterator[None]:
+    """Turn an error of another library in the block into one line: what cannot be done, the error, and the remedy.
+
+    Args:
+        errors: that are turned, of which a library may have many.
+        fault: what they become.
+    """
+    try:
+        yield
+    except AmpCompareError:
+        raise
+    except errors as error:
+        text = " ".join(str(error).split())
+        raise fault(f"{what} ({type(error).__name__}: {text}); {remedy}") from error

@@ -22,11 +22,13 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.tensors.tree import map_tree
+from ampcompare.settings.recipe import Recipe
 
 __all__ = [
     "Data",
     "LabeledData",
     "Part",
+    "SampleOptions",
     "channels_last",
     "derive",
     "generator",
@@ -39,6 +41,37 @@ __all__ = [
 ]
 
 Part = Literal["train", "val"]
+
+
+@dataclass(frozen=True)
+class SampleOptions:
+    """What is wanted of a data set; None takes the set's own.
+
+    Attributes:
+        seed: orders and augmentation follow from it.
+        image_size: height and width in pixels.
+        channels: that the model needs.
+        train_size, val_size: samples to use.
+        augment: change training images at random.
+    """
+
+    seed: int
+    image_size: int | None = None
+    channels: int | None = None
+    train_size: int | None = None
+    val_size: int | None = None
+    augment: bool = True
+
+    @classmethod
+    def of(cls, recipe: Recipe, channels: int | None) -> SampleOptions:
+        """Return what a recipe asks for, with the channels of its model."""
+        data = recipe.data
+        return cls(recipe.seed, data.image_size, channels, data.train_size, data.val_size, data.augment)
+
+    @property
+    def sizes(self) -> dict[str, int | None]:
+        """The samples to use of each part."""
+        return {"train": self.train_size, "val": self.val_size}
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,10 +13,11 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.settings.recipe import ModelConfig, Recipe
 from ampcompare.tasks.boxes import average_precision, right_detections
 from ampcompare.tasks.catalog import AP50, AP75, DETECTION
+from ampcompare.tasks.data import SampleOptions
 from ampcompare.tasks.in_memory import TensorData
 from ampcompare.tasks.models import build_model, fixed_channels
 from ampcompare.tasks.shapes import CLASSES, boxed_shapes
-from ampcompare.tasks.task import Sums, Task, require_no_views
+from ampcompare.tasks.task import Sums, Task
 
 __all__ = ["Detection", "detection"]
 
@@ -27,19 +28,8 @@ Detections = Sequence[Mapping[str, Tensor]]
 
 
 def detection(recipe: Recipe) -> Detection:
-    """Return the task of a recipe, with its data.
-
-    Raises:
-        ConfigError: data or options that the task does not have.
-    """
-    require_no_views(recipe, "detection")
-    data = boxed_shapes(
-        seed=recipe.seed,
-        image_size=recipe.data.image_size,
-        channels=fixed_channels(recipe.model.arch, "detection"),
-        train_size=recipe.data.train_size,
-        val_size=recipe.data.val_size,
-    )
+    """Return the task of a recipe, with its data."""
+    data = boxed_shapes(SampleOptions.of(recipe, fixed_channels(recipe.model.arch, "detection")))
     return Detection(data, CLASSES, recipe.model)
 
 

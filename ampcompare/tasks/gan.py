@@ -18,7 +18,7 @@ from ampcompare.tasks.catalog import DISTANCE, GAN
 from ampcompare.tasks.data import generator
 from ampcompare.tasks.factory import blame_factory, named_by, resolve_factory
 from ampcompare.tasks.in_memory import TensorData
-from ampcompare.tasks.task import Phase, Sums, Task, require_no_views
+from ampcompare.tasks.task import Phase, Sums, Task
 
 __all__ = ["Gan", "gan"]
 
@@ -32,12 +32,7 @@ BORDER = 1.5  # of the histogram; what lies outside counts in its outer cells
 
 
 def gan(recipe: Recipe) -> Gan:
-    """Return the task of a recipe, with its data.
-
-    Raises:
-        ConfigError: data or options that the task does not have.
-    """
-    require_no_views(recipe, "gan")
+    """Return the task of a recipe, with its data."""
     train = _points("training", recipe.data.train_size or TRAIN)
     val = _points("validation", recipe.data.val_size or VAL)
     latents = torch.randn(len(val), LATENT, generator=generator("latents of validation"))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.tasks.catalog import needs_package
+from ampcompare.tasks.catalog import needs_package, refuse_errors
 
 __all__ = ["LabeledImages", "image_parts", "text_parts"]
 
@@ -79,14 +79,10 @@ def _parts(name: str) -> dict[str, Any]:
     with needs_package(f"--data {name} needs", "datasets"):
         import datasets
     place = name.removeprefix("hf:")
-    try:
+    remedy = "give a folder that `save_to_disk` wrote or `load_dataset` reads, or the name of a data set on the hub"
+    with refuse_errors(f"--data {name} cannot be read", remedy):
         is_saved = any((Path(place) / file).is_file() for file in SAVED)
         loaded = datasets.load_from_disk(place) if is_saved else datasets.load_dataset(place)
-    except Exception as error:  # of the hub's client, of a reader of any format, or of the data set's own files
-        raise ConfigError(
-            f"--data {name} cannot be read ({type(error).__name__}: {' '.join(str(error).split())}); give a folder "
-            "that `save_to_disk` wrote or `load_dataset` reads, or the name of a data set that can be reached from here"
-        ) from error
     splits = dict(loaded) if isinstance(loaded, Mapping) else {"train": loaded}
     val = next((split for split in VALIDATION if split in splits), None)
     if "train" not in splits or val is None:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.tensors.tree import map_tree, tensors_in
-from ampcompare.tasks.data import Data, LabeledData, Part, generator, spread
+from ampcompare.tasks.data import Data, LabeledData, Part, SampleOptions, generator, spread
 
 __all__ = ["MemoryData", "TensorData", "memory_data", "resize_images", "shift_images"]
 
@@ -90,18 +90,6 @@ class MemoryData(TensorData, LabeledData):
     background: float
     _epochs: dict[torch.device, tuple[int, Tensor]] = field(default_factory=dict, repr=False)
 
-    def _read(
-        self,
-        part: Part,
-        epoch: int,
-        batches: Sequence[Tensor],
-        device: torch.device,
-        workers: int,
-        pin_memory: bool | None,
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        images, labels = self._training(epoch, device) if part == "train" else self._on(device)[1]
-        return ((images.index_select(0, batch), labels.index_select(0, batch)) for batch in batches)
-
     def _training(self, epoch: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return the samples of an epoch, whose images are kept until the next one."""
         images, labels = self._on(device)[0]
@@ -121,36 +109,29 @@ def memory_data(
     name: str,
     train: tuple[Tensor, Tensor],
     val: tuple[Tensor, Tensor],
+    options: SampleOptions,
     *,
     num_classes: int,
-    seed: int,
     moved_share: float,
     background: float,
-    image_size: int | None = None,
-    channels: int | None = None,
-    train_size: int | None = None,
-    val_size: int | None = None,
 ) -> MemoryData:
     """Choose samples, resize images, repeat their channels, and build a data set.
 
     Args:
         train: float32 images (N, C, H, W) and int64 labels (N,); `val` likewise.
-        moved_share: share of the training images that an epoch shifts by up to one pixel.
+        moved_share: share of the training images that an epoch shifts by up to one pixel, if they are augmented.
         background: value of an empty pixel.
-        image_size: height and width wanted; None leaves them.
-        channels: wanted; gray images can be repeated to any number.
-        train_size, val_size: samples wanted; None takes all.
 
     Raises:
         ConfigError: too few samples, or a number of channels that is not possible.
     """
     parts = []
-    for (images, labels), size, word in ((train, train_size, "training"), (val, val_size, "validation")):
-        chosen = spread(len(labels), size, what=f"the {word} part of {name}", labels=labels)
+    for (images, labels), (part, size) in zip((train, val), options.sizes.items(), strict=True):
+        chosen = spread(len(labels), size, what=f"the {part} part of {name}", labels=labels)
         images, labels = images[chosen], labels[chosen]
-        if image_size is not None:
-            images = resize_images(images, image_size)
-        parts.append((_repeat_channels(images, channels, name).contiguous(), labels))
+        if options.image_size is not None:
+            images = resize_images(images, options.image_size)
+        parts.append((_repeat_channels(images, options.channels, name).contiguous(), labels))
     chosen_train, chosen_val = parts
     return MemoryData(
         name,
@@ -158,8 +139,8 @@ def memory_data(
         num_val=len(chosen_val[1]),
         num_classes=num_classes,
         sample_shape=tuple(chosen_train[0].shape[1:]),
-        seed=seed,
-        moved_share=moved_share,
+        seed=options.seed,
+        moved_share=moved_share if options.augment else 0.0,
         background=background,
         train=chosen_train,
         val=chosen_val,

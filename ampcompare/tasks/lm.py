@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import math
 import os
 import random
@@ -22,14 +21,22 @@ from torch.nn import functional as F
 
 from ampcompare.base.errors import BackendUnavailable, ConfigError, did_you_mean
 from ampcompare.settings.recipe import ModelConfig, Recipe
-from ampcompare.tasks.catalog import BITS_PER_BYTE, LANGUAGE_MODELING, PERPLEXITY, needs_package
+from ampcompare.tasks.catalog import (
+    BITS_PER_BYTE,
+    LANGUAGE_MODELING,
+    PERPLEXITY,
+    check_data,
+    check_model,
+    needs_package,
+    refuse_errors,
+)
 from ampcompare.tasks.data import derive, spread
 from ampcompare.tasks.factory import blame_factory, named_by, resolve_factory
 from ampcompare.tasks.hf_data import text_parts
 from ampcompare.tasks.in_memory import TensorData
 from ampcompare.tasks.models import check_arguments, user_model
 from ampcompare.tasks.networks import AttentionBlock, require_positive
-from ampcompare.tasks.task import Sums, Task, require_no_views
+from ampcompare.tasks.task import Sums, Task
 from ampcompare.tasks.torchvision_loader import load_torchvision
 
 __all__ = ["Gpt", "LanguageModeling", "build_language_model", "lm", "repeated_blocks", "sentences", "text_data"]
@@ -39,7 +46,6 @@ WITH_FLOAT64 = ("cpu", "cuda")  # types of devices that all compute in it
 SEQUENCE_LENGTH = 64
 IGNORED = -100
 HASH_MULTIPLIER, HASH_MODULUS = 2_654_435_761, 2**31
-POSITIONS = ("rotary", "learned")
 INIT_STD = 0.02
 ROTARY_BASE = 10_000.0
 CONSONANTS = "bdfgklmnprstvz"
@@ -54,14 +60,7 @@ NEWLINE = 10
 
 
 def lm(recipe: Recipe) -> LanguageModeling:
-    """Return the task of a recipe, with its data.
-
-    Raises:
-        ConfigError: data or options that the task does not have.
-    """
-    require_no_views(recipe, "lm")
-    if recipe.data.image_size is not None:
-        raise ConfigError("the task lm has no images; leave out --image-size, and give --sequence-length")
+    """Return the task of a recipe, with its data."""
     length = recipe.data.sequence_length or SEQUENCE_LENGTH
     data = text_data(
         recipe.data.name,
@@ -195,44 +194,24 @@ class Gpt(nn.Module):
 
     Args:
         vocabulary: number of tokens.
-        sequence_length: the longest sequence, for learned positions.
-        width: of a token; a multiple of `heads`, and with rotary positions of twice the heads.
+        width: of a token; a multiple of twice the heads.
         depth: number of blocks.
         heads: attention heads.
-        positions: rotary or learned.
     """
 
-    def __init__(
-        self,
-        vocabulary: int,
-        sequence_length: int,
-        *,
-        width: int = 64,
-        depth: int = 2,
-        heads: int = 4,
-        positions: str = "rotary",
-    ) -> None:
+    def __init__(self, vocabulary: int, *, width: int = 64, depth: int = 2, heads: int = 4) -> None:
         super().__init__()
         require_positive(width=width, depth=depth, heads=heads)
-        if positions not in POSITIONS:
-            raise ConfigError(f"gpt has no positions {positions!r}; {did_you_mean(str(positions), POSITIONS)}")
-        parts = 2 * heads if positions == "rotary" else heads
-        if width % parts:
-            raise ConfigError(
-                f"gpt has width {width}, {heads} heads and {positions} positions; the width must be a multiple of "
-                f"{parts}"
-            )
+        if width % (2 * heads):
+            raise ConfigError(f"gpt has width {width} and {heads} heads; the width must be a multiple of {2 * heads}")
         self.embed = nn.Embedding(vocabulary, width)
-        self.positions = nn.Parameter(torch.zeros(sequence_length, width)) if positions == "learned" else None
-        self.blocks = nn.ModuleList(_CausalBlock(width, heads, rotary=positions == "rotary") for _ in range(depth))
+        self.blocks = nn.ModuleList(_CausalBlock(width, heads) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
         self._initialize(depth)
 
     def forward(self, tokens: Tensor) -> Tensor:
         hidden = self.embed(tokens)
-        if self.positions is not None:
-            hidden = hidden + self.positions[: tokens.shape[1]]
         for block in self.blocks:
             hidden = block(hidden)
         return self.head(self.norm(hidden))  # type: ignore[no-any-return]
@@ -247,13 +226,8 @@ class Gpt(nn.Module):
 
 
 class _CausalBlock(AttentionBlock):
-    def __init__(self, width: int, heads: int, *, rotary: bool) -> None:
-        super().__init__(width, heads)
-        self.rotary = rotary
-
     def scores(self, query: Tensor, key: Tensor) -> Tensor:
-        if self.rotary:
-            query, key = _rotate(query, key)
+        query, key = _rotate(query, key)
         length = query.shape[-2]
         later = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
         return super().scores(query, key).masked_fill(later, -math.inf)
@@ -307,27 +281,15 @@ def _causal_model(name: str, *, vocabulary: int, sequence_length: int, arguments
         **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), None),
         "use_cache": False,
     }
-    try:
+    with refuse_errors(f"hf:{name} cannot be built", "change its --model-arg, or choose another"):
         config = transformers.AutoConfig.for_model(name, **options)
-        _check_arguments(name, config, arguments)
+        known = [*config.to_dict(), *config.attribute_map]
+        for argument in arguments:
+            if argument not in known:  # which Transformers would keep silently
+                raise ConfigError(f"hf:{name} has no argument {argument!r}; {did_you_mean(argument, known)}")
         config = transformers.AutoConfig.for_model(name, **{**options, **arguments})
         model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
-    except ConfigError:
-        raise
-    except Exception as error:  # each architecture checks its arguments in its own way
-        text = " ".join(str(error).split())
-        raise ConfigError(
-            f"hf:{name} cannot be built ({type(error).__name__}: {text}); change its --model-arg, or choose another"
-        ) from error
     return _Logits(model)
-
-
-def _check_arguments(name: str, config: Any, arguments: Mapping[str, Any]) -> None:
-    """Check that a configuration has these arguments: Transformers keeps unknown ones silently."""
-    known = [*config.to_dict(), *config.attribute_map]
-    for argument in arguments:
-        if argument not in known:
-            raise ConfigError(f"hf:{name} has no argument {argument!r}; {did_you_mean(argument, known)}")
 
 
 class _Logits(nn.Module):
@@ -360,15 +322,12 @@ def build_language_model(
     arguments = dict(model_args or {})
     if arch == "gpt":
         check_arguments(arch, Gpt, arguments)
-        return Gpt(vocabulary, sequence_length, **arguments)
+        return Gpt(vocabulary, **arguments)
     library, _, name = arch.partition(":")
     if library == "hf":
         return _causal_model(name, vocabulary=vocabulary, sequence_length=sequence_length, arguments=arguments)
-    if ":" in arch:
-        return user_model(arch, {"vocabulary": vocabulary, "sequence_length": sequence_length}, arguments)
-    raise ConfigError(
-        f"there is no language model {arch!r}; {did_you_mean(arch, ['gpt', 'hf:gpt2'])}; your own is module:factory"
-    )
+    check_model(arch, "lm")
+    return user_model(arch, {"vocabulary": vocabulary, "sequence_length": sequence_length}, arguments)
 
 
 def repeated_blocks(model: nn.Module) -> Sequence[nn.Module]:
@@ -440,7 +399,7 @@ def text_data(
     """Load text by its name. The last tenth is for validation, whatever the seed.
 
     Args:
-        name: `grammar`, `python`, `text:PATH`, `hf:PATH_OR_NAME` or `module:factory` are cut into windows that
+        name: `grammar`, `text:PATH`, `hf:PATH_OR_NAME` or `module:factory` are cut into windows that
             overlap by one byte; `sentences` and `lines:PATH` have one line a sample, and longer lines are cut.
         seed: of the order of each epoch.
         sequence_length: bytes of a sample that are predicted, or the most of them.
@@ -453,7 +412,7 @@ def text_data(
 
     Raises:
         ConfigError: unknown name, a file that cannot be read, or too little text for a sample of each part.
-        BackendUnavailable: this Python came without its help texts.
+        BackendUnavailable: `datasets` is not installed.
     """
     train, val, cut = _read(name)
     parts: list[Any] = []
@@ -472,22 +431,15 @@ def text_data(
 
 def _read(name: str) -> tuple[bytes, bytes, Callable[[bytes, int], dict[str, Tensor]]]:
     """Return the text of both parts, and what cuts it into samples."""
-    kind, colon, path = name.partition(":")
+    check_data(name, "lm")
+    kind, _, path = name.partition(":")
     if name in _BUNDLED:
         source, cut = _BUNDLED[name]
         return *_parts(source(), cut), cut
-    if kind in _FILES and colon:
-        cut = _FILES[kind]
-        try:
-            return *_parts(Path(path).read_bytes(), cut), cut
-        except OSError as error:
-            raise ConfigError(f"--data {name}: {path!r} cannot be read: {error.strerror or error}") from error
-    if kind == "hf" and path:
-        return *text_parts(name), _windows
-    if colon:
-        return *_from_factory(name), _windows
-    known = [*_BUNDLED, *(f"{kind}:PATH" for kind in _FILES)]
-    raise ConfigError(f"there is no text {name!r}; {did_you_mean(name, known)}")
+    if kind in _FILES:
+        with refuse_errors(f"--data {name} cannot be read", "name a file", errors=(OSError,)):
+            return *_parts(Path(path).read_bytes(), _FILES[kind]), _FILES[kind]
+    return *(text_parts(name) if kind == "hf" else _from_factory(name)), _windows
 
 
 def _parts(text: bytes, cut: Callable[[bytes, int], Any]) -> tuple[bytes, bytes]:
@@ -513,17 +465,6 @@ def _grammar() -> bytes:
     return "\n".join(sentences(SENTENCES)).encode()
 
 
-def _python() -> bytes:
-    """Return what Python's `help()` knows of its language: half a megabyte, which differs between versions."""
-    try:
-        from pydoc_data.topics import topics
-    except ImportError as error:
-        raise BackendUnavailable(
-            f"--data python reads the texts of help(), which this Python came without ({error}); use --data grammar"
-        ) from error
-    return "\n".join(inspect.cleandoc(topics[name]) for name in sorted(topics)).encode()
-
-
 def _windows(text: bytes, length: int) -> dict[str, Tensor]:
     """Return windows of `length + 1` bytes, each beginning with the last byte of the one before."""
     if len(text) <= length:
@@ -547,6 +488,5 @@ def _lines(text: bytes, length: int) -> dict[str, Tensor]:
 _BUNDLED: dict[str, tuple[Callable[[], bytes], Callable[[bytes, int], dict[str, Tensor]]]] = {
     "grammar": (_grammar, _windows),
     "sentences": (_grammar, _lines),
-    "python": (_python, _windows),
 }
 _FILES = {"text": _windows, "lines": _lines}

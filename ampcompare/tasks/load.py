@@ -6,11 +6,11 @@ import contextlib
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 from filelock import FileLock
@@ -18,18 +18,28 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-from ampcompare.base.errors import AmpCompareError, ConfigError, EnvironmentUnfit, did_you_mean
+from ampcompare.base.errors import AmpCompareError, ConfigError, EnvironmentUnfit
 from ampcompare.base.files.read import FileFault, open_regular
+from ampcompare.base.formatting import few
 from ampcompare.tasks.catalog import (
-    DATA_SETS,
     DEFAULT_DATA_DIR,
     TORCHVISION_FILES,
-    check_layout,
+    check_data,
     missing_files,
+    missing_reason,
     needs_package,
-    require_files,
+    refuse_errors,
 )
-from ampcompare.tasks.data import LabeledData, Part, derive, generator, isolated_globals, seed_globals, spread
+from ampcompare.tasks.data import (
+    LabeledData,
+    Part,
+    SampleOptions,
+    derive,
+    generator,
+    isolated_globals,
+    seed_globals,
+    spread,
+)
 from ampcompare.tasks.factory import blame_factory, named_by, resolve_factory
 from ampcompare.tasks.hf_data import image_parts
 from ampcompare.tasks.in_memory import MemoryData, memory_data, resize_images
@@ -44,8 +54,10 @@ _IMAGENET_MEAN = (0.485, 0.456, 0.406)
 _IMAGENET_STD = (0.229, 0.224, 0.225)
 _MAX_PIXELS = 64_000_000  # 192 MB as RGB, whatever the size of the file
 _NETWORK_TIMEOUT_SECONDS = 15.0
+_LAYOUT = "they lie in PATH/train/CLASS and PATH/val/CLASS; write imagefolder:PATH, or imagefolder and --data-dir PATH"
 _WANTED = (
-    "it must return (train, val) or (train, val, num_classes), two data sets with lengths whose items are (tensor, int)"
+    "it must return (train, val) or (train, val, num_classes), two data sets with a length of at least 1 whose items "
+    "are (tensor of one dimension or more, int)"
 )
 _DIGITS_HOLDOUT = 5
 _DIGITS_MEAN = 4.88  # of pixel values from 0 to 16
@@ -58,32 +70,7 @@ _SYNTHETIC_VAL = 512
 _SYNTHETIC_CONTRAST = 0.5
 
 
-@dataclass(frozen=True)
-class _Options:
-    """What is wanted of a data set; None takes the set's own.
-
-    Attributes:
-        seed: orders and augmentation follow from it.
-        image_size: height and width in pixels.
-        channels: that the model needs.
-        train_size, val_size: samples to use.
-        augment: change training images at random.
-    """
-
-    seed: int
-    image_size: int | None = None
-    channels: int | None = None
-    train_size: int | None = None
-    val_size: int | None = None
-    augment: bool = True
-
-    @property
-    def sizes(self) -> dict[str, int | None]:
-        """The samples to use of each part."""
-        return {"train": self.train_size, "val": self.val_size}
-
-
-def _imagefolder(name: str, root: str, options: _Options) -> _StreamData:
+def _imagefolder(name: str, root: str, options: SampleOptions) -> _StreamData:
     """Read color images below `root`, one folder for each class, the same classes in `train` and `val`.
 
     Training images are random crops, resized and randomly flipped; validation images, and training
@@ -93,22 +80,21 @@ def _imagefolder(name: str, root: str, options: _Options) -> _StreamData:
         ConfigError: the layout is another, there are no images, or a number of channels other than 3 was asked for.
         BackendUnavailable: torchvision or Pillow is missing.
     """
-    check_layout(root)
     vision = load_torchvision()
     parts: dict[str, _Samples] = {}
+    classes: dict[str, set[str]] = {}
     for part, transform in _photo_transforms(name, options).items():
-        try:
+        with refuse_errors(f"imagefolder: no images in {Path(root) / part}", _LAYOUT, errors=(OSError,)):
             images = vision.datasets.ImageFolder(str(Path(root) / part), transform=transform, loader=_open_image)
-        except FileNotFoundError as error:
-            raise ConfigError(
-                f"{Path(root) / part} has folders without images: {' '.join(str(error).split())}"
-            ) from error
         parts[part] = _Samples(images, f"the {part} folder of {root}", torch.tensor(images.targets))
+        classes[part] = set(images.classes)
+    if apart := sorted(classes["train"] ^ classes["val"]):
+        raise ConfigError(f"{root} has {few(apart)} in one of train and val only; both need the same folders")
     size = options.image_size or _DEFAULT_SIZE
     return _StreamData.of(name, parts, options, len(images.classes), (3, size, size))
 
 
-def _photo_transforms(name: str, options: _Options) -> dict[str, Callable[[Any], Tensor]]:
+def _photo_transforms(name: str, options: SampleOptions) -> dict[str, Callable[[Any], Tensor]]:
     """Return what makes a tensor of a color image, float32 (3, size, size), for `train` and `val`.
 
     Raises:
@@ -128,7 +114,7 @@ def _photo_transforms(name: str, options: _Options) -> dict[str, Callable[[Any],
     }
 
 
-def _hf_images(name: str, options: _Options) -> _StreamData:
+def _hf_images(name: str, options: SampleOptions) -> _StreamData:
     """Read images and classes of a data set of Hugging Face, cropped and normalized as those of a folder.
 
     Args:
@@ -150,15 +136,14 @@ def _hf_images(name: str, options: _Options) -> _StreamData:
 def _open_image(path: str) -> Any:
     with needs_package("images are read with", "Pillow"):
         from PIL import Image
-    try:
-        with os.fdopen(open_regular(Path(path)), "rb") as file, Image.open(file) as image:
-            if image.width * image.height > _MAX_PIXELS:
-                raise FileFault(f"{image.width}x{image.height} pixels are more than the {_MAX_PIXELS:,} that are read")
-            return image.convert("RGB")
-    except Exception as error:  # Pillow's error for a damaged file depends on the format
-        raise ConfigError(
-            f"{path} cannot be read as an image ({type(error).__name__}: {error}); repair or remove it"
-        ) from error
+    with (  # Pillow's error for a damaged file depends on the format
+        refuse_errors(f"{path} cannot be read as an image", "repair or remove it"),
+        os.fdopen(open_regular(Path(path)), "rb") as file,
+        Image.open(file) as image,
+    ):
+        if image.width * image.height > _MAX_PIXELS:
+            raise FileFault(f"{image.width}x{image.height} pixels are more than the {_MAX_PIXELS:,} that are read")
+        return image.convert("RGB")
 
 
 @dataclass(frozen=True)
@@ -219,7 +204,7 @@ class SmallImages(torch.utils.data.Dataset[tuple[Tensor, int]]):
         return values, int(self.labels[index])
 
 
-def _torchvision_set(name: str, data_dir: str | None, options: _Options, *, download: bool) -> _StreamData:
+def _torchvision_set(name: str, data_dir: str | None, options: SampleOptions, *, download: bool) -> _StreamData:
     """Load one of torchvision's small sets from `data_dir`, downloading it first if `download` is set.
 
     Raises:
@@ -235,26 +220,21 @@ def _torchvision_set(name: str, data_dir: str | None, options: _Options, *, down
     dataset = getattr(load_torchvision().datasets, kind.dataset)
     if download and missing_files(name, folder):
         _fetch(name, dataset, folder)
-    require_files(name, folder)
+    if reason := missing_reason(name, folder):
+        raise ConfigError(f"{name} is {reason}")
     parts = {}
     for part in ("train", "val"):
-        images, labels = _read(name, dataset, folder, train=part == "train")
+        where = f"{name} in {folder / TORCHVISION_FILES[name][0]}"
+        with refuse_errors(f"{where} cannot be read", "delete that folder and pass --download"):
+            images, labels = _read(dataset(str(folder), train=part == "train"))
         samples = SmallImages(images, labels, kind, image_size=image_size, augment=options.augment and part == "train")
         parts[part] = _Samples(samples, f"the {part} part of {name}", labels)
     height, width = (image_size, image_size) if image_size is not None else images.shape[2:]
     return _StreamData.of(name, parts, options, kind.num_classes, (channels or len(kind.mean), height, width))
 
 
-def _read(name: str, dataset: Any, folder: Path, *, train: bool) -> tuple[Tensor, Tensor]:
+def _read(samples: Any) -> tuple[Tensor, Tensor]:
     """Return uint8 images (N, C, H, W) and int64 labels (N,)."""
-    try:
-        samples = dataset(str(folder), train=train)
-    except Exception as error:  # damaged files raise many kinds of errors
-        text = " ".join(str(error).split())
-        raise ConfigError(
-            f"{name} in {folder / TORCHVISION_FILES[name][0]} cannot be read ({type(error).__name__}: {text}); "
-            "delete that folder and pass --download"
-        ) from error
     images = torch.as_tensor(samples.data)
     images = images[:, None] if images.ndim == 3 else images.permute(0, 3, 1, 2)
     return images.contiguous(), torch.as_tensor(samples.targets, dtype=torch.int64)
@@ -266,31 +246,21 @@ def _fetch(name: str, dataset: Any, folder: Path) -> None:
     Raises:
         EnvironmentUnfit: the network or the folder does not allow it.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(str(folder / f".{name}.lock")), _network_timeout(), contextlib.redirect_stdout(sys.stderr):
-            if missing_files(name, folder):
-                dataset(str(folder), train=True, download=True)
-    except (OSError, RuntimeError) as error:
-        text = " ".join(str(error).split())
-        raise EnvironmentUnfit(
-            f"{name} could not be downloaded to {folder} ({type(error).__name__}: {text}); "
-            f"copy it to {folder / TORCHVISION_FILES[name][0]} from a machine with network access, or use --data digits"
-        ) from error
-
-
-@contextlib.contextmanager
-def _network_timeout() -> Iterator[None]:
-    """Let connections without an answer fail; torchvision sets no timeout."""
+    remedy = f"copy it to {folder / TORCHVISION_FILES[name][0]} from a machine with a network, or use --data digits"
+    what, errors = f"{name} could not be downloaded to {folder}", (OSError, RuntimeError)
     before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(_NETWORK_TIMEOUT_SECONDS)
-    try:
-        yield
-    finally:
-        socket.setdefaulttimeout(before)
+    with refuse_errors(what, remedy, errors=errors, fault=EnvironmentUnfit), contextlib.redirect_stdout(sys.stderr):
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(str(folder / f".{name}.lock")):
+            socket.setdefaulttimeout(_NETWORK_TIMEOUT_SECONDS)  # torchvision sets none
+            try:
+                if missing_files(name, folder):
+                    dataset(str(folder), train=True, download=True)
+            finally:
+                socket.setdefaulttimeout(before)
 
 
-def _user_data(path: str, data_dir: str | None, options: _Options, *, download: bool) -> LabeledData:
+def _user_data(path: str, data_dir: str | None, options: SampleOptions, *, download: bool) -> LabeledData:
     """Call the user's factory and build a data set from what it returns.
 
     It is called with those of `seed`, `data_dir`, `download`, `image_size`, `channels`, `train_size`, `val_size` and
@@ -302,25 +272,18 @@ def _user_data(path: str, data_dir: str | None, options: _Options, *, download: 
     """
     factory, channels = resolve_factory(path), options.channels
     taken = named_by(factory, {**vars(options), "data_dir": data_dir, "download": download})
-    if options.image_size is not None and "image_size" not in taken:
-        raise ConfigError(
-            f"factory {path} has no parameter image_size, and {options.image_size} was requested; add it, or drop "
-            "--image-size"
-        )
     with isolated_globals():
         seed_globals(derive("user's factory"))
         with blame_factory(path, "calling it"):
             result = factory(**taken)
-        if isinstance(result, LabeledData):
-            for part, size in options.sizes.items():
-                if size is not None and f"{part}_size" not in taken:
-                    raise ConfigError(
-                        f"factory {path} returns a LabeledData and has no parameter {part}_size, and {size} "
-                        "was asked for; add it"
-                    )
-            return result
+        is_whole = isinstance(result, LabeledData)
+        for option in ("image_size", *(("train_size", "val_size") if is_whole else ())):
+            if (value := getattr(options, option)) is not None and option not in taken:
+                raise ConfigError(f"factory {path} has no parameter {option}, and {value} was requested; add it")
+        if is_whole:
+            return cast(LabeledData, result)
         train, val, num_classes = _unpack(path, result)
-        _, sample = _first_sample(path, "train", train), _first_sample(path, "val", val)
+        sample = [_first_sample(path, part, samples) for part, samples in (("train", train), ("val", val))][-1]
         if channels is not None and sample.shape[0] not in (1, channels):
             raise ConfigError(
                 f"factory {path} gives samples of shape {tuple(sample.shape)}, and the model takes {channels}; "
@@ -336,39 +299,37 @@ def _user_data(path: str, data_dir: str | None, options: _Options, *, download: 
     return _StreamData.of(path, parts, replace(options, **chosen_already), classes, shape)
 
 
+def _describe(values: Any) -> str:
+    """Return the type of a value; of a tuple or list those in it, with their sizes."""
+    if not isinstance(values, tuple | list):
+        return type(values).__name__
+    described = (
+        f"{type(value).__name__} of {tuple(value.shape) if isinstance(value, Tensor) else len(value)}"
+        if isinstance(value, Sized)
+        else type(value).__name__
+        for value in values
+    )
+    return f"({', '.join(described)})"
+
+
 def _unpack(path: str, result: Any) -> tuple[Any, Any, int | None]:
-    if not isinstance(result, (tuple, list)) or len(result) not in (2, 3):
-        seen = (
-            f"{type(result).__name__} of {len(result)}" if isinstance(result, (tuple, list)) else type(result).__name__
-        )
-        raise ConfigError(f"factory {path} returned a {seen}; {_WANTED}")
-    train, val = result[:2]
-    for part, samples in (("train", train), ("val", val)):
-        if not hasattr(samples, "__getitem__") or not hasattr(samples, "__len__"):
-            raise ConfigError(f"factory {path} returned as {part} a {type(samples).__name__}; {_WANTED}")
-        if len(samples) == 0:
-            raise ConfigError(f"factory {path} returned a {part} data set without samples")
-    if len(result) == 2:
-        return train, val, None
-    if not isinstance(result[2], int) or result[2] < 1:
-        raise ConfigError(f"factory {path} returned as num_classes {result[2]!r}; it must be a whole number from 1 on")
-    return train, val, result[2]
+    """Return both parts that a factory returned, and the number of classes where it has that."""
+    is_tuple = isinstance(result, tuple | list) and len(result) in (2, 3)
+    has_samples = is_tuple and all(hasattr(part, "__getitem__") and hasattr(part, "__len__") for part in result[:2])
+    count = result[2] if is_tuple and len(result) == 3 else 1
+    if not has_samples or not isinstance(count, int) or count < 1 or not all(map(len, result[:2])):
+        raise ConfigError(f"factory {path} returned {_describe(result)}; {_WANTED}")
+    return *result[:2], count if len(result) == 3 else None
 
 
 def _first_sample(path: str, part: str, samples: Any) -> Tensor:
     """Return the first sample after checking what the data set gives."""
     with blame_factory(path, f"reading the first item of {part}"):
         item = samples[0]
-    if not isinstance(item, (tuple, list)) or len(item) != 2 or not isinstance(item[0], Tensor):
-        kinds = (
-            ", ".join(type(value).__name__ for value in item)
-            if isinstance(item, (tuple, list))
-            else type(item).__name__
-        )
-        raise ConfigError(f"factory {path}: an item of {part} is ({kinds}); {_WANTED}")
-    if item[0].ndim == 0:
-        raise ConfigError(f"factory {path}: an item of {part} has a tensor without dimensions; {_WANTED}")
-    return item[0]
+    is_pair = isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[0], Tensor)
+    if not is_pair or item[0].ndim == 0:
+        raise ConfigError(f"factory {path}: an item of {part} is {_describe(item)}; {_WANTED}")
+    return cast(Tensor, item[0])
 
 
 def _count_classes(path: str, samples: Any) -> int:
@@ -410,22 +371,21 @@ def load_data(
         ConfigError: unknown name, missing files, or options that the set does not support.
         EnvironmentUnfit: a download failed, or a package is missing.
     """
-    options = _Options(seed, image_size, channels, train_size, val_size, augment)
+    options = SampleOptions(seed, image_size, channels, train_size, val_size, augment)
     for option in ("image_size", "channels", "train_size", "val_size"):
         if (value := getattr(options, option)) is not None and value < 1:
             raise ConfigError(f"{option} is {value}; it must be at least 1")
+    check_data(name)
     if name in ("digits", "synthetic"):
-        return digits(**vars(options)) if name == "digits" else _synthetic(options)
+        return digits(options) if name == "digits" else _synthetic(options)
     if name in TORCHVISION_FILES:
         return _torchvision_set(name, data_dir, options, download=download)
-    kind, colon, path = name.partition(":")
+    kind, _, path = name.partition(":")
     if kind == "imagefolder":
         return _imagefolder(name, path or data_dir or "", options)
-    if kind == "hf" and path:
+    if kind == "hf":
         return _hf_images(name, options)
-    if colon:
-        return _user_data(name, data_dir, options, download=download)
-    raise ConfigError(f"there is no data set {name!r}; {did_you_mean(name, DATA_SETS)}")
+    return _user_data(name, data_dir, options, download=download)
 
 
 Key: TypeAlias = tuple[int, int]
@@ -444,6 +404,7 @@ class _Samples(NamedTuple):
     labels: Tensor | None = None
 
 
+@dataclass
 class _KeyedSamples(Dataset[tuple[Tensor, int]]):
     """A data set whose keys are (epoch, position): the epoch travels with each request, so workers can outlive it.
 
@@ -457,24 +418,13 @@ class _KeyedSamples(Dataset[tuple[Tensor, int]]):
         channels: repeat gray images this many times; None does not change samples.
     """
 
-    def __init__(
-        self,
-        samples: Any,
-        positions: Tensor,
-        *,
-        name: str,
-        purpose: str,
-        seed: int,
-        num_classes: int,
-        channels: int | None = None,
-    ) -> None:
-        self.samples = samples
-        self.positions = positions
-        self.name = name
-        self.purpose = purpose
-        self.seed = seed
-        self.num_classes = num_classes
-        self.channels = channels
+    samples: Any
+    positions: Tensor
+    name: str
+    purpose: str
+    seed: int
+    num_classes: int
+    channels: int | None
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -506,10 +456,10 @@ class _KeyedSamples(Dataset[tuple[Tensor, int]]):
 
 
 class _Batches:
-    """The batch sampler of a loader that is kept between epochs; the batches of an epoch are set from outside."""
+    """The batch sampler of a loader that is kept between epochs; the batches of each pass are set from outside."""
 
     def __init__(self) -> None:
-        self.epoch = 0
+        self.epoch = self.passes = 0
         self.batches: Sequence[Tensor] = []
 
     def __iter__(self) -> Iterator[list[Key]]:
@@ -518,15 +468,6 @@ class _Batches:
 
     def __len__(self) -> int:
         return len(self.batches)
-
-
-@dataclass
-class _Loader:
-    """A DataLoader that is kept with its worker processes, and the number of passes that were begun on it."""
-
-    batches: _Batches
-    loader: DataLoader[tuple[Tensor, int]]
-    passes: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -538,14 +479,16 @@ class _StreamData(LabeledData):
 
     train: _KeyedSamples = field(repr=False)
     val: _KeyedSamples = field(repr=False)
-    _loaders: dict[tuple[Part, int, bool], _Loader] = field(default_factory=dict, repr=False)
+    _loaders: dict[tuple[Part, int, bool], tuple[_Batches, DataLoader[tuple[Tensor, int]]]] = field(
+        default_factory=dict, repr=False
+    )
 
     @classmethod
     def of(
         cls,
         name: str,
         parts: Mapping[str, _Samples],
-        options: _Options,
+        options: SampleOptions,
         num_classes: int,
         sample_shape: tuple[int, ...],
     ) -> _StreamData:
@@ -553,8 +496,7 @@ class _StreamData(LabeledData):
         keyed = {}
         for part, (samples, what, labels) in parts.items():
             chosen = spread(len(samples), options.sizes[part], what=what, labels=labels)
-            facts: dict[str, Any] = {"seed": options.seed, "num_classes": num_classes, "channels": options.channels}
-            keyed[part] = _KeyedSamples(samples, chosen, name=name, purpose=part, **facts)
+            keyed[part] = _KeyedSamples(samples, chosen, name, part, options.seed, num_classes, options.channels)
         return cls(
             name,
             num_train=len(keyed["train"]),
@@ -575,33 +517,31 @@ class _StreamData(LabeledData):
         workers: int,
         pin_memory: bool | None,
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        kept = self._loader(part, workers, pin=device.type == "cuda" and pin_memory is not False)
-        kept.batches.epoch, kept.batches.batches = epoch, batches
-        kept.passes += 1
-        number = kept.passes
-        for samples, labels in _name_errors(iter(kept.loader)):
-            if kept.passes != number:
+        key = part, workers, device.type == "cuda" and pin_memory is not False
+        if key not in self._loaders:
+            self._loaders[key] = self._loader(*key)
+        sampler, loader = self._loaders[key]
+        number = sampler.passes + 1
+        sampler.epoch, sampler.batches, sampler.passes = epoch, batches, number
+        for samples, labels in _name_errors(iter(loader)):
+            if sampler.passes != number:
                 # Persistent workers serve one pass: this iterator would yield batches of the newer one.
                 raise RuntimeError(
                     f"an epoch of {self.name} was read after a later one had started; read one epoch at a time"
                 )
             yield samples.to(device, non_blocking=True), labels.to(device, non_blocking=True)
 
-    def _loader(self, part: Part, workers: int, *, pin: bool) -> _Loader:
-        key = part, workers, pin
-        if key not in self._loaders:
-            batches = _Batches()
-            loader = DataLoader(
-                self.train if part == "train" else self.val,
-                batch_sampler=batches,
-                num_workers=workers,
-                pin_memory=pin,
-                persistent_workers=workers > 0,
-                # A loader draws a base seed at each pass, and would draw it from the global generator.
-                generator=torch.Generator(),
-            )
-            self._loaders[key] = _Loader(batches, loader)
-        return self._loaders[key]
+    def _loader(self, part: Part, workers: int, pin: bool) -> tuple[_Batches, DataLoader[tuple[Tensor, int]]]:
+        sampler = _Batches()
+        return sampler, DataLoader(
+            self.train if part == "train" else self.val,
+            batch_sampler=sampler,
+            num_workers=workers,
+            pin_memory=pin,
+            persistent_workers=workers > 0,
+            # A loader draws a base seed at each pass, and would draw it from the global generator.
+            generator=torch.Generator(),
+        )
 
 
 def _name_errors(batches: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
@@ -627,15 +567,7 @@ def _all_digits(load_digits: Callable[[], Any]) -> tuple[Tensor, Tensor]:
     return images, torch.from_numpy(bunch.target).to(torch.int64)
 
 
-def digits(
-    *,
-    seed: int,
-    image_size: int | None = None,
-    channels: int | None = None,
-    train_size: int | None = None,
-    val_size: int | None = None,
-    augment: bool = True,
-) -> MemoryData:
+def digits(options: SampleOptions) -> MemoryData:
     """Load scikit-learn's digits: 1,437 for training, 360 for validation, of mean 0 and standard deviation 1.
 
     Every fifth digit of each class is for validation, whatever the seed. Augmentation shifts one in ten images by up
@@ -654,18 +586,14 @@ def digits(
         "digits",
         (images[~held_out], labels[~held_out]),
         (images[held_out], labels[held_out]),
+        options,
         num_classes=10,
-        seed=seed,
-        image_size=image_size,
-        channels=channels,
-        train_size=train_size,
-        val_size=val_size,
-        moved_share=_DIGITS_MOVED_SHARE if augment else 0.0,
+        moved_share=_DIGITS_MOVED_SHARE,
         background=-_DIGITS_MEAN / _DIGITS_STD,
     )
 
 
-def _synthetic(options: _Options) -> MemoryData:
+def _synthetic(options: SampleOptions) -> MemoryData:
     """Generate noisy images of ten smooth patterns, the same ones for every seed.
 
     By default 2048 images for training and 512 for validation, of 3 channels and 32 pixels. Training images are shifted
@@ -678,9 +606,9 @@ def _synthetic(options: _Options) -> MemoryData:
         "synthetic",
         _noisy(patterns, "training", options.train_size or _SYNTHETIC_TRAIN),
         _noisy(patterns, "validation", options.val_size or _SYNTHETIC_VAL),
+        replace(options, image_size=None, channels=None, train_size=None, val_size=None),
         num_classes=_SYNTHETIC_CLASSES,
-        seed=options.seed,
-        moved_share=1.0 if options.augment else 0.0,
+        moved_share=1.0,
         background=0.0,
     )
 

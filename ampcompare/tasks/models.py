@@ -12,7 +12,7 @@ from torch import nn
 from torch.func import functional_call
 
 from ampcompare.base.errors import BackendUnavailable, ConfigError, did_you_mean
-from ampcompare.tasks.catalog import check_model, needs_package
+from ampcompare.tasks.catalog import check_model, needs_package, refuse_errors
 from ampcompare.tasks.factory import blame_factory, named_by, resolve_factory
 from ampcompare.tasks.networks import CenterNet, ConvNet, Mlp, Transformer, UNet
 from ampcompare.tasks.torchvision_loader import load_torchvision
@@ -52,14 +52,9 @@ def timm_model(name: str, *, num_classes: int, sample_shape: Sequence[int], argu
     known = timm.get_pretrained_cfg(name)
     if known is not None and known.fixed_input_size:  # as a ViT, whose positions belong to patches of one size
         options["img_size"] = shape[1:]
-    try:
+    with refuse_errors(f"timm:{name} cannot be built for samples of shape {shape}", _REMEDY):
         model: nn.Module = timm.create_model(name, pretrained=False, **{**options, **arguments})
-    except Exception as error:  # each architecture checks its arguments in its own way
-        text = " ".join(str(error).split())
-        raise ConfigError(
-            f"timm:{name} cannot be built for samples of shape {shape} ({type(error).__name__}: {text}); give other "
-            "images by --image-size, or choose another model"
-        ) from error
+    _check_forward(f"timm:{name}", model, shape)
     return model
 
 
@@ -100,9 +95,7 @@ def build_model(
     arguments = dict(model_args or {})
     library, _, name = arch.partition(":")
     if library == "timm" and kind == "classification":
-        model = timm_model(name, num_classes=num_classes, sample_shape=sample_shape, arguments=arguments)
-        _check_forward(arch, model, tuple(sample_shape))
-        return model
+        return timm_model(name, num_classes=num_classes, sample_shape=sample_shape, arguments=arguments)
     if ":" in arch:
         offered = {"num_classes": num_classes, "sample_shape": tuple(sample_shape), "in_channels": sample_shape[0]}
         return user_model(arch, offered, arguments)
@@ -127,13 +120,11 @@ def fixed_channels(arch: str, kind: str = "classification") -> int | None:
         kind: of model, classification, segmentation or detection.
 
     Raises:
-        ConfigError: unknown name.
         BackendUnavailable: it is not built in, and there is no torchvision.
     """
     if arch in _NETWORKS[kind] or ":" in arch:
         return None
     load_torchvision()
-    check_model(arch, kind)
     return _TORCHVISION_CHANNELS
 
 
@@ -179,13 +170,8 @@ def _torchvision_model(
         options["image_size"] = shape[1]
     if arch.startswith("maxvit_"):
         options["input_size"] = shape[1:]
-    try:
+    with refuse_errors(f"{arch} cannot be built for samples of shape {shape}", _REMEDY):
         model: nn.Module = vision.models.get_model(arch, **{**options, **model_args})
-    except Exception as error:  # each architecture checks its arguments in its own way
-        text = " ".join(str(error).split())
-        raise ConfigError(
-            f"{arch} cannot be built for samples of shape {shape} ({type(error).__name__}: {text}); {_REMEDY}"
-        ) from error
     if kind != "detection":  # their boxes depend on values
         _check_forward(arch, model, shape)
     return model
@@ -195,22 +181,16 @@ def _check_forward(arch: str, model: nn.Module, shape: tuple[int, ...]) -> None:
     """Run `model` on meta tensors, so that an image that is too small is an error now, not in the first step."""
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     model.eval()
-    try:
-        with torch.no_grad():
-            functional_call(
-                model,
-                {name: tensor.to("meta") for name, tensor in tensors.items()},
-                torch.empty(2, *shape, device="meta"),
-            )
-    except NotImplementedError:  # an operator without a meta kernel tells nothing about the image
-        pass
-    except (RuntimeError, AssertionError) as error:
-        text = " ".join(str(error).split())
-        raise ConfigError(
-            f"{arch} cannot process samples of shape {shape} ({type(error).__name__}: {text}); {_REMEDY}"
-        ) from error
-    finally:
-        model.train()
+    with (
+        refuse_errors(
+            f"{arch} cannot process samples of shape {shape}", _REMEDY, errors=(RuntimeError, AssertionError)
+        ),
+        contextlib.suppress(NotImplementedError),  # an operator without a meta kernel tells nothing about the image
+        torch.no_grad(),
+    ):
+        on_meta = {name: tensor.to("meta") for name, tensor in tensors.items()}
+        functional_call(model, on_meta, torch.empty(2, *shape, device="meta"))
+    model.train()
 
 
 def check_arguments(arch: str, network: Callable[..., nn.Module], arguments: Mapping[str, Any]) -> None:

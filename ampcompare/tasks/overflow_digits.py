@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch
 
-from ampcompare.tasks.data import generator
+from ampcompare.tasks.data import SampleOptions, generator
 from ampcompare.tasks.in_memory import MemoryData
 from ampcompare.tasks.load import digits
 
@@ -22,7 +22,7 @@ SHARE = 0.002
 
 def overflow_digits(*, seed: int, train_size: int | None = None, val_size: int | None = None) -> MemoryData:
     """Return digits, one in 500 of those for training with one pixel at 30,000, the same ones for every `seed`."""
-    data = digits(seed=seed, train_size=train_size, val_size=val_size, augment=False)
+    data = digits(SampleOptions(seed, train_size=train_size, val_size=val_size, augment=False))
     images, labels = data.train
     draws = generator("bright pixels")
     chosen = torch.randperm(len(images), generator=draws)[: max(1, round(SHARE * len(images)))]

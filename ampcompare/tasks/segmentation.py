@@ -11,28 +11,18 @@ from torch.nn import functional as F
 from ampcompare.base.errors import ConfigError
 from ampcompare.settings.recipe import ModelConfig, Recipe
 from ampcompare.tasks.catalog import MEAN_IOU, PIXEL_ACCURACY, SEGMENTATION
+from ampcompare.tasks.data import SampleOptions
 from ampcompare.tasks.in_memory import TensorData
 from ampcompare.tasks.models import build_model, fixed_channels
 from ampcompare.tasks.shapes import CLASSES, shapes
-from ampcompare.tasks.task import Sums, Task, require_no_views
+from ampcompare.tasks.task import Sums, Task
 
 __all__ = ["Segmentation", "segmentation"]
 
 
 def segmentation(recipe: Recipe) -> Segmentation:
-    """Return the task of a recipe, with its data.
-
-    Raises:
-        ConfigError: data or options that the task does not have.
-    """
-    require_no_views(recipe, "segmentation")
-    data = shapes(
-        seed=recipe.seed,
-        image_size=recipe.data.image_size,
-        channels=fixed_channels(recipe.model.arch, "segmentation"),
-        train_size=recipe.data.train_size,
-        val_size=recipe.data.val_size,
-    )
+    """Return the task of a recipe, with its data."""
+    data = shapes(SampleOptions.of(recipe, fixed_channels(recipe.model.arch, "segmentation")))
     return Segmentation(data, CLASSES, recipe.model, label_smoothing=recipe.label_smoothing)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
-from ampcompare.tasks.data import generator
+from ampcompare.tasks.data import SampleOptions, generator
 from ampcompare.tasks.in_memory import TensorData
 
 __all__ = ["CLASSES", "boxed_shapes", "shapes"]
@@ -20,52 +22,28 @@ BOXED_SIZE = 32
 MIN_PIXELS = 9  # a shape of which less can be seen is not asked for
 
 
-def shapes(
-    *,
-    seed: int,
-    image_size: int | None = None,
-    channels: int | None = None,
-    train_size: int | None = None,
-    val_size: int | None = None,
-) -> TensorData:
-    """Generate images, the same ones for every seed.
-
-    Args:
-        seed: of the order of each epoch.
-        image_size: height and width, 24 by default.
-        channels: into which the gray value is repeated, 1 by default.
-        train_size: number of training images, 512 by default; `val_size`: 128 by default.
+def shapes(options: SampleOptions) -> TensorData:
+    """Generate images, the same ones for every seed: 512 and 128 of 24 pixels and one channel by default.
 
     Returns:
         Batches of float32 images (batch, channels, size, size) and int64 classes (batch, size, size).
     """
-    train, val = (
-        (images.repeat(1, channels or 1, 1, 1), classes)
-        for images, classes, _ in _parts(train_size, val_size, image_size or SIZE)
-    )
-    return TensorData.of("shapes", train, val, seed=seed)
+    train, val = ((images, classes) for images, classes, _ in _parts(options, SIZE))
+    return TensorData.of("shapes", train, val, seed=options.seed)
 
 
-def boxed_shapes(
-    *,
-    seed: int,
-    image_size: int | None = None,
-    channels: int | None = None,
-    train_size: int | None = None,
-    val_size: int | None = None,
-) -> TensorData:
-    """Generate images with a box around what can be seen of each shape; see `shapes` for the arguments.
+def boxed_shapes(options: SampleOptions) -> TensorData:
+    """Generate images with a box around what can be seen of each shape.
 
     Returns:
         Batches of dicts: `image`, float32 (batch, channels, size, size), 32 pixels by default; `boxes`, float32
         (batch, 3, 4), as left, top, right, bottom in pixels; `labels`, int64 (batch, 3), 0 where there is no box.
     """
     parts = []
-    for images, classes, owners in _parts(train_size, val_size, image_size or BOXED_SIZE):
+    for images, classes, owners in _parts(options, BOXED_SIZE):
         boxes, labels = zip(*(_box(owners == number, classes) for number in range(1, SHAPES + 1)), strict=True)
-        images = images.repeat(1, channels or 1, 1, 1)
         parts.append({"image": images, "boxes": torch.stack(boxes, 1), "labels": torch.stack(labels, 1)})
-    return TensorData.of("shapes", *parts, seed=seed)
+    return TensorData.of("shapes", *parts, seed=options.seed)
 
 
 def _box(seen: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
@@ -85,10 +63,11 @@ def _box(seen: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
     return box.float(), (classes * seen).flatten(1).amax(1) * there
 
 
-def _parts(train_size: int | None, val_size: int | None, size: int) -> list[tuple[Tensor, Tensor, Tensor]]:
-    return [
-        _draw(part, count, size) for part, count in (("training", train_size or TRAIN), ("validation", val_size or VAL))
-    ]
+def _parts(options: SampleOptions, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield of each part images (count, channels, size, size), and of each pixel its class and its shape's number."""
+    for part, count in (("training", options.train_size or TRAIN), ("validation", options.val_size or VAL)):
+        images, classes, owners = _draw(part, count, options.image_size or size)
+        yield images.repeat(1, options.channels or 1, 1, 1), classes, owners
 
 
 def _draw(part: str, count: int, size: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ampcompare.base.errors import ConfigError, UnsupportedCombination
+from ampcompare.base.errors import ConfigError
 from ampcompare.results.records.metric import Metric
 from ampcompare.settings.recipe import Recipe
-from ampcompare.tasks.catalog import task_path
+from ampcompare.tasks.catalog import check_task, task_path
 from ampcompare.tasks.data import Data, channels_last, split
 from ampcompare.tasks.factory import blame_factory, resolve_factory
 
-__all__ = ["LossOf", "Phase", "Sums", "Task", "make_task", "require_no_views"]
+__all__ = ["LossOf", "Phase", "Sums", "Task", "make_task"]
 
 LossOf = Callable[[Sequence[nn.Module], Any], Tensor]
 Sums = Mapping[str, NDArray[np.float64]]
@@ -144,25 +144,17 @@ class Task(abc.ABC):
         return ()
 
 
-def require_no_views(recipe: Recipe, task: str) -> None:
-    """Check that no test-time augmentation is asked for.
-
-    Raises:
-        UnsupportedCombination: one is.
-    """
-    if recipe.tta != "none":
-        raise UnsupportedCombination(f"the task {task} has no test-time augmentation; leave out --tta {recipe.tta}")
-
-
 def make_task(recipe: Recipe) -> Task:
     """Build the task of a recipe, with its data.
 
     Raises:
-        ConfigError: there is none of that name, or the user's factory returned something else.
+        ConfigError: there is no such task, model or data set, the task ignores a setting that is given, or the user's
+            factory returned something else.
         EnvironmentUnfit: a package or a download is missing.
     """
     path, ships = task_path(recipe.task)
     if ships:
+        check_task(recipe)
         module, _, name = path.partition(":")
         made: Task = getattr(importlib.import_module(module), name)(recipe)
         return made

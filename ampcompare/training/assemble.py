@@ -13,7 +13,7 @@ import inspect
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, cast
@@ -72,7 +72,6 @@ __all__ = [
 
 SETTINGS = ("momentum", "nesterov", "betas", "eps", "weight_decay")
 DECAYS = ("norm_weight_decay", "bias_weight_decay")
-MAX_NAMED = 3
 COMPILERS = ("g++", "clang++", "cl", "icpx")
 
 
@@ -204,9 +203,8 @@ def assemble(
         total_steps = min(total_steps, recipe.max_steps)
     schedule = make_schedule(recipe.schedule, steps_per_epoch=steps_per_epoch, total_steps=total_steps)
     if state is not None:
-        if "progress" in state:
-            check_position(state["progress"], steps_per_epoch, total_steps)
-        if average is not None and "parts" in state:
+        check_position(state["progress"], steps_per_epoch, total_steps)
+        if average is not None:
             average.check_state(state["parts"]["average"])
         restore_training(state, replicas, optimizers, precision, names)
     if average is not None:
@@ -389,21 +387,14 @@ def make_optimizer(config: OptimizerConfig, model: nn.Module, *, engine: str | N
     Raises:
         BackendUnavailable: the package of the optimizer is not installed, or cannot be imported.
         ConfigError: a group that no parameter belongs to, or an argument that the optimizer does not take.
-        UnsupportedCombination: the optimizer, or torch's fused kernels, do not support a parameter.
+        UnsupportedCombination: the optimizer has no weight decay for `layer_lr`, or cannot skip steps on the device.
     """
     factory = load_optimizer(config.name, engine)
     arguments = optimizer_arguments(config, factory)
     groups = param_groups(config, model)
     if "weight_decay" not in arguments:
         groups = [{name: value for name, value in group.items() if name != "weight_decay"} for group in groups]
-    if config.implementation == "fused":  # torch would raise at the first step only
-        for name, param in model.named_parameters():
-            if not param.is_floating_point():
-                raise UnsupportedCombination(
-                    f"a fused optimizer needs floating-point parameters, and {name} is {param.dtype}; use "
-                    "--optimizer-implementation foreach"
-                )
-    optimizer = _call_factory(config.name, factory, groups, arguments, model)
+    optimizer = _call_factory(config.name, factory, groups, arguments)
     if config.skip_on_device:
         try:
             skip_on_device(optimizer)
@@ -419,46 +410,20 @@ def make_optimizer(config: OptimizerConfig, model: nn.Module, *, engine: str | N
     return optimizer
 
 
-def _call_factory(
-    name: str,
-    factory: Callable[..., Any],
-    groups: list[dict[str, Any]],
-    arguments: dict[str, Any],
-    model: nn.Module,
-) -> Optimizer:
+def _call_factory(name: str, factory: Callable[..., Any], groups: Any, arguments: dict[str, Any]) -> Optimizer:
     """Call the factory.
 
     Raises:
-        ConfigError: it refuses an argument, or returns something else than an optimizer.
-        UnsupportedCombination: it refuses parameters; the message names them.
+        ConfigError: it refuses a parameter or an argument, or returns something else than an optimizer.
     """
     try:
         optimizer = factory(groups, **arguments)
     except (ValueError, TypeError, RuntimeError) as error:
-        text = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        refused = [
-            f"{param_name} of shape {list(param.shape)}"
-            for param_name, param in model.named_parameters()
-            if not _takes(factory, param, arguments)
-        ]
-        if refused and len(refused) < len(list(model.parameters())):
-            more = f" and {len(refused) - MAX_NAMED} more" if len(refused) > MAX_NAMED else ""
-            raise UnsupportedCombination(
-                f"optimizer {name} does not support {', '.join(refused[:MAX_NAMED])}{more} ({text}); use another "
-                f"optimizer, or your own that passes these parameters to another one"
-            ) from error
-        raise ConfigError(f"optimizer {name} cannot be built: {text}") from error
+        text = " ".join(str(error).split())
+        raise ConfigError(f"optimizer {name} cannot be built: {type(error).__name__}: {text}") from error
     if not isinstance(optimizer, Optimizer):
         raise ConfigError(f"optimizer {name} is a {type(optimizer).__name__}; it must be a torch.optim.Optimizer")
     return optimizer
-
-
-def _takes(factory: Callable[..., Any], param: Tensor, arguments: dict[str, Any]) -> bool:
-    try:
-        factory([torch.nn.Parameter(torch.empty_like(param))], **arguments)
-    except (ValueError, TypeError, RuntimeError):
-        return False
-    return True
 
 
 def param_groups(config: OptimizerConfig, model: nn.Module) -> list[dict[str, Any]]:
@@ -489,19 +454,14 @@ def param_groups(config: OptimizerConfig, model: nn.Module) -> list[dict[str, An
         groups.setdefault((config.lr * factor, decay), []).append(param)
     for index in sorted(unmatched):
         raise ConfigError(
-            f"recipe.optimizer.groups[{index}] matches no parameter left to it: {config.groups[index].match!r}; "
-            f"names look like {', '.join(_some_names(model))}"
+            f"recipe.optimizer.groups[{index}] matches no parameter left to it: {config.groups[index].match!r}; names "
+            f"look like {next(model.named_parameters())[0]}"
         )
     return [{"params": params, "lr": lr, "weight_decay": decay} for (lr, decay), params in groups.items()]
 
 
 def _is_norm(module: nn.Module) -> bool:
     return "Norm" in type(module).__name__  # norms of torch, Apex and models share this word, but no base class
-
-
-def _some_names(model: nn.Module) -> Iterator[str]:
-    names = [name for name, _ in model.named_parameters()]
-    yield from dict.fromkeys((names[0], names[len(names) // 2], names[-1]))
 
 
 def make_parallel(config: ParallelConfig, device: torch.device, engine: str | None = None) -> Parallel:

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from ampcompare.base.errors import CheckpointError
 from ampcompare.base.tensors.lists import by_type, copy_by_dtype
 from ampcompare.training.checkpoint.state.check_checkpoint import check_model
 from ampcompare.training.parallel.ranks import Communicator
@@ -108,13 +107,7 @@ class ModelEma:
             CheckpointError: names the tensors that do not fit.
         """
         for model, saved in zip(self._models, state["models"], strict=True):
-            try:
-                check_model(model, saved, same_types=True)
-            except CheckpointError as error:
-                raise CheckpointError(
-                    f"the saved average of the weights does not fit this model: {error}; resume without "
-                    "--ema-decay, or with the model that it was made from"
-                ) from None
+            check_model(model, saved, same_types=True)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned; the decay stays that of this run.

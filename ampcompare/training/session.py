@@ -156,26 +156,21 @@ class Session:
                 self._save_epoch(self._saver, result)
         if self._saver is not None and self._saver.is_on:
             self._enter("saving")
-            self._saver.save(position, self._state_to_save, last=True)
+            self._saver.save(position, self.state_dict, last=True)
 
-    def state_dict(self, *, whole: bool = True) -> dict[str, Any] | None:
+    def state_dict(self) -> dict[str, Any] | None:
         """Return the state of the run at a drain point, in the layout of `checkpoint.store.layout`.
 
         Every rank calls it. Tensors are those that training continues with, not copies.
 
-        Args:
-            whole: gather shards; else sharded tensors stay as they are.
-
         Returns:
-            On all ranks but the first None, or what holds sharded tensors.
+            None on all ranks but the first.
         """
         assembly, config = self.assembly, self.config
-        training = training_state(
-            assembly.replicas, assembly.optimizers, assembly.precision, assembly.names, whole=whole
-        )
+        training = training_state(assembly.replicas, assembly.optimizers, assembly.precision, assembly.names)
         of_ranks = rank_states(assembly.replicas, self.gpus(), assembly.ranks)
         if of_ranks is None:
-            return None if whole else training
+            return None
         engine = assembly.precision.engine
         return {
             **training,
@@ -194,9 +189,6 @@ class Session:
             "engine": None if engine is None else {"name": engine.name, "version": engine.version},
             "versions": {**fingerprint(), "host": host_name()},
         }
-
-    def _state_to_save(self) -> dict[str, Any] | None:
-        return self.state_dict(whole=self.config.saving.format == "file")
 
     def load_state_dict(self, state: Mapping[str, Any], resumption: Resumption) -> None:
         """Restore what `state_dict` returned, except weights, optimizers and precision, which `assemble` restored.
@@ -239,7 +231,7 @@ class Session:
         if self._saver is not None and (self.interrupted or self._saver.is_due(before, position.step)):
             position.train_seconds = self._now() - begin
             self._enter("saving")
-            self._saver.save(position, self._state_to_save, last=self.interrupted)
+            self._saver.save(position, self.state_dict, last=self.interrupted)
             self._enter("training")
         return self.interrupted
 
@@ -252,7 +244,7 @@ class Session:
             self.best = {"value": value, "step": self.position.step}
         if saver.is_due_after(self.position.epoch) or (saver.is_on and improved):
             self._enter("saving")
-            saver.save(self.position, self._state_to_save, best=improved)
+            saver.save(self.position, self.state_dict, best=improved)
 
     def _enter(self, phase: TrainingPhase) -> None:
         if self.on_phase is not None:

@@ -18,7 +18,7 @@ from tabulate import tabulate
 
 from benchmarks.rates.study import run, write
 
-STUDIES = ("verdicts", "loss_curve", "order", "validity", "new_images", "gates", "aa")
+STUDIES = ("verdicts", "loss_curve", "order", "new_images", "gates", "aa")
 
 
 @click.command()

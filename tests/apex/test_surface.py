@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib
 import inspect
 import json
@@ -44,8 +45,8 @@ def own_attributes(cls: type) -> set[str]:
 @cache
 def _assigned(cls: type) -> set[str]:
     names = set(inspect.get_annotations(cls))
-    if cls.__module__.startswith("ampcompare."):
-        tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
+    with contextlib.suppress(OSError, TypeError):  # a class of C, or one that a function has made, has no source
+        tree = ast.parse(textwrap.dedent(inspect.getsource(cls) if cls.__module__.startswith("ampcompare.") else ""))
         names |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     return names
 

@@ -15,7 +15,6 @@ from ampcompare.base.environment.fingerprint import fingerprint
 from ampcompare.base.errors import ConfigError, GateFailed, RecordError
 from ampcompare.cli.compare_command import command, options_from
 from ampcompare.experiment.compare import ComparisonOutcome
-from ampcompare.experiment.follow import Callback
 from ampcompare.experiment.launch.cell_files import write_record
 from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.run_options import CompareOptions, LaunchOptions, RunOptions
@@ -66,24 +65,23 @@ def test_python_and_the_command_ask_for_the_same(compared: list[CompareOptions],
         *("--loss-margin", "2"),
         *("--objective", "memory", "--budget", "90s", "--jobs", "2", "--sweep", "workers=0,1", "--force"),
         *("--gpus", "0,2"),
-        *("--fail-on", "time>2x", "--baseline", "b.json", "--tensorboard", "tb", "--junit", "j.xml", "--wait", "10"),
+        *("--fail-on", "time>2x", "--baseline", "b.json", "--tensorboard", "tb", "--junit", "j.xml"),
         *("--recipe", "digits", "--lr", "0.1", "--slurm-option", "partition=gpu", "-o", "out"),
         *("--config", "c.yaml", "--timing-rounds", "4", "--looks", "2", "--reference", "half"),
-        *("--callback", "ampcompare:Callback", "--profile", "--twin", "--no-preflight"),
+        *("--twin", "--no-preflight"),
     ]
     with command.make_context("compare", words) as context:
         by_command = options_from(context.params)
     ampcompare.compare(
         ["fp32", "half"], seeds="auto", margin=1, time_margin=3, loss_margin=2, tag="a", objective="memory",
         budget="90s", jobs=2, gpus="0,2", sweep={"workers": [0, 1]}, force=True, fail_on="time>2x", baseline="b.json",
-        tensorboard="tb", junit="j.xml", wait=10, recipe="digits", slurm_options={"partition": "gpu"},
+        tensorboard="tb", junit="j.xml", recipe="digits", slurm_options={"partition": "gpu"},
         output_dir="out", config_file="c.yaml", timing_rounds=4, looks=2, reference="half",
-        callbacks=["ampcompare:Callback"], profile=True, twin=True, preflight=False, **{"recipe.optimizer.lr": 0.1},
+        twin=True, preflight=False, **{"recipe.optimizer.lr": 0.1},
     )  # fmt: skip
     (by_python,) = compared
     different = {name for name, value in vars(by_python).items() if vars(by_command)[name] != value}
-    assert different <= {"settings", "callbacks"}  # each calls the factory
-    assert [type(made) for made in by_command.callbacks] == [type(made) for made in by_python.callbacks] == [Callback]
+    assert different <= {"settings"}
     assert (by_python.settings.recipe, by_python.settings.file) == ("digits", "c.yaml")
     unset = {name for name, value in vars(CompareOptions()).items() if vars(by_python)[name] == value}
     assert unset == {"observer"}
@@ -250,16 +248,16 @@ def test_the_functions_are_not_shadowed_by_rooms() -> None:
 
 
 def test_diagnose_passes_a_script_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Its words, ranks and the watched rank are those that the command line would pass."""
+    """Its words and ranks are those that the command line would pass."""
     script = tmp_path / "train.py"
     script.write_text("from apex import amp\namp.initialize\n")
     seen: list[Any] = []
     place = "ampcompare.experiment.diagnose.diagnose"
     monkeypatch.setattr(place, lambda options, loop, output_dir: seen.append(options))
-    ampcompare.diagnose(script=[str(script), "--epochs", "{seed}"], processes=2, rank=1, device="cpu", preflight=False)
+    ampcompare.diagnose(script=[str(script), "--epochs", "{seed}"], processes=2, device="cpu", preflight=False)
     (options,) = seen
     assert options.config.script.command == [str(script), "--epochs", "{seed}"]
-    assert (options.config.processes, options.rank) == (2, 1)
+    assert options.config.processes == 2
 
 
 @pytest.mark.parametrize(
@@ -280,12 +278,12 @@ def test_find_batch_searches_as_the_command_does(monkeypatch: pytest.MonkeyPatch
     calls: list[tuple[Any, ...]] = []
     place = "ampcompare.experiment.find_batch.search_batches"
     with monkeypatch.context() as patch:
-        patch.setattr(place, lambda search, jobs, gpus: calls.append((search, jobs, gpus)))
-        ampcompare.find_batch("O2,fp32", memory_limit=2, margin=10, jobs=2, device="cpu", **{"recipe.batch_size": 8})
-    ((search, jobs, gpus),) = calls
+        patch.setattr(place, lambda search, gpus: calls.append((search, gpus)))
+        ampcompare.find_batch("O2,fp32", memory_limit=2, margin=10, gpus="2", device="cpu", **{"recipe.batch_size": 8})
+    ((search, gpus),) = calls
     assert [config.arm for config in search.configs] == ["apex:O2", "fp32"]
     assert {config.recipe.batch_size for config in search.configs} == {8}
-    assert (search.memory_gib, search.margin, jobs, gpus) == (2, 0.1, 2, None)
+    assert (search.memory_gib, search.margin, gpus) == (2, 0.1, "2")
     with pytest.raises(ConfigError, match="--memory-limit 4"):
         ampcompare.find_batch(["fp32"], device="cpu")
 

@@ -11,7 +11,7 @@ import pytest
 
 from ampcompare.base import secrets
 from ampcompare.base.errors import ConfigError
-from ampcompare.base.secrets import StreamMask, hide, hide_names, is_secret_name, learn_file, mask, reveal
+from ampcompare.base.secrets import StreamMask, hide, hide_names, is_secret_name, mask, reveal
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.script import script_config
 
@@ -124,13 +124,6 @@ def test_a_pasted_placeholder_needs_its_value(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("HUB_TOKEN", "abcdef")
     assert reveal(hide(["--hub-token", "$HUB_TOKEN"])) == ["--hub-token", "abcdef"]
     assert reveal(["--out", "$HOME/x"]) == ["--out", "$HOME/x"]
-
-
-def test_secrets_in_a_file_of_settings_are_known(tmp_path: Path) -> None:
-    path = tmp_path / "conf.yaml"
-    path.write_text("lr: 0.1\nwandb_api_key: 'abcd1234efgh'\n")
-    learn_file(path)
-    assert mask("{'lr': 0.1, 'wandb_api_key': 'abcd1234efgh'}") == "{'lr': 0.1, 'wandb_api_key': '$WANDB_API_KEY'}"
 
 
 def test_another_secret_is_the_same_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

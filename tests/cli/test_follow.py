@@ -1,4 +1,4 @@
-"""The commands and options that follow, export and size runs."""
+"""The commands that export and size runs."""
 
 from __future__ import annotations
 
@@ -14,22 +14,6 @@ from ampcompare.results.report.export import Exporter
 
 from .conftest import TINY
 
-CALLBACKS = """
-from pathlib import Path
-import ampcompare
-
-class Write(ampcompare.Callback):
-    def on_step(self, cell, step):
-        self.write(cell.label, step.step)
-
-    def on_end(self, cell, record):
-        self.write(record.status)
-
-    def write(self, *words):
-        with Path("heard.txt").open("a") as file:
-            print(*words, file=file)
-"""
-
 
 class Keep(Exporter):
     """Keeps what it is asked to write."""
@@ -42,14 +26,10 @@ class Keep(Exporter):
         self.written.append((comparison, folder))
 
 
-def test_a_run_is_heard_and_exported(
-    call: Callable[..., Any], here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A callback of the working directory hears every step of a real cell, and its record goes to the tracker."""
-    (here / "mine.py").write_text(CALLBACKS)
-    done = call("run", "--arch", "mlp", *TINY, "--callback", "mine:Write", "-o", str(tmp_path))
+def test_a_run_is_exported(call: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record of a real cell goes to the tracker."""
+    done = call("run", "--arch", "mlp", *TINY, "-o", str(tmp_path))
     assert done.code == 0, done.err
-    assert (here / "heard.txt").read_text().split("\n") == [*(f"fp32 {at}" for at in range(4)), "completed", ""]
     made: list[Keep] = []
     monkeypatch.setattr(export, "make_exporter", lambda *given: made.append(Keep(*given)) or made[-1])
     assert call("export", str(tmp_path), "--to", "wandb", "--project", "mine").code == 0
@@ -58,10 +38,8 @@ def test_a_run_is_heard_and_exported(
     assert ([record.arm for record in comparison.records], folder) == (["fp32"], tmp_path)
 
 
-def test_what_cannot_be_followed_or_exported_is_one_line(call: Callable[..., Any]) -> None:
-    """No such module, no such folder: exit code 2, before anything runs."""
-    done = call("run", *TINY, "--callback", "nowhere:Write")
-    assert (done.code, "there is no module 'nowhere'" in done.err) == (2, True)
+def test_what_cannot_be_exported_is_one_line(call: Callable[..., Any]) -> None:
+    """No such folder: exit code 2."""
     done = call("export", "nowhere", "--to", "mlflow")
     assert (done.code, "nowhere is not a run directory" in done.err) == (2, True)
 

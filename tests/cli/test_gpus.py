@@ -56,7 +56,7 @@ def used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
         (("compare", "--arm", "fp32,bf16", *SMALL, "--nproc-per-node", "2"), ["GPU-a,GPU-c"]),
         (("compare", "--arm", "fp32,bf16", "--task", "lm", "--seeds", "0"), ["GPU-a", "GPU-c"]),
         (("compare", "--arm", "fp32,bf16", "--seeds", "0", "--", "train.py"), ["GPU-a", "GPU-c"]),
-        (("find-batch", "--arm", "fp32,bf16", *SMALL[:4]), ["GPU-a"]),  # of one kind, as their memory decides
+        (("find-batch", "--arm", "fp32,bf16", *SMALL[:4]), ["GPU-a"]),
         (("find-batch", "--arm", "fp32,bf16", *SMALL[:4], "--gpus", "2"), ["GPU-c"]),
     ],
 )

@@ -43,7 +43,7 @@ REFUSED: list[tuple[list[str], int, str]] = [
 # What devices, files and the user's code decide.
 IN_THE_CELL: list[tuple[list[str], int, str]] = [
     (["--device", "xpu"], 4, "an Intel GPU), but torch sees none"),
-    (["--data", "imagefolder", "--data-dir", "nowhere"], 2, "there is no folder 'nowhere'"),
+    (["--data", "imagefolder", "--data-dir", "nowhere"], 2, "no images in nowhere/train"),
     (["--arch", "nomod:x"], 2, "there is no module 'nomod'"),
 ]
 

@@ -1,9 +1,8 @@
-"""Networks with planted faults, and small loops."""
+"""What all tests of diagnoses share."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import ModuleType
 
 import pytest
 import torch
@@ -15,10 +14,3 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="session")
-def planted() -> ModuleType:
-    from tests.diagnosis import faults
-
-    return faults

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ampcompare import Precision
 from ampcompare.results.records.diagnosis import Diagnosis
+from tests.diagnosis import loops
 
 __all__ = ["NETWORKS", "Network", "is_found", "is_named", "proposed"]
 
@@ -33,6 +34,7 @@ STEPS = 40
 SIXTEEN, BF16 = "half:master_weights,dynamic", "half:bf16,master_weights"
 O1, O2, NATIVE = "apex:O1", "apex:O2", "native:fp16"
 Loss = Callable[[Tensor, Tensor], Tensor]
+SGD = functools.partial(torch.optim.SGD, lr=0.05)
 
 
 def place_of_mark(mark: str) -> str:
@@ -96,15 +98,11 @@ def _places(network: Network) -> list[str]:
     return [place_of_mark(place[1:]) if place.startswith("#") else place for place in (network.place, *network.also)]
 
 
-def _targets(count: int) -> Tensor:
-    return torch.arange(count) % 4
-
-
 def loop_of(
     make: Callable[[], nn.Module],
     *,
     loss: Loss | None = F.cross_entropy,
-    optimizer: Callable[[Any], torch.optim.Optimizer] = lambda params: torch.optim.SGD(params, lr=0.05),
+    optimizer: Callable[[Any], torch.optim.Optimizer] = SGD,
     inputs: Callable[[int, int], Tensor] = torch.randn,
 ) -> Callable[[Precision], Any]:
     """Return a loop over random batches of 8 rows of 16 numbers.
@@ -113,19 +111,11 @@ def loop_of(
         loss: None where the model is called with the labels and returns the loss.
     """
 
-    def loop(precision: Precision) -> None:
-        torch.manual_seed(0)
-        model = make()
-        (model,), (stepper,) = precision.prepare([model], [optimizer(model.parameters())])
-        for _ in range(STEPS):
-            x, y = inputs(8, 16), _targets(8)
-            with precision.autocast():
-                value = model(x, y) if loss is None else loss(model(x), y)
-            precision.backward(value, [stepper])
-            precision.step(stepper)
-            stepper.zero_grad()
+    def loss_of(model: Any, _: int) -> Tensor:
+        x, y = inputs(8, 16), torch.arange(8) % 4
+        return model(x, y) if loss is None else loss(model(x), y)
 
-    return loop
+    return loops.loop_of(make, loss_of, optimizer=optimizer, steps=STEPS)
 
 
 def own_loss(make: Callable[[], nn.Module], **options: Any) -> Callable[[Precision], Any]:
@@ -210,17 +200,39 @@ def norm_of(x: Tensor) -> Tensor:
     return x / (x * x).sum(-1, keepdim=True).sqrt()
 
 
-def big_norm(x: Tensor) -> Tensor:
-    return norm_of(x * 500.0)
+# The parts and losses of one expression.
+PARTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "big_norm": lambda x: norm_of(x * 500.0),
+    "sum_of_many": lambda x: (
+        x + x.repeat_interleave(4096, 0).reshape(8, -1).mul(20.0).abs().sum(-1, keepdim=True) * 1e-6
+    ),
+    "cube": lambda x: ((x * 60.0) ** 3) * 1e-5,
+    "log_of_small": lambda x: torch.log(torch.sigmoid(-x * 25.0 - 5.0) + 1e-12) * 0.01,
+    "logsumexp_by_hand": lambda x: x + torch.log(torch.exp(x * 12.0).sum(-1, keepdim=True)) / 12.0,
+    "long_cumsum": lambda x: x + x.abs().repeat(1, 512).mul(40.0).cumsum(-1)[:, -16:] * 1e-6,
+}
+LOSSES: dict[str, Loss] = {
+    "cosh": lambda logits, y: torch.log(torch.cosh(logits.half() * 60.0)).mean(),  # plant: cosh
+    "exp": lambda logits, y: torch.exp(logits.half() * 20.0 + 8.0).mean().log(),  # plant: exp
+    "half_sum": lambda logits, y: (logits.half() * 300.0).square().sum() / 1e6,  # plant: half sum
+    "tiny": lambda logits, y: F.cross_entropy(logits, y) * 1e-7,
+    "faint": lambda logits, y: F.cross_entropy(logits.float(), y) * 3e-8,
+    "far_targets": lambda logits, y: F.mse_loss(logits.float(), F.one_hot(y, 4).float() * 100.0),
+    "triplet": lambda logits, y: F.triplet_margin_loss(
+        logits.float(), logits.float().roll(4, 0), logits.float().roll(1, 0)
+    ),
+    "partly_masked": lambda logits, y: F.cross_entropy(logits.float(), torch.where(y == 0, -100, y)),
+}
+SLOW = functools.partial(torch.optim.SGD, lr=1e-4)
+TINY_ADAM = functools.partial(torch.optim.Adam, lr=1e-5, eps=1e-4)
+CRAWLING = functools.partial(torch.optim.AdamW, lr=1e-6, eps=1e-6)
+SLOWEST = functools.partial(torch.optim.SGD, lr=1e-5)
+ADAM = functools.partial(torch.optim.AdamW, lr=1e-3)
 
 
 def softmax_by_hand(x: Tensor) -> Tensor:
     powers = torch.exp(x * 30.0)
     return powers / powers.sum(-1, keepdim=True)
-
-
-def sum_of_many(x: Tensor) -> Tensor:
-    return x + x.repeat_interleave(4096, 0).reshape(8, -1).mul(20.0).abs().sum(-1, keepdim=True) * 1e-6
 
 
 def small_division(x: Tensor) -> Tensor:
@@ -234,43 +246,11 @@ def variance_by_hand(x: Tensor) -> Tensor:
     return x * (variance + 1.0).rsqrt()
 
 
-def cube(x: Tensor) -> Tensor:
-    return ((x * 60.0) ** 3) * 1e-5
-
-
 def mask_value(x: Tensor) -> Tensor:
     mask = torch.zeros(8, 16)
     mask[:, ::2] = -1e9
     mask[3] = -1e9  # a row without any element: the mean over all in fp32, NaN where -1e9 is -inf
     return torch.softmax(x + mask.to(x.dtype), -1)
-
-
-def log_of_small(x: Tensor) -> Tensor:
-    return torch.log(torch.sigmoid(-x * 25.0 - 5.0) + 1e-12) * 0.01
-
-
-def cosh_loss(logits: Tensor, y: Tensor) -> Tensor:
-    return torch.log(torch.cosh(logits.half() * 60.0)).mean()  # plant: cosh
-
-
-def exp_loss(logits: Tensor, y: Tensor) -> Tensor:
-    return torch.exp(logits.half() * 20.0 + 8.0).mean().log()  # plant: exp
-
-
-def half_sum_loss(logits: Tensor, y: Tensor) -> Tensor:
-    return (logits.half() * 300.0).square().sum() / 1e6  # plant: half sum
-
-
-def tiny_loss(logits: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(logits, y) * 1e-7
-
-
-def slow(params: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(params, lr=1e-4)
-
-
-def tiny_adam(params: Any) -> torch.optim.Optimizer:
-    return torch.optim.Adam(params, lr=1e-5, eps=1e-4)
 
 
 def middle(function: Callable[[Tensor], Tensor]) -> Callable[[], nn.Module]:
@@ -331,10 +311,6 @@ def distances(x: Tensor) -> Tensor:
     return ((far[:, None] - far[None] * -1.0).square().sum(-1) / 1e5).repeat(1, 2)
 
 
-def logsumexp_by_hand(x: Tensor) -> Tensor:
-    return x + torch.log(torch.exp(x * 12.0).sum(-1, keepdim=True)) / 12.0
-
-
 def divergence_by_hand(logits: Tensor, y: Tensor) -> Tensor:
     p = torch.softmax(logits.half() * 30.0, -1).half()
     return (p * torch.log(p / 1e-9)).sum(-1).mean()  # plant: divergence
@@ -343,10 +319,6 @@ def divergence_by_hand(logits: Tensor, y: Tensor) -> Tensor:
 def rms_without_room(x: Tensor) -> Tensor:
     small = x * 1e-4
     return small * (small.square().mean(-1, keepdim=True) + 1e-8).rsqrt()
-
-
-def long_cumsum(x: Tensor) -> Tensor:
-    return x + x.abs().repeat(1, 512).mul(40.0).cumsum(-1)[:, -16:] * 1e-6
 
 
 def contrastive(logits: Tensor, y: Tensor) -> Tensor:
@@ -358,14 +330,6 @@ def contrastive(logits: Tensor, y: Tensor) -> Tensor:
 def focal_in_half(logits: Tensor, y: Tensor) -> Tensor:
     scores = logits.half().gather(1, y[:, None]) * 60.0
     return -(torch.log(torch.sigmoid(scores - 25.0)) * 0.01).float().mean()  # plant: focal in half
-
-
-def faint(logits: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(logits.float(), y) * 3e-8
-
-
-def crawling(params: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(params, lr=1e-6, eps=1e-6)
 
 
 def feedforward(factor: float) -> Net:
@@ -400,8 +364,7 @@ def causal() -> Net:
         q, k, v = m.inner(x.reshape(-1, 4, 4)).chunk(3, -1)
         mask = torch.ones(4, 4, dtype=torch.bool).triu(1)
         scores = (q @ k.transpose(1, 2) / 2).masked_fill(mask, float("-inf"))
-        out: Tensor = m.head((torch.softmax(scores, -1) @ v).flatten(1))
-        return out
+        return m.head((torch.softmax(scores, -1) @ v).flatten(1))
 
     return Net(forward, inner=nn.Linear(4, 12), head=nn.Linear(16, 4))
 
@@ -433,14 +396,9 @@ def twins() -> Net:
     def forward(m: Any, x: Tensor) -> Tensor:
         left, right = map(m.tower, x.chunk(2, -1))
         likeness = F.cosine_similarity(left, right)[:, None].to(left.dtype)
-        out: Tensor = m.head(torch.cat([left - right, likeness], -1))
-        return out
+        return m.head(torch.cat([left - right, likeness], -1))
 
     return Net(forward, tower=nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8)), head=nn.Linear(9, 4))
-
-
-def far_targets(logits: Tensor, y: Tensor) -> Tensor:
-    return F.mse_loss(logits.float(), F.one_hot(y, 4).float() * 100.0)
 
 
 def blocks(factor: float) -> nn.Module:
@@ -477,8 +435,7 @@ def words(factor: float) -> Net:
     def forward(m: Any, x: Tensor) -> Tensor:
         words = m.table((x.float().abs() * 10).long() % 32)
         words = words * factor  # plant: embedding
-        out: Tensor = words.mean(1) / factor
-        return out
+        return words.mean(1) / factor
 
     embed = Net(forward, table=nn.Embedding(32, 16))
     return Net(lambda m, x: m.head(m.embed(x)), embed=embed, head=nn.Linear(16, 4))
@@ -592,14 +549,6 @@ def experts() -> Net:
     return Net(forward, gate=nn.Linear(16, 4), experts=nn.ModuleList(nn.Linear(16, 4) for _ in range(4)))
 
 
-def triplet(logits: Tensor, y: Tensor) -> Tensor:
-    return F.triplet_margin_loss(logits.float(), logits.float().roll(4, 0), logits.float().roll(1, 0))
-
-
-def partly_masked(logits: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(logits.float(), torch.where(y == 0, -100, y))
-
-
 def rare_rows(count: int, width: int) -> Tensor:
     x = torch.randn(count, width)
     x[::2] = 0.0
@@ -613,8 +562,7 @@ def padded_attention(away: float) -> Net:
         query, key, value = m.qkv(x).chunk(3, -1)
         scores = query @ key.transpose(-2, -1) / 8**0.5
         scores = scores + (1.0 - keep[:, None, :].to(scores.dtype)) * away  # plant: padding
-        out: Tensor = m.out(torch.softmax(scores, -1) @ value)
-        return out
+        return m.out(torch.softmax(scores, -1) @ value)
 
     return Net(forward, qkv=nn.Linear(8, 24), out=nn.Linear(8, 8))
 
@@ -825,27 +773,19 @@ def cells() -> Net:
     return Net(forward, cell=nn.LSTMCell(1, 8), head=nn.Linear(8, 4))
 
 
-def slowest(params: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(params, lr=1e-5)
-
-
-def adam(params: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(params, lr=1e-3)
-
-
-def _of(corpus: str, networks: Iterable[Network]) -> list[Network]:
-    return [replace(network, corpus=corpus) for network in networks]
+def _of(corpus: str, rows: Iterable[tuple[Any, ...]]) -> list[Network]:
+    return [Network(*row, corpus=corpus) for row in rows]
 
 
 MIDDLES: tuple[tuple[str, Callable[[Tensor], Tensor]], ...] = (
-    ("norm of a long vector", big_norm),
+    ("norm of a long vector", PARTS["big_norm"]),
     ("softmax by hand", softmax_by_hand),
-    ("sum over many elements", sum_of_many),
+    ("sum over many elements", PARTS["sum_of_many"]),
     ("division by a small number", small_division),
     ("variance by hand", variance_by_hand),
-    ("cube", cube),
+    ("cube", PARTS["cube"]),
     ("mask value -1e9", mask_value),
-    ("log of a small number", log_of_small),
+    ("log of a small number", PARTS["log_of_small"]),
 )
 PLANTED_TWICE = (
     *((name, loop_of(middle(function)), "middle", ()) for name, function in MIDDLES),
@@ -861,141 +801,129 @@ HEALTHY_MODELS: dict[str, Callable[[], nn.Module]] = {
     "deep": lambda: body(nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(4)))),
 }
 PLANTED = [
-    *(
-        Network(f"{name}, {tag}", arm, *how)
-        for arm, tag in ((O2, "O2"), (SIXTEEN, "half"))
-        for name, *how in PLANTED_TWICE
-    ),
-    Network("exp in a loss of fp16", O2, loop_of(plain, loss=exp_loss, optimizer=slow), "#exp"),
-    Network("sum in a loss of fp16", O2, loop_of(plain, loss=half_sum_loss, optimizer=slow), "#half sum"),
-    Network("cosh in a loss of fp16", O2, loop_of(plain, loss=cosh_loss, optimizer=slow), "#cosh"),
-    Network("cube, native", NATIVE, loop_of(middle(cube)), "middle"),
-    Network("norm of a long vector, native", NATIVE, loop_of(middle(big_norm)), "middle"),
-    Network("division by a small number, native", NATIVE, loop_of(middle(small_division)), "middle"),
-    Network(
+    *((f"{name}, {tag}", arm, *how) for arm, tag in ((O2, "O2"), (SIXTEEN, "half")) for name, *how in PLANTED_TWICE),
+    ("exp in a loss of fp16", O2, loop_of(plain, loss=LOSSES["exp"], optimizer=SLOW), "#exp"),
+    ("sum in a loss of fp16", O2, loop_of(plain, loss=LOSSES["half_sum"], optimizer=SLOW), "#half sum"),
+    ("cosh in a loss of fp16", O2, loop_of(plain, loss=LOSSES["cosh"], optimizer=SLOW), "#cosh"),
+    ("cube, native", NATIVE, loop_of(middle(PARTS["cube"])), "middle"),
+    ("norm of a long vector, native", NATIVE, loop_of(middle(PARTS["big_norm"])), "middle"),
+    ("division by a small number, native", NATIVE, loop_of(middle(small_division)), "middle"),
+    (
         "small eps in Adam",
         "half",
         loop_of(plain, optimizer=lambda params: torch.optim.Adam(params, lr=1e-3, eps=1e-8)),
         "master_weights",
     ),
-    Network("lost updates", "half", loop_of(plain, optimizer=slow), "master_weights"),
-    Network("tiny gradients without a scale", "half", loop_of(plain, loss=tiny_loss), "loss_scale"),
-    Network("tiny gradients at a fixed scale", "apex:O2,loss_scale=2", loop_of(plain, loss=tiny_loss), "loss_scale"),
-    Network("a fixed scale that is too large", "apex:O2,loss_scale=16777216", loop_of(plain), "loss_scale"),
-    Network("running mean in bf16", BF16, loop_of(lambda: body(RunningMean(16, 300.0, 0.01))), "middle"),
+    ("lost updates", "half", loop_of(plain, optimizer=SLOW), "master_weights"),
+    ("tiny gradients without a scale", "half", loop_of(plain, loss=LOSSES["tiny"]), "loss_scale"),
+    ("tiny gradients at a fixed scale", "apex:O2,loss_scale=2", loop_of(plain, loss=LOSSES["tiny"]), "loss_scale"),
+    ("a fixed scale that is too large", "apex:O2,loss_scale=16777216", loop_of(plain), "loss_scale"),
+    ("running mean in bf16", BF16, loop_of(lambda: body(RunningMean(16, 300.0, 0.01))), "middle"),
 ]
 HELD_OUT = [
-    Network("instance norm by hand, convolutions", SIXTEEN, loop_of(lambda: convolutions(800.0)), "normalize"),
-    Network("instance norm by hand, convolutions, O2", O2, loop_of(lambda: convolutions(800.0)), "normalize"),
-    Network("fourth power after a GRU, O2", O2, loop_of(lambda: recurrent(60.0)), "power"),
-    Network("product of a shared layer, O2", O2, loop_of(lambda: shared(2000.0)), "square"),
-    Network("product of a shared layer, native", NATIVE, loop_of(lambda: shared(2000.0)), "square"),
-    Network("odds in the third block, O2", O2, loop_of(lambda: odds_in_third_block(60.0)), "blocks.2.1", ("blocks.2",)),
-    Network("distances of far points, O2", O2, loop_of(middle(distances)), "middle"),
-    Network("logsumexp by hand, half", SIXTEEN, loop_of(middle(logsumexp_by_hand)), "middle"),
-    Network("divergence in a loss of fp16", O2, loop_of(plain, loss=divergence_by_hand), "#divergence"),
-    Network("Adam with a large eps lost in fp16", "half", loop_of(plain, optimizer=tiny_adam), "master_weights"),
+    ("instance norm by hand, convolutions", SIXTEEN, loop_of(lambda: convolutions(800.0)), "normalize"),
+    ("instance norm by hand, convolutions, O2", O2, loop_of(lambda: convolutions(800.0)), "normalize"),
+    ("fourth power after a GRU, O2", O2, loop_of(lambda: recurrent(60.0)), "power"),
+    ("product of a shared layer, O2", O2, loop_of(lambda: shared(2000.0)), "square"),
+    ("product of a shared layer, native", NATIVE, loop_of(lambda: shared(2000.0)), "square"),
+    ("odds in the third block, O2", O2, loop_of(lambda: odds_in_third_block(60.0)), "blocks.2.1", ("blocks.2",)),
+    ("distances of far points, O2", O2, loop_of(middle(distances)), "middle"),
+    ("logsumexp by hand, half", SIXTEEN, loop_of(middle(PARTS["logsumexp_by_hand"])), "middle"),
+    ("divergence in a loss of fp16", O2, loop_of(plain, loss=divergence_by_hand), "#divergence"),
+    ("Adam with a large eps lost in fp16", "half", loop_of(plain, optimizer=TINY_ADAM), "master_weights"),
 ]
 HEALTHY = [
-    Network(f"{name}, {arm}", arm, loop_of(make))
+    (f"{name}, {arm}", arm, loop_of(make))
     for name, make in HEALTHY_MODELS.items()
     for arm in (O1, O2, NATIVE, "native:bf16", SIXTEEN)
 ]
 NEW = [
-    Network("RMS norm with an eps that fp16 loses, O2", O2, loop_of(middle(rms_without_room)), "middle"),
-    Network("cumulative sum of a long row, half", SIXTEEN, loop_of(middle(long_cumsum)), "middle"),
-    Network("temperature of a contrastive loss, O2", O2, loop_of(plain, loss=contrastive), "#contrastive temperature"),
-    Network("focal loss in fp16, half", SIXTEEN, loop_of(plain, loss=focal_in_half), "#focal in half"),
-    Network("squared ReLU in the second block, native", NATIVE, loop_of(lambda: blocks(500.0)), "1.act"),
-    Network("channel norm by sums, native", NATIVE, loop_of(lambda: pictures(channel_norm(300.0))), "norm"),
-    Network("updates below bf16, half", "half:bf16", loop_of(plain, optimizer=crawling), "master_weights"),
-    Network("faint loss without a scale, O3", "apex:O3", loop_of(plain, loss=faint), "loss_scale"),
-    Network("encoder layer, O2", O2, loop_of(torch_encoder)),
-    Network("GRU, native", NATIVE, loop_of(gated)),
-    Network("group norm of pictures, O1", O1, loop_of(lambda: pictures(nn.GroupNorm(2, 8)))),
-    Network("checkpointed blocks, half", SIXTEEN, loop_of(recomputed)),
-    Network("squared ReLU of ordinary size, O2", O2, loop_of(lambda: blocks(1.0))),
-    Network("causal mask of minus infinity, native", NATIVE, loop_of(causal)),
-    Network("far targets, O2", O2, loop_of(plain, loss=far_targets)),
-    Network("twin towers, bf16", "native:bf16", loop_of(twins)),
+    ("RMS norm with an eps that fp16 loses, O2", O2, loop_of(middle(rms_without_room)), "middle"),
+    ("cumulative sum of a long row, half", SIXTEEN, loop_of(middle(PARTS["long_cumsum"])), "middle"),
+    ("temperature of a contrastive loss, O2", O2, loop_of(plain, loss=contrastive), "#contrastive temperature"),
+    ("focal loss in fp16, half", SIXTEEN, loop_of(plain, loss=focal_in_half), "#focal in half"),
+    ("squared ReLU in the second block, native", NATIVE, loop_of(lambda: blocks(500.0)), "1.act"),
+    ("channel norm by sums, native", NATIVE, loop_of(lambda: pictures(channel_norm(300.0))), "norm"),
+    ("updates below bf16, half", "half:bf16", loop_of(plain, optimizer=CRAWLING), "master_weights"),
+    ("faint loss without a scale, O3", "apex:O3", loop_of(plain, loss=LOSSES["faint"]), "loss_scale"),
+    ("encoder layer, O2", O2, loop_of(torch_encoder)),
+    ("GRU, native", NATIVE, loop_of(gated)),
+    ("group norm of pictures, O1", O1, loop_of(lambda: pictures(nn.GroupNorm(2, 8)))),
+    ("checkpointed blocks, half", SIXTEEN, loop_of(recomputed)),
+    ("squared ReLU of ordinary size, O2", O2, loop_of(lambda: blocks(1.0))),
+    ("causal mask of minus infinity, native", NATIVE, loop_of(causal)),
+    ("far targets, O2", O2, loop_of(plain, loss=LOSSES["far_targets"])),
+    ("twin towers, bf16", "native:bf16", loop_of(twins)),
 ]
 
 
 EVERYDAY = [
-    Network(
-        "temperature of attention, native", NATIVE, loop_of(lambda: body(tempered(1e-6))), "#temperature", ("middle",)
-    ),
-    Network("layer norm by hand, O2", O2, loop_of(middle(layer_norm(3000.0))), "middle"),
-    Network("GELU by hand, half", SIXTEEN, loop_of(middle(gelu(400.0))), "middle"),
-    Network("scale of an embedding, O2", O2, loop_of(lambda: words(1e5)), "#embedding", ("embed",)),
-    Network("cosine in a loss of fp16", O2, loop_of(plain, loss=cosine_loss), "#cosine", ("#lengths",)),
-    Network("cross entropy by hand, half", SIXTEEN, loop_of(plain, loss=entropy_by_hand), "#entropy"),
-    Network("variance of a batch, bf16", BF16, loop_of(middle(spread)), "middle"),
-    Network("frequencies of positions, O2", O2, loop_of(lambda: body(position(0.9))), "middle"),
-    Network("differences of times, half", SIXTEEN, loop_of(middle(time_deltas)), "middle"),
-    Network(
+    ("temperature of attention, native", NATIVE, loop_of(lambda: body(tempered(1e-6))), "#temperature", ("middle",)),
+    ("layer norm by hand, O2", O2, loop_of(middle(layer_norm(3000.0))), "middle"),
+    ("GELU by hand, half", SIXTEEN, loop_of(middle(gelu(400.0))), "middle"),
+    ("scale of an embedding, O2", O2, loop_of(lambda: words(1e5)), "#embedding", ("embed",)),
+    ("cosine in a loss of fp16", O2, loop_of(plain, loss=cosine_loss), "#cosine", ("#lengths",)),
+    ("cross entropy by hand, half", SIXTEEN, loop_of(plain, loss=entropy_by_hand), "#entropy"),
+    ("variance of a batch, bf16", BF16, loop_of(middle(spread)), "middle"),
+    ("frequencies of positions, O2", O2, loop_of(lambda: body(position(0.9))), "middle"),
+    ("differences of times, half", SIXTEEN, loop_of(middle(time_deltas)), "middle"),
+    (
         "softplus by hand in the third block, native",
         NATIVE,
         loop_of(lambda: stack([nn.ReLU(), nn.Tanh(), softplus(60.0)])),
         "blocks.2.act",
     ),
-    Network("two masks that add up, O2", O2, loop_of(lambda: body(masked(-4e4))), "#masks", ("middle",)),
-    Network(
-        "a growing state, half", SIXTEEN, loop_of(lambda: body(growing(3.0, 12))), "#growing", ("middle", "#shrinking")
-    ),
-    Network("two layers of LSTM, bf16", "native:bf16", loop_of(lstm)),
-    Network("separable convolutions, O2", O2, loop_of(separable)),
-    Network("layer norm by hand of ordinary size, O2", O2, loop_of(middle(layer_norm(1.0)))),
-    Network("GELU by hand of ordinary size, half", SIXTEEN, loop_of(middle(gelu(1.0)))),
-    Network("softplus by hand of ordinary size, O1", O1, loop_of(lambda: stack([softplus(1.0)] * 3))),
-    Network("a sample of a distribution, native", NATIVE, loop_of(variational)),
-    Network("a gate of experts, bf16", BF16, loop_of(experts)),
-    Network("triplets, O2", O2, loop_of(plain, loss=triplet)),
-    Network("targets that are left out, half", SIXTEEN, loop_of(plain, loss=partly_masked)),
-    Network("inputs of zeros, native", NATIVE, loop_of(plain, inputs=rare_rows)),
+    ("two masks that add up, O2", O2, loop_of(lambda: body(masked(-4e4))), "#masks", ("middle",)),
+    ("a growing state, half", SIXTEEN, loop_of(lambda: body(growing(3.0, 12))), "#growing", ("middle", "#shrinking")),
+    ("two layers of LSTM, bf16", "native:bf16", loop_of(lstm)),
+    ("separable convolutions, O2", O2, loop_of(separable)),
+    ("layer norm by hand of ordinary size, O2", O2, loop_of(middle(layer_norm(1.0)))),
+    ("GELU by hand of ordinary size, half", SIXTEEN, loop_of(middle(gelu(1.0)))),
+    ("softplus by hand of ordinary size, O1", O1, loop_of(lambda: stack([softplus(1.0)] * 3))),
+    ("a sample of a distribution, native", NATIVE, loop_of(variational)),
+    ("a gate of experts, bf16", BF16, loop_of(experts)),
+    ("triplets, O2", O2, loop_of(plain, loss=LOSSES["triplet"])),
+    ("targets that are left out, half", SIXTEEN, loop_of(plain, loss=LOSSES["partly_masked"])),
+    ("inputs of zeros, native", NATIVE, loop_of(plain, inputs=rare_rows)),
 ]
 
 
 WRITTEN = [
-    Network("padding of -1e9, half", SIXTEEN, own_loss(lambda: encoder(-1e9)), "#padding", ("attention",)),
-    Network("contrastive loss by hand, native", NATIVE, own_loss(lambda: views(0.07)), "#contrastive"),
-    Network("focal loss by hand, half", SIXTEEN, own_loss(lambda: classifier(focal, 60.0)), "#focal"),
-    Network(
-        "loss of a GAN by hand, O1", O1, own_loss(lambda: gan(50.0), optimizer=slowest), "#judged", ("#adversarial",)
-    ),
-    Network("penalty on a gradient, half", SIXTEEN, own_loss(lambda: penalized(1e-3)), "#penalty"),
-    Network(
+    ("padding of -1e9, half", SIXTEEN, own_loss(lambda: encoder(-1e9)), "#padding", ("attention",)),
+    ("contrastive loss by hand, native", NATIVE, own_loss(lambda: views(0.07)), "#contrastive"),
+    ("focal loss by hand, half", SIXTEEN, own_loss(lambda: classifier(focal, 60.0)), "#focal"),
+    ("loss of a GAN by hand, O1", O1, own_loss(lambda: gan(50.0), optimizer=SLOWEST), "#judged", ("#adversarial",)),
+    ("penalty on a gradient, half", SIXTEEN, own_loss(lambda: penalized(1e-3)), "#penalty"),
+    (
         "logarithm of a softmax, O2",
         O2,
-        own_loss(lambda: classifier(policy_gradient, 50.0), optimizer=slowest),
+        own_loss(lambda: classifier(policy_gradient, 50.0), optimizer=SLOWEST),
         "#policy",
     ),
-    Network("generalized mean, O2", O2, own_loss(lambda: pooled(gem(2e-3))), "pool"),
-    Network("mean of beginnings, native", NATIVE, own_loss(lambda: pooled(mean_of_beginnings(40.0), 2048)), "pool"),
-    Network("batch statistics by two means, half", SIXTEEN, own_loss(lambda: pooled(standardized(600.0))), "pool"),
-    Network("directions of zero vectors, half", SIXTEEN, own_loss(lambda: directions(1e-12)), "#directions"),
-    Network("Gumbel noise, O2", O2, own_loss(gumbel), "#uniform", ("#gumbel",)),
-    Network(
+    ("generalized mean, O2", O2, own_loss(lambda: pooled(gem(2e-3))), "pool"),
+    ("mean of beginnings, native", NATIVE, own_loss(lambda: pooled(mean_of_beginnings(40.0), 2048)), "pool"),
+    ("batch statistics by two means, half", SIXTEEN, own_loss(lambda: pooled(standardized(600.0))), "pool"),
+    ("directions of zero vectors, half", SIXTEEN, own_loss(lambda: directions(1e-12)), "#directions"),
+    ("Gumbel noise, O2", O2, own_loss(gumbel), "#uniform", ("#gumbel",)),
+    (
         "divergence of a student, half",
         SIXTEEN,
-        own_loss(lambda: classifier(distillation, 25.0), optimizer=slowest),
+        own_loss(lambda: classifier(distillation, 25.0), optimizer=SLOWEST),
         "#distillation",
     ),
-    Network("label smoothing by hand, O2", O2, own_loss(lambda: classifier(smoothed, 60.0)), "#smoothing"),
-    Network("distances to prototypes, O2", O2, own_loss(lambda: prototypes(20.0)), "#squares", ("#root",)),
-    Network("rotary positions, bf16", BF16, own_loss(lambda: sequence(rotary(4000))), "positions"),
-    Network("padding of -1e4, half", SIXTEEN, own_loss(lambda: encoder(-1e4))),
-    Network("contrastive loss of torch, native", NATIVE, own_loss(lambda: views(0.07, by_hand=False))),
-    Network("focal loss of logarithms, O2", O2, own_loss(lambda: classifier(focal_of_logarithms, 8.0))),
-    Network("loss of a GAN by torch, O1", O1, own_loss(lambda: gan(1.0, by_hand=False))),
-    Network("generalized mean of ordinary features, O2", O2, own_loss(lambda: pooled(gem(1.0, least=0.1)))),
-    Network("directions with an ordinary eps, half", SIXTEEN, own_loss(lambda: directions(1e-3))),
-    Network("Gumbel noise in fp32, O2", O2, own_loss(lambda: gumbel(in_fp32=True))),
-    Network("divergence by torch, half", SIXTEEN, own_loss(lambda: classifier(distillation_of_logarithms))),
-    Network(
-        "rotary positions in fp32, bf16", BF16, own_loss(lambda: sequence(rotary(4000, in_fp32=True)), optimizer=adam)
-    ),
-    Network("cells of an LSTM, native", "native:bf16", own_loss(cells, optimizer=adam)),
+    ("label smoothing by hand, O2", O2, own_loss(lambda: classifier(smoothed, 60.0)), "#smoothing"),
+    ("distances to prototypes, O2", O2, own_loss(lambda: prototypes(20.0)), "#squares", ("#root",)),
+    ("rotary positions, bf16", BF16, own_loss(lambda: sequence(rotary(4000))), "positions"),
+    ("padding of -1e4, half", SIXTEEN, own_loss(lambda: encoder(-1e4))),
+    ("contrastive loss of torch, native", NATIVE, own_loss(lambda: views(0.07, by_hand=False))),
+    ("focal loss of logarithms, O2", O2, own_loss(lambda: classifier(focal_of_logarithms, 8.0))),
+    ("loss of a GAN by torch, O1", O1, own_loss(lambda: gan(1.0, by_hand=False))),
+    ("generalized mean of ordinary features, O2", O2, own_loss(lambda: pooled(gem(1.0, least=0.1)))),
+    ("directions with an ordinary eps, half", SIXTEEN, own_loss(lambda: directions(1e-3))),
+    ("Gumbel noise in fp32, O2", O2, own_loss(lambda: gumbel(in_fp32=True))),
+    ("divergence by torch, half", SIXTEEN, own_loss(lambda: classifier(distillation_of_logarithms))),
+    ("rotary positions in fp32, bf16", BF16, own_loss(lambda: sequence(rotary(4000, in_fp32=True)), optimizer=ADAM)),
+    ("cells of an LSTM, native", "native:bf16", own_loss(cells, optimizer=ADAM)),
 ]
 NETWORKS = [
     *_of("planted", PLANTED),

@@ -15,13 +15,20 @@ from ampcompare.results.records.outlook import Prefix
 ULP = 2.0**-7  # of bf16 in [1, 2)
 
 
-def test_half_an_ulp_is_the_border() -> None:
-    """An update of half an ulp or less leaves a bf16 weight of 1 as it is (a tie goes to even), more moves it."""
-    weight = torch.ones(3)
-    update = torch.tensor([ULP / 2, ULP / 2 + 2.0**-20, -ULP / 2])
-    ((mass, lost),) = share_lost(weight, update, torch.bfloat16, [1.0]).tolist()
-    assert mass == float(update.abs().double().sum())
-    assert lost == ULP / 2  # downwards from 1 the numbers lie twice as close
+@pytest.mark.parametrize(
+    ("dtype", "update", "lost"),
+    [
+        (torch.bfloat16, ULP / 2, 1),  # a tie goes to even
+        (torch.bfloat16, ULP / 2 + 2.0**-20, 0),
+        (torch.bfloat16, -ULP / 2, 0),  # downwards from 1 the numbers lie twice as close
+        (torch.bfloat16, 0.001, 1),
+        (torch.float16, 0.001, 0),
+    ],
+)
+def test_half_an_ulp_is_the_border(dtype: torch.dtype, update: float, lost: int) -> None:
+    """An update of half an ulp or less leaves a weight of 1 as it is, more moves it."""
+    ((mass, gone),) = share_lost(torch.ones(1), torch.tensor([update]), dtype, [1.0]).tolist()
+    assert (mass, gone) == (pytest.approx(abs(update)), pytest.approx(lost * abs(update)))
 
 
 def test_a_factor_scales_the_update() -> None:
@@ -29,15 +36,6 @@ def test_a_factor_scales_the_update() -> None:
     rows = share_lost(torch.ones(1), torch.tensor([0.02]), torch.bfloat16, [1.0, 0.1]).tolist()
     assert rows[0][1] == 0
     assert rows[1][0] == rows[1][1] == pytest.approx(0.002)
-
-
-def test_a_weight_of_fp16_has_finer_steps() -> None:
-    rows = {
-        dtype: share_lost(torch.ones(1), torch.tensor([0.001]), dtype, [1.0])[0, 1]
-        for dtype in (torch.float16, torch.bfloat16)
-    }
-    assert float(rows[torch.float16]) == 0
-    assert float(rows[torch.bfloat16]) == pytest.approx(0.001)
 
 
 def _train(watch: PrefixWatch, optimizer: torch.optim.Optimizer, scheduler: Any = None, steps: int = 20) -> None:

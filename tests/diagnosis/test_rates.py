@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -183,46 +181,3 @@ def test_a_script_that_also_sets_the_rate_leaves_the_forecast() -> None:
     optimizer.param_groups[1]["lr"] = 1e-5
     history.look()
     assert history.departs(ahead)
-
-
-OUTER = {
-    "in a loop": ("state = 1.0\nschedule = make(lambda step: state)\nfor state in (1.0, 0.5):\n    pass", "state"),
-    "an element": (
-        "state = {'f': 1.0}\nschedule = make(lambda step: state['f'])\ndef decay():\n    state['f'] *= 0.5",
-        "state",
-    ),
-    "by a function that is called": (
-        "epoch = 0\ndef factor():\n    return 0.5 ** epoch\nschedule = make(lambda step: factor())\n"
-        "def end_epoch():\n    global epoch\n    epoch += 1",
-        "epoch",
-    ),
-    "an attribute, in main": (
-        "def main():\n    run = space(f=1.0)\n    schedule = make(lambda step: run.f)\n"
-        "    for i in range(2):\n        run.f = 1 / (1 + i)\nmain()",
-        "run",
-    ),
-    "settings": (
-        "import math\nargs = space(gamma=0.9)\nargs.warmup = 5\n"
-        "schedule = make(lambda step: math.exp(args.gamma * step))\nfor step in range(3):\n    pass",
-        "",
-    ),
-    "made in the loop": ("for fold in range(2):\n    total = 9\n    schedule = make(lambda step: step / total)", ""),
-}
-
-
-@pytest.mark.parametrize(("source", "name"), OUTER.values(), ids=OUTER)
-def test_a_function_that_reads_what_the_script_changes(tmp_path: Path, source: str, name: str) -> None:
-    """Its rates depend on more than the step, and are not guessed; settings that stay are no reason."""
-    optimizer = optimizer_of_two_groups()
-    schedulers: list[Any] = []
-
-    def make(function: Any) -> None:
-        schedulers.append(lr_scheduler.LambdaLR(optimizer, function))
-
-    path = tmp_path / "train.py"
-    path.write_text(source)
-    exec(compile(source, str(path), "exec"), {"make": make, "space": SimpleNamespace})
-    del schedulers[:-1]
-    _, ahead, _ = train(optimizer, schedulers, 6, at=5, total=END)
-    assert ahead.basis == (f"its scheduler reads {name!r}, which the script changes" if name else ahead.basis)
-    assert ahead.known == (not name)

@@ -18,6 +18,7 @@ from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.run import StepRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.classification import Classification
+from ampcompare.tasks.data import SampleOptions
 from ampcompare.tasks.in_memory import memory_data
 from ampcompare.training.evaluate import evaluate
 from ampcompare.training.parallel.ranks import ProcessGroup, weights_digest
@@ -181,8 +182,7 @@ def evaluated_with_padding() -> Any:
     batches = [(logits[part], labels[part]) for part in mine.split(5)]
     indices = range(group.rank, 33, group.size)
     part = (torch.zeros(11, 11), torch.arange(11))
-    sizes: dict[str, Any] = {"image_size": None, "channels": None, "train_size": None, "val_size": None}
-    data = memory_data("eleven", part, part, num_classes=11, seed=0, moved_share=0.0, background=0.0, **sizes)
+    data = memory_data("eleven", part, part, SampleOptions(0), num_classes=11, moved_share=0.0, background=0.0)
     return evaluate(
         Classification(data), [nn.Identity()], make_precision("fp32"), batches, CPU, group.sum, indices=indices
     )
@@ -223,25 +223,6 @@ def test_loss_scales_that_differ_are_found(ranks: Run) -> None:
     for text in ranks(2, drift, what="scale"):
         assert "rank 1" in text
         assert "loss scales" in text
-
-
-def another_model() -> str:
-    config = configuration(processes=2, parallel={"kind": "ddp"})
-    if dist.get_rank() == 1:
-        values = config.model_dump()
-        values["recipe"]["model"]["arch"] = "convnet"
-        config = RunConfig.model_validate(values)
-    try:
-        make_session(config)
-    except RanksDiffer as error:
-        return str(error)
-    return "no error"
-
-
-def test_a_rank_with_another_model(ranks: Run) -> None:
-    for text in ranks(2, another_model):
-        assert text.startswith("rank 1 of 2 hold another model than rank 0")
-        assert text.endswith("build the same model on every rank")
 
 
 def one_bad_rank(on_nan: str) -> tuple[int | None, int, int]:

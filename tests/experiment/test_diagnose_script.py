@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-import ampcompare
 from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.diagnosis.options import DiagnoseOptions
 from ampcompare.experiment import diagnose as module
@@ -107,19 +106,6 @@ def test_a_script_for_torch_amp(diagnose: Callable[..., Any]) -> None:
     (product,) = (one for one in found.places if one.place.operation == "mm" and one.place.phase == "forward")
     assert product.calls == 2 * found.steps
     assert {one.place.operation for one in found.places if one.place.where == "train.py:20"} == {"full"}
-
-
-@pytest.mark.slow
-def test_a_script_from_python(diagnose: Callable[..., Any]) -> None:
-    """The script and arm of the command line are given as there, and so are arguments and passes."""
-    Path("train.py").write_text(APEX)
-    found = ampcompare.diagnose(
-        script=["train.py", "--epochs", "1"], arm="O1", steps=1, cures=False, reference="none", device="cpu"
-    )
-    assert (found.arm, found.script) == ("apex:O1", ["train.py", "--epochs", "1"])
-    assert found.observed == [0, 1]  # one step, after one that is skipped while the loss scale settles
-    assert (found.cure, found.reference) == (None, None)
-    assert {one.place.module for one in found.gradients} == {"body", "head"}
 
 
 def test_a_script_that_fails(diagnose: Callable[..., Any]) -> None:

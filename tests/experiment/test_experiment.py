@@ -11,17 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from scipy import stats
-from torch import nn
-from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
-from torch.optim import Optimizer
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ampcompare.base.environment.fingerprint import fingerprint
 from ampcompare.base.errors import ConfigError, LaunchError
-from ampcompare.experiment.compare import pilot_seeds, run_auto, run_comparison, seeds_needed
+from ampcompare.experiment.compare import pilot_seeds, run_auto, seeds_needed
 from ampcompare.experiment.eta import estimate
 from ampcompare.experiment.launch.cell_files import write_record
 from ampcompare.experiment.launch.contract import Launcher, Progress, failed_record
@@ -29,15 +23,12 @@ from ampcompare.experiment.launch.dispatch import LauncherPool
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.plan import Plan, make_plan, parse_vary
 from ampcompare.experiment.reload_report import reload_comparison
-from ampcompare.experiment.run_options import CompareOptions, LaunchOptions
 from ampcompare.experiment.run_plan import run_plan
 from ampcompare.results.analysis.inference.criteria import Criteria
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.records.evaluation import EpochResult
-from ampcompare.results.records.profile import ArmProfile, Part, Profile, Reason
 from ampcompare.results.records.run import Placement, RunRecord, RunSummary, SystemReadings
-from ampcompare.results.report.base import FORMATS, write_reports, write_result
 from ampcompare.settings.config import RunConfig
 
 ARMS = ("fp32", "half")
@@ -362,14 +353,6 @@ def test_estimate_by_what_is_there(tmp_path: Path) -> None:
     assert estimate(_make([0, 1]), folder).cells == 0
 
 
-def test_an_estimate_looks_into_other_run_directories(tmp_path: Path) -> None:
-    """An arm without a record in its run directory costs what it did in one next to it, with the same settings."""
-    run_plan(_make([0]), tmp_path / "earlier", Pretend(seconds=10))
-    left = estimate(_make(range(4)), tmp_path / "new")
-    assert (left.cells, left.seconds) == (8, 80.0)
-    assert estimate(make_plan(RunConfig(workers=2), ARMS, [0]), tmp_path / "new").unknown == ARMS
-
-
 def test_what_may_not_start_is_left_out(tmp_path: Path) -> None:
     """A refused seed ends the run with a report of what is there."""
     asked: list[int] = []
@@ -381,91 +364,3 @@ def test_what_may_not_start_is_left_out(tmp_path: Path) -> None:
     check: Callable[[Sequence[RunRecord]], bool] = may_start
     comparison = run_plan(_make(range(5)), tmp_path, Pretend(), may_start=check)
     assert (comparison.seeds, asked) == ([0, 1], [0, 2, 4])
-
-
-WAITS = "half is not faster than fp32 (2.00x the step time): 61 % of the step waits for the host"
-
-
-def _profile(cells: Sequence[RunConfig]) -> Profile:
-    """Return a profile in which `half` waits for the host."""
-    reason = Reason(kind="host", text="61 % of the step waits for the host", share=0.61)
-    arms = [
-        ArmProfile(
-            arm=cell.arm,
-            cell=cell.digest(),
-            seconds=1.0 if cell.arm == "fp32" else 2.0,
-            parts=[Part(phase="forward", kind="host", seconds=1.0)],
-            reasons=[] if cell.arm == "fp32" else [reason],
-        )
-        for cell in cells
-    ]
-    return Profile(reference="fp32", headline=[], arms=arms)
-
-
-def test_a_report_repeats_the_sentences_of_the_profile(tmp_path: Path) -> None:
-    """A profile of the same cells is in the headline of every format; one of other settings, or reference, is not."""
-    plan = _make(range(2))
-    run_plan(plan, tmp_path, Pretend())
-    write_result(_profile(plan.cells[:2] if plan.cells[0].arm == "fp32" else plan.cells[1::-1]), tmp_path, ["json"])
-    comparison = reload_comparison(tmp_path)
-    assert comparison.headline[-1] == WAITS
-    write_reports(comparison, tmp_path)
-    assert reload_comparison(tmp_path / "report.json").headline[-1] == WAITS
-    for name, form in FORMATS.items():
-        if name != "csv":  # has rows alone
-            text = " ".join(form.reporter(200, {}, []).render(comparison).split())
-            assert "61 % of the step" in text.replace("\\%", "%"), name
-    assert WAITS not in reload_comparison(tmp_path, reference="half").headline
-    write_result(_profile([RunConfig(arm=arm, workers=1) for arm in ARMS]), tmp_path, ["json"])
-    assert WAITS not in reload_comparison(tmp_path).headline
-    (tmp_path / "profile.json").write_text("{}")
-    assert any("profile.json is not used" in line for line in reload_comparison(tmp_path).reading)
-
-
-def _installed() -> list[Any]:
-    """Return the functions that a profile replaces, and the hooks that it adds."""
-    return [
-        torch.autograd.backward, _BaseDataLoaderIter.__next__, torch._tensor_str._str, nn.Module.__call__,
-        Optimizer.step, *(dict(hooks) for hooks in (_global_forward_pre_hooks, _global_forward_hooks)),
-        *(dict(hooks) for hooks in (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)),
-    ]  # fmt: skip
-
-
-class Looking(Pretend):
-    """Also keeps what is installed while a cell runs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.installed: list[list[Any]] = []
-
-    def launch(self, config: RunConfig, folder: Path, on_progress: Any = None) -> RunRecord:
-        self.installed.append(_installed())
-        return super().launch(config, folder, on_progress)
-
-
-def test_cells_are_the_same_with_a_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`--profile` changes no cell, installs nothing while one runs, begins after the last, and is in the answer."""
-    launchers = [Looking(), Looking()]
-    begun: list[int] = []
-
-    def profile(options: Any, *, output_dir: Path, say: Any) -> Profile:
-        begun.append(len(launchers[1].asked))
-        found = _profile(options.configs)
-        write_result(found, output_dir, ["json"])
-        return found
-
-    monkeypatch.setattr("ampcompare.experiment.compare.profile", profile)
-    for launcher, is_profiled in zip(launchers, (False, True), strict=True):
-        monkeypatch.setattr(LaunchOptions, "pool", lambda *_, given=launcher: given)
-        options = CompareOptions(
-            arms=ARMS, seeds="0,1", profile=is_profiled, preflight=False, output_dir=tmp_path / str(is_profiled)
-        )
-        outcome = run_comparison(options)
-        assert (WAITS in outcome.comparison.headline) == is_profiled
-    without, with_it = launchers
-    assert sorted(cell.digest() for cell in without.asked) == sorted(cell.digest() for cell in with_it.asked)
-    assert without.installed == with_it.installed == [_installed()] * 4
-    assert begun == [4]
-    assert reload_comparison(tmp_path / "True").headline == outcome.comparison.headline
-    again = run_comparison(CompareOptions(arms=ARMS, seeds="0,1", output_dir=tmp_path / "True"))
-    assert again.comparison.headline[-1] == WAITS

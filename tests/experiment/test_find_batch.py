@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,9 +11,8 @@ from typing import Any
 import pytest
 
 from ampcompare.base.errors import ConfigError, LaunchError
-from ampcompare.experiment.find_batch import GIB, STEPS, BatchSearch, configs_of, find_batches
+from ampcompare.experiment.find_batch import GIB, STEPS, BatchSearch, configs_of, find_batches, largest_passing
 from ampcompare.experiment.launch.contract import Launcher
-from ampcompare.experiment.launch.dispatch import LauncherPool
 from ampcompare.experiment.launch.worker.cell import failed_with
 from ampcompare.results.records.run import RunRecord, RunSummary
 from ampcompare.settings.config import RunConfig
@@ -45,16 +45,6 @@ class Pretend(Launcher):
 
 def _on_cpu(config: RunConfig) -> RunRecord:
     return _record(config, "cpu", peak_bytes=PER_SAMPLE[config.arm] * config.recipe.batch_size)
-
-
-def test_arms_are_searched_at_the_same_time() -> None:
-    """Two places find what one finds, in the order of the arms; an error of one arm ends the search."""
-    search = BatchSearch(configs_of(BASE, ["fp32", "half"]), 1.0, preflight=False)
-    pool = LauncherPool([Pretend(_on_cpu), Pretend(_on_cpu)])
-    assert find_batches(search, pool, 2) == find_batches(search, Pretend(_on_cpu))
-    bad = Pretend(lambda config: failed_with(config, RuntimeError("no such layer")))
-    with pytest.raises(LaunchError, match="for another reason than memory: RuntimeError: no such layer"):
-        find_batches(search, LauncherPool([bad, bad]), 2)
 
 
 def test_an_arm_that_cannot_train_is_named_before_the_search() -> None:
@@ -176,3 +166,23 @@ def test_bad_values_are_refused() -> None:
     total = RunConfig.model_validate({"recipe": {"global_batch_size": 8}})
     with pytest.raises(ConfigError, match="leave out --global-batch-size"):
         configs_of(total, ["fp32"])
+
+
+@pytest.mark.parametrize("start", [1, 7, 64, 1000])
+@pytest.mark.parametrize("multiple", [1, 4])
+def test_it_is_the_largest_within_its_precision(start: int, multiple: int) -> None:
+    """For every bound: what is returned passes, and what lies a sixteenth above, or the next multiple, does not."""
+    for bound in [0, 1, 2, 3, 4, 5, 9, 63, 64, 65, 100, 700, 5000]:
+        tested: list[int] = []
+
+        def passes(number: int, bound: int = bound, tested: list[int] = tested) -> bool:
+            tested.append(number)
+            return number <= bound
+
+        found = largest_passing(passes, start, multiple=multiple)
+        assert found % multiple == 0
+        assert found <= bound
+        assert bound - found < max(multiple, found / 16 + multiple)
+        assert found in tested or not found
+        assert len(tested) == len(set(tested))
+        assert len(tested) <= 12 + 2 * math.log2(max(bound, start))

@@ -70,27 +70,18 @@ def test_a_script_of_few_steps(profiled: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("allowed", [True, False])
-def test_without_overlays_a_profile_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, allowed: bool) -> None:
-    """Where the script runs in a copy of its folder, that is said once, before the first arm."""
+def test_what_a_script_lacks_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, allowed: bool) -> None:
+    """Without overlays, that it runs in a copy of its folder, once, before the first arm; what is off is a note."""
     (tmp_path / "train.py").touch()
     script = script_config([str(tmp_path / "train.py")])
+    found = ArmProfile(arm="fp32", seconds=0.01), {}
     monkeypatch.setattr("ampcompare.experiment.diagnose.can_sandbox", lambda folder: allowed)
-    monkeypatch.setattr(
-        "ampcompare.experiment.profile.profile_script", lambda *_, **__: (ArmProfile(arm="fp32", seconds=0.01), {})
-    )
+    monkeypatch.setattr("ampcompare.experiment.profile.profile_script", lambda *_, **__: found)
     said: list[str] = []
-    profile(ProfileOptions([RunConfig(arm=arm, script=script) for arm in ("fp32", "native:bf16")]), say=said.append)
-    assert [line for line in said if "overlays" in line] == ([] if allowed else [WITHOUT_OVERLAYS])
-    assert said[0].startswith("profiling" if allowed else "this machine allows no overlays")
-
-
-def test_the_output_says_what_a_script_lacks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A profile of a script notes that torch.compile is off and no switches are trained; one of a recipe does not."""
-    found = ArmProfile(arm="fp32", seconds=0.01)
-    (tmp_path / "train.py").touch()
-    monkeypatch.setattr("ampcompare.experiment.profile.profile_script", lambda *_, **__: (found, {}))
-    config = RunConfig(arm="fp32", device="cpu", script=script_config([str(tmp_path / "train.py")]))
+    options = ProfileOptions(tuple(RunConfig(arm=arm, script=script) for arm in ("fp32", "native:bf16")))
+    text = Terminal().render(profile(options, say=said.append))
+    assert said == [*([] if allowed else [WITHOUT_OVERLAYS]), "profiling fp32", "profiling native:bf16"]
     note = "note: in a script torch.compile is off, and switches that may help are not trained"
-    assert note in Terminal().render(profile(ProfileOptions((config,))))
-    monkeypatch.setattr("ampcompare.experiment.profile._one", lambda *_: (found, {}))
+    assert note in text
+    monkeypatch.setattr("ampcompare.experiment.profile._one", lambda *_: found)
     assert note not in Terminal().render(profile(ProfileOptions((RunConfig(arm="fp32", device="cpu"),))))

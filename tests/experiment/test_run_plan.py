@@ -360,14 +360,6 @@ def test_another_torch_runs_again(launcher: ForkedLauncher, small: Plan, done: P
     assert notes == ["fp32, seed 0, runs again: torch changed since"]
 
 
-def test_a_failed_cell_runs_again(launcher: ForkedLauncher, small: Plan, done: Path) -> None:
-    path = _record_of(done, small, "fp32")
-    path.write_text(json.dumps({**json.loads(path.read_text()), "status": "failed"}))
-    reused, notes, _ = _again(small, done, launcher)
-    assert reused == {"fp32@0": False, "native:bf16@0": True}
-    assert notes == ["fp32, seed 0, runs again: it failed before"]
-
-
 def test_a_corrupt_record_is_kept_aside(launcher: ForkedLauncher, small: Plan, done: Path) -> None:
     """A record that cannot be read is kept under another name, and its cell runs again."""
     path = _record_of(done, small, "fp32")

@@ -5,51 +5,52 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
 from ampcompare.base import metric_log
-from ampcompare.script.metrics import LIBRARIES, catch_scalars
+from ampcompare.script.metrics import catch_scalars
+
+LIBRARIES = {
+    "wandb": """
+class Run:
+    def log(self, data): pass
+def init(): return Run()
+def log(data, step=None): pass
+""",
+    "mlflow": "def log_metric(key, value, step=None): pass\ndef log_metrics(metrics): pass\n",
+    "tensorboardX": "class SummaryWriter:\n    def add_scalar(self, tag, scalar_value, step): pass\n",
+}
 
 
 @pytest.fixture
-def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, float, str]]]:
-    """What was logged while scalars are caught, and no library for them is installed."""
-    monkeypatch.setattr("ampcompare.script.metrics._is_installed", lambda name: False)
+def logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, float, str]]]:
+    """What was logged while scalars are caught, with libraries that do nothing."""
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, text in LIBRARIES.items():
+        (tmp_path / f"{name}.py").write_text(text)
+        monkeypatch.delitem(sys.modules, name, raising=False)
     seen: list[tuple[str, float, str]] = []
-    kept = {name: sys.modules.pop(name) for name in LIBRARIES if name in sys.modules}
     ends = [metric_log.listen(lambda *values: seen.append(values)), catch_scalars()]
     yield seen
     for end in ends:
         end()
     for name in LIBRARIES:
         sys.modules.pop(name, None)
-    sys.modules.update(kept)
 
 
-def test_wandb_and_mlflow_are_caught_where_absent(logged: list[tuple[str, float, str]]) -> None:
-    """Numbers of `wandb.log`, also nested and of a run, and of mlflow; texts and images are no metrics."""
-    wandb, mlflow = importlib.import_module("wandb"), importlib.import_module("mlflow")
-    with wandb.init(project="x") as run:
-        run.log({"a": 1})
+def test_numbers_are_caught(logged: list[tuple[str, float, str]]) -> None:
+    """Also nested ones of `wandb.log`, and those of a run; texts and images are no metrics."""
+    wandb, mlflow, writers = map(importlib.import_module, LIBRARIES)
+    wandb.init().log({"a": 1})
     wandb.log({"b": {"c": torch.tensor(2.0)}, "name": "x", "image": torch.ones(2, 2)}, step=3)
-    wandb.config.update({"lr": 1})
-    mlflow.set_experiment("x")
     mlflow.log_metric("d", 3.0, step=1)
     mlflow.log_metrics({"e": 4})
-    wandb.finish()
-    assert [(name, value) for name, value, _ in logged] == [("a", 1), ("b/c", 2), ("d", 3), ("e", 4)]
-    assert logged[0][2] == "wandb.log"
-
-
-def test_a_summary_writer_is_caught_where_absent(logged: list[tuple[str, float, str]]) -> None:
-    """tensorboardX stands for the writers; what else it writes is ignored."""
-    writer = importlib.import_module("tensorboardX").SummaryWriter("folder")
-    writer.add_scalar("val/acc", torch.tensor([0.5], requires_grad=True), 3)  # without a warning of torch
-    writer.add_histogram("weights", [1, 2])
-    writer.close()
-    assert logged == [("val/acc", 0.5, "SummaryWriter.add_scalar")]
+    writers.SummaryWriter().add_scalar("val/acc", torch.tensor([0.5], requires_grad=True), 3)  # torch does not warn
+    assert [(name, value) for name, value, _ in logged] == [("a", 1), ("b/c", 2), ("d", 3), ("e", 4), ("val/acc", 0.5)]
+    assert {source for _, _, source in logged} == {"wandb.log", "mlflow.log_metric", "SummaryWriter.add_scalar"}
 
 
 def test_log_metric_without_a_listener_does_nothing() -> None:

@@ -108,11 +108,3 @@ def test_synthetic_classes_can_be_told_apart() -> None:
     means = torch.stack([images[labels == label].mean(0) for label in range(10)]).flatten(1)
     guesses = torch.cdist(data.val[0].flatten(1), means).argmin(1)
     assert (guesses == data.val[1]).float().mean() > 0.95
-
-
-def test_an_unknown_name_gets_a_suggestion() -> None:
-    """A misspelled data set is answered with the name that was meant."""
-    with pytest.raises(ConfigError, match="did you mean 'digits"):
-        load_data("digit", seed=0)
-    with pytest.raises(ConfigError, match="known are digits, synthetic"):
-        load_data("zzzz", seed=0)

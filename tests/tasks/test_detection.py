@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.settings.recipe import ModelConfig, Recipe
+from ampcompare.tasks.data import SampleOptions
 from ampcompare.tasks.detection import Detection, detection
 from ampcompare.tasks.models import build_model
 from ampcompare.tasks.networks import CenterNet
@@ -39,8 +40,9 @@ def _truth(batch: dict[str, Tensor], shift: float = 0.0) -> list[dict[str, Tenso
 
 def test_boxes_enclose_the_pixels_of_a_class() -> None:
     """The boxes of a class together enclose its pixels of the segmentation of equal images, up to hidden shapes."""
-    boxed = boxed_shapes(seed=0, image_size=24, train_size=16, val_size=4).train
-    images, classes = shapes(seed=0, image_size=24, train_size=16, val_size=4).train
+    small = SampleOptions(0, image_size=24, train_size=16, val_size=4)
+    boxed = boxed_shapes(small).train
+    images, classes = shapes(small).train
     assert torch.equal(boxed["image"], images)
     assert (boxed["labels"].max(1).values > 0).all(), "every image has an object"
     for kind in range(1, CLASSES):
@@ -135,7 +137,7 @@ class _Classifier(nn.Module):
 
 def test_a_model_that_is_no_detector() -> None:
     """A model that returns a tensor is named, in training and in evaluation."""
-    data = boxed_shapes(seed=0, image_size=16, train_size=4, val_size=2)
+    data = boxed_shapes(SampleOptions(0, image_size=16, train_size=4, val_size=2))
     task = Detection(data, CLASSES, ModelConfig(arch="centernet"))
     batch = next(data.val_batches(2, device="cpu"))
     with pytest.raises(ConfigError, match="a Tensor in training mode; detection needs a dict of losses"):

@@ -14,6 +14,7 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.settings.recipe import ModelConfig, Recipe
 from ampcompare.tasks.catalog import BITS_PER_BYTE, PERPLEXITY
 from ampcompare.tasks.lm import Gpt, LanguageModeling, lm
+from ampcompare.tasks.task import make_task
 from ampcompare.training.evaluate import Evaluation, evaluate
 from ampcompare.training.precision.base import make_precision
 
@@ -31,7 +32,7 @@ def task(data: str = "sentences", **options: Any) -> LanguageModeling:
 def model() -> nn.Module:
     """A model in float64 whose predictions differ from uniform."""
     torch.manual_seed(0)
-    made = Gpt(256, 40, width=16, heads=2, depth=1).double()
+    made = Gpt(256, width=16, heads=2, depth=1).double()
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.normal_(std=0.3)
@@ -159,8 +160,9 @@ def test_other_models_and_options_are_refused() -> None:
     made = task("grammar")
     with pytest.raises(ConfigError, match=r"returned a Tensor of shape \(12, 256\); lm needs one tensor"):
         made.loss([nn.Sequential(nn.Embedding(256, 256), Last())], batch(made))
-    with pytest.raises(ConfigError, match="give --sequence-length"):
-        lm(Recipe.model_validate({"task": "lm", "data": {"image_size": 8}}))
+    for ignored in ({"data": {"image_size": 8}}, {"tta": "flips"}):
+        with pytest.raises(ConfigError, match="the task lm does not use the setting"):
+            make_task(Recipe.model_validate({"task": "lm", **ignored}))
     with pytest.raises(ConfigError, match="did you mean 'gpt'"):
         LanguageModeling(made.data, ModelConfig(arch="gtp")).make_models()
 
@@ -176,7 +178,7 @@ def test_a_small_model_learns_the_grammar() -> None:
     """120 small steps bring bits per byte far below what single letters allow."""
     torch.manual_seed(0)
     made = lm(Recipe.model_validate({"task": "lm", "data": {"sequence_length": 32, "train_size": 960}}))
-    net = Gpt(256, 32, width=32, heads=2, depth=1)
+    net = Gpt(256, width=32, heads=2, depth=1)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
     for epoch in range(2):
         for samples in made.data.train_batches(epoch, 16, device="cpu"):

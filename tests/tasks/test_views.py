@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor, nn
 
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.tasks.classification import Classification, make_views
+from ampcompare.tasks.data import SampleOptions
 from ampcompare.tasks.in_memory import memory_data
 from ampcompare.training.evaluate import evaluate
 from ampcompare.training.precision.base import make_precision
@@ -51,9 +50,8 @@ def test_logits_of_all_views_are_averaged(arm: str) -> None:
     (model,), _ = precision.prepare([model], [torch.optim.SGD(layer.parameters(), lr=0.1)])  # type: ignore[assignment]
     cpu = torch.device("cpu")
     batches = [(images[:10], labels[:10]), (images[10:], labels[10:])]
-    sizes: dict[str, Any] = {"image_size": None, "channels": None, "train_size": None, "val_size": None}
     part = (images, labels)
-    data = memory_data("three", part, part, num_classes=3, seed=0, moved_share=0.0, background=0.0, **sizes)
+    data = memory_data("three", part, part, SampleOptions(0), num_classes=3, moved_share=0.0, background=0.0)
     found = evaluate(Classification(data, tta="flips"), [model], precision, batches, cpu)
     logits = (Columns()(images) + Columns()(images).flip(-1)) / 2
     assert found.samples == 16

@@ -59,24 +59,6 @@ def test_less_is_kept() -> None:
     assert kept(checkpoint=True) < 0.6 * kept(checkpoint=False)
 
 
-def test_each_block_runs_twice() -> None:
-    made = make_session(config(checkpoint=True)).assembly
-    calls = dict.fromkeys(("norm", "widen"), 0)
-
-    def count(name: str) -> Any:
-        def hook(*_: Any) -> None:
-            calls[name] += 1
-
-        return hook
-
-    model: Any = made.models[0]
-    model.norm.register_forward_hook(count("norm"))
-    model.blocks[0].widen.register_forward_hook(count("widen"))
-    batch = next(iter(made.task.data.train_batches(0, 8, device=CPU)))
-    made.task.loss(made.models, batch).backward()
-    assert calls == {"norm": 1, "widen": 2}
-
-
 def test_a_task_without_blocks_is_refused() -> None:
     """A model that names no modules to compute again cannot be asked to."""
     with pytest.raises(UnsupportedCombination, match="no repeated blocks"):

@@ -165,30 +165,6 @@ def test_the_implementation_is_that_of_torch() -> None:
     assert found == [(None, None), (False, None), (True, None), (None, True)]
 
 
-@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
-def test_what_torch_lacks_is_refused(name: str) -> None:
-    """Complex parameters, which no fused kernel takes, are named before the first step; foreach takes them."""
-    model = net()
-    model.wave = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
-    with pytest.raises(
-        UnsupportedCombination, match=r"wave is torch.complex64; use --optimizer-implementation foreach"
-    ):
-        make_optimizer(validate(OptimizerConfig, {"name": name, "implementation": "fused"}), model)
-    make_optimizer(validate(OptimizerConfig, {"name": name, "implementation": "foreach"}), model)
-
-
-@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
-def test_parameters_that_an_optimizer_does_not_support_are_named() -> None:
-    """Muon takes matrices; the others of a network are named, and a network of matrices trains."""
-    config = validate(OptimizerConfig, {"name": "torch.optim.Muon"})
-    with pytest.raises(
-        UnsupportedCombination,
-        match=r"does not support 0.bias of shape \[3\], 1.weight of shape \[3\], 1.bias of shape \[3\] and 1 more .*2D",
-    ):
-        make_optimizer(config, net())
-    assert type(make_optimizer(config, nn.Linear(4, 3, bias=False))) is torch.optim.Muon
-
-
 def test_an_argument_that_an_optimizer_refuses_is_an_error_of_the_settings() -> None:
     config = validate(OptimizerConfig, {"name": "fused_adam", "args": {"amsgrad": True}})
     with pytest.raises(ConfigError, match=r"optimizer fused_adam cannot be built: RuntimeError: .*amsgrad"):

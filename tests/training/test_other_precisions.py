@@ -133,12 +133,6 @@ def test_an_overflow_is_a_result_and_a_missing_kernel_an_error(monkeypatch: pyte
     assert (bf16.error, bf16.values) == ("NotImplementedError: no kernel for bf16", {})
 
 
-def test_nothing_is_evaluated_unless_asked() -> None:
-    session, compute, _ = _session("regression", "fp32", ())
-    session.assembly.task.make_models = None  # type: ignore[method-assign, assignment]
-    assert evaluate_in_others(session, compute) == []
-
-
 def test_a_cast_reaches_weights_inputs_and_outputs() -> None:
     """A model in float64 computes in it, buffers too, and hands on fp32."""
     other = EvaluationPrecision("float64", CPU, outside=Precision())
@@ -149,13 +143,3 @@ def test_a_cast_reaches_weights_inputs_and_outputs() -> None:
     assert cast(torch.ones(3, 2)).dtype is torch.float32
     assert seen == [torch.float64]
     assert (other.mode, other.half_dtype) == (None, None)
-
-
-def test_autocast_leaves_the_weights() -> None:
-    """Under autocast the weights stay in fp32 and products come out in 16 bits; outside of it nothing is cast."""
-    other = EvaluationPrecision("autocast:bf16", CPU, outside=Precision())
-    (model,), _ = other.prepare([nn.Linear(2, 2)], [])
-    with other.autocast():
-        inside = model(torch.ones(1, 2)).dtype
-    assert (model.weight.dtype, inside, model(torch.ones(1, 2)).dtype) == (torch.float32, torch.bfloat16, torch.float32)
-    assert other.half_dtype is torch.bfloat16

@@ -41,18 +41,3 @@ def test_cosine_matches_torch() -> None:
         assert factor(step) == pytest.approx(scheduler.get_last_lr()[0], abs=1e-12)
         optimizer.step()
         scheduler.step()
-
-
-@pytest.mark.parametrize("name", ["constant", "step", "cosine"])
-def test_the_function_is_one_for_lambda_lr(name: str) -> None:
-    """torch's LambdaLR with the function as it is gives every group the rates that the loop sets."""
-    config = ScheduleConfig.model_validate({"name": name, "warmup_epochs": 2, "step_epochs": 3})
-    factor = make_schedule(config, steps_per_epoch=4, total_steps=40)
-    assert factor is not None
-    params = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]
-    optimizer = torch.optim.SGD([{"params": params[:1]}, {"params": params[1:], "lr": 0.3}], lr=0.1)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
-    for step in range(40):
-        assert [group["lr"] for group in optimizer.param_groups] == [0.1 * factor(step), 0.3 * factor(step)]
-        optimizer.step()
-        scheduler.step()

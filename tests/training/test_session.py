@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ampcompare.results.records.evaluation import pack_right, unpack_samples
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.classification import Classification
+from ampcompare.tasks.data import SampleOptions
 from ampcompare.tasks.in_memory import memory_data
 from ampcompare.training.evaluate import evaluate
 from ampcompare.training.meters import PeakMemory
@@ -67,9 +68,8 @@ def test_adam_in_half_diverges_and_master_weights_do_not() -> None:
 def seven_classes() -> Classification:
     """Return a task of seven classes, whose data are not used."""
     part = (torch.zeros(7, 7), torch.arange(7))
-    sizes: dict[str, Any] = {"image_size": None, "channels": None, "train_size": None, "val_size": None}
     return Classification(
-        memory_data("seven", part, part, num_classes=7, seed=0, moved_share=0.0, background=0.0, **sizes)
+        memory_data("seven", part, part, SampleOptions(0), num_classes=7, moved_share=0.0, background=0.0)
     )
 
 

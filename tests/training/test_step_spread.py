@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 
 from ampcompare.training.run_summary import halves, outlier_share
@@ -35,12 +34,3 @@ def test_halves_by_hand() -> None:
 def test_no_halves(seconds: list[float]) -> None:
     """Fewer than two steps, or a median of zero, have no halves to compare."""
     assert halves(seconds) is None
-
-
-def test_the_error_is_that_of_the_ratio() -> None:
-    """Over many normal runs the logarithm of the ratio spreads by about the error that each run states."""
-    generator = np.random.default_rng(0)
-    runs = [halves(list(generator.normal(1, 0.05, 200))) for _ in range(400)]
-    ratios = [math.log(two.second / two.first) for two in runs if two is not None]
-    errors = [two.error for two in runs if two is not None]
-    assert np.std(ratios) == pytest.approx(np.mean(errors), rel=0.15)

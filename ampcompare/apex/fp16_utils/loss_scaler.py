@@ -26,7 +26,7 @@ class LossScaler:
 
     @property
     def loss_scale(self) -> float:
-        """The constant."""
+        """The current scale."""
         return self.cur_scale
 
     def has_overflow(self, params: Iterable[Tensor]) -> bool:
@@ -45,7 +45,7 @@ class LossScaler:
         (loss * self.loss_scale).backward(retain_graph=retain_graph)
 
 
-class DynamicLossScaler:
+class DynamicLossScaler(LossScaler):
     """Scale losses as far as gradients allow: lower on overflow, raise after `scale_window` iterations without.
 
     The scale starts at 2**32 and never falls below 1.
@@ -57,11 +57,6 @@ class DynamicLossScaler:
         self.last_overflow_iter = -1
         self.scale_factor = scale_factor
         self.scale_window = scale_window
-
-    @property
-    def loss_scale(self) -> float:
-        """The current scale."""
-        return self.cur_scale
 
     def has_overflow(self, params: Iterable[Tensor]) -> bool:
         """Return whether the fp32 sum of any gradient is inf or NaN (large finite gradients can trip it too)."""
@@ -79,11 +74,3 @@ class DynamicLossScaler:
         elif (self.cur_iter - self.last_overflow_iter) % self.scale_window == 0:
             self.cur_scale *= self.scale_factor
         self.cur_iter += 1
-
-    def scale_gradient(self, module: Any, grad_in: tuple[Tensor, ...], grad_out: tuple[Tensor, ...]) -> Any:
-        """Return the input gradients times the scale; has the form of a module's backward hook."""
-        return tuple(self.loss_scale * grad for grad in grad_in)
-
-    def backward(self, loss: Tensor, retain_graph: bool = False) -> None:
-        """Back-propagate `loss` times the scale."""
-        (loss * self.loss_scale).backward(retain_graph=retain_graph)

@@ -1,9 +1,7 @@
 """Layer and RMS normalization: statistics in fp32 (fp64 for fp64 input), result in a dtype of choice.
 
 An autograd function takes the arguments of the function that has its name, without casting for autocast. Its backward
-pass keeps the input, or with `memory_efficient` the output, so that the memory of the input can be freed. Modules have
-the arithmetic and dtypes of the functions, without the memory-efficient form under TorchScript, which has no autograd
-functions; autocast is left to TorchScript's own pass there.
+pass keeps the input, or with `memory_efficient` the output, so that the memory of the input can be freed.
 
 Source: Apex 25.05, `apex.normalization.fused_layer_norm`.
 """
@@ -12,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -41,6 +39,8 @@ __all__ = [
     "mixed_dtype_fused_layer_norm_affine",
     "mixed_dtype_fused_rms_norm_affine",
 ]
+
+Kernel = Callable[..., Any]
 
 
 def fused_layer_norm(
@@ -133,9 +133,9 @@ def _layer_norm(
     with torch.autocast(input.device.type, enabled=False):
         if memory_efficient:
             if weight is None:
-                return FusedLayerNormFunction.apply(input, shape, eps, True)  # type: ignore[no-any-return, no-untyped-call]
+                return FusedLayerNormFunction.apply(input, shape, eps, True)  # type: ignore[no-any-return]
             affine = FusedLayerNormAffineMixedDtypesFunction if mixed else FusedLayerNormAffineFunction
-            return affine.apply(input, weight, bias, shape, eps, True)  # type: ignore[no-any-return, no-untyped-call]
+            return affine.apply(input, weight, bias, shape, eps, True)  # type: ignore[no-any-return]
         if _one_dtype(input, weight, bias, result):
             return F.layer_norm(input, shape, weight, bias, eps)
         wide = torch.promote_types(input.dtype, torch.float32)
@@ -156,9 +156,9 @@ def _rms_norm(
     with torch.autocast(input.device.type, enabled=False):
         if memory_efficient:
             if weight is None:
-                return FusedRMSNormFunction.apply(input, shape, eps, True)  # type: ignore[no-any-return, no-untyped-call]
+                return FusedRMSNormFunction.apply(input, shape, eps, True)  # type: ignore[no-any-return]
             affine = FusedRMSNormAffineMixedDtypesFunction if mixed else FusedRMSNormAffineFunction
-            return affine.apply(input, weight, shape, eps, True)  # type: ignore[no-any-return, no-untyped-call]
+            return affine.apply(input, weight, shape, eps, True)  # type: ignore[no-any-return]
         wide = torch.promote_types(input.dtype, torch.float32)
         return F.rms_norm(input.to(wide), shape, _to(weight, wide), eps).to(result)
 
@@ -171,188 +171,52 @@ def _to(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return None if tensor is None else tensor.to(dtype)
 
 
-class FusedLayerNormAffineFunction(torch.autograd.Function):
-    """Layer normalization with `weight` and `bias`; the result has the input's dtype."""
+def _make_function(name: str, forward: Kernel, backward: Kernel, parameters: int) -> Any:
+    """Return an autograd function that is applied to input, parameters, `normalized_shape`, `eps`, `memory_efficient`.
 
-    _kernel: Callable[..., tuple[Tensor, Tensor, Tensor]] = staticmethod(fused_layer_norm_cuda.forward_affine)
+    Gradients have the dtypes of their tensors. Without the last argument the input is kept.
+    """
 
-    @classmethod
-    def _run(
-        cls,
-        ctx: Any,
-        input: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        normalized_shape: Sequence[int],
-        eps: float,
-        memory_efficient: bool,
-    ) -> Tensor:
-        output, mean, invvar = cls._kernel(input, normalized_shape, weight, bias, eps)
-        _note(ctx, input, normalized_shape, eps, memory_efficient)
-        ctx.save_for_backward(output if memory_efficient else input, weight, bias, mean, invvar)
-        return output
+    def run(ctx: Any, input: Tensor, *args: Any) -> Tensor:
+        params, (normalized_shape, eps, *memory_efficient) = args[:parameters], args[parameters:]
+        keeps_output = bool(memory_efficient and memory_efficient[0])
+        output, *statistics = forward(input, normalized_shape, *params, eps)
+        ctx.settings, ctx.input_dtype = (tuple(normalized_shape), eps, keeps_output), input.dtype
+        ctx.save_for_backward(output if keeps_output else input, *params, *statistics)
+        return output  # type: ignore[no-any-return]
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        input: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        normalized_shape: Sequence[int],
-        eps: float,
-        memory_efficient: bool = False,
-    ) -> Tensor:
-        """Return the normalized input, times `weight`, plus `bias`."""
-        return FusedLayerNormAffineFunction._run(ctx, input, weight, bias, normalized_shape, eps, memory_efficient)
+    def run_back(ctx: Any, grad_output: Tensor) -> Any:
+        kept, *saved = ctx.saved_tensors
+        params, statistics = saved[:parameters], saved[parameters:]
+        normalized_shape, eps, keeps_output = ctx.settings
+        found = backward(grad_output, *statistics, kept, normalized_shape, *params, eps, keeps_output)
+        grad_input, *others = found if parameters else (found,)
+        return grad_input.to(ctx.input_dtype), *others, None, None, None
 
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> Any:
-        """Return gradients of `input`, `weight` and `bias`, each in the dtype of its tensor."""
-        kept, weight, bias, mean, invvar = ctx.saved_tensors
-        grad_input, grad_weight, grad_bias = fused_layer_norm_cuda.backward_affine(
-            grad_output, mean, invvar, kept, ctx.normalized_shape, weight, bias, ctx.eps, ctx.memory_efficient
-        )
-        return grad_input.to(ctx.input_dtype), grad_weight, grad_bias, None, None, None
+    return type(name, (torch.autograd.Function,), {"forward": staticmethod(run), "backward": staticmethod(run_back)})
 
 
-class FusedLayerNormAffineMixedDtypesFunction(FusedLayerNormAffineFunction):
-    """Layer normalization with `weight` and `bias`; the result has the dtype of `weight`."""
-
-    _kernel = staticmethod(fused_layer_norm_cuda.forward_affine_mixed_dtypes)
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        input: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        normalized_shape: Sequence[int],
-        eps: float,
-        memory_efficient: bool = False,
-    ) -> Tensor:
-        """Return the normalized input, times `weight`, plus `bias`."""
-        run = FusedLayerNormAffineMixedDtypesFunction._run
-        return run(ctx, input, weight, bias, normalized_shape, eps, memory_efficient)
-
-
-class FusedLayerNormFunction(torch.autograd.Function):
-    """Layer normalization without parameters."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, input: Tensor, normalized_shape: Sequence[int], eps: float, memory_efficient: bool = False
-    ) -> Tensor:
-        """Return the normalized input."""
-        output, mean, invvar = fused_layer_norm_cuda.forward(input, normalized_shape, eps)
-        _note(ctx, input, normalized_shape, eps, memory_efficient)
-        ctx.save_for_backward(output if memory_efficient else input, mean, invvar)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> Any:
-        """Return the gradient of `input`."""
-        kept, mean, invvar = ctx.saved_tensors
-        grad = fused_layer_norm_cuda.backward(
-            grad_output, mean, invvar, kept, ctx.normalized_shape, ctx.eps, ctx.memory_efficient
-        )
-        return grad, None, None, None
-
-
-class FusedRMSNormAffineFunction(torch.autograd.Function):
-    """RMS normalization with `weight`; the result has the input's dtype."""
-
-    _kernel: Callable[..., tuple[Tensor, Tensor]] = staticmethod(fused_layer_norm_cuda.rms_forward_affine)
-
-    @classmethod
-    def _run(
-        cls,
-        ctx: Any,
-        input: Tensor,
-        weight: Tensor,
-        normalized_shape: Sequence[int],
-        eps: float,
-        memory_efficient: bool,
-    ) -> Tensor:
-        output, invvar = cls._kernel(input, normalized_shape, weight, eps)
-        _note(ctx, input, normalized_shape, eps, memory_efficient)
-        ctx.save_for_backward(output if memory_efficient else input, weight, invvar)
-        return output
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        input: Tensor,
-        weight: Tensor,
-        normalized_shape: Sequence[int],
-        eps: float,
-        memory_efficient: bool = False,
-    ) -> Tensor:
-        """Return the normalized input, times `weight`."""
-        return FusedRMSNormAffineFunction._run(ctx, input, weight, normalized_shape, eps, memory_efficient)
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> Any:
-        """Return gradients of `input` and `weight`, each in the dtype of its tensor."""
-        kept, weight, invvar = ctx.saved_tensors
-        grad_input, grad_weight = fused_layer_norm_cuda.rms_backward_affine(
-            grad_output, invvar, kept, ctx.normalized_shape, weight, ctx.eps, ctx.memory_efficient
-        )
-        return grad_input.to(ctx.input_dtype), grad_weight, None, None, None
-
-
-class FusedRMSNormAffineMixedDtypesFunction(FusedRMSNormAffineFunction):
-    """RMS normalization with `weight`; the result has the dtype of `weight`."""
-
-    _kernel = staticmethod(fused_layer_norm_cuda.rms_forward_affine_mixed_dtypes)
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        input: Tensor,
-        weight: Tensor,
-        normalized_shape: Sequence[int],
-        eps: float,
-        memory_efficient: bool = False,
-    ) -> Tensor:
-        """Return the normalized input, times `weight`."""
-        return FusedRMSNormAffineMixedDtypesFunction._run(ctx, input, weight, normalized_shape, eps, memory_efficient)
-
-
-class FusedRMSNormFunction(torch.autograd.Function):
-    """RMS normalization without parameters."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, input: Tensor, normalized_shape: Sequence[int], eps: float, memory_efficient: bool = False
-    ) -> Tensor:
-        """Return the normalized input."""
-        output, invvar = fused_layer_norm_cuda.rms_forward(input, normalized_shape, eps)
-        _note(ctx, input, normalized_shape, eps, memory_efficient)
-        ctx.save_for_backward(output if memory_efficient else input, invvar)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> Any:
-        """Return the gradient of `input`."""
-        kept, invvar = ctx.saved_tensors
-        grad = fused_layer_norm_cuda.rms_backward(
-            grad_output, invvar, kept, ctx.normalized_shape, ctx.eps, ctx.memory_efficient
-        )
-        return grad, None, None, None
-
-
-def _note(ctx: Any, input: Tensor, normalized_shape: Sequence[int], eps: float, memory_efficient: bool) -> None:
-    ctx.normalized_shape = tuple(normalized_shape)
-    ctx.eps = eps
-    ctx.memory_efficient = memory_efficient
-    ctx.input_dtype = input.dtype
+_kernels = fused_layer_norm_cuda
+FusedLayerNormFunction = _make_function("FusedLayerNormFunction", _kernels.forward, _kernels.backward, 0)
+FusedLayerNormAffineFunction = _make_function(
+    "FusedLayerNormAffineFunction", _kernels.forward_affine, _kernels.backward_affine, 2
+)
+FusedLayerNormAffineMixedDtypesFunction = _make_function(
+    "FusedLayerNormAffineMixedDtypesFunction", _kernels.forward_affine_mixed_dtypes, _kernels.backward_affine, 2
+)
+FusedRMSNormFunction = _make_function("FusedRMSNormFunction", _kernels.rms_forward, _kernels.rms_backward, 0)
+FusedRMSNormAffineFunction = _make_function(
+    "FusedRMSNormAffineFunction", _kernels.rms_forward_affine, _kernels.rms_backward_affine, 1
+)
+FusedRMSNormAffineMixedDtypesFunction = _make_function(
+    "FusedRMSNormAffineMixedDtypesFunction", _kernels.rms_forward_affine_mixed_dtypes, _kernels.rms_backward_affine, 1
+)
 
 
 class _Norm(nn.Module):
-    if TYPE_CHECKING:  # torch.jit.script refuses the type of a parameter that may be None
-        weight: nn.Parameter | None
-        normalized_shape: Any
+    weight: nn.Parameter | None
     _own_parameters: ClassVar[tuple[str, ...]] = ("weight",)
+    _mixed: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -392,8 +256,7 @@ class FusedLayerNorm(_Norm):
     Works on any device, and needs no compiled extension.
     """
 
-    if TYPE_CHECKING:
-        bias: nn.Parameter | None
+    bias: nn.Parameter | None
     _own_parameters = ("weight", "bias")
 
     def reset_parameters(self) -> None:
@@ -404,14 +267,9 @@ class FusedLayerNorm(_Norm):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the normalized input, in its dtype."""
-        if torch.jit.is_scripting():  # type: ignore[attr-defined]
-            return _scripted_layer_norm(input, self.weight, self.bias, self.normalized_shape, self.eps, False)
-        else:  # the compiler leaves out this branch, and only this form of it
-            if self.weight is None or self.bias is None:
-                return fused_layer_norm(input, self.normalized_shape, self.eps, self.memory_efficient)
-            return fused_layer_norm_affine(
-                input, self.weight, self.bias, self.normalized_shape, self.eps, self.memory_efficient
-            )
+        return _layer_norm(
+            input, self.weight, self.bias, self.normalized_shape, self.eps, self.memory_efficient, mixed=self._mixed
+        )
 
 
 class FusedRMSNorm(_Norm):
@@ -419,12 +277,7 @@ class FusedRMSNorm(_Norm):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the normalized input, in its dtype."""
-        if torch.jit.is_scripting():  # type: ignore[attr-defined]
-            return _scripted_rms_norm(input, self.weight, self.normalized_shape, self.eps, False)
-        else:
-            if self.weight is None:
-                return fused_rms_norm(input, self.normalized_shape, self.eps, self.memory_efficient)
-            return fused_rms_norm_affine(input, self.weight, self.normalized_shape, self.eps, self.memory_efficient)
+        return _rms_norm(input, self.weight, self.normalized_shape, self.eps, self.memory_efficient, mixed=self._mixed)
 
 
 class MixedFusedLayerNorm(FusedLayerNorm):
@@ -433,6 +286,8 @@ class MixedFusedLayerNorm(FusedLayerNorm):
     Raises:
         RuntimeError: `elementwise_affine=False`; `True` only warns, and other unknown keywords are ignored, as in Apex.
     """
+
+    _mixed = True
 
     def __init__(
         self,
@@ -445,20 +300,11 @@ class MixedFusedLayerNorm(FusedLayerNorm):
         _refuse_non_affine("MixedFusedLayerNorm", kwargs)
         super().__init__(normalized_shape, eps, True, memory_efficient)
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Return the normalized input, in the dtype of `weight`."""
-        if torch.jit.is_scripting():  # type: ignore[attr-defined]
-            return _scripted_layer_norm(input, self.weight, self.bias, self.normalized_shape, self.eps, True)
-        else:
-            assert self.weight is not None
-            assert self.bias is not None
-            return mixed_dtype_fused_layer_norm_affine(
-                input, self.weight, self.bias, self.normalized_shape, self.eps, self.memory_efficient
-            )
-
 
 class MixedFusedRMSNorm(FusedRMSNorm):
     """RMS normalization whose output has the dtype of its weight; arguments as for `MixedFusedLayerNorm`."""
+
+    _mixed = True
 
     def __init__(
         self,
@@ -471,16 +317,6 @@ class MixedFusedRMSNorm(FusedRMSNorm):
         _refuse_non_affine("MixedFusedRMSNorm", kwargs)
         super().__init__(normalized_shape, eps, True, memory_efficient)
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Return the normalized input, in the dtype of `weight`."""
-        if torch.jit.is_scripting():  # type: ignore[attr-defined]
-            return _scripted_rms_norm(input, self.weight, self.normalized_shape, self.eps, True)
-        else:
-            assert self.weight is not None
-            return mixed_dtype_fused_rms_norm_affine(
-                input, self.weight, self.normalized_shape, self.eps, self.memory_efficient
-            )
-
 
 def _refuse_non_affine(name: str, kwargs: dict[str, Any]) -> None:
     if "elementwise_affine" not in kwargs:
@@ -488,31 +324,3 @@ def _refuse_non_affine(name: str, kwargs: dict[str, Any]) -> None:
     warnings.warn(f"{name} is always affine: leave elementwise_affine out", stacklevel=3)
     if not kwargs["elementwise_affine"]:
         raise RuntimeError(f"{name} got elementwise_affine=False, but it is always affine; use the class without Mixed")
-
-
-def _scripted_layer_norm(
-    input: Tensor, weight: Tensor | None, bias: Tensor | None, normalized_shape: list[int], eps: float, mixed: bool
-) -> Tensor:
-    """Return the layer norm of `input` in its dtype, or with `mixed` in the dtype of `weight`."""
-    wide = torch.float64 if input.dtype == torch.float64 else torch.float32
-    result = input.dtype
-    if weight is not None:
-        if mixed:
-            result = weight.dtype
-        weight = weight.to(wide)
-    if bias is not None:
-        bias = bias.to(wide)
-    return F.layer_norm(input.to(wide), normalized_shape, weight, bias, eps).to(result)
-
-
-def _scripted_rms_norm(
-    input: Tensor, weight: Tensor | None, normalized_shape: list[int], eps: float, mixed: bool
-) -> Tensor:
-    """Return the RMS norm of `input` in its dtype, or with `mixed` in the dtype of `weight`."""
-    wide = torch.float64 if input.dtype == torch.float64 else torch.float32
-    result = input.dtype
-    if weight is not None:
-        if mixed:
-            result = weight.dtype
-        weight = weight.to(wide)
-    return torch.rms_norm(input.to(wide), normalized_shape, weight, eps).to(result)

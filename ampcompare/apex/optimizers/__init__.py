@@ -7,7 +7,6 @@ from typing import Any
 from ampcompare.apex.optimizers.fused_adagrad import FusedAdagrad
 from ampcompare.apex.optimizers.fused_adam import FusedAdam
 from ampcompare.apex.optimizers.fused_lamb import FusedLAMB
-from ampcompare.apex.optimizers.fused_mixed_precision_lamb import FusedMixedPrecisionLamb
 from ampcompare.apex.optimizers.fused_novograd import FusedNovoGrad
 from ampcompare.apex.optimizers.fused_sgd import FusedSGD
 
@@ -15,7 +14,6 @@ __all__ = [
     "FusedAdagrad",
     "FusedAdam",
     "FusedLAMB",
-    "FusedMixedPrecisionLamb",
     "FusedNovoGrad",
     "FusedSGD",
 ]

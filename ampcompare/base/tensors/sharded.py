@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["from_part", "is_sharded", "local", "placed_like", "rank_in", "shard_shapes", "whole", "whole_tree"]
+__all__ = ["is_sharded", "local", "placed_like", "whole", "whole_tree"]
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -25,41 +25,6 @@ def local(tensor: Tensor) -> Tensor:
     sharded: Any = tensor
     part: Tensor = sharded.to_local() if is_sharded(tensor) else tensor
     return part
-
-
-def shard_shapes(tensor: Tensor) -> list[torch.Size]:
-    """Return the shape of the part that each rank holds, by rank; that of the tensor if it is not sharded.
-
-    Shards are cut along the first dimension, as `fully_shard` does; the last ones may be empty.
-    """
-    if not is_sharded(tensor):
-        return [tensor.shape]
-    sharded: Any = tensor
-    count = sharded.device_mesh.size()
-    shapes = [chunk.shape for chunk in torch.empty(tensor.shape, device="meta").chunk(count)]
-    return shapes + [torch.Size((0, *tensor.shape[1:]))] * (count - len(shapes))
-
-
-def rank_in(tensor: Tensor) -> int:
-    """Return which of the parts of a sharded tensor this rank holds."""
-    sharded: Any = tensor
-    return int(sharded.device_mesh.get_local_rank())
-
-
-def from_part(part: Tensor, target: Tensor) -> Tensor:
-    """Return a tensor sharded as `target` is, of its shape, of which this rank holds `part`; without communication."""
-    from torch.distributed.tensor import DTensor
-
-    placed: Any = target
-    made: Tensor = DTensor.from_local(
-        part.to(target.device),
-        placed.device_mesh,
-        placed.placements,
-        run_check=False,
-        shape=target.shape,
-        stride=target.stride(),
-    )
-    return made
 
 
 def whole(tensor: Tensor) -> Tensor:

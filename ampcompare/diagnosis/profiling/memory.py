@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -17,6 +17,7 @@ from ampcompare.base.tensors.products import OperationMode, dtype_name
 from ampcompare.base.tensors.tree import tensors_in
 from ampcompare.diagnosis.profiling.marks import Marks
 from ampcompare.results.records.profile import Held, Memory
+from ampcompare.training.precision.base import owned_params
 
 __all__ = ["Block", "MemoryLedger"]
 
@@ -29,7 +30,7 @@ TEMPORARY = "results in use"
 
 @dataclass(frozen=True)
 class Block:
-    """A block of an allocator that is in use: when it was allocated, in ns since 1970, and by which operation.
+    """A block of an allocator that is in use, and when it was allocated, in ns since 1970.
 
     Attributes:
         end: when its address was allocated again, at the earliest.
@@ -39,7 +40,6 @@ class Block:
     bytes: int
     begin: int
     end: float
-    operation: str
 
 
 @dataclass
@@ -93,12 +93,11 @@ class MemoryLedger(OperationMode):
             if tensor.grad is not None:
                 self._hold(tensor.grad, GRADIENTS)
         for optimizer in self._marks.optimizers:
-            for group in optimizer.param_groups:
-                for param in group["params"]:
-                    # A script names no model: what an optimizer steps is a weight then.
-                    self._hold(param, MASTERS if self._marks.models else WEIGHTS)
-                    if param.grad is not None:
-                        self._hold(param.grad, GRADIENTS)
+            for param in owned_params(optimizer):
+                # A script names no model: what an optimizer steps is a weight then.
+                self._hold(param, MASTERS if self._marks.models else WEIGHTS)
+                if param.grad is not None:
+                    self._hold(param.grad, GRADIENTS)
             for values in list(optimizer.state.values()):
                 for value in tensors_in(values):
                     self._hold(value, STATE)
@@ -138,8 +137,8 @@ class MemoryLedger(OperationMode):
 
     def note_gradients(self) -> None:
         """Label the gradients that exist now."""
-        groups = [group["params"] for optimizer in self._marks.optimizers for group in optimizer.param_groups]
-        for param in chain(*(model.parameters() for model in self._marks.models), *groups):
+        models, stepped = self._marks.models, map(owned_params, self._marks.optimizers)
+        for param in chain(*(model.parameters() for model in models), *stepped):
             if param.grad is not None:
                 key = self._key(param.grad)
                 if key is not None and key in self._live:
@@ -150,38 +149,18 @@ class MemoryLedger(OperationMode):
 
         Args:
             blocks: allocated since `begin`.
-            measured: peak bytes of the allocator; None for the sum of what was found, on a CPU.
+            measured: peak bytes of the allocator; None for the sum of its blocks, on a CPU.
             reserved: bytes held by the allocator; None on a CPU.
         """
-        found: list[_Storage] = []
-        work: dict[str, int] = defaultdict(int)
+        storages = [*self._first]
         for block in blocks:
-            known = [one for one in self._all.get(block.address, ()) if block.begin <= one.made < block.end]
-            if known:
-                found.append(known[0])
-            else:
-                work[block.operation] += block.bytes
-        held = [*self._first, *found]
-        alive = {id(one) for one in held}
+            known = (one for one in self._all.get(block.address, ()) if block.begin <= one.made < block.end)
+            if (first := next(known, None)) is not None:
+                storages.append(first)
+        alive = {id(one) for one in storages}
         gone = {id(one) for ones in self._all.values() for one in ones if id(one) not in alive}
         if measured is None:
-            measured = sum(one.bytes for one in held) + sum(work.values())
-        return self._split(held, work, gone, measured, reserved)
-
-    def _split(
-        self,
-        storages: Sequence[_Storage],
-        work: Mapping[str, int],
-        gone: Collection[int],
-        measured: int,
-        reserved: int | None,
-    ) -> Memory:
-        """Return bytes by kind and layer.
-
-        Args:
-            work: bytes inside of operations, by operation.
-            gone: storages that are freed at the peak, by identity.
-        """
+            measured = sum(one.bytes for one in self._first) + sum(block.bytes for block in blocks)
         held: dict[tuple[str, str], int] = defaultdict(int)
         layers: dict[tuple[str, str], int] = defaultdict(int)
         twice: dict[tuple[str, str], int] = defaultdict(int)
@@ -192,13 +171,10 @@ class MemoryLedger(OperationMode):
                 layers[one.module, one.dtype] += one.bytes
                 if one.source is not None and one.source.saved and id(one.source) not in gone:
                     twice[one.module, one.dtype] += min(one.bytes, one.source.bytes)
-        for operation, size in work.items():
-            held[f"workspace of {operation}", ""] += size
-        counted = sum(held.values())
         return Memory(
             measured_bytes=measured,
             held=[Held(kind=kind, dtype=dtype, bytes=size) for (kind, dtype), size in _largest(held)],
-            rest_bytes=measured - counted,
+            rest_bytes=measured - sum(held.values()),
             layers=[Held(kind=name, dtype=dtype, bytes=size) for (name, dtype), size in _largest(layers)[:MAX_LAYERS]],
             kept_twice_bytes=sum(twice.values()),
             kept_twice=[

@@ -38,8 +38,10 @@ class ProfileOptions:
         """Refuse what cannot be profiled.
 
         Raises:
-            ConfigError: no steps, several processes of a recipe, or sharded weights.
+            ConfigError: no arms, no steps, several processes of a recipe, or sharded weights.
         """
+        if not self.configs:
+            raise ConfigError("profile needs at least one arm; name one with --arm")
         for name, value in (("--steps", self.steps), ("--profiled-steps", self.profiled)):
             if value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {value}")
@@ -47,8 +49,7 @@ class ProfileOptions:
         if config.script is None and config.processes != 1:
             raise ConfigError(
                 f"profile trains a recipe in one process, but {config.processes} were requested; only a script "
-                "after -- "
-                "may have several"
+                "after -- may have several"
             )
         if config.recipe.cuda_graph:
             raise ConfigError(

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from ampcompare.diagnosis.profiling.trace import is_half
-from ampcompare.results.records.profile import ArmProfile, Profile, Reason, Sync, Trial
+from ampcompare.results.records.profile import ArmProfile, Reason, Sync, Trial
 
-__all__ = ["BATCH", "deciding", "find_reasons", "headline_of", "with_reasons"]
+__all__ = ["BATCH", "find_reasons", "headline_of", "with_reasons"]
 
 # Shares of a step, or of a peak of memory, from which a part of it is a reason.
 DATA = 0.15
@@ -317,23 +317,9 @@ def with_reasons(arms: Sequence[ArmProfile]) -> list[ArmProfile]:
     return [arm.model_copy(update={"reasons": find_reasons(arm, arms[0])}) for arm in arms]
 
 
-def headline_of(profile: Profile) -> list[str]:
-    """Return a sentence for each arm: how fast and how large it is next to the reference, and the first reason."""
-    reference = profile.arms[0]
-    return [_sentence(arm, reference) for arm in profile.arms]
-
-
-def deciding(profile: Profile) -> list[str]:
-    """Return the sentences on arms that are not faster than the reference, and for which a reason was measured."""
-    reference = profile.arms[0]
-    return [
-        _sentence(arm, reference)
-        for arm in profile.arms[1:]
-        if arm.seconds
-        and "emulated" not in arm.half
-        and reference.seconds / arm.seconds < FASTER
-        and any(not one.on_gpu for one in arm.reasons)
-    ]
+def headline_of(arms: Sequence[ArmProfile]) -> list[str]:
+    """Return a sentence for each arm: how fast and how large it is next to the first, and its first reason."""
+    return [_sentence(arm, arms[0]) for arm in arms]
 
 
 def _sentence(arm: ArmProfile, reference: ArmProfile) -> str:

@@ -6,7 +6,6 @@ profiler and give the time of the step, to which the parts of the profiled ones 
 
 from __future__ import annotations
 
-import bisect
 import json
 import math
 import statistics
@@ -37,7 +36,6 @@ __all__ = ["Measured", "StepProfiler", "Steps"]
 
 BEGIN = "ampcompare:memory"
 DEVICE_TYPES = {"cpu": 0, "cuda": 1}  # numbers of torch in a trace
-MAX_NESTED = 400  # operations that begin before a time and may still run then
 
 
 @dataclass(frozen=True)
@@ -263,32 +261,15 @@ def blocks_at_peak(trace: Mapping[str, Any], device: torch.device) -> list[Block
     for event in changes:
         if int(event["args"]["Bytes"]) > 0:
             again[int(event["args"]["Addr"])].append(float(event["ts"]))
-    operations = sorted(
-        (
-            (float(event["ts"]), float(event["ts"]) + float(event["dur"]), str(event["name"]))
-            for event in events
-            if event.get("cat") == "cpu_op" and "dur" in event
-        ),
-    )
     return [
         Block(
             address,
             size,
             base + int(1000 * when),
             base + 1000 * min((later for later in again[address] if later > when), default=math.inf),
-            _outermost(operations, when),
         )
         for address, (size, when) in peak.items()
     ]
-
-
-def _outermost(operations: Sequence[tuple[float, float, str]], when: float) -> str:
-    """Return the operation of a trace that runs at a time, without the nodes of autograd around it."""
-    last = bisect.bisect_right(operations, (when, math.inf, ""))
-    for begin, end, name in operations[max(0, last - MAX_NESTED) : last]:
-        if begin <= when <= end and name.startswith(("aten::", "mkldnn", "torch")):
-            return name.removeprefix("aten::")
-    return "code outside of operations"
 
 
 def _events_of(profiler: Any) -> dict[str, Any]:

@@ -1,20 +1,21 @@
 """A cell as a command, which any scheduler can start: Slurm and Ray do, and `compare --emit-cells` writes it.
 
-`python -m ampcompare.experiment.launch.cell FOLDER...` trains the cells whose `config.json` lie in the folders, one
-after the other, and writes their progress there. A cell that has a result stays as it is, and one that was stopped or
-lost resumes from its newest checkpoint, so that the same command again is always right. Under torchrun, mpirun or srun
-it joins the other ranks. The exit code is 3 where a cell failed, and 143 where it was asked to stop and has saved.
+`python -m ampcompare.experiment.launch.cell FOLDER` trains the cell whose `config.json` lies in the folder, and writes
+its progress there. A cell that has a result stays as it is, and one that was stopped or lost resumes from its newest
+checkpoint, so that the same command again is always right. Under torchrun, mpirun or srun it joins the other ranks. The
+exit code is 3 where the cell failed, and 143 where it was asked to stop and has saved.
 """
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from ampcompare.base.environment.ranks import world_of
-from ampcompare.base.errors import AmpCompareError, ConfigError, Ended, LaunchError
+from ampcompare.base.errors import AmpCompareError, Ended, LaunchError
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.processes.start import start_command
 from ampcompare.experiment.launch.cell_files import progress_writer, read_config
@@ -23,12 +24,12 @@ from ampcompare.experiment.launch.local import ExternalLauncher, LocalLauncher
 from ampcompare.experiment.launch.stop_signal import end_signals, held_signals
 from ampcompare.results.records.run import RunRecord, read_record
 
-__all__ = ["command_of", "train_cell", "train_cells"]
+__all__ = ["command_of", "train_cell", "train_here"]
 
 
-def command_of(*folders: Path) -> list[str]:
-    """Return the command line that trains the cells of some folders."""
-    return start_command(__spec__.name, *map(str, folders))
+def command_of(folder: Path) -> list[str]:
+    """Return the command line that trains the cell of a folder."""
+    return start_command(__spec__.name, str(folder))
 
 
 def train_cell(folder: Path, launcher: Launcher, where: str = "") -> RunRecord:
@@ -46,32 +47,25 @@ def train_cell(folder: Path, launcher: Launcher, where: str = "") -> RunRecord:
     return launcher.launch(config, folder, progress_writer(folder, where) if launcher.is_main else None)
 
 
-def train_cells(folders: Sequence[Path], where: str = "") -> None:
-    """Train the cells of some folders, one after the other; SIGTERM stops the one that runs, and no other one starts.
+def train_here(folder: Path, where: str = "") -> None:
+    """Train the cell of a folder on this machine, or as one of the ranks that were started together; SIGTERM stops it.
 
     Raises:
-        Ended: it was asked to stop, and cells are left.
-        LaunchError: a cell failed; the others were trained.
+        Ended: it was asked to stop.
+        LaunchError: the cell failed.
     """
     world = world_of()
-    if world is None:
-        records, is_main = _train_in_turn(folders, where), True
-    elif len(folders) > 1:
-        raise ConfigError(f"ranks train one cell, but {len(folders)} were named; start one command for each")
-    else:
-        launcher = ExternalLauncher(world)
-        with held_signals():
-            records = [train_cell(folders[0], launcher, where)]
-        is_main = launcher.is_main
-    if len(records) < len(folders) or any(record.status == "interrupted" for record in records):
-        raise Ended("the command was asked to stop, and cells are left; the same command resumes them")
-    failed = [f"{record.arm} failed: {record.error}" for record in records if record.status == "failed"]
-    if failed and is_main:
-        raise LaunchError("; ".join(failed))
+    launcher = LocalLauncher() if world is None else ExternalLauncher(world)
+    with launcher, _terminated_by_signal(launcher) if world is None else held_signals():
+        record = train_cell(folder, launcher, where)
+    if record.status == "interrupted":
+        raise Ended("the command was asked to stop; the same command resumes the cell")
+    if record.status == "failed" and launcher.is_main:
+        raise LaunchError(f"{record.arm} failed: {record.error}")
 
 
-def _train_in_turn(folders: Sequence[Path], where: str) -> list[RunRecord]:
-    """Return the records of cells that are trained on this machine, up to one that was asked to stop."""
+@contextlib.contextmanager
+def _terminated_by_signal(launcher: Launcher) -> Iterator[None]:
     stopped = False
 
     def stop(number: int, frame: object) -> None:
@@ -79,19 +73,19 @@ def _train_in_turn(folders: Sequence[Path], where: str) -> list[RunRecord]:
         stopped = True
         launcher.terminate()
 
-    with LocalLauncher() as launcher:
-        before = [(number, signal.signal(number, stop)) for number in end_signals()]
-        try:
-            return [train_cell(folder, launcher, where) for folder in folders if not stopped]
-        finally:
-            for number, handler in before:
-                signal.signal(number, handler)
+    launcher.may_start = lambda: not stopped
+    before = [(number, signal.signal(number, stop)) for number in end_signals()]
+    try:
+        yield
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
 
 
 def main(arguments: list[str]) -> int:
-    """Train the cells of some folders; what goes wrong is one line."""
+    """Train the cell of a folder; what goes wrong is one line."""
     try:
-        train_cells([Path(argument) for argument in arguments])
+        train_here(Path(arguments[0]))
     except AmpCompareError as error:
         sys.stderr.write(f"ampcompare: {error}\n")
         return error.exit_code

@@ -12,39 +12,35 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-import psutil
-
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.processes.sandbox import Sandbox
-from ampcompare.base.processes.start import start_command
+from ampcompare.base.processes.start import how_ended, start_command
 from ampcompare.experiment.launch.cell_files import (
+    fresh_progress,
     last_lines,
     log_tail,
     make_cell_folder,
-    progress_reader,
     remove_leftovers_of_cell,
     sandboxed_cell,
     without_written,
     write_config,
     write_record,
 )
-from ampcompare.experiment.launch.contract import Launcher, Progress, Stoppable, failed_record, interrupted_record
-from ampcompare.experiment.launch.forked import worker_environment
+from ampcompare.experiment.launch.contract import Progress, failed_record, interrupted_record
+from ampcompare.experiment.launch.forked import ProcessLauncher, worker_environment
 from ampcompare.experiment.launch.places import ANYWHERE, Place
-from ampcompare.experiment.launch.start_ranks import RANK_MODULE, Request
+from ampcompare.experiment.launch.start_ranks import Request
 from ampcompare.results.records.run import RunRecord, read_record
 from ampcompare.settings.config import RunConfig
 
-__all__ = ["MultiProcessLauncher", "StoppedProcesses"]
+__all__ = ["MultiProcessLauncher"]
 
 POLL_SECONDS = 0.1
 END_SECONDS = 10.0
-STOPPED_SECONDS = 1.0  # between two looks at the states of processes
-STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 TAIL_LINES = 5
 
 
-class MultiProcessLauncher(Launcher):
+class MultiProcessLauncher(ProcessLauncher["subprocess.Popen[bytes]"]):
     """Starts the ranks of each cell.
 
     Args:
@@ -60,25 +56,21 @@ class MultiProcessLauncher(Launcher):
         dist_url: str | None = None,
         place: Place = ANYWHERE,
     ) -> None:
+        super().__init__(place, _end_agent)
         self.launcher = launcher
-        self._place = place
         self._dist_url = None if dist_url == "env://" else dist_url
-        self._agent: Stoppable[subprocess.Popen[bytes]] = Stoppable(_end_agent)
-        self._stood_still = ""
 
     def launch(
         self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
     ) -> RunRecord:
         folder = folder.resolve()
-        self._stood_still = ""
         request = Request(str(folder), self.launcher, config.processes, self._dist_url)
-        with self._agent.busy(), sandboxed_cell(config, folder) as sandbox:
+        with self._process.busy(), sandboxed_cell(config, folder) as sandbox:
             make_cell_folder(folder)
-            for name in (CellFile.FAILURE, CellFile.PROGRESS):
-                (folder / name).unlink(missing_ok=True)
+            (folder / CellFile.FAILURE).unlink(missing_ok=True)
             write_config(config, folder)
-            code = self._run(request, folder, sandbox, on_progress, config.stall_timeout)
-            self._agent.check()
+            code = self._run(request, folder, sandbox, on_progress)
+            self._process.check()
         remove_leftovers_of_cell(folder)
         return without_written(self._record(config, folder, code), folder, sandbox.written)
 
@@ -88,16 +80,16 @@ class MultiProcessLauncher(Launcher):
         folder: Path,
         sandbox: Sandbox,
         on_progress: Callable[[Progress], None] | None,
-        stall_timeout: float,
     ) -> int:
         environment = {**worker_environment(self._place), **sandbox.environment}
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
             environment.pop(name, None)
+        report_progress = fresh_progress(folder, on_progress)
         with (folder / CellFile.LAUNCHER_LOG).open("wb") as log, self._place.on_its_cores():
             # In a new session, Ctrl-C in the terminal reaches only this process, which then ends the ranks.
-            agent = self._agent.start(
+            agent = self._process.start(
                 lambda: subprocess.Popen(
-                    start_command("ampcompare.experiment.launch.start_ranks", request.to_json()),
+                    start_command("ampcompare.experiment.launch.start_ranks", json.dumps(request)),
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=log,
@@ -107,77 +99,31 @@ class MultiProcessLauncher(Launcher):
             )
         if self._is_asked():
             agent.terminate()
-        report_progress = progress_reader(folder, on_progress)
-        stopped = StoppedProcesses("all ranks", lambda: _ranks_of(agent.pid), stall_timeout)
         while (code := agent.poll()) is None:
             time.sleep(POLL_SECONDS)
             report_progress()
-            if stopped.too_long():
-                self._stood_still = stopped.kill()
-        self._agent.drop()
-        self._agent.check()
+        self._process.drop()
         return code
-
-    def _is_asked(self) -> bool:
-        return self._agent.is_asked or not self.may_start()
 
     def _record(self, config: RunConfig, folder: Path, code: int) -> RunRecord:
         path = folder / CellFile.RECORD
         record = read_record(path) if path.exists() else None
         if code == 0 and record is not None:
             return record
-        killed = self._killed_rank(folder)
-        if self._stood_still:
-            record = failed_record(config, self._stood_still)
-            write_record(record, folder)
+        failures = _failures(folder)
+        # The others get SIGTERM when one has failed.
+        killed = [failure for failure in failures if failure["code"] < 0 and failure["code"] != -signal.SIGTERM]
+        if record is not None and not killed:
             return record
-        if self._is_asked() and killed is None:
-            if record is None:
-                record = interrupted_record(config)
-                write_record(record, folder)
-            return record
-        if record is None or killed is not None:
-            record = failed_record(config, self._describe_failure(folder, code, killed))
-            write_record(record, folder)
+        if self._is_asked() and not killed:
+            record = interrupted_record(config)
+        else:
+            record = failed_record(config, _describe_failure(folder, code, [*killed, *failures]))
+        write_record(record, folder)
         return record
 
-    def _killed_rank(self, folder: Path) -> dict[str, int] | None:
-        """Return the rank that a signal ended, other than the SIGTERM that the others get when one has failed."""
-        failures = _failures(folder)
-        return next(
-            (failure for failure in failures if failure["code"] < 0 and failure["code"] != -signal.SIGTERM), None
-        )
-
-    def _describe_failure(self, folder: Path, code: int, killed: dict[str, int] | None) -> str:
-        failure = killed or next(iter(_failures(folder)), None)
-        if failure is None:
-            tail = " | ".join(line.strip() for line in last_lines(folder / CellFile.LAUNCHER_LOG, TAIL_LINES))
-            return f"the launcher of the ranks {_how_ended(code)}" + (f": {tail}" if tail else "")
-        rank, how = failure["rank"], _how_ended(failure["code"])
-        tail = " | ".join(log_tail(folder, TAIL_LINES, rank).splitlines())
-        return f"rank {rank} {how}" + (f"; last lines of its log: {tail}" if tail else "; its log is empty")
-
-    def terminate(self) -> bool:
-        if not self._agent.ask():
-            return False
-        agent = self._agent.process
-        if agent is not None:
-            agent.terminate()
-        return True
-
-    def end_cell(self) -> None:
-        if self._agent.ask():
-            self._agent.drop()
-
-    def close(self) -> None:
-        self._agent.close()
-
-
-def _how_ended(code: int) -> str:
-    if code >= 0:
-        return f"ended with exit code {code}"
-    cause = " (probably the out-of-memory killer)" if code == -signal.SIGKILL else ""
-    return f"was killed by {signal.Signals(-code).name}{cause}"
+    def _send_stop(self, process: subprocess.Popen[bytes]) -> None:
+        process.terminate()
 
 
 def _end_agent(agent: subprocess.Popen[bytes]) -> None:
@@ -191,65 +137,18 @@ def _end_agent(agent: subprocess.Popen[bytes]) -> None:
         agent.wait()
 
 
-class StoppedProcesses:
-    """Notices that all processes that train are stopped, when none is left that would wait for another.
-
-    Args:
-        name: of all of them, for the message.
-        find: returns those that run.
-        seconds: for how long they may be stopped.
-    """
-
-    def __init__(self, name: str, find: Callable[[], list[psutil.Process]], seconds: float) -> None:
-        self._name = name
-        self._find = find
-        self._seconds = seconds
-        self._looked = time.monotonic()
-        self._since: float | None = None
-
-    def too_long(self) -> bool:
-        """Return whether all have been stopped for that long; call it often."""
-        now = time.monotonic()
-        if now - self._looked < STOPPED_SECONDS:
-            return False
-        if now - self._looked > 5 * STOPPED_SECONDS:  # this process was stopped as well
-            self._since = None
-        self._looked = now
-        processes = self._find()
-        if not processes or not all(_status(one) in STOPPED for one in processes):
-            self._since = None
-            return False
-        self._since = self._since or now
-        return now - self._since >= self._seconds
-
-    def kill(self) -> str:
-        """End the processes, which handle no other signal, and return why."""
-        for process in self._find():
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        return f"{self._name} stood still for {self._seconds:g} s (--stall-timeout): they are stopped, as by SIGSTOP"
-
-
-def _ranks_of(agent: int) -> list[psutil.Process]:
-    ranks = []
-    with contextlib.suppress(psutil.Error):
-        for process in psutil.Process(agent).children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                if RANK_MODULE in process.cmdline():
-                    ranks.append(process)
-    return ranks
-
-
-def _status(process: psutil.Process) -> str:
-    try:
-        return str(process.status())
-    except psutil.Error:
-        return psutil.STATUS_DEAD
-
-
 def _failures(folder: Path) -> list[dict[str, int]]:
     try:
         failures: list[dict[str, int]] = json.loads((folder / CellFile.FAILURE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return []
     return failures
+
+
+def _describe_failure(folder: Path, code: int, failures: list[dict[str, int]]) -> str:
+    if not failures:
+        tail = " | ".join(line.strip() for line in last_lines(folder / CellFile.LAUNCHER_LOG, TAIL_LINES))
+        return f"the launcher of the ranks {how_ended(code)}" + (f": {tail}" if tail else "")
+    rank, how = failures[0]["rank"], how_ended(failures[0]["code"])
+    tail = " | ".join(log_tail(folder, TAIL_LINES, rank).splitlines())
+    return f"rank {rank} {how}" + (f"; last lines of its log: {tail}" if tail else "; its log is empty")

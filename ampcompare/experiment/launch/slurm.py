@@ -1,7 +1,4 @@
-"""Cells as Slurm jobs: submit them with submitit, wait for them, and find them again in a later call.
-
-Cells that need the same are tasks of one job array; a job runs the command of its cells, several short ones in turn.
-"""
+"""Cells as Slurm jobs: tasks of job arrays, which submitit submits and each of which runs the command of its cell."""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ import json
 import math
 import os
 import re
-import secrets
 import shlex
 import shutil
 import signal
@@ -20,40 +16,35 @@ import sys
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ampcompare.base.environment.fingerprint import THREAD_VARIABLES
 from ampcompare.base.errors import BackendUnavailable, ConfigError, EnvironmentUnfit, LaunchError
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.files.write import write_atomically
 from ampcompare.base.processes.start import __file__ as START
-from ampcompare.experiment.launch.cell import train_cells
-from ampcompare.experiment.launch.cell_files import announce_cell, last_lines, log_tail, write_record
+from ampcompare.experiment.launch.cell import train_here
+from ampcompare.experiment.launch.cell_files import announce_cell, write_record
 from ampcompare.experiment.launch.contract import failed_record
 from ampcompare.experiment.launch.forked import worker_environment
 from ampcompare.experiment.launch.queue_launcher import QueueLauncher
 from ampcompare.results.records.run import RunRecord, read_record
 from ampcompare.settings.config import RunConfig
 
-__all__ = ["SlurmLauncher", "active_jobs", "how_ended", "parse_slurm_options", "require_slurm", "train_in_job"]
+__all__ = ["SlurmLauncher", "active_jobs", "parse_slurm_options", "require_slurm", "train_in_job"]
 
 POLL_SECONDS = 0.5
 QUEUE_SECONDS = 5.0
 PATIENCE_SECONDS = 300.0
 RECORD_SECONDS = 10.0  # until a file that another machine wrote is visible here
-TAIL_LINES = 5
 DEFAULT_MINUTES = 60
 WARNING_SECONDS = 90  # between submitit's signal and the time limit
-JOB_NAME = "ampcompare"
 MAX_ARRAY = 1000  # tasks; Slurm takes 1001 unless it is configured otherwise
-NOISE = re.compile(r"submitit \w+ |srun: |slurmstepd\S*: ")
 ISOLATION = ("PYTHONPATH", "PYTHONSAFEPATH")
-RESERVED_OPTIONS = {
-    **dict.fromkeys(("ntasks", "ntasks-per-node", "n"), "--nproc-per-node"),
-    **dict.fromkeys(("nodes", "N", "array", "chdir", "comment", "error", "job-name"), "ampcompare"),
-    **dict.fromkeys(("open-mode", "output", "wrap"), "ampcompare"),
+OWN_OPTIONS = {
+    *("ntasks", "ntasks-per-node", "n", "nodes", "N", "array", "chdir", "error", "job-name", "open-mode", "output"),
+    "wrap",
 }
 ANSWER_SECONDS = 60.0
 # Where Slurm preempts a job with a grace time, its tasks save and end, and Slurm does not queue again what has ended.
@@ -68,24 +59,13 @@ REQUEUE_PREEMPTED = (
     "}",
     "trap requeue_preempted EXIT",
 )
-# What to report for the states of Slurm.
-STORIES = {
-    "TIMEOUT": "reached its time limit; --slurm-option time=MINUTES gives more",
-    "DEADLINE": "reached its deadline",
-    "OUT_OF_MEMORY": "ran out of memory; --slurm-option mem=SIZE gives more",
-    "PREEMPTED": "was preempted by another job",
-    "CANCELLED": "was cancelled",
-    "NODE_FAIL": "lost its node",
-    "BOOT_FAIL": "had a node that did not start",
-    "": "is gone, and Slurm has no record of it",
-}
 
 
 def parse_slurm_options(texts: Sequence[str]) -> dict[str, str]:
     """Read options of sbatch such as `partition=gpu`, `time=2:00:00` or `exclusive`, without their dashes.
 
     Raises:
-        ConfigError: not an option, a duplicate, or an option that ampcompare sets itself.
+        ConfigError: not an option, or one that ampcompare sets itself.
     """
     options: dict[str, str] = {}
     for text in texts:
@@ -93,10 +73,8 @@ def parse_slurm_options(texts: Sequence[str]) -> dict[str, str]:
         name = name.strip().replace("_", "-")
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9-]*", name) or "\n" in value or (equals and not value):
             raise ConfigError(f"--slurm-option {text!r} is not an option of sbatch such as partition=gpu or exclusive")
-        if name in RESERVED_OPTIONS:
-            raise ConfigError(f"--slurm-option {text!r}: {name} is set by {RESERVED_OPTIONS[name]}")
-        if name in options:
-            raise ConfigError(f"--slurm-option {name} is given twice")
+        if name in OWN_OPTIONS:
+            raise ConfigError(f"--slurm-option {text!r}: {name} is set by ampcompare; see also --nproc-per-node")
         options[name] = value
     return options
 
@@ -118,30 +96,11 @@ def require_slurm() -> None:
         raise BackendUnavailable("--launcher slurm needs submitit: pip install submitit (the extra slurm)")
 
 
-@dataclass(frozen=True)
-class _Job:
-    """The job of a cell, as `job.json` in the cell's folder has it.
-
-    Attributes:
-        job: its ID, as 1234 or 1234_5; "" before it is submitted.
-        token: its comment, by which a call finds the job if an earlier one was killed before it had written the ID.
-        task: its number in the array.
-        logs: folder of its output.
-    """
+class _Job(NamedTuple):
+    """The job of a cell, as `job.json` in the cell's folder has it: its ID, as 1234 or 1234_5, and its output."""
 
     job: str
-    token: str = ""
-    task: int = 0
-    logs: str = ""
-
-    @property
-    def log(self) -> Path:
-        """The file with the output of its tasks."""
-        return Path(self.logs) / f"{self.job}_0_log.out"
-
-    def save(self, folder: Path) -> None:
-        """Write `job.json`."""
-        write_atomically(folder / CellFile.JOB, json.dumps(asdict(self)))
+    log: str
 
 
 class SlurmLauncher(QueueLauncher):
@@ -153,20 +112,16 @@ class SlurmLauncher(QueueLauncher):
     Args:
         options: sbatch options by their long names; "" for a flag.
         running: limit on the tasks of an array that run at the same time; None for no limit.
-        cells_per_job: cells that a job trains in turn.
 
     Raises:
         EnvironmentUnfit: this machine has no Slurm.
         BackendUnavailable: submitit is not installed.
     """
 
-    def __init__(
-        self, options: Mapping[str, str] | None = None, *, running: int | None = None, cells_per_job: int = 1
-    ) -> None:
+    def __init__(self, options: Mapping[str, str] | None = None, *, running: int | None = None) -> None:
         require_slurm()
         self._options = dict(options or {})
         self._running = running
-        self._cells_per_job = cells_per_job
         self._jobs: dict[Path, _Job] = {}
         self._gone: dict[Path, float] = {}  # since when Slurm does not name the job of a cell
         self._asked = self._answered = -math.inf
@@ -179,19 +134,17 @@ class SlurmLauncher(QueueLauncher):
         """
         self._answered = time.monotonic()
         new = [(config, folder.resolve()) for config, folder in cells if folder.resolve() not in self._jobs]
-        if not new:
-            return
-        active = active_jobs()
+        active = active_jobs() if new else set()
         missing: dict[str, list[tuple[RunConfig, Path]]] = {}
         for config, folder in new:
-            job = _earlier_job(folder, active)
-            if job is not None:
+            job = _read_job(folder)
+            if job.job in active:
                 self._jobs[folder] = job
             else:
                 missing.setdefault(json.dumps(self._needs(config), sort_keys=True), []).append((config, folder))
         for cells in missing.values():
-            for start in range(0, len(cells), MAX_ARRAY * self._cells_per_job):
-                self._submit(cells[start : start + MAX_ARRAY * self._cells_per_job])
+            for start in range(0, len(cells), MAX_ARRAY):
+                self._submit(cells[start : start + MAX_ARRAY])
 
     def wait_for_some(self, folders: Collection[Path]) -> set[Path]:
         now = time.monotonic()
@@ -199,14 +152,12 @@ class SlurmLauncher(QueueLauncher):
             self._asked = now
             try:
                 active, self._answered = active_jobs(), now
-                for folder in folders:
-                    if self._jobs[folder].job in active:
-                        self._gone.pop(folder, None)  # queued again, or missing in one answer only
-                    else:
-                        self._gone.setdefault(folder, now)
             except LaunchError:  # Slurm may be silent for a while
                 if now - self._answered > PATIENCE_SECONDS:
                     raise
+            else:  # a job may be queued again, or be missing in one answer only
+                gone = [folder for folder in folders if self._jobs[folder].job not in active]
+                self._gone = {folder: self._gone.get(folder, now) for folder in gone}
         ended = {
             folder
             for folder in folders
@@ -217,27 +168,22 @@ class SlurmLauncher(QueueLauncher):
         return ended
 
     def take_record(self, config: RunConfig, folder: Path) -> RunRecord:
-        job = self._jobs.pop(folder)
-        self._gone.pop(folder, None)
-        path = folder / CellFile.RECORD
+        job, path = self._jobs.pop(folder), folder / CellFile.RECORD
         record = read_record(path) if path.exists() else None
-        left_no_record = "ended with exit code {} and left no record"
-        asked = "was asked to stop, before its time limit or for another job"
-        if record is None:
-            tail = " | ".join(_own_lines(folder, job))
-            error = f"Slurm job {job.job} {how_ended(job.job, left_no_record)}; "
-            record = failed_record(config, error + (f"last lines of its log: {tail}" if tail else "its log is empty"))
-        elif record.status == "interrupted":  # only this cell fails; the others continue
-            error = f"Slurm job {job.job} {how_ended(job.job, asked)}; the cell was {record.error}; "
-            record = record.model_copy(update={"status": "failed", "error": f"{error}--resume auto resumes from there"})
-        else:
+        if record is not None and record.status != "interrupted":
             return record
+        error = f"Slurm job {job.job} ended as {_state_of(job.job)}; its output is in {job.log}"
+        if record is None:
+            record = failed_record(config, error)
+        else:  # only this cell fails; the others continue
+            error = f"{error}; the cell was {record.error}; --resume auto resumes from there"
+            record = record.model_copy(update={"status": "failed", "error": error})
         write_record(record, folder)
         return record
 
     def pending_message(self) -> str:
         # An array as a whole: what has ended of it is not touched.
-        jobs = " ".join(sorted({job.job.partition("_")[0] for job in self._jobs.values() if job.job}, key=int))
+        jobs = " ".join(sorted({job.job.partition("_")[0] for job in self._jobs.values()}, key=int))
         return (
             f"Slurm jobs continue, and the same command waits for them; to cancel them: scancel {jobs}" if jobs else ""
         )
@@ -246,29 +192,22 @@ class SlurmLauncher(QueueLauncher):
         """Submit cells with equal needs, as one job or one array."""
         import submitit
 
-        token, folders, size = secrets.token_hex(8), [folder for _, folder in cells], self._cells_per_job
+        folders = [folder for _, folder in cells]
         logs = Path(os.path.commonpath(folders)) / "slurm"
-        shares = [folders[start : start + size] for start in range(0, len(folders), size)]
-        for number, (config, folder) in enumerate(cells):
+        for config, folder in cells:
             announce_cell(config, folder)
-            self._jobs[folder] = _Job("", token, number // size, str(logs))
-            self._jobs[folder].save(folder)
         # `-m submitit...` follows: without START, files of the working directory could shadow it.
         python = f"{shlex.quote(sys.executable)} -u {shlex.quote(START)}"
         executor = submitit.SlurmExecutor(logs, python=python)
-        needs, running = self._needs(cells[0][0]), self._running or len(shares)
-        executor.update_parameters(**needs, comment=token, array_parallelism=running)
+        executor.update_parameters(**self._needs(cells[0][0]), array_parallelism=self._running or len(cells))
         try:
-            jobs = executor.map_array(train_in_job, [[str(folder) for folder in share] for share in shares])
+            jobs = executor.map_array(train_in_job, [str(folder) for folder in folders])
         except submitit.core.utils.FailedJobError as error:
-            for folder in folders:
-                del self._jobs[folder]
             lines = [line for line in str(error).splitlines() if "error" in line.lower()] or [str(error)]
             raise LaunchError(f"Slurm rejects the job: {lines[-1].strip().removeprefix('sbatch: error: ')}") from None
-        for job, share in zip(jobs, shares, strict=True):
-            for folder in share:
-                self._jobs[folder] = replace(self._jobs[folder], job=str(job.job_id))
-                self._jobs[folder].save(folder)
+        for job, folder in zip(jobs, folders, strict=True):
+            self._jobs[folder] = _Job(str(job.job_id), str(logs / f"{job.job_id}_0_log.out"))
+            write_atomically(folder / CellFile.JOB, json.dumps(self._jobs[folder]._asdict()))
 
     def _needs(self, config: RunConfig) -> dict[str, Any]:
         """Return the parameters of submitit for the job of a cell."""
@@ -277,7 +216,7 @@ class SlurmLauncher(QueueLauncher):
         extra: dict[str, Any] = {name: value or True for name, value in self._options.items()}
         extra.setdefault("cpus-per-task", config.processes * (config.threads + config.workers))
         return {
-            "job_name": JOB_NAME,
+            "job_name": "ampcompare",
             "time": DEFAULT_MINUTES,
             "signal_delay_s": WARNING_SECONDS,
             "nodes": 1,
@@ -288,25 +227,13 @@ class SlurmLauncher(QueueLauncher):
         }
 
 
-def _earlier_job(folder: Path, active: Mapping[str, str]) -> _Job | None:
-    """Return the job of an earlier call that is still queued or runs.
-
-    Args:
-        active: the comment of each such job, by its ID.
-    """
+def _read_job(folder: Path) -> _Job:
+    """Return the job that an earlier call has submitted for a cell; one without an ID if none."""
     try:
-        text = (folder / CellFile.JOB).read_text(encoding="utf-8")
-        saved = _Job(**{"logs": str(folder / "slurm"), **json.loads(text)})
-    except (OSError, ValueError, TypeError):
-        return None
-    if saved.job in active:
-        return saved
-    for number, comment in active.items():
-        if saved.token and comment == saved.token and int(number.partition("_")[2] or 0) == saved.task:
-            job = replace(saved, job=number)
-            job.save(folder)
-            return job
-    return None
+        saved = json.loads((folder / CellFile.JOB).read_text(encoding="utf-8"))
+        return _Job(saved["job"], saved.get("log", "unknown"))
+    except (OSError, ValueError, KeyError):
+        return _Job("", "")
 
 
 def _has_result(folder: Path, *, is_gone: bool) -> bool:
@@ -319,54 +246,36 @@ def _has_result(folder: Path, *, is_gone: bool) -> bool:
     return path.exists() and (is_gone or read_record(path).status != "interrupted")
 
 
-def _own_lines(folder: Path, job: _Job) -> list[str]:
-    """Return the last lines of the log of a cell, or else of its job, without those of submitit and srun."""
-    lines = log_tail(folder, TAIL_LINES).splitlines() or last_lines(job.log, TAIL_LINES)
-    return [line.strip() for line in lines if not NOISE.match(line)]
+def _state_of(job: str) -> str:
+    """Return the state of a job as Slurm says it."""
+    try:
+        found = re.search(r"JobState=(\S+)", _ask("scontrol", "show", "job", "--oneliner", job))
+    except LaunchError:
+        found = None
+    return found[1] if found else "unknown to Slurm"
 
 
-def how_ended(job: str, else_: str) -> str:
-    """Return how a job ended, as far as Slurm remembers, as the end of a sentence about it.
-
-    Args:
-        else_: the end of the sentence if the job ended by itself, with `{}` for its exit code.
-    """
-    facts = dict(re.findall(r"(\w+)=(\S+)", _answer("scontrol", "show", "job", "--oneliner", job)))
-    state, nodes = facts.get("JobState", ""), facts.get("NodeList", "(null)")
-    text = STORIES.get(state, else_.format(facts.get("ExitCode", "").partition(":")[0]))
-    return text + ("" if nodes in ("(null)", "None assigned") else f" (node {nodes})")
-
-
-def active_jobs() -> dict[str, str]:
-    """Return the comment of every queued or running job of this user, by job ID; a task of an array as 1234_5.
+def active_jobs() -> set[str]:
+    """Return the ID of every queued or running job of this user; a task of an array as 1234_5.
 
     Raises:
         LaunchError: Slurm does not answer.
     """
-    command = ["squeue", "--noheader", "--array", f"--user={os.getuid()}", "--format=%i|%k"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=True)
-    except subprocess.CalledProcessError as error:
-        raise LaunchError(f"squeue does not respond: {_last_line(error.stderr)}") from None
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise LaunchError(f"squeue does not respond: {error}") from None
-    return dict(line.strip().split("|", 1) for line in done.stdout.splitlines() if "|" in line)
+    return set(_ask("squeue", "--noheader", "--array", f"--user={os.getuid()}", "--format=%i").split())
 
 
-def _answer(*command: str) -> str:
+def _ask(*command: str) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LaunchError(f"{command[0]} does not respond: {error}") from None
+    if done.returncode:
+        raise LaunchError(f"{command[0]} does not respond: {(done.stderr.strip() or 'no message').splitlines()[-1]}")
+    return done.stdout
 
 
-def _last_line(text: str) -> str:
-    return (text.strip().splitlines() or ["no message"])[-1]
-
-
-def train_in_job(folders: list[str]) -> None:
-    """Train the cells of a job, in the job: the signal that Slurm sends before a limit acts as SIGTERM does.
+def train_in_job(folder: str) -> None:
+    """Train the cell of a job, in the job: the signal that Slurm sends before a limit acts as SIGTERM does.
 
     Raises:
         Ended: it was stopped, so that the batch file sees an exit code: see REQUEUE_PREEMPTED.
@@ -380,7 +289,7 @@ def train_in_job(folders: list[str]) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=stop, daemon=True).start()
-    train_cells([Path(folder) for folder in folders], _place())
+    train_here(Path(folder), _place())
 
 
 def _place() -> str:

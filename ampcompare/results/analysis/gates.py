@@ -141,8 +141,8 @@ def parse_gate(text: str, metrics: Sequence[Metric] | None = CLASSIFICATION) -> 
         measure, word = asked.groups()
         if measure in (*COUNTS, "memory"):
             raise ConfigError(f"--fail-on {text!r}: there is no verdict on {measure}; write {_examples(metrics)}")
-        if metrics is not None and measure not in ("time", TAIL_LOSS):
-            _check_metric_has_verdicts(measure, text, metrics)
+        if metrics is not None and measure not in QUANTITIES and _find_metric(measure, text, metrics) != metrics[0]:
+            raise ConfigError(f"--fail-on {text!r}: verdicts are about {metrics[0].name}, and {measure} has none")
         return VerdictGate(text.strip(), measure, OLD_WORDS.get(word, word))
     match = GRAMMAR.fullmatch(text.strip())
     if match is None:
@@ -177,16 +177,6 @@ def _find_metric(measure: str, text: str, metrics: Sequence[Metric]) -> Metric:
             f"{_examples(metrics)}"
         )
     return found
-
-
-def _check_metric_has_verdicts(measure: str, text: str, metrics: Sequence[Metric]) -> None:
-    """Check that a gate on a verdict is about the metric that has one.
-
-    Raises:
-        ConfigError: it is not.
-    """
-    if _find_metric(measure, text, metrics) != metrics[0]:
-        raise ConfigError(f"--fail-on {text!r}: verdicts are about {metrics[0].name}, and {measure} has none")
 
 
 def check_gates(

@@ -10,7 +10,6 @@ from ampcompare.base.notebook_display import Shown
 from ampcompare.results.records.document import FrozenRecord, Number
 
 __all__ = [
-    "Audit",
     "Cure",
     "Diagnosis",
     "Fault",
@@ -32,12 +31,11 @@ FaultKind = Literal["overflow", "gradient overflow", "underflow", "rounding", "l
 class Range(FrozenRecord):
     """The magnitudes of the elements of one or more tensors.
 
-    Of fp16, "subnormal" is below 2**-14, "below" is below 2**-25 and rounds to zero, "top" is from 2**15 to 65536.
+    Of fp16, "below" is below 2**-25 and rounds to zero, "top" is from 2**15 to 65536.
     """
 
     elements: int = 0
     zeros: int = 0
-    subnormal: int = Field(0, description="not zero and below 2**-14, those counted in `below` too")
     below: int = Field(0, description="not zero and below 2**-25")
     lost: int = Field(0, description="zero here, and not in the same tensor in fp32")
     top: int = Field(0, description="within a factor of two of the largest fp16 number")
@@ -82,8 +80,6 @@ class PlaceReport(FrozenRecord):
     range: Range = Range()
     error: Number | None = None
     made: Number | None = None
-    cosine: Number | None = None
-    ulps: Number | None = Field(None, description="the error in units of the last place of the type")
 
 
 class ModuleStep(FrozenRecord):
@@ -118,17 +114,6 @@ class LostUpdates(FrozenRecord):
     lost: int
     nonfinite: int = 0
     eps: Number | None = Field(None, description="of the optimizer, if it is zero in the type of the weight")
-
-
-class Audit(FrozenRecord):
-    """Calls of an operation with the same types."""
-
-    operation: str
-    inputs: list[str]
-    outputs: list[str]
-    calls: int
-    modules: list[str]
-    remark: str = Field("", description="how it differs from what the arm promises; empty if it does not")
 
 
 class Fault(FrozenRecord):
@@ -190,7 +175,6 @@ class Diagnosis(Shown, FrozenRecord):
     map: list[ModuleStep] = Field(default_factory=list)
     headroom: Headroom | None = None
     updates: list[LostUpdates] = Field(default_factory=list)
-    audit: list[Audit] = Field(default_factory=list)
     faults: list[Fault] = Field(default_factory=list)
     trials: list[Trial] = Field(default_factory=list)
     cure: Cure | None = None

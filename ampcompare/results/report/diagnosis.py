@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 from ampcompare.base.formatting import format_count, printable
 from ampcompare.results.records.diagnosis import Cure, Diagnosis, Fault, PlaceReport, Range
@@ -16,11 +15,8 @@ __all__ = ["diagnosis_document", "worst_places"]
 WORST = 10
 MAX_PLACE = 44
 MAX_WHERE = 32
-SHOWN = 6  # histograms
 MAX_ROWS = 60
-FP16, FP16_NORMAL = (-24, 15), -14
-BF16 = (-133, 127)
-LEAST_ERROR = 1e-8
+FP16 = (-24, 15)  # exponents
 HEADS = ("place", "pass", "smallest", "largest", "zero %", "lost %", "top %", "error", "made", "call")
 
 
@@ -80,16 +76,13 @@ def diagnosis_document(diagnosis: Diagnosis) -> Document:
         Section("cure", [] if diagnosis.cure is None else _cure(diagnosis.cure, diagnosis)),
         Section("faults", [_fault(fault) for fault in diagnosis.faults]),
         Section("worst", [Table.of(HEADS, rows, f"The {len(rows)} worst places")] if rows else []),
-        Section("losses", [*_headroom(diagnosis), *_updates(diagnosis), _audit(diagnosis)]),
+        Section("losses", [*_headroom(diagnosis), *_updates(diagnosis)]),
         Section("trials", [Text([tried])] if diagnosis.trials else []),
         Section("notes", [Items([f"note: {note}" for note in diagnosis.notes])] if diagnosis.notes else []),
         Section("map", [Figure("range_map", lambda: _range_map(diagnosis), is_bare=True)],
                 "Range of results, by module and step"),
-        Section("exponents", [Figure("histograms", lambda: _histograms(diagnosis, worst), is_bare=True)], "Exponents"),
-        Section("drift", lambda: _drift(diagnosis), "Drift along the depth of the network"),
         Section("places", [Table.of(HEADS, rows, caption="Worst places")]),
         Section("candidates", [_candidates(diagnosis)] if diagnosis.trials else [], "Candidates that were trained"),
-        Section("types", [_types(diagnosis)], "Types that operations ran in"),
     ]  # fmt: skip
     about = (diagnosis.arm, diagnosis.subject, f"{format_count(diagnosis.steps, 'step')}, {diagnosis.skipped} skipped")
     return Document(
@@ -103,30 +96,9 @@ def diagnosis_document(diagnosis: Diagnosis) -> Document:
     )
 
 
-def _drift(diagnosis: Diagnosis) -> list[Block]:
-    drift = _drift_by_depth(diagnosis)
-    return [] if drift is None else [Figure("drift", lambda: drift, is_bare=True)]
-
-
 def _candidates(diagnosis: Diagnosis) -> Table:
     rows = [[trial.name, "yes" if trial.cures else "no", printable(trial.left, 200)] for trial in diagnosis.trials]
     return Table.of(["candidate in fp32", "cures", "what is left"], rows, caption="Candidates", prose=True)
-
-
-def _types(diagnosis: Diagnosis) -> Table:
-    rows = [
-        [
-            row.operation,
-            ", ".join(row.inputs),
-            ", ".join(row.outputs),
-            str(row.calls),
-            _names(row.modules),
-            row.remark or "as promised",
-        ]
-        for row in diagnosis.audit
-    ]
-    heads = ["operation", "inputs", "outputs", "calls", "modules", "against the arm"]
-    return Table.of(heads, rows, caption="Types")
 
 
 def _cure(cure: Cure, diagnosis: Diagnosis) -> list[Block]:
@@ -166,161 +138,35 @@ def _updates(diagnosis: Diagnosis) -> list[Text]:
     return [Text([f"Updates: {share}; {most}"])]
 
 
-def _audit(diagnosis: Diagnosis) -> Items | Text:
-    remarks = [row for row in diagnosis.audit if row.remark]
-    if not remarks:
-        return Text([f"Types: {sum(row.calls for row in diagnosis.audit)} calls, as explain promises"])
-    rows = [
-        f"{row.calls} {row.operation} ({', '.join(row.inputs)} to {', '.join(row.outputs)}) in "
-        f"{_names(row.modules)}: {row.remark}"
-        for row in remarks
-    ]
-    return Items(rows, f"Types: not as `ampcompare explain {diagnosis.arm}` promises")
+MapCell = tuple[str, float, str]  # a class of the style sheet, its strength from 0 to 1, and a text
 
 
-def _names(modules: Sequence[str]) -> str:
-    return printable(", ".join(name or "no module" for name in modules), 80)
-
-
-@dataclass(frozen=True)
-class MapCell:
-    """A step of a module on the map: a class of the style sheet, its strength from 0 to 1, and a text."""
-
-    kind: str
-    strength: float
-    text: str
-
-
-@dataclass(frozen=True)
-class MapRow:
-    """A module on the map."""
-
-    name: str
-    cells: list[MapCell]
-
-
-@dataclass(frozen=True)
-class Histogram:
-    """Exponents of a place, as bars on an axis of `low` to `high`, with the windows of both 16-bit types.
-
-    Attributes:
-        bars: position and height in percent.
-        windows: name, start and width in percent.
-        ticks: position in percent, and exponent.
-    """
-
-    name: str
-    bars: list[tuple[float, float]]
-    bar_width: float
-    windows: list[tuple[str, float, float]]
-    ticks: list[tuple[float, int]]
-    text: str
-
-
-@dataclass(frozen=True)
-class Drift:
-    """Errors along the depth of the network: points as SVG writes them, on a logarithmic axis."""
-
-    error: str
-    made: str
-    ticks: list[tuple[float, str]]
-    names: list[str]
-
-
-@dataclass(frozen=True)
-class Map:
-    """Modules over steps."""
-
-    steps: list[int]
-    rows: list[MapRow]
-
-
-def _range_map(diagnosis: Diagnosis) -> Map:
-    """Return how much of the range of fp16 each module uses in each step that was watched."""
+def _range_map(diagnosis: Diagnosis) -> dict[str, Any]:
+    """Return how much of the range of fp16 each module uses in each step that was watched: steps, and rows of cells."""
     found = {(cell.module, cell.step): cell.range for cell in diagnosis.map}
     seen = {module for module, _ in found}
     order = [*(name for name in diagnosis.modules if name in seen), *sorted(seen - set(diagnosis.modules))]
     rows = [
-        MapRow(
+        (
             printable(name or "outside of modules", 40, keep_end=20),
             [_cell(found.get((name, step)), step) for step in diagnosis.observed],
         )
         for name in order[:MAX_ROWS]
     ]
-    return Map(list(diagnosis.observed), rows)
+    return {"steps": diagnosis.observed, "rows": rows}
 
 
 def _cell(values: Range | None, step: int) -> MapCell:
     """Return how much of the range of fp16 a module uses: what overflows, what is near, what is too small."""
     if values is None:
-        return MapCell("none", 0.0, f"step {step}: not run")
+        return ("", 0.0, "")
     text = f"step {step}: {values.smallest or 0:.2g} to {values.largest or 0:.2g}"
     if values.nonfinite:
-        return MapCell("bad", 1.0, f"{text}, {values.nonfinite} not finite")
+        return ("bad", 1.0, f"{text}, {values.nonfinite} not finite")
     high, low = values.share(values.top + values.above), values.share(values.below + values.lost)
     if high:
-        return MapCell("unclear", 0.4 + 0.6 * min(1.0, 10 * high), f"{text}, {100 * high:.2g} % from 32768")
+        return ("unclear", 0.4 + 0.6 * min(1.0, 10 * high), f"{text}, {100 * high:.2g} % from 32768")
     if low > 0.01:
-        return MapCell("accent", 0.2 + 0.8 * min(1.0, low), f"{text}, {100 * low:.2g} % below fp16")
+        return ("accent", 0.2 + 0.8 * min(1.0, low), f"{text}, {100 * low:.2g} % below fp16")
     used = (math.log2(values.largest) - FP16[0]) / (FP16[1] - FP16[0]) if values.largest else 0.0
-    return MapCell("good", 0.1 + 0.7 * min(1.0, max(0.0, used)), text)
-
-
-def _histograms(diagnosis: Diagnosis, worst: Sequence[PlaceReport]) -> list[Histogram]:
-    """Return the exponents of the gradients, and of the worst places."""
-    found = [
-        _histogram(report.place.name + f", {report.place.phase}", report.range.exponents) for report in worst[:SHOWN]
-    ]
-    if diagnosis.headroom is not None:
-        found.insert(0, _histogram("gradients of weights at scale 1", diagnosis.headroom.exponents))
-    return [one for one in found if one.bars]
-
-
-def _histogram(name: str, exponents: dict[int, int]) -> Histogram:
-    low = min([FP16[0] - 8, *exponents])
-    high = max([FP16[1] + 4, *exponents]) + 1
-    size, most = high - low, max(exponents.values(), default=1)
-
-    def at(exponent: float) -> float:
-        return round(100 * (min(max(exponent, low), high) - low) / size, 2)
-
-    windows = [("bf16", BF16[0], BF16[1] + 1), ("fp16", FP16[0], FP16[1] + 1), ("", FP16_NORMAL, FP16[1] + 1)]
-    total = sum(exponents.values())
-    inside = sum(count for power, count in exponents.items() if FP16[0] <= power <= FP16[1])
-    return Histogram(
-        printable(name, 80),
-        [(at(power), round(100 * count / most, 2)) for power, count in sorted(exponents.items())],
-        round(100 / size, 2),
-        [(label, at(start), at(end) - at(start)) for label, start, end in windows],
-        [(at(tick), tick) for tick in range(-140, 140, 10) if low <= tick <= high],
-        f"{total} values that are not zero, {100 * inside / total:.1f} % inside fp16" if total else "",
-    )
-
-
-def _drift_by_depth(diagnosis: Diagnosis) -> Drift | None:
-    """Return the error of each module's last result in the forward pass; None without a wide run."""
-    last: dict[str, PlaceReport] = {}
-    for report in diagnosis.places:
-        if report.place.phase == "forward" and report.error is not None:
-            last[report.place.module] = report
-    if len(last) < 2:
-        return None
-    depth = {name: index for index, name in enumerate(filter(None, diagnosis.modules))}
-    names = sorted(last, key=lambda name: depth.get(name, len(depth)))  # what is outside of modules ends with the loss
-
-    def line(values: Sequence[float | None]) -> str:
-        step = 100 / (len(values) - 1)
-        return " ".join(f"{step * at:.2f},{_height(value):.2f}" for at, value in enumerate(values))
-
-    return Drift(
-        line([last[name].error for name in names]),
-        line([last[name].made for name in names]),
-        [(_height(10.0**power), f"1e{power}") for power in range(-8, 1, 2)],
-        [printable(name or "outside of modules", 40) for name in names],
-    )
-
-
-def _height(value: float | None) -> float:
-    """Return the position of an error from the top, in percent, between 1e-8 and 1."""
-    size = min(1.0, max(LEAST_ERROR, value or 0.0))
-    return 100 * math.log10(size) / math.log10(LEAST_ERROR)
+    return ("good", 0.1 + 0.7 * min(1.0, max(0.0, used)), text)

@@ -59,7 +59,7 @@ OUTLINES: dict[str, dict[str, Outline]] = {
     "comparison": _COMPARISON,
     "diagnosis": {
         "md": ("verdict", "cure", "faults", "worst", "losses", "trials", "notes"),
-        "notebook": ("map", "exponents", "drift", "places", "candidates", "types"),
+        "notebook": ("map", "places", "candidates"),
     },
     "exec": {"md": ("records", "endings", "next"), "csv": ("values",)},
     "explanation": {
@@ -93,18 +93,15 @@ _PAGE = (
         "summary", "Summary", ("overview", "conclusions", "ledger*", "precisions", "samples+", "models+", "published")
     ),
     Chapter("figures", "Curves", ("curves", "costs"), "open"),
-    Chapter("runs", "Runs", ("runs*", "measured+", "order+")),
-    Chapter("settings", "Settings", ("differing", "settings", "arms+", "recipe+", "machine+")),
+    Chapter("runs", "Runs", ("runs*", "measured+")),
+    Chapter("settings", "Settings", ("differing", "settings", "machine+")),
     Chapter("again", "Reproduce", ("again",)),
 )
 PAGES: dict[str, tuple[Chapter, ...]] = {
     "comparison": _PAGE,
     "diagnosis": (
         Chapter("map", "Map", ("map",)),
-        Chapter("exponents", "Exponents", ("exponents",)),
-        Chapter("drift", "Drift", ("drift",)),
         Chapter("worst", "Worst places", ("places", "candidates")),
-        Chapter("types", "Types", ("types",)),
     ),
     "exec": (Chapter("records", "Figures", ("records",)), Chapter("details", "What ran", ("details",))),
     "judged": _PAGE,

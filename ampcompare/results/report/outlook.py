@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import textwrap
-from dataclasses import dataclass
+from collections.abc import Iterable
+from typing import Any
 
 from ampcompare.base.formatting import format_count, printable
-from ampcompare.results.records.outlook import ArmOutlook, Outlook, Prefix, ShareLost
+from ampcompare.results.records.outlook import ArmOutlook, Outlook, Prefix
 from ampcompare.results.report.document import Document, Figure, Section, Table, Text
 from ampcompare.results.report.tables import listing_table
 
@@ -28,9 +29,7 @@ def outlook_document(found: Outlook) -> Document:
     """Return the report: the arms, the share lost by step, and what was run."""
     sections = [
         Section("arms", [Table.of(HEADS, _rows(found), caption="Arms", prose=True)]),
-        Section(
-            "curve", [Figure("share_lost", lambda: _curves(found.prefix), is_bare=True)], "Share of the update lost"
-        ),
+        Section("curve", [Figure("lines", lambda: _lines(found.prefix), is_bare=True)], "Share of the update lost"),
         Section("basis", [Text([_basis(found)])]),
     ]
     return Document("outlook", sections, found, f"Outlook of {found.subject}", _basis(found))
@@ -40,37 +39,29 @@ def _rows(found: Outlook) -> list[list[str]]:
     return [[printable(each.arm, 60), each.word, each.part or "-", _why(each)] for each in found.arms]
 
 
-@dataclass(frozen=True)
-class Curve:
-    """The share lost by weights of one type, as points in percent of the width and from the top."""
-
-    name: str
-    measured: str
-    computed: str
-
-
-@dataclass(frozen=True)
-class Curves:
-    """What the figure draws; `end` is the last step."""
-
-    curves: list[Curve]
-    end: int
-
-
-def _curves(prefix: Prefix) -> Curves:
+def _lines(prefix: Prefix) -> dict[str, Any]:
+    """Return the share lost by weights of each type, as points in percent of the width and from the top."""
     end = prefix.total if prefix.rates_known and prefix.total else prefix.steps
+    lines: list[tuple[int, str, bool]] = []
 
-    def points(steps: list[float], shares: list[float]) -> str:
-        return " ".join(
-            f"{100 * step / end:.2f},{100 * (1 - share):.2f}" for step, share in zip(steps, shares, strict=True)
-        )
+    def draw(color: int, steps: Iterable[float], shares: Iterable[float], *, dashes: bool) -> None:
+        points = [f"{100 * step / end:.2f},{100 * (1 - share):.2f}" for step, share in zip(steps, shares, strict=True)]
+        lines.append((color, " ".join(points), dashes))
 
-    def curve(name: str, share: ShareLost) -> Curve:
-        measured, last = points([*share.at], [*share.at.values()]), max(share.at, default=0)
-        ahead = [last + (end - last) * at / max(1, len(share.curve) - 1) for at in range(len(share.curve))]
-        return Curve(name, measured, points(ahead, share.curve) if end > prefix.steps else "")
-
-    return Curves([curve(name, share) for name, share in prefix.shares.items()], end)
+    for color, share in enumerate(prefix.shares.values(), 1):
+        draw(color, share.at, share.at.values(), dashes=False)
+        if end > prefix.steps:
+            last, count = max(share.at, default=0), len(share.curve)
+            ahead = [last + (end - last) * at / max(1, count - 1) for at in range(count)]
+            draw(color, ahead, share.curve, dashes=True)
+    return {
+        "title": "Share of the update lost by step",
+        "ticks": [(100 - share, f"{share} %") for share in (0, 40, 100)],
+        "lines": lines,
+        "key": [(name, color) for color, name in enumerate(prefix.shares, 1)],
+        "caption": f"The share of the update that weights do not take, to step {end}. Solid: measured in "
+        f"the first steps. Dashed: computed at the learning rates ahead. Above 40 % an arm will not hold.",
+    }
 
 
 def _why(each: ArmOutlook) -> str:

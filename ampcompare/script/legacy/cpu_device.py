@@ -102,7 +102,7 @@ def run_on_cpu(*, quiet: bool = False) -> None:
     _replace_loading()
     _autocast_on_cpu()
     gloo_for_nccl()
-    _sync_batch_norm_on_cpu(quiet=quiet)
+    _sync_batch_norm_on_cpu()
     mode = EmulatedHalf()
     mode.__enter__()  # type: ignore[no-untyped-call]
     _modes.append(mode)
@@ -544,25 +544,14 @@ def _cast(values: Any, dtype: torch.dtype) -> Iterator[Any]:
             yield each
 
 
-def _sync_batch_norm_on_cpu(*, quiet: bool = False) -> None:
-    """Replace what torch refuses on a CPU, with one line on stderr at the first layer in a process group."""
+def _sync_batch_norm_on_cpu() -> None:
+    """Replace what torch refuses on a CPU: plain batch norm on one rank, ampcompare's over several."""
     kind: Any = nn.SyncBatchNorm
-    noted = quiet
 
     def forward(self: Any, input: Tensor) -> Tensor:
-        nonlocal noted
         self._check_input_dim(input)
         self._check_non_zero_input_channels(input)
-        if not (dist.is_available() and dist.is_initialized()):
-            return _BatchNorm.forward(self, input)
-        ranks = dist.get_world_size(self.process_group)
-        if not noted:
-            noted = True
-            note(
-                "torch.nn.SyncBatchNorm has no kernels for a CPU: "
-                + ("on one rank it is plain batch norm" if ranks == 1 else f"ampcompare's runs over {ranks} ranks")
-            )
-        if ranks == 1:
+        if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(self.process_group) == 1:
             return _BatchNorm.forward(self, input)
         _add_parts(kind)
         result: Tensor = self._normalize(input, None)

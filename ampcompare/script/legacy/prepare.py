@@ -43,11 +43,16 @@ class Prepared:
 
     Attributes:
         finder: resolves `apex`; None with the real one.
-        recorder: writes the record; None without one.
+        rows: of the record; None without one.
     """
 
     finder: ApexFinder | None
-    recorder: Recorder | None
+    rows: Rows | None
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """What writes the record."""
+        return None if self.rows is None else self.rows.recorder
 
     def close(self, status: int, error: str | None) -> None:
         """Write the end of the record, if any.
@@ -92,13 +97,12 @@ def prepare_process(
         from ampcompare.script.legacy.torch_functions import patch_torch
 
         patch_torch()
-    recorder, rows = None, None
+    rows = None
     if settings.record is not None or settings.ledger:
         # Imported here: without them a script that needs no torch loads none.
         from ampcompare.script.recording.recorder import Recorder, Rows, header
 
-        recorder = Recorder(settings.record, header(settings), child=child)
-        rows = Rows(recorder)
+        rows = Rows(Recorder(settings.record, header(settings), child=child))
     if settings.record is not None or settings.opt_level is not None or stand_in is not None:
         _import_amp(settings.engine)
     records_amp = stand_in is None or stand_in(rows)
@@ -113,7 +117,7 @@ def prepare_process(
         from ampcompare.base.patches import Layer, Subscriptions
 
         override_opt_level(settings.opt_level, Subscriptions(Layer.STAND_IN), quiet=child is not None)
-    return Prepared(finder, recorder)
+    return Prepared(finder, rows)
 
 
 def prepare_child(values: dict[str, Any], name: str) -> None:

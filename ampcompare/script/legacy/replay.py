@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import importlib.abc
 import importlib.machinery
-import importlib.util
 import json
 import os
 import sys
@@ -16,7 +15,16 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from ampcompare.script.legacy.execute import execute
+from ampcompare.script.legacy.prepare import Prepared, prepare_process
+from ampcompare.script.legacy.settings import ExecSettings
+from ampcompare.script.legacy.target import Target, files_with_apex
+from ampcompare.source.migrate.project import migrate_file
+
+if TYPE_CHECKING:
+    from ampcompare.script.recording.recorder import Rows
 
 __all__ = ["main"]
 
@@ -26,15 +34,17 @@ SEED = 20250508
 def main() -> int:
     """Run what `sys.argv[1]`, a JSON object, says; write the rows and weights into its folder."""
     request: dict[str, Any] = json.loads(sys.argv[1])
-    from ampcompare.script.legacy.execute import execute
-    from ampcompare.script.legacy.settings import ExecSettings
-
     if not getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, os.getcwd())  # as `python -m` does; the folder of the script takes its place
     folder = Path(request["folder"])
     trace = _Trace(request["steps"])
-    trace.begin()
-    target = _target(request)
+
+    def prepare(given: ExecSettings) -> Prepared:
+        prepared = prepare_process(given)
+        assert prepared.rows is not None
+        trace.begin(prepared.rows)
+        return prepared
+
     settings = ExecSettings(
         opt_level=request["opt_level"],
         record=str(folder / "record.jsonl"),
@@ -44,36 +54,35 @@ def main() -> int:
         name=request["script"],
         arguments=tuple(request["arguments"]),
     )
-    status = execute(target, settings)
+    status = execute(
+        _SeededTarget(request["script"], list(request["arguments"]), request["rewrite"]), settings, prepare
+    )
     trace.write(folder, request["script"])
     return status
 
 
-def _target(request: dict[str, Any]) -> Any:
-    from ampcompare.script.legacy.target import Target
+class _SeededTarget(Target):
+    """A script that starts with fixed seeds, and rewritten if it is to be."""
 
-    class SeededTarget(Target):
-        """A script that starts with fixed seeds, and rewritten if it is to be."""
+    def __init__(self, name: str, arguments: list[str], rewrite: bool) -> None:
+        super().__init__(name, arguments, is_module=False)
+        self._rewrite = rewrite
 
-        def load(self) -> tuple[CodeType, ModuleType]:
-            from ampcompare.script.prepare import seed_all
+    def load(self) -> tuple[CodeType, ModuleType]:
+        """Return the code and its `__main__`; modules of the script's folder are rewritten as they are imported."""
+        from ampcompare.script.prepare import seed_all  # which imports torch, and is not to find the script's files
 
-            seed_all(SEED)
-            if not request["rewrite"]:
-                return super().load()
-            sys.dont_write_bytecode = True
-            root = Path(request["script"]).resolve().parent
-            sys.meta_path.insert(0, _RewritingFinder(root))
-            _, main = super().load()
-            path = Path(request["script"]).resolve()
-            return compile(_rewrite_module(path), str(path), "exec", dont_inherit=True), main
-
-    return SeededTarget(request["script"], list(request["arguments"]), is_module=False)
+        seed_all(SEED)
+        if not self._rewrite:
+            return super().load()
+        sys.dont_write_bytecode = True
+        path = Path(self.name).resolve()
+        sys.meta_path.insert(0, _RewritingFinder(path.parent))
+        _, main = super().load()
+        return compile(_rewrite_module(path), str(path), "exec", dont_inherit=True), main
 
 
 def _rewrite_module(path: Path) -> str:
-    from ampcompare.source.migrate.project import migrate_file
-
     result = migrate_file(path)
     if result.migration is not None:
         return result.migration.text
@@ -123,83 +132,63 @@ class _Trace:
         self._steps = steps
         self._digests: dict[int, list[list[str]]] = {}
         self._norms: dict[int, list[float | None]] = {}
-        self._given: dict[int, float] = {}
+        self._given: dict[int, float] = {}  # norms of the gradients of steps, by the id of the optimizer
         self._passes: list[dict[str, tuple[int, int]]] = []
-        self._rows: Any = None
-        self._is_cut = False
+        self._final: dict[str, Any] = {}
+        self._rows: Rows | None = None
+        self._is_cut = self._is_inside = False
 
-    def begin(self) -> None:
-        """Watch every step that is recorded."""
-        from ampcompare.script.recording.recorder import Rows
-
-        original = Rows.step_row
-
-        def step_row(rows: Any, number: int, applied: bool) -> dict[str, Any]:
-            if len(self._digests.get(number, ())) >= self._steps:
-                self._is_cut = True
-                raise _Enough(0)
-            row = original(rows, number, applied)
-            self._rows = rows
-            parameters = _parameters(rows, number)
-            self._digests.setdefault(number, []).append([_digest(each) for each in parameters])
-            optimizer = rows.optimizers[number]
-            stepped = [id(each) for each in (optimizer, getattr(optimizer, "optimizer", None))]
-            norm = next((self._given[each] for each in stepped if each in self._given), None)
-            self._norms.setdefault(number, []).append(norm)
-            self._given.clear()
-            if len(self._digests[number]) == self._steps:
-                self._keep(rows)
-            return row
-
-        Rows.step_row = step_row  # type: ignore[method-assign,assignment]
-        self._watch_passes()
-        self._watch_gradients()
-
-    def _watch_gradients(self) -> None:
-        """Note what each step is given: master weights have no gradients behind it."""
+    def begin(self, rows: Rows) -> None:
+        """Watch every step that is recorded, and what is given to it: master weights have no gradients behind it."""
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-        def stepping(optimizer: Any, *_: Any) -> None:
-            self._given[id(optimizer)] = _norm_of_gradients(optimizer)
-
-        register_optimizer_step_pre_hook(stepping)
-
-    def _watch_passes(self) -> None:
-        """Note the operations of each backward pass by their precision."""
         from ampcompare.base.patches import Layer, Points, Subscriptions
 
-        inside = False
+        self._rows, rows.on_step = rows, self._note_step
+        Subscriptions(Layer.RECORD).wrap(*Points.BACKWARD, self._backward)
+        register_optimizer_step_pre_hook(lambda one, *_: self._given.update({id(one): _norm_of_gradients(one)}))
 
-        def backward(inner: Any, tensors: Any, *args: Any, **options: Any) -> Any:
-            nonlocal inside
-            if inside:  # of a checkpoint: its operations run a second time
-                return inner(tensors, *args, **options)
-            self._passes.append(_operations(tensors))
-            inside = True
-            try:
-                return inner(tensors, *args, **options)
-            finally:
-                inside = False
+    def _note_step(self, number: int) -> None:
+        assert self._rows is not None
+        digests = self._digests.setdefault(number, [])
+        if len(digests) >= self._steps:
+            self._is_cut = True
+            raise _Enough(0)
+        digests.append([_digest(each) for each in _parameters(self._rows, number)])
+        optimizer = self._rows.optimizers[number]
+        stepped = [id(each) for each in (optimizer, getattr(optimizer, "optimizer", None))]
+        norm = next((self._given[each] for each in stepped if each in self._given), None)
+        self._norms.setdefault(number, []).append(norm)
+        self._given.clear()
+        if len(digests) == self._steps:
+            self._keep()
 
-        Subscriptions(Layer.RECORD).wrap(*Points.BACKWARD, backward)
+    def _backward(self, inner: Any, tensors: Any, *args: Any, **options: Any) -> Any:
+        """Note the operations of a backward pass by their precision."""
+        if self._is_inside:  # of a checkpoint: its operations run a second time
+            return inner(tensors, *args, **options)
+        self._passes.append(_operations(tensors))
+        self._is_inside = True
+        try:
+            return inner(tensors, *args, **options)
+        finally:
+            self._is_inside = False
 
-    def _keep(self, rows: Any) -> None:
+    def _keep(self) -> None:
         self._final = {
             f"{number}.{index}": each.detach().float().cpu().numpy().copy()
             for number in self._digests
-            for index, each in enumerate(_parameters(rows, number))
+            for index, each in enumerate(_parameters(self._rows, number))
         }
 
     def write(self, folder: Path, script: str) -> None:
         """Write digests of every step, the last weights, and which files of the script use Apex."""
         import numpy
 
-        from ampcompare.script.legacy.target import files_with_apex
-
         names: dict[str, str] = {}
-        if self._rows is not None:
-            if not hasattr(self, "_final"):
-                self._keep(self._rows)
+        if self._digests:
+            if not self._final:
+                self._keep()
             names = _names(self._rows, list(self._digests))
             numpy.savez(folder / "weights.npz", **self._final)
         content = {

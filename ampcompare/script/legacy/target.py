@@ -14,7 +14,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader, SourcelessFileLoader
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -90,7 +90,7 @@ def _is_in_folder(name: str, folder: str) -> bool:
 
 
 class Target:
-    """A script, a folder or zip file with a `__main__.py`, or a module.
+    """A script, or a module.
 
     Args:
         name: the path of a script, or the dotted name of a module.
@@ -102,26 +102,13 @@ class Target:
         self.name = name
         self.arguments = arguments
         self.is_module = is_module
-        path = Path(name)
-        # A folder or archive is itself the first entry of the path.
-        self._archive = not is_module and (path.is_dir() or path.suffix in (".zip", ".pyz"))
 
     def set_paths(self) -> None:
         """Set the first entry of `sys.path`, and `sys.argv`, as the interpreter does."""
         sys.argv[:] = ["-m" if self.is_module else self.name, *self.arguments]
-        if self.is_module:
-            first = str(Path.cwd())
-        elif self._archive:
-            first = os.path.abspath(self.name)
-        else:
-            first = str(Path(self.name).resolve().parent)
         if not getattr(sys.flags, "safe_path", False):  # under -P the interpreter has added no entry
-            sys.path[0] = first
-        elif self._archive:
-            sys.path.insert(0, first)
-        else:
-            return
-        _forget_shadowed(first)
+            sys.path[0] = str(Path.cwd() if self.is_module else Path(self.name).resolve().parent)
+            _forget_shadowed(sys.path[0])
 
     def load(self) -> tuple[CodeType, ModuleType]:
         """Return the code to run and the new `__main__` to run it in.
@@ -130,22 +117,15 @@ class Target:
             ConfigError: there is no such module, or it cannot be run.
             SyntaxError: of the script.
         """
-        if self.is_module:
-            spec = self._find_module()
-        elif self._archive:
-            archived = PathFinder.find_spec("__main__", [sys.path[0]])
-            if archived is None:
-                raise ConfigError(f"{self.name} has no __main__.py; name the script inside it")
-            spec = archived
-        else:
+        if not self.is_module:
             return _load_script(self.name)
+        spec = self._find_module()
         if not hasattr(spec.loader, "get_code"):
             raise ConfigError(f"{spec.name} is not Python code that can be run")
         code: CodeType | None = spec.loader.get_code(spec.name)  # type: ignore[union-attr]
         if code is None:
             raise ConfigError(f"{spec.name} has no Python code; it cannot be run")
-        if self.is_module:
-            sys.argv[0] = spec.origin or self.name
+        sys.argv[0] = spec.origin or self.name
         return code, _main_module(
             __file__=spec.origin, __cached__=spec.cached, __loader__=spec.loader, __package__=spec.parent, __spec__=spec
         )
@@ -177,8 +157,8 @@ def script_target(name: str, arguments: list[str]) -> Target:
     path = Path(name)
     if not path.exists():
         raise ConfigError(f"there is no script {name}; give its path, or -m and the name of a module")
-    if path.is_dir() and not (path / "__main__.py").is_file():
-        raise ConfigError(f"{name} is a folder without a __main__.py; name the script inside it")
+    if path.is_dir() or path.suffix in (".pyc", ".pyz", ".zip"):
+        raise ConfigError(f"{name} is no source file of Python; name the script inside it, or give -m and a module")
     if not os.access(path, os.R_OK):
         raise ConfigError(f"the script {name} cannot be read; check its permissions")
     return Target(name, arguments, is_module=False)
@@ -186,11 +166,6 @@ def script_target(name: str, arguments: list[str]) -> Target:
 
 def _load_script(name: str) -> tuple[CodeType, ModuleType]:
     path = os.path.abspath(name)
-    if path.endswith(".pyc"):
-        bare = SourcelessFileLoader("__main__", path)
-        compiled = bare.get_code("__main__")
-        assert compiled is not None
-        return compiled, _main_module(__file__=path, __loader__=bare)
     with io.open_code(path) as file:
         code = compile(file.read(), path, "exec", dont_inherit=True)
     return code, _main_module(__file__=path, __loader__=SourceFileLoader("__main__", path))

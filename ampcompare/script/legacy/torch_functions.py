@@ -50,10 +50,6 @@ METHODS = dict.fromkeys(
 )
 FUNCTIONS = {"masked_fill": 1, "masked_scatter": 1, "masked_select": 1, "where": 0}
 KEYWORDS = ("mask", "condition", "indices")
-ABSTRACT = (
-    *("Callable", "Container", "Hashable", "ItemsView", "Iterable", "Iterator", "KeysView", "Mapping", "MappingView"),
-    *("MutableMapping", "MutableSequence", "MutableSet", "Sequence", "Set", "Sized", "ValuesView"),
-)
 _KINDS = {**{kind.__name__: kind for kind in (float, int, bool, object, str, complex)}, **{"long": int, "unicode": str}}
 NUMPY = {
     **{name: (kind, kind.__name__) for name, kind in _KINDS.items()},

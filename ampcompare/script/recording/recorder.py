@@ -210,6 +210,7 @@ class Rows:
         has_initialized: the script has called `amp.initialize`.
         blocks: of `scale_loss` that are open.
         ignored: GradScalers that are off, and any `FP16_Optimizer` under an arm: both are recorded elsewhere.
+        on_step: called with the number of an optimizer right after its step; it may raise to end the script.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -218,6 +219,7 @@ class Rows:
         self.has_initialized = False
         self.blocks = 0
         self.ignored: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.on_step: Callable[[int], None] | None = None
         self._steps: list[int] = []
         self._last_step: list[float | None] = []
         self._backwards = 0
@@ -326,6 +328,8 @@ class Rows:
         Args:
             applied: whether it was applied, or what returns that when the row is written.
         """
+        if self.on_step is not None:
+            self.on_step(number)
         now = time.perf_counter()
         last = self._last_step[number]
         row = {

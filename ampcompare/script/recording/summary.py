@@ -298,7 +298,7 @@ def _command(summary: ExecSummary) -> str:
     words = ["ampcompare", "diagnose", "--arm", arm]
     if header.get("device") == "cpu":
         words += ["--device", "cpu"]
-    is_path = name.endswith((".py", ".pyc", ".pyz", ".zip")) or os.sep in name
+    is_path = name.endswith(".py") or os.sep in name
     return shlex.join([*words, "--", *([] if is_path else ["-m"]), name, *map(str, header.get("arguments") or [])])
 
 

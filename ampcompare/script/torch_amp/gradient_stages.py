@@ -55,10 +55,6 @@ class ScriptOptimizers:
         """Know another one."""
         self._made.append(weakref.ref(optimizer))
 
-    def has_any(self) -> bool:
-        """Return whether the script has made one, which may be gone."""
-        return bool(self._made)
-
     def live(self) -> list[Any]:
         """Return those that the script still has."""
         return [one for reference in self._made if (one := reference()) is not None]

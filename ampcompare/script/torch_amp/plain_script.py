@@ -41,7 +41,6 @@ from ampcompare.training.precision.base import owned_params, refuse_wrapped
 
 __all__ = ["PlainScript"]
 
-MAX_WATCHED = 4096
 BACKWARD = ("grad_tensors", "retain_graph", "create_graph", "grad_variables", "inputs")
 HOOKS = [
     (Tensor, "register_hook"),
@@ -108,7 +107,6 @@ class PlainScript:
         self._is_scaled_pass = False
         self._block: Any = None  # of O1, from a forward pass to the backward pass
         self._stepping = self._repeats = False
-        self._by_hand = _UpdatesByHand()
 
     def install(self, events: Subscriptions) -> None:
         """Follow the script from now on."""
@@ -277,8 +275,6 @@ class PlainScript:
         if any(module is shell for shell in self._shells):
             return original(module, *args, **kwargs)
         if not self._is_trained(module) and not self._is_for_training(module, args, kwargs):
-            if not self._optimizers.has_any() and not self._backwards and self._by_hand.has_updated(module):
-                self._record_update_by_hand(module)
             if next(module.parameters(), None) is None:
                 args, kwargs = self._names.alike(args, kwargs)
             elif self._lifted.types and not self._names.casts_now():  # no block of the arm casts what it gets
@@ -336,20 +332,6 @@ class PlainScript:
                 self._names.input_type(module)
         return original(module, *args, **kwargs)
 
-    def _record_update_by_hand(self, module: nn.Module) -> None:
-        """Record an update that the script has made without an optimizer, if the arm lets it."""
-        if self._casts:
-            raise UnsupportedCombination(
-                here(
-                    f"the script updates weights of {type(module).__name__} itself, without an optimizer of torch, so "
-                    f"{self._arm} has no step to act on; let it use torch.optim, or compare script or fp32"
-                )
-            )
-        self._names.use()
-        self._names.used = True
-        if self._rows is not None:
-            self._rows.add_step(self._rows.number(module)[0], True)
-
     def _forward(self, mode: _Mode, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
         half = self._names.input_type(module)
         if mode is not _Mode.OWN and self._names.needs_scaler:
@@ -401,8 +383,6 @@ class PlainScript:
         if self._backwards or self._decide() is _Mode.OWN:
             with self.casting.off():
                 return original(tensors, *args, **kwargs)
-        if not self._optimizers.has_any():
-            self._by_hand.note_backward()
         self._backwards += 1
         try:
             is_scaled = self._names.needs_scaler and (self._casting or self._mode is _Mode.AUTOCAST)
@@ -552,34 +532,3 @@ def _has_fp32(values: Any) -> bool:
 def _several_closures(arm: Arm) -> str:
     why = "scales the loss, which may skip a step" if skips_overflows(arm) else "gives the model weights after a step"
     return f"LBFGS runs its closure several times in one step, and {arm} {why}; compare fp32 or native:bf16"
-
-
-class _UpdatesByHand:
-    """Compares a weight before and after the passes of a script that has made no optimizer.
-
-    `param.data.add_(...)` leaves no trace but the value.
-    """
-
-    def __init__(self) -> None:
-        self._held: tuple[weakref.ref[Tensor], Tensor] | None = None
-        self._has_pass = False
-
-    def note_backward(self) -> None:
-        """Note a backward pass."""
-        self._has_pass = True
-
-    def has_updated(self, module: nn.Module) -> bool:
-        """Return whether a module that is called has other weights than at its last call, with a pass in between.
-
-        The weight watched is its last one, of which every batch changes all or most; the first may be an embedding.
-        """
-        params = [param for param in module.parameters() if param.requires_grad] if torch.is_grad_enabled() else []
-        if not params:
-            return False
-        now = params[-1].detach().flatten()[:MAX_WATCHED]
-        is_known = self._held is not None and self._held[0]() is params[-1]
-        if is_known and not self._has_pass:
-            return False
-        changed = is_known and self._held is not None and not torch.equal(self._held[1], now)
-        self._held, self._has_pass = (weakref.ref(params[-1]), now.clone()), False
-        return changed

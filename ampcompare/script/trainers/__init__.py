@@ -9,12 +9,12 @@ import functools
 
 from ampcompare.base.patches import Subscriptions
 from ampcompare.guards.import_hook import ImportHook
-from ampcompare.script.trainers import accelerate, lightning, mmengine
+from ampcompare.script.trainers import accelerate, lightning
 from ampcompare.script.trainers.arm import TrainerContext
 
 __all__ = ["follow_trainers"]
 
-LIBRARIES = (accelerate, lightning, mmengine)
+LIBRARIES = (accelerate, lightning)
 
 
 def follow_trainers(context: TrainerContext, events: Subscriptions) -> None:

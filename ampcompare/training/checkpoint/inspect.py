@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ from ampcompare.training.checkpoint.store.file import verify_file
 __all__ = [
     "Inspection",
     "broken_values",
-    "continued_lines",
     "conversion_lines",
     "guess_level",
     "inspect_file",
@@ -70,10 +69,6 @@ class Inspection:
     objects: list[str] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
-
-    def data(self) -> dict[str, Any]:
-        """Return it as plain data for JSON."""
-        return asdict(self)
 
 
 def inspect_file(path: Path) -> Inspection:
@@ -364,28 +359,6 @@ def conversion_lines(document: dict[str, Any]) -> list[str]:
     lines += [f"  carried: {line}" for line in document["changed"]]
     lines += [f"  not carried: {line}" for line in document["lost"]] or ["  nothing was lost"]
     lines += [f"  note: {line}" for line in document["notes"]]
-    return [printable(line, MAX_LENGTH, keep_spaces=True) for line in lines]
-
-
-def continued_lines(result: dict[str, Any]) -> list[str]:
-    """Return how training went on from both files, for a terminal; `result` is what `--json` prints."""
-    one, other = result["arms"]
-    rows = [
-        [step, f"{first:.6g}", f"{second:.6g}", f"{difference:.1e}"]
-        for step, (first, second, difference) in enumerate(
-            zip(*result["losses"], result["differences"], strict=True), start=1
-        )
-    ]
-    lines = tabulate(
-        rows, headers=["step", one, other, "difference"], tablefmt="simple", disable_numparse=True
-    ).splitlines()
-    for arm, scales, skipped in zip(result["arms"], result["scales"], result["skipped"], strict=True):
-        if scales:
-            lines.append(
-                f"{arm}: loss scale {scales[0]:g} at first, {scales[-1]:g} at the end, {skipped} skipped steps"
-            )
-    verdict = "within" if result["agrees"] else "more than"
-    lines.append(f"the first losses differ by {result['differences'][0]:.1e}, {verdict} what fp16 rounding explains")
     return [printable(line, MAX_LENGTH, keep_spaces=True) for line in lines]
 
 

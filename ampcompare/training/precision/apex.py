@@ -15,7 +15,15 @@ from torch.optim import Optimizer
 from ampcompare.backends.apex_levels import LEVELS, select_engine
 from ampcompare.base.errors import BackendUnavailable
 from ampcompare.results.records.run import EngineInfo
-from ampcompare.training.precision.base import NO_CONTEXT, FixedOutcome, LateOutcomes, Precision, Prepared, StepOutcome
+from ampcompare.training.precision.base import (
+    NO_CONTEXT,
+    FixedOutcome,
+    LateOutcomes,
+    Precision,
+    Prepared,
+    StepOutcome,
+    all_applied,
+)
 from ampcompare.training.precision.keep_fp32 import kept_in_fp32, without_casts
 
 __all__ = ["Apex", "CompatApex", "choose_engine", "make_apex"]
@@ -98,7 +106,8 @@ class Apex(Precision):
         applied = tuple([not optimizer._amp_stash.already_patched for optimizer in optimizers])  # type: ignore[attr-defined]
         for optimizer in optimizers:
             optimizer.step()
-        return FixedOutcome(applied, self.loss_scales())
+        scales = self.loss_scales()
+        return all_applied(len(applied), scales) if all(applied) else FixedOutcome(applied, scales)
 
     def why_no_cuda_graph(self, optimizers: Sequence[Optimizer]) -> str | None:
         return "the real Apex reads its overflow flag on the host"
@@ -123,11 +132,17 @@ class CompatApex(Apex):
     def __init__(self, amp: Any, *args: Any, **options: Any) -> None:
         super().__init__(amp, *args, **options)
         self._backward = importlib.import_module("ampcompare.apex.amp._engine.scaled_loss").backward
-        device_skip = importlib.import_module("ampcompare.apex.amp._engine.device_skip")
-        self._union, self._can_do_without_host = device_skip.union, device_skip.can_do_without_host
+        self._device_skip = importlib.import_module("ampcompare.apex.amp._engine.device_skip")
+        self._may_be_late = False
         self._is_capturing = False
         self._captured: tuple[list[bool | Tensor], list[float | Tensor]] = [], []
         self._outcomes = LateOutcomes()
+
+    def _prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
+        prepared = super()._prepare(models, optimizers)
+        devices = {param.device.type for model in prepared[0] for param in model.parameters()}
+        self._may_be_late = not devices.isdisjoint(self._device_skip._DEVICE_TYPES)
+        return prepared
 
     def backward(
         self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
@@ -135,11 +150,15 @@ class CompatApex(Apex):
         self._backward(loss, list(optimizers), loss_id, delay_unscale)
 
     def step(self, *optimizers: Optimizer) -> StepOutcome:
+        if not (self._may_be_late or self._is_capturing):
+            return super().step(*optimizers)
         skips: list[bool | Tensor] = []
         for optimizer in optimizers:
             stash: Any = optimizer._amp_stash  # type: ignore[attr-defined]
             flags = stash.flags
-            skips.append(self._union(flags) if flags and not stash.already_patched else stash.already_patched)
+            skips.append(
+                self._device_skip.union(flags) if flags and not stash.already_patched else stash.already_patched
+            )
             optimizer.step()
         scales = [scaler.device_scale() if scaler.lives_on_device else scaler.loss_scale() for scaler in self._scalers]
         if self._is_capturing:
@@ -160,7 +179,7 @@ class CompatApex(Apex):
 
     def why_no_cuda_graph(self, optimizers: Sequence[Optimizer]) -> str | None:
         if any(scaler.dynamic for scaler in self._scalers):
-            if not all(self._can_do_without_host(optimizer) for optimizer in optimizers):
+            if not all(self._device_skip.can_do_without_host(optimizer) for optimizer in optimizers):
                 return "a step hook, or an option of the optimizer, makes this arm read its overflow flag on the host"
             for scaler in self._scalers:
                 scaler.record_passes()

@@ -21,6 +21,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
+from ampcompare.base.tensors.backward import run_backward
 from ampcompare.base.tensors.lists import by_type, copy_by_dtype
 from ampcompare.base.tensors.loss_scale import DeviceLossScale, is_exact_on_device, moved_scale
 from ampcompare.base.tensors.skippable_step import obeys_flag
@@ -404,7 +405,7 @@ class Half(Precision):
         if self.dynamic or self._collects:
             super().backward(loss, optimizers)
         else:
-            (loss if self._scale is None else loss * self._scale).backward()
+            run_backward(loss if self._scale is None else loss * self._scale)
 
     def collect(self, optimizers: Sequence[Optimizer]) -> None:
         """Add up the gradients of earlier micro-batches, if in fp32, before a backward pass."""

@@ -152,45 +152,6 @@ def test_memory_efficient_with_zero_weights_stays_finite(kind: Any) -> None:
     assert torch.isfinite(module.weight.grad).all()
 
 
-NORMS = [FusedLayerNorm, FusedRMSNorm, MixedFusedLayerNorm, MixedFusedRMSNorm]
-
-
-class Block(torch.nn.Module):
-    """A model that holds a norm, as scripts compile it."""
-
-    def __init__(self, norm: torch.nn.Module) -> None:
-        super().__init__()
-        self.norm = norm
-
-    def forward(self, values: Tensor) -> Tensor:
-        return self.norm(values) * 2
-
-
-@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
-@pytest.mark.parametrize("kind", NORMS)
-@pytest.mark.parametrize("dtypes", [(torch.float32, torch.float32), (torch.float16, torch.float32)])
-def test_torchscript(kind: Any, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
-    """A norm, and a model that holds one, compile with torch.jit.script, with the numbers and dtypes of eager mode."""
-    torch.manual_seed(0)
-    norm = kind([2, 3]).to(dtypes[1])
-    for parameter in norm.parameters():
-        torch.nn.init.uniform_(parameter, 0.5, 1.5)
-    values = torch.randn(4, 2, 3).to(dtypes[0])
-    eager, scripted = Block(norm)(values), torch.jit.script(Block(norm))(values)
-    assert scripted.dtype is eager.dtype
-    torch.testing.assert_close(scripted, eager)
-    torch.testing.assert_close(torch.jit.script(norm)(values), eager / 2)
-
-
-@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
-@pytest.mark.parametrize("kind", [FusedLayerNorm, FusedRMSNorm])
-def test_torchscript_without_parameters(kind: Any) -> None:
-    """A norm without weights compiles too."""
-    norm = kind(3, elementwise_affine=False)
-    values = torch.randn(4, 3)
-    torch.testing.assert_close(torch.jit.script(norm)(values), norm(values))
-
-
 APPLIED = {
     "FusedLayerNormFunction": functional.fused_layer_norm,
     "FusedLayerNormAffineFunction": functional.fused_layer_norm_affine,

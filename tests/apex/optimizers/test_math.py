@@ -14,7 +14,6 @@ from ampcompare.apex.optimizers import (
     FusedAdagrad,
     FusedAdam,
     FusedLAMB,
-    FusedMixedPrecisionLamb,
     FusedNovoGrad,
     FusedSGD,
 )
@@ -203,25 +202,6 @@ def test_lamb(dtype: torch.dtype, options: dict[str, Any]) -> None:
         assert optimizer.state[param]["exp_avg"].dtype is dtype
         tolerance = 1e-4 if dtype is torch.float32 else 5e-2
         torch.testing.assert_close(param.grad.double(), state["update"], rtol=tolerance, atol=tolerance)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, *NARROW])
-@pytest.mark.parametrize("options", LAMB_OPTIONS, ids=str)
-def test_mixed_precision_lamb(dtype: torch.dtype, options: dict[str, Any]) -> None:
-    """FusedMixedPrecisionLamb follows the same formulas on its fp32 copies, and the parameters follow those."""
-    lr, b1, b2, eps = 0.02, 0.8, 0.95, 1e-4
-    reference = Reference(dtype)
-    optimizer = FusedMixedPrecisionLamb(
-        reference.params, lr=lr, betas=(b1, b2), eps=eps, reduced_precision_dtype=dtype, **options
-    )
-    follow(reference, optimizer, lamb_formula(options, lr, b1, b2, eps))
-    assert_followed(reference, dtype)
-    tolerance = {torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
-    full = optimizer.param_groups_full_precision[0]["params"]
-    for param, copy, exact in zip(reference.params, full, reference.exact, strict=True):
-        torch.testing.assert_close(copy.double(), exact, rtol=tolerance, atol=tolerance)
-        assert torch.equal(copy.to(dtype), param.detach())
-        assert optimizer.state[param]["exp_avg"].dtype is torch.float32
 
 
 @covering(

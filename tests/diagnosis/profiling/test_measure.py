@@ -194,15 +194,6 @@ def test_a_loop_that_ends_early_is_refused() -> None:
         )
 
 
-@pytest.mark.integration
-def test_two_arms_of_a_loop() -> None:
-    found = ampcompare.profile(loop, arms=["fp32,O2"], steps=2, profiled_steps=1, device="cpu")
-    assert [arm.arm for arm in found.arms] == ["fp32", "apex:O2"]
-    assert found.headline[0].startswith("fp32 takes ")
-    assert found.headline[1].startswith("apex:O2 computes in fp32 and rounds (emulated)")
-    assert found.arms[1].reasons[-1].kind == "emulation"
-
-
 @pytest.mark.parametrize(
     ("device", "dtype", "tflops", "gigabytes"),
     [

@@ -110,10 +110,6 @@ def rank_1_hangs(num_classes, sample_shape):
     return make(num_classes, sample_shape, lambda x: rank() == 1 and hang_here())
 
 
-def rank_0_is_stopped(num_classes, sample_shape):
-    return make(num_classes, sample_shape, lambda x: rank() == 0 and os.kill(os.getpid(), signal.SIGSTOP))
-
-
 def rank_1_raises(num_classes, sample_shape):
     def act(x):
         if rank() == 1:

@@ -13,7 +13,7 @@ import pytest
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.experiment.compare import emit_cells
-from ampcompare.experiment.launch.cell import command_of, main
+from ampcompare.experiment.launch.cell import command_of
 from ampcompare.experiment.launch.cell_files import announce_cell
 from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.experiment.run_options import CompareOptions
@@ -28,10 +28,10 @@ TINY = {
 }  # fmt: skip
 
 
-def run(*folders: Path, code: int = 0) -> list[RunRecord]:
-    done = subprocess.run(command_of(*folders), capture_output=True, text=True, timeout=300, check=False)
+def run(folder: Path, code: int = 0) -> RunRecord:
+    done = subprocess.run(command_of(folder), capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == code, done.stderr
-    return [read_record(folder / "record.json") for folder in folders if (folder / "record.json").exists()]
+    return read_record(folder / "record.json")
 
 
 @pytest.mark.slow
@@ -39,13 +39,13 @@ def test_a_command_that_is_started_again(make_config: MakeConfig, tmp_path: Path
     """One that was stopped exits as such; the same again resumes from the newest checkpoint, and then does nothing."""
     config = make_config(drain_every=1, saving={"stop_at_step": 2})
     announce_cell(config, tmp_path)
-    (record,) = run(tmp_path, code=143)
+    record = run(tmp_path, code=143)
     assert record.status == "interrupted"
-    (record,) = run(tmp_path)
+    record = run(tmp_path)
     assert (record.status, [resumption.step for resumption in record.resumed]) == ("completed", [2])
     assert [step.step for step in iter_steps(tmp_path / "steps.jsonl")] == [0, 1, 2, 3]
     (tmp_path / "log.txt").unlink()
-    assert run(tmp_path) == [record]
+    assert run(tmp_path) == record
     assert not (tmp_path / "log.txt").exists()
 
 
@@ -67,7 +67,7 @@ def test_a_command_that_is_killed(
         assert wait_until(lambda: (tmp_path / "killed/checkpoints/step-00000002.pt").exists(), 120)
         process.send_signal(signal.SIGKILL)
     go.touch()
-    killed, whole = run(tmp_path / "killed", tmp_path / "whole")
+    killed, whole = run(tmp_path / "killed"), run(tmp_path / "whole")
     assert [each.step for each in killed.resumed] in ([2], [3])  # its ranks may save once more as they end
     assert killed.summary.weights_sha256 == whole.summary.weights_sha256
     losses = [[step.loss for step in iter_steps(tmp_path / name / "steps.jsonl")] for name in ("killed", "whole")]
@@ -97,11 +97,3 @@ def test_what_no_command_can_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ConfigError, match="secret among the arguments"):
         emit_cells(CompareOptions(["fp32"], seeds="0", script=["train.py", "--token", "abcd"]), tmp_path / "cells.sh")
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
-
-
-def test_ranks_train_one_cell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Several folders under torchrun are one line with the exit code of a usage error."""
-    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "a"), ("MASTER_PORT", "1")):
-        monkeypatch.setenv(name, value)
-    assert main(["one", "two"]) == 2
-    assert capsys.readouterr().err.startswith("ampcompare: ranks train one cell, but 2 were named")

@@ -18,10 +18,9 @@ import psutil
 import pytest
 
 from ampcompare.base.processes.start import start_command
-from ampcompare.experiment.launch import multi_process
 from ampcompare.experiment.launch.contract import Progress
-from ampcompare.experiment.launch.multi_process import MultiProcessLauncher, StoppedProcesses, _ranks_of
-from ampcompare.experiment.launch.start_ranks import RANK_MODULE, _end
+from ampcompare.experiment.launch.multi_process import MultiProcessLauncher
+from ampcompare.experiment.launch.start_ranks import _end
 from ampcompare.results.records.run import RunRecord, read_record
 from ampcompare.results.records.step import iter_steps
 from ampcompare.settings.config import RunConfig
@@ -126,8 +125,8 @@ def test_an_agent_that_was_killed(make_config: MakeConfig, tmp_path: Path) -> No
     with MultiProcessLauncher("spawn") as launcher:
 
         def kill(progress: Progress) -> None:
-            if progress.steps and launcher._agent.process is not None:
-                launcher._agent.process.kill()
+            if progress.steps and launcher._process.process is not None:
+                launcher._process.process.kill()
 
         options = {"processes": 2, "recipe": {"batch_size": 8, "epochs": 1000}, "drain_every": 1}
         record = launcher.launch(make_config(**options), tmp_path, kill)
@@ -273,24 +272,6 @@ def test_a_killed_rank_under_the_users_torchrun(by_torchrun: ByTorchrun, tmp_pat
     record = read_record(folder / "record.json")
     assert [resumption.step for resumption in record.resumed] == [2]
     assert [step.step for step in iter_steps(folder / "steps.jsonl")] == list(range(record.summary.num_steps))
-
-
-def test_ranks_that_are_all_stopped_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """None of them is left to wait for another, so the launcher looks; one that runs is enough to go on."""
-    monkeypatch.setattr(multi_process, "STOPPED_SECONDS", 0.05)
-    ranks = [subprocess.Popen(["sh", "-c", "sleep 60; true", RANK_MODULE]) for _ in range(2)]
-    try:
-        stopped = StoppedProcesses("all ranks", lambda: _ranks_of(os.getpid()), 0.2)
-        ranks[0].send_signal(signal.SIGSTOP)
-        assert not _within(0.6, stopped.too_long)
-        ranks[1].send_signal(signal.SIGSTOP)
-        assert _within(5.0, stopped.too_long)
-        assert stopped.kill().startswith("all ranks stood still for 0.2 s (--stall-timeout): they are stopped")
-        assert [rank.wait(5) for rank in ranks] == [-signal.SIGKILL] * 2
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
 
 
 def _within(seconds: float, condition: Callable[[], bool]) -> bool:

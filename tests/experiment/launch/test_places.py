@@ -13,7 +13,6 @@ import pytest
 from ampcompare.base.environment.gpus import local_cores, visible_gpus
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit
 from ampcompare.base.formatting import format_ranges
-from ampcompare.experiment.find_batch import places_of_tries
 from ampcompare.experiment.launch import places as module
 from ampcompare.experiment.launch.places import ANYWHERE, Place, find_places
 from ampcompare.settings.config import RunConfig
@@ -134,16 +133,11 @@ def test_gpus_that_differ_or_are_shared_are_not_equal(pretend: Pretend) -> None:
     unlike = find_places([GPU], "auto")
     assert not unlike.are_equal
     assert "unlike GPUs (NVIDIA A100 and NVIDIA H200); --gpus can name equal ones" in unlike.about_times[0]
-    searched = places_of_tries([GPU], None, None)
-    assert [place.gpus[0].name for place in searched.all] == ["NVIDIA A100"], "their memory differs"
-    assert searched.notes == ("only GPUs of one kind are used, NVIDIA A100; --gpus can name others",)
     pretend(1)
     assert find_places([GPU], None).all == (ANYWHERE,)
     pretend(2)
     assert find_places([GPU], 2).are_equal
     assert not find_places([GPU], 3).are_equal
-    with pytest.raises(ConfigError, match="--jobs 3 would share GPUs"):
-        places_of_tries([GPU], 3, None)
     assert _tokens(3) == ["GPU-aa0", "GPU-aa1", "GPU-aa0"]
 
 

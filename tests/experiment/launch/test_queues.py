@@ -110,24 +110,24 @@ def test_cells_of_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     """Cells of all seeds are seen at their nodes at once, and one that was queued again moves; one whose node is lost
     is a failed row, and the same command runs that one alone again."""
     cells = Cells("slurm", tmp_path)
-    jobs = {f"7_{number}": "" for number in range(4)}
+    jobs = {f"7_{number}" for number in range(4)}
     for number in range(1, 5):  # of an earlier call of the command
         cells.path(number).mkdir(parents=True)
         (cells.path(number) / "job.json").write_text(json.dumps({"job": f"7_{number - 1}"}))
-    monkeypatch.setattr(slurm, "active_jobs", lambda: dict(jobs))
-    monkeypatch.setattr(slurm, "how_ended", lambda job, else_: "lost its node (node n1)")
+    monkeypatch.setattr(slurm, "active_jobs", lambda: set(jobs))
+    monkeypatch.setattr(slurm, "_state_of", lambda job: "NODE_FAIL")
     _turns(
         monkeypatch,
         [
             lambda: [cells.reports(number, f"job 7_{number - 1} on n{number}", number) for number in (1, 2, 4)],
-            lambda: (cells.ends(4), jobs.pop("7_0")),
-            lambda: jobs.setdefault("7_0", ""),  # it was queued again
+            lambda: (cells.ends(4), jobs.remove("7_0")),
+            lambda: jobs.add("7_0"),  # it was queued again
             lambda: None,
-            lambda: (cells.reports(1, "job 7_0 on n3", 5), jobs.pop("7_1")),
+            lambda: (cells.reports(1, "job 7_0 on n3", 5), jobs.remove("7_1")),
             lambda: (cells.ends(1), cells.ends(3)),
         ],
     )
-    lost = "failed: Slurm job 7_1 lost its node (node n1); its log is empty"
+    lost = "failed: Slurm job 7_1 ended as NODE_FAIL; its output is in unknown"
     expected = {1: "completed", 2: lost, 3: "completed", 4: "completed"}
     assert cells.run(SlurmLauncher()) == expected
     first, last = cells.plan.cells[0], cells.plan.cells[3]
@@ -145,7 +145,7 @@ def test_cells_of_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     def submit(self: SlurmLauncher, new: Sequence[tuple[RunConfig, Path]]) -> None:
         submitted.extend(config for config, _ in new)
         for _, folder in new:
-            self._jobs[folder] = slurm._Job("8")
+            self._jobs[folder] = slurm._Job("8", "")
         cells.ends(2)
 
     monkeypatch.setattr(SlurmLauncher, "_submit", submit)

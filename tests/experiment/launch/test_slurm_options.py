@@ -1,4 +1,4 @@
-"""What is asked of Slurm and what it answers, without one: options, missing programs, and words for how a job ended."""
+"""What is asked of Slurm and what it answers, without one: options, missing programs, and how a job ended."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ampcompare.base.errors import (
 from ampcompare.experiment.launch import slurm as module
 from ampcompare.experiment.launch.cell_files import write_record
 from ampcompare.experiment.launch.contract import failed_record
-from ampcompare.experiment.launch.slurm import SlurmLauncher, active_jobs, how_ended, parse_slurm_options
+from ampcompare.experiment.launch.slurm import SlurmLauncher, active_jobs, parse_slurm_options
 from ampcompare.results.records.run import read_record
 from ampcompare.settings.config import RunConfig
 
@@ -61,14 +61,12 @@ def test_options_of_sbatch() -> None:
         (["=gpu"], "is not an option of sbatch such as partition=gpu or exclusive"),
         (["partition="], "is not an option of sbatch"),
         (["qos=a\n#SBATCH --uid=0"], "is not an option of sbatch"),
-        (["qos=a", "qos=b"], "qos is given twice"),
         (["nodes=2"], "nodes is set by ampcompare"),
-        (["ntasks_per_node=2"], "ntasks-per-node is set by --nproc-per-node"),
-        (["output=x"], "output is set by ampcompare"),
+        (["ntasks_per_node=2"], "ntasks-per-node is set by ampcompare; see also --nproc-per-node"),
     ],
 )
 def test_options_that_cannot_be(texts: list[str], message: str) -> None:
-    """What is no option, is given twice, or is not the user's to set, is refused."""
+    """What is no option, or is not the user's to set, is refused."""
     with pytest.raises(ConfigError, match=message):
         parse_slurm_options(texts)
 
@@ -85,74 +83,48 @@ def test_what_is_missing(programs: Programs, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_queue(programs: Programs) -> None:
-    """Jobs are known by their number, with the comment that names the cell; silence of Slurm is an error."""
-    programs(squeue="12|/runs/cells/abc\n13|")
-    assert active_jobs() == {"12": "/runs/cells/abc", "13": ""}
+    """Jobs are known by their number; silence of Slurm is an error."""
+    programs(squeue="12\n13_4")
+    assert active_jobs() == {"12", "13_4"}
     programs(squeue=None)
     with pytest.raises(LaunchError, match="squeue does not respond: no answer"):
         active_jobs()
 
 
 @pytest.mark.parametrize(
-    ("answer", "words"),
-    [
-        (
-            "JobState=TIMEOUT ExitCode=0:15 NodeList=n1",
-            "reached its time limit; --slurm-option time=MINUTES gives more",
-        ),
-        ("JobState=OUT_OF_MEMORY ExitCode=0:125 NodeList=n1", "ran out of memory; --slurm-option mem=SIZE gives more"),
-        ("JobState=FAILED ExitCode=3:0 NodeList=n1", "ended by itself with 3"),
-        (None, "is gone, and Slurm has no record of it"),
-    ],
+    ("answer", "state"),
+    [("JobId=7 JobState=TIMEOUT ExitCode=0:15 NodeList=n1", "TIMEOUT"), (None, "unknown to Slurm")],
 )
-def test_how_jobs_end(programs: Programs, answer: str | None, words: str) -> None:
-    """The end of a job is asked of the controller, and told in words."""
-    programs(scontrol=answer)
-    assert how_ended("7", "ended by itself with {}") == words + (" (node n1)" if answer else "")
-
-
-@pytest.mark.parametrize(
-    ("state", "message"),
-    [
-        ("TIMEOUT", "Slurm job 7 reached its time limit; --slurm-option time=MINUTES gives more (node n1)"),
-        ("PREEMPTED", "Slurm job 7 was preempted by another job (node n1)"),
-        ("FAILED", "Slurm job 7 ended with exit code 9 and left no record (node n1)"),
-    ],
-)
-def test_a_job_without_a_record(programs: Programs, tmp_path: Path, state: str, message: str) -> None:
-    """A job that ended without a record becomes one that says how, with the last lines of the log."""
-    programs(sbatch="", srun="", squeue="", scontrol=f"JobState={state} ExitCode=9:0 NodeList=n1")
-    _, record = _ended(tmp_path)
-    assert record.error == f"{message}; last lines of its log: step 3 | step 4"
+def test_a_job_without_a_record(programs: Programs, tmp_path: Path, answer: str | None, state: str) -> None:
+    """It becomes a record that has Slurm's word for its state, and the path of its output."""
+    programs(sbatch="", srun="", squeue="", scontrol=answer)
+    record = _ended(tmp_path)
+    assert (record.status, record.error) == ("failed", f"Slurm job 7 ended as {state}; its output is in /logs/7.out")
     assert read_record(tmp_path / "cell" / "record.json") == record
 
 
 def test_a_cell_that_has_saved(programs: Programs, tmp_path: Path) -> None:
     """A cell that was asked to stop and saved is a row that says so and how to resume; other failures are unchanged."""
-    for state, how in (("COMPLETED", "was asked to stop, before its time limit or"), ("PREEMPTED", "was preempted by")):
-        programs(sbatch="", srun="", squeue="", scontrol=f"JobState={state} ExitCode=0:0")
-        (tmp_path / "cell").mkdir(exist_ok=True)
-        told = failed_record(RunConfig(), "asked to stop after 3 updates, and saved")
-        write_record(told.model_copy(update={"status": "interrupted"}), tmp_path / "cell")
-        _, record = _ended(tmp_path)
-        assert record.status == "failed"
-        assert record.error.startswith(f"Slurm job 7 {how}")
-        assert record.error.endswith("after 3 updates, and saved; --resume auto resumes from there")
-    programs(scontrol="JobState=COMPLETED ExitCode=0:0")
+    programs(sbatch="", srun="", squeue="", scontrol="JobState=PREEMPTED")
+    told = failed_record(RunConfig(), "asked to stop after 3 updates, and saved")
+    write_record(told.model_copy(update={"status": "interrupted"}), tmp_path / "cell")
+    record = _ended(tmp_path)
+    assert record.status == "failed"
+    assert record.error.startswith("Slurm job 7 ended as PREEMPTED; ")
+    assert record.error.endswith(
+        "; the cell was asked to stop after 3 updates, and saved; --resume auto resumes from there"
+    )
     write_record(failed_record(RunConfig(), "ValueError: bad data"), tmp_path / "cell")
-    assert _ended(tmp_path)[1].error == "ValueError: bad data"
+    assert _ended(tmp_path).error == "ValueError: bad data"
 
 
-def _ended(tmp_path: Path) -> tuple[RunConfig, Any]:
+def _ended(tmp_path: Path) -> Any:
     """Return the record of a cell whose job 7 is no longer in the queue."""
     pytest.importorskip("submitit", reason="needs the extra slurm")
     folder = tmp_path / "cell"
-    (folder / "slurm").mkdir(parents=True, exist_ok=True)
-    (folder / "log.txt").write_text("step 3\nsubmitit WARNING (now) - Bypassing signal SIGTERM\nstep 4\n")
-    config = RunConfig(launcher="slurm")
     launcher = SlurmLauncher()
-    launcher._jobs[folder.resolve()] = module._Job("7", logs=str(folder / "slurm"))
-    return config, launcher.launch(config, folder)
+    launcher._jobs[folder.resolve()] = module._Job("7", "/logs/7.out")
+    return launcher.launch(RunConfig(launcher="slurm"), folder)
 
 
 def test_a_queue_that_does_not_answer(programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,13 +138,13 @@ def test_a_queue_that_does_not_answer(programs: Programs, tmp_path: Path, monkey
 def test_what_is_submitted(programs: Programs, tmp_path: Path) -> None:
     """The batch file has the options, cores for all processes, and an hour unless told otherwise; the job is kept."""
     pytest.importorskip("submitit", reason="needs the extra slurm")
-    programs(sbatch="Submitted batch job 31", srun="", squeue="30|elsewhere")
+    programs(sbatch="Submitted batch job 31", srun="", squeue="30")
     launcher = SlurmLauncher(parse_slurm_options(["partition=gpu", "exclusive"]))
     config = RunConfig(processes=4, launcher="slurm", workers=2)
     launcher.submit_ahead([(config, tmp_path / "cell")])
     launcher.submit_ahead([(config, tmp_path / "cell")])
     saved = json.loads((tmp_path / "cell" / "job.json").read_text())
-    assert (saved["job"], saved["task"]) == ("31", 0)
+    assert saved == {"job": "31", "log": str(tmp_path / "cell" / "slurm" / "31_0_log.out")}
     (path,) = (tmp_path / "cell" / "slurm").glob("*_submission.sh")
     lines = path.read_text().splitlines()
     for line in (
@@ -185,32 +157,30 @@ def test_what_is_submitted(programs: Programs, tmp_path: Path) -> None:
         "signal=USR2@90",
     ):
         assert f"#SBATCH --{line}" in lines
-    assert f"#SBATCH --comment={saved['token']}" in lines
     assert not any("--array" in line for line in lines)
     assert launcher.pending_message().endswith("scancel 31")
 
 
 def test_a_job_that_is_still_there(programs: Programs, tmp_path: Path) -> None:
-    """A cell whose job is in the queue, by its number or by token and task, is not submitted again; a gone one is."""
+    """A cell whose job is in the queue is not submitted again; a gone one is."""
     pytest.importorskip("submitit", reason="needs the extra slurm")
     config = RunConfig(launcher="slurm")
-    programs(sbatch="Submitted batch job 31", srun="", squeue="29|\n30_1|cafe\n30_2|cafe")
-    killed = {"job": "", "token": "cafe", "task": 2, "logs": str(tmp_path / "slurm")}
-    for name, noted in (("a", {"job": "29"}), ("b", killed), ("c", {"job": "28"})):
+    programs(sbatch="Submitted batch job 31", srun="", squeue="29\n30_1")
+    for name, noted in (("a", {"job": "29"}), ("b", {"job": "30_1", "log": ""}), ("c", {"job": "28"})):
         (tmp_path / name).mkdir()
         (tmp_path / name / "job.json").write_text(json.dumps(noted))
     launcher = SlurmLauncher()
     launcher.submit_ahead([(config, tmp_path / name) for name in "abc"])
     jobs = [json.loads((tmp_path / name / "job.json").read_text())["job"] for name in "abc"]
-    assert jobs == ["29", "30_2", "31"]
+    assert jobs == ["29", "30_1", "31"]
 
 
 def test_cells_of_an_array(programs: Programs, tmp_path: Path) -> None:
-    """Cells with equal needs are one array with a limit, several in a job where asked; others are one of their own."""
+    """Cells with equal needs are one array with a limit; others are one of their own."""
     pytest.importorskip("submitit", reason="needs the extra slurm")
     programs(sbatch="Submitted batch job 31", srun="", squeue="")
-    launcher = SlurmLauncher(running=2, cells_per_job=2)
-    cells = [(RunConfig(launcher="slurm"), tmp_path / str(number)) for number in range(5)]
+    launcher = SlurmLauncher(running=2)
+    cells = [(RunConfig(launcher="slurm"), tmp_path / str(number)) for number in range(3)]
     wide = RunConfig(launcher="slurm", processes=3, workers=1)
     launcher.submit_ahead([*cells, (wide, tmp_path / "wide")])
     texts = {path.parent.parent.name: path.read_text() for path in tmp_path.glob("**/*_submission.sh")}
@@ -218,8 +188,8 @@ def test_cells_of_an_array(programs: Programs, tmp_path: Path) -> None:
     assert "#SBATCH --array" not in texts["wide"]
     assert "#SBATCH --ntasks-per-node=1\n" in texts["wide"]
     assert "#SBATCH --cpus-per-task=6\n" in texts["wide"]
-    jobs = [json.loads((tmp_path / str(number) / "job.json").read_text())["job"] for number in range(5)]
-    assert jobs == ["31_0", "31_0", "31_1", "31_1", "31_2"]
+    jobs = [json.loads((tmp_path / str(number) / "job.json").read_text())["job"] for number in range(3)]
+    assert jobs == ["31_0", "31_1", "31_2"]
 
 
 RUNS = "JobId=7 JobState=RUNNING Reason=None Requeue=1 PreemptEligibleTime=2026-11-26T05:43:05 PreemptTime="

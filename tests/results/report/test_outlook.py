@@ -32,17 +32,15 @@ def test_a_line_for_each_arm() -> None:
 def test_a_page_draws_the_share_lost(tmp_path: Path) -> None:
     """Measured at the probes of the prefix, and from the last one computed to the end of the schedule."""
     figure = next(section for section in outlook_document(_outlook()).sections if section.name == "curve").blocks[0]
-    (curve,) = figure.data.curves  # type: ignore[union-attr]
-    assert curve.measured == "2.50,82.00 4.95,78.00"
-    assert curve.computed == "4.95,78.00 52.48,40.00 100.00,0.00"
+    computed = "4.95,78.00 52.48,40.00 100.00,0.00"
+    assert figure.data["lines"] == [(1, "2.50,82.00 4.95,78.00", False), (1, computed, True)]  # type: ignore[union-attr]
     paths = write_result(_outlook(), tmp_path, ("json", "html"))
     assert [path.name for path in paths] == ["outlook.json", "outlook.html"]
-    assert curve.computed in paths[1].read_text(encoding="utf-8")
+    assert computed in paths[1].read_text(encoding="utf-8")
 
 
 def test_nothing_is_drawn_where_rates_are_not_known() -> None:
     section = next(
         section for section in outlook_document(_outlook(rates_known=False)).sections if section.name == "curve"
     )
-    (curve,) = section.blocks[0].data.curves  # type: ignore[union-attr]
-    assert (curve.measured, curve.computed) == ("50.00,82.00 99.00,78.00", "")
+    assert section.blocks[0].data["lines"] == [(1, "50.00,82.00 99.00,78.00", False)]  # type: ignore[union-attr]

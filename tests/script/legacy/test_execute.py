@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import zipfile
-from pathlib import Path
 
 import pytest
 
@@ -46,17 +44,6 @@ def test_module_sees_the_same_world(write, python) -> None:
     assert_same(python, ["-m", "pack"])
 
 
-def test_folder_and_zip_file(write, python, tmp_path: Path) -> None:
-    """A folder or zip file with a __main__.py runs as it does under plain Python."""
-    write("app/__main__.py", "import part, sys; print(part.value, sys.argv, sys.path[0], __file__, __spec__.name)")
-    write("app/part.py", "value = 7")
-    with zipfile.ZipFile(tmp_path / "app.zip", "w") as archive:
-        for name in ("__main__.py", "part.py"):
-            archive.write(tmp_path / "app" / name, name)
-    assert_same(python, ["app", "x"])
-    assert_same(python, ["app.zip", "x"])
-
-
 @pytest.mark.parametrize(
     "source",
     [
@@ -84,7 +71,7 @@ def test_script_ends_the_same(source: str, write, python) -> None:
         (["absent.py"], 2, "there is no script absent.py"),
         (["-m", "absent.train"], 2, "there is no module absent.train"),
         (["-m", "here.absent"], 2, "there is no module here.absent"),
-        (["folder"], 2, "a folder without a __main__.py"),
+        (["folder"], 2, "folder is no source file of Python"),
         (["--engine", "nvidia", "train.py"], 4, "is a clone of the repository; install it"),
         (["--record", "train.py/x.jsonl", "train.py"], 4, "cannot write the record"),
     ],

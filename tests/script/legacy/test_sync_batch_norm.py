@@ -36,14 +36,11 @@ TRAIN = """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("ranks", "note"), [(1, "on one rank it is plain batch norm"), (2, "ampcompare's runs over 2 ranks")]
-)
-def test_sync_batch_norm_trains_on_a_cpu(ranks: int, note: str, write, forked) -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_sync_batch_norm_trains_on_a_cpu(ranks: int, write, forked) -> None:
     """It has the statistics of all ranks, as plain batch norm of the whole batch; one rank has its very bits."""
     write("train.py", TRAIN)
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     done = forked(*launch, "-m", "ampcompare", "exec", "--device", "cpu", "train.py")
     assert done.returncode == 0, done.stderr
     assert done.stdout.split("\n")[0] == "trained SyncBatchNorm"
-    assert f"ampcompare: torch.nn.SyncBatchNorm has no kernels for a CPU: {note}" in done.stderr

@@ -145,28 +145,6 @@ def test_everyday_scripts_train(behind: Any, arm: str) -> None:
     assert losses[-1] < losses[0]
 
 
-def test_a_checkpoint_leaves_the_casts_of_o1_on(behind: Any) -> None:
-    """The block in which it computes again is none of the script's, so that later steps are cast too."""
-    behind("O1")
-    model = nn.Linear(6, 3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(3):
-        output = _Checkpointed(model)(batch(0)[0])
-        assert output.dtype == torch.float16
-        optimizer.zero_grad()
-        output.float().square().mean().backward()
-        optimizer.step()
-
-
-class _Checkpointed(nn.Module):
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: Tensor) -> Any:
-        return checkpoint(self.inner, x, use_reentrant=False)
-
-
 @pytest.mark.parametrize("arm", ["fp32", "native:bf16", "O3", "half:bf16"])
 def test_lbfgs_runs_where_nothing_is_scaled(behind: Any, arm: str) -> None:
     """Its closure runs several times in a step, of which one loss is recorded; other arms refuse it at the step."""
@@ -334,31 +312,6 @@ def test_casts_stay_on_across_checkpoints(behind: Any, arm: str) -> None:
         optimizer.step()
         optimizer.zero_grad()
     assert kinds == [torch.float16 if arm == "apex:O1" else torch.bfloat16] * 3
-
-
-def test_updates_by_hand(behind: Any) -> None:
-    """A script that updates weights without an optimizer is refused at its second step, or recorded as written."""
-
-    def train(steps: int) -> list[Tensor]:
-        model = network()
-        for step in range(steps):
-            x, y = batch(step)
-            nn.functional.cross_entropy(model(x), y).backward()
-            for param in model.parameters():
-                assert param.grad is not None
-                param.data.add_(param.grad, alpha=-0.1)
-                param.grad = None
-        return list(model.parameters())
-
-    want = train(4)
-    behind("native:bf16")
-    with pytest.raises(UnsupportedCombination, match="updates weights of Sequential itself, without an optimizer"):
-        train(2)
-    behind.end()
-    rows = Rows()
-    stand_in = behind("script", rows)
-    assert all(map(torch.equal, train(4), want))
-    assert (rows.steps, len(rows.losses), stand_in.has_acted()) == (3, 4, True)  # the last has no pass after it
 
 
 @pytest.mark.parametrize("arm", ["fp32", "native:bf16", "native:fp16", "apex:O1"])

@@ -95,13 +95,6 @@ def test_gradients_are_right_in_the_mean() -> None:
     assert mean < one / 4
 
 
-def test_eight_bits_are_near() -> None:
-    """With 8 bits the gradients are within a few percent of exact ones."""
-    exact = torch.cat([grad.flatten() for grad in gradients(*start("fp32"))])
-    packed = torch.cat([grad.flatten() for grad in gradients(*start("actnn:bits=8"))])
-    assert 0 < (packed - exact).norm() / exact.norm() < 0.03
-
-
 def test_a_tensor_that_two_operations_save_is_packed_once() -> None:
     precision, model, optimizer = start("actnn:bits=2")
     seen = Watched(precision)
@@ -169,15 +162,3 @@ def test_it_says_what_runs_underneath() -> None:
     below = make_precision(text)
     assert below.engine is not None
     assert below.half_dtype is torch.float16
-
-
-def test_each_seed_rounds_otherwise() -> None:
-    """Two runs of other seeds share no random numbers, on the CPU's generator of 32-bit seeds too."""
-    value = torch.rand(2048)
-    restored = []
-    for seed in (0, 0, 1):
-        packer = Packer(2, 256, [], seed)
-        packer.begin()
-        restored.append(packer.unpack(packer.pack(value)))
-    assert torch.equal(restored[0], restored[1])
-    assert not torch.equal(restored[0], restored[2])

@@ -155,14 +155,6 @@ def test_a_model_without_such_layers_is_refused() -> None:
 
 
 @needs_torchao
-def test_the_record_says_what_ran() -> None:
-    """On a CPU fp8 is emulated; the precision that ran is fp8's own, not that of the arm underneath."""
-    precision = make_precision("fp8:rowwise")
-    assert precision.emulated == "fp8"
-    assert list(precision.packages) == ["torchao"]
-
-
-@needs_torchao
 @pytest.mark.parametrize(
     ("capability", "scaling", "emulated"),
     [((8, 0), "tensorwise", "fp8"), ((8, 9), "tensorwise", ""), ((8, 9), "rowwise", "fp8"), ((9, 0), "rowwise", "")],

@@ -8,7 +8,6 @@ Source: Apex 25.05, `apex/amp/_process_optimizer.py`; the order of roundings is 
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Iterable, Sequence
 from types import TracebackType
@@ -16,8 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import graph
-from torch.overrides import has_torch_function_unary
 
 from ampcompare.apex.amp._amp_state import _amp_state
 from ampcompare.apex.amp.scaler import LossScaler
@@ -32,15 +29,11 @@ __all__ = [
     "post_backward_with_master_weights",
     "prepare_backward_no_master_weights",
     "prepare_backward_with_master_weights",
-    "run_from",
     "take_grads",
 ]
 
 # The reference count of a tensor to which only one list refers.
 _UNSHARED = max(map(sys.getrefcount, [object()]))
-_TENSOR_BACKWARD = Tensor.backward
-# Torch's own function, even if it was replaced before this module was imported.
-_AUTOGRAD_BACKWARD = inspect.unwrap(torch.autograd.backward)
 
 
 def prepare_backward_no_master_weights(optimizer: Any) -> None:
@@ -245,28 +238,6 @@ def _renew_buffers(stash: AmpOptimizerState, indices: Iterable[int]) -> None:
     for index in indices:
         if buffers[index] is None or references[index] != _UNSHARED:
             buffers[index] = torch.empty_like(stash.all_fp32_from_fp16_params[index], requires_grad=False)
-
-
-def run_from(loss: Tensor, initial_grad: Tensor | None) -> None:
-    """Back-propagate from a scalar fp32 `loss`, starting with the gradient `initial_grad`, or 1.
-
-    `Tensor.backward` checks shapes, dtypes and options before it calls the function below, which costs more than the
-    whole overflow check. It is called if there is something to check, or if it was replaced.
-    """
-    if initial_grad is None:
-        loss.backward()
-    elif (
-        Tensor.backward is not _TENSOR_BACKWARD
-        or torch.autograd.backward is not _AUTOGRAD_BACKWARD
-        or loss._backward_hooks is not None
-        or has_torch_function_unary(loss)
-        or torch._C._are_functorch_transforms_active()
-    ):
-        loss.backward(initial_grad.clone())  # a hook may change it in place
-    else:
-        graph._engine_run_backward(
-            (loss,), (initial_grad,), False, False, (), allow_unreachable=True, accumulate_grad=True
-        )
 
 
 _is_enabled = torch.is_grad_enabled

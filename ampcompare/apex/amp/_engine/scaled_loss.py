@@ -16,9 +16,10 @@ from torch import Tensor
 
 from ampcompare.apex.amp._amp_state import _amp_state, maybe_print, overflow_message
 from ampcompare.apex.amp.scaler import LossScaler
+from ampcompare.base.tensors.backward import run_backward
 
 from . import device_skip
-from .backward import abandon_backward, run_from
+from .backward import abandon_backward
 from .errors import AmpNotInitialized, AmpScalingError, UnknownLossId, UnknownOptimizer
 from .optimizer_state import AmpOptimizerState
 
@@ -56,18 +57,25 @@ def scale_loss(
 
     After an overflow the next `step` of each of these optimizers only prints a message.
     """
-    scalers = _state.get("loss_scalers")
-    if scalers and loss_id == 0 and "handle" not in _state and _state["deferred"] is None:
-        # `_host_scale` is enough: a static scale is never on the device.
-        scaler, options = scalers[0], _state["opt_properties"].options
-        if not scaler.dynamic and scaler._host_scale == 1.0 and options["enabled"] and not options["master_weights"]:
-            if not AmpOptimizerState.any_masters:
-                return UnscaledLoss((loss,))
+    if _needs_nothing(loss_id):
+        return UnscaledLoss((loss,))
     return ScaledLoss(loss, optimizers, loss_id, delay_unscale, delay_overflow_check)
 
 
+def _needs_nothing(loss_id: int) -> bool:
+    """Return whether a pass has nothing to scale and nothing to unscale: O0 and O3 with their defaults."""
+    scalers = _state.get("loss_scalers")
+    if not scalers or loss_id != 0 or "handle" in _state or _state["deferred"] is not None:
+        return False
+    # `_host_scale` is enough: a static scale is never on the device.
+    scaler, options = scalers[0], _state["opt_properties"].options
+    if scaler.dynamic or scaler._host_scale != 1.0 or not options["enabled"] or options["master_weights"]:
+        return False
+    return not AmpOptimizerState.any_masters
+
+
 class UnscaledLoss(tuple[Any]):
-    """The block of `scale_loss` if `ScaledLoss` has nothing to do: O0 with its defaults.
+    """The block of `scale_loss` if `ScaledLoss` has nothing to do.
 
     A tuple of the loss: unlike an object with `__init__`, creating it calls no Python code.
     """
@@ -137,7 +145,7 @@ class ScaledLoss(AbstractContextManager[Any]):
         if args or kwargs or is_observed or scaled._version or loss._version != self._version:
             Tensor.backward(scaled, *args, **kwargs)  # type: ignore[no-untyped-call]
         else:
-            run_from(loss, self._initial_grad)
+            run_backward(loss, self._initial_grad)
 
     def prepare(self) -> float | Tensor | None:
         """Prepare for the backward pass, and return the scale of the loss; None if amp is off."""
@@ -278,6 +286,9 @@ def backward(loss: Any, optimizers: Any, loss_id: int = 0, delay_unscale: bool =
         loss: a scalar tensor; any other loss is multiplied by the scale.
         optimizers, loss_id, delay_unscale: as for `scale_loss`.
     """
+    if loss.__class__ is Tensor and _needs_nothing(loss_id):
+        run_backward(loss if loss.dtype is _FLOAT32 else loss.float())
+        return
     block = ScaledLoss(loss, optimizers, loss_id, delay_unscale, False)
     if not isinstance(loss, Tensor) or loss.dim() != 0:
         with block as scaled_loss:
@@ -292,7 +303,7 @@ def backward(loss: Any, optimizers: Any, loss_id: int = 0, delay_unscale: bool =
             if initial_grad is None and scale != 1.0:
                 (loss.float() * scale).backward()
             else:
-                run_from(loss.float(), initial_grad)
+                run_backward(loss.float(), initial_grad)
     except BaseException:
         block.__exit__(*sys.exc_info())
         raise

@@ -12,24 +12,13 @@ from ampcompare.apex.normalization.fused_layer_norm import FusedLayerNormAffineF
 __all__ = ["FastLayerNorm", "FastLayerNormFN"]
 
 
-class FastLayerNormFN(FusedLayerNormAffineFunction):
+class FastLayerNormFN:
     """Layer normalization over the last dimension, called by `apply`."""
 
     @staticmethod
-    def forward(  # type: ignore[override]  # it takes no shape
-        ctx: Any, x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float, memory_efficient: bool = False
-    ) -> Tensor:
+    def apply(x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float, memory_efficient: bool = False) -> Any:
         """Return the normalized `x`, times `gamma`, plus `beta`, in the dtype of `x`."""
-        return FastLayerNormFN._run(ctx, x, gamma, beta, gamma.shape, epsilon, memory_efficient)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> Any:
-        """Return gradients of `x`, `gamma` and `beta`."""
-        return FusedLayerNormAffineFunction.backward(ctx, dy)[:5]
-
-
-def _fast_layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, memory_efficient: bool) -> Tensor:
-    return fused_layer_norm_affine(x, weight, bias, weight.shape, epsilon, memory_efficient)
+        return FusedLayerNormAffineFunction.apply(x, gamma, beta, gamma.shape, epsilon, memory_efficient)
 
 
 class FastLayerNorm(nn.Module):
@@ -57,4 +46,5 @@ class FastLayerNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the normalized `x`, in its dtype."""
-        return _fast_layer_norm(x, self.weight, self.bias, self.epsilon, self.memory_efficient)
+        shape = self.weight.shape
+        return fused_layer_norm_affine(x, self.weight, self.bias, shape, self.epsilon, self.memory_efficient)

@@ -31,7 +31,6 @@ POLL_SECONDS = 0.1
 # Messages of gloo and of torch's stores.
 TIMEOUT = re.compile(r"gloo.*timed out|wait timeout after|timeout waiting for key|socket timeout", re.IGNORECASE)
 LOST = re.compile(r"closed by peer|reset by peer|broken pipe|pair closure|connection refused", re.IGNORECASE)
-STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
 def is_timeout(error: BaseException) -> bool:
@@ -74,20 +73,17 @@ class Roll:
         Args:
             seconds: how long the others have waited.
         """
-        processes = self._processes()
-        stopped = [rank for rank, process in processes.items() if _status(process) in STOPPED]
-        for rank, process in processes.items():
+        for rank, process in self._processes().items():
             if rank != self._world.rank:
                 _ask_for_stack(process)
         others = [rank for rank in range(self._world.size) if rank != self._world.rank]
-        stalled = stopped or self._missing(others, "process", 0.0) or self._missing(others, "answer", ANSWER_SECONDS)
+        stalled = self._missing(others, "process", 0.0) or self._missing(others, "answer", ANSWER_SECONDS)
         time.sleep(STACK_SECONDS)
         waited = f"within {seconds:g} s (--stall-timeout)"
         if not stalled:
             return f"no rank answered another {waited}, and all still run: check the network between them"
         names = f"rank {stalled[0]} stands" if len(stalled) == 1 else f"ranks {', '.join(map(str, stalled))} stand"
-        cause = "; its process is stopped, as by SIGSTOP" if stopped else ""
-        return f"{names} still: no answer {waited}{cause}; the stack of each rank is in its log"
+        return f"{names} still: no answer {waited}; the stack of each rank is in its log"
 
     def _processes(self) -> dict[int, psutil.Process]:
         """Return the processes of the ranks on this machine."""
@@ -135,17 +131,8 @@ def _machine() -> str:
     return f"{socket.gethostname()} {psutil.boot_time():.0f} {namespace}"
 
 
-def _status(process: psutil.Process) -> str:
-    try:
-        return str(process.status())
-    except psutil.Error:
-        return ""
-
-
 def _ask_for_stack(process: psutil.Process) -> None:
-    """Make a process write its stack. A stopped one is continued for that: its run has failed anyway."""
+    """Make a process write its stack."""
     with contextlib.suppress(psutil.Error):
         if STACK_SIGNAL is not None:
             process.send_signal(STACK_SIGNAL)
-        if _status(process) in STOPPED:
-            process.send_signal(signal.SIGCONT)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ampcompare.results.analysis.conclusions.phrases import sentence_start
 from ampcompare.results.analysis.conclusions.recommendation import why_none_recommended
 from ampcompare.results.analysis.inference.effect import ERROR_RATE, MIN_PAIRS
-from ampcompare.results.analysis.pairing.learning import idle_verdict, still_improving, too_wide
+from ampcompare.results.analysis.pairing.learning import idle_verdict, too_wide
 from ampcompare.results.analysis.pairing.pairs import are_identical, equal_losses, other_weights, pairs_by_seed
 from ampcompare.results.records.comparison import ArmSummary, Comparison
 from ampcompare.results.records.metric import Metric
-from ampcompare.results.records.run import RunRecord
+from ampcompare.results.records.run import RunRecord, RunSummary
 
 __all__ = ["details", "look_sentences"]
 
@@ -22,6 +22,10 @@ HALF_ON_CPU = {
     "bf16 emulated": "bf16 was computed in fp32 and rounded (emulated)",
     "fp8 emulated": "operands of fp8 were rounded and multiplied in fp32 (emulated)",
 }
+EVENTS: tuple[tuple[str, str, Callable[[RunSummary], bool]], ...] = (
+    ("Ended before the last epoch, as the recipe allows", "why", lambda run: run.ended is not None),
+    ("Rolled back to a good state", "at which steps", lambda run: bool(run.rollbacks)),
+)
 FP16_ON_CPU = "{how} on this CPU: accuracy, divergence and loss scales carry over to a GPU, 16-bit step times do not."
 
 
@@ -46,11 +50,8 @@ def details(comparison: Comparison) -> Iterable[str]:
         return
     yield from sorted({f"{note}." for record in records for note in record.notes})
     yield from _events(rows, records)
-    averaged = [text for row in rows if row.completed and (text := _averaged_metric(row.arm, records, metric))]
-    if averaged:
-        name = sentence_start(metric.name)
-        yield f"{name} of the averaged weights (EMA) after the last epoch: {', '.join(averaged)}."
-    yield from filter(None, (still_improving(by_arm, margin), _correlations(rows, reference, metric)))
+    yield from _averaged_metric({row.arm: by_arm[row.arm] for row in rows}, metric)
+    yield from _correlations(rows, reference, metric)
     yield from _same_bits(by_arm, reference)
     hows = {record.half for record in records if str(record.environment.get("device", "")).startswith("cpu")}
     said = [HALF_ON_CPU[how] for how in sorted(how for how in hows if how in HALF_ON_CPU)]
@@ -97,29 +98,22 @@ def _rate(row: ArmSummary) -> str:
 
 def _events(rows: Sequence[ArmSummary], records: Sequence[RunRecord]) -> Iterable[str]:
     """Yield which arms trained for fewer epochs than others, and which rolled back to a good state."""
-    ended, returned = [], []
-    for row in rows:
-        runs = [record.summary for record in records if record.arm == row.arm]
-        if early := sum(run.ended is not None for run in runs):
-            ended.append(f"{row.arm} {early}/{len(runs)}")
-        if back := sum(bool(run.rollbacks) for run in runs):
-            returned.append(f"{row.arm} {back}/{len(runs)}")
-    if ended:
-        yield f"Ended before the last epoch, as the recipe allows: {', '.join(ended)}; the records say why."
-    if returned:
-        yield f"Rolled back to a good state: {', '.join(returned)}; the records say at which steps."
+    for event, detail, happened in EVENTS:
+        counts = {row.arm: [happened(record.summary) for record in records if record.arm == row.arm] for row in rows}
+        shown = [f"{arm} {sum(its)}/{len(its)}" for arm, its in counts.items() if any(its)]
+        if shown:
+            yield f"{event}: {', '.join(shown)}; the records say {detail}."
 
 
-def _correlations(rows: Sequence[ArmSummary], reference: str, metric: Metric) -> str:
-    """Return how far the values of the arms follow the reference's over seeds; "" where that is not known."""
+def _correlations(rows: Sequence[ArmSummary], reference: str, metric: Metric) -> Iterable[str]:
+    """Yield how far the values of the arms follow the reference's over seeds."""
     shown = [
         f"{row.arm} {row.metric_correlation:.2f}"
         for row in rows
         if row.arm != reference and row.metric_correlation is not None
     ]
-    if not shown:
-        return ""
-    return f"Correlation of {metric.name} with {reference} over seeds: {', '.join(shown)}."
+    if shown:
+        yield f"Correlation of {metric.name} with {reference} over seeds: {', '.join(shown)}."
 
 
 def _same_bits(by_arm: Mapping[str, Sequence[RunRecord]], reference: str) -> Iterable[str]:
@@ -139,10 +133,13 @@ def _same_bits(by_arm: Mapping[str, Sequence[RunRecord]], reference: str) -> Ite
             )
 
 
-def _averaged_metric(arm: str, records: Sequence[RunRecord], metric: Metric) -> str:
-    """Return the mean over completed runs of what the averaged weights reach; "" where none were kept."""
-    reached = [
-        record.summary.ema_metric_final for record in records if record.arm == arm and record.status == "completed"
-    ]
-    known = [value for value in reached if value is not None]
-    return f"{arm} {metric.text(statistics.fmean(known))}" if known else ""
+def _averaged_metric(by_arm: Mapping[str, Sequence[RunRecord]], metric: Metric) -> Iterable[str]:
+    """Yield the mean over completed runs of what the averaged weights reach, where some were kept."""
+    shown = []
+    for arm, records in by_arm.items():
+        reached = [record.summary.ema_metric_final for record in records if record.status == "completed"]
+        if known := [value for value in reached if value is not None]:
+            shown.append(f"{arm} {metric.text(statistics.fmean(known))}")
+    if shown:
+        name = sentence_start(metric.name)
+        yield f"{name} of the averaged weights (EMA) after the last epoch: {', '.join(shown)}."

@@ -7,12 +7,12 @@ them (`analysis.inference.alpha_spending`).
 from __future__ import annotations
 
 import shlex
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ampcompare.base.files.run_files import CellFile, file_of_cell
+from ampcompare.base.formatting import format_ranges
 from ampcompare.results.analysis.conclusions.phrases import names_of
 from ampcompare.results.analysis.conclusions.recommendation import recommended_arms
 from ampcompare.results.analysis.inference.effect import MIN_PAIRS
@@ -22,7 +22,7 @@ from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.verdict import OPEN
 from ampcompare.settings.script import seed_option
 
-__all__ = ["TypedCommand", "next_steps", "seeds_text"]
+__all__ = ["TypedCommand", "next_steps"]
 
 MAX_STEPS = 3
 FIRST_SEEDS = 5  # where there are too few for a verdict
@@ -31,13 +31,6 @@ MAX_MORE = 20  # seeds that are advised to settle as many arms as possible; beyo
 REFUSED = 2  # exit code of a script that an arm refuses: its message says what to do
 SAFE_EPS = "1e-4"  # far above the least number of fp16
 PROGRAM = ["ampcompare", "compare"]
-# Options of `compare` that say what a step does; `profile` takes them too.
-OF_WORK = (
-    *("--recipe", "--size", "--task", "-a", "--arch", "--data", "--data-dir", "--image-size", "--sequence-length"),
-    *("--model-arg", "--optimizer", "--optimizer-implementation", "--lr", "-b", "--batch-size", "--grad-accum-steps"),
-    *("--device", "--compile", "--channels-last", "--cpu-half", "-j", "--workers", "--threads", "--tf32", "-c"),
-    *("--config", "--set", "--compat-torch", "--nproc-per-node", "--parallel"),
-)
 
 
 def next_steps(comparison: Comparison, next_error_rate: float) -> list[NextStep]:
@@ -77,10 +70,10 @@ def _steps(
             why=f"see what to write in a training script for {row.arm}",
         )
     if typed is not None:
-        yield from _more_seeds(comparison, rows, by_arm, typed, next_error_rate)
+        yield from _more_seeds(comparison, rows, typed, next_error_rate)
     yield from _steps_after_divergence(comparison, by_arm, typed)
     if typed is not None:
-        yield from _timing_steps(rows, by_arm, comparison.reference, typed)
+        yield from _timing_steps(rows, typed)
 
 
 def _arm(records: Sequence[RunRecord]) -> str:
@@ -151,25 +144,17 @@ def _reference_step(
         )
     if not idle_verdict(records):
         return None
-    if all(record.summary.weights_moved is False for record in records):
-        lr = f"{10 * (recipe.optimizer.lr or 0.01):g}"
-        return NextStep(
-            command=str(typed.with_option("--lr", lr).elsewhere(f"lr-{lr}")),
-            why=f"no weight of {name} moved; try a higher learning rate",
-        )
     epochs = max(10, 3 * recipe.epochs)
     return NextStep(
-        command=str(typed.without("--max-steps").with_option("--epochs", f"{epochs}").elsewhere(f"epochs-{epochs}")),
+        command=str(
+            typed.with_option("--max-steps", None).with_option("--epochs", f"{epochs}").elsewhere(f"epochs-{epochs}")
+        ),
         why=f"train until {name} has learned something; if it has not by then, try another --lr",
     )
 
 
 def _more_seeds(
-    comparison: Comparison,
-    rows: Sequence[ArmSummary],
-    by_arm: Mapping[str, Sequence[RunRecord]],
-    typed: TypedCommand,
-    next_error_rate: float,
+    comparison: Comparison, rows: Sequence[ArmSummary], typed: TypedCommand, next_error_rate: float
 ) -> Iterator[NextStep]:
     """Yield the seeds that give a verdict, within the looks that are left."""
     if comparison.only_copies:  # of more seeds too
@@ -191,46 +176,14 @@ def _more_seeds(
     elif comparison.look and not next_error_rate and any(row.quality.kind in OPEN for row in rows):
         fresh = range(max(seeds) + 1, max(seeds) + 1 + max(FIRST_SEEDS, 2 * len(seeds)))
         yield NextStep(
-            command=str(typed.with_option("--seeds", seeds_text(fresh)).elsewhere("again", same_recipe=True)),
-            why="no look is left at these runs; other seeds in another run directory are a new comparison"
-            + _duration_text(by_arm, len(fresh)),
+            command=str(typed.with_option("--seeds", format_ranges(fresh)).elsewhere("again", same_recipe=True)),
+            why="no look is left at these runs; other seeds in another run directory are a new comparison",
         )
         return
     else:
         return
-    wanted = [*seeds, *_next_seeds(seeds, count)]
-    yield NextStep(
-        command=str(typed.with_option("--seeds", seeds_text(wanted))), why=f"{what}{_duration_text(by_arm, count)}"
-    )
-
-
-def _next_seeds(seeds: Sequence[int], count: int) -> list[int]:
-    """Return this many further seeds that continue the range."""
-    first = max(seeds) + 1
-    return list(range(first, first + count))
-
-
-def _duration_text(by_arm: Mapping[str, Sequence[RunRecord]], seeds: int) -> str:
-    """Return how long so many seeds of all arms take, by the runs so far; "" where that is not known."""
-    total, jobs = 0.0, 1
-    for records in by_arm.values():
-        known = [
-            run.summary.wall_seconds + (run.summary.start_seconds or 0.0)
-            for run in records
-            if run.summary.wall_seconds is not None
-        ]
-        if not known:
-            return ""
-        total += statistics.fmean(known)
-        jobs = max(jobs, *(run.jobs for run in records))
-    return f", about {_round_duration(seeds * total / jobs)}"
-
-
-def _round_duration(seconds: float) -> str:
-    for size, unit in ((3600, "h"), (60, "min")):
-        if seconds >= 1.5 * size:
-            return f"{seconds / size:.2g} {unit}"
-    return f"{max(1.0, float(f'{seconds:.1g}')):g} s"
+    wanted = [*seeds, *range(max(seeds) + 1, max(seeds) + 1 + count)]
+    yield NextStep(command=str(typed.with_option("--seeds", format_ranges(wanted))), why=what)
 
 
 def _steps_after_divergence(
@@ -250,13 +203,7 @@ def _steps_after_divergence(
         )
 
 
-def _timing_steps(
-    rows: Sequence[ArmSummary], by_arm: Mapping[str, Sequence[RunRecord]], reference: str, typed: TypedCommand
-) -> Iterator[NextStep]:
-    slower = [row.arm for row in rows if row.time.kind == "worse"]
-    if slower and not typed.value("--vary", "--sweep"):
-        arms = ",".join(_arm(by_arm[name]) for name in (reference, slower[0]))
-        yield NextStep(command=typed.for_profile(arms), why=f"see why {slower[0]} is slower than {reference}")
+def _timing_steps(rows: Sequence[ArmSummary], typed: TypedCommand) -> Iterator[NextStep]:
     kinds = [row.time.kind for row in rows]
     if "emulated" in kinds:
         yield NextStep(
@@ -287,51 +234,29 @@ class TypedCommand:
         if words[:2] != PROGRAM or any(word.endswith(";") for word in words):
             return None
         end = words.index("--") if "--" in words else len(words)
-        return cls(tuple(words[:end]), tuple(words[end:]))
+        # `--name=value` as two words, as the rest of this class takes them.
+        pairs = [word.split("=", 1) if word.startswith("--") else [word] for word in words[:end]]
+        return cls(tuple(part for pair in pairs for part in pair), tuple(words[end:]))
 
     def __str__(self) -> str:
         return shlex.join([*self.words, *self.script])
 
+    def _places(self, names: Sequence[str]) -> list[int]:
+        return [at for at, word in enumerate(self.words[:-1]) if word in names]
+
     def value(self, *names: str) -> str | None:
         """Return what an option was given last, under any of its names; None if it was not."""
-        found = None
-        for index, word in enumerate(self.words):
-            if word in names and index + 1 < len(self.words):
-                found = self.words[index + 1]
-            elif attached := _option_prefix(word, names):
-                found = word[len(attached) :]
-        return found
+        places = self._places(names)
+        return self.words[places[-1] + 1] if places else None
 
-    def without(self, *names: str) -> TypedCommand:
-        """Return the command without an option that takes a value."""
-        return TypedCommand(tuple(word for word in self._blank_option(names) if word is not None), self.script)
-
-    def with_option(self, name: str, value: str, *other_names: str) -> TypedCommand:
-        """Return the command with an option at another value, in its place, or at the end."""
-        words = self._blank_option((name, *other_names))
-        index = words.index(None) if None in words else len(words)
-        rest = [word for word in words[index:] if word is not None]
-        return TypedCommand((*(word for word in words[:index] if word is not None), name, value, *rest), self.script)
-
-    def _blank_option(self, names: Sequence[str]) -> list[str | None]:
-        """Return the words with None instead of an option and of its value."""
-        words: list[str | None] = []
-        is_value = False
-        for word in self.words:
-            is_option = not is_value and (word in names or bool(_option_prefix(word, names)))
-            words.append(None if is_option or is_value else word)
-            is_value = is_option and word in names
-        return words
-
-    def for_profile(self, arms: str) -> str:
-        """Return the command that profiles arms on the same work."""
-        words: list[str] = []
-        is_kept = False
-        for word in self.words[len(PROGRAM) :]:
-            if word.startswith("-"):
-                is_kept = word in OF_WORK or bool(_option_prefix(word, OF_WORK))
-            words += [word] if is_kept else []
-        return shlex.join(["ampcompare", "profile", "--arm", arms, *words, *self.script])
+    def with_option(self, name: str, value: str | None, *other_names: str) -> TypedCommand:
+        """Return the command with an option at another value, in its place, or at the end; without it for None."""
+        places, words = self._places((name, *other_names)), list(self.words)
+        first = places[0] if places else len(words)
+        for at in reversed(places):
+            del words[at : at + 2]
+        words[first:first] = [] if value is None else [name, value]
+        return TypedCommand(tuple(words), self.script)
 
     def elsewhere(self, suffix: str, *, same_recipe: bool = False) -> TypedCommand:
         """Return the command with its own run directory.
@@ -344,23 +269,3 @@ class TypedCommand:
         if folder is not None:
             return self.with_option("-o", f"{folder.rstrip('/')}-{suffix}", "--output-dir")
         return self.with_option("--tag", suffix) if same_recipe else self
-
-
-def _option_prefix(word: str, names: Sequence[str]) -> str:
-    """Return how far a word is the name of an option with its value behind it, as in `--seeds=0-2`; "" if it is not."""
-    for name in names:
-        start = f"{name}=" if name.startswith("--") else name
-        if word.startswith(start) and word not in names and (name.startswith("--") or not word.startswith("--")):
-            return start
-    return ""
-
-
-def seeds_text(seeds: Sequence[int]) -> str:
-    """Return seeds as `--seeds` takes them, such as `0-4,7`."""
-    ranges: list[list[int]] = []
-    for seed in sorted(seeds):
-        if ranges and seed == ranges[-1][1] + 1:
-            ranges[-1][1] = seed
-        else:
-            ranges.append([seed, seed])
-    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in ranges)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import sqrt
 
@@ -102,22 +102,16 @@ def accuracy_effect(pairs: Sequence[Pair], error_share: float = 0.0, pilot: Coll
     values = [value for run in runs if has_score(value := run.summary.metric_final, metric)]
     step = step_of_scores(step_of(runs), metric, values)
     floor = spread_floor(metric, samples, [*arm, *reference], step)
-    if not pilot:
-        if any(began_apart(*pair) for pair in pairs):
-            return unpaired_effect(arm, reference, floor, rounded=True)
-        effect = paired_effect(arm, reference, floor, rounded=True)
-        moved = margin_error(arm, reference, error_share) if metric.counts else None
-        return replace(effect, margin_error=moved, step=step) if metric.counts else in_steps(effect, step)
-    early = [seed in pilot for *_, seed in whole]
+    early = [not pilot or seed in pilot for *_, seed in whole]
+    if not pilot and any(began_apart(*pair) for pair in pairs):
+        return unpaired_effect(arm, reference, floor, rounded=True)
     if not any(early):
         return None
     effect = two_stage(arm, reference, early, floor, rounded=True)
     if not metric.counts:
         return in_steps(effect, step)
-    first_arm, first_reference = (
-        [value for value, is_early in zip(side, early, strict=True) if is_early] for side in (arm, reference)
-    )
-    moved = margin_error(first_arm, first_reference, error_share) * sqrt(sum(early) / len(early))
+    ours, theirs = ([value for value, first in zip(side, early, strict=True) if first] for side in (arm, reference))
+    moved = margin_error(ours, theirs, error_share) * sqrt(sum(early) / len(early))
     return replace(effect, margin_error=moved, step=step)
 
 
@@ -155,33 +149,27 @@ def accuracy_effects(
     return {arm: effect for arm, effect in found.items() if effect is not None}
 
 
-Evaluated = tuple[RunRecord, PrecisionResult]
-
-
 def precision_rows(by_arm: Mapping[str, Sequence[RunRecord]], metric: Metric) -> list[PrecisionRow]:
     """Return a row for each arm and precision that its completed runs were evaluated in; none where none was asked for.
 
     The unit of replication is the run: a seed's own evaluation and that in another precision are a pair.
     """
-    return [
-        _row(arm, evaluated, metric)
-        for arm, records in by_arm.items()
-        for evaluated in _by_precision(record for record in records if record.status == "completed")
-    ]
+    found: dict[tuple[str, bool, str], list[tuple[RunRecord, PrecisionResult]]] = {}
+    for arm, records in by_arm.items():
+        for record in records:
+            for result in record.summary.in_precisions if record.status == "completed" else ():
+                found.setdefault((arm, result.averaged, result.precision), []).append((record, result))
+    return [_row(arm, evaluated, metric) for (arm, *_), evaluated in found.items()]
 
 
-def _by_precision(records: Iterable[RunRecord]) -> Iterator[list[Evaluated]]:
-    found: dict[tuple[bool, str], list[Evaluated]] = {}
-    for record in records:
-        for result in record.summary.in_precisions:
-            found.setdefault((result.averaged, result.precision), []).append((record, result))
-    return iter(found.values())
-
-
-def _row(arm: str, evaluated: Sequence[Evaluated], metric: Metric) -> PrecisionRow:
+def _row(arm: str, evaluated: Sequence[tuple[RunRecord, PrecisionResult]], metric: Metric) -> PrecisionRow:
     _, first = evaluated[0]
-    measured = [(value, own, result) for record, result in evaluated if (value := _value(result, metric)) is not None
-                and (own := _own(record, averaged=first.averaged)) is not None]  # fmt: skip
+    measured = [
+        (value, own, result)
+        for record, result in evaluated
+        if (value := result.values.get(metric.name)) is not None
+        and (own := _own(record, averaged=first.averaged)) is not None
+    ]
     errors = [result.error for _, result in evaluated if result.error]
     row = PrecisionRow(
         arm=arm, precision=first.precision, averaged=first.averaged, half=first.half, runs=len(measured),
@@ -199,7 +187,11 @@ def _row(arm: str, evaluated: Sequence[Evaluated], metric: Metric) -> PrecisionR
             "difference": statistics.fmean(differences),
             "low": low,
             "high": high,
-            "disagreement": _mean(_disagreement(result) for *_, result in measured),
+            "disagreement": _mean(
+                result.differing / result.answers
+                for *_, result in measured
+                if result.answers and result.differing is not None
+            ),
             "sample_difference": _mean(result.sample_difference for *_, result in measured),
         }
     )
@@ -220,20 +212,10 @@ def _interval(
     return low, high
 
 
-def _value(result: PrecisionResult, metric: Metric) -> float | None:
-    return result.values.get(metric.name)
-
-
 def _own(record: RunRecord, *, averaged: bool) -> float | None:
     """Return the value of the first metric in the arm's own evaluation."""
     last = record.summary.epochs[-1] if record.summary.epochs else None
     return None if last is None else last.ema_value if averaged else last.value
-
-
-def _disagreement(result: PrecisionResult) -> float | None:
-    if result.differing is None or not result.answers:
-        return None
-    return result.differing / result.answers
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

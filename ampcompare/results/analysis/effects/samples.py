@@ -166,13 +166,8 @@ def _results(run: RunRecord) -> NDArray[Any] | None:
 
 
 def _models(pair: Pair, arm: NDArray[Any], reference: NDArray[Any]) -> ModelPair:
-    arm_only, reference_only = int((arm & ~reference).sum()), int((reference & ~arm).sum())
-    return ModelPair(
-        seed=pair[0].config.recipe.seed,
-        arm_only=arm_only,
-        reference_only=reference_only,
-        p=mcnemar(arm_only, reference_only),
-    )
+    only, others = int((arm & ~reference).sum()), int((reference & ~arm).sum())
+    return ModelPair(seed=pair[0].config.recipe.seed, arm_only=only, reference_only=others, p=mcnemar(only, others))
 
 
 def mcnemar(one_only: int, other_only: int) -> float:
@@ -196,22 +191,19 @@ def sample_sentences(rows: Sequence[ArmSummary], margin: float, metric: Metric, 
         margin: in the unit of shown differences.
         noun: what samples are called.
     """
-    unit = f" {metric.difference_unit}" if metric.difference_unit else ""
+    unit = metric.unit_behind
     doubtful: list[str] = []
     unusable: dict[str, list[str]] = {}
     for row in rows:
         its = row.samples
-        if its is not None and its.low is not None and its.high is not None:
-            if its.holds is False:
-                bounds = f"{metric.difference_text(its.low)} to {metric.difference_text(its.high)}{unit}"
-                settled = (
-                    "more seeds are needed first"
-                    if its.needed is None
-                    else f"about {two_digits(its.needed):,} {noun} would settle ±{margin:g}{unit}"
-                )
-                doubtful.append(f"{row.arm} ({row.quality.word} here, {bounds} for new ones; {settled})")
-        elif its is not None and its.unusable:
+        if its is not None and its.unusable:
             unusable.setdefault(its.unusable, []).append(row.arm)
+        elif its is not None and its.holds is False and its.low is not None and its.high is not None:
+            bounds = f"{metric.difference_text(its.low)} to {metric.difference_text(its.high)}{unit}"
+            settled = "more seeds are needed first"
+            if its.needed is not None:
+                settled = f"about {two_digits(its.needed):,} {noun} would settle ±{margin:g}{unit}"
+            doubtful.append(f"{row.arm} ({row.quality.word} here, {bounds} for new ones; {settled})")
     if doubtful:
         more = f" and {len(doubtful) - MAX_NAMED} more" if len(doubtful) > MAX_NAMED else ""
         yield f"Shown for these validation {noun}, not for new ones: {', '.join(doubtful[:MAX_NAMED])}{more}."

@@ -132,6 +132,8 @@ def two_stage(
     Source: Stein 1945, "A two-sample test for a linear hypothesis whose power is independent of the variance".
     """
     whole = paired_effect(arm, reference, floor, rounded=rounded)
+    if all(pilot):
+        return whole
     ours, theirs = ([value for value, early in zip(side, pilot, strict=True) if early] for side in (arm, reference))
     first = paired_effect(ours, theirs, floor, rounded=rounded)
     return Effect(whole.mean, first.spread, first.spread / math.sqrt(whole.pairs), first.freedom, whole.pairs)

@@ -14,7 +14,7 @@ from typing import Any
 from ampcompare.base.environment.fingerprint import SWITCHES
 from ampcompare.base.files.loaded_code import differing_files
 from ampcompare.results.analysis.pairing.declared import why_not_as_declared
-from ampcompare.results.analysis.pairing.pairs import Pair, Pairing, finished_runs, pairs_by_seed, surviving_seeds
+from ampcompare.results.analysis.pairing.pairs import Pair, Pairing, finished_runs
 from ampcompare.results.analysis.pairing.scores import other_metric
 from ampcompare.results.records.evaluation import emulated_type
 from ampcompare.results.records.run import RunRecord, RunSummary
@@ -365,27 +365,20 @@ def _join_words(words: Sequence[str], separator: str = "; ") -> str:
     return separator.join([*words[:MAX_NAMED], *(["..."] if len(words) > MAX_NAMED else [])])
 
 
-def _of_environment(name: str) -> Callable[[RunRecord], object]:
-    return lambda record: record.environment.get(name)
-
-
-def _samples(record: RunRecord) -> object:
-    recipe = record.config.recipe
-    return recipe.batch_size // recipe.grad_accum_steps
-
-
 DIFFERENCES: dict[str, Callable[[RunRecord], object]] = {
     "hosts": lambda record: record.host,
     "days (UTC)": lambda record: record.started and record.started[:10],
     "devices": device_kind,
-    "GPUs": _of_environment("device_name"),
-    "processors": _of_environment("processor"),
-    "versions of torch": _of_environment("torch"),
-    "versions of CUDA": _of_environment("cuda"),
-    "versions of Python": _of_environment("python"),
-    "versions of ampcompare": _of_environment("ampcompare"),
+    "GPUs": lambda record: record.environment.get("device_name"),
+    "processors": lambda record: record.environment.get("processor"),
+    "versions of torch": lambda record: record.environment.get("torch"),
+    "versions of CUDA": lambda record: record.environment.get("cuda"),
+    "versions of Python": lambda record: record.environment.get("python"),
+    "versions of ampcompare": lambda record: record.environment.get("ampcompare"),
     "numbers of processes": lambda record: record.config.processes,
-    "micro-batches (samples that batch norm sees at once)": _samples,
+    "micro-batches (samples that batch norm sees at once)": lambda record: (
+        record.config.recipe.batch_size // record.config.recipe.grad_accum_steps
+    ),
     "numbers of threads": lambda record: record.config.threads,
     "numbers of loader workers": lambda record: record.config.workers,
     "deterministic modes": lambda record: record.config.deterministic,
@@ -406,7 +399,6 @@ def circumstances(records: Sequence[RunRecord], reference: str) -> Iterator[str]
             yield f"{arm}: {count} of {len(runs)} runs {text}, so its results are not those of {arm} alone."
         for text, count in _count_texts(filter(None, map(resumed_elsewhere, runs))):
             yield f"{arm}: {count} of {len(runs)} runs {text}."
-    yield from _survivors(records, reference)
     yield from _lighter_steps(rows)
     unread = sorted({arm for arm, runs in rows.items() if any(map(_is_unread, runs))})
     if unread:
@@ -436,21 +428,6 @@ def _difference(what: str, rows: dict[str, list[RunRecord]], value_of: Callable[
 def _count_texts(texts: Iterator[str]) -> list[tuple[str, int]]:
     every = list(texts)
     return [(text, every.count(text)) for text in dict.fromkeys(every)]
-
-
-def _survivors(records: Sequence[RunRecord], reference: str) -> Iterator[str]:
-    by_arm: dict[str, list[RunRecord]] = {}
-    for record in records:
-        by_arm.setdefault(record.arm, []).append(record)
-    theirs = by_arm.pop(reference, [])
-    by_arm = {arm: runs for arm, runs in by_arm.items() if pairs_by_seed(runs, theirs)}
-    survivors = {arm: surviving_seeds(runs, theirs) for arm, runs in by_arm.items()}
-    parts = [f"{arm} {its[0]} of {its[1]} seeds" for arm, its in survivors.items() if its]
-    if parts:
-        yield (
-            f"Accuracy is conditional on the seeds that both the arm and {reference} completed: {'; '.join(parts)}. "
-            "The seeds that were lost may be those in which they differ."
-        )
 
 
 def _lighter_steps(rows: dict[str, list[RunRecord]]) -> Iterator[str]:

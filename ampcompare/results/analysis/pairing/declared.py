@@ -123,7 +123,7 @@ def roles_next_to(roles: Roles | None, ledger: Ledger) -> list[Role]:
     has_masters = bool(roles.masters) and (is_narrow or not kept)
     checks: dict[str, tuple[str, bool]] = {
         "weights": (roles.weights, _fits(roles.weights, ledger.of_groups("weights"), kept)),
-        "masters": (roles.masters or "none", _has(ledger.of_groups("masters")) == has_masters or not held),
+        "masters": (roles.masters or "none", bool(ledger.of_groups("masters")) == has_masters or not held),
         "forward products": (
             roles.operands,
             _computes(roles, ledger.forward, ledger) and not _steps_without(roles, ledger),
@@ -197,10 +197,6 @@ def observed_text(types: Mapping[str, float]) -> str:
 
 def _percent(value: float) -> str:
     return "<1" if 0 < value < NOTICEABLE else ">99" if 100 - NOTICEABLE < value < 100 else f"{value:.0f}"
-
-
-def _has(types: Mapping[str, float]) -> bool:
-    return bool(types)
 
 
 def _fits(declared: str, types: Mapping[str, float], kept: Collection[str]) -> bool:

@@ -11,10 +11,9 @@ import statistics
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from ampcompare.results.analysis.inference.effect import ERROR_RATE, Effect, p_values, paired_effect
 from ampcompare.results.analysis.pairing.comparability import incomparable_accuracy
 from ampcompare.results.analysis.pairing.pairs import Pair, Pairing, divergence_verdict
-from ampcompare.results.analysis.pairing.scores import has_score, metric_of, spread_floor
+from ampcompare.results.analysis.pairing.scores import has_score, metric_of
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.metric import Metric
 from ampcompare.results.records.run import RunRecord
@@ -29,7 +28,6 @@ __all__ = [
     "idle_verdict",
     "no_number",
     "no_ratio",
-    "still_improving",
     "too_wide",
     "untested_verdict",
     "why_idle",
@@ -40,7 +38,6 @@ CHANCE_DEVIATIONS = 3.0  # binomial standard deviations over chance: one model i
 MIN_POINTS = 15  # of a loss curve: fewer show no trend
 FALL = 0.1  # of the median loss, from the first third to the last
 FELL = 1.645  # normal deviate of a rank test, one-sided at 5 %
-LAST_SHARE = 5  # the last fifth of the epochs is compared with the fifth before
 FP16_HALF_OF_LEAST = 2.0**-25  # half of fp16's least number above 0: up to this, rounding gives 0
 FIRST_STEPS = 3  # an eps of 0 divides by 0 at the first update; the loss shows it one step later
 EPS = "docs/examples/divergence.md"
@@ -210,30 +207,6 @@ def idle_some(by_arm: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
         yield f"Some runs learned nothing and count in the means: {', '.join(some)}."
 
 
-def still_improving(by_arm: Mapping[str, Sequence[RunRecord]], margin: float) -> str:
-    """Return which arms were still improving when they ended; "" if none was shown to be.
-
-    The mean of the metric over the last fifth of the epochs is compared with that of the fifth before. An arm counts if
-    that gain is above 0 in a one-sided t test over its runs, at 5 % for all arms together, and larger than the margin:
-    smaller gains cannot change a verdict much. Fewer than three runs, or a single epoch, show nothing.
-
-    Args:
-        margin: in the unit of shown differences.
-    """
-    metric = metric_of(record for records in by_arm.values() for record in records)
-    gains = {arm: _late_gain(records) for arm, records in by_arm.items()}
-    tested = {arm: gain for arm, gain in gains.items() if gain is not None and gain.testable}
-    unit = f" {metric.difference_unit}" if metric.difference_unit else ""
-    rising = [
-        f"{arm} {metric.difference_text(metric.difference_of(gain.mean))}{unit}"
-        for arm, gain in tested.items()
-        if gain.mean > metric.score_margin(margin) and p_values(gain, 0.0).non_inferior < ERROR_RATE / len(tested)
-    ]
-    if not rising:
-        return ""
-    return f"Still improving at the end, so more epochs may change the order: {', '.join(rising)}."
-
-
 def _has_fallen(losses: Sequence[float]) -> bool:
     """Return whether a loss curve shows a fall: over its length, or in its first steps before a plateau.
 
@@ -269,22 +242,6 @@ def _rank_deviate(early: Sequence[float], late: Sequence[float]) -> float:
     above = sum((bisect_left(ranked, one) + bisect_right(ranked, one)) / 2 for one in map(_nan_as_largest, early))
     product = len(early) * len(late)
     return (above - product / 2) / math.sqrt(product * (len(early) + len(late) + 1) / 12)
-
-
-def _late_gain(records: Sequence[RunRecord]) -> Effect | None:
-    """Return by how much scores rose from the last fifth of the epochs but one to the last, over completed runs."""
-    late, before, samples = [], [], []
-    metric = metric_of(records)
-    for record in records:
-        values = [epoch.value for epoch in record.summary.epochs]
-        width = max(1, len(values) // LAST_SHARE)
-        if record.status == "completed" and len(values) >= 2 * width:
-            ends = statistics.fmean(values[-width:]), statistics.fmean(values[-2 * width : -width])
-            if all(has_score(end, metric) for end in ends):
-                late.append(metric.score(ends[0]))
-                before.append(metric.score(ends[1]))
-                samples.append(record.summary.epochs[-1].samples)
-    return paired_effect(late, before, spread_floor(metric, min(samples), [*late, *before])) if late else None
 
 
 def first_divergence(records: Sequence[RunRecord]) -> str:

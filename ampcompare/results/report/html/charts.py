@@ -13,12 +13,12 @@ import statistics
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.report.document import Table
 from ampcompare.results.report.html.runs import ArmRuns, round_digits
-from ampcompare.results.report.html.tracks import make_scale
+from ampcompare.results.report.html.tracks import Scale, make_scale
 
 __all__ = [
     "HIGH",
@@ -48,10 +48,10 @@ class View:
     Attributes:
         name: on its switch; a chart with a single view has none.
         label: of the vertical axis.
-        series: `{a: arm, x, y, lo, hi, step, dots, out}`, and of a single point the ranges `xr` and `yr`.
+        series: `{a: arm, x, y, lo, hi, step, dots, out}`, and of a single point lists of ranges `xr`, `yr`.
         stops: crosses at the end of runs that diverged: `{a, x, y, text}`.
         rules: horizontal lines.
-        log: `can` lets the reader choose a logarithmic axis; `always` is one, by powers of two.
+        log: base of the powers that mark a logarithmic axis, 2 or 10; 0 for a linear one.
         signed: values are differences: shown with a sign, with a line at 0.
         decimals: of a value in the readout; None for four significant digits.
         unit: behind it.
@@ -63,7 +63,7 @@ class View:
     series: list[Series]
     stops: list[Series] = field(default_factory=list)
     rules: list[float] = field(default_factory=list)
-    log: str = ""
+    log: int = 0
     signed: bool = False
     decimals: int | None = None
     unit: str = ""
@@ -80,8 +80,6 @@ class Chart:
         views: the first is shown first; those without series are left out.
         sentence: shown instead of a chart that would show nothing but constants, or has no data.
         mark: why values here do not count; the chart is then marked with it.
-        frontier: join the points that no other beats in both directions: on the left, and where this is better on the
-            vertical axis; "" for no line.
     """
 
     key: str
@@ -93,7 +91,6 @@ class Chart:
     sentence: str = ""
     mark: str = ""
     whole_x: bool = True
-    frontier: Literal["", "higher", "lower"] = ""
 
     @property
     def filled_views(self) -> list[View]:
@@ -106,12 +103,8 @@ class Chart:
 
     @property
     def pictures(self) -> list[Picture]:
-        """A picture of each view, and another one with a logarithmic axis where the reader can choose it."""
-        return [
-            _picture(self, view, index, is_log)
-            for index, view in enumerate(self.filled_views)
-            for is_log in ((False, True) if view.log == "can" else (False,))
-        ]
+        """A picture of each view."""
+        return [_draw_view(view, whole_x=self.whole_x) for view in self.filled_views]
 
 
 def band_series(arm: ArmRuns, band: Band, *, stairs: bool = False, dots: bool = False) -> list[Series]:
@@ -146,7 +139,7 @@ def point(arm: ArmRuns, x: Sequence[float], y: Sequence[float]) -> list[Series]:
     for name, values in (("x", x), ("y", y)):
         series[name] = [round_digits(sum(values) / len(values))]
         if len(values) > 1:
-            series[f"{name}r"] = [round_digits(min(values)), round_digits(max(values))]
+            series[f"{name}r"] = [(round_digits(min(values)), round_digits(max(values)))]
     return [series]
 
 
@@ -282,6 +275,7 @@ def over_seeds(
 
 WIDE, HIGH = 1000, 500  # of the frame of curves, which a page stretches to the room that it has
 MOST_TICKS = 6
+SUPERSCRIPT = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 Point = tuple[float, float]
 
 
@@ -308,17 +302,12 @@ class Picture:
     """A view of a chart as it is drawn; positions are percent of the frame, from the left and from the top.
 
     Attributes:
-        view: its number.
-        is_log: whether it is the one with a logarithmic axis, which the reader has to choose.
         x_ends: the values at the left and the right edge.
         x_ticks: position and text of each mark; so are `y_ticks`.
         zero: position of the line of no difference; None for none.
-        frontier: a path in the frame; "" for none.
         stops: position, arm and text of each cross.
     """
 
-    view: int
-    is_log: bool
     label: str
     x_ends: tuple[float, float]
     x_ticks: Sequence[tuple[float, str]]
@@ -327,134 +316,51 @@ class Picture:
     stops: Sequence[tuple[Point, int, str]]
     rules: Sequence[float]
     zero: float | None
-    frontier: str
 
 
-class _Axis:
-    """Where values stand in the frame.
-
-    Args:
-        values: that fit on it; where there are none, 0 to 1 do.
-        base: of powers, which are the marks of a logarithmic axis; 0 for a linear one.
-        room: leave some beyond the values.
-        whole: mark whole numbers only.
-        rising: values rise from the bottom, and positions are counted from the top.
-    """
-
-    def __init__(
-        self,
-        values: Sequence[float],
-        *,
-        base: int = 0,
-        room: bool = False,
-        whole: bool = False,
-        rising: bool = False,
-    ) -> None:
-        self._whole, self._rising, self._base = whole, rising, base
-        usable = [value for value in values if math.isfinite(value) and (not base or value > 0)]
-        if base:
-            powers = [math.log(value, base) for value in usable] or [0.0]
-            self._low, self._high = min(powers) - 0.8 / base, max(powers) + 0.8 / base
-        elif room or not usable or min(usable) == max(usable):
-            scale = make_scale(usable)
-            self._low, self._high = scale.low, scale.high
-        else:
-            self._low, self._high = min(usable), max(usable)
-
-    @property
-    def ends(self) -> tuple[float, float]:
-        """The values at both edges of a linear axis."""
-        return self._low, self._high
-
-    def share(self, value: float) -> float:
-        """Return the position of a value, 0 to 1; what lies outside is at most a little beyond the frame."""
-        if self._base:
-            value = math.log(value, self._base) if value > 0 else self._low
-        share = min(1.1, max(-0.1, (value - self._low) / (self._high - self._low)))
-        return 1 - share if self._rising else share
-
-    def at(self, value: float) -> float:
-        """Return the position of a value in percent."""
-        return round(100 * self.share(value), 2)
-
-    def ticks(self, *, signed: bool = False) -> list[tuple[float, str]]:
-        """Return positions and texts of marks."""
-        if self._base:
-            first, last = math.ceil(self._low), math.floor(self._high)
-            if self._base == 10 and last - first < 2:  # few powers: marks between them too
-                near = (factor * 10.0**power for power in range(first - 1, last + 1) for factor in (1, 2, 5))
-                return [(self.at(it), f"{it:g}") for it in near if self._low <= math.log10(it) <= self._high]
-            every = max(1, math.ceil((last - first + 1) / MOST_TICKS))
-            return [(self.at(self._base**power), _power(self._base, power)) for power in range(last, first - 1, -every)]
-        values = [value for value in make_scale([self._low, self._high]).ticks(MOST_TICKS) if self._marks(value)]
-        return [(self.at(value), _text(value, signed)) for value in values]
-
-    def _marks(self, value: float) -> bool:
-        slack = 1e-9 * (self._high - self._low)
-        if self._whole and abs(value - round(value)) > slack:
-            return False
-        return self._low - slack <= value <= self._high + slack
-
-
-def _picture(chart: Chart, view: View, index: int, is_log: bool) -> Picture:
+def _draw_view(view: View, *, whole_x: bool) -> Picture:
     fitted = [one for one in view.series if not one.get("out")] or view.series
-    across = [x for one in view.series for x in (*one["x"], *one.get("xr", ()))]
-    up = [y for one in fitted for name in ("y", "lo", "hi", "yr") for y in one.get(name, ())]
+    across = [x for one in view.series for x in itertools.chain(one["x"], *one.get("xr", ()))]
+    up = [y for one in fitted for name in ("y", "lo", "hi") for y in one.get(name, ())]
+    up += [y for one in fitted for pair in one.get("yr", ()) for y in pair]
     up += [*view.rules, *([0.0] if view.signed else [])]
-    base = 2 if view.log == "always" else 10 if is_log else 0
-    x = _Axis(across, room=bool(chart.frontier), whole=chart.whole_x)
-    y = _Axis(up, base=base, room=True, whole=view.whole, rising=True)
+    x = make_scale(across, room=0.06 * any(len(one["x"]) == 1 for one in view.series))
+    y = make_scale(up, kind="log" if view.log else "linear", base=view.log)
     return Picture(
-        index,
-        is_log,
         view.label,
-        x.ends,
-        x.ticks(),
-        y.ticks(signed=view.signed),
+        (x.low, x.high),
+        [(x.at(tick), _text(tick)) for tick in x.ticks(MOST_TICKS, whole=whole_x)],
+        [(_from_top(y, tick), _text(tick, view)) for tick in y.ticks(MOST_TICKS, whole=view.whole)],
         [_draw_series(one, x, y) for one in view.series],
         [
-            ((x.at(across), min(100.0, max(0.0, y.at(up)))), stop["a"], text)
+            ((x.at(across), min(100.0, max(0.0, _from_top(y, up)))), stop["a"], text)
             for stop in view.stops
             for across, up, text in zip(stop["x"], stop["y"], stop["text"], strict=True)
         ],
-        [y.at(rule) for rule in view.rules],
-        y.at(0) if view.signed else None,
-        _path(_stairs([(x.share(across), y.share(up)) for across, up in _frontier(view.series, chart.frontier)])),
+        [_from_top(y, rule) for rule in view.rules],
+        _from_top(y, 0) if view.signed else None,
     )
 
 
-def _draw_series(series: Series, x: _Axis, y: _Axis) -> _Drawn:
-    across = [x.share(value) for value in series["x"]]
+def _from_top(scale: Scale, value: float) -> float:
+    """Return the position of a value in percent from the top; what lies outside is a little beyond the frame."""
+    return round(100 - scale.at(value, beyond=0.1), 2)
 
+
+def _draw_series(series: Series, x: Scale, y: Scale) -> _Drawn:
     def along(values: Sequence[float]) -> list[Point]:
-        points = list(zip(across, map(y.share, values), strict=True))
+        points = [(x.at(across), _from_top(y, up)) for across, up in zip(series["x"], values, strict=True)]
         return _stairs(points) if series.get("step") else points
 
     points = along(series["y"])
     if len(points) == 1:
-        at = x.at(series["x"][0]), y.at(series["y"][0])
-        ranges = []
-        if "xr" in series:
-            left, right = map(x.at, series["xr"])
-            ranges.append((left, at[1], right, at[1]))
-        if "yr" in series:
-            low, high = map(y.at, series["yr"])
-            ranges.append((at[0], low, at[0], high))
+        (at,) = points
+        ranges = [(x.at(left), at[1], x.at(right), at[1]) for left, right in series.get("xr", ())]
+        ranges += [(at[0], _from_top(y, low), at[0], _from_top(y, high)) for low, high in series.get("yr", ())]
         return _Drawn(series["a"], at=at, ranges=ranges)
     band = f"{_path([*along(series['hi']), *reversed(along(series['lo']))])}z" if "lo" in series else ""
     dots = f"{_path(points, 'h0m')}h0" if series.get("dots") else ""  # lines of no length, with round ends
     return _Drawn(series["a"], _path(points), band, dots)
-
-
-def _frontier(series: Sequence[Series], better: str) -> list[Point]:
-    """Return the points that no other beats in both directions, from the left; none where no side is better."""
-    sign = -1 if better == "lower" else 1
-    points = [(one["x"][0], one["y"][0]) for one in series] if better else []
-    kept: list[Point] = []
-    for across, up in sorted(points, key=lambda point: (point[0], -sign * point[1])):
-        if not kept or sign * (up - kept[-1][1]) > 0:
-            kept.append((across, up))
-    return kept
 
 
 def _stairs(points: Sequence[Point]) -> list[Point]:
@@ -469,18 +375,14 @@ def _path(points: Sequence[Point], between: str = " ") -> str:
     Args:
         between: two points; lines are drawn by default.
     """
-    whole = [(round(WIDE * across), round(HIGH * up)) for across, up in points]
-    if len(whole) < 2:
-        return ""
+    whole = [(round(WIDE * across / 100), round(HIGH * up / 100)) for across, up in points]
     moves = (f"{after[0] - before[0]} {after[1] - before[1]}" for before, after in itertools.pairwise(whole))
     return f"M{whole[0][0]} {whole[0][1]}{'l' if between == ' ' else between}{between.join(moves)}"
 
 
-def _text(value: float, signed: bool) -> str:
+def _text(value: float, view: View | None = None) -> str:
+    """Return a mark of an axis: a power of two as such, and a difference with its sign."""
+    if view is not None and view.log == 2:
+        return "2" + f"{round(math.log2(value))}".translate(SUPERSCRIPT)
     text = f"{round(value, 10):.4g}" if abs(value) < 1e5 else f"{value:.1e}"
-    return ("+" if signed and value > 0 else "") + text.replace("-", "\u2212")
-
-
-def _power(base: int, power: int) -> str:
-    digits = dict(zip("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻", strict=True))
-    return f"{base}{''.join(digits[one] for one in str(power))}"
+    return ("+" if view is not None and view.signed and value > 0 else "") + text.replace("-", "\u2212")

@@ -194,7 +194,6 @@ def _why_not_drawn(arm: ArmRuns) -> str:
 
 def _accuracy_against_time(arms: Sequence[ArmRuns]) -> Chart:
     series: list[Series] = []
-    rows: list[list[str | Cell]] = []
     metric = metric_of_arms(arms)
     head = f"final {printable(metric.head)}"
     for arm in arms:
@@ -205,20 +204,15 @@ def _accuracy_against_time(arms: Sequence[ArmRuns]) -> Chart:
         seconds = [sum(epoch.train_seconds for epoch in record.summary.epochs) for record in timed]
         values = [metric.factor * summary.metric_final for summary in done if summary.metric_final is not None]
         series += point(arm, seconds, values)
-        mean = f"{statistics.fmean(values):.{metric.decimals}f}"
-        spent = f"{statistics.fmean(seconds):.3g}" if seconds else INVALID
-        rows.append([arm.name, mean, spent, _fault(arm)])
     drawn = {one["a"] for one in series}
     return Chart(
         "pareto",
         f"{sentence_start(printable(metric.quality))} vs. time",
-        f"Final {printable(metric.name)} and seconds of training: mean, and range over seeds. The dotted line joins "
-        f"arms that no other beats in both.{undrawn_sentences(arms, drawn, _why_not_drawn)}",
+        f"Final {printable(metric.name)} and seconds of training: mean, and range over seeds."
+        f"{undrawn_sentences(arms, drawn, _why_not_drawn)}",
         "seconds of training",
         [View("", head, series, decimals=metric.decimals, unit=_unit(metric))],
-        Table.of(["arm", head, "seconds", "why times do not count"], rows) if rows else None,
         sentence="" if series else _why_none(arms) or "No run was completed.",
         mark=time_marks([arm for arm in arms if arm.completed_runs]),
         whole_x=False,
-        frontier=metric.better,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ampcompare.base.formatting import format_decimal, printable
 from ampcompare.results.analysis.conclusions.phrases import sentence_start
@@ -17,33 +17,25 @@ from ampcompare.results.report.document import Cell
 from ampcompare.results.report.html.runs import ArmRuns, join_names
 from ampcompare.results.report.html.tracks import Scale, Track, TrackPlot, make_scale
 
-__all__ = ["accuracy_effects", "signed_text", "tick_text", "time_effects"]
+__all__ = ["accuracy_effects", "time_effects"]
 
 
-def signed_text(value: float, decimals: int = 2) -> str:
-    """Return a number with its sign, a minus that is as wide as a plus."""
-    return format_decimal(value, decimals, "+").replace("-", "\u2212")
-
-
-def _reference_runs(arms: Sequence[ArmRuns], reference: str) -> Sequence[RunRecord]:
-    return next((arm.records for arm in arms if arm.row.arm == reference), ())
+Gaps = Mapping[int, Sequence[tuple[float, int]]]  # of arms by their index: differences with their seeds
 
 
 def accuracy_effects(comparison: Comparison, arms: Sequence[ArmRuns]) -> TrackPlot:
     """Return differences of the metric, in the unit that is shown, paired by seed."""
     metric, unit = comparison.metric, comparison.metric.difference_unit
-    base, form = _reference_runs(arms, comparison.reference), effect_format("quality", comparison)
+    form = effect_format("quality", comparison)
     rows = [arm for arm in arms if arm.row.arm != comparison.reference]
-    points = {arm.index: [gap for pair in pairs_by_seed(arm.records, base) for gap in _gap(pair)] for arm in rows}
+    gaps = _gaps(rows, arms, comparison, _difference)
     bounds = [form.of_shown(end) for arm in rows for end in _ends(arm.row.quality)]
-    axis = make_scale([*bounds, *(gap for gaps in points.values() for gap, _ in gaps)], margin=comparison.margin)
-    tracks = []
-    for arm in rows:
-        dots = [
-            (axis.at(gap), f"seed {seed}: {signed_text(gap, metric.difference_decimals)} {unit}".rstrip())
-            for gap, seed in points[arm.index]
-        ]
-        tracks.append(_track(arm, "quality", comparison, axis, dots))
+    axis = make_scale([*bounds, *_values(gaps)], margin=comparison.margin)
+
+    def text(gap: float) -> str:
+        return f"{format_decimal(gap, metric.difference_decimals, '+')} {unit}".rstrip().replace("-", "\u2212")
+
+    tracks = [_track(arm, "quality", comparison, axis, gaps, text) for arm in rows]
     levels = {f"{100 * arm.row.quality.confidence:.3g}" for arm in rows if arm.row.quality.confidence}
     confidence = f" ({join_names(sorted(levels))} %)" if levels else ""
     bend = " Beyond the labels next to 0 the axis is logarithmic." if axis.kind == "asinh" else ""
@@ -56,11 +48,72 @@ def accuracy_effects(comparison: Comparison, arms: Sequence[ArmRuns]) -> TrackPl
         f"±{comparison.margin:g}{f' {unit}' if unit else ''}.{bend}{_direction(metric)}",
         ["arm", printable(metric.difference_head), "\u0394 (interval)", "verdict"],
         tracks,
-        [(axis.at(tick), tick_text(tick)) for tick in axis.ticks()],
+        [(axis.at(tick), _tick_text(tick)) for tick in axis.ticks()],
         (axis.at(form.limits[0]), axis.at(form.limits[-1])),
         axis.at(0),
         sentence="" if drawn else "There is no second arm with a run that pairs with one of the reference.",
     )
+
+
+def time_effects(comparison: Comparison, arms: Sequence[ArmRuns]) -> TrackPlot:
+    """Return ratios of step times, paired by seed; arms whose times do not count are named with the reason."""
+    rows = [arm for arm in arms if arm.row.arm != comparison.reference and arm.row.time.effect is not None]
+    valid = [arm for arm in rows if arm.row.time.kind not in UNJUDGED]
+    gaps, edge = _gaps(valid, arms, comparison, _ratio), 1 + comparison.time_margin
+    bounds = [end for arm in valid for end in _ends(arm.row.time)]
+    axis = make_scale([*bounds, 1 / edge, edge, *_values(gaps)], kind="log")
+    tracks = [_track(arm, "time", comparison, axis, gaps, "{:.3f}".format) for arm in valid]
+    reasons: dict[str, list[str]] = {}
+    for arm in rows:
+        if arm not in valid:
+            reasons.setdefault(printable(str(arm.row.time), 120), []).append(arm.name)
+    return TrackPlot(
+        "step-time-ratios",
+        f"Step time against {printable(comparison.reference, 40)}",
+        f"Ratio of median step times, paired by seed; below 1 is faster. The band is the margin of "
+        f"{100 * comparison.time_margin:g} %.",
+        ["arm", "relative step time", "ratio (interval)", "verdict"],
+        tracks,
+        [(axis.at(tick), f"{tick:.3g}") for tick in axis.ticks()],
+        (axis.at(1 / edge), axis.at(edge)),
+        axis.at(1),
+        sentence="" if tracks else "No step time is compared with the reference's.",
+        mark="; ".join(f"{join_names(names)}: {reason}" for reason, names in reasons.items()),
+    )
+
+
+def _gaps(
+    rows: Sequence[ArmRuns],
+    arms: Sequence[ArmRuns],
+    comparison: Comparison,
+    gap: Callable[[RunRecord, RunRecord], float | None],
+) -> Gaps:
+    """Return what each pair of an arm differs by, with its seed; without those that have no difference."""
+    base = next((arm.records for arm in arms if arm.row.arm == comparison.reference), ())
+    return {
+        arm.index: [
+            (value, pair[0].config.recipe.seed)
+            for pair in pairs_by_seed(arm.records, base)
+            if (value := gap(*pair)) is not None
+        ]
+        for arm in rows
+    }
+
+
+def _difference(arm: RunRecord, reference: RunRecord) -> float | None:
+    metric, here, there = arm.metric, arm.summary.metric_final, reference.summary.metric_final
+    if has_score(here, metric) and has_score(there, metric):
+        return metric.shown_difference(metric.differ(here, there))
+    return None
+
+
+def _ratio(arm: RunRecord, reference: RunRecord) -> float | None:
+    here, there = arm.summary.step_seconds_median, reference.summary.step_seconds_median
+    return here / there if here and there else None
+
+
+def _values(gaps: Gaps) -> list[float]:
+    return [gap for its in gaps.values() for gap, _ in its]
 
 
 def _ends(verdict: Verdict) -> list[float]:
@@ -68,7 +121,7 @@ def _ends(verdict: Verdict) -> list[float]:
 
 
 def _track(
-    arm: ArmRuns, quantity: Quantity, comparison: Comparison, axis: Scale, dots: Sequence[tuple[float, str]]
+    arm: ArmRuns, quantity: Quantity, comparison: Comparison, axis: Scale, gaps: Gaps, text: Callable[[float], str]
 ) -> Track:
     """Return the line of an arm: its mean, its interval as far as the axis goes, and a dot per seed."""
     verdict, form = arm.row.verdict(quantity), effect_format(quantity, comparison)
@@ -82,16 +135,8 @@ def _track(
         [Cell(effect_text(arm.row, quantity, comparison)), verdict_cell(verdict, 120)],
         None if verdict.effect is None else axis.at(form.of_shown(verdict.effect)),
         (ends[0], ends[1]) if _ends(verdict) else None,
-        dots,
+        [(axis.at(gap), f"seed {seed}: {text(gap)}") for gap, seed in gaps[arm.index]],
     )
-
-
-def _gap(pair: tuple[RunRecord, RunRecord]) -> Iterator[tuple[float, int]]:
-    """Yield the difference of a pair with its seed; nothing where there is none."""
-    arm, reference = pair
-    metric, here, there = arm.metric, arm.summary.metric_final, reference.summary.metric_final
-    if has_score(here, metric) and has_score(there, metric):
-        yield metric.shown_difference(metric.differ(here, there)), arm.config.recipe.seed
 
 
 def _in_units(metric: Metric) -> str:
@@ -106,54 +151,6 @@ def _direction(metric: Metric) -> str:
     return " Left of 0 is better." if metric.better == "lower" else ""
 
 
-def tick_text(tick: float) -> str:
+def _tick_text(tick: float) -> str:
     """Return a difference as it stands at an axis, without zeros at its end."""
-    short = f"{tick:.3g}"
-    return "0" if tick == 0 else f"{'+' if tick > 0 else ''}{short}".replace("-", "\u2212")
-
-
-def time_effects(comparison: Comparison, arms: Sequence[ArmRuns]) -> TrackPlot:
-    """Return ratios of step times, paired by seed; arms whose times do not count are named with the reason."""
-    base = _reference_runs(arms, comparison.reference)
-    rows = [arm for arm in arms if arm.row.arm != comparison.reference and arm.row.time.effect is not None]
-    valid = [arm for arm in rows if arm.row.time.kind not in UNJUDGED]
-    points = {
-        arm.index: [ratio for pair in pairs_by_seed(arm.records, base) for ratio in _ratio(pair)] for arm in valid
-    }
-    edge = 1 + comparison.time_margin
-    bounds = [end for arm in valid for end in _ends(arm.row.time)]
-    axis = make_scale([*bounds, 1 / edge, edge, *(gap for gaps in points.values() for gap, _ in gaps)], kind="log")
-    tracks = []
-    for arm in valid:
-        dots = [(axis.at(gap), f"seed {seed}: {gap:.3f}") for gap, seed in points[arm.index]]
-        tracks.append(_track(arm, "time", comparison, axis, dots))
-    return TrackPlot(
-        "step-time-ratios",
-        f"Step time against {printable(comparison.reference, 40)}",
-        f"Ratio of median step times, paired by seed; below 1 is faster. The band is the margin of "
-        f"{100 * comparison.time_margin:g} %.",
-        ["arm", "relative step time", "ratio (interval)", "verdict"],
-        tracks,
-        [(axis.at(tick), f"{tick:.3g}") for tick in axis.ticks()],
-        (axis.at(1 / edge), axis.at(edge)),
-        axis.at(1),
-        sentence="" if tracks else "No step time is compared with the reference's.",
-        mark=_untimed_text(rows),
-    )
-
-
-def _untimed_text(rows: Sequence[ArmRuns]) -> str:
-    """Return which step times are not compared, by reason; "" if all are."""
-    reasons: dict[str, list[str]] = {}
-    for arm in rows:
-        if arm.row.time.kind in UNJUDGED:
-            reasons.setdefault(printable(str(arm.row.time), 120), []).append(arm.name)
-    return "; ".join(f"{join_names(names)}: {reason}" for reason, names in reasons.items())
-
-
-def _ratio(pair: tuple[RunRecord, RunRecord]) -> Iterator[tuple[float, int]]:
-    """Yield the ratio of the step times of a pair with its seed; nothing where there is none."""
-    arm, reference = pair
-    here, there = arm.summary.step_seconds_median, reference.summary.step_seconds_median
-    if here and there:
-        yield here / there, arm.config.recipe.seed
+    return "0" if tick == 0 else f"{tick:+.3g}".replace("-", "\u2212")

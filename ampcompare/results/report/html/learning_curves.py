@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ampcompare.base.formatting import printable
 from ampcompare.results.analysis.conclusions.phrases import sentence_start
@@ -133,10 +133,10 @@ def _views(arms: Sequence[ArmRuns], reference: str, most: int, quantity: _Quanti
         "Difference", f"{quantity.gap_label} to {of}", relative, apart, signed=True, decimals=decimals,
         unit=quantity.gap_unit,
     )  # fmt: skip
-    log = "can" if quantity.can_log else ""
-    values = View("Absolute", quantity.label, absolute, stops, decimals=decimals, unit=quantity.unit, log=log)
+    values = View("Absolute", quantity.label, absolute, stops, decimals=decimals, unit=quantity.unit)
+    log = [replace(values, name="Logarithmic", log=10)] if quantity.can_log else []
     equal = f" Equal to {of} at every point, and not drawn as a difference: {join_names(same)}." if same else ""
-    return [gaps, values], equal
+    return [gaps, values, *log], equal
 
 
 def _longest(views: Sequence[View]) -> int:

@@ -33,16 +33,16 @@ LIGHT = (
     'html[theme="light"]',
     '[data-theme="light"]',
 )
-VARIABLES = re.compile(r'^:root(?:\[data-theme="dark"\])? \{\n(.*?)^\}\n', re.DOTALL | re.MULTILINE)
-SYSTEM = re.compile(r"^@media \(prefers-color-scheme: dark\) \{\n.*?^\}\n", re.DOTALL | re.MULTILINE)
+VARIABLES = re.compile(
+    r"^:root \{\n(.*?)\n\}\n@media \(prefers-color-scheme: dark\) \{\n  :root \{\n(.*?)\n  \}\n\}\n", re.DOTALL
+)
 
 
 @cache
 def scoped_style() -> str:
     """Return the style of the page for what is inside of one element: nested rules, and colors on that element."""
-    whole = packaged_text("report.css")
-    light, dark = VARIABLES.findall(whole)
-    rest = VARIABLES.sub("", SYSTEM.sub("", whole)).replace("\nbody {", "\n& {").replace("\nhtml", "\n.html")
+    (_, light, dark, rest) = VARIABLES.split(packaged_text("report.css"))
+    rest = rest.replace("\nbody {", "\n& {").replace("\nhtml", "\n.html")
     here = ".ampcompare-view"
     return "\n".join(
         [

@@ -1,6 +1,6 @@
 """Documents as one HTML file that opens anywhere, offline: tables for everyone, charts where scripts may run.
 
-A page is made of templates, a style, scripts with the policy that allows only these, and a look for each arm.
+A page is made of templates, a style, a script with the policy that allows only this one, and a look for each arm.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ampcompare.base.formatting import printable
 from ampcompare.base.version import __version__
 from ampcompare.results.report.base import FORMATS, MAX_LINE, Reporter
 from ampcompare.results.report.document import Block, Cell, Document, Figure, Table, Tone
-from ampcompare.results.report.html.charts import Chart, chart_data
+from ampcompare.results.report.html.charts import chart_data
 from ampcompare.results.report.outlines import LEAD, PAGES, Chapter
 
 __all__ = ["Html", "looks", "packaged_text", "template"]
@@ -27,17 +27,6 @@ __all__ = ["Html", "looks", "packaged_text", "template"]
 SHOWN_AT_FIRST = 12
 COLORS = 9  # in report.css
 DASHES = ("solid", "dash", "dot", "dashdot")
-SHAPES = (  # around the point 14, 7, one per color
-    "M9 7a5 5 0 1 0 10 0a5 5 0 1 0-10 0z",
-    "M9.5 2.5h9v9h-9z",
-    "M14 1l6 6-6 6-6-6z",
-    "M14 2l6 10H8z",
-    "M14 12L8 2h12z",
-    "M12 1.5h4v3.5h3.5v4H16v3.5h-4V9H8.5V5H12z",
-    "M14 1.5l5.5 4-2.1 6.5h-6.8L8.5 5.5z",
-    "M14 1.2l5 2.9v5.8l-5 2.9-5-2.9V4.1z",
-    "M14 .8l1.6 4.4 4.6.1-3.7 2.9 1.3 4.5L14 10.1l-3.8 2.6 1.3-4.5L7.8 5.3l4.6-.1z",
-)
 NUMBER = re.compile(r"[-+\u2212]?[\d.,]+(e[-+]?\d+)?( ± \S+)?( [(\[].*[)\]])?(/\d+)?|-|nan|inf|-inf")
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 BADGES: dict[Tone, str] = {"good": "good", "bad": "bad"}  # classes of report.css; of others `unclear`
@@ -52,66 +41,44 @@ class Html(Reporter):
         Raises:
             BackendUnavailable: jinja2 is not installed.
         """
-        _check_packages()
+        if missing := FORMATS["html"].missing:
+            raise BackendUnavailable(
+                f"the HTML report needs {' and '.join(missing)}, which this environment does not have; "
+                'pip install "ampcompare[html]"'
+            )
         whole = [Chapter(section.name, section.title, (section.name,)) for section in document.sections_in("html")]
         made = [(chapter, document.sections_of(chapter.outline)) for chapter in PAGES.get(document.kind, whole)]
         chapters = [(chapter, sections) for chapter, sections in made if sections]
         blocks = [block for _, sections in chapters for section in sections for block in section.blocks]
         drawn = [block.data for block in blocks if isinstance(block, Figure)]
         charts = [chart for data in drawn for chart in getattr(data, "charts", ())]
+        arms, script = looks(document), packaged_text("charts.js") if charts else ""
         page: str = template("page.html.j2").render(
             document=document,
             first=document.sections_of(LEAD.get(document.kind, ())),
             chapters=chapters,
-            **_page_parts(looks(document), charts),
+            arms=arms,
+            version=__version__,
+            css=packaged_text("report.css"),
+            script=script,
+            policy=_policy(script),
+            data=_embed_json({"arms": arms, **chart_data(charts)}),
         )
         return page
 
 
-def _check_packages() -> None:
-    """Check that what a page is made with is installed.
-
-    Raises:
-        BackendUnavailable: jinja2 is not.
-    """
-    form = FORMATS["html"]
-    if form.missing:
-        raise BackendUnavailable(
-            f"the HTML report needs {' and '.join(form.missing)}, which this environment does not have; "
-            'pip install "ampcompare[html]"'
-        )
-
-
-def _page_parts(arms: Sequence[dict[str, Any]], charts: Sequence[Chart] = ()) -> dict[str, Any]:
-    """Return what every page is given: its arms and the data of its charts, style, scripts and their policy."""
-    scripts = [packaged_text("page.js"), *([packaged_text("charts.js")] if charts else [])]
-    return {
-        "version": __version__,
-        "arms": arms,
-        "shown_at_first": SHOWN_AT_FIRST,
-        "css": packaged_text("report.css"),
-        "scripts": scripts,
-        "policy": _policy(*scripts),
-        "data": _embed_json({"arms": arms, **chart_data(charts)}),
-    }
-
-
 def looks(document: Document) -> list[dict[str, Any]]:
-    """Return how each row of a result looks everywhere on a page."""
-    return [{**_look(index, row), "is_reference": row == document.reference} for index, row in enumerate(document.rows)]
-
-
-def _look(index: int, row: str) -> dict[str, Any]:
-    """Return color, symbol, and dashes if colors repeat."""
-    again = index // COLORS
-    return {
-        "name": printable(row, 60) or "(no name)",
-        "color": index % COLORS,
-        "dash": DASHES[again % len(DASHES)],
-        "shape": SHAPES[index % COLORS],
-        "open": bool(again % 2),
-        "on": index < SHOWN_AT_FIRST,
-    }
+    """Return how each row of a result looks everywhere on a page: color, and dashes if colors repeat."""
+    return [
+        {
+            "name": printable(row, 60) or "(no name)",
+            "color": index % COLORS,
+            "dash": DASHES[index // COLORS % len(DASHES)],
+            "on": index < SHOWN_AT_FIRST,
+            "is_reference": row == document.reference,
+        }
+        for index, row in enumerate(document.rows)
+    ]
 
 
 @cache
@@ -171,12 +138,11 @@ def packaged_text(name: str) -> str:
     return (files("ampcompare.results.report.html") / "templates" / name).read_text(encoding="utf-8")
 
 
-@cache
-def _policy(*scripts: str) -> str:
-    """Return a policy under which these scripts run, by their digests, and nothing is loaded from anywhere."""
-    digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts]
-    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
-    return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+def _policy(script: str) -> str:
+    """Return a policy under which this script runs, by its digest, and nothing is loaded from anywhere."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    rest = "style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+    return f"default-src 'none'; script-src 'sha256-{digest}'; {rest}"
 
 
 def _embed_json(data: Any) -> str:

@@ -33,7 +33,6 @@ from ampcompare.results.report.html.learning_curves import NO_TRACE, learning_ch
 from ampcompare.results.report.html.runs import (
     ArmRuns,
     Shared,
-    arm_facts,
     arms_with_runs,
     chosen_settings,
     join_names,
@@ -45,13 +44,12 @@ from ampcompare.results.report.html.runs import (
 )
 from ampcompare.results.report.html.tracks import TrackPlot
 
-__all__ = ["answer_of", "drift_chart", "order_with_starts", "page_sections", "subtitle"]
+__all__ = ["answer_of", "drift_chart", "page_sections", "subtitle"]
 
 MAX_POINTS = 100
 ALL_POINTS = 1200  # of one chart, shared by its arms, so that a page of hundreds of arms stays small
 MOST_POINTS = 60  # of a picture in a notebook
 MOST_ARMS = 24  # with pictures: a page draws as many as it likes, an output of a cell should stay small
-MAX_CELL = 80
 DEFAULTS = "Settings that differ from their defaults"
 
 
@@ -65,15 +63,12 @@ class Costs(NamedTuple):
     """Memory and time; the charts are of time.
 
     Attributes:
-        fault: why no time is a result; "" where one is.
-        has_times: whether any are drawn.
+        fault: why no time is a result, and none is drawn; "" where one is.
     """
 
-    memory: TrackPlot
-    step_times: TrackPlot
+    plots: Sequence[TrackPlot]
     charts: Sequence[Chart]
     fault: str
-    has_times: bool
 
 
 def page_sections(comparison: Comparison, logs: Mapping[str, str]) -> list[Section]:
@@ -91,18 +86,16 @@ def page_sections(comparison: Comparison, logs: Mapping[str, str]) -> list[Secti
         return [Figure("tracks", lambda: draw(comparison, arms))] if len(arms) > 1 else []
 
     def costs() -> Costs:
-        timing = [*time_charts(arms, reference, most), drift_chart(arms)]
-        has_times = any(arm.timed_runs for arm in arms) or any(chart.is_drawn for chart in timing)
-        return Costs(memory_plot(arms), step_time_plot(arms), timing, fault, has_times)
+        timing = [] if fault else [*time_charts(arms, reference, most), drift_chart(arms)]
+        return Costs([memory_plot(arms), *([] if fault else [step_time_plot(arms)])], timing, fault)
 
     def pictures() -> list[Block]:
         charts = learning_charts(arms[:MOST_ARMS], reference, MOST_POINTS)
         made = [chart for chart in charts if chart.is_drawn]
         return [Figure("pictures", lambda: made, is_bare=True)] if made else []
 
-    def usage() -> list[Block]:
-        plots = [plot for plot in (memory_plot(arms), step_time_plot(arms)) if not plot.sentence]
-        return [Figure("usage", lambda: (plots, fault))]
+    def usage() -> Costs:
+        return Costs([plot for plot in (memory_plot(arms), step_time_plot(arms)) if not plot.sentence], (), fault)
 
     def runs() -> list[Block]:
         table = Table.of(_run_headers(comparison.metric), map(_run, records), caption="Runs")
@@ -115,16 +108,11 @@ def page_sections(comparison: Comparison, logs: Mapping[str, str]) -> list[Secti
             return [Text(["All settings have their defaults."])]
         return [Table.of(["setting", "here", "default"], rows, caption=DEFAULTS, prose=True)]
 
-    def arms_table() -> list[Block]:
-        heads = ["arm", "backend", "options", "engine", "16-bit arithmetic"]
-        return [Table.of(heads, arm_facts(comparison), caption="Arms and what they resolve to", prose=True)]
-
     def machine() -> list[Block]:
         known = shared_environment(comparison)
         differing = _differing(known, "What differs")
-        return [*differing, Facts(known.groups, "What is equal in all runs" if differing else "")]
+        return [*differing, Facts([("", known.equal)], "What is equal in all runs" if differing else "")]
 
-    order = order_with_starts(comparison)
     number = format_count(len(records), "run")
     return [
         Section("differences", lambda: effects(accuracy_effects)),
@@ -132,13 +120,10 @@ def page_sections(comparison: Comparison, logs: Mapping[str, str]) -> list[Secti
         Section("curves", [Figure("curves", lambda: Curves(_curves(arms, reference, most)))], "Curves"),
         Section("costs", [Figure("costs", costs)], "Memory and time"),
         Section("pictures", pictures, "Curves"),
-        Section("usage", usage, "Memory and time", "closed" if fault else "open"),
+        Section("usage", [Figure("costs", usage)], "Memory and time", "closed" if fault else "open"),
         Section("runs", runs, f"{number}, one line each"),
-        Section("order", [Figure("order", lambda: order)] if order else [], "Execution order"),
         Section("differing", lambda: _differing(shared(), "What differs between arms")),
         Section("settings", settings_blocks),
-        Section("arms", arms_table, "Arms: backend, options, engine"),
-        Section("recipe", lambda: [Facts(shared().groups)], "All settings"),
         Section("machine", machine, "Environment"),
         Section("again", _commands_again(comparison)),
     ]
@@ -244,13 +229,6 @@ def _number(value: float | None, form: str, factor: float = 1) -> str:
     return "-" if value is None else form.format(value * factor)
 
 
-def order_with_starts(comparison: Comparison) -> list[str]:
-    """Return the cells as they ran, each with its start (UTC) where its record has one."""
-    starts = {f"{record.arm}@{record.config.recipe.seed}": _moment(record.started) for record in comparison.records}
-    known = ((cell, starts.get(cell)) for cell in comparison.order)
-    return [printable(cell, MAX_CELL) + (f" ({start:%Y-%m-%d %H:%M:%S})" if start else "") for cell, start in known]
-
-
 def drift_chart(arms: Sequence[ArmRuns]) -> Chart:
     """Return the step times of runs and timing rounds over wall-clock time, in percent of the median of their arm."""
     points = {arm.index: sorted(point for record in arm.ran for point in _points(record)) for arm in arms}
@@ -333,7 +311,7 @@ def _loss_scale(arms: Sequence[ArmRuns], most: int) -> Chart:
         "Loss scale",
         " ".join(filter(None, ("After each step; a drop is an overflow.", said, none))),
         "step",
-        [View("", "loss scale", series, stops, log="always")],
+        [View("", "loss scale", series, stops, log=2)],
         sentence=sentence,
     )
 

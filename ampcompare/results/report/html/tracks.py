@@ -21,35 +21,44 @@ class Scale:
 
     Attributes:
         knee: of `asinh`: about where the axis turns from linear to logarithmic.
+        base: of the powers that mark a logarithmic scale; 0 for round values.
     """
 
     low: float
     high: float
     kind: Kind = "linear"
     knee: float = 1.0
+    base: int = 0
 
     def _bent(self, value: float) -> float:
         if self.kind == "log":
-            return math.log(value)
+            return math.log(value) if value > 0 else -math.inf
         return math.asinh(value / self.knee) if self.kind == "asinh" else value
 
-    def at(self, value: float) -> float:
-        """Return the position of a value; those outside lie on the edge."""
-        if self.kind == "log" and value <= 0:
-            return 0.0
+    def at(self, value: float, *, beyond: float = 0.0) -> float:
+        """Return the position of a value; those outside lie on the edge, or this share of the width beyond it."""
         start, end = self._bent(self.low), self._bent(self.high)
-        return round(100 * min(1.0, max(0.0, (self._bent(value) - start) / (end - start))), 2)
+        return round(100 * min(1 + beyond, max(-beyond, (self._bent(value) - start) / (end - start))), 2)
 
-    def ticks(self, most: int = 7) -> list[float]:
-        """Return about `most` round values on it."""
+    def ticks(self, most: int = 7, *, whole: bool = False) -> list[float]:
+        """Return about `most` round values on it; only whole numbers if that is asked for."""
         if self.kind == "asinh":
             steps = [self.knee * 10.0**power for power in range(9)]
             inside = [value for value in steps if value <= max(abs(self.low), abs(self.high))][-2:]
-            wanted = [-value for value in reversed(inside)] + [0.0, *inside]
-            return [value for value in wanted if self.low <= value <= self.high]
+            return [value for value in (*(-step for step in reversed(inside)), 0.0, *inside) if self._holds(value)]
+        if self.base:
+            powers = range(math.ceil(math.log(self.low, self.base)), math.floor(math.log(self.high, self.base)) + 1)
+            if self.base == 10 and len(powers) < 3:  # marks between them too
+                near = (factor * 10.0**power for power in range(powers.start - 1, powers.stop) for factor in (1, 2, 5))
+                return list(filter(self._holds, near))
+            return [float(self.base) ** power for power in powers[:: -max(1, math.ceil(len(powers) / most))]]
         step = _round_step((self.high - self.low) / most)
-        first = math.ceil(self.low / step - 1e-9)
-        return [number * step for number in range(first, math.floor(self.high / step + 1e-9) + 1)]
+        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
+        marks = [number * step for number in range(first, last + 1)]
+        return [mark for mark in marks if not whole or round(mark, 9).is_integer()]
+
+    def _holds(self, value: float) -> bool:
+        return self.low <= value <= self.high
 
 
 def _round_step(least: float) -> float:
@@ -57,12 +66,22 @@ def _round_step(least: float) -> float:
     return next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= least * (1 - 1e-9))
 
 
-def make_scale(values: Iterable[float], *, margin: float = 0.0, kind: Kind = "linear", zero: bool = False) -> Scale:
+def make_scale(
+    values: Iterable[float],
+    *,
+    margin: float = 0.0,
+    kind: Kind = "linear",
+    base: int = 0,
+    zero: bool = False,
+    room: float = 0.06,
+) -> Scale:
     """Return a scale on which these values fit.
 
     Args:
         margin: of differences around 0, which stays visible; a scale with far values is then linear near 0 only.
+        base: as of `Scale`.
         zero: begin at 0.
+        room: share of their range beyond the least and the largest value.
     """
     known = [value for value in values if math.isfinite(value) and (kind != "log" or value > 0)]
     if margin:
@@ -74,10 +93,10 @@ def make_scale(values: Iterable[float], *, margin: float = 0.0, kind: Kind = "li
         return Scale(0.0, 1.04 * max([*known, 1e-12]), kind)
     low, high = min(known, default=0.5), max(known, default=1.5)
     if kind == "log":
-        room = max(1.02, (high / low) ** 0.06)
-        return Scale(low / room, high * room, kind)
-    room = 0.06 * (high - low) or max(0.5, 1e-9 * abs(high))  # beyond what rounding hides
-    return Scale(low - room, high + room, kind)
+        factor = max(1.3 if base else 1.02, (high / low) ** room)
+        return Scale(low / factor, high * factor, kind, base=base)
+    more = room * (high - low) if low < high else max(0.5, 1e-9 * abs(high))  # beyond what rounding hides
+    return Scale(low - more, high + more, kind)
 
 
 @dataclass(frozen=True)
@@ -91,8 +110,6 @@ class Track:
         points: single measurements, each with what it is.
         box: 5, 25, 50, 75 and 95 % quantiles.
         bar: the end of a bar that begins at the left edge.
-        dotted: a second interval, such as that of a prediction.
-        strong: the line is a mean over others.
         mark: why the values do not count.
     """
 
@@ -104,8 +121,6 @@ class Track:
     points: Sequence[tuple[float, str]] = ()
     box: Sequence[float] = ()
     bar: float | None = None
-    dotted: tuple[float, float] | None = None
-    strong: bool = False
     mark: str = ""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,6 +10,7 @@ import torch
 
 from ampcompare.base.errors import ConversionError
 from ampcompare.base.files.write import write_file
+from ampcompare.base.formatting import printable
 from ampcompare.training.checkpoint.convert.between_arms import into_arm, native_twin, source_kind
 from ampcompare.training.checkpoint.convert.detect import CheckpointContents, find_parts
 from ampcompare.training.checkpoint.convert.fp32_weights import (
@@ -41,6 +42,7 @@ from ampcompare.training.checkpoint.store.layout import CONVERTED, TRAINER, apex
 __all__ = ["convert_file", "convert_state"]
 
 Target = Literal["native", "apex"]
+MAX_NAME = 120
 # key of an Apex state: key of a GradScaler's in checkpoints of the same program
 PROGRAMS = ("Lightning", "mmcv", "mmengine", "timm")  # name the entry themselves; scripts do it in others
 TWIN_KEYS = {"amp": "scaler", "apex_amp": "loss_scaler", "amp_scaling_state": "MixedPrecision"}
@@ -197,15 +199,7 @@ def _from_other_scalers(root: Mapping[str, Any], parts: CheckpointContents, to: 
     if to == "apex" and level in ("O2", "O3", "O5"):
         result.lost.append(MASTERS_LOST.format(level))
     strip_prefix(parts, result)
-    for place in parts.models:
-        result.lost += _wrapper_prefixes(at_place(result.state, place))
     return result
-
-
-def _wrapper_prefixes(model: Mapping[str, Any]) -> Iterator[str]:
-    for prefix, wrapper in (("1.", "network_to_half"), ("network.", "FP16Model")):
-        if all(name.startswith(prefix) for name in model):
-            yield f"the wrapper {wrapper}, if the `{prefix}` before all names is its; a model may have it of its own"
 
 
 def _scaler_place(state: Mapping[str, Any]) -> tuple[str, ...]:
@@ -220,7 +214,6 @@ def convert_file(
     *,
     opt_level: str | None = None,
     legacy_layout: bool = False,
-    trust: bool = False,
 ) -> Conversion:
     """Convert a file. An ampcompare checkpoint stays one; any other keeps the layout of its program.
 
@@ -228,7 +221,7 @@ def convert_file(
         legacy_layout: write precisely what a legacy script would, with `to="apex"`.
 
     Raises:
-        CheckpointError: the source cannot be read or is not trusted.
+        CheckpointError: the source cannot be read.
         ConversionError: as for `convert_state`; or source and target are one file.
         EnvironmentUnfit: the target cannot be written.
     """
@@ -236,7 +229,7 @@ def convert_file(
         raise ConversionError("--save-apex-format is what an Apex script saves; it needs --to apex")
     if target.exists() and source.exists() and target.samefile(source):
         raise ConversionError(f"{source} would be overwritten; name another file")
-    root, left_out = load_any(source, trust=trust)
+    root, left_out = load_any(source)
     with name_faults(source):
         parts = find_parts(root)
         if legacy_layout and parts.is_ours and "amp" in root:
@@ -244,7 +237,9 @@ def convert_file(
         else:
             result = convert_state(root, to, opt_level=opt_level)
         result.notes += broken_values(parts)
-        result.lost += [f"{place} (no tensor and no plain value)" for place in left_out]
+        result.lost += [
+            f"{printable(place, MAX_NAME, keep_end=49)} (no tensor and no plain value)" for place in left_out
+        ]
         if legacy_layout and parts.is_ours:
             result.lost += [f"{key}: an Apex script does not save it" for key in _unknown_to_scripts(result.state)]
             result.state, result.arm = apex_layout(result.state), None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import compress
 from typing import Any
@@ -23,6 +23,17 @@ SCALER_KEYS = {"scale", "growth_factor", "backoff_factor", "growth_interval", "_
 MAX_DEPTH = 6
 SCALE_NAMES = ("loss_scale", "cur_scale")
 LONGEST_ARM = 500
+KEYS_OF_PROGRAMS = (
+    ("Lightning", "pytorch-lightning_version"),
+    ("mmengine", "meta", "message_hub"),
+    ("mmengine", "meta", "state_dict"),
+    ("timm", "arch", "state_dict", "version"),
+    ("timm", "state_dict", "amp_scaler"),
+    ("fairseq", "optimizer_history", "extra_state"),
+    ("Megatron", "checkpoint_version", "iteration"),
+    ("DeepSpeed", "module", "mp_world_size"),
+)
+"""The keys by which the files of programs are known."""
 
 
 @dataclass
@@ -119,10 +130,6 @@ def _inner_key(value: Any, place: Place) -> str | None:
 
 def _is_dict(value: Any) -> bool:
     return isinstance(value, Mapping) and len(value) > 0
-
-
-def _has_dict(value: Mapping[str, Any], key: str) -> bool:
-    return isinstance(value.get(key), Mapping)
 
 
 def find_parts(root: Any) -> CheckpointContents:
@@ -227,42 +234,21 @@ def _walk(value: Any, place: Place, seen: set[int]) -> Iterator[tuple[Place, Any
 
 
 def _writer(root: Mapping[Any, Any], parts: CheckpointContents) -> tuple[str, str]:
+    """Return who wrote a file, and the evidence."""
     keys = {key for key in root if isinstance(key, str)}
-    tells: list[tuple[str, Callable[[], bool], str]] = [
-        ("Lightning", lambda: "pytorch-lightning_version" in keys, "the key pytorch-lightning_version"),
-        ("mmcv", lambda: _has_dict(root, "meta") and "mmcv_version" in root["meta"], "the key meta.mmcv_version"),
-        ("mmengine", lambda: {"meta", "message_hub"} <= keys, "the keys meta and message_hub"),
-        (
-            "mmengine",
-            lambda: {"meta", "state_dict"} <= keys and _has_dict(root, "meta"),
-            "the keys meta and state_dict",
-        ),
-        (
-            "timm",
-            lambda: {"arch", "state_dict", "version"} <= keys or {"state_dict", "amp_scaler"} <= keys,
-            "the keys arch, state_dict and version",
-        ),
-        ("fairseq", lambda: {"optimizer_history", "extra_state"} <= keys, "the keys optimizer_history and extra_state"),
-        ("Megatron", lambda: {"checkpoint_version", "iteration"} <= keys, "the keys checkpoint_version and iteration"),
-        ("DeepSpeed", lambda: {"module", "mp_world_size"} <= keys, "the keys module and mp_world_size"),
-        ("an Apex script", lambda: bool(parts.apex), f"amp.state_dict() under {_names_of(parts.apex)}"),
-        (
-            "a script with FP16_Optimizer",
-            lambda: bool(parts.wrappers),
-            f"what it holds under {_names_of(parts.wrappers)}",
-        ),
-        ("a torch.amp script", lambda: bool(parts.scalers), f"a GradScaler's state under {_names_of(parts.scalers)}"),
-        (
-            "a script with a loss scaler of its own",
-            lambda: bool(parts.loss_scales),
-            f"a loss scale under {_names_of(parts.loss_scales)}",
-        ),
-    ]
-    for writer, holds, because in tells:
-        if holds():
-            return writer, because
+    meta = root.get("meta")
+    if isinstance(meta, Mapping) and "mmcv_version" in meta:
+        return "mmcv", "the key meta.mmcv_version"
+    for writer, *own in KEYS_OF_PROGRAMS:
+        if keys.issuperset(own) and (writer != "mmengine" or isinstance(meta, Mapping)):
+            return writer, f"the keys {', '.join(own)}"
+    kinds: tuple[tuple[str, str, Mapping[Place, Any]], ...] = (
+        ("an Apex script", "amp.state_dict()", parts.apex),
+        ("a script with FP16_Optimizer", "its state", parts.wrappers),
+        ("a torch.amp script", "a GradScaler's state", parts.scalers),
+        ("a script with a loss scaler of its own", "a loss scale", parts.loss_scales),
+    )
+    for writer, what, places in kinds:
+        if places:
+            return writer, f"{what} under {', '.join(map('.'.join, places))}"
     return "a script", "it has no loss scaler"
-
-
-def _names_of(places: Mapping[Place, Any]) -> str:
-    return ", ".join(".".join(place) for place in places)

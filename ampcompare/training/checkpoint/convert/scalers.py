@@ -112,12 +112,12 @@ class HeldScale:
     """
 
     scale: float
-    dynamic: bool
-    clean: int
-    interval: int | None
-    factor: float
-    least: float | None
-    most: float | None
+    dynamic: bool = False
+    clean: int = 0
+    interval: int | None = None
+    factor: float = APEX_FACTOR
+    least: float | None = None
+    most: float | None = None
 
 
 def is_number(value: Any) -> bool:
@@ -180,29 +180,21 @@ def held_scale(state: Any) -> HeldScale:
     interval = _first_value(scaler, *WINDOWS)
     moves = interval is not None or _first_value(scaler, *COUNTS[3:]) is not None
     if not (scaler["dynamic"] if "dynamic" in scaler else scaler.get("mode", "dynamic") == "dynamic" and moves):
-        return HeldScale(scale, False, count, None, 1.0, None, None)
+        return HeldScale(scale, clean=count)
     if interval is None:
         interval = MEGATRON_INTERVAL if "hysteresis_tracker" in scaler else APEX_INTERVAL
     window = max(1, parse_count(interval, "the scale window"))
-    iteration, last = (
-        _first_value(scaler, "cur_iter", "_iter"),
-        _first_value(scaler, "last_overflow_iter", "_last_overflow_iter"),
-    )
+    iteration = _first_value(scaler, "cur_iter", "_iter")
+    last = _first_value(scaler, "last_overflow_iter", "_last_overflow_iter")
     if iteration is not None:  # all iterations are counted, and the one of the last overflow
         since = parse_count(iteration, "cur_iter") - (last if isinstance(last, int) else -1) - 1
         count = max(0, since) % window
     factor = parse_scale(_first_value(scaler, "scale_factor", "growth_factor") or 2.0, "the scale factor")
     least = 1.0 if "cur_scale" in scaler else scaler.get("_min_loss_scale")
     most = scaler.get("_max_loss_scale")
-    return HeldScale(
-        scale,
-        True,
-        count,
-        window,
-        factor,
-        parse_scale(least, "min_loss_scale") if least else None,
-        None if most is None else parse_scale(most, "max_loss_scale"),
-    )
+    least = parse_scale(least, "min_loss_scale") if least else None
+    most = None if most is None else parse_scale(most, "max_loss_scale")
+    return HeldScale(scale, True, count, window, factor, least, most)
 
 
 def lost_flags(state: Mapping[str, Any]) -> Iterator[str]:
@@ -234,9 +226,7 @@ def scalers_from_apex(
         if is_static and scale == 1.0 and level == "O3":
             is_static, scale, clean = False, FIRST_SCALE, 0
             changed.append(f"{name}: O3 scaled nothing, so the GradScaler begins as a new one")
-        scales[name] = HeldScale(
-            scale, not is_static, clean, None if is_static else APEX_INTERVAL, APEX_FACTOR, None, None
-        )
+        scales[name] = HeldScale(scale, not is_static, clean, None if is_static else APEX_INTERVAL)
     return grad_scalers_of(scales, lost=lost, changed=changed)
 
 
@@ -316,8 +306,8 @@ def grad_scalers_of(scales: Mapping[str, HeldScale], *, lost: list[str], changed
 def _grad_scaler(held: HeldScale) -> dict[str, Any]:
     return {
         "scale": held.scale,
-        "growth_factor": held.factor if held.dynamic else APEX_FACTOR,
-        "backoff_factor": 1.0 / held.factor if held.dynamic else APEX_BACKOFF,
+        "growth_factor": held.factor,
+        "backoff_factor": 1.0 / held.factor,
         "growth_interval": NEVER if held.interval is None else held.interval,
         "_growth_tracker": held.clean if held.dynamic else 0,
     }

@@ -9,9 +9,11 @@ import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from io import BufferedReader
+from itertools import count
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,11 +22,9 @@ from ampcompare.base.errors import AmpCompareError, CheckpointError
 from ampcompare.base.files.read import FileFault
 from ampcompare.base.files.read import open_regular as open_descriptor
 from ampcompare.training.checkpoint.reader.placeholders import (
-    LOGS,
     Global,
     NotPickled,
     Opaque,
-    StoredTensor,
     describe_fault,
     holds_only_data,
 )
@@ -37,85 +37,42 @@ LEGACY_PROTOCOL = 1001
 MAX_DEPTH = 64
 LONGEST_SHOWN = 80
 MAX_SHOWN = 20
-FREE_ELEMENTS = 1 << 20
 
 
+@dataclass(frozen=True)
 class Contents:
     """What a file holds.
 
     Attributes:
-        path: of the file.
         format: "torch archive", "torch before 1.6", "pickle" or "safetensors".
-        size: of the file, in bytes.
         root: as `unpickle` gives it.
         calls: what unpickling by torch would call beyond plain data and tensors.
         comment: what stands at the end of an archive.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        format: str,
-        root: Any,
-        calls: list[str],
-        read: Callable[[str], Tensor],
-        comment: bytes = b"",
-    ) -> None:
-        self.path = path
-        self.format = format
-        self.size = path.stat().st_size
-        self.root = root
-        self.calls = calls
-        self.comment = comment
-        self._read = read
-        self._storages: dict[str, Tensor] = {}
-        self._plain: Any = None
-        self._left_out: dict[str, str] | None = None
+    path: Path
+    format: str
+    root: Any
+    calls: list[str]
+    comment: bytes = b""
 
-    def tensor(self, stored: StoredTensor) -> Tensor:
-        """Read a tensor; those that share memory in the file share it here.
-
-        Raises:
-            CheckpointError: its bytes are not there.
-        """
-        if stored.storage not in self._storages:
-            with name_faults(self.path):
-                self._storages[stored.storage] = self._read(stored.storage)
-        held = self._storages[stored.storage]
-        reach = sum((size - 1) * step for size, step in zip(stored.shape, stored.stride, strict=True)) + 1
-        if not stored.count:
-            return torch.empty(stored.shape, dtype=stored.dtype)
-        count = held.nbytes // stored.dtype.itemsize
-        if not stored.offset + reach <= count or stored.count > max(count, FREE_ELEMENTS):
-            raise CheckpointError(f"{self.path} is damaged: a tensor reaches beyond its {held.nbytes} stored bytes")
-        whole = held[: held.nbytes // stored.dtype.itemsize * stored.dtype.itemsize].view(stored.dtype)
-        view = whole.as_strided(stored.shape, stored.stride, stored.offset)
-        view = view.conj().resolve_conj() if stored.conjugate else view
-        return view.neg() if stored.negative else view
+    @property
+    def size(self) -> int:
+        """Of the file, in bytes."""
+        return self.path.stat().st_size
 
     def plain(self) -> tuple[Any, list[str]]:
         """Return what the file holds as tensors and plain values, and place and class of the objects that are left out.
 
-        Classes that only hold values, such as `argparse.Namespace`, become dicts of what they hold.
+        Classes that only hold values, such as `argparse.Namespace`, become dicts of what they hold, and pickled models
+        their state dicts.
 
         Raises:
-            CheckpointError: tensors that are not there, or values that hold themselves.
+            CheckpointError: values are nested too deep.
         """
-        left_out = [f"{place}: {name}" for place, name in self._objects().items()]
-        return self._plain, left_out
-
-    @property
-    def needs_trust(self) -> bool:
-        """Whether it holds more than tensors, plain values, holders of these, and logs that are left out."""
-        ways_to_logs = {LOGS, "builtins.getattr", "__builtin__.getattr"}
-        return not ways_to_logs.issuperset(self.calls) or any(name != LOGS for name in self._objects().values())
-
-    def _objects(self) -> dict[str, str]:
-        """Return the class of each object that is left out, by its place."""
-        if self._left_out is None:
-            self._left_out = {}
-            self._plain = self._convert(self.root, None, self._left_out, {}, 0)
-        return self._left_out
+        left_out: dict[str, str] = {}
+        plain = self._convert(self.root, None, left_out, {}, 0)
+        return plain, [f"{place}: {name}" for place, name in left_out.items()]
 
     def _convert(self, value: Any, place: Place, left_out: dict[str, str], seen: dict[int, Any], depth: int) -> Any:
         """Return a value as tensors and plain values, each container once."""
@@ -124,7 +81,9 @@ class Contents:
         if isinstance(value, Global):
             left_out[_as_text(place)] = value.name
             return None
-        if not isinstance(value, dict | list | tuple | set | frozenset | StoredTensor | Opaque):
+        if isinstance(value, Tensor):
+            return value.resolve_conj().resolve_neg()
+        if not isinstance(value, dict | list | tuple | set | frozenset | Opaque):
             return value
         if id(value) not in seen:
             seen[id(value)] = None  # of what holds itself, the inner one is left out
@@ -133,15 +92,15 @@ class Contents:
                 return self._convert(item, (place, *names) if names else place, left_out, seen, depth + 1)
 
             made: Any
-            if isinstance(value, StoredTensor):
-                made = self.tensor(value)
-            elif isinstance(value, dict):
+            if isinstance(value, dict):
                 made = {key if _is_plain_key(key) else str(key): part(item, key) for key, item in value.items()}
             elif not isinstance(value, Opaque):
                 made = [part(item, index) for index, item in enumerate(value)]
                 made = tuple(made) if isinstance(value, tuple) else made
             elif value.value is not None:
                 made = value.value
+            elif _is_module(value):
+                made = part(dict(self._state_dict(value, "", count())))
             elif not holds_only_data(value.name):
                 left_out[_as_text(place)] = value.name
                 made = None
@@ -153,6 +112,19 @@ class Contents:
                 made = [part(item) for item in value.arguments]
             seen[id(value)] = made
         return seen[id(value)]
+
+    def _state_dict(self, module: Opaque, prefix: str, visits: Iterator[int]) -> Iterator[tuple[str, Any]]:
+        """Yield what `state_dict` of a pickled module has: parameters and persistent buffers, with their names."""
+        if next(visits) > self.size:  # modules that hold others many times
+            raise CheckpointError(f"{self.path} is damaged: it holds more modules than its size explains")
+        state = module.state
+        passing = state.get("_non_persistent_buffers_set", ())
+        for name, value in {**state["_parameters"], **state["_buffers"]}.items():
+            if value is not None and name not in passing:
+                yield f"{prefix}{name}", value
+        for name, child in state["_modules"].items():
+            if _is_module(child):
+                yield from self._state_dict(child, f"{prefix}{name}.", visits)
 
 
 Place = tuple[Any, Any] | None
@@ -169,6 +141,14 @@ def _as_text(place: Place) -> str:
     if len(keys) > MAX_SHOWN:
         keys[MAX_SHOWN // 2 : -MAX_SHOWN // 2] = ["…"]
     return ".".join(keys) or "the whole file"
+
+
+def _is_module(value: Any) -> bool:
+    return (
+        isinstance(value, Opaque)
+        and isinstance(value.state, dict)
+        and all(isinstance(value.state.get(key), dict) for key in ("_parameters", "_buffers", "_modules"))
+    )
 
 
 def _is_plain_key(key: Any) -> bool:
@@ -252,77 +232,71 @@ def _open_archive(path: Path) -> Contents:
             f"save it again on a machine like this one"
         )
     pickled = archive.read(descriptions[0])
-    require_bounded(lambda: unpickle(io.BytesIO(pickled), storage_of), path.stat().st_size)
-    return Contents(
-        path,
-        "torch archive",
-        *unpickle(io.BytesIO(pickled), storage_of),
-        lambda key: as_tensor(archive.read(f"{folder}/data/{key}")),
-        archive.comment,
-    )
+
+    def load(read: Callable[[str], Tensor]) -> tuple[Any, list[str]]:
+        storages: dict[str, Tensor] = {}
+
+        def storage(identity: Any) -> Tensor:
+            key, dtype, _ = storage_of(identity)
+            if key not in storages:
+                content = read(f"{folder}/data/{key}")
+                storages[key] = content[: len(content) // dtype.itemsize * dtype.itemsize].view(dtype)
+            return storages[key]
+
+        return unpickle(io.BytesIO(pickled), storage)
+
+    def outline(name: str) -> Tensor:
+        return torch.empty(members[name].file_size, dtype=torch.uint8, device="meta")
+
+    require_bounded(lambda: load(outline), path.stat().st_size)
+    return Contents(path, "torch archive", *load(lambda name: as_tensor(archive.read(name))), comment=archive.comment)
 
 
 def _open_stream(path: Path) -> Contents:
-    require_bounded(lambda: _read_stream(path), path.stat().st_size)
-    format, root, calls, places = _read_stream(path)
-
-    def read(key: str) -> Tensor:
-        at, length = places[key]
-        with path.open("rb") as file:
-            file.seek(at)
-            return as_tensor(file.read(length))
-
-    return Contents(path, format, root, calls, read)
+    require_bounded(lambda: _read_stream(path, "meta"), path.stat().st_size)
+    return Contents(path, *_read_stream(path, "cpu"))
 
 
-def _read_stream(path: Path) -> tuple[str, Any, list[str], dict[str, tuple[int, int]]]:
+def _read_stream(path: Path, device: str) -> tuple[str, Any, list[str]]:
     """Read what torch before 1.6 wrote: five pickles, then the bytes of the storages; or a pickle of something else.
 
+    Args:
+        device: "meta" leaves the bytes unread.
+
     Returns:
-        The format, what the pickle holds, what it would call, and where the bytes of each storage begin and how many
-        they are.
+        The format, what the pickle holds, and what it would call.
     """
-    dtypes: dict[str, torch.dtype] = {}
+    size = path.stat().st_size
+    storages: dict[str, Tensor] = {}
 
     def load(identity: Any) -> Any:
         if isinstance(identity, tuple) and len(identity) > 1 and identity[0] == "module":
             return identity[1]  # a class, with its source, which is not looked at
-        storage = storage_of(identity)
-        dtypes.setdefault(storage.key, storage.dtype)
-        return storage
+        key, dtype, count = storage_of(identity)
+        if not 0 <= count * dtype.itemsize <= size:
+            raise NotPickled("it was cut off: a storage reaches beyond its end")
+        return storages.setdefault(key, torch.empty(count, dtype=dtype, device=device))
 
     with path.open("rb") as file:
         first, calls = unpickle(file)
         if first != LEGACY_MAGIC:
-            return "pickle", first, calls, {}
+            return "pickle", first, calls
         if unpickle(file)[0] != LEGACY_PROTOCOL:
             raise NotPickled("it is of a torch that is not known")
         system, _ = unpickle(file)
         if not isinstance(system, dict) or not system.get("little_endian", True):
             raise NotPickled("it was saved on a machine of the other byte order")
         main, calls = unpickle(file, load)
-        return "torch before 1.6", main, calls, _storage_places(file, unpickle(file)[0], dtypes)
-
-
-def _storage_places(file: IO[bytes], keys: Any, dtypes: dict[str, torch.dtype]) -> dict[str, tuple[int, int]]:
-    """Find the bytes of each storage: its number of elements in 8 bytes, then the elements."""
-    if not isinstance(keys, list):
-        raise NotPickled("it has no list of its storages")
-    places = {}
-    at = file.tell()
-    end = file.seek(0, 2)
-    for key in keys:
-        dtype = dtypes.get(key) if isinstance(key, str) else None
-        if dtype is None:
-            raise NotPickled("it lists a storage that nothing uses")
-        file.seek(at)
-        (count,) = struct.unpack("<q", file.read(8))
-        length = count * dtype.itemsize
-        if count < 0 or at + 8 + length > end:
-            raise NotPickled("it was cut off: a storage reaches beyond its end")
-        places[key] = (at + 8, length)
-        at += 8 + length
-    return places
+        for key in unpickle(file)[0]:  # the number of elements in 8 bytes, then the elements
+            (count,) = struct.unpack("<q", file.read(8))
+            storage = storages[key]
+            if count != len(storage) or file.tell() + storage.nbytes > size:
+                raise NotPickled("it was cut off: a storage reaches beyond its end")
+            if device == "meta":
+                file.seek(storage.nbytes, 1)
+            else:
+                file.readinto(storage.view(torch.uint8).numpy().data)
+        return "torch before 1.6", main, calls
 
 
 def as_tensor(data: bytes) -> Tensor:
@@ -333,4 +307,4 @@ def as_tensor(data: bytes) -> Tensor:
 def _open_safetensors(path: Path) -> Contents:
     from safetensors.torch import load_file
 
-    return Contents(path, "safetensors", load_file(path), [], lambda key: torch.empty(0))
+    return Contents(path, "safetensors", load_file(path), [])

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
-
-import torch
 
 from ampcompare.base.errors import AmpCompareError, ConversionError
 from ampcompare.base.formatting import printable
 
 __all__ = [
-    "LOGS",
     "Global",
     "NotPickled",
     "Opaque",
-    "Storage",
-    "StoredTensor",
     "describe_fault",
     "holds_only_data",
     "reading",
@@ -50,9 +44,6 @@ def holds_only_data(name: str) -> bool:
     return name in DATA_ONLY or name.rpartition(".")[2].endswith("LossScaler")
 
 
-LOGS = "mmengine.logging.history_buffer.HistoryBuffer"
-"""Class of mmengine's logged losses, of which each of its checkpoints holds some. mmengine resumes without them."""
-
 MAX_NAME = 120
 MAX_FAULT = 120
 
@@ -77,9 +68,6 @@ class Global(type):
     def __call__(cls, *arguments: Any, **keywords: Any) -> Any:  # not the constructor of `type`
         return cls.__new__(cls, *arguments, **keywords)  # type: ignore[arg-type]
 
-    def __repr__(cls) -> str:
-        return f"<{cls.name}>"
-
 
 class Opaque(metaclass=Global):
     """An object that only calling `name` would make, and what pickle gives it.
@@ -87,7 +75,6 @@ class Opaque(metaclass=Global):
     Attributes:
         arguments: what it would be called with.
         state: what it would be given after; None where nothing.
-        items, entries: what it would be filled with, as a dict or a list.
         value: array or plain value that was built from it.
         receive: takes the state of an object that can be built from it.
     """
@@ -97,8 +84,6 @@ class Opaque(metaclass=Global):
     calls: dict[str, None] = {}  # noqa: RUF012  # each class that a file names has that of the file
     arguments: tuple[Any, ...]
     state: Any
-    items: list[tuple[Any, Any]]
-    entries: list[Any]
     value: Any
     receive: Callable[[Opaque, Any], None] | None
 
@@ -113,8 +98,8 @@ class Opaque(metaclass=Global):
     def of(cls, name: str, arguments: tuple[Any, ...]) -> Opaque:
         """Return the placeholder of an object without a trace among the calls."""
         made: Opaque = object.__new__(cls)
-        made.name, made.arguments, made.state, made.items, made.entries = name, arguments, None, [], []
-        made.value = made.receive = None
+        made.name, made.arguments = name, arguments
+        made.state = made.value = made.receive = None
         return made
 
     def __repr__(self) -> str:  # without its arguments, which may hold one another many times
@@ -126,56 +111,10 @@ class Opaque(metaclass=Global):
         else:
             self.state = state
 
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self.items.append((key, value))
+    def append(self, *values: Any) -> None:
+        """Drop what fills a subclass of dict, list or set."""
 
-    def append(self, value: Any) -> None:
-        """Take an item of a subclass of list."""
-        self.entries.append(value)
-
-    def extend(self, values: Any) -> None:
-        """Take items of a subclass of list."""
-        self.entries.extend(values)
-
-    add = append
-
-
-@dataclass(frozen=True)
-class Storage:
-    """The bytes that tensors look into: their name inside the file, and the type of their elements."""
-
-    key: str
-    dtype: torch.dtype
-
-
-@dataclass(eq=False)
-class StoredTensor:
-    """A tensor whose elements still lie in the file.
-
-    Attributes:
-        storage: name of the bytes it looks into.
-        offset: of its first element in the storage.
-        conjugate, negative: whether it is the conjugate or the negative of what is stored, which torch does lazily.
-    """
-
-    storage: str
-    dtype: torch.dtype
-    offset: int
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    conjugate: bool = False
-    negative: bool = False
-
-    def __setstate__(self, state: Any) -> None:
-        """Take the attributes of a tensor, which nothing here needs."""
-
-    @property
-    def count(self) -> int:
-        """Number of its elements."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+    __setitem__ = extend = add = append
 
 
 @contextmanager

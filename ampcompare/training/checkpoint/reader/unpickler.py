@@ -9,18 +9,20 @@ Names and arguments are those that torch 1.0 to 2.13, NumPy 1 and 2 and Python 2
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import signal
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import IO, Any
 
 import numpy
 import torch
+from torch import Tensor
 
-from ampcompare.training.checkpoint.reader.placeholders import Global, NotPickled, Opaque, Storage, StoredTensor
+from ampcompare.training.checkpoint.reader.placeholders import Global, NotPickled, Opaque
 
 __all__ = ["require_bounded", "storage_of", "unpickle"]
 
@@ -39,6 +41,7 @@ STORAGES = {
     "ComplexDoubleStorage": torch.complex128,
     "UntypedStorage": torch.uint8,
 }
+FREE_ELEMENTS = 1 << 20  # of a tensor that repeats what is stored
 MIN_BYTES = 256 << 20
 BYTES_PER_BYTE = 5
 MIN_SECONDS = 120
@@ -72,11 +75,11 @@ def unpickle(file: IO[bytes], persistent: Callable[[Any], Any] | None = None) ->
     """Read one pickle from the position of `file`, and leave the position after it.
 
     Args:
-        persistent: gives the object for a persistent id; torch names storages so.
+        persistent: gives the one-dimensional tensor, or a class, for a persistent id; torch names storages so.
 
     Returns:
-        What it holds, of dicts, lists, tuples, sets, plain values, `StoredTensor`, `Global` and `Opaque`; and the names
-        of what unpickling would call, beyond plain data and tensors, each once, in order.
+        What it holds, of dicts, lists, tuples, sets, plain values, tensors, `Global` and `Opaque`; and the names of
+        what unpickling would call, beyond plain data and tensors, each once, in order.
 
     Raises:
         NotPickled: it is not a pickle, or none of plain data and tensors.
@@ -139,28 +142,36 @@ def _storage_dtype(kind: Any) -> torch.dtype:
     return STORAGES[name]
 
 
-def storage_of(identity: Any) -> Storage:
-    """Return the storage that a persistent id of torch names: ("storage", class, key, device, elements)."""
+def storage_of(identity: Any) -> tuple[str, torch.dtype, int]:
+    """Return key, type and number of elements that a persistent id of torch names: ("storage", class, key, device, n).
+
+    Raises:
+        NotPickled: it names something else.
+    """
     if not isinstance(identity, tuple) or len(identity) < 5 or identity[0] != "storage":
         raise NotPickled("it refers to something outside that is not a storage")
-    return Storage(str(identity[2]), _storage_dtype(identity[1]))
+    return str(identity[2]), _storage_dtype(identity[1]), int(identity[4])
 
 
 def _tensor(
-    storage: Any, offset: Any, shape: Any, stride: Any, grad: Any = False, hooks: Any = None, metadata: Any = None
-) -> StoredTensor:
+    storage: Tensor, offset: int, shape: Any, stride: Any, grad: Any = False, hooks: Any = None, metadata: Any = None
+) -> Tensor:
     return _tensor_of_dtype(storage, offset, shape, stride, grad, hooks, storage.dtype, metadata)
 
 
 def _tensor_of_dtype(
-    storage: Any, offset: Any, shape: Any, stride: Any, grad: Any, hooks: Any, dtype: Any, metadata: Any = None
-) -> StoredTensor:
-    flags = metadata if isinstance(metadata, Mapping) else {}
-    return StoredTensor(
-        *(storage.key, dtype, int(offset), tuple(map(int, shape)), tuple(map(int, stride))),
-        conjugate=bool(flags.get("conj")),
-        negative=bool(flags.get("neg")),
-    )
+    storage: Tensor, offset: int, shape: Any, stride: Any, grad: Any, hooks: Any, dtype: Any, metadata: Any = None
+) -> Tensor:
+    """Return a tensor that looks into a storage, which may be filled later; those that share memory share it here."""
+    if 0 in shape:
+        return torch.empty(tuple(shape), dtype=dtype)
+    held = storage[: storage.nbytes // dtype.itemsize * dtype.itemsize // storage.itemsize].view(dtype)
+    reach = sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) + 1
+    if not offset + reach <= len(held) or math.prod(shape) > max(len(held), FREE_ELEMENTS):
+        raise NotPickled(f"a tensor reaches beyond its {held.nbytes} stored bytes")
+    view = held.as_strided(shape, stride, offset)
+    view = view.conj() if metadata and metadata.get("conj") else view
+    return torch._neg_view(view) if metadata and metadata.get("neg") else view
 
 
 def _numpy_dtype(*arguments: Any) -> Any:

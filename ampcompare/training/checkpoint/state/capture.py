@@ -18,11 +18,11 @@ from torch.optim import Optimizer
 
 from ampcompare.base.errors import CheckpointError
 from ampcompare.base.tensors.lists import copies_on_host
-from ampcompare.base.tensors.sharded import from_part, is_sharded, placed_like, rank_in, whole_tree
+from ampcompare.base.tensors.sharded import placed_like, whole_tree
 from ampcompare.base.tensors.tree import map_tree
 from ampcompare.training.checkpoint.state.check_checkpoint import Names, check_training_state
 from ampcompare.training.checkpoint.state.flattened import is_flattened, plain_state, rebuild_tensor
-from ampcompare.training.checkpoint.store.layout import CONVERTED, TENSOR_SHARDS, as_list, one_or_list
+from ampcompare.training.checkpoint.store.layout import CONVERTED, as_list, one_or_list
 from ampcompare.training.device import random_state, set_random_state
 from ampcompare.training.parallel.ranks import Communicator
 from ampcompare.training.precision.base import Precision, owned_params
@@ -41,8 +41,6 @@ def training_state(
     optimizers: Sequence[Optimizer],
     precision: Precision,
     names: Names,
-    *,
-    whole: bool = True,
 ) -> dict[str, Any]:
     """Return weights, optimizers and loss scales, in the layout of `checkpoint.store.layout`.
 
@@ -51,12 +49,10 @@ def training_state(
     Args:
         models, optimizers: as `Precision.prepare` returned them.
         names: of the parameters that the optimizers held before `prepare`.
-        whole: gather shards; else sharded tensors stay as they are.
     """
-    weights, states = [model.state_dict() for model in models], [optimizer.state_dict() for optimizer in optimizers]
     return {
-        "model": one_or_list([whole_tree(each) for each in weights] if whole else weights),
-        "optimizer": one_or_list([plain_state(each) for each in states] if whole else states),
+        "model": one_or_list([whole_tree(model.state_dict()) for model in models]),
+        "optimizer": one_or_list([plain_state(optimizer.state_dict()) for optimizer in optimizers]),
         precision.key: precision.state_dict(),
         "masters": one_or_list(_masters(models, optimizers, names)),
         "zeroed": [_params_with_gradient(optimizer) for optimizer in optimizers],
@@ -190,12 +186,7 @@ def _place_state(optimizer: Optimizer, saved: Mapping[str, Any]) -> dict[str, An
     """Return the state of an optimizer in its own classes of tensors, with this rank's part of what is sharded."""
 
     def place(value: Any, param: Tensor) -> Any:
-        is_part = isinstance(value, Mapping) and TENSOR_SHARDS in value
-        if not is_part and not is_flattened(value):
-            return placed_like(value, param)
-        part = value[TENSOR_SHARDS][rank_in(param)] if is_part else value
-        part = rebuild_tensor(part) if is_flattened(part) else part
-        return from_part(part, param) if is_sharded(param) else part
+        return rebuild_tensor(value) if is_flattened(value) else placed_like(value, param)
 
     ids = chain.from_iterable(group["params"] for group in saved["param_groups"])
     params = dict(zip(ids, owned_params(optimizer), strict=False))

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ampcompare.base.errors import CheckpointError
-from ampcompare.base.tensors.sharded import shard_shapes
-from ampcompare.training.checkpoint.store.layout import CONVERTED, TENSOR_SHARDS, as_list
+from ampcompare.training.checkpoint.store.layout import CONVERTED, as_list
 from ampcompare.training.precision.base import owned_params
 
 __all__ = ["Names", "check_model", "check_position", "check_training_state", "parameter_names"]
@@ -102,7 +101,7 @@ def _raise_on(faults: Sequence[str], what: str, kind: str) -> None:
 
 
 def _faults_of_optimizer(optimizer: Optimizer, saved: Mapping[str, Any]) -> list[str]:
-    """Return which states of parameters are not of their shapes, or of another number of ranks."""
+    """Return which states of parameters are not of their shapes."""
     there = [len(group["params"]) for group in saved["param_groups"]]
     here = [len(group["params"]) for group in optimizer.param_groups]
     if there != here:
@@ -110,14 +109,9 @@ def _faults_of_optimizer(optimizer: Optimizer, saved: Mapping[str, Any]) -> list
     faults = []
     numbers = [number for group in saved["param_groups"] for number in group["params"]]
     for number, param in zip(numbers, owned_params(optimizer), strict=True):
-        ranks = len(shard_shapes(param))
         for name, value in saved["state"].get(number, {}).items():
-            fault = ""
-            if isinstance(value, Mapping) and len(parts := value.get(TENSOR_SHARDS, [value])) != ranks:
-                fault = f"is in shards of {len(parts)} ranks there and of {ranks} here"
-            elif isinstance(value, Tensor) and value.dim() and type(optimizer).__name__ in LIKE_THEIR_PARAMETER:
-                fault = _unlike(value, param)
-            if fault:
+            is_like = isinstance(value, Tensor) and value.dim() and type(optimizer).__name__ in LIKE_THEIR_PARAMETER
+            if is_like and (fault := _unlike(value, param)):
                 faults.append(f"optimizer.state.{number}.{name} {fault}")
     return faults
 

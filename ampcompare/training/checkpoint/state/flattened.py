@@ -4,8 +4,7 @@ torch calls such a class a traceable wrapper subclass: `__tensor_flatten__` give
 what else it is made of. A dictionary of these can be stored, compared and read without the class. Nothing is imported
 by a stored name: the class is looked up in the module of its name, which the optimizer of the run has loaded.
 
-Of a sharded tensor each rank may hold such a tensor. Their blocks do not add up to those of the whole, so that a shard
-is kept for each rank, and goes back to as many ranks only.
+Of a sharded tensor each rank may hold such a tensor. Their blocks do not add up to those of the whole: it is refused.
 """
 
 from __future__ import annotations
@@ -21,11 +20,9 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ampcompare.base.errors import CheckpointError
 from ampcompare.base.tensors.sharded import is_sharded, local, whole_tree
-from ampcompare.base.tensors.tree import map_tree
-from ampcompare.training.checkpoint.store.layout import TENSOR_CLASS, TENSOR_SHARDS
+from ampcompare.training.checkpoint.store.layout import TENSOR_CLASS
 
 __all__ = [
-    "class_name",
     "flatten_tensor",
     "is_flattened",
     "is_wrapped",
@@ -44,18 +41,13 @@ def is_flattened(value: Any) -> bool:
     return isinstance(value, Mapping) and TENSOR_CLASS in value
 
 
-def class_name(kind: type) -> str:
-    """Return the name under which a class is stored."""
-    return f"{kind.__module__}.{kind.__qualname__}"
-
-
 def flatten_tensor(value: Any) -> Any:
     """Return a tensor subclass as a dictionary of plain tensors, not copied; anything else as it is."""
     if not is_wrapped(value):
         return value
     names, attributes = value.__tensor_flatten__()
     return {
-        TENSOR_CLASS: class_name(type(value)),
+        TENSOR_CLASS: f"{type(value).__module__}.{type(value).__qualname__}",
         "tensors": {name: flatten_tensor(getattr(value, name)) for name in names},
         "attributes": attributes,
         "shape": value.shape,
@@ -90,34 +82,25 @@ def plain_state(state: dict[str, Any]) -> dict[str, Any]:
     """Return the state dict of an optimizer in whole, plain tensors: shards gathered, other classes flattened.
 
     Every rank calls it with its parts of the same state.
+
+    Raises:
+        CheckpointError: shards are of another class, on any rank.
     """
     entries: dict[Any, dict[str, Any]] = state["state"]
-    values = [value for entry in entries.values() for value in entry.values()]
-    sharded = any(isinstance(value, Tensor) and is_sharded(value) for value in values)
-    if not _on_any_rank(any(is_wrapped(_part(value)) for value in values), ask=sharded):
+    values = [value for entry in entries.values() for value in entry.values() if isinstance(value, Tensor)]
+    shards = [local(value) for value in values if is_sharded(value)]
+    if shards:
+        answers: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(answers, any(map(is_wrapped, shards)))  # a short one may be plain
+        if any(answers):
+            raise CheckpointError(
+                "the optimizer keeps state in a few bits, in blocks of the shards of each rank, which no checkpoint "
+                "holds; save no checkpoints, or use an optimizer with plain state"
+            )
         return whole_tree(state)  # type: ignore[no-any-return]
-    plain = {number: {name: _plain(value) for name, value in entry.items()} for number, entry in entries.items()}
+    if not any(map(is_wrapped, values)):
+        return state
+    plain = {
+        number: {name: flatten_tensor(value) for name, value in entry.items()} for number, entry in entries.items()
+    }
     return {**state, "state": plain}
-
-
-def _plain(value: Any) -> Any:
-    if not isinstance(value, Tensor) or not is_sharded(value):
-        return flatten_tensor(value)
-    # A short shard may be plain where the others are not: what they are is known once all are here.
-    parts: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(parts, map_tree(flatten_tensor(local(value.detach())), lambda tensor: tensor.detach().cpu()))
-    if not any(map(is_flattened, parts)):
-        return whole_tree(value)
-    return parts[0] if len(parts) == 1 else {TENSOR_SHARDS: parts}
-
-
-def _part(value: Any) -> Any:
-    return local(value) if isinstance(value, Tensor) else value
-
-
-def _on_any_rank(here: bool, *, ask: bool) -> bool:
-    if not ask:
-        return here
-    answers: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(answers, here)
-    return any(answers)

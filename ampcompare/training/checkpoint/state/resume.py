@@ -43,8 +43,8 @@ def find_checkpoint(resume: str, own: Path) -> FoundCheckpoint | None:
     """Read the checkpoint to resume from.
 
     Args:
-        resume: a file, a folder of shards, a folder of checkpoints, the folder of a cell, a run directory in which one
-            cell has checkpoints, or "auto".
+        resume: a file, a folder of checkpoints, the folder of a cell, a run directory in which one cell has
+            checkpoints, or "auto".
         own: folder of the run's own checkpoints, which "auto" searches.
 
     Returns:
@@ -53,17 +53,16 @@ def find_checkpoint(resume: str, own: Path) -> FoundCheckpoint | None:
     Raises:
         CheckpointError: it does not exist, or cannot be read.
     """
+    from ampcompare.training.checkpoint.store.file import read_checkpoint
     from ampcompare.training.checkpoint.store.folder import CheckpointFolder
-    from ampcompare.training.checkpoint.store.sharded import is_sharded_folder, read_saved
 
     if resume == AUTO:
         newest = CheckpointFolder(own).newest()
         return None if newest is None else FoundCheckpoint(*newest)
     path = Path(resume)
-    if not path.is_dir() or is_sharded_folder(path):
-        return FoundCheckpoint(path, read_saved(path), [])
-    forms = ("step-*.pt", "step-*.dcp")
-    saved = sorted({found.parent for form in forms for found in path.glob(f"{RunFile.CELLS}/*/{own.name}/{form}")})
+    if not path.is_dir():
+        return FoundCheckpoint(path, read_checkpoint(path), [])
+    saved = sorted({found.parent for found in path.glob(f"{RunFile.CELLS}/*/{own.name}/step-*.pt")})
     if len(saved) > 1:
         shown = ", ".join(map(str, saved[:MAX_NAMED])) + (", ..." if len(saved) > MAX_NAMED else "")
         raise CheckpointError(f"{path} holds checkpoints of {len(saved)} cells; name one of {shown}")
@@ -72,8 +71,8 @@ def find_checkpoint(resume: str, own: Path) -> FoundCheckpoint | None:
         if newest is not None:
             return FoundCheckpoint(*newest)
     raise CheckpointError(
-        f"{path} holds no checkpoint (step-*.pt, step-*.dcp); name one, a folder of "
-        "checkpoints, or the folder of a run that has saved"
+        f"{path} holds no checkpoint (step-*.pt); name one, a folder of checkpoints, or the folder of a run that has "
+        "saved"
     )
 
 

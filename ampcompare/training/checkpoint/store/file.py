@@ -12,7 +12,6 @@ import re
 from collections.abc import Mapping
 from io import BufferedReader, BytesIO
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import IO, Any, cast
 
 import torch
@@ -24,7 +23,7 @@ from ampcompare.training.checkpoint.reader.foreign import open_regular
 from ampcompare.training.checkpoint.store.layout import SCHEMA, require_plain
 
 __all__ = [
-    "checksum",
+    "NewerCheckpoint",
     "hash_bytes",
     "read_checkpoint",
     "verify_file",
@@ -38,6 +37,10 @@ COMMENT = "ampcompare checkpoint 1 xxh3-128 {}"
 COMMENT_SIZE = len(COMMENT.format("0" * 32))
 ANY_COMMENT = re.compile(rb"ampcompare checkpoint (\d{1,9}) [\w-]+ [0-9a-f]+")
 END_RECORD_SIZE = 22
+
+
+class NewerCheckpoint(CheckpointError):
+    """A checkpoint that a newer ampcompare has written."""
 
 
 class _Writer:
@@ -130,18 +133,12 @@ def read_checkpoint(path: Path, *, device: torch.device | str = "cpu") -> dict[s
         device: where its tensors go.
 
     Raises:
-        CheckpointError: no such file, another kind of file, a truncated or damaged one, one that would run code, or one
-            of a newer ampcompare.
+        CheckpointError: no such file, another kind of file, a truncated or damaged one, or one of a newer ampcompare.
     """
     verify_file(path)
-    try:
-        state = torch.load(path, map_location=device, weights_only=True)
-    except UnpicklingError:  # torch's own message has many lines
-        raise CheckpointError(f"{path} holds objects that would run code; it is not opened") from None
-    if not isinstance(state, dict) or not isinstance(state.get("schema"), int):
-        raise CheckpointError(f"{path} is not a checkpoint of ampcompare: it has no schema number")
+    state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
     if state["schema"] > SCHEMA:
-        raise CheckpointError(
+        raise NewerCheckpoint(
             f"{path} has schema {state['schema']}, and this version reads up to {SCHEMA}; upgrade ampcompare"
         )
     return state
@@ -175,47 +172,21 @@ def _read_frame(path: Path, file: IO[bytes]) -> tuple[int, bytes]:
     """Return the size of a checkpoint, in bytes, and the comment at its end.
 
     Raises:
-        CheckpointError: it is empty, of another kind, of a newer ampcompare, or cut off.
+        NewerCheckpoint: it is of a newer ampcompare.
+        CheckpointError: it is of another kind, or cut off.
     """
     size = os.fstat(file.fileno()).st_size
-    head = file.read(512)
-    if size == 0:
-        raise CheckpointError(f"{path} is empty; take the checkpoint before it")
-    if not head.startswith(b"PK"):
-        raise CheckpointError(f"{path} is not a checkpoint of ampcompare: {_kind(head)}")
     file.seek(max(0, size - COMMENT_SIZE))
     end = file.read(COMMENT_SIZE)
     comment = ANY_COMMENT.fullmatch(end) or ANY_COMMENT.search(end)
     if comment and int(comment[1]) > 1:
-        raise CheckpointError(f"{path} was written by a newer ampcompare; upgrade this one")
+        raise NewerCheckpoint(f"{path} was written by a newer ampcompare; upgrade this one")
     if comment is None or len(comment[0]) != COMMENT_SIZE or size < COMMENT_SIZE + END_RECORD_SIZE:
         raise CheckpointError(
-            f"{path} was cut off, or not written by ampcompare: no checksum at its end; "
+            f"{path} is {'empty' if size == 0 else 'cut off, or not written by ampcompare: no checksum at its end'}; "
             "take the checkpoint before it, or let `ampcompare convert` read one of another program"
         )
     return size, end
-
-
-def _kind(head: bytes) -> str:
-    if head.startswith(b"\x80"):
-        return "it is a pickle, or of torch before 1.6; `ampcompare convert` reads these"
-    try:
-        head.decode("utf-8")
-    except UnicodeDecodeError as error:
-        if error.start < len(head) - 3:
-            return "it is not an archive"
-    return "it is a text file" if b"\0" not in head else "it is not an archive"
-
-
-def checksum(path: Path) -> str:
-    """Return the checksum of a whole file, in hexadecimal.
-
-    Raises:
-        CheckpointError: it is no regular file.
-        OSError: it cannot be read.
-    """
-    with open_regular(path) as file:
-        return hash_bytes(file, os.fstat(file.fileno()).st_size).hexdigest()
 
 
 def hash_bytes(file: BufferedReader, size: int) -> xxhash.xxh3_128:

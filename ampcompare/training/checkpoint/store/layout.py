@@ -17,7 +17,6 @@ __all__ = [
     "PRECISION_KEYS",
     "SCHEMA",
     "TENSOR_CLASS",
-    "TENSOR_SHARDS",
     "TRAINER",
     "apex_layout",
     "as_list",
@@ -39,9 +38,6 @@ TENSOR_CLASS = "tensor_class"
 """Key of the class of a tensor of an optimizer that is stored as the plain tensors that it holds; next to "tensors",
 "attributes", "shape" and "stride"."""
 
-TENSOR_SHARDS = "tensor_shards"
-"""Key of a list by rank of such dictionaries or plain tensors, the parts of one sharded tensor."""
-
 PRECISION_KEYS = ("amp", "scaler", "precision")
 """Where the precision state lies: `Precision.key` of the arm that saved it."""
 
@@ -49,8 +45,8 @@ PRECISION_KEYS = ("amp", "scaler", "precision")
 #
 # schema       SCHEMA
 # model        state dict of the model without wrappers; a list of them if there are several
-# optimizer    state dict of the optimizer as torch has it, with tensor subclasses by TENSOR_CLASS
-#              and TENSOR_SHARDS; a list of them if there are several
+# optimizer    state dict of the optimizer as torch has it, with tensor subclasses by TENSOR_CLASS;
+#              a list of them if there are several
 # amp | scaler | precision
 #              `Precision.state_dict()`, under `Precision.key`
 # masters      per model as above: names of parameters to their fp32 masters; {} where the arm has none
@@ -125,7 +121,7 @@ def apex_layout(state: Mapping[str, Any]) -> dict[str, Any]:
             "convert it with --to apex"
         )
     dictionaries = ((name, value) for name, value in _state_entries(state["optimizer"]) if isinstance(value, Mapping))
-    wrapped = next((name for name, value in dictionaries if {TENSOR_CLASS, TENSOR_SHARDS} & value.keys()), None)
+    wrapped = next((name for name, value in dictionaries if TENSOR_CLASS in value), None)
     if wrapped is not None:
         raise CheckpointError(
             f"the layout of an Apex script holds plain tensors, and {wrapped} of the optimizer is of a class of its "

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 
-from ampcompare.experiment.launch import multi_process
 from ampcompare.experiment.launch.script.launcher import ScriptLauncher
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.script import script_config
@@ -289,14 +288,3 @@ def test_a_script_that_does_not_exit_is_ended(
     record = launcher.launch(cell(tmp_path, f"{hangs}raise OSError('full')"), tmp_path / "other")
     assert record.status == "failed"
     assert "OSError: full" in (record.error or "")
-
-
-def test_a_stopped_script_fails(launcher: ScriptLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After --stall-timeout, as a rank does; it would run for ever."""
-    monkeypatch.setattr(multi_process, "STOPPED_SECONDS", 0.05)
-    config = cell(tmp_path, "step()\nos.kill(os.getpid(), 19)").model_copy(update={"stall_timeout": 0.2})
-    record = launcher.launch(config, tmp_path / "cell")
-    assert record.status == "failed"
-    assert record.error == (
-        "all processes of the script stood still for 0.2 s (--stall-timeout): they are stopped, as by SIGSTOP"
-    )

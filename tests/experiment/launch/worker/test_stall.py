@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -91,17 +90,3 @@ def test_a_rank_that_hangs_in_code_of_a_user(
     assert "hang_here" in (tmp_path / "rank1.log").read_text()
     assert "all_reduce" in (tmp_path / "log.txt").read_text() or "backward" in (tmp_path / "log.txt").read_text()
     assert not list(tmp_path.glob(".rendezvous*"))
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_ranks")
-def test_the_first_rank_is_stopped(
-    user_folder: Path, make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """SIGSTOP to rank 0, which writes the record as a rule, is found by the other one, and its stack shown too."""
-    monkeypatch.chdir(user_folder)
-    record = launched(make_config("launched:rank_0_is_stopped", processes=2, stall_timeout=3), tmp_path)
-    assert (record.error or "").startswith("rank 0 stands still")
-    assert "its process is stopped" in (record.error or "")
-    assert "most recent call first" in (tmp_path / "log.txt").read_text()
-    assert json.loads((tmp_path / "record.json").read_text())["status"] == "failed"

@@ -157,27 +157,17 @@ def test_missing_results_of_one_run_are_said(run: Any) -> None:
     assert "Not compared image by image: half (1 of 6 runs keep no per-image results)." in comparison.reading
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"bits": "AAAA"}, "they have 3 bytes, and 1000 samples take 125"),
-        ({"sha256": "0" * 64}, "their hash is another than the recorded one"),
-        ({"bits": "?"}, "they are not base64"),
-    ],
-)
-def test_damaged_bits_are_named_and_not_used(run: Any, changes: dict[str, str], reason: str) -> None:
+def test_damaged_bits_are_named_and_not_used(run: Any) -> None:
     """A damaged record keeps its verdict and its other numbers; only its images are left out, with the reason."""
     records = [run(arm, seed, np.ones(IMAGES, dtype=bool)) for arm in ("fp32", "half") for seed in range(3)]
-    records[4] = run("half", 1, np.ones(IMAGES, dtype=bool), **changes)
+    records[4] = run("half", 1, np.ones(IMAGES, dtype=bool), bits="?")
     comparison = make_comparison(records, arms=["fp32", "half"], margin=0.5)
     row = row_of(comparison)
     assert str(row.quality) == "equivalent (±0.5)"
     assert row.samples is not None
     assert (row.samples.low, row.samples.models) == (None, [])
-    named = [line for line in comparison.reading if line.startswith("Not compared image by image: half (")]
-    assert len(named) == 1
-    assert "the per-image results of half, seed 1 are damaged" in named[0]
-    assert reason in named[0]
+    named = "Not compared image by image: half (the per-image results of half, seed 1 are damaged: they are not base64"
+    assert sum(line.startswith(named) for line in comparison.reading) == 1
 
 
 def test_other_images_are_not_compared(run: Any) -> None:

@@ -9,20 +9,12 @@ import numpy as np
 import pytest
 
 from ampcompare.results.analysis.gates import check_gates, parse_gate
-from ampcompare.results.analysis.pairing.learning import still_improving, why_idle
+from ampcompare.results.analysis.pairing.learning import why_idle
 from ampcompare.results.records.comparison import Comparison
-from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.run import RunRecord, Trace
 from ampcompare.testing import make_comparison, make_record
 
 CHANCE = {"top1": 0.0528, "majority": 103}
-
-
-def _epoch(number: int, top1: float, samples: int = 1000) -> EpochResult:
-    return EpochResult(
-        epoch=number, samples=samples, top1_correct=round(top1 * samples), top5_correct=samples, loss=1.0,
-        train_seconds=1.0, eval_seconds=0.1,
-    )  # fmt: skip
 
 
 def _with_losses(record: RunRecord, losses: Sequence[float]) -> RunRecord:
@@ -117,41 +109,6 @@ def test_a_loss_that_is_lower_at_the_end_fell() -> None:
     early, late = [6.0, 10.0] * 5, [4.5, 7.5] * 5
     assert why_idle(_with_losses(make_record(), [*early, *late])) == ""
     assert why_idle(_with_losses(make_record(), early * 2)).startswith("the loss did not fall")
-
-
-def _training(curves: Sequence[Sequence[float]]) -> dict[str, list[RunRecord]]:
-    runs = [
-        make_record("fp32", seed, epochs=[_epoch(number, top1) for number, top1 in enumerate(curve)])
-        for seed, curve in enumerate(curves)
-    ]
-    return {"fp32": runs}
-
-
-def test_runs_that_still_improve_are_named() -> None:
-    """Top-1 that rises by two points from one fifth of the epochs to the next is said to rise."""
-    climbing = [[0.5 + 0.02 * epoch + 0.001 * seed for epoch in range(5)] for seed in range(3)]
-    assert still_improving(_training(climbing), 0.005) == (
-        "Still improving at the end, so more epochs may change the order: fp32 +2.00 pp."
-    )
-    records = _training(climbing)["fp32"]
-    comparison = make_comparison(records, arms=["fp32"])
-    assert any(line.startswith("Still improving") for line in comparison.reading)
-
-
-@pytest.mark.parametrize(("epochs", "noise"), [(1, 0.02), (5, 0.002), pytest.param(30, 0.02, marks=pytest.mark.slow)])
-def test_noise_is_no_improvement(epochs: int, noise: float) -> None:
-    """Of 150 arms that stay where they are with noise from epoch to epoch, at most 5 % (and chance) are named."""
-    chance = np.random.default_rng(epochs)
-    named = 0
-    for _ in range(150):
-        curves = 0.8 + noise * chance.standard_normal((3, epochs))
-        named += bool(still_improving(_training(curves.tolist()), 0.005))
-    assert named <= 16  # of 150: the 99.9 % point of a rate of 5 %
-
-
-def test_two_runs_show_no_improvement() -> None:
-    """What needs a test over runs is not said of fewer than three."""
-    assert still_improving(_training([[0.5, 0.6]] * 2), 0.005) == ""
 
 
 def test_the_correlation_over_seeds_is_said() -> None:

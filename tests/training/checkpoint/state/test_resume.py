@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ampcompare.apex.amp import _amp_state
 from ampcompare.base.errors import CheckpointError, EnvironmentUnfit
-from ampcompare.base.tensors.tree import first_difference, tensors_in
+from ampcompare.base.tensors.tree import first_difference
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.run import StepRecord
 from ampcompare.settings.config import RunConfig
@@ -166,18 +166,6 @@ def test_the_rest_of_a_resumed_run_is_bitwise_that_of_the_unbroken_one(arm: str,
         assert len({step.loss_scales for step in unbroken.steps}) > 1
 
 
-def test_a_run_that_is_stopped_goes_on_to_the_last_bit(tmp_path: Path) -> None:
-    """A stop saves what a save on the way does."""
-    settings = config("apex:O2,engine=compat", recipe=SHORT)
-    unbroken = Played(settings, tmp_path / "a")
-    first = Played(settings, tmp_path / "b", stop=3)
-    assert first.session.interrupted
-    second = Played(settings, tmp_path / "b", resume=True)
-    assert [len(first.steps), len(second.steps)] == [3, 1]
-    assert repr(untimed(first.steps + second.steps)) == repr(untimed(unbroken.steps))
-    assert first_difference(unbroken.end, second.end, apart=APART) == ""
-
-
 @pytest.mark.parametrize("on_nan", ["skip", "rollback"])
 def test_policies_go_on_where_they_were(on_nan: str, tmp_path: Path) -> None:
     """Dropped updates, returns to a good state and patience are those of the unbroken run, to the last bit."""
@@ -193,55 +181,11 @@ def test_policies_go_on_where_they_were(on_nan: str, tmp_path: Path) -> None:
         assert first_difference(unbroken.end, second.end, apart=APART) == ""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arm", "package"),
-    [
-        ("actnn:bits=4", "torch"),
-        ("fabric:16-mixed", "lightning_fabric"),
-        ("fabric:bf16-true", "lightning_fabric"),
-        ("mmengine:fp32", "mmengine"),
-    ],
-)
-def test_arms_of_other_libraries_go_on_to_the_last_bit(arm: str, package: str, tmp_path: Path) -> None:
-    """What another library keeps of a run lies in weights, optimizers and its precision state as well."""
-    pytest.importorskip(package)
-    unbroken_and_rest(config(arm, recipe=SHORT), tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "arm",
-    [
-        "fp8:mxfp8",
-        "fp8:rowwise,over=half:dtype=bf16+master_weights",
-        "fp8:tensorwise,over=half:dtype=bf16+rounding=stochastic",
-    ],
-)
-def test_fp8_resumes_to_the_last_bit(arm: str, tmp_path: Path) -> None:
-    """Products in fp8 keep nothing between steps: weights, masters and generators of the arm underneath are all."""
-    pytest.importorskip("torchao")
-    recipe = {**SHORT, "model": {"arch": "mlp", "args": {"width": 32}}, "optimizer": {"name": "adamw", "lr": 1e-3}}
-    unbroken, _ = unbroken_and_rest(config(arm, recipe=recipe), tmp_path)
-    other = arm.partition("over=")[2].replace("+", ",") or "native:bf16"
-    assert repr(untimed(Played(config(other, recipe=recipe), tmp_path / "c").steps)) != repr(untimed(unbroken.steps))
-
-
 @pytest.fixture
 def uncompiled() -> Iterator[None]:
     """Run torchao's step without a compiler, which it waits for half a minute otherwise."""
     with torch.compiler.set_stance("force_eager"):
         yield
-
-
-@pytest.mark.parametrize("arm", ["fp32", "native:bf16", "half:bf16,masters=fp32"])
-def test_moments_of_bitsandbytes_resume_to_the_last_bit(arm: str, tmp_path: Path) -> None:
-    """Its codes, scales and tables are plain tensors of shapes of their own."""
-    pytest.importorskip("bitsandbytes")
-    optimizer = {"name": "bitsandbytes.optim:AdamW8bit", "lr": 1e-2}
-    unbroken, _ = unbroken_and_rest(config(arm, recipe={**WIDE, "optimizer": optimizer}), tmp_path)
-    assert unbroken.end is not None
-    assert torch.uint8 in {tensor.dtype for tensor in tensors_in(unbroken.end["optimizer"]["state"][0])}
 
 
 @pytest.mark.usefixtures("uncompiled")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import pickle
 import re
 import struct
 import zipfile
@@ -18,7 +17,6 @@ from safetensors.torch import load_file
 from torch.testing._internal.two_tensor import TwoTensor
 
 from ampcompare.base.errors import CheckpointError, EnvironmentUnfit
-from ampcompare.training.checkpoint.store import file as file_module
 from ampcompare.training.checkpoint.store.file import read_checkpoint, verify_file, write_checkpoint, write_weights
 from ampcompare.training.checkpoint.store.layout import SCHEMA, apex_layout, weights_only
 
@@ -59,11 +57,8 @@ def test_other_programs_open_the_file(tmp_path: Path, make_state: Make) -> None:
     "content, says",
     [
         (b"", "is empty"),
-        (b"epoch,loss\n1,0.5\n", "it is a text file"),
-        (b"\x7fELF\xff\xfe" + bytes(600), "it is not an archive"),
-        (pickle.dumps({"model": 1}), "it is a pickle"),
-        (b"PK\x03\x04" + bytes(10), "was cut off"),
-        (b"PK" + b"ampcompare checkpoint 1 xxh3-128 " + b"0" * 32, "was cut off"),
+        (b"epoch,loss\n1,0.5\n", "is cut off, or not written by ampcompare"),
+        (b"PK" + b"ampcompare checkpoint 1 xxh3-128 " + b"0" * 32, "is cut off, or not written by ampcompare"),
         (b"PK" + bytes(30) + b"ampcompare checkpoint 2 blake3 " + b"0" * 34, "newer ampcompare"),
     ],
 )
@@ -95,34 +90,11 @@ def test_every_flipped_bit_and_every_cut_is_seen(tmp_path: Path, make_state: Mak
             verify_file(path)
 
 
-class _Bomb:
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (str(self.mark),)
-
-
-def test_a_checkpoint_that_would_run_code_is_refused(
-    tmp_path: Path, make_state: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The error says so in one line, and nothing has run."""
-    path, mark = tmp_path / "a.pt", tmp_path / "ran"
-    monkeypatch.setattr(file_module, "require_plain", lambda state: None)
-    write_checkpoint(path, {**make_state(), "extra": _Bomb(mark)})
-    with pytest.raises(CheckpointError, match="holds objects that would run code"):
-        read_checkpoint(path)
-    assert not mark.exists()
-
-
-def test_a_newer_schema_and_no_schema(tmp_path: Path, make_state: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A newer layout asks for an upgrade, and a dict without a number is not ours."""
+def test_a_newer_schema(tmp_path: Path, make_state: Make) -> None:
+    """A newer layout asks for an upgrade."""
     path = tmp_path / "a.pt"
     write_checkpoint(path, {**make_state(), "schema": SCHEMA + 1})
     with pytest.raises(CheckpointError, match=f"schema {SCHEMA + 1}, and this version reads up to {SCHEMA}; upgrade"):
-        read_checkpoint(path)
-    write_checkpoint(path, {**make_state(), "schema": "one"})
-    with pytest.raises(CheckpointError, match="no schema number"):
         read_checkpoint(path)
 
 

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from ampcompare.base.errors import CheckpointError, EnvironmentUnfit
+from ampcompare.settings.config import SavingConfig
+from ampcompare.training.checkpoint.state.saver import Position, Saver
 from ampcompare.training.checkpoint.store import folder as folder_module
 from ampcompare.training.checkpoint.store.file import read_checkpoint, write_checkpoint
-from ampcompare.training.checkpoint.store.folder import BackgroundFolder, CheckpointFolder, snapshot
+from ampcompare.training.checkpoint.store.folder import CheckpointFolder, snapshot
 
 Make = Callable[..., dict[str, Any]]
 
@@ -47,7 +49,7 @@ def test_a_damaged_newest_falls_back_and_says_so(tmp_path: Path, make_state: Mak
     assert found is not None
     path, state, notes = found
     assert (path.name, value_of(state)) == ("step-00000001.pt", 1.0)
-    assert ["is empty" in notes[0], "was cut off" in notes[1], "falling back" in notes[1]] == [True, True, True]
+    assert ["is empty" in notes[0], "is cut off" in notes[1], "falling back" in notes[1]] == [True, True, True]
     folder.save(make_state(1.5), step=2)
     assert sorted(os.listdir(tmp_path)) == ["step-00000001.pt", "step-00000002.pt", "step-00000003.pt.aside"]
     found = folder.newest()
@@ -124,27 +126,14 @@ def test_saving_in_the_background(tmp_path: Path, make_state: Make, monkeypatch:
         write_checkpoint(path, state)
 
     monkeypatch.setattr(folder_module, "write_checkpoint", write)
-    folder = BackgroundFolder(CheckpointFolder(tmp_path, keep_last=5))
     state = make_state(1)
-    path = folder.save(state, step=1)
-    assert began.wait(20)
-    assert not path.exists()
-    state["model"]["weight"].fill_(9)
-    go.set()
-    folder.save(state, step=2)
-    assert value_of(read_checkpoint(path)) == 1
-    folder.wait()
-    assert value_of(read_checkpoint(tmp_path / "step-00000002.pt")) == 9
-
-
-def test_errors_of_the_background_surface_at_the_next_save(tmp_path: Path, make_state: Make) -> None:
-    folder = BackgroundFolder(CheckpointFolder(tmp_path))
-    folder.save({**make_state(), "extra": object()}, step=1)
-    with pytest.raises(CheckpointError, match=r"a builtins\.object"):
-        folder.save(make_state(), step=2)
-    folder.save({**make_state(), "extra": object()}, step=3)
-    with pytest.raises(CheckpointError, match=r"a builtins\.object"):
-        folder.wait()
-    folder.save(make_state(), step=4)
-    folder.wait()
-    assert os.listdir(tmp_path) == ["step-00000004.pt"]
+    first, second = (tmp_path / f"step-0000000{step}.pt" for step in (1, 2))
+    with Saver(tmp_path, SavingConfig(in_background=True)) as saver:
+        saver.save(Position(step=1), lambda: state)
+        assert began.wait(20)
+        assert not first.exists()
+        state["model"]["weight"].fill_(9)
+        go.set()
+        saver.save(Position(step=2), lambda: state)
+        assert value_of(read_checkpoint(first)) == 1
+    assert value_of(read_checkpoint(second)) == 9
