@@ -20,13 +20,12 @@ from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.formatting import format_count, printable
 from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, can_sandbox
-from ampcompare.base.processes.start import start_command
+from ampcompare.base.processes.start import kill_family, start_command
 from ampcompare.diagnosis.options import DiagnoseOptions, Request, diagnose_in_child
 from ampcompare.diagnosis.remedies import Tested, verdict_of, with_cure
 from ampcompare.experiment.launch.cell_files import log_tail, sandboxed_cell
 from ampcompare.experiment.launch.places import find_places
 from ampcompare.experiment.launch.script.rows import read_rows
-from ampcompare.experiment.launch.script.supervise import end_family
 from ampcompare.results.records.diagnosis import Diagnosis
 from ampcompare.results.report.base import write_result
 from ampcompare.settings.config import RunConfig
@@ -267,7 +266,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             os.killpg(process.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=SECONDS_OF_TORCHRUN)
-    end_family(process.pid)
+    kill_family(process.pid)
     process.wait()
 
 
