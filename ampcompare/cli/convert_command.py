@@ -12,7 +12,7 @@ from ampcompare.api.migration import convert_checkpoint
 from ampcompare.base.errors import ConfigError
 from ampcompare.cli.help import Command, option, options_of
 from ampcompare.cli.shared_options import json_option
-from ampcompare.cli.values import FILE, LEVEL
+from ampcompare.cli.values import LEVEL
 
 if TYPE_CHECKING:
     from ampcompare.training.checkpoint.convert.convert import Target
@@ -27,10 +27,7 @@ convert_option = options_of(convert_checkpoint)
     cls=Command,
     examples=[
         ("What is inside a checkpoint:", "ampcompare convert last.pt --inspect"),
-        (
-            "From apex.amp to torch.amp, and continue training from both:",
-            "ampcompare convert apex.pt amp.pt --to native --verify",
-        ),
+        ("From apex.amp to torch.amp:", "ampcompare convert apex.pt amp.pt --to native"),
     ],
 )
 @click.argument("source", metavar="IN", type=click.Path(path_type=Path))
@@ -39,26 +36,6 @@ convert_option = options_of(convert_checkpoint)
 @convert_option("--opt-level", type=LEVEL, help="level of the Apex side  [default: inferred from IN, else O1]")
 @convert_option("--save-apex-format", help="write exactly what an Apex script saves: model, optimizer, amp, epoch")
 @option("--inspect", is_flag=True, help="show what IN contains, and write nothing")
-@option(
-    "--verify",
-    is_flag=True,
-    help="continue training from IN and from OUT, and show the difference; exit with 1 if they differ",
-)
-@option(
-    "--verify-steps",
-    default=10,
-    show_default=True,
-    type=click.IntRange(1),
-    metavar="N",
-    help="steps of --verify",
-)
-@option(
-    "--config",
-    "-c",
-    "config_file",
-    type=FILE,
-    help="model and data for --verify, if another program wrote IN",
-)
 @json_option()
 def command(
     source: Path,
@@ -67,9 +44,6 @@ def command(
     opt_level: str | None,
     save_apex_format: bool,
     inspect: bool,
-    verify: bool,
-    verify_steps: int,
-    config_file: str | None,
     as_json: bool,
 ) -> int:
     """Convert a checkpoint between Apex and torch.amp, or inspect it.
@@ -91,10 +65,10 @@ def command(
     if target is None or to is None:
         raise click.UsageError("give OUT and --to native or --to apex, or --inspect")
     from ampcompare.training.checkpoint.convert.convert import convert_file
-    from ampcompare.training.checkpoint.inspect import continued_lines, conversion_lines
+    from ampcompare.training.checkpoint.inspect import conversion_lines
 
     result = convert_file(source, target, to, opt_level=opt_level, legacy_layout=save_apex_format)
-    document: dict[str, Any] = {
+    document = {
         "in": str(source),
         "out": str(target),
         "from": result.source,
@@ -105,28 +79,8 @@ def command(
         "lost": result.lost,
         "notes": result.notes,
     }
-    lines = conversion_lines(document)
-    agrees = True
-    if verify:
-        from ampcompare.experiment.sources import SettingsRequest, collect_settings
-        from ampcompare.experiment.verify_conversion import verify_conversion
-
-        request = SettingsRequest(file=config_file)
-        config = None if config_file is None else collect_settings(request, one_run=True).config
-        verification = verify_conversion(
-            source,
-            target,
-            level=result.level,
-            kind=result.source,
-            to=to,
-            config=config,
-            steps=verify_steps,
-        )
-        agrees = verification.agrees
-        document["verified"] = {**asdict(verification), "differences": verification.differences(), "agrees": agrees}
-        lines += continued_lines(document["verified"])
-    _show(document, lines, as_json)
-    return 0 if agrees else 1
+    _show(document, conversion_lines(document), as_json)
+    return 0
 
 
 def _show(document: dict[str, Any], lines: list[str], as_json: bool) -> None:

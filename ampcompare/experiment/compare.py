@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from ampcompare.experiment.launch.places import find_places
 from ampcompare.experiment.matrix import Row, find_reference
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.option_checks import check_cells
-from ampcompare.experiment.plan import Plan, parse_seeds
+from ampcompare.experiment.plan import Plan, parse_seeds, plan_rows
 from ampcompare.experiment.preflight import preflight
 from ampcompare.experiment.reload_report import reload_comparison
 from ampcompare.experiment.run_directory import DEFAULT_FOLDER, RunDirectory
@@ -41,7 +42,7 @@ from ampcompare.experiment.sources import (
     collect_settings,
     matrix_rows,
     matrix_seeds,
-    plan_with_published,
+    published_beside,
 )
 from ampcompare.results.analysis.effects.accuracy import accuracy_effects, accuracy_margin
 from ampcompare.results.analysis.gates import Check, Gate, VerdictGate, check_gates, parse_gate
@@ -149,12 +150,15 @@ def plan_comparison(options: CompareOptions) -> PlannedComparison:
     """
     baseline = reload_comparison(options.baseline) if options.baseline is not None else None
     sources = collect_settings(options.settings)
-    margin, metrics = _margin(options, sources), _known_metrics(sources)
+    margins = (options.margin, sources.matrix.margin, Criteria.margin)
+    margin, metrics = next(value for value in margins if value is not None), _known_metrics(sources)
     gates = tuple(parse_gate(text, metrics) for text in options.fail_on)
     if metrics is not None:
         check_margin(parse_margin(margin), metrics[0])
-    margins = {"time_margin": options.time_margin / 100, "loss_margin": options.loss_margin / 100}
-    criteria = Criteria(margin, prefer=options.objective, tag=options.tag, looks=options.looks, **margins)
+    criteria = Criteria(
+        margin, options.time_margin / 100, prefer=options.objective, tag=options.tag, looks=options.looks,
+        loss_margin=options.loss_margin / 100,
+    )  # fmt: skip
     rows = tuple(matrix_rows(sources, arms=options.arms, reference=options.reference, sweep=options.sweep))
     if options.twin and (base_row := find_reference(rows, options.reference)) is not None:
         rows = (*rows, replace(base_row, varied={**base_row.varied, "first_weights": "twin"}))
@@ -168,7 +172,8 @@ def plan_comparison(options: CompareOptions) -> PlannedComparison:
     plan = _make_plan(options, sources, rows, first)
     options.launch.check({cell.launcher for cell in plan.cells}, options.jobs)
     check_cells(plan.cells)
-    label = "-".join(["compare", *_folder_part(options.tag), plan.digest()])
+    tag = re.sub(r"[^A-Za-z0-9.]+", "-", options.tag).strip("-.")[:40]
+    label = "-".join(filter(None, ["compare", tag, plan.digest()]))
     folder = options.output_dir or DEFAULT_FOLDER / label
     run = RunDirectory(folder)
     run.check_name()
@@ -177,7 +182,8 @@ def plan_comparison(options: CompareOptions) -> PlannedComparison:
 
 
 def _make_plan(options: CompareOptions, sources: SettingsSources, rows: Sequence[Row], seeds: Sequence[int]) -> Plan:
-    plan = replace(plan_with_published(sources, rows, seeds, options.reference), timing_rounds=options.timing_rounds)
+    plan = plan_rows(sources.config, rows, seeds, options.reference)
+    plan = replace(plan, published=published_beside(sources, rows), timing_rounds=options.timing_rounds)
     is_elsewhere = any(cell.launcher in ("slurm", "ray") for cell in plan.cells)
     if options.timing_rounds and (options.jobs not in (None, 1) or is_elsewhere):
         raise ConfigError(
@@ -318,18 +324,6 @@ def _known_metrics(sources: SettingsSources) -> Sequence[Metric] | None:
     return None if spec is None else spec.metrics
 
 
-def _margin(options: CompareOptions, sources: SettingsSources) -> float | str:
-    """Return the requested margin, or else that of recipe or file, or else the default rule."""
-    values = (options.margin, sources.matrix.margin, Criteria.margin)
-    return next(value for value in values if value is not None)
-
-
-def _folder_part(tag: str) -> list[str]:
-    """Return a tag as part of a folder's name, without characters that are not allowed there."""
-    name = re.sub(r"[^A-Za-z0-9.]+", "-", tag).strip("-.")[:40]
-    return [name] if name else []
-
-
 def pilot_seeds(others: int) -> range:
     """Return the seeds of a pilot.
 
@@ -360,19 +354,14 @@ def seeds_needed(comparison: Comparison, error_rate: float) -> tuple[int, str]:
     able = {arm: effect for arm, effect in effects.items() if effect.testable}
     alpha = error_rate / max(1, len(able))
     needs = {
-        arm: stein_pairs(_spread_to_margin(effect), effect.freedom, margin.of_scores().size, alpha)
+        arm: stein_pairs(_spread(effect), effect.freedom, margin.of_scores().size, alpha)
         for arm, effect in able.items()
     }
     arm = max(needs, key=lambda name: needs[name], default="")
     return needs.get(arm, 0), arm
 
 
-def _margin_of_pilot(comparison: Comparison) -> str:
-    unit = comparison.metric.difference_unit.replace("pp", "points")
-    return f"{comparison.margin:g} {unit}".rstrip()
-
-
-def _spread_to_margin(effect: Effect) -> float:
+def _spread(effect: Effect) -> float:
     return max(effect.error, effect.margin_error or 0.0) * math.sqrt(effect.pairs)
 
 
@@ -394,12 +383,11 @@ def run_auto(
     *,
     terms: Criteria,
     budget_seconds: float,
-    command: str = "",
-    force: bool = False,
-    jobs: int = 1,
     observer: Observer | None = None,
     save: Callable[[Comparison, Path], None] | None = None,
-    check: bool = False,
+    jobs: int = 1,
+    command: str = "",
+    **pilot_options: Any,
 ) -> Comparison:
     """Run a pilot of some seeds, estimate how many the margin needs, and run that many within a budget.
 
@@ -411,25 +399,19 @@ def run_auto(
     observer = observer or Observer()
     begin = time.monotonic()
     first = pilot_seeds(len(make([0]).arms) - 1)
-    pilot = run_plan(
-        make(first), folder, launcher, command=command, terms=terms, force=force, jobs=jobs, observer=observer,
-        save=save, test=False, check=check,
-    )  # fmt: skip
+    run = partial(run_plan, folder=folder, launcher=launcher, command=command, terms=terms, jobs=jobs, save=save)
+    pilot = run(make(first), observer=observer, test=False, **pilot_options)
     needed, arm = _needed_at_this_look(pilot, len(first), RunDirectory(folder).looks(), terms)
-    if needed > len(first):
+    margin = f"a margin of {pilot.margin:g} {pilot.metric.difference_unit.replace('pp', 'points')}".rstrip()
+    if needed <= len(first):
         observer.note(
-            f"a margin of {_margin_of_pilot(pilot)} needs {needed} seeds, judging by the spread of {arm} over the "
-            f"pilot's {len(first)}"
+            f"the pilot of {len(first)} seeds is enough for {margin}"
+            if needed
+            else f"no arm has three completed pairs with {pilot.reference}, or no look is left, so how many seeds are "
+            "needed is not known"
         )
-    else:
-        if needed:
-            observer.note(f"the pilot of {len(first)} seeds is enough for a margin of {_margin_of_pilot(pilot)}")
-        else:
-            observer.note(
-                f"no arm has three completed pairs with {pilot.reference}, or no look is left, so how many seeds are "
-                "needed is not known"
-            )
-        return run_plan(make(first), folder, launcher, command=command, terms=terms, jobs=jobs, save=save, pilot=first)
+        return run(make(first), pilot=first)
+    observer.note(f"{margin} needs {needed} seeds, judging by the spread of {arm} over the pilot's {len(first)}")
     ended = ""
 
     def may_start(records: Sequence[RunRecord]) -> bool:
@@ -444,10 +426,7 @@ def run_auto(
         )
         return False
 
-    comparison = run_plan(
-        make(range(needed)), folder, launcher, command=command, terms=terms, jobs=jobs, observer=observer, save=save,
-        may_start=may_start, pilot=first,
-    )  # fmt: skip
+    comparison = run(make(range(needed)), observer=observer, may_start=may_start, pilot=first)
     if not ended:
         return comparison
     comparison = comparison.model_copy(update={"reading": [*comparison.reading, ended]})

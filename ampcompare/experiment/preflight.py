@@ -41,7 +41,6 @@ STEPS = 3
 MAX_SECONDS = 5.0  # of further steps, once one is made
 MAX_SECONDS_BEFORE = 60.0  # the first step, once a script or cell has begun
 MAX_SECONDS_TO_BEGIN = 600.0
-LOOK_SECONDS = 0.1
 MIN_BUDGET = 20.0  # seconds for the arms behind the first one, or
 SHARE = 0.02  # of all cells
 SKIPPED = "(nothing else was started; --no-preflight skips this check)"
@@ -77,37 +76,34 @@ def check_arms(
     """Train a few steps of each of some cells, the first with the first seed, the others with the second.
 
     Args:
-        rows: cells of one script or recipe by a label; rows whose cells are built alike are tried once.
+        rows: cells of one script or recipe by a label; those that are built alike are tried once.
         seeds: two of them; with one there is no question whether a script follows it.
         folder: as for `preflight`.
         cells: how many will run, for the time that this may take.
     """
     begun = time.perf_counter()
-    trials: dict[str, _Trial] = {}
-    alike: dict[str, str] = {}
+    builds = {label: _build(cell) for label, cell in rows.items()}
+    trials: dict[str, _Trial] = {}  # by build
     untried: list[str] = []
     left = 0.0  # seconds
     with tempfile.TemporaryDirectory(prefix=".preflight.", suffix=f".{os.getpid()}.tmp", dir=folder) as place:
         for label, cell in rows.items():
-            alike[label] = _build(cell)
-            if any(alike[other] == alike[label] for other in trials):
+            if builds[label] in trials:
                 continue
-            if not trials:
-                first = trials[label] = _run(cell, seeds[0], launcher, Path(place, "0"))
-                left = first.budget(cells)
-                if first.is_scripts_own or first.faults:
-                    break
-            elif left >= first.busy_seconds and (first.steps or not first.was_ended):
-                trials[label] = _run(cell, seeds[-1], launcher, Path(place, str(len(trials))))
-                left -= trials[label].busy_seconds
-            else:
+            first = next(iter(trials.values()), None)
+            if first is not None and (left < first.busy_seconds or (first.was_ended and not first.steps)):
                 untried.append(label)
-        if len(trials) == 1 == len(rows) and len(seeds) > 1 and first.is_trained and left >= first.busy_seconds:
-            (label, cell), *_ = rows.items()
-            trials["again"] = _run(cell, seeds[-1], launcher, Path(place, "again"))
-    found = _sum_up(trials, time.perf_counter() - begun)
-    by_build = {alike[label]: found.arms[label] for label in found.arms if label in alike}
-    arms = {label: by_build[build] for label, build in alike.items() if build in by_build}
+                continue
+            trial = _run(cell, seeds[0 if first is None else -1], launcher, Path(place, str(len(trials))))
+            left = trial.budget(cells) if first is None else left - trial.busy_seconds
+            trials[builds[label]] = trial
+            if first is None and (trial.is_scripts_own or trial.faults):
+                break
+        tried = list(trials.values())
+        if len(tried) == 1 == len(rows) and len(seeds) > 1 and tried[0].is_trained and left >= tried[0].busy_seconds:
+            tried += [_run(cell, seeds[-1], launcher, Path(place, "again")) for cell in rows.values()]
+    found = _sum_up(tried, time.perf_counter() - begun)
+    arms = {label: trials[build].summary() for label, build in builds.items() if build in trials}
     return found.model_copy(update={"arms": arms, "untried": untried})
 
 
@@ -196,7 +192,6 @@ class _Trial:
     steps: list[StepRecord]
     total_steps: int = 0
     rows: ScriptRows | None = None
-    optimizers: list[str] = field(default_factory=list)
     metrics: dict[str, float | None] = field(default_factory=dict)
     faults: dict[str, str] = field(default_factory=dict)
     numbers: dict[str, str] = field(default_factory=dict)
@@ -256,10 +251,10 @@ def _run(cell: RunConfig, seed: int, launcher: Launcher, folder: Path) -> _Trial
     busy = min(seconds, limit.seconds())
     steps = list(iter_steps(folder / CellFile.STEPS)) if (folder / CellFile.STEPS).exists() else []
     if script is None:
-        return _Trial(record, seconds, busy, steps, limit.total_steps, optimizers=[cell.recipe.optimizer.name])
+        return _Trial(record, seconds, busy, steps, limit.total_steps)
     rows = of_training_process(folder)
     known = [steps for steps in (script.max_steps, rows.planned_steps) if steps is not None]
-    trial = _Trial(record, seconds, busy, steps, min(known, default=0), rows, rows.optimizers)
+    trial = _Trial(record, seconds, busy, steps, min(known, default=0), rows)
     _read_metrics(trial, script, folder)
     return trial
 
@@ -275,35 +270,34 @@ class _Limit:
         self.total_steps = 0
         self._launcher = launcher
         self._begun = self._stepped = 0.0
-        self._deadline = time.monotonic() + MAX_SECONDS_TO_BEGIN
-        self._has_ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> None:
-        self._thread.start()
+        self._end_after(MAX_SECONDS_TO_BEGIN)
 
     def __exit__(self, *exc: object) -> None:
-        self._has_ended.set()
-        self._thread.join()
+        self._timer.cancel()
 
     def follow(self, progress: Progress) -> None:
         """Note that the cell has begun, or made a step."""
         self.total_steps = max(self.total_steps, progress.total_steps)
         now = time.monotonic()
         if not self._begun:
-            self._begun, self._deadline = now, now + MAX_SECONDS_BEFORE
+            self._begun = now
+            self._timer.cancel()
+            self._end_after(MAX_SECONDS_BEFORE)
         if progress.steps and not self._stepped:
-            self._stepped, self._deadline = now, now + MAX_SECONDS
+            self._stepped = now
+            self._timer.cancel()
+            self._end_after(MAX_SECONDS)
 
     def seconds(self) -> float:
         """Return the time since the cell has begun."""
         return time.monotonic() - (self._begun or time.monotonic())
 
-    def _watch(self) -> None:
-        while not self._has_ended.wait(LOOK_SECONDS):
-            if time.monotonic() > self._deadline:
-                self._launcher.end_cell()
-                return
+    def _end_after(self, seconds: float) -> None:
+        self._timer = threading.Timer(seconds, self._launcher.end_cell)
+        self._timer.daemon = True
+        self._timer.start()
 
 
 def _read_metrics(trial: _Trial, script: ScriptConfig, folder: Path) -> None:
@@ -321,23 +315,21 @@ def _read_metrics(trial: _Trial, script: ScriptConfig, folder: Path) -> None:
     trial.numbers |= {name: name for name in trial.rows.scalars}
 
 
-def _sum_up(trials: Mapping[str, _Trial], seconds: float) -> Preflight:
+def _sum_up(trials: Sequence[_Trial], seconds: float) -> Preflight:
     if not trials:
         return Preflight()
-    trained = {label: trial for label, trial in trials.items() if not trial.error}
-    first, *others = trained.values() or trials.values()
-    script = first.record.config.script
+    first, *others = [trial for trial in trials if not trial.error] or trials
+    recipe, script = first.record.config.recipe, first.record.config.script
     copies = None
     facts = first.record.script
     if facts is not None and facts.weights and others and not first.was_ended:
         copies = any(
             (other.record.script.weights, other.record.script.batches) == (facts.weights, facts.batches)
             for other in others
-            if other.record.script is not None and other.record.config.recipe.seed != first.record.config.recipe.seed
+            if other.record.script is not None and other.record.config.recipe.seed != recipe.seed
         )
     return Preflight(
-        arms={label: trial.summary() for label, trial in trials.items()},
-        optimizers=list(dict.fromkeys(first.optimizers)),
+        optimizers=list(dict.fromkeys([recipe.optimizer.name] if first.rows is None else first.rows.optimizers)),
         losses=[step.loss for step in first.steps],
         is_script=script is not None,
         copies=copies,

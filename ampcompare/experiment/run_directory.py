@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import socket
 import sys
-import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import psutil
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -25,6 +22,7 @@ from ampcompare.base.files.loaded_code import changed_code
 from ampcompare.base.files.read import FileFault, parse_json, read_json, read_text
 from ampcompare.base.files.run_files import CellFile, RunFile
 from ampcompare.base.files.write import append_line, write_atomically
+from ampcompare.base.formatting import printable
 from ampcompare.base.secrets import hide
 from ampcompare.experiment.launch.cell_files import code_folder, remove_leftovers
 from ampcompare.experiment.launch.contract import Launcher
@@ -55,8 +53,6 @@ __all__ = [
 # As long as any name below a run directory.
 DEEPEST = Path(RunFile.CELLS, "0" * 12, f"{CellFile.CHECKPOINTS}.previous", "0" * 64)
 MAX_SHOWN = 200
-POLL_SECONDS = 0.2
-NAMING_SECONDS = 2.0  # an owner needs a moment to write its details
 MAX_SHOWN_COMMAND = 300
 MAX_NAMED = 3  # records in the message of an error, or files
 DEFAULT_FOLDER = Path("runs")
@@ -193,10 +189,7 @@ class RunDirectory:
         """
         self.check_name()
         try:
-            # One by one from the top: pathlib recurses once per level.
-            missing = itertools.takewhile(lambda path: not os.path.isdir(path), (self.path, *self.path.parents))
-            for path in reversed(list(missing)):
-                path.mkdir(exist_ok=True)
+            self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise self._cannot_be_made(error) from None
         if not os.access(self.path, os.W_OK | os.X_OK):
@@ -207,8 +200,7 @@ class RunDirectory:
         return ConfigError(f"cannot make the output folder {self._short_path()}: {why}; choose another --output-dir")
 
     def _short_path(self) -> str:
-        name = str(self.path)
-        return name if len(name) <= MAX_SHOWN else f"{name[:MAX_SHOWN]}... ({len(name):,} characters)"
+        return printable(str(self.path), MAX_SHOWN)
 
     def lock(self) -> FileLock:
         """Return the lock, which the system releases when its process ends, so that a dead owner blocks nobody."""
@@ -257,21 +249,15 @@ class RunDirectory:
             lock.release()
 
     def _name_owner(self) -> str:
-        """Return who holds the folder, from the details that the owner wrote; a file left by an earlier, dead owner
-        does not count."""
-        end = time.monotonic() + NAMING_SECONDS
-        while True:
-            try:
-                owner = read_json(self.path / RunFile.OWNER)
-                pid, host = int(owner["pid"]), str(owner["host"])
-                if host != socket.gethostname() or psutil.pid_exists(pid):
-                    said = f"process {pid} on {host}, since {owner['since']}: {owner['command']}"
-                    return said if len(said) <= MAX_SHOWN_COMMAND else f"{said[:MAX_SHOWN_COMMAND]}..."
-            except (FileFault, KeyError, TypeError, ValueError, OverflowError):
-                pass
-            if time.monotonic() >= end:
-                return "another command that left no details"
-            time.sleep(POLL_SECONDS)
+        """Return who holds the folder, by the details that it wrote."""
+        try:
+            owner = read_json(self.path / RunFile.OWNER)
+            return printable(
+                f"process {owner['pid']} on {owner['host']}, since {owner['since']}: {owner['command']}",
+                MAX_SHOWN_COMMAND,
+            )
+        except (FileFault, KeyError, TypeError):
+            return "another command that left no details"
 
     def plan(self) -> StoredPlan | None:
         """Read the plan; None where there is none.

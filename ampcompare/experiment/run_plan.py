@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ampcompare.base.environment.fingerprint import fingerprint
 from ampcompare.base.errors import ConfigError, Ended
-from ampcompare.base.files.loaded_code import CODE, DIGITS, SETTINGS, Names, changed_code, differing_files
+from ampcompare.base.files.loaded_code import CODE, SETTINGS, changed_code
 from ampcompare.base.files.run_files import RunFile
 from ampcompare.base.files.write import write_atomically
 from ampcompare.experiment.interim_analyses import Journal
@@ -35,7 +35,7 @@ from ampcompare.results.records.preflight import ArmTrial
 from ampcompare.results.records.run import RunRecord, dump_json
 from ampcompare.settings.config import RunConfig
 
-__all__ = ["AllFailAlike", "CellRunner", "FinishedCell", "RunningPlan", "SameCode", "order_as_run", "run_plan"]
+__all__ = ["AllFailAlike", "CellRunner", "FinishedCell", "RunningPlan", "order_as_run", "run_plan"]
 
 REFUSED = ConfigError.exit_code
 LOOK_SECONDS = 0.2  # a wait without a timeout cannot be interrupted on every system
@@ -190,7 +190,6 @@ class RunningPlan:
         write_atomically(run.path / RunFile.ENVIRONMENT, dump_json(fingerprint()))
         self.records = [found.record for found in self._known]
         self._starts = [None if record is None else record.started or "" for record in self.records]
-        self._code = SameCode(plan.cells[0])
         self.launcher, self.observer, self._write = launcher, observer, save
         self._saved: Comparison | None = None  # of the records as they are
 
@@ -251,19 +250,13 @@ class RunningPlan:
         """
         found = self._known[index]
         if found.record is None:
-            self._code.check()
-        else:
-            self._code.add(found.record, self._name(index))
+            self._check_code()
         if found.reason:
             self.observer.note(f"{self._name(index)}, runs again: {found.reason}")
         self.observer.begin(self.plan.cells[index], index + 1, len(self.plan.cells))
 
     def reuse(self, index: int) -> None:
-        """Report a cell that need not run.
-
-        Raises:
-            ConfigError: as for `begin`.
-        """
+        """Report a cell that need not run."""
         self.begin(index)
         record = self.records[index]
         assert record is not None
@@ -273,7 +266,6 @@ class RunningPlan:
         """Record the result of a cell, and save the report, unless it is the last one, which `save` follows.
 
         Raises:
-            ConfigError: the cell has loaded other code than earlier ones.
             Ended: it was stopped.
             AllFailAlike: the other cells would fail as this one and another have.
         """
@@ -283,8 +275,6 @@ class RunningPlan:
         if self.plan.timing_rounds or self.missing(self._every):
             self.save_on_the_way()
         self.observer.end(record, reused=False)
-        if record.status in ("completed", "diverged"):
-            self._code.add(record, self._name(cell.index))
         if record.status == "interrupted":
             label = self.plan.labels[cell.index]
             raise Ended(f"{label} was {record.error}; the same command with --resume auto resumes there")
@@ -313,7 +303,7 @@ class RunningPlan:
             ConfigError: code has changed since an earlier cell.
             Ended: a turn was stopped.
         """
-        self._code.check()
+        self._check_code()
         folders = [self.run.cell(cell) for cell in self.plan.cells]
         timed = run_timing_rounds(self.plan, block, self.records, folders, self.launcher, self.observer.note)
         self._replace(timed)
@@ -361,6 +351,27 @@ class RunningPlan:
         for index, record in records.items():
             self.records[index] = record
             self._saved = None
+
+    def _check_code(self) -> None:
+        """Check that the code which finished cells have loaded is still there.
+
+        Raises:
+            ConfigError: it has changed.
+        """
+        # Files of data may change: a script often writes what another cell reads, and then the cells are no pairs.
+        loaded = {
+            name: digest
+            for record in self.done_records()
+            for name, digest in (record.code or {}).items()
+            if name.endswith((*CODE, *SETTINGS))
+        }
+        changed = changed_code(loaded, code_folder(self.plan.cells[0]))
+        for name in [name for name, how in changed.items() if how != "gone"]:
+            raise ConfigError(
+                f"{name} is changed since an earlier cell loaded it: cells of other code are not comparable. Leave the "
+                "code as it is while a comparison runs, and run the same command again: cells of earlier code are "
+                "trained again"
+            )
 
     def _name(self, index: int) -> str:
         return f"{self.plan.labels[index]}, seed {self.plan.cells[index].recipe.seed}"
@@ -495,58 +506,6 @@ class CellRunner:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
-
-
-class SameCode:
-    """What the cells of a plan have loaded so far.
-
-    Args:
-        config: of any cell: all train the same script or recipe.
-    """
-
-    def __init__(self, config: RunConfig) -> None:
-        self._folder = code_folder(config)
-        self._known: dict[str, str] = {}
-        self._cells: dict[str, str] = {}
-        script = config.script
-        if script is not None and script.sha256 is not None and not script.is_module:
-            path = Path(script.name).resolve()
-            self._known[path.name] = script.sha256[:DIGITS]
-
-    def check(self) -> None:
-        """Compare the files on disk with those that cells have loaded.
-
-        Raises:
-            ConfigError: one has changed.
-        """
-        changed = changed_code(self._known, self._folder)
-        for name, how in changed.items():
-            self._refuse(name, f"is {how}")
-
-    def add(self, record: RunRecord, cell: str) -> None:
-        """Add what a cell has loaded.
-
-        Raises:
-            ConfigError: it is not what earlier cells have loaded, or what lies on the disk.
-        """
-        # Files of data may change: a script often writes what another cell reads, and then the cells are no pairs.
-        found = (record.code or {}).items()
-        code = {name: digest for name, digest in found if name.endswith((*CODE, *SETTINGS))}
-        for name in differing_files(code, self._known):
-            self._refuse(name, f"was changed before {cell}")
-        names = Names(self._folder)
-        for name, digest in code.items():
-            if names.path(name) is not None:  # what was removed cannot be loaded in another form
-                self._known.setdefault(name, digest)
-                self._cells.setdefault(name, cell)
-        self.check()
-
-    def _refuse(self, name: str, how: str) -> None:
-        since = f"since {self._cells[name]} loaded it" if name in self._cells else "since the command began"
-        raise ConfigError(
-            f"{name} {how}, {since}: cells of other code are not comparable. Leave the code as it is while a "
-            "comparison runs, and run the same command again: cells of earlier code are trained again"
-        )
 
 
 def order_as_run(plan: Plan, starts: Sequence[str | None]) -> list[str]:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.formatting import parse_duration
 from ampcompare.experiment.matrix import Row, Vary, expand_matrix, find_setting, first_matching
-from ampcompare.experiment.plan import Plan, parse_seeds, plan_rows
+from ampcompare.experiment.plan import parse_seeds
 from ampcompare.results.analysis.pairing.comparability import changed_settings, settings
 from ampcompare.results.records.comparison import Published, PublishedRow
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.file import (
     Matrix,
     PublishedResult,
-    Reference,
     SettingsFile,
     join_settings,
     load_recipe,
@@ -27,13 +26,11 @@ from ampcompare.settings.layers import Layer, ResolvedSettings, resolve_settings
 from ampcompare.settings.validation import flatten
 
 __all__ = [
-    "RecipeAtSize",
     "SettingsRequest",
     "SettingsSources",
     "collect_settings",
     "matrix_rows",
     "matrix_seeds",
-    "plan_with_published",
     "published_beside",
     "published_for_run",
 ]
@@ -150,13 +147,6 @@ def matrix_rows(
     return expand_matrix(sources.matrix, arms=arms, reference=reference, vary=sweep, by_hand=sources.fixed)
 
 
-def plan_with_published(
-    sources: SettingsSources, rows: Sequence[Row], seeds: Sequence[int], reference: str | None = None
-) -> Plan:
-    """Return the plan of a comparison, with what was published for its recipe."""
-    return replace(plan_rows(sources.config, rows, seeds, reference), published=_published_results(sources, rows))
-
-
 def published_for_run(sources: SettingsSources) -> Published | None:
     """Return the published results for the one row that is run, under the name of its arm, if any."""
     config = sources.config
@@ -167,77 +157,50 @@ def published_for_run(sources: SettingsSources) -> Published | None:
         if row.arm == config.arm and all(values.get(path) == value for path, value in row.varied.items())
     ]
     row = max(matching, key=lambda row: len(row.varied), default=Row(config.arm))
-    published = _published_results(sources, [row])
+    published = published_beside(sources, [row])
     rows = [line.model_copy(update={"row": config.arm}) for line in published.rows if line.row] if published else []
     return published.model_copy(update={"rows": rows}) if published and rows else None
 
 
-def _published_results(sources: SettingsSources, rows: Sequence[Row]) -> Published | None:
-    """Return the published results of the recipe matched to rows, if it has any."""
-    full = sources.published
-    if sources.recipe is None or full is None or full.matrix.reference is None:
-        return None
-    recipe = RecipeAtSize(
-        sources.recipe,
-        sources.size,
-        resolve_settings([Layer("recipe", full.settings)]).config,
-        expand_matrix(full.matrix),
-        expand_matrix(sources.recipe_matrix or full.matrix),
-    )
-    return published_beside(full.matrix.reference, recipe, rows, sources.config)
-
-
-@dataclass(frozen=True)
-class RecipeAtSize:
-    """A recipe as published, and at the size that is run.
-
-    Attributes:
-        full_rows: as published.
-        rows: the same rows in the same order, with the values of the size.
-    """
-
-    recipe: str
-    scale: str | None
-    config: RunConfig
-    full_rows: Sequence[Row]
-    rows: Sequence[Row]
-
-
-def published_beside(
-    reference: Reference, shape: RecipeAtSize, measured: Sequence[Row], config: RunConfig
-) -> Published:
-    """Return a published table, each line with the measured row that corresponds to it.
+def published_beside(sources: SettingsSources, measured: Sequence[Row]) -> Published | None:
+    """Return the published table of the recipe, each line with the measured row that corresponds to it, if it has one.
 
     Args:
         measured: rows of the comparison.
-        config: settings of the comparison, except arm, seed and what varies.
 
     Raises:
         ConfigError: a published figure names a setting that does not exist, or an invalid time.
     """
-    twins = dict(zip(map(_key, shape.rows), shape.full_rows, strict=False))
-    here = [(row.label, twins.get(_key(row), row)) for row in measured]
+    full, config, size = sources.published, sources.config, sources.size
+    if sources.recipe is None or full is None or full.matrix.reference is None:
+        return None
+    # Smaller sizes have the same rows in the same order, with other values.
+    rows_here, rows_there = expand_matrix(sources.recipe_matrix or full.matrix), expand_matrix(full.matrix)
+    twins = {row.label: twin for row, twin in zip(rows_here, rows_there, strict=False)}
+    beside = [(row.label, twins.get(row.label, row)) for row in measured]
     varied = {path for row in measured for path in row.varied}
-    base = dict(settings(config.model_dump())) if shape.scale is None else {}
+    as_published = resolve_settings([Layer("recipe", full.settings)]).config
     return Published(
-        source=reference.source,
-        machine=reference.machine,
-        recipe=shape.recipe,
-        scale=shape.scale,
-        differs=[] if shape.scale is not None else _departures(shape.config, config, varied),
-        rows=[_row(figure, here, base) for figure in reference.figures],
+        source=full.matrix.reference.source,
+        machine=full.matrix.reference.machine,
+        recipe=sources.recipe,
+        scale=size,
+        differs=[] if size is not None else _departures(as_published, config, varied),
+        rows=[
+            _row(figure, beside, dict(settings(config.model_dump())) if size is None else {})
+            for figure in full.matrix.reference.figures
+        ],
     )
 
 
-def _key(row: Row) -> tuple[str, str]:
-    return row.arm, repr(sorted(row.varied.items()))
-
-
-def _row(figure: PublishedResult, here: Sequence[tuple[str, Row]], base: Mapping[str, Any]) -> PublishedRow:
-    arm = str(Arm.parse(figure.arm))
-    at = {find_setting(name, f"at: {name}"): value for name, value in figure.at.items()}
-    own = Row(arm, at)
-    fit = [(label, row) for label, row in here if row.arm == arm and _covers({**base, **row.varied}, at)]
+def _row(figure: PublishedResult, beside: Sequence[tuple[str, Row]], base: Mapping[str, Any]) -> PublishedRow:
+    own = Row(str(Arm.parse(figure.arm)), {find_setting(name, f"at: {name}"): at for name, at in figure.at.items()})
+    # A row may vary more than the publication did.
+    fit = [
+        (label, row)
+        for label, row in beside
+        if row.arm == own.arm and own.varied.items() <= {**base, **row.varied}.items()
+    ]
     found = min(fit, key=lambda pair: len(pair[1].varied))[0] if fit else None
     return PublishedRow(
         name=figure.name or own.label,
@@ -252,11 +215,6 @@ def _row(figure: PublishedResult, here: Sequence[tuple[str, Row]], base: Mapping
     )
 
 
-def _covers(values: Mapping[str, Any], at: Mapping[str, Any]) -> bool:
-    """Return whether a result was published for this row; a row may vary more than the publication did."""
-    return all(path in values and values[path] == value for path, value in at.items())
-
-
 def _seconds(text: str | None) -> float | None:
     if text is None:
         return None
@@ -269,14 +227,11 @@ def _seconds(text: str | None) -> float | None:
 def _departures(published: RunConfig, measured: RunConfig, varied: set[str]) -> list[str]:
     """Return the settings in which a comparison differs from the publication, except the location of its data."""
     there, here = dict(settings(published.model_dump())), dict(settings(measured.model_dump()))
-    paths = [
-        path for path in changed_settings(published, measured) if path.startswith("recipe.") or path == "processes"
-    ]
     hidden = {"recipe.data.dir", "recipe.data.download", *varied}
     if varied & {"recipe.batch_size", "recipe.global_batch_size"}:
         hidden |= {"recipe.batch_size", "recipe.global_batch_size", "recipe.optimizer.lr"}
     return [
         f"{path.removeprefix('recipe.')} {here.get(path)}, not {there.get(path)}"
-        for path in paths
-        if path not in hidden
+        for path in changed_settings(published, measured)
+        if (path.startswith("recipe.") or path == "processes") and path not in hidden
     ]

@@ -1,4 +1,4 @@
-"""Parts of ampcompare that plug into other tools: `lightning`, `transformers`, and the plugin of pytest.
+"""Parts of ampcompare that plug into other tools: `lightning`, and the plugin of pytest.
 
 Each module imports its library, and only that.
 """

@@ -1,11 +1,10 @@
-"""Lightning's `Trainer` under an arm, by a precision plugin; and a callback that watches any precision of Lightning.
+"""Lightning's `Trainer` under an arm, by a precision plugin.
 
-    from ampcompare.integrations.lightning import AmpCompareCallback, AmpComparePrecision
+    from ampcompare.integrations.lightning import AmpComparePrecision
 
     Trainer(plugins=[AmpComparePrecision("O2")], ...)
-    Trainer(precision="16-mixed", callbacks=[AmpCompareCallback()], ...)
 
-Both work with `lightning` and with `pytorch_lightning`: the one that the program has imported, `lightning` by default.
+It works with `lightning` and with `pytorch_lightning`: the one that the program has imported, `lightning` by default.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from ampcompare.base.errors import BackendUnavailable, CheckpointError, Unsuppor
 from ampcompare.integrations.step_log import StepLog, begin_guards
 from ampcompare.training.precision.base import Precision, make_precision
 
-__all__ = ["AmpCompareCallback", "AmpComparePrecision"]
+__all__ = ["AmpComparePrecision"]
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
@@ -44,7 +43,6 @@ def _package() -> Any:
 
 _lightning = _package()
 _PrecisionPlugin: Any = importlib.import_module(f"{_lightning.__name__}.plugins.precision").Precision
-_Callback: Any = _lightning.Callback
 
 
 class AmpComparePrecision(_PrecisionPlugin):  # type: ignore[misc]
@@ -175,75 +173,6 @@ class AmpComparePrecision(_PrecisionPlugin):  # type: ignore[misc]
         if self._arm_precision is not None and self.arm.backend == "apex":
             importlib.import_module("ampcompare.apex.amp")._amp_state.close()
         self._arm_precision = None
-        if self._guards is not None:
-            self._guards.remove()
-            self._guards = None
-
-
-class AmpCompareCallback(_Callback):  # type: ignore[misc]
-    """Watches a training in any precision of Lightning, and logs `loss_scale` and `skipped_steps`.
-
-    Args:
-        guards: "warn" reports mistakes in the use of mixed precision, "strict" raises at them, "off" does not look.
-        record: a file for each step, which `ampcompare report` reads.
-
-    Attributes:
-        steps: those so far; that of `AmpComparePrecision`, if that trains.
-
-    Raises:
-        ConfigError: `guards` is none of these; when training begins.
-    """
-
-    def __init__(self, guards: str = "warn", record: str | Path | None = None) -> None:
-        self.steps = StepLog()
-        self._mode, self._record = guards, record
-        self._guards: Any = None
-        self._hooks: list[Any] = []
-        self._tried: list[Optimizer] = []
-        self._applied: list[Optimizer] = []
-
-    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin to watch."""
-        self._end()
-        self._guards = begin_guards(self._mode)
-        if isinstance(trainer.precision_plugin, AmpComparePrecision):
-            self.steps = trainer.precision_plugin.steps
-            return
-        self.steps = StepLog(self._record if trainer.is_global_zero else None)
-        for optimizer in trainer.optimizers:
-            self._hooks.append(optimizer.register_step_post_hook(lambda one, *_: self._applied.append(one)))
-
-    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        """Note that a step is tried, which a scaler may skip."""
-        self._tried.append(getattr(optimizer, "optimizer", optimizer))
-
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Note the steps of a batch, and log."""
-        tried, self._tried = self._tried, []
-        if not isinstance(trainer.precision_plugin, AmpComparePrecision):
-            scaler = getattr(trainer.precision_plugin, "scaler", None)
-            scales = () if scaler is None else (float(scaler.get_scale()),)
-            loss = outputs.get("loss") if isinstance(outputs, Mapping) else None
-            for optimizer in tried:
-                applied = any(optimizer is one for one in self._applied)
-                self.steps.add(optimizer, applied=applied, loss_scales=scales, loss=loss)
-            self._applied.clear()
-        for name, value in self.steps.figures().items():
-            pl_module.log(name, value)
-
-    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        """End the record, and the guards."""
-        self._end()
-
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """End the record, and the guards."""
-        self._end()
-
-    def _end(self) -> None:
-        self.steps.close()
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
         if self._guards is not None:
             self._guards.remove()
             self._guards = None

@@ -68,11 +68,6 @@ class StepLog:
             self._rows.add_backward(value, number, (before, after), not applied, [number], [] if applied else [number])
             self._rows.add_step(number, applied)
 
-    def figures(self) -> dict[str, float]:
-        """Return `skipped_steps`, and `loss_scale` if there is one, for a trainer's log."""
-        scales = {"loss_scale": float(self.loss_scales[0])} if self.loss_scales else {}
-        return {**scales, "skipped_steps": float(self.skipped)}
-
     def close(self) -> None:
         """End the record."""
         if self._recorder is not None:

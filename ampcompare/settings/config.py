@@ -228,12 +228,33 @@ class RunConfig(Frozen):
         return _with_derived(values) if isinstance(values, Mapping) else values
 
     @model_validator(mode="after")
-    def _kind_fits_processes(self) -> RunConfig:
-        if self.processes > 1 and self.parallel.kind in ("none", "dp"):
+    def _settings_fit(self) -> RunConfig:
+        kind, recipe = self.parallel.kind, self.recipe
+        if self.processes > 1 and kind in ("none", "dp"):
             raise ValueError(
-                f"{self.processes} processes with parallel kind {self.parallel.kind} would not share their gradients; "
-                "use ddp, apex-ddp or fsdp, or one process"
+                f"{self.processes} processes with parallel kind {kind} would not share their gradients; use ddp, "
+                "apex-ddp or fsdp, or one process"
             )
+        if self.deterministic and recipe.cudnn_benchmark:
+            raise ValueError(
+                "cudnn_benchmark may choose another kernel in each run, but deterministic forbids that; give only one "
+                "of them"
+            )
+        if recipe.compile != "none" and kind == "dp":
+            raise ValueError("dp copies the model at each step, and each copy would be compiled again; use ddp")
+        if recipe.compile != "none" and self.cpu_half == "emulated":
+            raise ValueError(
+                "torch.compile does not see into emulated fp16 and would silently compile nothing; "
+                "use cpu_half native, or compile none"
+            )
+        if self.script is not None and self.eval_precision:
+            raise ValueError(
+                "eval_precision evaluates the model of a task, but a script evaluates its own model; leave out one of "
+                "them"
+            )
+        if self.fallback_arms and (self.launcher in ("slurm", "ray") or self.script is not None):
+            what = "a script" if self.script is not None else f"launcher {self.launcher}"
+            raise ValueError(f"on_nan fallback trains a cell of a recipe again on this machine, and not one of {what}")
         return self
 
     @model_validator(mode="after")
@@ -255,31 +276,8 @@ class RunConfig(Frozen):
             "skip_on_device copies": recipe.optimizer.skip_on_device,
             "on_nan rollback copies": self.on_nan == "rollback",
         }
-        for setting, given in whole.items():
-            if given:
-                raise ValueError(f"{setting} whole weights, but fsdp shards them; leave one of the two out")
-        return self
-
-    @model_validator(mode="after")
-    def _kernels_are_chosen_once(self) -> RunConfig:
-        if self.deterministic and self.recipe.cudnn_benchmark:
-            raise ValueError(
-                "cudnn_benchmark may choose another kernel in each run, but deterministic forbids that; give only one "
-                "of them"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _compile_fits(self) -> RunConfig:
-        if self.recipe.compile == "none":
-            return self
-        if self.parallel.kind == "dp":
-            raise ValueError("dp copies the model at each step, and each copy would be compiled again; use ddp")
-        if self.cpu_half == "emulated":
-            raise ValueError(
-                "torch.compile does not see into emulated fp16 and would silently compile nothing; "
-                "use cpu_half native, or compile none"
-            )
+        if setting := _first_clash(whole):
+            raise ValueError(f"{setting} whole weights, but fsdp shards them; leave one of the two out")
         return self
 
     @model_validator(mode="after")
@@ -295,18 +293,8 @@ class RunConfig(Frozen):
             ),
             f"compile {self.recipe.compile} may compile the step again": self.recipe.compile != "none",
         }
-        for obstacle, is_there in obstacles.items():
-            if is_there:
-                raise ValueError(f"cuda_graph replays one captured step, but {obstacle}; leave one of them out")
-        return self
-
-    @model_validator(mode="after")
-    def _scripts_evaluate_themselves(self) -> RunConfig:
-        if self.script is not None and self.eval_precision:
-            raise ValueError(
-                "eval_precision evaluates the model of a task, but a script evaluates its own model; leave out one of "
-                "them"
-            )
+        if obstacle := _first_clash(obstacles):
+            raise ValueError(f"cuda_graph replays one captured step, but {obstacle}; leave one of them out")
         return self
 
     @property
@@ -334,13 +322,6 @@ class RunConfig(Frozen):
         except ConfigError as error:
             raise ValueError(str(error)) from None
         return text
-
-    @model_validator(mode="after")
-    def _can_fall_back(self) -> RunConfig:
-        if self.fallback_arms and (self.launcher in ("slurm", "ray") or self.script is not None):
-            what = "a script" if self.script is not None else f"launcher {self.launcher}"
-            raise ValueError(f"on_nan fallback trains a cell of a recipe again on this machine, and not one of {what}")
-        return self
 
     @property
     def fallback_arms(self) -> tuple[str, ...]:
@@ -387,14 +368,14 @@ class RunConfig(Frozen):
         why = self.parsed_arm.spec.elsewhere(self.parsed_arm.options)
         if why:
             raise ValueError(f"{self.arm} does not run on {kind}: {why}")
-        for setting, given in {
+        others = {
             f"{self.processes} processes share their gradients": self.processes > 1,
             f"parallel kind {self.parallel.kind} works": self.parallel.kind != "none",
             "skip_on_device skips steps": self.recipe.optimizer.skip_on_device,
             "a script trains": self.script is not None,
-        }.items():
-            if given:
-                raise ValueError(f"{setting} on a CPU or on GPUs of CUDA only, and the device is {self.device}")
+        }
+        if setting := _first_clash(others):
+            raise ValueError(f"{setting} on a CPU or on GPUs of CUDA only, and the device is {self.device}")
         return self
 
     @property
@@ -425,6 +406,11 @@ class RunConfig(Frozen):
     def digest(self) -> str:
         """Return the name of this cell: 12 hexadecimal digits that change with any setting that can change a number."""
         return settings_digest(self.model_dump(mode="json"))
+
+
+def _first_clash(cases: Mapping[str, bool]) -> str:
+    """Return the first text whose condition holds; "" if none does."""
+    return next((text for text, holds in cases.items() if holds), "")
 
 
 def _with_derived(values: Mapping[str, Any]) -> dict[str, Any]:

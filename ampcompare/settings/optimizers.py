@@ -1,7 +1,4 @@
-"""The names of optimizers: built-in ones, those of other packages, and `module:Class`; checked without torch.
-
-A package registers an optimizer under the entry-point group `ampcompare.optimizers`, as `module:Class`.
-"""
+"""The names of optimizers: built-in ones, and `module:Class`; checked without torch."""
 
 from __future__ import annotations
 
@@ -10,24 +7,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ampcompare.backends.library import Library
-from ampcompare.base.environment.packages import entry_points, find_module
+from ampcompare.base.environment.packages import find_module
 from ampcompare.base.errors import BackendUnavailable, ConfigError, close_matches
 
 __all__ = [
     "APEX",
     "BUILT_IN",
-    "GROUP",
     "LIBRARIES",
     "OWN_APEX",
     "OptimizerSpec",
     "canonical_name",
     "list_optimizers",
-    "optimizer_names",
     "optimizer_path",
     "require_optimizer",
 ]
 
-GROUP = "ampcompare.optimizers"
 APEX = "apex.optimizers"
 OWN_APEX = "ampcompare.apex.optimizers"
 PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*[:.][A-Za-z_]\w*")
@@ -76,13 +70,12 @@ def canonical_name(text: str) -> str:
     name = text.lower().replace("-", "_")
     if name in BUILT_IN:
         return name
-    if text in _registered_names():
-        return text
     if not PATH.fullmatch(text):
-        known = [*BUILT_IN, *_registered_names()]
-        close = close_matches(name, known)
+        close = close_matches(name, BUILT_IN)
         hint = f"did you mean {close[0]!r}? " if close else ""
-        raise ConfigError(f"there is no optimizer {text!r}: {hint}known are {', '.join(known)}, or write module:Class")
+        raise ConfigError(
+            f"there is no optimizer {text!r}: {hint}known are {', '.join(BUILT_IN)}, or write module:Class"
+        )
     module, _, attribute = text.replace(":", ".").rpartition(".")
     module = OWN_APEX if module == APEX else module
     path = f"{module}:{attribute}"
@@ -90,20 +83,8 @@ def canonical_name(text: str) -> str:
 
 
 def optimizer_path(name: str) -> str:
-    """Return `module:Class` of a canonical name.
-
-    Raises:
-        ConfigError: two packages register the name, or none does.
-    """
-    if name in BUILT_IN:
-        return BUILT_IN[name].path
-    if ":" in name:
-        return name
-    values = [entry.value for entry in entry_points(group=GROUP) if entry.name == name]
-    if len(values) != 1:
-        by = f"{len(values)} packages: {' and '.join(values)}" if values else "no package"
-        raise ConfigError(f"the optimizer {name!r} is registered by {by}; install one that registers it")
-    return values[0]
+    """Return `module:Class` of a canonical name."""
+    return BUILT_IN[name].path if name in BUILT_IN else name
 
 
 def require_optimizer(name: str) -> None:
@@ -113,8 +94,7 @@ def require_optimizer(name: str) -> None:
         ConfigError: there is no such module.
         BackendUnavailable: it belongs to a package that is not installed; the message says how to install it.
     """
-    path = optimizer_path(name)
-    module = path.partition(":")[0]
+    module = optimizer_path(name).partition(":")[0]
     library = LIBRARIES.get(module.partition(".")[0])
     if library is not None and (missing := library.missing()):
         raise BackendUnavailable(f"optimizer {name}: {module.partition('.')[0]} is {missing}")
@@ -122,17 +102,9 @@ def require_optimizer(name: str) -> None:
         raise ConfigError(f"optimizer {name}: there is no module {module!r}; name it by module:Class")
 
 
-def optimizer_names() -> list[str]:
-    """Return the names to offer: built-in ones, registered ones, and some paths."""
-    return [*BUILT_IN, *_registered_names(), *KNOWN_PATHS]
-
-
 def list_optimizers() -> list[tuple[str, bool, str]]:
     """Return (name, available, what it is or why not) of each optimizer; nothing is imported to find out."""
     rows = [(name, True, spec.summary) for name, spec in BUILT_IN.items()]
-    rows += [
-        (name, find_module(value.partition(":")[0])[0], f"from {value}") for name, value in _registered_names().items()
-    ]
     return [*rows, *_known_rows(), ("module:Class", True, "any other class or function of torch's optimizer interface")]
 
 
@@ -145,7 +117,3 @@ def _known_rows() -> Iterator[tuple[str, bool, str]]:
         else:
             missing = library.missing()
             yield path, not missing, missing or summary
-
-
-def _registered_names() -> dict[str, str]:
-    return {entry.name: entry.value for entry in entry_points(group=GROUP)}

@@ -103,7 +103,6 @@ BUILTIN_MODELS = {
 TEXTS = {
     "grammar": "160 kB of sentences of a made-up language, generated",
     "sentences": "the same, one sentence per sample: variable lengths, padded and masked",
-    "python": "the texts of Python's help(), half a megabyte, which differs between versions of Python",
     "text:PATH": "your file, cut into windows",
     "lines:PATH": "your file, one line per sample, padded and masked",
     "hf:PATH_OR_NAME": "texts of a data set of Hugging Face, a row per line, cut into windows",
@@ -372,11 +371,27 @@ def check_model(arch: str, task: str = DEFAULT_TASK) -> None:
     Raises:
         ConfigError: there is none.
     """
+    spec = TASKS[task]
     prefix, colon, name = arch.partition(":")
-    if colon and prefix in MODEL_LIBRARIES:
-        _check_library(prefix, name, task)
-    elif not colon and arch not in TASKS[task].models:
-        _check_torchvision_model(arch, task)
+    if prefix in MODEL_LIBRARIES and colon:
+        _, _, example, what = MODEL_LIBRARIES[prefix]
+        if prefix not in spec.libraries:
+            tasks = " or ".join(other for other, its in TASKS.items() if prefix in its.libraries)
+            raise ConfigError(f"--arch {prefix}:{name}: these are {what}, for --task {tasks}; the task is {task}")
+        if not name:
+            raise ConfigError(f"--arch {prefix}: names no model; write it as {example}")
+    if colon or arch in spec.models:
+        return
+    own = [*spec.models, *(MODEL_LIBRARIES[prefix][2] for prefix in spec.libraries)]
+    if spec.torchvision is None:
+        raise ConfigError(f"the task {task} has no model {arch!r}; {did_you_mean(arch, own)}")
+    known = torchvision_models()
+    if known is None or known.get(arch) == spec.torchvision:
+        return
+    suggestion = did_you_mean(arch, [*own, *(name for name, kind in known.items() if kind == spec.torchvision)])
+    if arch in known:
+        raise ConfigError(f"{arch} is a torchvision model for {known[arch]}, not for {spec.torchvision}; {suggestion}")
+    raise ConfigError(f"there is no model {arch!r}; {suggestion}")
 
 
 def check_data(name: str, task: str = DEFAULT_TASK) -> None:
@@ -391,31 +406,6 @@ def check_data(name: str, task: str = DEFAULT_TASK) -> None:
     if not is_known and not (task == DEFAULT_TASK and kind == "imagefolder"):
         what = "there is" if task == DEFAULT_TASK else f"the task {task} has"
         raise ConfigError(f"{what} no data set {name!r}; {did_you_mean(name, known)}")
-
-
-def _check_library(prefix: str, name: str, task: str) -> None:
-    _, _, example, what = MODEL_LIBRARIES[prefix]
-    if prefix not in TASKS[task].libraries:
-        tasks = [other for other, spec in TASKS.items() if prefix in spec.libraries]
-        raise ConfigError(
-            f"--arch {prefix}:{name}: these are {what}, for --task {' or '.join(tasks)}; the task is {task}"
-        )
-    if not name:
-        raise ConfigError(f"--arch {prefix}: names no model; write it as {example}")
-
-
-def _check_torchvision_model(arch: str, task: str) -> None:
-    spec = TASKS[task]
-    own = [*spec.models, *(MODEL_LIBRARIES[prefix][2] for prefix in spec.libraries)]
-    if spec.torchvision is None:
-        raise ConfigError(f"the task {task} has no model {arch!r}; {did_you_mean(arch, own)}")
-    known = torchvision_models()
-    if known is None or known.get(arch) == spec.torchvision:
-        return
-    suggestion = did_you_mean(arch, [*own, *(name for name, kind in known.items() if kind == spec.torchvision)])
-    if arch in known:
-        raise ConfigError(f"{arch} is a torchvision model for {known[arch]}, not for {spec.torchvision}; {suggestion}")
-    raise ConfigError(f"there is no model {arch!r}; {suggestion}")
 
 
 @contextmanager

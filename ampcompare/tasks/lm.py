@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import math
 import os
 import random
@@ -47,7 +46,6 @@ WITH_FLOAT64 = ("cpu", "cuda")  # types of devices that all compute in it
 SEQUENCE_LENGTH = 64
 IGNORED = -100
 HASH_MULTIPLIER, HASH_MODULUS = 2_654_435_761, 2**31
-POSITIONS = ("rotary", "learned")
 INIT_STD = 0.02
 ROTARY_BASE = 10_000.0
 CONSONANTS = "bdfgklmnprstvz"
@@ -196,44 +194,24 @@ class Gpt(nn.Module):
 
     Args:
         vocabulary: number of tokens.
-        sequence_length: the longest sequence, for learned positions.
-        width: of a token; a multiple of `heads`, and with rotary positions of twice the heads.
+        width: of a token; a multiple of twice the heads.
         depth: number of blocks.
         heads: attention heads.
-        positions: rotary or learned.
     """
 
-    def __init__(
-        self,
-        vocabulary: int,
-        sequence_length: int,
-        *,
-        width: int = 64,
-        depth: int = 2,
-        heads: int = 4,
-        positions: str = "rotary",
-    ) -> None:
+    def __init__(self, vocabulary: int, *, width: int = 64, depth: int = 2, heads: int = 4) -> None:
         super().__init__()
         require_positive(width=width, depth=depth, heads=heads)
-        if positions not in POSITIONS:
-            raise ConfigError(f"gpt has no positions {positions!r}; {did_you_mean(str(positions), POSITIONS)}")
-        parts = 2 * heads if positions == "rotary" else heads
-        if width % parts:
-            raise ConfigError(
-                f"gpt has width {width}, {heads} heads and {positions} positions; the width must be a multiple of "
-                f"{parts}"
-            )
+        if width % (2 * heads):
+            raise ConfigError(f"gpt has width {width} and {heads} heads; the width must be a multiple of {2 * heads}")
         self.embed = nn.Embedding(vocabulary, width)
-        self.positions = nn.Parameter(torch.zeros(sequence_length, width)) if positions == "learned" else None
-        self.blocks = nn.ModuleList(_CausalBlock(width, heads, rotary=positions == "rotary") for _ in range(depth))
+        self.blocks = nn.ModuleList(_CausalBlock(width, heads) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
         self._initialize(depth)
 
     def forward(self, tokens: Tensor) -> Tensor:
         hidden = self.embed(tokens)
-        if self.positions is not None:
-            hidden = hidden + self.positions[: tokens.shape[1]]
         for block in self.blocks:
             hidden = block(hidden)
         return self.head(self.norm(hidden))  # type: ignore[no-any-return]
@@ -248,13 +226,8 @@ class Gpt(nn.Module):
 
 
 class _CausalBlock(AttentionBlock):
-    def __init__(self, width: int, heads: int, *, rotary: bool) -> None:
-        super().__init__(width, heads)
-        self.rotary = rotary
-
     def scores(self, query: Tensor, key: Tensor) -> Tensor:
-        if self.rotary:
-            query, key = _rotate(query, key)
+        query, key = _rotate(query, key)
         length = query.shape[-2]
         later = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
         return super().scores(query, key).masked_fill(later, -math.inf)
@@ -349,7 +322,7 @@ def build_language_model(
     arguments = dict(model_args or {})
     if arch == "gpt":
         check_arguments(arch, Gpt, arguments)
-        return Gpt(vocabulary, sequence_length, **arguments)
+        return Gpt(vocabulary, **arguments)
     library, _, name = arch.partition(":")
     if library == "hf":
         return _causal_model(name, vocabulary=vocabulary, sequence_length=sequence_length, arguments=arguments)
@@ -426,7 +399,7 @@ def text_data(
     """Load text by its name. The last tenth is for validation, whatever the seed.
 
     Args:
-        name: `grammar`, `python`, `text:PATH`, `hf:PATH_OR_NAME` or `module:factory` are cut into windows that
+        name: `grammar`, `text:PATH`, `hf:PATH_OR_NAME` or `module:factory` are cut into windows that
             overlap by one byte; `sentences` and `lines:PATH` have one line a sample, and longer lines are cut.
         seed: of the order of each epoch.
         sequence_length: bytes of a sample that are predicted, or the most of them.
@@ -439,7 +412,7 @@ def text_data(
 
     Raises:
         ConfigError: unknown name, a file that cannot be read, or too little text for a sample of each part.
-        BackendUnavailable: this Python came without its help texts.
+        BackendUnavailable: `datasets` is not installed.
     """
     train, val, cut = _read(name)
     parts: list[Any] = []
@@ -492,17 +465,6 @@ def _grammar() -> bytes:
     return "\n".join(sentences(SENTENCES)).encode()
 
 
-def _python() -> bytes:
-    """Return what Python's `help()` knows of its language: half a megabyte, which differs between versions."""
-    try:
-        from pydoc_data.topics import topics
-    except ImportError as error:
-        raise BackendUnavailable(
-            f"--data python reads the texts of help(), which this Python came without ({error}); use --data grammar"
-        ) from error
-    return "\n".join(inspect.cleandoc(topics[name]) for name in sorted(topics)).encode()
-
-
 def _windows(text: bytes, length: int) -> dict[str, Tensor]:
     """Return windows of `length + 1` bytes, each beginning with the last byte of the one before."""
     if len(text) <= length:
@@ -526,6 +488,5 @@ def _lines(text: bytes, length: int) -> dict[str, Tensor]:
 _BUNDLED: dict[str, tuple[Callable[[], bytes], Callable[[bytes, int], dict[str, Tensor]]]] = {
     "grammar": (_grammar, _windows),
     "sentences": (_grammar, _lines),
-    "python": (_python, _windows),
 }
 _FILES = {"text": _windows, "lines": _lines}

@@ -203,9 +203,8 @@ def assemble(
         total_steps = min(total_steps, recipe.max_steps)
     schedule = make_schedule(recipe.schedule, steps_per_epoch=steps_per_epoch, total_steps=total_steps)
     if state is not None:
-        if "progress" in state:
-            check_position(state["progress"], steps_per_epoch, total_steps)
-        if average is not None and "parts" in state:
+        check_position(state["progress"], steps_per_epoch, total_steps)
+        if average is not None:
             average.check_state(state["parts"]["average"])
         restore_training(state, replicas, optimizers, precision, names)
     if average is not None:

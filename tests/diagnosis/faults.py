@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -113,8 +113,7 @@ def loop_of(
 
     def loss_of(model: Any, _: int) -> Tensor:
         x, y = inputs(8, 16), torch.arange(8) % 4
-        value: Tensor = model(x, y) if loss is None else loss(model(x), y)
-        return value
+        return model(x, y) if loss is None else loss(model(x), y)
 
     return loops.loop_of(make, loss_of, optimizer=optimizer, steps=STEPS)
 
@@ -365,8 +364,7 @@ def causal() -> Net:
         q, k, v = m.inner(x.reshape(-1, 4, 4)).chunk(3, -1)
         mask = torch.ones(4, 4, dtype=torch.bool).triu(1)
         scores = (q @ k.transpose(1, 2) / 2).masked_fill(mask, float("-inf"))
-        out: Tensor = m.head((torch.softmax(scores, -1) @ v).flatten(1))
-        return out
+        return m.head((torch.softmax(scores, -1) @ v).flatten(1))
 
     return Net(forward, inner=nn.Linear(4, 12), head=nn.Linear(16, 4))
 
@@ -398,8 +396,7 @@ def twins() -> Net:
     def forward(m: Any, x: Tensor) -> Tensor:
         left, right = map(m.tower, x.chunk(2, -1))
         likeness = F.cosine_similarity(left, right)[:, None].to(left.dtype)
-        out: Tensor = m.head(torch.cat([left - right, likeness], -1))
-        return out
+        return m.head(torch.cat([left - right, likeness], -1))
 
     return Net(forward, tower=nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8)), head=nn.Linear(9, 4))
 
@@ -438,8 +435,7 @@ def words(factor: float) -> Net:
     def forward(m: Any, x: Tensor) -> Tensor:
         words = m.table((x.float().abs() * 10).long() % 32)
         words = words * factor  # plant: embedding
-        out: Tensor = words.mean(1) / factor
-        return out
+        return words.mean(1) / factor
 
     embed = Net(forward, table=nn.Embedding(32, 16))
     return Net(lambda m, x: m.head(m.embed(x)), embed=embed, head=nn.Linear(16, 4))
@@ -566,8 +562,7 @@ def padded_attention(away: float) -> Net:
         query, key, value = m.qkv(x).chunk(3, -1)
         scores = query @ key.transpose(-2, -1) / 8**0.5
         scores = scores + (1.0 - keep[:, None, :].to(scores.dtype)) * away  # plant: padding
-        out: Tensor = m.out(torch.softmax(scores, -1) @ value)
-        return out
+        return m.out(torch.softmax(scores, -1) @ value)
 
     return Net(forward, qkv=nn.Linear(8, 24), out=nn.Linear(8, 8))
 
@@ -778,8 +773,8 @@ def cells() -> Net:
     return Net(forward, cell=nn.LSTMCell(1, 8), head=nn.Linear(8, 4))
 
 
-def _of(corpus: str, networks: Iterable[Network]) -> list[Network]:
-    return [replace(network, corpus=corpus) for network in networks]
+def _of(corpus: str, rows: Iterable[tuple[Any, ...]]) -> list[Network]:
+    return [Network(*row, corpus=corpus) for row in rows]
 
 
 MIDDLES: tuple[tuple[str, Callable[[Tensor], Tensor]], ...] = (
@@ -806,143 +801,129 @@ HEALTHY_MODELS: dict[str, Callable[[], nn.Module]] = {
     "deep": lambda: body(nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(4)))),
 }
 PLANTED = [
-    *(
-        Network(f"{name}, {tag}", arm, *how)
-        for arm, tag in ((O2, "O2"), (SIXTEEN, "half"))
-        for name, *how in PLANTED_TWICE
-    ),
-    Network("exp in a loss of fp16", O2, loop_of(plain, loss=LOSSES["exp"], optimizer=SLOW), "#exp"),
-    Network("sum in a loss of fp16", O2, loop_of(plain, loss=LOSSES["half_sum"], optimizer=SLOW), "#half sum"),
-    Network("cosh in a loss of fp16", O2, loop_of(plain, loss=LOSSES["cosh"], optimizer=SLOW), "#cosh"),
-    Network("cube, native", NATIVE, loop_of(middle(PARTS["cube"])), "middle"),
-    Network("norm of a long vector, native", NATIVE, loop_of(middle(PARTS["big_norm"])), "middle"),
-    Network("division by a small number, native", NATIVE, loop_of(middle(small_division)), "middle"),
-    Network(
+    *((f"{name}, {tag}", arm, *how) for arm, tag in ((O2, "O2"), (SIXTEEN, "half")) for name, *how in PLANTED_TWICE),
+    ("exp in a loss of fp16", O2, loop_of(plain, loss=LOSSES["exp"], optimizer=SLOW), "#exp"),
+    ("sum in a loss of fp16", O2, loop_of(plain, loss=LOSSES["half_sum"], optimizer=SLOW), "#half sum"),
+    ("cosh in a loss of fp16", O2, loop_of(plain, loss=LOSSES["cosh"], optimizer=SLOW), "#cosh"),
+    ("cube, native", NATIVE, loop_of(middle(PARTS["cube"])), "middle"),
+    ("norm of a long vector, native", NATIVE, loop_of(middle(PARTS["big_norm"])), "middle"),
+    ("division by a small number, native", NATIVE, loop_of(middle(small_division)), "middle"),
+    (
         "small eps in Adam",
         "half",
         loop_of(plain, optimizer=lambda params: torch.optim.Adam(params, lr=1e-3, eps=1e-8)),
         "master_weights",
     ),
-    Network("lost updates", "half", loop_of(plain, optimizer=SLOW), "master_weights"),
-    Network("tiny gradients without a scale", "half", loop_of(plain, loss=LOSSES["tiny"]), "loss_scale"),
-    Network(
-        "tiny gradients at a fixed scale", "apex:O2,loss_scale=2", loop_of(plain, loss=LOSSES["tiny"]), "loss_scale"
-    ),
-    Network("a fixed scale that is too large", "apex:O2,loss_scale=16777216", loop_of(plain), "loss_scale"),
-    Network("running mean in bf16", BF16, loop_of(lambda: body(RunningMean(16, 300.0, 0.01))), "middle"),
+    ("lost updates", "half", loop_of(plain, optimizer=SLOW), "master_weights"),
+    ("tiny gradients without a scale", "half", loop_of(plain, loss=LOSSES["tiny"]), "loss_scale"),
+    ("tiny gradients at a fixed scale", "apex:O2,loss_scale=2", loop_of(plain, loss=LOSSES["tiny"]), "loss_scale"),
+    ("a fixed scale that is too large", "apex:O2,loss_scale=16777216", loop_of(plain), "loss_scale"),
+    ("running mean in bf16", BF16, loop_of(lambda: body(RunningMean(16, 300.0, 0.01))), "middle"),
 ]
 HELD_OUT = [
-    Network("instance norm by hand, convolutions", SIXTEEN, loop_of(lambda: convolutions(800.0)), "normalize"),
-    Network("instance norm by hand, convolutions, O2", O2, loop_of(lambda: convolutions(800.0)), "normalize"),
-    Network("fourth power after a GRU, O2", O2, loop_of(lambda: recurrent(60.0)), "power"),
-    Network("product of a shared layer, O2", O2, loop_of(lambda: shared(2000.0)), "square"),
-    Network("product of a shared layer, native", NATIVE, loop_of(lambda: shared(2000.0)), "square"),
-    Network("odds in the third block, O2", O2, loop_of(lambda: odds_in_third_block(60.0)), "blocks.2.1", ("blocks.2",)),
-    Network("distances of far points, O2", O2, loop_of(middle(distances)), "middle"),
-    Network("logsumexp by hand, half", SIXTEEN, loop_of(middle(PARTS["logsumexp_by_hand"])), "middle"),
-    Network("divergence in a loss of fp16", O2, loop_of(plain, loss=divergence_by_hand), "#divergence"),
-    Network("Adam with a large eps lost in fp16", "half", loop_of(plain, optimizer=TINY_ADAM), "master_weights"),
+    ("instance norm by hand, convolutions", SIXTEEN, loop_of(lambda: convolutions(800.0)), "normalize"),
+    ("instance norm by hand, convolutions, O2", O2, loop_of(lambda: convolutions(800.0)), "normalize"),
+    ("fourth power after a GRU, O2", O2, loop_of(lambda: recurrent(60.0)), "power"),
+    ("product of a shared layer, O2", O2, loop_of(lambda: shared(2000.0)), "square"),
+    ("product of a shared layer, native", NATIVE, loop_of(lambda: shared(2000.0)), "square"),
+    ("odds in the third block, O2", O2, loop_of(lambda: odds_in_third_block(60.0)), "blocks.2.1", ("blocks.2",)),
+    ("distances of far points, O2", O2, loop_of(middle(distances)), "middle"),
+    ("logsumexp by hand, half", SIXTEEN, loop_of(middle(PARTS["logsumexp_by_hand"])), "middle"),
+    ("divergence in a loss of fp16", O2, loop_of(plain, loss=divergence_by_hand), "#divergence"),
+    ("Adam with a large eps lost in fp16", "half", loop_of(plain, optimizer=TINY_ADAM), "master_weights"),
 ]
 HEALTHY = [
-    Network(f"{name}, {arm}", arm, loop_of(make))
+    (f"{name}, {arm}", arm, loop_of(make))
     for name, make in HEALTHY_MODELS.items()
     for arm in (O1, O2, NATIVE, "native:bf16", SIXTEEN)
 ]
 NEW = [
-    Network("RMS norm with an eps that fp16 loses, O2", O2, loop_of(middle(rms_without_room)), "middle"),
-    Network("cumulative sum of a long row, half", SIXTEEN, loop_of(middle(PARTS["long_cumsum"])), "middle"),
-    Network("temperature of a contrastive loss, O2", O2, loop_of(plain, loss=contrastive), "#contrastive temperature"),
-    Network("focal loss in fp16, half", SIXTEEN, loop_of(plain, loss=focal_in_half), "#focal in half"),
-    Network("squared ReLU in the second block, native", NATIVE, loop_of(lambda: blocks(500.0)), "1.act"),
-    Network("channel norm by sums, native", NATIVE, loop_of(lambda: pictures(channel_norm(300.0))), "norm"),
-    Network("updates below bf16, half", "half:bf16", loop_of(plain, optimizer=CRAWLING), "master_weights"),
-    Network("faint loss without a scale, O3", "apex:O3", loop_of(plain, loss=LOSSES["faint"]), "loss_scale"),
-    Network("encoder layer, O2", O2, loop_of(torch_encoder)),
-    Network("GRU, native", NATIVE, loop_of(gated)),
-    Network("group norm of pictures, O1", O1, loop_of(lambda: pictures(nn.GroupNorm(2, 8)))),
-    Network("checkpointed blocks, half", SIXTEEN, loop_of(recomputed)),
-    Network("squared ReLU of ordinary size, O2", O2, loop_of(lambda: blocks(1.0))),
-    Network("causal mask of minus infinity, native", NATIVE, loop_of(causal)),
-    Network("far targets, O2", O2, loop_of(plain, loss=LOSSES["far_targets"])),
-    Network("twin towers, bf16", "native:bf16", loop_of(twins)),
+    ("RMS norm with an eps that fp16 loses, O2", O2, loop_of(middle(rms_without_room)), "middle"),
+    ("cumulative sum of a long row, half", SIXTEEN, loop_of(middle(PARTS["long_cumsum"])), "middle"),
+    ("temperature of a contrastive loss, O2", O2, loop_of(plain, loss=contrastive), "#contrastive temperature"),
+    ("focal loss in fp16, half", SIXTEEN, loop_of(plain, loss=focal_in_half), "#focal in half"),
+    ("squared ReLU in the second block, native", NATIVE, loop_of(lambda: blocks(500.0)), "1.act"),
+    ("channel norm by sums, native", NATIVE, loop_of(lambda: pictures(channel_norm(300.0))), "norm"),
+    ("updates below bf16, half", "half:bf16", loop_of(plain, optimizer=CRAWLING), "master_weights"),
+    ("faint loss without a scale, O3", "apex:O3", loop_of(plain, loss=LOSSES["faint"]), "loss_scale"),
+    ("encoder layer, O2", O2, loop_of(torch_encoder)),
+    ("GRU, native", NATIVE, loop_of(gated)),
+    ("group norm of pictures, O1", O1, loop_of(lambda: pictures(nn.GroupNorm(2, 8)))),
+    ("checkpointed blocks, half", SIXTEEN, loop_of(recomputed)),
+    ("squared ReLU of ordinary size, O2", O2, loop_of(lambda: blocks(1.0))),
+    ("causal mask of minus infinity, native", NATIVE, loop_of(causal)),
+    ("far targets, O2", O2, loop_of(plain, loss=LOSSES["far_targets"])),
+    ("twin towers, bf16", "native:bf16", loop_of(twins)),
 ]
 
 
 EVERYDAY = [
-    Network(
-        "temperature of attention, native", NATIVE, loop_of(lambda: body(tempered(1e-6))), "#temperature", ("middle",)
-    ),
-    Network("layer norm by hand, O2", O2, loop_of(middle(layer_norm(3000.0))), "middle"),
-    Network("GELU by hand, half", SIXTEEN, loop_of(middle(gelu(400.0))), "middle"),
-    Network("scale of an embedding, O2", O2, loop_of(lambda: words(1e5)), "#embedding", ("embed",)),
-    Network("cosine in a loss of fp16", O2, loop_of(plain, loss=cosine_loss), "#cosine", ("#lengths",)),
-    Network("cross entropy by hand, half", SIXTEEN, loop_of(plain, loss=entropy_by_hand), "#entropy"),
-    Network("variance of a batch, bf16", BF16, loop_of(middle(spread)), "middle"),
-    Network("frequencies of positions, O2", O2, loop_of(lambda: body(position(0.9))), "middle"),
-    Network("differences of times, half", SIXTEEN, loop_of(middle(time_deltas)), "middle"),
-    Network(
+    ("temperature of attention, native", NATIVE, loop_of(lambda: body(tempered(1e-6))), "#temperature", ("middle",)),
+    ("layer norm by hand, O2", O2, loop_of(middle(layer_norm(3000.0))), "middle"),
+    ("GELU by hand, half", SIXTEEN, loop_of(middle(gelu(400.0))), "middle"),
+    ("scale of an embedding, O2", O2, loop_of(lambda: words(1e5)), "#embedding", ("embed",)),
+    ("cosine in a loss of fp16", O2, loop_of(plain, loss=cosine_loss), "#cosine", ("#lengths",)),
+    ("cross entropy by hand, half", SIXTEEN, loop_of(plain, loss=entropy_by_hand), "#entropy"),
+    ("variance of a batch, bf16", BF16, loop_of(middle(spread)), "middle"),
+    ("frequencies of positions, O2", O2, loop_of(lambda: body(position(0.9))), "middle"),
+    ("differences of times, half", SIXTEEN, loop_of(middle(time_deltas)), "middle"),
+    (
         "softplus by hand in the third block, native",
         NATIVE,
         loop_of(lambda: stack([nn.ReLU(), nn.Tanh(), softplus(60.0)])),
         "blocks.2.act",
     ),
-    Network("two masks that add up, O2", O2, loop_of(lambda: body(masked(-4e4))), "#masks", ("middle",)),
-    Network(
-        "a growing state, half", SIXTEEN, loop_of(lambda: body(growing(3.0, 12))), "#growing", ("middle", "#shrinking")
-    ),
-    Network("two layers of LSTM, bf16", "native:bf16", loop_of(lstm)),
-    Network("separable convolutions, O2", O2, loop_of(separable)),
-    Network("layer norm by hand of ordinary size, O2", O2, loop_of(middle(layer_norm(1.0)))),
-    Network("GELU by hand of ordinary size, half", SIXTEEN, loop_of(middle(gelu(1.0)))),
-    Network("softplus by hand of ordinary size, O1", O1, loop_of(lambda: stack([softplus(1.0)] * 3))),
-    Network("a sample of a distribution, native", NATIVE, loop_of(variational)),
-    Network("a gate of experts, bf16", BF16, loop_of(experts)),
-    Network("triplets, O2", O2, loop_of(plain, loss=LOSSES["triplet"])),
-    Network("targets that are left out, half", SIXTEEN, loop_of(plain, loss=LOSSES["partly_masked"])),
-    Network("inputs of zeros, native", NATIVE, loop_of(plain, inputs=rare_rows)),
+    ("two masks that add up, O2", O2, loop_of(lambda: body(masked(-4e4))), "#masks", ("middle",)),
+    ("a growing state, half", SIXTEEN, loop_of(lambda: body(growing(3.0, 12))), "#growing", ("middle", "#shrinking")),
+    ("two layers of LSTM, bf16", "native:bf16", loop_of(lstm)),
+    ("separable convolutions, O2", O2, loop_of(separable)),
+    ("layer norm by hand of ordinary size, O2", O2, loop_of(middle(layer_norm(1.0)))),
+    ("GELU by hand of ordinary size, half", SIXTEEN, loop_of(middle(gelu(1.0)))),
+    ("softplus by hand of ordinary size, O1", O1, loop_of(lambda: stack([softplus(1.0)] * 3))),
+    ("a sample of a distribution, native", NATIVE, loop_of(variational)),
+    ("a gate of experts, bf16", BF16, loop_of(experts)),
+    ("triplets, O2", O2, loop_of(plain, loss=LOSSES["triplet"])),
+    ("targets that are left out, half", SIXTEEN, loop_of(plain, loss=LOSSES["partly_masked"])),
+    ("inputs of zeros, native", NATIVE, loop_of(plain, inputs=rare_rows)),
 ]
 
 
 WRITTEN = [
-    Network("padding of -1e9, half", SIXTEEN, own_loss(lambda: encoder(-1e9)), "#padding", ("attention",)),
-    Network("contrastive loss by hand, native", NATIVE, own_loss(lambda: views(0.07)), "#contrastive"),
-    Network("focal loss by hand, half", SIXTEEN, own_loss(lambda: classifier(focal, 60.0)), "#focal"),
-    Network(
-        "loss of a GAN by hand, O1", O1, own_loss(lambda: gan(50.0), optimizer=SLOWEST), "#judged", ("#adversarial",)
-    ),
-    Network("penalty on a gradient, half", SIXTEEN, own_loss(lambda: penalized(1e-3)), "#penalty"),
-    Network(
+    ("padding of -1e9, half", SIXTEEN, own_loss(lambda: encoder(-1e9)), "#padding", ("attention",)),
+    ("contrastive loss by hand, native", NATIVE, own_loss(lambda: views(0.07)), "#contrastive"),
+    ("focal loss by hand, half", SIXTEEN, own_loss(lambda: classifier(focal, 60.0)), "#focal"),
+    ("loss of a GAN by hand, O1", O1, own_loss(lambda: gan(50.0), optimizer=SLOWEST), "#judged", ("#adversarial",)),
+    ("penalty on a gradient, half", SIXTEEN, own_loss(lambda: penalized(1e-3)), "#penalty"),
+    (
         "logarithm of a softmax, O2",
         O2,
         own_loss(lambda: classifier(policy_gradient, 50.0), optimizer=SLOWEST),
         "#policy",
     ),
-    Network("generalized mean, O2", O2, own_loss(lambda: pooled(gem(2e-3))), "pool"),
-    Network("mean of beginnings, native", NATIVE, own_loss(lambda: pooled(mean_of_beginnings(40.0), 2048)), "pool"),
-    Network("batch statistics by two means, half", SIXTEEN, own_loss(lambda: pooled(standardized(600.0))), "pool"),
-    Network("directions of zero vectors, half", SIXTEEN, own_loss(lambda: directions(1e-12)), "#directions"),
-    Network("Gumbel noise, O2", O2, own_loss(gumbel), "#uniform", ("#gumbel",)),
-    Network(
+    ("generalized mean, O2", O2, own_loss(lambda: pooled(gem(2e-3))), "pool"),
+    ("mean of beginnings, native", NATIVE, own_loss(lambda: pooled(mean_of_beginnings(40.0), 2048)), "pool"),
+    ("batch statistics by two means, half", SIXTEEN, own_loss(lambda: pooled(standardized(600.0))), "pool"),
+    ("directions of zero vectors, half", SIXTEEN, own_loss(lambda: directions(1e-12)), "#directions"),
+    ("Gumbel noise, O2", O2, own_loss(gumbel), "#uniform", ("#gumbel",)),
+    (
         "divergence of a student, half",
         SIXTEEN,
         own_loss(lambda: classifier(distillation, 25.0), optimizer=SLOWEST),
         "#distillation",
     ),
-    Network("label smoothing by hand, O2", O2, own_loss(lambda: classifier(smoothed, 60.0)), "#smoothing"),
-    Network("distances to prototypes, O2", O2, own_loss(lambda: prototypes(20.0)), "#squares", ("#root",)),
-    Network("rotary positions, bf16", BF16, own_loss(lambda: sequence(rotary(4000))), "positions"),
-    Network("padding of -1e4, half", SIXTEEN, own_loss(lambda: encoder(-1e4))),
-    Network("contrastive loss of torch, native", NATIVE, own_loss(lambda: views(0.07, by_hand=False))),
-    Network("focal loss of logarithms, O2", O2, own_loss(lambda: classifier(focal_of_logarithms, 8.0))),
-    Network("loss of a GAN by torch, O1", O1, own_loss(lambda: gan(1.0, by_hand=False))),
-    Network("generalized mean of ordinary features, O2", O2, own_loss(lambda: pooled(gem(1.0, least=0.1)))),
-    Network("directions with an ordinary eps, half", SIXTEEN, own_loss(lambda: directions(1e-3))),
-    Network("Gumbel noise in fp32, O2", O2, own_loss(lambda: gumbel(in_fp32=True))),
-    Network("divergence by torch, half", SIXTEEN, own_loss(lambda: classifier(distillation_of_logarithms))),
-    Network(
-        "rotary positions in fp32, bf16", BF16, own_loss(lambda: sequence(rotary(4000, in_fp32=True)), optimizer=ADAM)
-    ),
-    Network("cells of an LSTM, native", "native:bf16", own_loss(cells, optimizer=ADAM)),
+    ("label smoothing by hand, O2", O2, own_loss(lambda: classifier(smoothed, 60.0)), "#smoothing"),
+    ("distances to prototypes, O2", O2, own_loss(lambda: prototypes(20.0)), "#squares", ("#root",)),
+    ("rotary positions, bf16", BF16, own_loss(lambda: sequence(rotary(4000))), "positions"),
+    ("padding of -1e4, half", SIXTEEN, own_loss(lambda: encoder(-1e4))),
+    ("contrastive loss of torch, native", NATIVE, own_loss(lambda: views(0.07, by_hand=False))),
+    ("focal loss of logarithms, O2", O2, own_loss(lambda: classifier(focal_of_logarithms, 8.0))),
+    ("loss of a GAN by torch, O1", O1, own_loss(lambda: gan(1.0, by_hand=False))),
+    ("generalized mean of ordinary features, O2", O2, own_loss(lambda: pooled(gem(1.0, least=0.1)))),
+    ("directions with an ordinary eps, half", SIXTEEN, own_loss(lambda: directions(1e-3))),
+    ("Gumbel noise in fp32, O2", O2, own_loss(lambda: gumbel(in_fp32=True))),
+    ("divergence by torch, half", SIXTEEN, own_loss(lambda: classifier(distillation_of_logarithms))),
+    ("rotary positions in fp32, bf16", BF16, own_loss(lambda: sequence(rotary(4000, in_fp32=True)), optimizer=ADAM)),
+    ("cells of an LSTM, native", "native:bf16", own_loss(cells, optimizer=ADAM)),
 ]
 NETWORKS = [
     *_of("planted", PLANTED),

@@ -39,13 +39,6 @@ def launcher() -> Launcher:
     return DispatchingLauncher()
 
 
-@pytest.fixture(autouse=True)
-def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ask often for the folder, and not for long for the name of its owner."""
-    monkeypatch.setattr("ampcompare.experiment.run_directory.POLL_SECONDS", 0.02)
-    monkeypatch.setattr("ampcompare.experiment.run_directory.NAMING_SECONDS", 0.1)
-
-
 @pytest.fixture
 def other(tmp_path: Path, forked_python: Any) -> Iterator[Process]:
     """Another process, which holds the folder `out`."""
@@ -80,21 +73,6 @@ def test_the_second_is_refused_until_the_first_is_gone(other: Process, launcher:
     assert not (out / RunFile.OWNER).exists()
 
 
-def test_what_a_dead_owner_wrote_is_not_believed(other: Process, launcher: Launcher, tmp_path: Path) -> None:
-    """While the owner has not said who it is, nobody else's name is given."""
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    owner = {"pid": gone.pid, "host": socket.gethostname(), "since": "2026-01-05", "command": "ampcompare compare"}
-    for text in (json.dumps(owner), "[" * 5000, '{"pid": 1e999}', "{}"):
-        (tmp_path / "out" / RunFile.OWNER).write_text(text)
-        with (
-            pytest.raises(ConfigError, match="by another command that left no details"),
-            RunDirectory(tmp_path / "out").hold(launcher),
-        ):
-            pytest.fail("two owners")
-    _end(other)
-
-
 def test_only_the_main_process_locks(other: Process, tmp_path: Path) -> None:
     """Ranks that take part in the command of another process do not ask for its folder."""
     with RunDirectory(tmp_path / "out").hold(ExternalLauncher(DistributedEnv(1, 2, 1, 2, "env://", 0, "torchrun"))):
@@ -102,16 +80,11 @@ def test_only_the_main_process_locks(other: Process, tmp_path: Path) -> None:
     _end(other)
 
 
-def test_deep_and_impossible_folders(launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder a thousand levels deep is made; a name that is too long is refused, and nothing is made."""
-    monkeypatch.chdir(tmp_path)
-    with RunDirectory(Path("/".join(["d"] * 1000))).hold(launcher):
-        pass
-    for name in ("/".join(["e" * 20] * 220), "f" * 300, "g\0h"):
-        with (
-            pytest.raises(ConfigError, match="cannot make the output folder"),
-            RunDirectory(Path(name)).hold(launcher),
-        ):
-            pytest.fail("made")
-    assert os.listdir() == ["d"]
-    subprocess.run(["rm", "-rf", "d"], check=True)  # Python's own removal recurses once per level
+@pytest.mark.parametrize("name", ["f" * 300, "g\0h"])
+def test_impossible_folders(launcher: Launcher, tmp_path: Path, name: str) -> None:
+    with (
+        pytest.raises(ConfigError, match="cannot make the output folder"),
+        RunDirectory(tmp_path / name).hold(launcher),
+    ):
+        pytest.fail("made")
+    assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""Lightning's `Trainer` with a precision plugin of ampcompare, and the callback that watches."""
+"""Lightning's `Trainer` with a precision plugin of ampcompare."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytest.importorskip("lightning", reason="not installed: pip install lightning")
 import lightning
 from torch.utils.data import DataLoader, TensorDataset
 
-from ampcompare.integrations.lightning import AmpCompareCallback, AmpComparePrecision
+from ampcompare.integrations.lightning import AmpComparePrecision
 from ampcompare.training.precision.base import make_precision
 from tests.script.small_script import network
 
@@ -50,11 +50,11 @@ def data() -> TensorDataset:
     return TensorDataset(torch.randn(16, 6, generator=draws), torch.randint(0, 3, (16,), generator=draws))
 
 
-def trained(tmp_path: Path, module: Module, *callbacks: Any, **options: Any) -> Any:
+def trained(tmp_path: Path, module: Module, **options: Any) -> Any:
     trainer = lightning.Trainer(
         **{"accelerator": "cpu", "devices": 1, "max_epochs": 1, "logger": False, "enable_checkpointing": False},
         **{"enable_progress_bar": False, "enable_model_summary": False, "gradient_clip_val": 1.0},
-        **{"default_root_dir": tmp_path, "callbacks": list(callbacks), **options},
+        **{"default_root_dir": tmp_path, **options},
     )
     trainer.fit(module, DataLoader(data(), batch_size=4))
     return trainer
@@ -65,8 +65,7 @@ def test_plugin_trains_as_ampcompares_loop(tmp_path: Path, arm: str) -> None:
     """Weights after an epoch with clipping and a skipped step equal those of a loop with the arm's precision."""
     module, by_hand = Module(overflows=True), network()
     plugin = AmpComparePrecision(arm, record=tmp_path / "steps.jsonl")
-    watcher = AmpCompareCallback(guards="off")
-    trainer = trained(tmp_path, module, watcher, plugins=[plugin])
+    trained(tmp_path, module, plugins=[plugin])
     precision = make_precision(arm, device="cpu")
     (model,), (optimizer,) = precision.prepare([by_hand], [torch.optim.SGD(by_hand.parameters(), 0.1, momentum=0.9)])
     for number, (x, y) in enumerate(DataLoader(data(), batch_size=4)):
@@ -82,27 +81,18 @@ def test_plugin_trains_as_ampcompares_loop(tmp_path: Path, arm: str) -> None:
     else:
         assert all(torch.equal(one, other) for one, other in pairs)
         assert (plugin.steps.total, plugin.steps.skipped) == (4, 1)
-        assert trainer.callback_metrics["loss_scale"] == 2.0**15
-        assert watcher.steps is plugin.steps
+        assert plugin.steps.loss_scales == (2.0**15,)
     kinds = [json.loads(line).get("kind") for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
     assert kinds.count("step") == 4
 
 
-def test_state_is_of_one_arm() -> None:
-    """Loss scales of a checkpoint are refused by another arm."""
+def test_state_is_of_one_arm(tmp_path: Path) -> None:
+    """Loss scales of a checkpoint are refused by another arm, and guards of no such name."""
     state = AmpComparePrecision("native:fp16").state_dict()
     with pytest.raises(CheckpointError, match=r"of native:fp16, and this training of apex:O1"):
         AmpComparePrecision("O1").load_state_dict(state)
-
-
-def test_callback_counts_steps_of_lightnings_own_precision(tmp_path: Path) -> None:
-    """In `32-true` every step counts and nothing is scaled; guards of no such name are refused."""
-    watcher = AmpCompareCallback(record=tmp_path / "steps.jsonl")
-    trainer = trained(tmp_path, Module(), watcher, precision="32-true")
-    assert (watcher.steps.total, watcher.steps.skipped, watcher.steps.loss_scales) == (4, 0, ())
-    assert trainer.callback_metrics["skipped_steps"] == 0
     with pytest.raises(ConfigError, match="guards='loud' is none of"):
-        trained(tmp_path, Module(), AmpCompareCallback(guards="loud"))
+        trained(tmp_path, Module(), plugins=[AmpComparePrecision(guards="loud")])
 
 
 @pytest.mark.parametrize("arm", ["native:fp16", "apex:O2"])

@@ -157,14 +157,6 @@ def test_an_older_name_of_a_setting_names_the_same_cell() -> None:
     assert old.digest() == "d604d8175495"
 
 
-def test_json_schema_knows_every_setting() -> None:
-    """Editors can complete and check a configuration file by its schema."""
-    schema = RunConfig.model_json_schema()
-    assert set(schema["properties"]) == set(RunConfig.model_fields)
-    assert set(schema["$defs"]["Recipe"]["properties"]) == set(Recipe.model_fields)
-    assert schema["additionalProperties"] is False
-
-
 def _with(processes: int, **recipe: Any) -> dict[str, Any]:
     return {"processes": processes, "recipe": recipe}
 

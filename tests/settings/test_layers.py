@@ -29,12 +29,6 @@ def test_the_last_layer_wins_and_says_so() -> None:
     assert origins["recipe.data.name"] == "default"
 
 
-def test_no_layers_are_the_defaults() -> None:
-    settled = resolve_settings([])
-    assert settled.config == RunConfig()
-    assert set(settled.origins.values()) == {"default"}
-
-
 @pytest.mark.parametrize(
     ("low", "high", "lr", "batch"),
     [

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ampcompare.base.errors import BackendUnavailable, ConfigError
-from ampcompare.settings import optimizers
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.optimizers import (
     BUILT_IN,
     canonical_name,
     list_optimizers,
-    optimizer_names,
-    optimizer_path,
     require_optimizer,
 )
 from ampcompare.settings.recipe import OptimizerConfig
@@ -91,27 +87,3 @@ def test_what_is_not_installed_is_refused_with_the_line_to_type(monkeypatch: pyt
     rows = {name: (available, reason) for name, available, reason in list_optimizers()}
     assert rows["torchao.optim.AdamW8bit"] == (False, "not installed: pip install 'ampcompare[fp8]'")
     assert set(BUILT_IN) < set(rows)
-
-
-@pytest.fixture
-def registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two entry points of another package, one of which another one registers as well."""
-    for package, value in (("one", "first:Lion"), ("two", "second:Lion")):
-        folder = tmp_path / f"{package}-1.dist-info"
-        folder.mkdir()
-        (folder / "METADATA").write_text(f"Name: {package}\nVersion: 1\n")
-        alone = "sign = math:copysign\n" if package == "one" else ""
-        (folder / "entry_points.txt").write_text(f"[{optimizers.GROUP}]\nlion = {value}\n{alone}")
-    monkeypatch.syspath_prepend(tmp_path)
-
-
-@pytest.mark.usefixtures("registered")
-def test_other_packages_register_optimizers() -> None:
-    """A name of the entry-point group is known everywhere; one that two packages register is an error."""
-    assert canonical_name("sign") == "sign"
-    assert optimizer_path("sign") == "math:copysign"
-    require_optimizer("sign")
-    assert ("sign", True, "from math:copysign") in list_optimizers()
-    assert "sign" in optimizer_names()
-    with pytest.raises(ConfigError, match=r"'lion' is registered by 2 packages: .*first:Lion"):
-        optimizer_path("lion")

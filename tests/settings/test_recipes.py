@@ -7,7 +7,7 @@ import pytest
 from ampcompare.base.errors import ConfigError
 from ampcompare.experiment.matrix import expand_matrix
 from ampcompare.experiment.plan import parse_seeds, plan_rows
-from ampcompare.experiment.sources import RecipeAtSize, published_beside
+from ampcompare.experiment.sources import SettingsRequest, collect_settings, matrix_rows, published_beside
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.file import join_settings, list_recipes, load_recipe
 from ampcompare.settings.layers import Layer, resolve_settings
@@ -45,17 +45,17 @@ def test_a_recipe_can_be_planned(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("articles/")])
 def test_published_figures_have_their_rows(name: str) -> None:
     """At each scale every published figure stands beside the same row of the recipe."""
-    recipe = load_recipe(name)
-    reference = recipe.matrix.reference
-    assert reference is not None
-    full = resolve_settings([Layer("recipe", recipe.settings)]).config
-    rows = expand_matrix(recipe.matrix)
-    published = published_beside(reference, RecipeAtSize(name, None, full, rows, rows), rows, full)
+    sources = collect_settings(SettingsRequest(recipe=name))
+    rows = matrix_rows(sources)
+    published = published_beside(sources, rows)
+    assert published is not None
     assert published.differs == []
     assert all(line.row for line in published.rows)
-    for scale in recipe.matrix.scales:
-        there = expand_matrix(join_settings(recipe.matrix, recipe.smaller(scale, name).matrix))
-        again = published_beside(reference, RecipeAtSize(name, scale, full, rows, there), there, full)
+    for scale in load_recipe(name).matrix.scales:
+        small = collect_settings(SettingsRequest(recipe=name, size=scale))
+        there = matrix_rows(small)
+        again = published_beside(small, there)
+        assert again is not None
         places = {row.label: place for place, row in enumerate(rows)}
         found = {row.label: place for place, row in enumerate(there)}
         assert [places[line.row or ""] for line in published.rows] == [found[line.row or ""] for line in again.rows]

@@ -32,7 +32,7 @@ def task(data: str = "sentences", **options: Any) -> LanguageModeling:
 def model() -> nn.Module:
     """A model in float64 whose predictions differ from uniform."""
     torch.manual_seed(0)
-    made = Gpt(256, 40, width=16, heads=2, depth=1).double()
+    made = Gpt(256, width=16, heads=2, depth=1).double()
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.normal_(std=0.3)
@@ -178,7 +178,7 @@ def test_a_small_model_learns_the_grammar() -> None:
     """120 small steps bring bits per byte far below what single letters allow."""
     torch.manual_seed(0)
     made = lm(Recipe.model_validate({"task": "lm", "data": {"sequence_length": 32, "train_size": 960}}))
-    net = Gpt(256, 32, width=32, heads=2, depth=1)
+    net = Gpt(256, width=32, heads=2, depth=1)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
     for epoch in range(2):
         for samples in made.data.train_batches(epoch, 16, device="cpu"):

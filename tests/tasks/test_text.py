@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import builtins
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from ampcompare.base.errors import BackendUnavailable, ConfigError
+from ampcompare.base.errors import ConfigError
 from ampcompare.tasks.lm import text_data
 
 
@@ -47,21 +45,6 @@ def test_bundled_texts() -> None:
     assert (lines.num_train, lines.num_val) == (30, 10)
     ends = lines.train["tokens"].gather(1, lines.train["mask"].sum(1, keepdim=True))
     assert ends.unique().tolist() == [10]
-    python = text_data("python", seed=0, sequence_length=64)
-    assert python.num_train > 1000
-
-
-def test_python_may_lack_its_help(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def fail(name: str, *arguments: Any) -> Any:
-        if name.startswith("pydoc_data"):
-            raise ImportError("no pydoc_data")
-        return real(name, *arguments)
-
-    monkeypatch.setattr(builtins, "__import__", fail)
-    with pytest.raises(BackendUnavailable, match="use --data grammar"):
-        text_data("python", seed=0, sequence_length=8)
 
 
 def test_a_users_texts(user_module: Callable[[str, str], None]) -> None:

@@ -52,24 +52,6 @@ def test_a_working_torchvision_is_left_alone(run: Callable[[str], str]) -> None:
     )
 
 
-def test_missing_operators_are_defined_and_the_import_repeated(run: Callable[[str], str]) -> None:
-    """After the failure that a CPU torch causes, left-over modules are gone and both operators are declared."""
-    assert (
-        run(
-            FAKE + "import torch\n"
-            "from ampcompare.tasks.torchvision_loader import load_torchvision\n"
-            "sys.modules['torchvision.half'] = types.ModuleType('torchvision.half')\n"
-            "def answer(call):\n"
-            "    if call == 1:\n"
-            "        raise RuntimeError('operator torchvision::nms does not exist')\n"
-            "    return 'torchvision.half' in sys.modules, hasattr(torch.ops.torchvision, 'nms'), "
-            "hasattr(torch.ops.torchvision, 'qnms')\n"
-            "print(load_torchvision(), len(calls))\n"
-        )
-        == "(False, True, True) 2"
-    )
-
-
 def test_other_failures_say_what_to_install(run: Callable[[str], str]) -> None:
     """A torchvision that is missing, or broken in another way, is an unusable environment with a remedy."""
     lines = run(

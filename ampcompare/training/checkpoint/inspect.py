@@ -26,7 +26,6 @@ from ampcompare.training.checkpoint.store.file import verify_file
 __all__ = [
     "Inspection",
     "broken_values",
-    "continued_lines",
     "conversion_lines",
     "guess_level",
     "inspect_file",
@@ -360,28 +359,6 @@ def conversion_lines(document: dict[str, Any]) -> list[str]:
     lines += [f"  carried: {line}" for line in document["changed"]]
     lines += [f"  not carried: {line}" for line in document["lost"]] or ["  nothing was lost"]
     lines += [f"  note: {line}" for line in document["notes"]]
-    return [printable(line, MAX_LENGTH, keep_spaces=True) for line in lines]
-
-
-def continued_lines(result: dict[str, Any]) -> list[str]:
-    """Return how training went on from both files, for a terminal; `result` is what `--json` prints."""
-    one, other = result["arms"]
-    rows = [
-        [step, f"{first:.6g}", f"{second:.6g}", f"{difference:.1e}"]
-        for step, (first, second, difference) in enumerate(
-            zip(*result["losses"], result["differences"], strict=True), start=1
-        )
-    ]
-    lines = tabulate(
-        rows, headers=["step", one, other, "difference"], tablefmt="simple", disable_numparse=True
-    ).splitlines()
-    for arm, scales, skipped in zip(result["arms"], result["scales"], result["skipped"], strict=True):
-        if scales:
-            lines.append(
-                f"{arm}: loss scale {scales[0]:g} at first, {scales[-1]:g} at the end, {skipped} skipped steps"
-            )
-    verdict = "within" if result["agrees"] else "more than"
-    lines.append(f"the first losses differ by {result['differences'][0]:.1e}, {verdict} what fp16 rounding explains")
     return [printable(line, MAX_LENGTH, keep_spaces=True) for line in lines]
 
 

@@ -24,17 +24,6 @@ class Told(SingleProcess):
         return self.values
 
 
-def test_one_rank_is_the_sum() -> None:
-    """A process that is alone agrees with itself."""
-    values = torch.tensor([1.0, 2.0])
-    assert SingleProcess().sum(values) is values
-    assert SingleProcess().mean(values) is values
-    assert [SingleProcess().any(flag) for flag in (True, False)] == [True, False]
-    assert SingleProcess().gather("a") == ["a"]
-    assert SingleProcess().is_first
-    require_equal(SingleProcess(), "thing", 1, "do it")
-
-
 def test_differences_are_named() -> None:
     """The ranks that differ from rank 0 are named, with the first differing items and both values."""
     told = r"^ranks 1, 3 of 4 hold another thing than rank 0: 8 there and 7 on rank 0; do it$"

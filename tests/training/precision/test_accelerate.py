@@ -20,16 +20,6 @@ def test_it_trains_as_our_own_arm_does(arm: str, ours: str, trained: Callable[[s
     assert all(torch.equal(here, there) for here, there in zip(trained(arm), trained(ours), strict=True))
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="fp16 is fp16 on a GPU")
-def test_fp16_on_a_cpu_is_told_as_what_it_is() -> None:
-    """Asked for fp16 it trains in fp32, without a scaler; its version is known."""
-    import accelerate
-
-    precision = make_precision("accelerate:fp16")
-    assert precision.packages == {"accelerate": accelerate.__version__}
-    assert precision.loss_scales() == ()
-
-
 def test_a_second_precision_in_one_process_is_refused() -> None:
     make_precision("accelerate:no")
     with pytest.raises(BackendUnavailable, match=r"accelerate .* refuses mixed_precision=bf16") as caught:

@@ -29,13 +29,6 @@ def test_it_trains_as_our_own_arm_does(arm: str, ours: str, trained: Callable[[s
     assert all(torch.equal(here, there) for here, there in zip(trained(arm), trained(ours), strict=True))
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="16-mixed is 16-mixed on a GPU")
-def test_16_mixed_on_a_cpu_is_told_as_what_it_is() -> None:
-    """Asked for fp16 it trains in bf16, without a scaler."""
-    precision = make_precision("fabric:16-mixed")
-    assert precision.loss_scales() == ()
-
-
 def test_a_model_keeps_the_names_of_its_weights() -> None:
     """A checkpoint of a model that Fabric has set up fits the bare model."""
     bare = nn.Linear(4, 2)

@@ -14,8 +14,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 
-from ampcompare.backends.horovod import LIBRARY
-from ampcompare.base.errors import BackendUnavailable, UnsupportedCombination
+from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.training.precision.base import make_precision
 
 OTHER_RANK = 2.0  # what the other of two processes has for each gradient
@@ -123,10 +122,3 @@ def test_accumulation_must_be_known_beforehand() -> None:
     precision, model, optimizer = start("horovod:passes=2")
     assert optimizer.options["backward_passes_per_step"] == 2
     precision.backward(model(torch.ones(3, 4)).sum(), [optimizer], delay_unscale=True)
-
-
-@pytest.mark.skipif(not LIBRARY.missing(), reason="Horovod is installed")
-def test_without_horovod_the_reason_is_given() -> None:
-    """Where it is not installed the line says how it is, and what stands in the way."""
-    with pytest.raises(BackendUnavailable, match=r"horovod is not installed: .*pip install .*horovod .*C\+\+17"):
-        make_precision("horovod")

@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
 from ampcompare.base.errors import ConfigError
@@ -69,10 +69,9 @@ class Criteria:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "margin", self.rule.value)  # "0.5" and 0.5 are equal criteria
-        if not (math.isfinite(self.time_margin) and self.time_margin > 0):
-            raise ConfigError(f"the time margin is {self.time_margin}; give a positive number, chosen before the runs")
-        if not (math.isfinite(self.loss_margin) and self.loss_margin > 0):
-            raise ConfigError(f"the loss margin is {self.loss_margin}; give a positive number, chosen before the runs")
+        for name in ("time", "loss"):
+            if not 0 < (margin := getattr(self, f"{name}_margin")) < math.inf:
+                raise ConfigError(f"the {name} margin is {margin}; give a positive number, chosen before the runs")
         if self.looks is not None and self.looks < 1:
             raise ConfigError(f"the number of looks is {self.looks}; give 1 or more, or leave it open")
         if self.prefer not in get_args(Preference):
@@ -212,47 +211,41 @@ def resolve_margin(
         ConfigError: the rule does not fit the metric.
     """
     check_margin(rule, metric)
-    resolved = _resolve(rule, values, metric, resolution, reference, sd, least=least)
-    return replace(resolved, metric=metric)
-
-
-def _resolve(
-    rule: MarginRule,
-    values: Sequence[float],
-    metric: Metric,
-    resolution: float,
-    reference: str,
-    sd: float | None,
-    *,
-    least: bool,
-) -> AccuracyMargin:
     in_units = [_in_margin_unit(value, metric) for value in values]
     usual = _usual(metric, values)
     if rule.kind == "errors" and not metric.has_errors:
         rule = MarginRule("points", rule.amount)  # what ratios are compared by is a percentage
+
+    def usual_margin(reason: str) -> AccuracyMargin:
+        return AccuracyMargin(usual, reason, metric=metric)
+
+    def compute_margin(points: float, reason: str, error_share: float = 0.0) -> AccuracyMargin:
+        if points < resolution:
+            why = f"the least difference there can be; {reason}, would be less"
+            return AccuracyMargin(_two_digits(resolution, math.ceil), why, metric=metric)
+        return AccuracyMargin(_two_digits(points, math.floor), reason, error_share, metric)
+
     if rule.kind == "points":
-        return AccuracyMargin(rule.amount, _in_deviations(rule.amount, in_units, reference))
+        return AccuracyMargin(rule.amount, _in_deviations(rule.amount, in_units, reference), metric=metric)
     if rule.kind == "auto" and not metric.has_errors:
         if metric.margin is not None:
             deviations = _in_deviations(usual, in_units, reference, before=", ")
-            return AccuracyMargin(usual, f"the usual one of {metric.name}{deviations}")
+            return usual_margin(f"the usual one of {metric.name}{deviations}")
         rule = MarginRule("sd", FALLBACK)
     if not values:
-        return AccuracyMargin(usual, f"{rule.value}, until {reference} has completed a run")
+        return usual_margin(f"{rule.value}, until {reference} has completed a run")
     if rule.kind == "sd":
         if sd is None and len(values) < MIN_PAIRS:
-            return AccuracyMargin(
-                usual, f"{rule.value}, until {reference} has completed {MIN_PAIRS} runs that show a spread"
-            )
+            return usual_margin(f"{rule.value}, until {reference} has completed {MIN_PAIRS} runs that show a spread")
         surely = _least_sd(in_units) if sd is None else sd
         how = "known" if sd is not None else f"at least, by {len(values)} runs of {reference}"
-        return _not_below(resolution, rule.amount * surely, f"{rule.amount:g} sd over seeds of {surely:.2g}, {how}")
+        return compute_margin(rule.amount * surely, f"{rule.amount:g} sd over seeds of {surely:.2g}, {how}")
     errors = max(0.0, 100 - statistics.fmean(values) - (_half_width(values) if least else 0.0))
     share = MAX_ERROR_SHARE if rule.kind == "auto" else rule.amount / 100
     said = f"{100 * share:g} % of the errors of {reference}, {'at least ' if least else ''}{errors:.2f} %"
     if rule.kind == "auto" and share * errors >= usual:
-        return AccuracyMargin(usual, f"less than {said}" + _in_deviations(usual, in_units, reference, before="; "))
-    return _not_below(resolution, share * errors, said, 0.0 if least else share)
+        return usual_margin(f"less than {said}" + _in_deviations(usual, in_units, reference, before="; "))
+    return compute_margin(share * errors, said, 0.0 if least else share)
 
 
 def _usual(metric: Metric, values: Sequence[float]) -> float:
@@ -303,20 +296,10 @@ def _half_width(values: Sequence[float]) -> float:
     return float(stdtrit(len(values) - 1, 1 - ERROR_RATE)) * statistics.stdev(values) / math.sqrt(len(values))
 
 
-def _not_below(resolution: float, points: float, reason: str, error_share: float = 0.0) -> AccuracyMargin:
-    """Return a margin of two digits, rounded down, unless that is less than what can be resolved."""
-    if points < resolution:
-        return AccuracyMargin(
-            _two_digits(resolution, math.ceil), f"the least difference there can be; {reason}, would be less"
-        )
-    return AccuracyMargin(_two_digits(points, math.floor), reason, error_share)
-
-
-def _two_digits(value: float, rounding: object) -> float:
+def _two_digits(value: float, rounding: Callable[[float], int]) -> float:
     if value <= 0:
         return value
     digits = 1 - math.floor(math.log10(value))
-    assert callable(rounding)
     # A value that has two digits already stays as it is, whatever its last bit.
     scaled = round(value * 10.0**digits, 9)
     return float(f"{rounding(scaled) / 10.0**digits:.2g}")

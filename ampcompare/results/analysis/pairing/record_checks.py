@@ -16,9 +16,8 @@ from ampcompare.base.files.run_files import RunFile
 from ampcompare.results.records.comparison import SEEDS_ITSELF
 from ampcompare.results.records.document import read_with_source, record_checksum
 from ampcompare.results.records.run import RunRecord
-from ampcompare.settings.config import settings_digest
 
-__all__ = ["Copy", "check_record", "of_another_cell", "read_checked", "unique_runs"]
+__all__ = ["Copy", "check_record", "read_checked", "unique_runs"]
 
 
 @dataclass(frozen=True)
@@ -54,42 +53,17 @@ def check_record(path: Path, raw: Mapping[str, Any], record: RunRecord) -> None:
     Raises:
         RecordError: it has a fault.
     """
-    if fault := _foreign(path, raw, record) or _why_edited(raw, record):
-        raise RecordError(f"{path}: {fault}")
-
-
-def of_another_cell(raw: Mapping[str, Any], record: RunRecord) -> str:
-    """Return why a record is not of the cell that it names; "" if it is.
-
-    Args:
-        raw: what its file holds of it.
-    """
-    own = settings_digest(raw["config"])
-    if record.cell != own:
-        whose = f"{record.config.arm}, seed {record.config.recipe.seed}"
-        return f"it calls itself cell {record.cell}, but its settings ({whose}) are those of cell {own}"
-    return ""
-
-
-def _foreign(path: Path, raw: Mapping[str, Any], record: RunRecord) -> str:
-    """Return why a file is not the record of the cell in whose folder it is."""
-    if fault := of_another_cell(raw, record):
-        return fault
-    whose = f"{record.config.arm}, seed {record.config.recipe.seed}"
     folder = path.absolute().parent
     if folder.parent.name == RunFile.CELLS and folder.name != record.cell:
-        return f"it is the record of cell {record.cell} ({whose}), but is in the folder of cell {folder.name}"
-    if record.arm != record.config.arm:
-        return f"it calls its arm {record.arm}, but its settings say {record.config.arm}"
-    return ""
-
-
-def _why_edited(raw: Mapping[str, Any], record: RunRecord) -> str:
-    if raw.get("checksum") is None:  # an old record has neither
-        return "it has no checksum, which every record with a host has" if record.host is not None else ""
-    if raw["checksum"] != record_checksum(raw):
-        return "it was changed after it was written: its checksum does not match"
-    return ""
+        whose = f"{record.config.arm}, seed {record.config.recipe.seed}"
+        fault = f"it is the record of cell {record.cell} ({whose}), but is in the folder of cell {folder.name}"
+    elif raw.get("checksum") is None and record.host is not None:  # an old record has neither
+        fault = "it has no checksum, which every record with a host has"
+    elif raw.get("checksum") not in (None, record_checksum(raw)):
+        fault = "it was changed after it was written: its checksum does not match"
+    else:
+        return
+    raise RecordError(f"{path}: {fault}")
 
 
 def unique_runs(records: Sequence[RunRecord]) -> tuple[list[RunRecord], list[Copy]]:

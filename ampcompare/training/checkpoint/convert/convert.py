@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -199,15 +199,7 @@ def _from_other_scalers(root: Mapping[str, Any], parts: CheckpointContents, to: 
     if to == "apex" and level in ("O2", "O3", "O5"):
         result.lost.append(MASTERS_LOST.format(level))
     strip_prefix(parts, result)
-    for place in parts.models:
-        result.lost += _wrapper_prefixes(at_place(result.state, place))
     return result
-
-
-def _wrapper_prefixes(model: Mapping[str, Any]) -> Iterator[str]:
-    for prefix, wrapper in (("1.", "network_to_half"), ("network.", "FP16Model")):
-        if all(name.startswith(prefix) for name in model):
-            yield f"the wrapper {wrapper}, if the `{prefix}` before all names is its; a model may have it of its own"
 
 
 def _scaler_place(state: Mapping[str, Any]) -> tuple[str, ...]:

@@ -68,9 +68,6 @@ class Global(type):
     def __call__(cls, *arguments: Any, **keywords: Any) -> Any:  # not the constructor of `type`
         return cls.__new__(cls, *arguments, **keywords)  # type: ignore[arg-type]
 
-    def __repr__(cls) -> str:
-        return f"<{cls.name}>"
-
 
 class Opaque(metaclass=Global):
     """An object that only calling `name` would make, and what pickle gives it.
@@ -78,7 +75,6 @@ class Opaque(metaclass=Global):
     Attributes:
         arguments: what it would be called with.
         state: what it would be given after; None where nothing.
-        items, entries: what it would be filled with, as a dict or a list.
         value: array or plain value that was built from it.
         receive: takes the state of an object that can be built from it.
     """
@@ -88,8 +84,6 @@ class Opaque(metaclass=Global):
     calls: dict[str, None] = {}  # noqa: RUF012  # each class that a file names has that of the file
     arguments: tuple[Any, ...]
     state: Any
-    items: list[tuple[Any, Any]]
-    entries: list[Any]
     value: Any
     receive: Callable[[Opaque, Any], None] | None
 
@@ -104,8 +98,8 @@ class Opaque(metaclass=Global):
     def of(cls, name: str, arguments: tuple[Any, ...]) -> Opaque:
         """Return the placeholder of an object without a trace among the calls."""
         made: Opaque = object.__new__(cls)
-        made.name, made.arguments, made.state, made.items, made.entries = name, arguments, None, [], []
-        made.value = made.receive = None
+        made.name, made.arguments = name, arguments
+        made.state = made.value = made.receive = None
         return made
 
     def __repr__(self) -> str:  # without its arguments, which may hold one another many times
@@ -117,18 +111,10 @@ class Opaque(metaclass=Global):
         else:
             self.state = state
 
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self.items.append((key, value))
+    def append(self, *values: Any) -> None:
+        """Drop what fills a subclass of dict, list or set."""
 
-    def append(self, value: Any) -> None:
-        """Take an item of a subclass of list."""
-        self.entries.append(value)
-
-    def extend(self, values: Any) -> None:
-        """Take items of a subclass of list."""
-        self.entries.extend(values)
-
-    add = append
+    __setitem__ = extend = add = append
 
 
 @contextmanager

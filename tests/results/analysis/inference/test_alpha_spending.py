@@ -47,10 +47,6 @@ def test_planned_looks_spend_all_and_no_more(planned: int) -> None:
     assert rates[planned] <= 1e-15
 
 
-def test_one_planned_look_has_all() -> None:
-    assert error_rate_of_next([], 1) == 0.05
-
-
 def test_a_changed_plan_gets_what_is_left() -> None:
     """Whoever plans more looks after the first gets no more than what the first has left."""
     assert error_rate_of_next([_look(1, 0.04)], 2) == pytest.approx(0.01)

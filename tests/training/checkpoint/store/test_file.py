@@ -17,7 +17,6 @@ from safetensors.torch import load_file
 from torch.testing._internal.two_tensor import TwoTensor
 
 from ampcompare.base.errors import CheckpointError, EnvironmentUnfit
-from ampcompare.training.checkpoint.store import file as file_module
 from ampcompare.training.checkpoint.store.file import read_checkpoint, verify_file, write_checkpoint, write_weights
 from ampcompare.training.checkpoint.store.layout import SCHEMA, apex_layout, weights_only
 
@@ -91,34 +90,11 @@ def test_every_flipped_bit_and_every_cut_is_seen(tmp_path: Path, make_state: Mak
             verify_file(path)
 
 
-class _Bomb:
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (str(self.mark),)
-
-
-def test_a_checkpoint_that_would_run_code_is_refused(
-    tmp_path: Path, make_state: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The error says so in one line, and nothing has run."""
-    path, mark = tmp_path / "a.pt", tmp_path / "ran"
-    monkeypatch.setattr(file_module, "require_plain", lambda state: None)
-    write_checkpoint(path, {**make_state(), "extra": _Bomb(mark)})
-    with pytest.raises(CheckpointError, match="holds objects that would run code"):
-        read_checkpoint(path)
-    assert not mark.exists()
-
-
-def test_a_newer_schema_and_no_schema(tmp_path: Path, make_state: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A newer layout asks for an upgrade, and a dict without a number is not ours."""
+def test_a_newer_schema(tmp_path: Path, make_state: Make) -> None:
+    """A newer layout asks for an upgrade."""
     path = tmp_path / "a.pt"
     write_checkpoint(path, {**make_state(), "schema": SCHEMA + 1})
     with pytest.raises(CheckpointError, match=f"schema {SCHEMA + 1}, and this version reads up to {SCHEMA}; upgrade"):
-        read_checkpoint(path)
-    write_checkpoint(path, {**make_state(), "schema": "one"})
-    with pytest.raises(CheckpointError, match="no schema number"):
         read_checkpoint(path)
 
 
