@@ -175,16 +175,6 @@ def test_long_lines_are_folded_between_words(terminal: Terminal, bar: bool) -> N
     assert lines[5].startswith("  word")
 
 
-def test_phases_on_the_screen(terminal: Terminal) -> None:
-    """A cell is starting until it reports; then each phase is seen."""
-    with terminal.display() as display:
-        display.begin(CONFIG, 1, 1)
-        assert "starting" in terminal.read(0.2)
-        for phase in ("loading data", "training", "evaluating", "saving"):
-            display.progress(1, progress(5, phase))
-            assert phase in terminal.read(0.2)
-
-
 def test_several_running_cells(terminal: Terminal) -> None:
     """With --jobs each running cell has its lines, and one that ends leaves the others."""
     configs = [RunConfig.model_validate({"arm": "half", "recipe": {"seed": seed}}) for seed in range(3)]
@@ -226,7 +216,7 @@ def test_no_color(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     with terminal.display() as display:
         display.begin(CONFIG, 1, 1)
         display.progress(1, progress(50))
-        assert "━╸" in terminal.read(0.2)
+        assert "━━━ " in terminal.read(0.2)
     assert "\x1b[3" not in terminal.raw
 
 

@@ -12,7 +12,7 @@ from ampcompare.base.formatting import printable
 from ampcompare.results.records.profile import KINDS, PHASES, ArmProfile, Limits, Memory, Profile, Reason
 from ampcompare.results.report.document import Block, Document, Figure, Items, Section, Table, Text
 
-__all__ = ["COLORS", "Bar", "Bars", "profile_document", "segments_of"]
+__all__ = ["profile_document"]
 
 MIN_SHARE = 0.001  # of a step: a row is left out where no arm reaches it
 MAX_ROWS = 8  # layers and operations of an arm
