@@ -289,7 +289,6 @@ def forked_children(forking: types.SimpleNamespace, monkeypatch: pytest.MonkeyPa
 def forked_servers(forking: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let process servers, those of scripts too, start in milliseconds, from a process that has torch loaded."""
     monkeypatch.setattr("ampcompare.base.processes.client.subprocess", forking)
-    monkeypatch.setattr("ampcompare.experiment.launch.script.launcher.subprocess", forking)
 
 
 @pytest.fixture

@@ -81,7 +81,7 @@ def run_cell(line: str, cell: str, variables: Mapping[str, Any]) -> Any:
     names, own = _shared_names(words[:place])
     path = _write_script(script_of(cell, {name: _value(name, variables) for name in names}))
     typed = [*own, "--", str(path), *words[place + 1 :]]
-    group = click.Context(cli, info_name="ampcompare")
+    group = click.Context(cli, info_name="ampcompare", **cli.context_settings)
     command = cli.get_command(group, "compare")
     assert command is not None
     with command.make_context("compare", typed, parent=group) as context:

@@ -14,7 +14,6 @@ from ampcompare.cli.launching import ended_by_signals, gpus_option
 from ampcompare.cli.output import note
 from ampcompare.cli.settings import request_from
 from ampcompare.cli.shared_options import json_option, recipe_options
-from ampcompare.cli.values import ARM_LIST
 from ampcompare.experiment.sources import collect_settings
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ class FindBatch(Command):
     "--arm",
     "arms",
     multiple=True,
-    type=ARM_LIST,
+    metavar="ARM[,ARM...]",
     group=ARMS,
     help="arms to try; repeatable, or comma-separated  [default: fp32]",
 )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 import click
@@ -13,8 +11,6 @@ from ampcompare.cli.help import Command, option, options_of
 from ampcompare.cli.values import FILE, Choice
 
 __all__ = ["command"]
-
-MANY_FILES = 200
 
 
 @click.command(
@@ -33,7 +29,7 @@ MANY_FILES = 200
 @option(
     "--format",
     "form",
-    type=Choice(["text", "json", "github", "sarif"]),
+    type=Choice(["text", "json", "github"]),
     default="text",
     show_default=True,
     help="of the report on stdout",
@@ -41,7 +37,6 @@ MANY_FILES = 200
 @option("--select", metavar="CODES", help="report only these codes or prefixes, separated by commas: AMP2,AMP301")
 @option("--ignore", metavar="CODES", help="do not report these codes or prefixes")
 @option("--exclude", metavar="PATTERN", multiple=True, help="leave out files and folders; repeatable")
-@option("--no-progress", is_flag=True, help="no progress bar")
 @click.argument("paths", metavar="PATHS...", nargs=-1, required=True, type=FILE)
 def command(
     fix: bool,
@@ -50,7 +45,6 @@ def command(
     select: str | None,
     ignore: str | None,
     exclude: tuple[str, ...],
-    no_progress: bool,
     paths: tuple[str, ...],
 ) -> int:
     """Report mistakes in the use of Apex and torch.amp in source files.
@@ -61,8 +55,9 @@ def command(
     from dataclasses import replace
 
     from ampcompare.base.errors import ConfigError
+    from ampcompare.source.find import find_sources
     from ampcompare.source.lint.report import FORMATS
-    from ampcompare.source.lint.run import find_files, lint_files, read_selection
+    from ampcompare.source.lint.run import lint_files, read_selection
     from ampcompare.source.versions import known_versions
 
     roots = [Path(path) for path in paths]
@@ -74,8 +69,9 @@ def command(
     selection = replace(selection, exclude=(*selection.exclude, *exclude))
 
     unreadable: list[str] = []
-    found = find_files(roots, selection, unreadable=lambda path, why: unreadable.append(f"{path}: {why}"))
-    report = lint_files(_with_progress(list(found), no_progress), selection, fix=fix, named=roots)
+    exclude = selection.exclude
+    found = find_sources(roots, exclude=exclude, unreadable=lambda path, why: unreadable.append(f"{path}: {why}"))
+    report = lint_files(list(found), selection, fix=fix, named=roots)
     for line in FORMATS[form](report):
         click.echo(line)
     for note in (*unreadable, *map(str, report.unread)):
@@ -89,13 +85,3 @@ def command(
 
 def _codes(text: str) -> tuple[str, ...]:
     return tuple(code.strip().upper() for code in text.split(",") if code.strip())
-
-
-def _with_progress(files: list[Path], no_progress: bool) -> Iterable[Path]:
-    """Return files, on a terminal and where they are many with a bar on stderr that is cleared at the end."""
-    if no_progress or len(files) <= MANY_FILES or not sys.stderr.isatty():
-        return files
-    from rich.console import Console
-    from rich.progress import track
-
-    return track(files, "lint", console=Console(stderr=True), transient=True)

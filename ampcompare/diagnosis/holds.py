@@ -27,7 +27,7 @@ from ampcompare.diagnosis.step_watch import MAX_SKIPPED
 from ampcompare.diagnosis.watched_precision import Enough
 from ampcompare.results.records.diagnosis import Diagnosis, FaultKind, PlaceReport
 from ampcompare.training.device import resolve_device
-from ampcompare.training.precision.base import Precision, PrecisionWrapper, StepOutcome
+from ampcompare.training.precision.base import Precision, PrecisionWrapper, StepOutcome, owned_params
 
 __all__ = ["DEFAULT_ARMS", "DoesNotHold", "Figure", "Held", "holds", "tolerances"]
 
@@ -403,7 +403,7 @@ class _Capture(PrecisionWrapper):
         for prefix, model in zip(prefixes, models, strict=True):
             self._names |= {id(param): f"{prefix}{name}" for name, param in model.named_parameters()}
         for number, optimizer in enumerate(optimizers):
-            params = [param for group in optimizer.param_groups for param in group["params"]]
+            params = owned_params(optimizer)
             self._params.append(
                 [self._names.get(id(one), f"parameter {at} of optimizer {number}") for at, one in enumerate(params)]
             )

@@ -18,9 +18,11 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ampcompare.diagnosis.rates import RateHistory, Rates
+from ampcompare.diagnosis.step_watch import moving_params
 from ampcompare.diagnosis.watched_precision import StepObserver
 from ampcompare.results.records.outlook import Prefix, ShareLost
 from ampcompare.training.ledger import is_zero_eps, second_moment
+from ampcompare.training.precision.base import owned_params
 
 __all__ = ["PrefixWatch", "share_lost", "zero_denominators"]
 
@@ -112,7 +114,7 @@ class PrefixWatch(StepObserver):
         )
 
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
-        grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        grads = [param.grad for param in owned_params(optimizer) if param.grad is not None]
         dense = [grad for grad in grads if not grad.is_sparse and grad.numel()]
         if dense:
             self._largest.append(torch.stack([grad.detach().abs().amax().float() for grad in dense]).amax())
@@ -122,12 +124,7 @@ class PrefixWatch(StepObserver):
         self._histories[id(optimizer)].look()
         self._before = []
         if made in self._probes:
-            self._before = [
-                (p, _sample(p.detach()).float().clone())
-                for group in optimizer.param_groups
-                for p in group["params"]
-                if p.grad is not None and not p.grad.is_sparse and float(group["lr"]) != 0
-            ]
+            self._before = [(one, _sample(one.detach()).float().clone()) for one, _ in moving_params(optimizer)]
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         made = self._made.get(id(optimizer), 0)

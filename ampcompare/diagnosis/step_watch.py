@@ -21,7 +21,7 @@ from ampcompare.results.records.diagnosis import LostUpdates, Phase
 from ampcompare.training.ledger import is_zero_eps
 from ampcompare.training.precision.base import StepOutcome, owned_params
 
-__all__ = ["MAX_SKIPPED", "StepWatch", "UpdateCounter"]
+__all__ = ["MAX_SKIPPED", "StepWatch", "UpdateCounter", "moving_params"]
 
 MAX_SKIPPED = 20  # a dynamic scale that begins too high is halved at each
 
@@ -190,13 +190,7 @@ class UpdateCounter:
     def before_step(self, optimizer: Optimizer, *_arguments: Any) -> None:
         """Keep the weights that a step will change."""
         with no_modes():
-            self._before = [
-                (param, param.detach().clone(), param.grad != 0)
-                for group in optimizer.param_groups
-                if float(group.get("lr", 1.0)) != 0
-                for param in group["params"]
-                if param.grad is not None and not param.grad.is_sparse
-            ]
+            self._before = [(one, one.detach().clone(), grad != 0) for one, grad in moving_params(optimizer)]
 
     def after_step(self, optimizer: Optimizer, *_arguments: Any) -> None:
         """Count what the step has changed, and what not."""
@@ -216,7 +210,7 @@ class UpdateCounter:
         """Return the names of what an optimizer steps; a master weight has that of the next parameter of its shape."""
         known = list(self._named())
         names = {id(param): name for name, param in known}
-        stepped = [param for group in optimizer.param_groups for param in group["params"]]
+        stepped = owned_params(optimizer)
         taken = {name for held in self._names.values() for name in held.values()}
         taken |= {names[id(param)] for param in stepped if id(param) in names}
         rest = [(name, param) for name, param in known if name not in taken and param.requires_grad]
@@ -226,6 +220,17 @@ class UpdateCounter:
                 if match is not None:
                     names[id(param)] = rest.pop(match)[0]
         return {id(param): names[id(param)] for param in stepped if id(param) in names}
+
+
+def moving_params(optimizer: Optimizer) -> list[tuple[Tensor, Tensor]]:
+    """Return what a step will change: the parameters with a learning rate and a dense gradient, and their gradients."""
+    return [
+        (param, param.grad)
+        for group in optimizer.param_groups
+        if float(group.get("lr", 1.0)) != 0
+        for param in group["params"]
+        if param.grad is not None and not param.grad.is_sparse
+    ]
 
 
 def _eps_without_value(optimizer: Optimizer) -> dict[int, float]:

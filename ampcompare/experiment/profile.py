@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ampcompare.base.errors import AmpCompareError, LaunchError
+from ampcompare.base.errors import AmpCompareError
 from ampcompare.base.files.run_files import RunFile
 from ampcompare.base.files.write import write_atomically
 from ampcompare.diagnosis.profiling.options import ProfileOptions, ProfileRequest, profile_in_child
 from ampcompare.diagnosis.profiling.reasons import headline_of, with_reasons
 from ampcompare.diagnosis.profiling.trace import merged_trace
-from ampcompare.experiment.diagnose import ENDED, ERRORS, error_of, run_examined, say_limits, watched_settings
-from ampcompare.results.records.profile import ArmProfile, Profile, RankTimes
+from ampcompare.experiment.diagnose import ENDED, run_examined, say_limits, watched_settings
+from ampcompare.results.records.profile import ArmProfile, Profile
 from ampcompare.results.report.base import write_result
 from ampcompare.settings.config import RunConfig
 
@@ -60,9 +60,24 @@ def profile(
             if not arms:
                 raise
             found, trace = ArmProfile(arm=config.arm, failure=str(error)), {}
-        arms.append(found if loop is not None else found.model_copy(update={"cell": config.digest()}))
+        arms.append(found)
         traces.append((config.arm, trace))
-    result = _compare_profiles(options, arms, loop)
+    config, profiles = options.reference, with_reasons(arms)
+    recipe = config.recipe
+    subject = f"{recipe.model.arch} on {recipe.data.name}, batch {recipe.batch_size}, {recipe.optimizer.name}"
+    if config.script is not None:
+        subject = config.script.name
+    result = Profile(
+        reference=config.arm,
+        headline=headline_of(profiles),
+        arms=profiles,
+        subject=subject if loop is None else "",
+        device=profiles[0].device,
+        notes=[
+            *([SCRIPT_NOTE] if config.script is not None else []),
+            *dict.fromkeys(note for arm in profiles for note in arm.notes),
+        ],
+    )
     if output_dir is not None:
         written = write_result(result, output_dir, ("json", "md", "html"))
         merged = merged_trace(traces)
@@ -87,29 +102,6 @@ def _one(options: ProfileOptions, config: RunConfig, loop: Loop | None) -> tuple
             config, steps=options.steps, profiled=options.profiled, trials=options.trials, trace=path
         )
         return found, json.loads(path.read_text(encoding="utf-8"))
-
-
-def _compare_profiles(options: ProfileOptions, arms: Sequence[ArmProfile], loop: object) -> Profile:
-    config = options.reference
-    recipe = config.recipe
-    subject = f"{recipe.model.arch} on {recipe.data.name}, batch {recipe.batch_size}, {recipe.optimizer.name}"
-    if config.script is not None:
-        subject = config.script.name
-    elif loop is not None:
-        subject = ""
-    found = with_reasons(arms)
-    result = Profile(
-        reference=config.arm,
-        headline=[],
-        arms=found,
-        subject=subject,
-        device=found[0].device,
-        notes=[
-            *([SCRIPT_NOTE] if config.script is not None else []),
-            *dict.fromkeys(note for arm in found for note in arm.notes),
-        ],
-    )
-    return result.model_copy(update={"headline": headline_of(result)})
 
 
 def steps_needed(steps: int, profiled: int) -> int:
@@ -142,17 +134,9 @@ def profile_script(config: RunConfig, folder: Path, *, steps: int, profiled: int
         answers=str(folder),
         ended=str(folder / ENDED),
     )
-    request.write(folder / "request.json")
-    code = run_examined(config, folder, "profiled")
-    if not request.answer(0).exists():
-        if code:
-            raise ERRORS.get(code, LaunchError)(f"the script showed no step to profile: {error_of(code, folder)}")
-        raise LaunchError(
-            "the script ended before its steps were profiled; a step is a backward pass and an optimizer step, and a "
-            f"profile takes {steps_needed(steps, profiled)} of them: let it train longer, or lower --steps"
-        )
+    what = f"profile, which takes {steps_needed(steps, profiled)} steps"
+    run_examined(config, folder, "profiled", request, request.answer(0), what)
     files = [path for rank in range(config.processes) if (path := request.answer(rank)).exists()]
     ranks = [ArmProfile.model_validate_json(path.read_text(encoding="utf-8")) for path in files]
-    times = [RankTimes(rank=at, seconds=one.seconds, communication=one.communication) for at, one in enumerate(ranks)]
-    found = ranks[0].model_copy(update={"ranks": times if len(times) > 1 else []})
+    found = ranks[0].model_copy(update={"rank_seconds": [one.seconds for one in ranks] if len(ranks) > 1 else []})
     return found, json.loads(request.trace.read_text(encoding="utf-8"))

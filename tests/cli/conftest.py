@@ -88,7 +88,9 @@ def script_server(forking: types.SimpleNamespace) -> Iterator[ProcessServer]:
     """A process server for cells of scripts, which forks one after the other."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ampcompare.base.processes.client.subprocess", forking)
-        server = ProcessServer(script_launcher.LOADED, {"PYTHONHASHSEED": "0", **os.environ}, script_launcher.OPTIONS)
+        server = ProcessServer(
+            script_launcher.ScriptLauncher.loaded, {"PYTHONHASHSEED": "0", **os.environ}, script_launcher.OPTIONS
+        )
     yield server
     server.close()
 

@@ -139,18 +139,6 @@ def test_event_files_for_tensorboard(call: Call, tmp_path: Path) -> None:
     assert {path: (tmp_path / "tb" / path).read_bytes() for path in files} == files
 
 
-def test_absent_tensorboard_is_said_before_training(
-    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without the package `--tensorboard` ends with 4 and one line that says what to install; no cell has run."""
-    monkeypatch.setattr("ampcompare.results.report.tensorboard.find_spec", lambda name: None)
-    done = call(*PAIR, "-o", str(tmp_path / "run"), "--tensorboard", str(tmp_path / "tb"), tiny=True)
-    assert done.code == 4
-    assert len(done.lines) == 1
-    assert done.lines[0].endswith("pip install tensorboard")
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.parametrize(
     ("task", "margin", "why"),
     [

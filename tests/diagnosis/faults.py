@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -113,8 +113,7 @@ def loop_of(
 
     def loss_of(model: Any, _: int) -> Tensor:
         x, y = inputs(8, 16), torch.arange(8) % 4
-        value: Tensor = model(x, y) if loss is None else loss(model(x), y)
-        return value
+        return model(x, y) if loss is None else loss(model(x), y)
 
     return loops.loop_of(make, loss_of, optimizer=optimizer, steps=STEPS)
 
@@ -188,8 +187,6 @@ def linears(*names: str) -> dict[str, nn.Module]:
 
 
 def attention(scale: float) -> Net:
-    """Return one head, written with functions."""
-
     def forward(m: Any, x: Tensor) -> Tensor:
         scores = m.query(x * scale) @ m.key(x * scale).T  # plant: scores
         return torch.softmax(scores / (16.0 * scale**2), -1) @ m.value(x)
@@ -263,7 +260,6 @@ def plain() -> nn.Module:
 
 
 def convolutions(factor: float) -> nn.Module:
-    """Return two convolutions around a normalization by hand."""
     return Net(
         lambda m, x: m.tail(m.normalize(torch.relu(m.stem(x.reshape(-1, 1, 4, 4))))).mean((2, 3)),
         stem=nn.Conv2d(1, 8, 3, padding=1),
@@ -273,7 +269,6 @@ def convolutions(factor: float) -> nn.Module:
 
 
 def recurrent(factor: float) -> nn.Module:
-    """Return a GRU over four parts of the input, whose last state is raised to a power."""
     return Net(
         lambda m, x: m.head(m.power(m.cell(x.reshape(-1, 4, 4))[0][:, -1])),
         cell=nn.GRU(4, 16, batch_first=True),
@@ -283,7 +278,6 @@ def recurrent(factor: float) -> nn.Module:
 
 
 def shared(factor: float) -> nn.Module:
-    """Return a layer that is used twice, with a product of its results."""
     return Net(
         lambda m, x: m.head(m.square(m.layer(m.layer(x)))),
         layer=nn.Linear(16, 16),
@@ -293,7 +287,6 @@ def shared(factor: float) -> nn.Module:
 
 
 def in_turn(blocks: Iterable[nn.Module], *, call: Callable[..., Any] = lambda block, x: block(x)) -> nn.Module:
-    """Return blocks that are called one after the other, and a head."""
     return Net(
         lambda m, x: m.head(functools.reduce(lambda value, block: call(block, value), m.blocks, x)),
         blocks=nn.ModuleList(blocks),
@@ -302,7 +295,6 @@ def in_turn(blocks: Iterable[nn.Module], *, call: Callable[..., Any] = lambda bl
 
 
 def odds_in_third_block(slope: float) -> nn.Module:
-    """Return a stack whose third block has an odds ratio instead of an activation."""
     odds = Apply(lambda x: torch.log1p(torch.sigmoid(x * slope) / (1.0 - torch.sigmoid(x * slope) + 1e-9)))
     return in_turn(nn.Sequential(nn.Linear(16, 16), odds if number == 2 else nn.Tanh()) for number in range(4))
 
@@ -334,7 +326,6 @@ def focal_in_half(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def feedforward(factor: float) -> Net:
-    """Return a residual block with a squared ReLU."""
     return Net(
         lambda m, x: x + m.down(m.act(m.up(x))),
         up=nn.Linear(16, 32),
@@ -344,12 +335,10 @@ def feedforward(factor: float) -> Net:
 
 
 def channel_norm(factor: float) -> nn.Module:
-    """Return a norm of channels by sums over batch and positions."""
     return Apply(lambda x: x * factor / (x * factor * (x * factor)).sum((0, 2, 3), keepdim=True).add(1.0).sqrt() * 10.0)
 
 
 def pictures(norm: nn.Module) -> nn.Module:
-    """Return a convolution, a normalization and a head."""
     return Net(
         lambda m, x: m.head(torch.relu(m.norm(m.conv(x.reshape(-1, 1, 4, 4)))).mean((2, 3))),
         conv=nn.Conv2d(1, 8, 3, padding=1),
@@ -359,20 +348,16 @@ def pictures(norm: nn.Module) -> nn.Module:
 
 
 def causal() -> Net:
-    """Return attention whose mask is minus infinity."""
-
     def forward(m: Any, x: Tensor) -> Tensor:
         q, k, v = m.inner(x.reshape(-1, 4, 4)).chunk(3, -1)
         mask = torch.ones(4, 4, dtype=torch.bool).triu(1)
         scores = (q @ k.transpose(1, 2) / 2).masked_fill(mask, float("-inf"))
-        out: Tensor = m.head((torch.softmax(scores, -1) @ v).flatten(1))
-        return out
+        return m.head((torch.softmax(scores, -1) @ v).flatten(1))
 
     return Net(forward, inner=nn.Linear(4, 12), head=nn.Linear(16, 4))
 
 
 def torch_encoder() -> nn.Module:
-    """Return one layer of torch's own transformer."""
     return Net(
         lambda m, x: m.head(m.layer(x.reshape(-1, 2, 8)).flatten(1)),
         layer=nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True),
@@ -381,25 +366,20 @@ def torch_encoder() -> nn.Module:
 
 
 def gated() -> nn.Module:
-    """Return a GRU and a head."""
     cell = nn.GRU(4, 8, batch_first=True)
     return Net(lambda m, x: m.head(m.cell(x.reshape(-1, 4, 4))[0][:, -1]), cell=cell, head=nn.Linear(8, 4))
 
 
 def recomputed() -> nn.Module:
-    """Return two checkpointed blocks."""
     blocks = (nn.Sequential(nn.Linear(16, 16), nn.GELU()) for _ in range(2))
     return in_turn(blocks, call=functools.partial(checkpoint, use_reentrant=False))
 
 
 def twins() -> Net:
-    """Return one tower for both halves of the input."""
-
     def forward(m: Any, x: Tensor) -> Tensor:
         left, right = map(m.tower, x.chunk(2, -1))
         likeness = F.cosine_similarity(left, right)[:, None].to(left.dtype)
-        out: Tensor = m.head(torch.cat([left - right, likeness], -1))
-        return out
+        return m.head(torch.cat([left - right, likeness], -1))
 
     return Net(forward, tower=nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8)), head=nn.Linear(9, 4))
 
@@ -409,8 +389,6 @@ def blocks(factor: float) -> nn.Module:
 
 
 def tempered(temperature: float) -> Net:
-    """Return attention with a temperature."""
-
     def forward(m: Any, x: Tensor) -> Tensor:
         scores = m.query(x) @ (m.key(x) / temperature).T  # plant: temperature
         return torch.softmax(scores, -1) @ m.value(x)
@@ -433,26 +411,20 @@ def masked(value: float) -> Net:
 
 
 def words(factor: float) -> Net:
-    """Return word vectors multiplied by a large factor, then brought to length one, and a head."""
-
     def forward(m: Any, x: Tensor) -> Tensor:
         words = m.table((x.float().abs() * 10).long() % 32)
         words = words * factor  # plant: embedding
-        out: Tensor = words.mean(1) / factor
-        return out
+        return words.mean(1) / factor
 
     embed = Net(forward, table=nn.Embedding(32, 16))
     return Net(lambda m, x: m.head(m.embed(x)), embed=embed, head=nn.Linear(16, 4))
 
 
 def position(rate: float) -> nn.Module:
-    """Return what adds sines whose frequencies grow by powers."""
     return Apply(lambda x: x + torch.sin(torch.exp(torch.arange(16, dtype=x.dtype, device=x.device) * rate)))
 
 
 def growing(growth: float, steps: int) -> Net:
-    """Return a recurrence by hand whose state grows from step to step."""
-
     def forward(m: Any, x: Tensor) -> Tensor:
         state = torch.zeros_like(x)
         for _ in range(steps):
@@ -463,7 +435,6 @@ def growing(growth: float, steps: int) -> Net:
 
 
 def stack(activations: Iterable[nn.Module]) -> nn.Module:
-    """Return blocks with an activation each."""
     parts = (OrderedDict(layer=nn.Linear(16, 16), act=activation) for activation in activations)
     return in_turn(nn.Sequential(part) for part in parts)
 
@@ -512,13 +483,11 @@ def entropy_by_hand(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def lstm() -> nn.Module:
-    """Return two layers of an LSTM."""
     cell = nn.LSTM(4, 8, num_layers=2, batch_first=True)
     return Net(lambda m, x: m.head(m.cell(x.reshape(-1, 4, 4))[0].mean(1)), cell=cell, head=nn.Linear(8, 4))
 
 
 def separable() -> nn.Module:
-    """Return convolutions by channel, batch norm, hard swish and max pooling."""
     return nn.Sequential(
         Apply(lambda x: x.reshape(-1, 1, 4, 4)),
         nn.Conv2d(1, 8, 1),
@@ -537,13 +506,10 @@ def drawn(encoded: Tensor) -> Tensor:
 
 
 def variational() -> nn.Module:
-    """Return mean and logarithm of a variance, and a sample."""
     return Net(lambda m, x: m.head(drawn(m.encoder(x))), encoder=nn.Linear(16, 16), head=nn.Linear(8, 4))
 
 
 def experts() -> Net:
-    """Return a gate that chooses two of four layers."""
-
     def forward(m: Any, x: Tensor) -> Tensor:
         values, places = m.gate(x).topk(2, -1)
         outputs = torch.stack([expert(x) for expert in m.experts], 1)
@@ -566,8 +532,7 @@ def padded_attention(away: float) -> Net:
         query, key, value = m.qkv(x).chunk(3, -1)
         scores = query @ key.transpose(-2, -1) / 8**0.5
         scores = scores + (1.0 - keep[:, None, :].to(scores.dtype)) * away  # plant: padding
-        out: Tensor = m.out(torch.softmax(scores, -1) @ value)
-        return out
+        return m.out(torch.softmax(scores, -1) @ value)
 
     return Net(forward, qkv=nn.Linear(8, 24), out=nn.Linear(8, 8))
 
@@ -601,7 +566,6 @@ def views(temperature: float, by_hand: bool = True) -> Net:
 
 
 def classifier(loss: Loss, sharpness: float = 1.0) -> Net:
-    """Return two layers whose logits are far apart, and a loss of one's own."""
     layers = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
     return Net(lambda m, x, y: loss(m.body(x) * sharpness, y), body=layers)
 
@@ -671,8 +635,6 @@ def penalized(size: float) -> Net:
 
 
 def pooled(pool: nn.Module, length: int = 16) -> Net:
-    """Return features of a convolution, pooled by a part of one's own."""
-
     def forward(m: Any, x: Tensor, y: Tensor) -> Tensor:
         x = x.repeat(1, length // 16)
         return F.cross_entropy(m.head(m.pool(m.features(x[:, None]))), y)
@@ -682,12 +644,10 @@ def pooled(pool: nn.Module, length: int = 16) -> Net:
 
 
 def gem(size: float, least: float = 1e-6) -> nn.Module:
-    """Return the generalized mean of each channel, of features of a certain size."""
     return Apply(lambda x: (x * size).clamp(min=least).pow(3.0).mean(-1).pow(1.0 / 3.0) / size)
 
 
 def mean_of_beginnings(offset: float) -> nn.Module:
-    """Return the last of the means of all beginnings of a signal."""
     return Apply(lambda x: torch.cumsum(x + offset, -1)[..., -1] / x.shape[-1] - offset)
 
 
@@ -756,8 +716,6 @@ def rotary(first: int, in_fp32: bool = False) -> nn.Module:
 
 
 def sequence(positions: nn.Module) -> Net:
-    """Return sixteen tokens, their positions, and one layer that reads them in order."""
-
     def forward(m: Any, x: Tensor, y: Tensor) -> Tensor:
         tokens = m.positions(m.embed(x[..., None]))
         return F.cross_entropy(m.head(m.norm(tokens.flatten(1))).float(), y)
@@ -766,8 +724,6 @@ def sequence(positions: nn.Module) -> Net:
 
 
 def cells() -> Net:
-    """Return an LSTM written as a loop over cells."""
-
     def forward(m: Any, x: Tensor, y: Tensor) -> Tensor:
         state = None
         for at in range(x.shape[1]):
@@ -778,8 +734,8 @@ def cells() -> Net:
     return Net(forward, cell=nn.LSTMCell(1, 8), head=nn.Linear(8, 4))
 
 
-def _of(corpus: str, networks: Iterable[Network]) -> list[Network]:
-    return [replace(network, corpus=corpus) for network in networks]
+def _of(corpus: str, rows: Iterable[tuple[Any, ...]]) -> list[Network]:
+    return [Network(*row, corpus=corpus) for row in rows]
 
 
 MIDDLES: tuple[tuple[str, Callable[[Tensor], Tensor]], ...] = (
@@ -806,143 +762,129 @@ HEALTHY_MODELS: dict[str, Callable[[], nn.Module]] = {
     "deep": lambda: body(nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(4)))),
 }
 PLANTED = [
-    *(
-        Network(f"{name}, {tag}", arm, *how)
-        for arm, tag in ((O2, "O2"), (SIXTEEN, "half"))
-        for name, *how in PLANTED_TWICE
-    ),
-    Network("exp in a loss of fp16", O2, loop_of(plain, loss=LOSSES["exp"], optimizer=SLOW), "#exp"),
-    Network("sum in a loss of fp16", O2, loop_of(plain, loss=LOSSES["half_sum"], optimizer=SLOW), "#half sum"),
-    Network("cosh in a loss of fp16", O2, loop_of(plain, loss=LOSSES["cosh"], optimizer=SLOW), "#cosh"),
-    Network("cube, native", NATIVE, loop_of(middle(PARTS["cube"])), "middle"),
-    Network("norm of a long vector, native", NATIVE, loop_of(middle(PARTS["big_norm"])), "middle"),
-    Network("division by a small number, native", NATIVE, loop_of(middle(small_division)), "middle"),
-    Network(
+    *((f"{name}, {tag}", arm, *how) for arm, tag in ((O2, "O2"), (SIXTEEN, "half")) for name, *how in PLANTED_TWICE),
+    ("exp in a loss of fp16", O2, loop_of(plain, loss=LOSSES["exp"], optimizer=SLOW), "#exp"),
+    ("sum in a loss of fp16", O2, loop_of(plain, loss=LOSSES["half_sum"], optimizer=SLOW), "#half sum"),
+    ("cosh in a loss of fp16", O2, loop_of(plain, loss=LOSSES["cosh"], optimizer=SLOW), "#cosh"),
+    ("cube, native", NATIVE, loop_of(middle(PARTS["cube"])), "middle"),
+    ("norm of a long vector, native", NATIVE, loop_of(middle(PARTS["big_norm"])), "middle"),
+    ("division by a small number, native", NATIVE, loop_of(middle(small_division)), "middle"),
+    (
         "small eps in Adam",
         "half",
         loop_of(plain, optimizer=lambda params: torch.optim.Adam(params, lr=1e-3, eps=1e-8)),
         "master_weights",
     ),
-    Network("lost updates", "half", loop_of(plain, optimizer=SLOW), "master_weights"),
-    Network("tiny gradients without a scale", "half", loop_of(plain, loss=LOSSES["tiny"]), "loss_scale"),
-    Network(
-        "tiny gradients at a fixed scale", "apex:O2,loss_scale=2", loop_of(plain, loss=LOSSES["tiny"]), "loss_scale"
-    ),
-    Network("a fixed scale that is too large", "apex:O2,loss_scale=16777216", loop_of(plain), "loss_scale"),
-    Network("running mean in bf16", BF16, loop_of(lambda: body(RunningMean(16, 300.0, 0.01))), "middle"),
+    ("lost updates", "half", loop_of(plain, optimizer=SLOW), "master_weights"),
+    ("tiny gradients without a scale", "half", loop_of(plain, loss=LOSSES["tiny"]), "loss_scale"),
+    ("tiny gradients at a fixed scale", "apex:O2,loss_scale=2", loop_of(plain, loss=LOSSES["tiny"]), "loss_scale"),
+    ("a fixed scale that is too large", "apex:O2,loss_scale=16777216", loop_of(plain), "loss_scale"),
+    ("running mean in bf16", BF16, loop_of(lambda: body(RunningMean(16, 300.0, 0.01))), "middle"),
 ]
 HELD_OUT = [
-    Network("instance norm by hand, convolutions", SIXTEEN, loop_of(lambda: convolutions(800.0)), "normalize"),
-    Network("instance norm by hand, convolutions, O2", O2, loop_of(lambda: convolutions(800.0)), "normalize"),
-    Network("fourth power after a GRU, O2", O2, loop_of(lambda: recurrent(60.0)), "power"),
-    Network("product of a shared layer, O2", O2, loop_of(lambda: shared(2000.0)), "square"),
-    Network("product of a shared layer, native", NATIVE, loop_of(lambda: shared(2000.0)), "square"),
-    Network("odds in the third block, O2", O2, loop_of(lambda: odds_in_third_block(60.0)), "blocks.2.1", ("blocks.2",)),
-    Network("distances of far points, O2", O2, loop_of(middle(distances)), "middle"),
-    Network("logsumexp by hand, half", SIXTEEN, loop_of(middle(PARTS["logsumexp_by_hand"])), "middle"),
-    Network("divergence in a loss of fp16", O2, loop_of(plain, loss=divergence_by_hand), "#divergence"),
-    Network("Adam with a large eps lost in fp16", "half", loop_of(plain, optimizer=TINY_ADAM), "master_weights"),
+    ("instance norm by hand, convolutions", SIXTEEN, loop_of(lambda: convolutions(800.0)), "normalize"),
+    ("instance norm by hand, convolutions, O2", O2, loop_of(lambda: convolutions(800.0)), "normalize"),
+    ("fourth power after a GRU, O2", O2, loop_of(lambda: recurrent(60.0)), "power"),
+    ("product of a shared layer, O2", O2, loop_of(lambda: shared(2000.0)), "square"),
+    ("product of a shared layer, native", NATIVE, loop_of(lambda: shared(2000.0)), "square"),
+    ("odds in the third block, O2", O2, loop_of(lambda: odds_in_third_block(60.0)), "blocks.2.1", ("blocks.2",)),
+    ("distances of far points, O2", O2, loop_of(middle(distances)), "middle"),
+    ("logsumexp by hand, half", SIXTEEN, loop_of(middle(PARTS["logsumexp_by_hand"])), "middle"),
+    ("divergence in a loss of fp16", O2, loop_of(plain, loss=divergence_by_hand), "#divergence"),
+    ("Adam with a large eps lost in fp16", "half", loop_of(plain, optimizer=TINY_ADAM), "master_weights"),
 ]
 HEALTHY = [
-    Network(f"{name}, {arm}", arm, loop_of(make))
+    (f"{name}, {arm}", arm, loop_of(make))
     for name, make in HEALTHY_MODELS.items()
     for arm in (O1, O2, NATIVE, "native:bf16", SIXTEEN)
 ]
 NEW = [
-    Network("RMS norm with an eps that fp16 loses, O2", O2, loop_of(middle(rms_without_room)), "middle"),
-    Network("cumulative sum of a long row, half", SIXTEEN, loop_of(middle(PARTS["long_cumsum"])), "middle"),
-    Network("temperature of a contrastive loss, O2", O2, loop_of(plain, loss=contrastive), "#contrastive temperature"),
-    Network("focal loss in fp16, half", SIXTEEN, loop_of(plain, loss=focal_in_half), "#focal in half"),
-    Network("squared ReLU in the second block, native", NATIVE, loop_of(lambda: blocks(500.0)), "1.act"),
-    Network("channel norm by sums, native", NATIVE, loop_of(lambda: pictures(channel_norm(300.0))), "norm"),
-    Network("updates below bf16, half", "half:bf16", loop_of(plain, optimizer=CRAWLING), "master_weights"),
-    Network("faint loss without a scale, O3", "apex:O3", loop_of(plain, loss=LOSSES["faint"]), "loss_scale"),
-    Network("encoder layer, O2", O2, loop_of(torch_encoder)),
-    Network("GRU, native", NATIVE, loop_of(gated)),
-    Network("group norm of pictures, O1", O1, loop_of(lambda: pictures(nn.GroupNorm(2, 8)))),
-    Network("checkpointed blocks, half", SIXTEEN, loop_of(recomputed)),
-    Network("squared ReLU of ordinary size, O2", O2, loop_of(lambda: blocks(1.0))),
-    Network("causal mask of minus infinity, native", NATIVE, loop_of(causal)),
-    Network("far targets, O2", O2, loop_of(plain, loss=LOSSES["far_targets"])),
-    Network("twin towers, bf16", "native:bf16", loop_of(twins)),
+    ("RMS norm with an eps that fp16 loses, O2", O2, loop_of(middle(rms_without_room)), "middle"),
+    ("cumulative sum of a long row, half", SIXTEEN, loop_of(middle(PARTS["long_cumsum"])), "middle"),
+    ("temperature of a contrastive loss, O2", O2, loop_of(plain, loss=contrastive), "#contrastive temperature"),
+    ("focal loss in fp16, half", SIXTEEN, loop_of(plain, loss=focal_in_half), "#focal in half"),
+    ("squared ReLU in the second block, native", NATIVE, loop_of(lambda: blocks(500.0)), "1.act"),
+    ("channel norm by sums, native", NATIVE, loop_of(lambda: pictures(channel_norm(300.0))), "norm"),
+    ("updates below bf16, half", "half:bf16", loop_of(plain, optimizer=CRAWLING), "master_weights"),
+    ("faint loss without a scale, O3", "apex:O3", loop_of(plain, loss=LOSSES["faint"]), "loss_scale"),
+    ("encoder layer, O2", O2, loop_of(torch_encoder)),
+    ("GRU, native", NATIVE, loop_of(gated)),
+    ("group norm of pictures, O1", O1, loop_of(lambda: pictures(nn.GroupNorm(2, 8)))),
+    ("checkpointed blocks, half", SIXTEEN, loop_of(recomputed)),
+    ("squared ReLU of ordinary size, O2", O2, loop_of(lambda: blocks(1.0))),
+    ("causal mask of minus infinity, native", NATIVE, loop_of(causal)),
+    ("far targets, O2", O2, loop_of(plain, loss=LOSSES["far_targets"])),
+    ("twin towers, bf16", "native:bf16", loop_of(twins)),
 ]
 
 
 EVERYDAY = [
-    Network(
-        "temperature of attention, native", NATIVE, loop_of(lambda: body(tempered(1e-6))), "#temperature", ("middle",)
-    ),
-    Network("layer norm by hand, O2", O2, loop_of(middle(layer_norm(3000.0))), "middle"),
-    Network("GELU by hand, half", SIXTEEN, loop_of(middle(gelu(400.0))), "middle"),
-    Network("scale of an embedding, O2", O2, loop_of(lambda: words(1e5)), "#embedding", ("embed",)),
-    Network("cosine in a loss of fp16", O2, loop_of(plain, loss=cosine_loss), "#cosine", ("#lengths",)),
-    Network("cross entropy by hand, half", SIXTEEN, loop_of(plain, loss=entropy_by_hand), "#entropy"),
-    Network("variance of a batch, bf16", BF16, loop_of(middle(spread)), "middle"),
-    Network("frequencies of positions, O2", O2, loop_of(lambda: body(position(0.9))), "middle"),
-    Network("differences of times, half", SIXTEEN, loop_of(middle(time_deltas)), "middle"),
-    Network(
+    ("temperature of attention, native", NATIVE, loop_of(lambda: body(tempered(1e-6))), "#temperature", ("middle",)),
+    ("layer norm by hand, O2", O2, loop_of(middle(layer_norm(3000.0))), "middle"),
+    ("GELU by hand, half", SIXTEEN, loop_of(middle(gelu(400.0))), "middle"),
+    ("scale of an embedding, O2", O2, loop_of(lambda: words(1e5)), "#embedding", ("embed",)),
+    ("cosine in a loss of fp16", O2, loop_of(plain, loss=cosine_loss), "#cosine", ("#lengths",)),
+    ("cross entropy by hand, half", SIXTEEN, loop_of(plain, loss=entropy_by_hand), "#entropy"),
+    ("variance of a batch, bf16", BF16, loop_of(middle(spread)), "middle"),
+    ("frequencies of positions, O2", O2, loop_of(lambda: body(position(0.9))), "middle"),
+    ("differences of times, half", SIXTEEN, loop_of(middle(time_deltas)), "middle"),
+    (
         "softplus by hand in the third block, native",
         NATIVE,
         loop_of(lambda: stack([nn.ReLU(), nn.Tanh(), softplus(60.0)])),
         "blocks.2.act",
     ),
-    Network("two masks that add up, O2", O2, loop_of(lambda: body(masked(-4e4))), "#masks", ("middle",)),
-    Network(
-        "a growing state, half", SIXTEEN, loop_of(lambda: body(growing(3.0, 12))), "#growing", ("middle", "#shrinking")
-    ),
-    Network("two layers of LSTM, bf16", "native:bf16", loop_of(lstm)),
-    Network("separable convolutions, O2", O2, loop_of(separable)),
-    Network("layer norm by hand of ordinary size, O2", O2, loop_of(middle(layer_norm(1.0)))),
-    Network("GELU by hand of ordinary size, half", SIXTEEN, loop_of(middle(gelu(1.0)))),
-    Network("softplus by hand of ordinary size, O1", O1, loop_of(lambda: stack([softplus(1.0)] * 3))),
-    Network("a sample of a distribution, native", NATIVE, loop_of(variational)),
-    Network("a gate of experts, bf16", BF16, loop_of(experts)),
-    Network("triplets, O2", O2, loop_of(plain, loss=LOSSES["triplet"])),
-    Network("targets that are left out, half", SIXTEEN, loop_of(plain, loss=LOSSES["partly_masked"])),
-    Network("inputs of zeros, native", NATIVE, loop_of(plain, inputs=rare_rows)),
+    ("two masks that add up, O2", O2, loop_of(lambda: body(masked(-4e4))), "#masks", ("middle",)),
+    ("a growing state, half", SIXTEEN, loop_of(lambda: body(growing(3.0, 12))), "#growing", ("middle", "#shrinking")),
+    ("two layers of LSTM, bf16", "native:bf16", loop_of(lstm)),
+    ("separable convolutions, O2", O2, loop_of(separable)),
+    ("layer norm by hand of ordinary size, O2", O2, loop_of(middle(layer_norm(1.0)))),
+    ("GELU by hand of ordinary size, half", SIXTEEN, loop_of(middle(gelu(1.0)))),
+    ("softplus by hand of ordinary size, O1", O1, loop_of(lambda: stack([softplus(1.0)] * 3))),
+    ("a sample of a distribution, native", NATIVE, loop_of(variational)),
+    ("a gate of experts, bf16", BF16, loop_of(experts)),
+    ("triplets, O2", O2, loop_of(plain, loss=LOSSES["triplet"])),
+    ("targets that are left out, half", SIXTEEN, loop_of(plain, loss=LOSSES["partly_masked"])),
+    ("inputs of zeros, native", NATIVE, loop_of(plain, inputs=rare_rows)),
 ]
 
 
 WRITTEN = [
-    Network("padding of -1e9, half", SIXTEEN, own_loss(lambda: encoder(-1e9)), "#padding", ("attention",)),
-    Network("contrastive loss by hand, native", NATIVE, own_loss(lambda: views(0.07)), "#contrastive"),
-    Network("focal loss by hand, half", SIXTEEN, own_loss(lambda: classifier(focal, 60.0)), "#focal"),
-    Network(
-        "loss of a GAN by hand, O1", O1, own_loss(lambda: gan(50.0), optimizer=SLOWEST), "#judged", ("#adversarial",)
-    ),
-    Network("penalty on a gradient, half", SIXTEEN, own_loss(lambda: penalized(1e-3)), "#penalty"),
-    Network(
+    ("padding of -1e9, half", SIXTEEN, own_loss(lambda: encoder(-1e9)), "#padding", ("attention",)),
+    ("contrastive loss by hand, native", NATIVE, own_loss(lambda: views(0.07)), "#contrastive"),
+    ("focal loss by hand, half", SIXTEEN, own_loss(lambda: classifier(focal, 60.0)), "#focal"),
+    ("loss of a GAN by hand, O1", O1, own_loss(lambda: gan(50.0), optimizer=SLOWEST), "#judged", ("#adversarial",)),
+    ("penalty on a gradient, half", SIXTEEN, own_loss(lambda: penalized(1e-3)), "#penalty"),
+    (
         "logarithm of a softmax, O2",
         O2,
         own_loss(lambda: classifier(policy_gradient, 50.0), optimizer=SLOWEST),
         "#policy",
     ),
-    Network("generalized mean, O2", O2, own_loss(lambda: pooled(gem(2e-3))), "pool"),
-    Network("mean of beginnings, native", NATIVE, own_loss(lambda: pooled(mean_of_beginnings(40.0), 2048)), "pool"),
-    Network("batch statistics by two means, half", SIXTEEN, own_loss(lambda: pooled(standardized(600.0))), "pool"),
-    Network("directions of zero vectors, half", SIXTEEN, own_loss(lambda: directions(1e-12)), "#directions"),
-    Network("Gumbel noise, O2", O2, own_loss(gumbel), "#uniform", ("#gumbel",)),
-    Network(
+    ("generalized mean, O2", O2, own_loss(lambda: pooled(gem(2e-3))), "pool"),
+    ("mean of beginnings, native", NATIVE, own_loss(lambda: pooled(mean_of_beginnings(40.0), 2048)), "pool"),
+    ("batch statistics by two means, half", SIXTEEN, own_loss(lambda: pooled(standardized(600.0))), "pool"),
+    ("directions of zero vectors, half", SIXTEEN, own_loss(lambda: directions(1e-12)), "#directions"),
+    ("Gumbel noise, O2", O2, own_loss(gumbel), "#uniform", ("#gumbel",)),
+    (
         "divergence of a student, half",
         SIXTEEN,
         own_loss(lambda: classifier(distillation, 25.0), optimizer=SLOWEST),
         "#distillation",
     ),
-    Network("label smoothing by hand, O2", O2, own_loss(lambda: classifier(smoothed, 60.0)), "#smoothing"),
-    Network("distances to prototypes, O2", O2, own_loss(lambda: prototypes(20.0)), "#squares", ("#root",)),
-    Network("rotary positions, bf16", BF16, own_loss(lambda: sequence(rotary(4000))), "positions"),
-    Network("padding of -1e4, half", SIXTEEN, own_loss(lambda: encoder(-1e4))),
-    Network("contrastive loss of torch, native", NATIVE, own_loss(lambda: views(0.07, by_hand=False))),
-    Network("focal loss of logarithms, O2", O2, own_loss(lambda: classifier(focal_of_logarithms, 8.0))),
-    Network("loss of a GAN by torch, O1", O1, own_loss(lambda: gan(1.0, by_hand=False))),
-    Network("generalized mean of ordinary features, O2", O2, own_loss(lambda: pooled(gem(1.0, least=0.1)))),
-    Network("directions with an ordinary eps, half", SIXTEEN, own_loss(lambda: directions(1e-3))),
-    Network("Gumbel noise in fp32, O2", O2, own_loss(lambda: gumbel(in_fp32=True))),
-    Network("divergence by torch, half", SIXTEEN, own_loss(lambda: classifier(distillation_of_logarithms))),
-    Network(
-        "rotary positions in fp32, bf16", BF16, own_loss(lambda: sequence(rotary(4000, in_fp32=True)), optimizer=ADAM)
-    ),
-    Network("cells of an LSTM, native", "native:bf16", own_loss(cells, optimizer=ADAM)),
+    ("label smoothing by hand, O2", O2, own_loss(lambda: classifier(smoothed, 60.0)), "#smoothing"),
+    ("distances to prototypes, O2", O2, own_loss(lambda: prototypes(20.0)), "#squares", ("#root",)),
+    ("rotary positions, bf16", BF16, own_loss(lambda: sequence(rotary(4000))), "positions"),
+    ("padding of -1e4, half", SIXTEEN, own_loss(lambda: encoder(-1e4))),
+    ("contrastive loss of torch, native", NATIVE, own_loss(lambda: views(0.07, by_hand=False))),
+    ("focal loss of logarithms, O2", O2, own_loss(lambda: classifier(focal_of_logarithms, 8.0))),
+    ("loss of a GAN by torch, O1", O1, own_loss(lambda: gan(1.0, by_hand=False))),
+    ("generalized mean of ordinary features, O2", O2, own_loss(lambda: pooled(gem(1.0, least=0.1)))),
+    ("directions with an ordinary eps, half", SIXTEEN, own_loss(lambda: directions(1e-3))),
+    ("Gumbel noise in fp32, O2", O2, own_loss(lambda: gumbel(in_fp32=True))),
+    ("divergence by torch, half", SIXTEEN, own_loss(lambda: classifier(distillation_of_logarithms))),
+    ("rotary positions in fp32, bf16", BF16, own_loss(lambda: sequence(rotary(4000, in_fp32=True)), optimizer=ADAM)),
+    ("cells of an LSTM, native", "native:bf16", own_loss(cells, optimizer=ADAM)),
 ]
 NETWORKS = [
     *_of("planted", PLANTED),

@@ -58,8 +58,7 @@ def _two_layers() -> nn.Module:
 
 
 def _size(model: Any, step: int) -> torch.Tensor:
-    result: torch.Tensor = model(torch.randn(6, 4)).float().square().mean()
-    return result
+    return model(torch.randn(6, 4)).float().square().mean()
 
 
 _linear_loop = loop_of(_two_layers, _size, steps=4)
@@ -126,8 +125,7 @@ def test_values_in_rows_that_the_loss_leaves_out_are_named(period: int) -> None:
 
     def loss_of(model: Any, step: int) -> torch.Tensor:
         keep = torch.tensor([step % period != period - 1, True, True])
-        result: torch.Tensor = model(torch.randn(3, 4), keep)[keep].float().square().mean()
-        return result
+        return model(torch.randn(3, 4), keep)[keep].float().square().mean()
 
     loop = loop_of(Padded, loss_of, steps=12)
     found = ampcompare.diagnose(loop, arm="native:fp16", steps=9, device="cpu")
@@ -313,8 +311,7 @@ class _Varied(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         inner = checkpoint(self.block, x, use_reentrant=False)
         states, _ = self.cell(inner.reshape(-1, 4, 4))
-        out: torch.Tensor = self.head(states[:, -1])
-        return out
+        return self.head(states[:, -1])
 
 
 @pytest.mark.parametrize("arm", ["apex:O2", "native:bf16"])

@@ -189,8 +189,7 @@ def test_unusable_subjects_are_refused() -> None:
 
     def differing(model: Any, step: int) -> Tensor:
         calls.append(0)
-        result: Tensor = model(X + len(calls)).square().mean()
-        return result
+        return model(X + len(calls)).square().mean()
 
     calls: list[int] = []
     with pytest.raises(ConfigError, match="no update was applied in fp32"):

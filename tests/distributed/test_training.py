@@ -225,25 +225,6 @@ def test_loss_scales_that_differ_are_found(ranks: Run) -> None:
         assert "loss scales" in text
 
 
-def another_model() -> str:
-    config = configuration(processes=2, parallel={"kind": "ddp"})
-    if dist.get_rank() == 1:
-        values = config.model_dump()
-        values["recipe"]["model"]["arch"] = "convnet"
-        config = RunConfig.model_validate(values)
-    try:
-        make_session(config)
-    except RanksDiffer as error:
-        return str(error)
-    return "no error"
-
-
-def test_a_rank_with_another_model(ranks: Run) -> None:
-    for text in ranks(2, another_model):
-        assert text.startswith("rank 1 of 2 hold another model than rank 0")
-        assert text.endswith("build the same model on every rank")
-
-
 def one_bad_rank(on_nan: str) -> tuple[int | None, int, int]:
     """Break the weights of rank 1 only; return where each rank saw divergence and how many steps and epochs it made."""
     session = make_session(configuration(processes=2, on_nan=on_nan, parallel={"kind": "ddp"}))

@@ -19,14 +19,13 @@ import re
 import sys
 import sysconfig
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ampcompare.base.environment.packages import versions_since
 from ampcompare.base.files.run_files import CellFile, RunFile
-from ampcompare.base.files.snapshot import files_below, is_of_tools, snapshot, state_of
+from ampcompare.base.files.snapshot import files_below, is_of_tools, state_of
 from ampcompare.base.secrets import is_secret_name, mask
 
 __all__ = [
@@ -147,18 +146,18 @@ class CodeWatch:
         self._roots = (self._names.base, os.path.join(self._here, ""))
         self._environment = dict(os.environ)
         self._modules = frozenset(sys.modules)
-        self._start = time.time_ns()
-        self._before = snapshot(self._names.base)
+        self._start = self._now()
 
     def end(self) -> None:
         """Add the modules that are loaded, the files and variables that they name, and the versions of packages."""
         rows: list[dict[str, str]] = []
+        end = self._now()
         config = self._folder / CellFile.CONFIG
         texts = {self._names.base: config.read_text(encoding="utf-8")} if config.exists() else {}
         modules = {os.path.normpath(os.path.join(self._here, file)) for file in _module_files()}
         for path in sorted(filter(self._is_users, modules)):
             if (digest := digest_of(path)) is not None:
-                has_changed = path in self._before and self._before[path] != state_of(path)
+                has_changed = self._start < state_of(path)[0] <= end
                 rows.append({"file": self._names.of(path), "sha256": CHANGING if has_changed else digest})
                 if path.endswith(".py"):
                     texts[path] = Path(path).read_text(encoding="utf-8", errors="replace")
@@ -174,6 +173,12 @@ class CodeWatch:
                 file.write(text.encode())
         except OSError:  # a full disk must not end the training
             return
+
+    def _now(self) -> int:
+        """Return the time in nanoseconds by the clock of the disk, which need not be that of this machine."""
+        path = self._folder / CellFile.LOADED
+        path.touch()
+        return state_of(str(path))[0]
 
     def _is_users(self, path: str) -> bool:
         is_temporary = path.startswith(os.path.join(tempfile.gettempdir(), "tmp")) and not self._root_of(path)
@@ -202,7 +207,7 @@ class CodeWatch:
     def _is_input(self, path: str) -> bool:
         root = self._root_of(path)
         is_others = any(map(is_of_tools, path[len(root) :].split(os.sep))) or (not root and path.startswith(SYSTEM))
-        return self._is_users(path) and not is_others and state_of(path)[0] < self._start
+        return self._is_users(path) and not is_others and state_of(path)[0] <= self._start
 
     def _variables(self, text: str) -> Iterator[dict[str, str]]:
         """Yield the variables that a text asks for, with the values that they had at the start."""

@@ -1,7 +1,6 @@
-"""Reading what users wrote: regular files of bounded size, and JSON and YAML of bounded depth and number of values.
+"""Reading what users wrote: regular files of bounded size, JSON, and YAML of bounded depth and number of values.
 
-Every fault is a `FileFault`, whose text says in one line what is wrong; callers add the name of the file. Memory stays
-below ten times the size of a file, or 200 MB, whatever the file holds.
+Every fault is a `FileFault`, whose text says in one line what is wrong; callers add the name of the file.
 """
 
 from __future__ import annotations
@@ -12,10 +11,7 @@ import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import yaml
+from typing import Any
 
 __all__ = ["FileFault", "check_plain", "open_regular", "parse_json", "parse_yaml", "read_json", "read_text"]
 
@@ -23,10 +19,7 @@ MAX_BYTES = 2**26  # of a file of JSON; a report of 1,000 cells has a sixth of i
 MAX_YAML_CHARACTERS = 2**18
 MAX_YAML_VALUES = 5_000  # with those that an alias repeats
 MAX_DEPTH = 64
-MAX_DIGITS = 400
-FREE_MEMORY = 10**8
-MEMORY_FACTOR = 8
-COSTS = {"{": 200, "[": 90, ",": 60}  # upper bounds of the memory of a value, in bytes, by the sign before it
+NESTED = (list, tuple, Mapping)
 KINDS = {
     stat.S_ISDIR: "Is a directory",
     stat.S_ISFIFO: "it is a pipe, not a regular file",
@@ -34,8 +27,6 @@ KINDS = {
     stat.S_ISCHR: "it is a device, not a regular file",
     stat.S_ISBLK: "it is a device, not a regular file",
 }
-YAML_TAGS = ("null", "bool", "int", "float", "str", "seq", "map", "merge")
-YAML_PREFIX = "tag:yaml.org,2002:"
 
 
 class FileFault(ValueError):
@@ -99,21 +90,16 @@ def parse_json(text: str) -> Any:
     """Return the content of JSON; whole numbers have at most 64 bits.
 
     Raises:
-        FileFault: not JSON, nested too deeply, or more values than memory should be spent on.
+        FileFault: not JSON, or nested too deeply.
     """
-    memory = sum(cost * text.count(sign) for sign, cost in COSTS.items())
-    if memory > max(FREE_MEMORY, MEMORY_FACTOR * len(text)):
-        raise FileFault(f"its {len(text):,} characters hold more values than are read")
     try:
-        data = json.loads(text, parse_int=_whole_number)
+        return json.loads(text, parse_int=_whole_number)
     except FileFault:
         raise
     except RecursionError:
         raise _too_deep() from None
     except ValueError as error:
         raise FileFault(f"not JSON ({error})") from None
-    _values(data, len(text) + 1)
-    return data
 
 
 def check_plain(value: Any) -> None:
@@ -122,36 +108,38 @@ def check_plain(value: Any) -> None:
     Raises:
         FileFault: it is not, is nested too deeply or within itself, or holds too many values.
     """
-    for one in _values(value, MAX_YAML_VALUES):
+    for one in _values(value):
         if isinstance(one, Mapping):
             odd = next((key for key in one if not isinstance(key, str)), None)
             if odd is not None:
                 raise FileFault(f"the key {odd!r} is not text; write it in quotes")
-        elif isinstance(one, int) and not isinstance(one, bool) and abs(one) >= 2**63:
-            raise FileFault("a whole number has more than 64 bits")
-        elif not isinstance(one, (list, tuple, str, int, float, type(None))):
-            raise FileFault(f"a value is of type {type(one).__name__}; JSON has no such values")
 
 
-def _values(data: Any, most: int) -> list[Any]:
-    """Return a value and all that it holds.
+def _values(data: Any) -> list[Any]:
+    """Return a value and all that it holds; what an alias of YAML stands for counts each time.
 
     Raises:
-        FileFault: nested too deeply, or more than `most` values.
+        FileFault: nested too deeply, more than `MAX_YAML_VALUES` values, or one that JSON does not have.
     """
     found, level = [data], [data]
     for _ in range(MAX_DEPTH):
-        nodes = [node.values() if isinstance(node, Mapping) else node for node in level]
+        nodes = [node.values() if isinstance(node, Mapping) else node for node in level if isinstance(node, NESTED)]
         level = []
         for node in nodes:
-            level += node if isinstance(node, (list, tuple)) else list(node)
-            if len(found) + len(level) > most:
-                raise FileFault(f"it holds more than {most:,} values")
+            level += node
+            if len(found) + len(level) > MAX_YAML_VALUES:
+                raise FileFault(f"it holds more than {MAX_YAML_VALUES:,} values")
         found += level
-        level = [node for node in level if isinstance(node, (list, tuple, Mapping))]
         if not level:
-            return found
-    raise _too_deep()
+            break
+    else:
+        raise _too_deep()
+    for one in found:
+        if isinstance(one, int) and not isinstance(one, bool) and abs(one) >= 2**63:
+            raise FileFault("a whole number has more than 64 bits")
+        if not isinstance(one, (*NESTED, str, int, float, type(None))):
+            raise FileFault(f"a value is of type {type(one).__name__}; JSON has no such values")
+    return found
 
 
 def _too_deep() -> FileFault:
@@ -175,95 +163,30 @@ def parse_yaml(text: str) -> Any:
     if len(text) > MAX_YAML_CHARACTERS:
         raise FileFault(f"it has {len(text):,} characters, and at most {MAX_YAML_CHARACTERS:,} are read")
     try:
-        loader = _yaml_loader()(text)
-        try:
-            node = loader.get_single_node()
-            return None if node is None else loader.construct_document(_check_nodes(node))
-        finally:
-            loader.dispose()
+        data = yaml.load(text, _yaml_loader())
     except yaml.YAMLError as error:
         raise FileFault(f"it is not YAML: {_fault(error)}") from None
     except RecursionError:
         raise _too_deep() from None
+    except (ValueError, ArithmeticError, KeyError, AttributeError, TypeError) as error:  # as of `!!int abc`
+        raise FileFault(f"it is not YAML: a value cannot be read ({error})") from None
+    _values(data)
+    return data
 
 
 @functools.cache
 def _yaml_loader() -> Any:
-    """Return the class of the loader; the YAML package is imported when the first text is read."""
+    """Return a safe loader that knows no dates; the YAML package is imported when the first text is read."""
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """Reads plain values, and says in which line one cannot be read."""
-
-        composed = 0
-
-        def fetch_flow_collection_start(self, token: Any) -> None:
-            if self.flow_level >= MAX_DEPTH:  # the scanner looks far ahead, in time that grows with depth
-                raise _too_deep()
-            super().fetch_flow_collection_start(token)
-
-        def compose_node(self, parent: Any, index: Any) -> Any:
-            self.composed += 1
-            if self.composed > MAX_YAML_VALUES:
-                raise FileFault(f"it holds more than {MAX_YAML_VALUES:,} values")
-            return super().compose_node(parent, index)
-
-        def construct_object(self, node: Any, deep: bool = False) -> Any:
-            try:
-                value = super().construct_object(node, deep)
-                if isinstance(value, int) and abs(value) >= 2**63:
-                    raise ValueError("it has more than 64 bits")
-                return value
-            except (ValueError, ArithmeticError, KeyError, AttributeError, TypeError) as error:
-                why = str(error) if isinstance(error, (ValueError, ArithmeticError)) else "no such value"
-                shown = str(node.value)[:40]
-                kind = node.tag.removeprefix(YAML_PREFIX)
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"{shown!r} cannot be read as {kind}: {why}", node.start_mark
-                ) from None
+        """Takes a date as a text."""
 
     Loader.yaml_implicit_resolvers = {
-        first: [(tag, form) for tag, form in forms if tag != f"{YAML_PREFIX}timestamp"]
+        first: [(tag, form) for tag, form in forms if not tag.endswith(":timestamp")]
         for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
     return Loader
-
-
-def _check_nodes(root: yaml.Node) -> yaml.Node:
-    """Return a tree of nodes after following its aliases as often as they are used, without building what they hold.
-
-    Raises:
-        FileFault: more values than `MAX_YAML_VALUES`, or a depth beyond `MAX_DEPTH`, as of a node within itself.
-        YAMLError: a value that JSON does not have.
-    """
-    import yaml
-
-    seen: dict[int, tuple[int, int]] = {}
-
-    def measure(node: Any, depth: int) -> tuple[int, int]:
-        """Return how many values a node stands for, and how many levels."""
-        if depth > MAX_DEPTH:
-            raise _too_deep()
-        tag = node.tag.removeprefix(YAML_PREFIX)
-        if tag not in YAML_TAGS:
-            raise yaml.constructor.ConstructorError(None, None, f"a value of type {tag} is not used", node.start_mark)
-        if isinstance(node, yaml.ScalarNode):
-            if tag in ("int", "float") and len(node.value) > MAX_DIGITS:
-                what = f"a number of {len(node.value):,} digits"
-                raise yaml.constructor.ConstructorError(None, None, what, node.start_mark)
-            return 1, 1
-        if id(node) not in seen:
-            parts = [part for pair in node.value for part in pair] if isinstance(node, yaml.MappingNode) else node.value
-            measured = [measure(part, depth + 1) for part in parts]
-            seen[id(node)] = 1 + sum(count for count, _ in measured), 1 + max((high for _, high in measured), default=0)
-        if seen[id(node)][0] > MAX_YAML_VALUES:
-            raise FileFault(f"it holds more than {MAX_YAML_VALUES:,} values, with those that its aliases repeat")
-        if seen[id(node)][1] > MAX_DEPTH:
-            raise _too_deep()
-        return seen[id(node)]
-
-    measure(root, 1)
-    return root
 
 
 def _fault(error: Any) -> str:

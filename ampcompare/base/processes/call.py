@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ampcompare.base.processes.sandbox import open_sandbox
-from ampcompare.base.processes.start import isolated_environment, kill_group
+from ampcompare.base.processes.start import how_ended, isolated_environment, kill_group
 
 __all__ = ["TIME_LIMIT", "Answer", "call_in_child", "search_path"]
 
@@ -114,7 +113,8 @@ def call_in_child(
         try:
             answer = json.loads(answer_file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            return Answer({}, "died", _ending(code) + (f" ({last})" if last else ""))
+            ending = f"the process {how_ended(code)}" + (" and no answer" if code >= 0 else "")
+            return Answer({}, "died", ending + (f" ({last})" if last else ""))
     if "failure" in answer:
         return Answer({}, "raised", answer["failure"], answer["warnings"])
     return Answer(answer["value"], "done", "", answer["warnings"])
@@ -123,16 +123,6 @@ def call_in_child(
 def _kill(process: subprocess.Popen[bytes]) -> None:
     kill_group(process.pid)
     process.wait()
-
-
-def _ending(code: int) -> str:
-    if code < 0:
-        try:
-            name = signal.Signals(-code).name
-        except ValueError:
-            name = f"signal {-code}"
-        return f"the process was killed by {name}"
-    return f"the process ended with exit code {code} and no answer"
 
 
 def _last_line(output: bytes) -> str:

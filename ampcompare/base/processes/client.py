@@ -12,14 +12,14 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import psutil
 
 from ampcompare.base.errors import LaunchError
-from ampcompare.base.processes.start import kill_group, start_command
+from ampcompare.base.processes.start import how_ended, kill_family, kill_group, start_command
 
 __all__ = ["MAX_SERVERS", "Fork", "ProcessServer", "ServerLost"]
 
@@ -30,7 +30,7 @@ END_SECONDS = 5.0
 
 
 class ServerLost(Exception):
-    """The server has ended, and so has the process that it forked, if any; or another thread closed it."""
+    """The server has ended, or another thread closed it."""
 
 
 class ProcessServer:
@@ -79,16 +79,12 @@ class ProcessServer:
 
     @property
     def runs(self) -> bool:
-        """Whether the server runs; a process that it forked may outlive it."""
+        """Whether the server runs."""
         return self._process.poll() is None
 
     def how_it_ended(self) -> str:
         """Return the end of a sentence about a server that has ended."""
-        code = self._end()
-        if code >= 0:
-            return f"ended with exit code {code}"
-        cause = " (probably the out-of-memory killer)" if code == -signal.SIGKILL else ""
-        return f"was killed by {signal.Signals(-code).name}{cause}"
+        return how_ended(self._end())
 
     def wait_until_ready(self, is_asked: Callable[[], bool]) -> bool:
         """Wait until the server can fork; return False if asked to stop before.
@@ -121,7 +117,6 @@ class ProcessServer:
         output: int | None = None,
         environment: Mapping[str, str] | None = None,
         load: Sequence[str] = (),
-        is_attached: bool = False,
     ) -> Fork:
         """Fork a process that calls `module:function` with `words`, in the working directory of this one.
 
@@ -129,7 +124,6 @@ class ProcessServer:
             output: file for its output and errors; by default a pipe, `Fork.stdout`.
             environment: of the process; by default the server's.
             load: what it needs and later ones share.
-            is_attached: whether it sends reports and outlives a server that is killed.
 
         Raises:
             ServerLost: the server has ended, or was closed.
@@ -140,7 +134,6 @@ class ProcessServer:
             "folder": str(Path.cwd()),  # it may not be that in which the server started
             "environment": None if environment is None else dict(environment),
             "load": list(load),
-            "is_attached": is_attached,
         }
         with contextlib.ExitStack() as stack:
             stdout = None
@@ -181,9 +174,6 @@ class ProcessServer:
                         raise ServerLost
                     self._unread += block
                     continue
-            # Any process that the fork started may hold the channel.
-            if not self.runs and (self.fork is None or not self.fork.is_alive()):
-                raise ServerLost
             return None
         line, _, self._unread = self._unread.partition(b"\n")
         return dict(json.loads(line))
@@ -196,8 +186,8 @@ class ProcessServer:
         if not self.is_ready and self.runs:  # on a system where that does not end it while it loads
             kill_group(self.pid)
         self._end()
-        if self.fork is not None and self.fork.is_alive():
-            kill_group(self.fork.pid)
+        if self.fork is not None:
+            self.fork.kill()
         with self._reading:
             self._channel.close()
             self._errors.close()
@@ -243,28 +233,20 @@ class Fork:
         except psutil.NoSuchProcess:
             return False
 
+    def kill(self) -> None:
+        """Kill the process with its group and descendants; if it has ended, what it has left of its group."""
+        (kill_family if self.is_alive() else kill_group)(self.pid)
+
     def send_signal(self, number: int) -> None:
         """Send a signal to the process, unless it has ended."""
         with contextlib.suppress(psutil.NoSuchProcess):
             if self._process is not None:
                 self._process.send_signal(number)
 
-    def reports(self) -> Iterator[Any]:
-        """Yield what the process reports, up to its end; None after each idle poll.
-
-        Raises:
-            ServerLost: the process has ended, and so has its server, so that nobody knows how.
-        """
-        while self.returncode is None:
-            message = self._server.message()
-            if message is not None:
-                self.see(message)
-            yield None if message is None else message.get("values")
-
     def poll(self, seconds: float = 0.0) -> int | None:
         """Return the exit code, or None if the process has not ended in some seconds.
 
-        If it is not attached, it is of no use without its server, and counts as killed.
+        It is of no use without its server, and counts as killed.
         """
         if self.returncode is None:
             try:

@@ -10,11 +10,9 @@ standard input, and calls a function:
 - `function`, as `module:function`, and `words`, its argument
 - `folder`, its working directory, and `environment`, null for that of the server
 - `load`, which this fork needs and later ones share
-- `is_attached`: whether the fork holds the channel. Then the function gets a second argument, which sends a report, and
-  the fork outlives a server that is killed, but not the client. Else it ends as an interpreter does, and is the user's.
 
 The answers are lines of JSON, each with an `event`: `ready`, once; `begin`, with the `pid` of the fork, which now
-heeds signals; `report` with `values`; `exit`, with `pid`, and `code`, which is negative for a signal.
+heeds signals; `exit`, with `pid`, and `code`, which is negative for a signal.
 """
 
 from __future__ import annotations
@@ -28,15 +26,13 @@ import select
 import signal
 import socket
 import sys
-import threading
-import traceback
 import warnings
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 from ampcompare.base.processes.child import ended_by_hangup
 from ampcompare.base.processes.overlay import enter_if_asked
-from ampcompare.base.processes.start import kill_group
+from ampcompare.base.processes.start import kill_family
 
 __all__ = ["main"]
 
@@ -132,7 +128,7 @@ def _follow(child: int, channel: socket.socket) -> bool:
                 _send(channel, "exit", pid=child, code=os.waitstatus_to_exitcode(status))
             return True
         if select.select([channel], [], [], POLL_SECONDS)[0] and _has_ended(channel):
-            kill_group(child)
+            kill_family(child)
             with contextlib.suppress(ProcessLookupError):  # it may not lead a group yet
                 os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
@@ -159,46 +155,13 @@ def _run(request: dict[str, Any], output: int, channel: socket.socket) -> int:
     os.close(output)
     os.chdir(request["folder"])
     enter_if_asked()
+    channel.close()
     name: str = request["function"]
     words: list[str] = request["words"]
-    if request["is_attached"]:
-        _end_with(channel)
-        _call(name, words, channel)
-    channel.close()
     sys.argv[:] = [name.partition(":")[0].partition(".")[0], *words]
     if not getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, os.getcwd())  # as `python -m` does
-    return int(_function(name)(words))
-
-
-def _end_with(channel: socket.socket) -> None:
-    """Kill this process when the client is gone, also if the server was killed before."""
-    poll = select.poll()
-    poll.register(channel.fileno(), 0)
-
-    def watch() -> None:
-        poll.poll()
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def _call(name: str, words: list[str], channel: socket.socket) -> NoReturn:
-    """Call a function and exit with its code, without cleaning up objects that are the server's as well."""
-
-    def report(values: Any) -> None:
-        _send(channel, "report", values=values)
-
-    code = 1
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a killed process leaves its last lines
-    try:
-        code = _function(name)(words, report)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    return int(_function(name)(words) or 0)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import sys
 
 import psutil
 
-__all__ = ["isolated_environment", "kill_group", "start_command"]
+__all__ = ["how_ended", "isolated_environment", "kill_family", "kill_group", "start_command"]
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
@@ -38,6 +38,14 @@ def isolated_environment() -> dict[str, str]:
     return isolated
 
 
+def how_ended(code: int) -> str:
+    """Return the end of a sentence about a process with an exit code, which is negative for a signal."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    cause = " (probably the out-of-memory killer)" if code == -signal.SIGKILL else ""
+    return f"was killed by {signal.Signals(-code).name}{cause}"
+
+
 def kill_group(pid: int) -> None:
     """Kill a process and its group at once; without process groups, as on Windows, its children one by one.
 
@@ -55,6 +63,15 @@ def kill_group(pid: int) -> None:
         for process in [*leader.children(recursive=True), leader]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
+
+
+def kill_family(pid: int) -> None:
+    """Kill a process, its group and its descendants, of which some may lead groups of their own, as torchrun's do."""
+    with contextlib.suppress(psutil.Error):
+        for child in psutil.Process(pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                child.kill()
+    kill_group(pid)
 
 
 def _main() -> None:

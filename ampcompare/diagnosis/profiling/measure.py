@@ -27,7 +27,6 @@ from ampcompare.diagnosis.profiling.trace import Account
 from ampcompare.diagnosis.watched_precision import Enough, WatchedPrecision
 from ampcompare.results.records.profile import (
     ArmProfile,
-    Communication,
     Layer,
     Limits,
     Operation,
@@ -40,7 +39,7 @@ from ampcompare.results.records.profile import (
 )
 from ampcompare.settings.config import RunConfig
 from ampcompare.training.device import resolve_device, synchronize
-from ampcompare.training.precision.base import Precision, StepOutcome
+from ampcompare.training.precision.base import Precision, StepOutcome, owned_params
 from ampcompare.training.precision.cpu_half import cpu_half
 
 __all__ = [
@@ -163,7 +162,7 @@ def optimizer_name(optimizer: Any) -> str:
     defaults = getattr(optimizer, "defaults", {})
     how = "fused" if defaults.get("fused") else "foreach" if defaults.get("foreach") else ""
     if not how and "foreach" in defaults:
-        params = [param for group in optimizer.param_groups for param in group["params"]]
+        params = owned_params(optimizer)
         on_gpu = bool(params) and all(param.device.type in ("cuda", "xpu") for param in params)
         how = "foreach" if on_gpu and defaults.get("foreach") is None else "for-loop"
     return f"{type(optimizer).__name__}{f' ({how})' if how else ''}"
@@ -196,9 +195,6 @@ def build_profile(arm: str, measured: Measured, **facts: object) -> ArmProfile:
         "memory": measured.memory,
         "fp32_seconds": _fp32_seconds(account, factors),
     }
-    if account.communication:
-        exposed = min(account.exposed, account.communication)
-        found["communication"] = Communication(seconds=account.communication * whole, exposed_seconds=exposed * whole)
     if counts is not None:
         found |= {
             "products": _products(counts),

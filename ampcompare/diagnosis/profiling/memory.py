@@ -17,6 +17,7 @@ from ampcompare.base.tensors.products import OperationMode, dtype_name
 from ampcompare.base.tensors.tree import tensors_in
 from ampcompare.diagnosis.profiling.marks import Marks
 from ampcompare.results.records.profile import Held, Memory
+from ampcompare.training.precision.base import owned_params
 
 __all__ = ["Block", "MemoryLedger"]
 
@@ -92,12 +93,11 @@ class MemoryLedger(OperationMode):
             if tensor.grad is not None:
                 self._hold(tensor.grad, GRADIENTS)
         for optimizer in self._marks.optimizers:
-            for group in optimizer.param_groups:
-                for param in group["params"]:
-                    # A script names no model: what an optimizer steps is a weight then.
-                    self._hold(param, MASTERS if self._marks.models else WEIGHTS)
-                    if param.grad is not None:
-                        self._hold(param.grad, GRADIENTS)
+            for param in owned_params(optimizer):
+                # A script names no model: what an optimizer steps is a weight then.
+                self._hold(param, MASTERS if self._marks.models else WEIGHTS)
+                if param.grad is not None:
+                    self._hold(param.grad, GRADIENTS)
             for values in list(optimizer.state.values()):
                 for value in tensors_in(values):
                     self._hold(value, STATE)
@@ -137,8 +137,8 @@ class MemoryLedger(OperationMode):
 
     def note_gradients(self) -> None:
         """Label the gradients that exist now."""
-        groups = [group["params"] for optimizer in self._marks.optimizers for group in optimizer.param_groups]
-        for param in chain(*(model.parameters() for model in self._marks.models), *groups):
+        models, stepped = self._marks.models, map(owned_params, self._marks.optimizers)
+        for param in chain(*(model.parameters() for model in models), *stepped):
             if param.grad is not None:
                 key = self._key(param.grad)
                 if key is not None and key in self._live:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from ampcompare.diagnosis.profiling.trace import is_half
-from ampcompare.results.records.profile import ArmProfile, Profile, Reason, Sync, Trial
+from ampcompare.results.records.profile import ArmProfile, Reason, Sync, Trial
 
 __all__ = ["BATCH", "find_reasons", "headline_of", "with_reasons"]
 
@@ -317,10 +317,9 @@ def with_reasons(arms: Sequence[ArmProfile]) -> list[ArmProfile]:
     return [arm.model_copy(update={"reasons": find_reasons(arm, arms[0])}) for arm in arms]
 
 
-def headline_of(profile: Profile) -> list[str]:
-    """Return a sentence for each arm: how fast and how large it is next to the reference, and the first reason."""
-    reference = profile.arms[0]
-    return [_sentence(arm, reference) for arm in profile.arms]
+def headline_of(arms: Sequence[ArmProfile]) -> list[str]:
+    """Return a sentence for each arm: how fast and how large it is next to the first, and its first reason."""
+    return [_sentence(arm, arms[0]) for arm in arms]
 
 
 def _sentence(arm: ArmProfile, reference: ArmProfile) -> str:

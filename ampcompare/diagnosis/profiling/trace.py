@@ -98,7 +98,6 @@ class Account:
     Attributes:
         operations: seconds by name, phase, kind and type.
         layers, fp32_layers: seconds of the operations of each module, and of those in fp32 but casts.
-        exposed: seconds of communication in which nothing is computed.
         waits: seconds in which the host waited for the device, by the call.
     """
 
@@ -108,8 +107,6 @@ class Account:
     operations: dict[tuple[str, Phase, WorkKind, str], float] = field(default_factory=lambda: defaultdict(float))
     layers: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     fp32_layers: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    communication: float = 0.0
-    exposed: float = 0.0
     waits: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     is_gpu: bool = False
 
@@ -268,7 +265,6 @@ def _account_of_host(
             exposed = sum(_overlap(span, collectives) for span in free) * MICROSECOND
             account.parts[here.phase, "host"] -= exposed
             account.parts[here.phase, "communication"] += exposed
-            account.exposed += exposed
         for one in event.inside:
             visit(one, here, product)
 
@@ -276,7 +272,6 @@ def _account_of_host(
         if root.name == STEP:
             account.seconds += (root.end - root.start) * MICROSECOND
             visit(root, _Place(), "")
-    account.communication = _length(collectives)
 
 
 def _account_of_device(
@@ -326,9 +321,8 @@ def _account_of_device(
     account.seconds = (end - begin) * MICROSECOND
     idle_phases.sort()
     compute, wire = (_merge_spans((one.start, one.end) for one in which) for which in (kernels, collectives))
-    exposed = list(_without(wire, compute))  # a collective counts only where nothing is computed
-    account.communication, account.exposed = _length(wire), _length(exposed)
-    account.parts["backward", "communication"] += account.exposed
+    for start, stop in _without(wire, compute):  # a collective counts only where nothing is computed
+        account.parts["backward", "communication"] += (stop - start) * MICROSECOND
     reached = begin
     for event in kernels:
         place, operation, dtype = launches.get(int(event.args.get("correlation", -1)), (_Place(), "", ""))
@@ -380,11 +374,6 @@ def _without(spans: Sequence[Span], removed: Sequence[Span]) -> Iterator[Span]:
 
 def _overlap(span: Span, others: Sequence[Span]) -> float:
     return sum(max(0.0, min(span[1], end) - max(span[0], start)) for start, end in others)
-
-
-def _length(spans: Iterable[Span]) -> float:
-    """Return the seconds of disjoint spans."""
-    return sum(end - start for start, end in spans) * MICROSECOND
 
 
 def is_half(dtype: str) -> bool:

@@ -36,6 +36,7 @@ __all__ = [
     "continue_steps",
     "earlier_files",
     "files_of_other_cells",
+    "fresh_progress",
     "last_lines",
     "log_tail",
     "make_cell_folder",
@@ -267,25 +268,39 @@ def progress_writer(folder: Path, place: str = "") -> Callable[[Progress], None]
         place: where the cell runs, for the reader; it is written at once.
     """
 
+    path = folder / CellFile.PROGRESS
+    temporary = folder / f".{CellFile.PROGRESS}.{os.getpid()}.tmp"
+
     def write(progress: Progress) -> None:
-        write_atomically(folder / CellFile.PROGRESS, json.dumps({"place": place, "progress": progress}))
+        with contextlib.suppress(OSError):  # the disk may be full; what must be there is flushed to it elsewhere
+            temporary.write_text(json.dumps({"place": place, "progress": progress}), encoding="utf-8")
+            temporary.replace(path)
 
     if place:
         write(Progress(0, 0, 0, "starting"))
     return write
 
 
+def fresh_progress(folder: Path, on_progress: Callable[[Progress], None] | None) -> Callable[[], None]:
+    """Return a `progress_reader` of a process that is about to start, to which nothing that is there now is news."""
+    progress_writer(folder)(Progress(0, 0, 0, "starting"))
+    path = folder / CellFile.PROGRESS
+    return progress_reader(folder, on_progress, last=path.read_text(encoding="utf-8") if path.exists() else "")
+
+
 def progress_reader(
     folder: Path,
     on_progress: Callable[[Progress], None] | None,
     on_place: Callable[[str], None] = lambda place: None,
+    last: str = "",
 ) -> Callable[[], None]:
     """Return a function that reads the file, and calls `on_progress` if the progress is new.
 
     Args:
         on_place: is called before that with where the cell runs, if that is new.
+        last: content of the file that is no news.
     """
-    last, last_place = "", ""
+    last_place = ""
 
     def read() -> None:
         nonlocal last, last_place

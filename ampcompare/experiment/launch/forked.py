@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from ampcompare.base.environment.fingerprint import THREAD_VARIABLES
+from ampcompare.base.errors import LaunchError
 from ampcompare.base.files.run_files import CellFile
-from ampcompare.base.processes.client import MAX_SERVERS, ProcessServer, ServerLost
-from ampcompare.base.processes.start import isolated_environment
+from ampcompare.base.processes.client import MAX_SERVERS, Fork, ProcessServer, ServerLost
+from ampcompare.base.processes.start import how_ended, isolated_environment
 from ampcompare.experiment.launch.cell_files import (
+    fresh_progress,
     log_tail,
     make_cell_folder,
     sandboxed_cell,
@@ -26,10 +28,11 @@ from ampcompare.settings.config import RunConfig
 from ampcompare.settings.recipe import Recipe
 from ampcompare.tasks.catalog import TASKS, TORCHVISION_FILES
 
-__all__ = ["ForkedLauncher", "worker_environment"]
+__all__ = ["AskedToStop", "ForkedLauncher", "ForkingLauncher", "ProcessLauncher", "worker_environment"]
 
 CELL = "ampcompare.experiment.launch.worker.cell"
-LOADED = (CELL, "ampcompare.guards.hooks", "ampcompare.backends.catalog:third_party_backends")  # by every cell
+POLL_SECONDS = 0.05
+Process = TypeVar("Process")
 
 
 def worker_environment(place: Place = ANYWHERE) -> dict[str, str]:
@@ -42,40 +45,117 @@ def worker_environment(place: Place = ANYWHERE) -> dict[str, str]:
     return environment
 
 
-class ForkedLauncher(Launcher):
-    """Keeps one server for all cells. Cells end with the launcher, and with this process if it dies.
+class AskedToStop(Exception):
+    """The cell was asked to stop before its process had started."""
 
-    A cell continues when its server is killed; the next cell gets another server.
+
+class ProcessLauncher(Launcher, Generic[Process]):
+    """Works with one process at a time, which another thread may stop at any moment.
 
     Args:
         place: the GPUs and cores that cells use.
+        end: ends the process, and returns when it has ended.
     """
 
-    def __init__(self, place: Place = ANYWHERE) -> None:
+    def __init__(self, place: Place, end: Callable[[Process], None]) -> None:
         self._place = place
+        self._process: Stoppable[Process] = Stoppable(end)
+
+    def _is_asked(self) -> bool:
+        return self._process.is_asked or not self.may_start()
+
+    def _send_stop(self, process: Process) -> None:
+        """Ask the process of the cell to save and stop."""
+        raise NotImplementedError
+
+    def terminate(self) -> bool:
+        if not self._process.ask():
+            return False
+        if (process := self._process.process) is not None:
+            self._send_stop(process)
+        return True
+
+    def end_cell(self) -> None:
+        if self._process.ask():
+            self._process.drop()
+
+    def close(self) -> None:
+        self._process.close()
+
+
+class ForkingLauncher(ProcessLauncher[Fork]):
+    """Forks the processes of cells from a server, which is replaced where it is killed between two of them."""
+
+    loaded: Sequence[str] = ()
+    python_options: Sequence[str] = ()
+
+    def __init__(self, place: Place = ANYWHERE) -> None:
+        super().__init__(place, Fork.kill)
         self._server: Stoppable[ProcessServer] = Stoppable(ProcessServer.close)
+
+    def _fork(self, start: Callable[[ProcessServer], Fork], environment: Mapping[str, str] | None = None) -> Fork:
+        """Start the process of a cell by a server that is ready.
+
+        Args:
+            environment: of a server that must be started before; by default that of workers.
+
+        Raises:
+            AskedToStop: before there was one.
+            LaunchError: no server can be started, or each of several was killed.
+        """
+        for _ in range(MAX_SERVERS):
+            server = self._ensure_server(environment)
+            try:
+                if not server.wait_until_ready(self._is_asked):
+                    self._server.drop()
+                    raise AskedToStop
+                return self._process.start(lambda server=server: start(server))  # type: ignore[misc]
+            except ServerLost:
+                self._process.check()
+                how = server.how_it_ended()
+                self._server.drop()
+            except LaunchError:
+                self._server.drop()
+                raise
+            self.note(f"the process server {how}; another one starts")
+        raise LaunchError(f"{MAX_SERVERS} process servers ended, one after another; the last one {how}")
+
+    def _ensure_server(self, environment: Mapping[str, str] | None = None) -> ProcessServer:
+        server = self._server.process
+        if server is not None and server.runs:
+            return server
+        self._server.drop()
+        environment = worker_environment(self._place) if environment is None else environment
+        with self._place.on_its_cores():
+            return self._server.start(lambda: ProcessServer(self.loaded, environment, self.python_options))
+
+    def close(self) -> None:
+        super().close()
+        self._server.close()
+
+
+class ForkedLauncher(ForkingLauncher):
+    """Keeps one server for all cells. Cells end with the launcher, and with this process if it dies."""
+
+    loaded = (CELL, "ampcompare.guards.hooks", "ampcompare.backends.catalog:third_party_backends")  # by every cell
 
     def launch(
         self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
     ) -> RunRecord:
-        with self._server.busy(), sandboxed_cell(config, folder) as sandbox:
+        make_cell_folder(folder)
+        write_config(config, folder)
+        with self._process.busy(), sandboxed_cell(config, folder) as sandbox:
             environment = {**worker_environment(self._place), **sandbox.environment}
-            code, killed_by = self._run(config, folder, environment, on_progress)
-            self._server.check()
+            code = self._run(config, folder, environment, on_progress)
+            self._process.check()
         path = folder / CellFile.RECORD
-        if code == 0 and not killed_by and path.exists():
+        if code == 0 and path.exists():
             return without_written(read_record(path), folder, sandbox.written)
-        if self._is_asked() and killed_by in (signal.SIGTERM, signal.SIGKILL):
+        if self._is_asked() and -code in (signal.SIGTERM, signal.SIGKILL):
             record = interrupted_record(config)
-            write_record(record, folder)
-            return record
-        how = f"was killed by {signal.Signals(killed_by).name}" if killed_by else f"ended with exit code {code}"
-        if code == 0 and not killed_by:
-            how += " and left no record"
-        if killed_by == signal.SIGKILL:
-            how += " (probably the out-of-memory killer)"
-        tail = log_tail(folder)
-        record = failed_record(config, f"the process of the cell {how}" + (f": {tail}" if tail else ""))
+        else:
+            how, tail = how_ended(code) + (" and left no record" if code == 0 else ""), log_tail(folder)
+            record = failed_record(config, f"the process of the cell {how}" + (f": {tail}" if tail else ""))
         write_record(record, folder)
         return record
 
@@ -85,78 +165,26 @@ class ForkedLauncher(Launcher):
         folder: Path,
         environment: Mapping[str, str],
         on_progress: Callable[[Progress], None] | None,
-    ) -> tuple[int, int]:
-        """Return exit code and signal of the cell, which runs again if it ended together with its server."""
-        for _ in range(MAX_SERVERS):
-            make_cell_folder(folder)
-            write_config(config, folder)
-            server = self._ensure_server()
-            try:
-                return self._follow(server, config, folder, environment, on_progress)
-            except ServerLost:
-                self._server.check()
-                how = server.how_it_ended()
-                self._server.drop()
-                if (folder / CellFile.RECORD).exists():
-                    return 0, 0
-                if self._is_asked():
-                    return 0, signal.SIGTERM
-            self.note(f"the process server {how}; another one starts, and {config.arm} starts again")
-        return 0, signal.SIGKILL
-
-    def _follow(
-        self,
-        server: ProcessServer,
-        config: RunConfig,
-        folder: Path,
-        environment: Mapping[str, str],
-        on_progress: Callable[[Progress], None] | None,
-    ) -> tuple[int, int]:
-        if not server.wait_until_ready(self._is_asked):
-            self._server.drop()
-            return 0, signal.SIGTERM
+    ) -> int:
+        """Return the exit code of the cell."""
+        read = fresh_progress(folder, on_progress)
         words, load = [str(folder.resolve())], _libraries(config.recipe)
         with (folder / CellFile.LOG).open("wb") as log:
-            options: dict[str, Any] = {"environment": environment, "load": load, "is_attached": True}
-            cell = server.start(f"{CELL}:main", words, output=log.fileno(), **options)
+            options: dict[str, Any] = {"output": log.fileno(), "environment": environment, "load": load}
+            try:
+                cell = self._fork(lambda server: server.start(f"{CELL}:train_and_exit", words, **options))
+            except AskedToStop:
+                return -signal.SIGTERM
         if self._is_asked():
-            cell.send_signal(signal.SIGTERM)
-        orphaned = False
-        for values in cell.reports():
-            if values is not None and on_progress is not None:
-                on_progress(Progress(*values))
-            if not server.runs and not orphaned:
-                orphaned = True
-                self.note(f"the process server {server.how_it_ended()}; {config.arm} continues without it")
-        code = cell.returncode or 0
-        return max(code, 0), max(-code, 0)
+            self._send_stop(cell)
+        while (code := cell.poll(POLL_SECONDS)) is None:
+            read()
+        read()
+        self._process.drop()  # of a server that was killed
+        return code
 
-    def _is_asked(self) -> bool:
-        return self._server.is_asked or not self.may_start()
-
-    def terminate(self) -> bool:
-        if not self._server.ask():
-            return False
-        self._send_stop(signal.SIGTERM)
-        return True
-
-    def end_cell(self) -> None:
-        if self._server.ask():
-            self._send_stop(signal.SIGKILL)
-
-    def _send_stop(self, number: signal.Signals) -> None:
-        server = self._server.process
-        if server is not None and server.fork is not None:
-            server.fork.send_signal(number)
-
-    def _ensure_server(self) -> ProcessServer:
-        with self._place.on_its_cores():
-            return self._server.process or self._server.start(
-                lambda: ProcessServer(LOADED, worker_environment(self._place))
-            )
-
-    def close(self) -> None:
-        self._server.close()
+    def _send_stop(self, process: Fork) -> None:
+        process.send_signal(signal.SIGTERM)
 
 
 def _libraries(recipe: Recipe) -> list[str]:

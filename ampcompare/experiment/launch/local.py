@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -78,7 +77,9 @@ class LocalLauncher(Launcher):
     def launcher_of(self, config: RunConfig) -> Launcher:
         """Return the launcher for a cell."""
         if config.script is not None:
-            return self._launcher("script", self._make_script_launcher)
+            from ampcompare.experiment.launch.script.launcher import ScriptLauncher  # it imports torch
+
+            return self._launcher("script", lambda: ScriptLauncher(self._place))
         if config.launcher not in ("torchrun", "spawn") and config.processes == 1:
             return self._launcher("fork", lambda: ForkedLauncher(self._place))
         kind: Literal["torchrun", "spawn"] = "torchrun" if config.launcher == "torchrun" else "spawn"
@@ -90,11 +91,6 @@ class LocalLauncher(Launcher):
             launcher.on_note = self.note
             launcher.may_start = lambda: self.may_start()
         return self._launchers[kind]
-
-    def _make_script_launcher(self) -> Launcher:
-        module = importlib.import_module("ampcompare.experiment.launch.script.launcher")  # it imports torch
-        launcher: Launcher = module.ScriptLauncher(self._place)
-        return launcher
 
     def launch(
         self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None

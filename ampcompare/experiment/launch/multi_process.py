@@ -14,20 +14,20 @@ from typing import Literal
 
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.processes.sandbox import Sandbox
-from ampcompare.base.processes.start import start_command
+from ampcompare.base.processes.start import how_ended, start_command
 from ampcompare.experiment.launch.cell_files import (
+    fresh_progress,
     last_lines,
     log_tail,
     make_cell_folder,
-    progress_reader,
     remove_leftovers_of_cell,
     sandboxed_cell,
     without_written,
     write_config,
     write_record,
 )
-from ampcompare.experiment.launch.contract import Launcher, Progress, Stoppable, failed_record, interrupted_record
-from ampcompare.experiment.launch.forked import worker_environment
+from ampcompare.experiment.launch.contract import Progress, failed_record, interrupted_record
+from ampcompare.experiment.launch.forked import ProcessLauncher, worker_environment
 from ampcompare.experiment.launch.places import ANYWHERE, Place
 from ampcompare.experiment.launch.start_ranks import Request
 from ampcompare.results.records.run import RunRecord, read_record
@@ -40,7 +40,7 @@ END_SECONDS = 10.0
 TAIL_LINES = 5
 
 
-class MultiProcessLauncher(Launcher):
+class MultiProcessLauncher(ProcessLauncher["subprocess.Popen[bytes]"]):
     """Starts the ranks of each cell.
 
     Args:
@@ -56,23 +56,21 @@ class MultiProcessLauncher(Launcher):
         dist_url: str | None = None,
         place: Place = ANYWHERE,
     ) -> None:
+        super().__init__(place, _end_agent)
         self.launcher = launcher
-        self._place = place
         self._dist_url = None if dist_url == "env://" else dist_url
-        self._agent: Stoppable[subprocess.Popen[bytes]] = Stoppable(_end_agent)
 
     def launch(
         self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
     ) -> RunRecord:
         folder = folder.resolve()
         request = Request(str(folder), self.launcher, config.processes, self._dist_url)
-        with self._agent.busy(), sandboxed_cell(config, folder) as sandbox:
+        with self._process.busy(), sandboxed_cell(config, folder) as sandbox:
             make_cell_folder(folder)
-            for name in (CellFile.FAILURE, CellFile.PROGRESS):
-                (folder / name).unlink(missing_ok=True)
+            (folder / CellFile.FAILURE).unlink(missing_ok=True)
             write_config(config, folder)
             code = self._run(request, folder, sandbox, on_progress)
-            self._agent.check()
+            self._process.check()
         remove_leftovers_of_cell(folder)
         return without_written(self._record(config, folder, code), folder, sandbox.written)
 
@@ -86,11 +84,12 @@ class MultiProcessLauncher(Launcher):
         environment = {**worker_environment(self._place), **sandbox.environment}
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
             environment.pop(name, None)
+        report_progress = fresh_progress(folder, on_progress)
         with (folder / CellFile.LAUNCHER_LOG).open("wb") as log, self._place.on_its_cores():
             # In a new session, Ctrl-C in the terminal reaches only this process, which then ends the ranks.
-            agent = self._agent.start(
+            agent = self._process.start(
                 lambda: subprocess.Popen(
-                    start_command("ampcompare.experiment.launch.start_ranks", request.to_json()),
+                    start_command("ampcompare.experiment.launch.start_ranks", json.dumps(request)),
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=log,
@@ -100,70 +99,31 @@ class MultiProcessLauncher(Launcher):
             )
         if self._is_asked():
             agent.terminate()
-        report_progress = progress_reader(folder, on_progress)
         while (code := agent.poll()) is None:
             time.sleep(POLL_SECONDS)
             report_progress()
-        self._agent.drop()
-        self._agent.check()
+        self._process.drop()
         return code
-
-    def _is_asked(self) -> bool:
-        return self._agent.is_asked or not self.may_start()
 
     def _record(self, config: RunConfig, folder: Path, code: int) -> RunRecord:
         path = folder / CellFile.RECORD
         record = read_record(path) if path.exists() else None
         if code == 0 and record is not None:
             return record
-        killed = self._killed_rank(folder)
-        if self._is_asked() and killed is None:
-            if record is None:
-                record = interrupted_record(config)
-                write_record(record, folder)
+        failures = _failures(folder)
+        # The others get SIGTERM when one has failed.
+        killed = [failure for failure in failures if failure["code"] < 0 and failure["code"] != -signal.SIGTERM]
+        if record is not None and not killed:
             return record
-        if record is None or killed is not None:
-            record = failed_record(config, self._describe_failure(folder, code, killed))
-            write_record(record, folder)
+        if self._is_asked() and not killed:
+            record = interrupted_record(config)
+        else:
+            record = failed_record(config, _describe_failure(folder, code, [*killed, *failures]))
+        write_record(record, folder)
         return record
 
-    def _killed_rank(self, folder: Path) -> dict[str, int] | None:
-        """Return the rank that a signal ended, other than the SIGTERM that the others get when one has failed."""
-        failures = _failures(folder)
-        return next(
-            (failure for failure in failures if failure["code"] < 0 and failure["code"] != -signal.SIGTERM), None
-        )
-
-    def _describe_failure(self, folder: Path, code: int, killed: dict[str, int] | None) -> str:
-        failure = killed or next(iter(_failures(folder)), None)
-        if failure is None:
-            tail = " | ".join(line.strip() for line in last_lines(folder / CellFile.LAUNCHER_LOG, TAIL_LINES))
-            return f"the launcher of the ranks {_how_ended(code)}" + (f": {tail}" if tail else "")
-        rank, how = failure["rank"], _how_ended(failure["code"])
-        tail = " | ".join(log_tail(folder, TAIL_LINES, rank).splitlines())
-        return f"rank {rank} {how}" + (f"; last lines of its log: {tail}" if tail else "; its log is empty")
-
-    def terminate(self) -> bool:
-        if not self._agent.ask():
-            return False
-        agent = self._agent.process
-        if agent is not None:
-            agent.terminate()
-        return True
-
-    def end_cell(self) -> None:
-        if self._agent.ask():
-            self._agent.drop()
-
-    def close(self) -> None:
-        self._agent.close()
-
-
-def _how_ended(code: int) -> str:
-    if code >= 0:
-        return f"ended with exit code {code}"
-    cause = " (probably the out-of-memory killer)" if code == -signal.SIGKILL else ""
-    return f"was killed by {signal.Signals(-code).name}{cause}"
+    def _send_stop(self, process: subprocess.Popen[bytes]) -> None:
+        process.terminate()
 
 
 def _end_agent(agent: subprocess.Popen[bytes]) -> None:
@@ -183,3 +143,12 @@ def _failures(folder: Path) -> list[dict[str, int]]:
     except (OSError, ValueError):
         return []
     return failures
+
+
+def _describe_failure(folder: Path, code: int, failures: list[dict[str, int]]) -> str:
+    if not failures:
+        tail = " | ".join(line.strip() for line in last_lines(folder / CellFile.LAUNCHER_LOG, TAIL_LINES))
+        return f"the launcher of the ranks {how_ended(code)}" + (f": {tail}" if tail else "")
+    rank, how = failures[0]["rank"], how_ended(failures[0]["code"])
+    tail = " | ".join(log_tail(folder, TAIL_LINES, rank).splitlines())
+    return f"rank {rank} {how}" + (f"; last lines of its log: {tail}" if tail else "; its log is empty")

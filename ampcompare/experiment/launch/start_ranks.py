@@ -1,6 +1,6 @@
 """Start the ranks of a cell, watch them, and end them all when one fails.
 
-`python -m ampcompare.experiment.launch.start_ranks REQUEST`, with the JSON of a `Request`. The end of standard input,
+`python -m ampcompare.experiment.launch.start_ranks REQUEST`, with a `Request` as JSON. The end of standard input,
 or SIGTERM, ends every rank and the agent. When a rank fails, `failure.json` in the folder reports which one, and how.
 """
 
@@ -15,9 +15,8 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from ampcompare.base.environment.ranks import loopback
 from ampcompare.base.files.run_files import CellFile
@@ -35,25 +34,16 @@ GRACE_SECONDS = 5.0
 SAVE_SECONDS = 30.0  # as torchrun
 
 
-@dataclass(frozen=True)
-class Request:
-    """What an agent starts.
+class Request(NamedTuple):
+    """What an agent starts: by "torchrun" or "spawn", some ranks of the cell in a folder.
 
-    Attributes:
-        folder: of the cell, with its `config.json`.
-        launcher: "torchrun" or "spawn".
-        processes: ranks.
-        dist_url: where they rendezvous; None: in a file that is private to the user.
+    They rendezvous at `dist_url`; by default in a file that is private to the user.
     """
 
     folder: str
     launcher: str
     processes: int
     dist_url: str | None = None
-
-    def to_json(self) -> str:
-        """Return the command-line form."""
-        return json.dumps(asdict(self))
 
 
 def _torchrun_arguments(request: Request, url: str) -> list[str]:
@@ -185,7 +175,7 @@ def main(arguments: list[str]) -> int:
 
     torchrun has its own handlers for SIGTERM, which end its ranks.
     """
-    request = Request(**json.loads(arguments[0]))
+    request = Request(*json.loads(arguments[0]))
     os.environ["AMPCOMPARE_STARTED_BY"] = request.launcher
     _stop_on_sigterm_or_stdin()
     _keep_to_loopback()

@@ -12,7 +12,6 @@ __all__ = [
     "KINDS",
     "PHASES",
     "ArmProfile",
-    "Communication",
     "Held",
     "Layer",
     "Limits",
@@ -22,7 +21,6 @@ __all__ = [
     "Phase",
     "Product",
     "Profile",
-    "RankTimes",
     "Reason",
     "ReasonKind",
     "Repeated",
@@ -221,44 +219,17 @@ class Reason(FrozenRecord):
     evidence: list[str] = Field(default_factory=list)
 
 
-class Communication(FrozenRecord):
-    """Collectives of a step.
-
-    Attributes:
-        seconds: in which a collective was under way.
-        exposed_seconds: of those, in which nothing was computed.
-    """
-
-    seconds: Finite
-    exposed_seconds: Finite
-
-    @property
-    def overlap_share(self) -> float:
-        """Share that is hidden behind computation."""
-        return 1 - self.exposed_seconds / self.seconds if self.seconds else 0.0
-
-
-class RankTimes(FrozenRecord):
-    """A step of one rank."""
-
-    rank: int
-    seconds: Finite
-    communication: Communication | None = None
-
-
 class ArmProfile(FrozenRecord):
     """One step of an arm, the mean of a few steady ones.
 
     Attributes:
         seconds: of a step without a profiler; the parts are scaled to it.
         half: how 16-bit types are computed on a CPU, such as "bf16 emulated".
-        cell: digest of the settings, as that of a run; "" for a loop.
         graph_breaks: of torch.compile by reason; None if the arm is not compiled.
         failure: why the arm has no profile; "" if it has.
     """
 
     arm: str
-    cell: str = ""
     seconds: Finite = 0.0
     device: str = "cpu"
     half_dtype: str = ""
@@ -272,8 +243,7 @@ class ArmProfile(FrozenRecord):
     repeated: list[Repeated] = Field(default_factory=list)
     memory: Memory | None = None
     limits: Limits | None = None
-    communication: Communication | None = None
-    ranks: list[RankTimes] = Field(default_factory=list)
+    rank_seconds: list[Finite] = Field(default_factory=list, description="of a step of each rank, if there are several")
     graph_breaks: dict[str, int] | None = None
     fp32_seconds: Finite = Field(0.0, description="of operations of the forward and backward pass in fp32, but casts")
     optimizer_operations: int = Field(0, description="in a step")

@@ -12,7 +12,7 @@ from ampcompare.base.formatting import printable
 from ampcompare.results.records.profile import KINDS, PHASES, ArmProfile, Limits, Memory, Profile, Reason
 from ampcompare.results.report.document import Block, Document, Figure, Items, Section, Table, Text
 
-__all__ = ["COLORS", "Bar", "Bars", "profile_document", "segments_of"]
+__all__ = ["profile_document"]
 
 MIN_SHARE = 0.001  # of a step: a row is left out where no arm reaches it
 MAX_ROWS = 8  # layers and operations of an arm
@@ -50,6 +50,9 @@ def _tables(profile: Profile) -> list[Table]:
         for arm in arms
     ]
     trials = [[arm.arm, one.change, one.failure or f"{100 * one.gain:+.0f} %"] for arm in arms for one in arm.trials]
+    ranks = [
+        [arm.arm, str(rank), _milliseconds(seconds)] for arm in arms for rank, seconds in enumerate(arm.rank_seconds)
+    ]
     tables = [
         Table.of(["phase", *names], _step_rows(arms, PHASES, ArmProfile.of_phase), "One step, ms"),
         Table.of(["kind", *names], _step_rows(arms, KINDS, ArmProfile.of_kind), "The same by kind of work, ms"),
@@ -59,7 +62,7 @@ def _tables(profile: Profile) -> list[Table]:
         Table.of(["layer", *names], _largest_rows(arms, layers), "Layers, forward and backward, ms"),
         Table.of(["operation", "phase", "type", *names], _largest_rows(arms, operations), "Operations, ms"),
         Table.of(["arm", "change", "saves of the step"], trials, "Switches that were trained"),
-        Table.of(["arm", "rank", "step (ms)", "communication (ms)", "hidden"], _ranks(arms), "Ranks"),
+        Table.of(["arm", "rank", "step (ms)"], ranks, "Ranks"),
     ]
     return [table for table in tables if table.rows]
 
@@ -150,16 +153,6 @@ def _largest_rows(
             seconds[place, key] += value
     keys = dict.fromkeys(key for parts in found for key, _ in parts[:MAX_ROWS])
     return [[*key, *(_cell(seconds[place, key], arm) for place, arm in enumerate(arms))] for key in keys]
-
-
-def _ranks(arms: Sequence[ArmProfile]) -> list[list[str]]:
-    rows = []
-    for arm in arms:
-        for rank in arm.ranks:
-            sent = rank.communication
-            cells = ["-", "-"] if sent is None else [_milliseconds(sent.seconds), _percent(sent.overlap_share)]
-            rows.append([arm.arm, str(rank.rank), _milliseconds(rank.seconds), *cells])
-    return rows
 
 
 def _reason_line(reason: Reason) -> str:

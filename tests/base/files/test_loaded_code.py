@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -136,7 +137,9 @@ def test_a_module_that_changes_meanwhile_equals_no_form(project: Path, cell: Pat
     """What was loaded is not known then; two processes that loaded different contents leave both."""
     watches = [CodeWatch(cell, project)]
     importlib.import_module("late")
+    time.sleep(0.02)  # longer than the disk's clock takes to advance
     (project / "late.py").write_text("X = 22\n")
+    time.sleep(0.02)
     watches.append(CodeWatch(cell, project))
     for watch in watches:
         watch.end()
@@ -173,8 +176,8 @@ def test_named_data_counts_wherever_it_lies(project: Path, cell: Path, tmp_path:
     (project / "late.py").write_text(f"NAMES = {named}\n")
     watch = CodeWatch(cell, project)
     importlib.import_module("late")
+    time.sleep(0.02)
     (project / "result.txt").write_text("written by the run")
-    os.utime(project / "result.txt")
     watch.end()
     files = read_loaded(cell).files
     near = {"data.npy", "size", "out/plan.json", "out/x", "set/b/1", "set/m.py", "late.py"}

@@ -23,15 +23,14 @@ def tell(words):
     print(words, sys.argv, os.getcwd(), os.environ.get("GIVEN"), leads, sys.stdin.read(), flush=True)
     return 7
 
-def report(words, send):
-    send({"words": words})
-    print("a line")
-    raise SystemExit(0)
+def leave(words):
+    print("a line", flush=True)
+    raise SystemExit("no data")
 
 def load_loudly():
     print("x" * 10**6, file=sys.stderr)
 
-def wait(words, send=None):
+def wait(words):
     print("waits", flush=True)
     time.sleep(60)
 """
@@ -59,7 +58,7 @@ def server(environment: dict[str, str], forking: types.SimpleNamespace) -> Itera
 def test_forks_end_as_their_functions_do(
     server: ProcessServer, environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One after another: words, folder, environment, a session of its own; reports, and an exit that is no answer."""
+    """One after another: words, folder, environment, a session of its own; and an exit by an exception."""
     monkeypatch.chdir(tmp_path)
     fork = server.start("functions:tell", ["a", "b"], environment={**environment, "GIVEN": "1"})
     assert fork.stdout is not None
@@ -67,44 +66,31 @@ def test_forks_end_as_their_functions_do(
         assert fork.wait() == 7
         assert fork.stdout.read().decode() == f"['a', 'b'] ['functions', 'a', 'b'] {tmp_path} 1 True \n"
     with (tmp_path / "log").open("wb") as log:
-        attached = server.start("functions:report", ["c"], output=log.fileno(), load=["none"], is_attached=True)
-    assert [values for values in attached.reports() if values is not None] == [{"words": ["c"]}]
-    assert attached.returncode == 1
-    assert (tmp_path / "log").read_text().endswith("SystemExit: 0\n")
-    assert (tmp_path / "log").read_text().startswith("a line\n")
+        assert server.start("functions:leave", ["c"], output=log.fileno(), load=["none"]).wait() == 1
+    assert (tmp_path / "log").read_text() == "a line\nno data\n"
     assert server.fork is None
 
 
-@pytest.mark.parametrize("attached", [True, False])
-def test_a_signal_reaches_a_fork(server: ProcessServer, tmp_path: Path, attached: bool) -> None:
+def test_a_signal_reaches_a_fork(server: ProcessServer, tmp_path: Path) -> None:
     """As soon as it is known, whatever the server does with such a signal."""
     with (tmp_path / "log").open("wb") as log:
-        fork = server.start("functions:wait", [], output=log.fileno(), is_attached=attached)
+        fork = server.start("functions:wait", [], output=log.fileno())
     os.kill(server.pid, signal.SIGTERM)
     fork.send_signal(signal.SIGTERM)
-    assert list(filter(None, fork.reports())) == []
-    assert fork.returncode == -signal.SIGTERM
+    assert fork.wait() == -signal.SIGTERM
     assert server.runs
 
 
-@pytest.mark.parametrize("attached", [True, False])
-def test_a_fork_whose_server_is_killed(server: ProcessServer, tmp_path: Path, attached: bool) -> None:
-    """It runs until the client closes, if it is attached; else it counts as killed."""
+def test_a_fork_whose_server_is_killed(server: ProcessServer, tmp_path: Path) -> None:
+    """It counts as killed, and is, once it is asked for."""
     with (tmp_path / "log").open("wb") as log:
-        fork = server.start("functions:wait", [], output=log.fileno(), is_attached=attached)
+        fork = server.start("functions:wait", [], output=log.fileno())
     psutil.Process(server.pid).kill()
-    if attached:
-        reports = fork.reports()
-        while server.runs:
-            next(reports)
-        assert next(reports) is None
-        assert fork.is_alive()
-        server.close()
-        psutil.wait_procs([psutil.Process(fork.pid)] if fork.is_alive() else [], timeout=20)
-        assert not fork.is_alive()
-    else:
-        assert fork.wait() == -signal.SIGKILL
-        os.killpg(fork.pid, signal.SIGKILL)
+    assert fork.wait() == -signal.SIGKILL
+    assert fork.is_alive()
+    process = psutil.Process(fork.pid)
+    fork.kill()
+    assert psutil.wait_procs([process], timeout=20)[1] == []
     with pytest.raises(ServerLost):
         server.start("functions:tell", [])
 

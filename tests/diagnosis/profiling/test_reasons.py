@@ -14,7 +14,6 @@ from ampcompare.results.records.profile import (
     Memory,
     Part,
     Product,
-    Profile,
     Repeated,
     Sync,
     Trial,
@@ -131,8 +130,7 @@ def test_the_headline_says_why() -> None:
     """An arm that is not faster has its first reason in its sentence."""
     slow = _arm(forward_host=0.61)
     fast = _arm("half:bf16").model_copy(update={"seconds": 0.5})
-    profile = Profile(reference="fp32", headline=[], arms=with_reasons([_arm("fp32"), slow, fast]))
-    sentences = headline_of(profile)
+    sentences = headline_of(with_reasons([_arm("fp32"), slow, fast]))
     assert sentences[1].startswith(
         "native:bf16 is not faster than fp32 (1.00x the step time, memory 1.00x): in 61 % of"
     )

@@ -96,9 +96,8 @@ def test_communication_of_gloo_counts_where_the_host_waits_for_it() -> None:
         _event("aten::mm", 0, 60, **_typed("float")),
         {**_event("gloo:all_reduce", 40, 50), "tid": 9},
     ]
-    account = read_trace(events)
-    assert (account.communication * 1e6, account.exposed * 1e6) == pytest.approx((50, 30))
-    assert _parts(account) == {("backward", "product"): 60, ("backward", "communication"): 30, ("backward", "host"): 10}
+    found = {("backward", "product"): 60, ("backward", "communication"): 30, ("backward", "host"): 10}
+    assert _parts(read_trace(events)) == found
 
 
 GPU = [

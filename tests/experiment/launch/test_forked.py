@@ -38,13 +38,8 @@ def test_a_cell_leaves_its_files(launcher: ForkedLauncher, make_config: MakeConf
     assert read_record(tmp_path / "cell" / "record.json") == record
     assert RunConfig.model_validate(json.loads((tmp_path / "cell" / "config.json").read_text())) == config
     assert [step.step for step in iter_steps(tmp_path / "cell" / "steps.jsonl")] == [0, 1, 2, 3]
-    assert [(progress.phase, *progress[:3]) for progress in told] == [
-        ("loading data", 0, 0, 0),
-        ("training", 0, 4, 0),
-        ("training", 2, 4, 0),
-        ("training", 4, 4, 0),
-        ("evaluating", 4, 4, 0),
-    ]
+    assert (told[-1].phase, *told[-1][:3]) == ("evaluating", 4, 4, 0)
+    assert [progress.steps for progress in told] == sorted(progress.steps for progress in told)
     assert 0 < (record.summary.start_seconds or 0) < 30  # from the fork on: torch was there already
     assert (record.summary.loader_start_seconds or 0) > 0
     assert record.environment["torch"]
@@ -81,7 +76,7 @@ def test_output_of_a_cell_goes_to_its_log(
     [
         ("launched:exits", {"code": 7}, "the process of the cell ended with exit code 7"),
         ("launched:exits", {"code": 0}, "the process of the cell ended with exit code 0 and left no record"),
-        ("launched:leaves", {}, "the process of the cell ended with exit code 1: SystemExit: 0"),
+        ("launched:leaves", {}, "the process of the cell ended with exit code 0 and left no record"),
         ("launched:killed", {}, "was killed by SIGKILL (probably the out-of-memory killer): about to be killed"),
         ("launched:crashes_in_forward", {}, "the process of the cell was killed by SIGSEGV"),
         ("launched:raises_in_forward", {}, "RuntimeError: the forward pass"),
@@ -160,60 +155,17 @@ def test_a_server_that_was_killed_between_cells(make_config: MakeConfig, tmp_pat
 def test_a_server_that_was_killed_while_a_cell_runs(
     user_folder: Path, make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The cell goes on and its record counts, its parent says so at once, and the next cell gets another server."""
+    """The cell ends too, as a failed row, and the next cell gets another server."""
     monkeypatch.chdir(user_folder)
-    go, notes = tmp_path / "go", list[str]()
-
-    def noted(text: str) -> None:
-        notes.append(text)
-        go.write_text("")  # the cell ends only after its parent has noticed
-
     with ForkedLauncher() as launcher:
-        launcher.on_note = noted
         first = launcher._ensure_server()
         waiting = threading.Thread(target=_kill_once, args=(first.pid, tmp_path / "cell" / "log.txt"))
         waiting.start()
-        # An overlay never shows a file that was looked up before another process made it.
-        config = make_config("launched:waits_for", args={"file": str(go)}, allow_writes=[str(tmp_path)])
-        record = launcher.launch(config, tmp_path / "cell")
+        record = launcher.launch(make_config("launched:waits_for", args={"file": "go"}), tmp_path / "cell")
         waiting.join()
-        assert (record.status, len(notes)) == ("completed", 1), record.error
-        assert notes[0] == (
-            "the process server was killed by SIGKILL (probably the out-of-memory killer); fp32 continues without it"
-        )
-        assert [step.step for step in iter_steps(tmp_path / "cell" / "steps.jsonl")] == [0, 1, 2, 3]
+        assert record.status == "failed"
+        assert (record.error or "").startswith("the process of the cell was killed by SIGKILL")
         assert launcher.launch(make_config(), tmp_path / "next").status == "completed"
-
-
-@pytest.mark.usefixtures("forked_servers")
-@pytest.mark.slow
-def test_a_server_and_its_cell_that_were_killed(
-    user_folder: Path, make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A cell that dies with its server runs again in another one; no step is there twice."""
-    monkeypatch.chdir(user_folder)
-    go, notes = tmp_path / "go", list[str]()
-
-    def noted(text: str) -> None:
-        notes.append(text)
-        if "continues without it" in text:
-            server = launcher._server.process
-            cell = server and server.fork
-            assert cell is not None
-            cell.send_signal(signal.SIGKILL)
-            go.write_text("")
-
-    with ForkedLauncher() as launcher:
-        launcher.on_note = noted
-        waiting = threading.Thread(
-            target=_kill_once, args=(launcher._ensure_server().pid, tmp_path / "cell" / "log.txt")
-        )
-        waiting.start()
-        record = launcher.launch(make_config("launched:waits_for", args={"file": str(go)}), tmp_path / "cell")
-        waiting.join()
-    assert record.status == "completed", record.error
-    assert "another one starts, and fp32 starts again" in notes[-1]
-    assert [step.step for step in iter_steps(tmp_path / "cell" / "steps.jsonl")] == [0, 1, 2, 3]
 
 
 def _kill_once(pid: int, log: Path) -> None:
@@ -238,35 +190,18 @@ with ForkedLauncher() as launcher:
 """
 
 
-@pytest.mark.parametrize(
-    ("forked", "number", "orphaned"),
-    [
-        pytest.param(False, signal.SIGKILL, False, marks=pytest.mark.slow),
-        (True, signal.SIGTERM, False),
-        (True, signal.SIGKILL, True),
-    ],
-)
-def test_nothing_is_left_when_the_parent_ends(
-    tmp_path: Path, forked_python: Any, forked: bool, number: signal.Signals, orphaned: bool
-) -> None:
-    """Server and cell end with the process that started them, also when that is killed without a chance to clean up.
-
-    So does a cell whose server was killed before.
-    """
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_nothing_is_left_when_the_parent_ends(tmp_path: Path, forked_python: Any, number: signal.Signals) -> None:
+    """Server and cell end with the process that started them, also when that is killed without a chance to clean up."""
     script = tmp_path / "endless.py"
     script.write_text(ENDLESS)
-    start = forked_python.popen if forked else subprocess.Popen
     before = forked_python.descendants()
     command = [sys.executable, str(script), str(tmp_path)]
-    parent = start(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    parent = forked_python.popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         assert parent.stdout.readline() == "going\n"
         family = forked_python.descendants() - before - {psutil.Process(parent.pid)}
         assert len(family) == 2
-        if orphaned:
-            server = min(family, key=lambda process: process.create_time())
-            server.kill()
-            psutil.wait_procs([server], timeout=20)
         parent.send_signal(number)
         _, alive = psutil.wait_procs(family, timeout=20)
         assert not alive

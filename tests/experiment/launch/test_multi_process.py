@@ -125,8 +125,8 @@ def test_an_agent_that_was_killed(make_config: MakeConfig, tmp_path: Path) -> No
     with MultiProcessLauncher("spawn") as launcher:
 
         def kill(progress: Progress) -> None:
-            if progress.steps and launcher._agent.process is not None:
-                launcher._agent.process.kill()
+            if progress.steps and launcher._process.process is not None:
+                launcher._process.process.kill()
 
         options = {"processes": 2, "recipe": {"batch_size": 8, "epochs": 1000}, "drain_every": 1}
         record = launcher.launch(make_config(**options), tmp_path, kill)

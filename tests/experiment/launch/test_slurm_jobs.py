@@ -132,35 +132,6 @@ def test_a_job_that_is_preempted_with_a_grace_time(
 
 
 @pytest.mark.extended
-def test_a_task_that_dies(make_config: MakeConfig, tmp_path: Path) -> None:
-    """A rank that SIGKILL ends is named, with the last words of its own log; no task lives on."""
-    config = make_config("launched:kills_rank_1", args={"tries": 2}, processes=2, launcher="slurm")
-    with SlurmLauncher(OPTIONS) as launcher:
-        record = launcher.launch(config, tmp_path)
-    assert record.status == "failed"
-    assert (record.error or "").startswith("rank 1 was killed by SIGKILL")
-    assert (record.error or "").endswith("last lines of its log: rank 1 is about to train")
-    assert read_record(tmp_path / "record.json") == record
-
-
-@pytest.mark.extended
-def test_jobs_that_end_early(wait_until: WaitUntil, make_config: MakeConfig, tmp_path: Path) -> None:
-    """A job that was cancelled, and one whose code raises, are failed records that say so; others are not disturbed."""
-    waits = make_config("launched:waits_for", args={"file": str(tmp_path / "go")}, launcher="slurm")
-    raises = make_config("launched:raises_in_forward", launcher="slurm")
-    with SlurmLauncher(OPTIONS) as launcher:
-        launcher.submit_ahead([(waits, tmp_path / "waits"), (raises, tmp_path / "raises")])
-        assert wait_until(lambda: "waiting" in _text(tmp_path / "waits" / "log.txt"), 60)
-        number = json.loads((tmp_path / "waits" / "job.json").read_text())["job"]
-        assert launcher.pending_message().endswith(f"scancel {number.partition('_')[0]}"), "the array as a whole"
-        subprocess.run(["scancel", number], check=True)
-        cancelled = launcher.launch(waits, tmp_path / "waits")
-        raised = launcher.launch(raises, tmp_path / "raises")
-    assert (cancelled.error or "").startswith(f"Slurm job {number} ended as CANCELLED; its output is in {tmp_path}")
-    assert raised.error == "RuntimeError: the forward pass"
-
-
-@pytest.mark.extended
 def test_jobs_that_are_cancelled(wait_until: WaitUntil, tmp_path: Path) -> None:
     """One task of an array that is cancelled leaves the other alone; then all are rows that say so, no task lives on,
     and the same command with --resume auto resumes both."""

@@ -16,7 +16,6 @@ from ampcompare.results.records.profile import (
     Operation,
     Part,
     Profile,
-    RankTimes,
     Reason,
     Trial,
 )
@@ -53,9 +52,7 @@ def profile() -> Profile:
     reason = Reason(
         kind="casts", text="casts take 40 % of the step", share=0.4, gain="cast once", evidence=["at a.py:3"]
     )
-    slow = _arm("native:bf16", 0.02, "bf16").model_copy(
-        update={"reasons": [reason], "ranks": [RankTimes(rank=0, seconds=0.02)]}
-    )
+    slow = _arm("native:bf16", 0.02, "bf16").model_copy(update={"reasons": [reason], "rank_seconds": [0.02, 0.0305]})
     return Profile(
         reference="fp32", headline=["fp32 takes 10.00 ms a step",
          "native:bf16 is not faster than fp32 (0.50x): casts take 40 % of the step"],
@@ -69,6 +66,7 @@ PARTS = (
     "12.00 (60 %)",
     "20.0 %",  # MFU of fp32: 2e9 / 0.01 / 1e12
     "+25 %",
+    "30.50",
     "weights, bf16",
 )
 

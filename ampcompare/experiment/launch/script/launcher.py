@@ -11,22 +11,20 @@ import re
 import signal
 import statistics
 import struct
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, Protocol
+from typing import Any, Literal
 
 from ampcompare.base.environment.fingerprint import THREAD_VARIABLES, fingerprint, host_name
-from ampcompare.base.errors import EnvironmentUnfit, LaunchError
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.formatting import few
-from ampcompare.base.processes.client import MAX_SERVERS, ProcessServer, ServerLost
+from ampcompare.base.processes.client import Fork
 from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, Sandbox
-from ampcompare.base.processes.start import start_command
+from ampcompare.base.processes.start import how_ended
 from ampcompare.base.rank_marks import CELL_FOLDER
 from ampcompare.base.secrets import MASK, mask, mask_variable
 from ampcompare.experiment.launch.cell_files import (
@@ -40,7 +38,8 @@ from ampcompare.experiment.launch.cell_files import (
     write_config,
     write_record,
 )
-from ampcompare.experiment.launch.contract import Launcher, Progress, Stoppable
+from ampcompare.experiment.launch.contract import Progress
+from ampcompare.experiment.launch.forked import AskedToStop, ForkingLauncher
 from ampcompare.experiment.launch.places import ANYWHERE, Place
 from ampcompare.experiment.launch.script.output import OutputReader, Printed
 from ampcompare.experiment.launch.script.rows import (
@@ -50,7 +49,6 @@ from ampcompare.experiment.launch.script.rows import (
     read_rows,
     training_children,
 )
-from ampcompare.experiment.launch.script.supervise import end_family
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.metric import metrics_of
 from ampcompare.results.records.run import EngineInfo, RunRecord, RunSummary, StepRecord, dump_json, loss_tail
@@ -74,26 +72,22 @@ WORD = re.compile(r"[^\W_]")
 NO_REASON = re.compile(r"ampcompare: (\d+ steps?, \d+ skipped|the record has no step|--device cpu: )")
 TAIL_SHARE = 10  # the default metric is over the last tenth of the losses
 OPTIONS = ("-W", "ignore::FutureWarning")  # of Python
-LOADED = ("ampcompare.script.prepare", "ampcompare.cli.exec_command", "ampcompare.cli.group")
-EXEC = "ampcompare.cli:main"
+EXEC, TORCHRUN = "ampcompare.cli:main", "torch.distributed.run"
 
 
-class _AskedToStop(Exception):
-    """The cell was asked to stop before its process had started."""
-
-
-class ScriptLauncher(Launcher):
-    """Starts one process per cell, forked where possible, or as many as the configuration says under torchrun.
+class ScriptLauncher(ForkingLauncher):
+    """Forks one process per cell: that of the script, or torchrun's, which starts as many as the configuration says.
 
     Args:
         place: the GPUs and cores that scripts use.
     """
 
+    loaded = ("ampcompare.script.prepare", "ampcompare.cli.exec_command", "ampcompare.cli.group")
+    python_options = OPTIONS
+
     def __init__(self, place: Place = ANYWHERE) -> None:
-        self._place = place
-        self._process: Stoppable[_CellProcess] = Stoppable(lambda process: end_family(process.pid))
-        self._server: Stoppable[ProcessServer] = Stoppable(ProcessServer.close)
-        self._threads: tuple[str | None, ...] = ()  # of the server
+        super().__init__(place)
+        self._threads: list[str | None] = []  # of the server
         self._has_copies = False  # scripts run in copies of their folders, which was said
 
     def launch(
@@ -109,7 +103,7 @@ class ScriptLauncher(Launcher):
         output: OutputReader | None = None
         files_read, readable = earlier_files(folder), files_of_other_cells(config)
         with self._process.busy(), sandboxed_cell(config, folder) as sandbox:
-            with contextlib.suppress(_AskedToStop):
+            with contextlib.suppress(AskedToStop):
                 code, output = self._run(config, config.script, folder, sandbox, on_progress)
             self._process.check()
         wall = time.perf_counter() - begin
@@ -148,13 +142,14 @@ class ScriptLauncher(Launcher):
         process = self._start(config, script, folder, sandbox)
         if self._is_asked():
             self._send_stop(process)
+        assert process.stdout is not None
         reader = OutputReader(process.stdout, folder / CellFile.LOG, script.metrics)
         pump = threading.Thread(target=reader.pump, daemon=True)
         pump.start()
         try:
             counter = _StepCounter(folder / CellFile.SCRIPT, script.max_steps or 0)
-            runs = True
             late = None
+            runs = True
             while runs:
                 runs = process.poll(POLL_SECONDS) is None
                 if (progress := counter.read()) is not None and on_progress is not None:
@@ -165,7 +160,7 @@ class ScriptLauncher(Launcher):
                         self.note(
                             f"{config.arm}: a process still runs {EXIT_SECONDS:g} s after its last row; it is ended"
                         )
-                        end_family(process.pid)
+                        process.kill()
             pump.join(timeout=PIPE_SECONDS)  # a process that the script has left behind may hold the pipe open
         finally:
             self._process.drop()
@@ -173,7 +168,7 @@ class ScriptLauncher(Launcher):
             code = process.wait()
         return code if late is None else late, reader
 
-    def _start(self, config: RunConfig, script: ScriptConfig, folder: Path, sandbox: Sandbox) -> _CellProcess:
+    def _start(self, config: RunConfig, script: ScriptConfig, folder: Path, sandbox: Sandbox) -> Fork:
         outside = {**_environment(config, folder), **self._place.environment}
         at = {CODE_FOLDER: sandbox.at(outside[CODE_FOLDER])}
         environment = {**outside, **sandbox.environment, **at}
@@ -183,61 +178,16 @@ class ScriptLauncher(Launcher):
         if sandbox.is_partial and not self._has_copies:
             self._has_copies = True
             self.note(WITHOUT_OVERLAYS)
-        if script.torchrun or config.processes > 1:  # torchrun starts interpreters
-            with self._place.on_its_cores():
-                return self._process.start(lambda: _start_interpreter(command, environment))
-        words = command[start + 1 :]
-        for _ in range(MAX_SERVERS):
-            server = self._ensure_server(outside)
-            try:
-                if not server.wait_until_ready(self._is_asked):
-                    self._server.drop()
-                    raise _AskedToStop
-                return self._process.start(
-                    lambda server=server: server.start(EXEC, words, environment=environment)  # type: ignore[misc]
-                )
-            except ServerLost:
-                self._process.check()
-                how = server.how_it_ended()
-                self._server.drop()
-            except LaunchError as error:
-                self._server.drop()
-                raise EnvironmentUnfit(str(error)) from None
-            self.note(f"the process server {how}; another one starts")
-        raise EnvironmentUnfit(f"{MAX_SERVERS} process servers ended, one after another; the last one {how}")
+        function, words = EXEC, command[start + 1 :]
+        if TORCHRUN in command:
+            function, words = f"{TORCHRUN}:main", command[command.index(TORCHRUN) + 1 :]
+        threads = [outside.get(name) for name in THREAD_VARIABLES]
+        if threads != self._threads:  # which libraries below torch read when they are loaded
+            self._server.drop()
+            self._threads = threads
+        return self._fork(lambda server: server.start(function, words, environment=environment), outside)
 
-    def _ensure_server(self, environment: dict[str, str]) -> ProcessServer:
-        server, threads = self._server.process, _threads_of(environment)
-        if server is not None and server.runs and self._threads == threads:
-            return server
-        self._server.drop()
-        self._threads = threads
-        try:
-            with self._place.on_its_cores():
-                return self._server.start(lambda: ProcessServer(LOADED, environment, OPTIONS))
-        except LaunchError as error:
-            raise EnvironmentUnfit(str(error)) from None
-
-    def _is_asked(self) -> bool:
-        return self._process.is_asked or not self.may_start()
-
-    def close(self) -> None:
-        self._process.close()
-        self._server.close()
-
-    def terminate(self) -> bool:
-        if not self._process.ask():
-            return False
-        process = self._process.process
-        if process is not None:
-            self._send_stop(process)
-        return True
-
-    def end_cell(self) -> None:
-        if self._process.ask():
-            self._process.drop()
-
-    def _send_stop(self, process: _CellProcess) -> None:
+    def _send_stop(self, process: Fork) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
 
@@ -269,7 +219,7 @@ def script_command(config: RunConfig, script: ScriptConfig, folder: Path) -> lis
     seed = config.recipe.seed
     start = [sys.executable, *OPTIONS, "-m"]
     if config.processes > 1 or script.torchrun:
-        start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+        start = [sys.executable, "-m", TORCHRUN, "--standalone", "--nproc-per-node"]
         start += [str(config.processes), "-m"]
     options = ["--arm", config.arm, "--seed", str(seed), "--record", str((folder / CellFile.SCRIPT).resolve())]
     options += ["--twin"] * (config.first_weights == "twin")
@@ -297,7 +247,7 @@ def _our_code(code: int, rows: ScriptRows) -> int:
 def _failure(script: ScriptConfig, code: int, rows: ScriptRows, folder: Path) -> str:
     """Return why a script gave no result; "" if it did."""
     if code < 0:
-        return f"the script was killed by {signal.Signals(-code).name}"
+        return f"the script {how_ended(code)}"
     ended = rows.ended or {}
     if str(ended.get("error")).startswith("EOFError: EOF when reading"):
         return "the script reads from standard input, but a cell has none; pass the answer as an option of the script"
@@ -563,62 +513,3 @@ def _engine(config: RunConfig, rows: ScriptRows) -> EngineInfo | None:
     version = str(rows.header.get("engine_version", "unknown"))
     name: Literal["nvidia", "compat"] = "nvidia" if rows.header.get("engine") == "nvidia" else "compat"
     return EngineInfo(name=name, version=version, reason="what the script imports as apex")
-
-
-class _CellProcess(Protocol):
-    """A process whose output is read; it leads its own session.
-
-    Attributes:
-        stdout: its output and errors.
-        returncode: None until `poll` or `wait` has seen its end; negative for a signal.
-    """
-
-    pid: int
-    stdout: BinaryIO
-    returncode: int | None
-
-    def poll(self, seconds: float = 0.0) -> int | None:
-        """Return the exit code, or None if the process has not ended in some seconds."""
-
-    def wait(self) -> int:
-        """Return the exit code when it ends."""
-
-
-class _Supervised(subprocess.Popen[bytes]):
-    """A command that ends with this process, which holds its standard input open."""
-
-    def poll(self, seconds: float = 0.0) -> int | None:
-        if seconds > 0:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                return self.wait(seconds)
-        return super().poll()
-
-    def wait(self, timeout: float | None = None) -> int:
-        code = super().wait(timeout)
-        assert self.stdin is not None
-        self.stdin.close()
-        return code
-
-
-def _start_interpreter(command: Sequence[str], environment: Mapping[str, str]) -> _CellProcess:
-    """Start a command line.
-
-    Raises:
-        EnvironmentUnfit: the system cannot.
-    """
-    try:
-        return _Supervised(  # type: ignore[return-value]
-            start_command("ampcompare.experiment.launch.script.supervise", *command),
-            stdin=subprocess.PIPE,  # the command itself gets an end of file
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise EnvironmentUnfit(f"the process of a script cannot be started: {error}") from None
-
-
-def _threads_of(environment: Mapping[str, str]) -> tuple[str | None, ...]:
-    """Return what the libraries below torch read of an environment when they are loaded."""
-    return tuple(environment.get(name) for name in THREAD_VARIABLES)

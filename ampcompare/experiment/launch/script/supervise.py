@@ -6,33 +6,21 @@ Signals that ask to end are left to the command, which is in the same process gr
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
 import threading
 
-import psutil
+from ampcompare.base.processes.start import kill_family
 
-from ampcompare.base.processes.start import kill_group
-
-__all__ = ["end_family"]
-
-
-def end_family(pid: int) -> None:
-    """Kill a process, its group and its descendants; ranks that torchrun starts lead groups of their own."""
-    with contextlib.suppress(psutil.Error):
-        for child in psutil.Process(pid).children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                child.kill()
-    kill_group(pid)
+__all__ = ["main"]
 
 
 def _end_with_input() -> None:
     while os.read(0, 4096):
         pass
-    end_family(os.getpid())  # the last that it kills is this process
+    kill_family(os.getpid())  # the last that it kills is this process
 
 
 def main(command: list[str]) -> int:

@@ -11,6 +11,7 @@ import errno
 import os
 import statistics
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import psutil
 import torch
@@ -37,6 +38,7 @@ from ampcompare.base.tensors.tf32 import Tf32, set_tf32
 from ampcompare.experiment.launch.cell_files import (
     archive_checkpoints,
     continue_steps,
+    progress_writer,
     read_config,
     with_code,
     write_config,
@@ -73,6 +75,7 @@ __all__ = [
     "build",
     "configure_process",
     "device_facts",
+    "end_with_parent",
     "failed_with",
     "gather_process_facts",
     "record",
@@ -82,6 +85,7 @@ __all__ = [
 ]
 
 ARM_FAILED = 3
+POLL_SECONDS = 0.5
 
 
 def run_cell(
@@ -143,11 +147,33 @@ def train_cell(
     return result.model_copy(update={"guards": violations, "started": started})
 
 
-def main(arguments: list[str], on_progress: Callable[[Progress], None] | None = None) -> int:
+def main(arguments: list[str]) -> int:
     """Train the cell whose `config.json` lies in the given folder; the exit code is 0 once a record is written."""
     folder = Path(arguments[0])
-    run_cell(read_config(folder), folder, on_progress)
+    run_cell(read_config(folder), folder, progress_writer(folder))
     return 0
+
+
+def train_and_exit(words: list[str]) -> int:
+    """Do as `main` in a fork, which ends with its server, and without cleaning up what is the server's as well."""
+    end_with_parent()
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a killed process leaves its last lines
+    code = main(words)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def end_with_parent() -> None:
+    """Exit when the parent process is gone; a collective call would otherwise wait forever."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(POLL_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def configure_process(config: RunConfig, device: torch.device) -> None:
@@ -273,9 +299,7 @@ def run(cell: Cell, on_progress: Callable[[Progress], None] | None = None) -> No
     metrics, warmup_steps = cell.metrics, cell.config.warmup_steps
     reporter = None
     if on_progress is not None:
-        reporter = _ProgressReporter(
-            metrics, cell.session.assembly.total_steps, cell.session.position.epoch, on_progress
-        )
+        reporter = _ProgressReporter(metrics, cell.session, on_progress)
         cell.session.on_phase = reporter.enter
     files = LineFile(cell.steps_path), LineFile(cell.epochs_path)
     with cell.compute, cell.saver, files[0] as steps, files[1] as epochs, stopped_by_signal(cell.stop):
@@ -449,37 +473,27 @@ class LineFile:
 
 
 class _ProgressReporter:
-    """Reports each block of steps, and each phase that begins.
+    """Reports each block of steps, once it is among the metrics of the run, and each phase that begins."""
 
-    Args:
-        metrics: of the run, to which a block is added before it is reported.
-        total_steps: updates of the whole run.
-        epoch: that the run begins with.
-        on_progress: receives the reports.
-    """
-
-    def __init__(
-        self, metrics: RunMetrics, total_steps: int, epoch: int, on_progress: Callable[[Progress], None]
-    ) -> None:
+    def __init__(self, metrics: RunMetrics, session: Session, on_progress: Callable[[Progress], None]) -> None:
         self._metrics = metrics
         self._on_progress = on_progress
         loss = metrics.losses[-1] if metrics.losses else None  # of a run that was resumed
         self._latest = Progress(
-            metrics.num_steps, total_steps, epoch, "training", loss, metrics.final_loss_scale, metrics.skipped_steps
+            *(metrics.num_steps, session.assembly.total_steps, session.position.epoch, "training"),
+            *(loss, metrics.final_loss_scale, metrics.skipped_steps),
         )
 
     def add(self, records: Sequence[StepRecord]) -> None:
         """Report a block of steps."""
-        metrics, last = self._metrics, records[-1]
-        self._latest = Progress(
-            metrics.num_steps,
-            self._latest.total_steps,
-            last.epoch,
-            "training",
-            last.loss,
-            metrics.final_loss_scale,
-            metrics.skipped_steps,
-            statistics.median([record.seconds for record in records]),
+        self._latest = self._latest._replace(
+            steps=self._metrics.num_steps,
+            epoch=records[-1].epoch,
+            phase="training",
+            loss=records[-1].loss,
+            loss_scale=self._metrics.final_loss_scale,
+            skipped=self._metrics.skipped_steps,
+            step_seconds=statistics.median([record.seconds for record in records]),
         )
         self._on_progress(self._latest)
 
@@ -564,15 +578,8 @@ def _value_or_error(call: Callable[[], Any]) -> Any:
         return f"unknown: {first_line(error, type(error).__name__)}"
 
 
-@dataclass(frozen=True)
-class _ResumePoint:
-    """The checkpoint that a cell resumes from.
-
-    Attributes:
-        path: of the checkpoint.
-        state: its content, made to fit the configuration.
-        resumption: what the record reports about it.
-    """
+class _ResumePoint(NamedTuple):
+    """The checkpoint that a cell resumes from, its content, made to fit the configuration, and facts for the record."""
 
     path: Path
     state: dict[str, Any]
@@ -584,31 +591,26 @@ def _find_resume_point(config: RunConfig, folder: Path, ranks: Communicator, att
 
     A cell that was restarted after a failure resumes from its own last checkpoint, whatever it first started from.
 
-    Args:
-        attempt: restarts before this one.
-
     Raises:
         CheckpointError: it cannot be read, or is of another run.
     """
+
+    def read() -> tuple[str, dict[str, Any], dict[str, Any]] | None:
+        checkpoints, resume = folder / CellFile.CHECKPOINTS, config.saving.resume
+        checkpoint = find_checkpoint(AUTO, checkpoints) if attempt else None
+        if checkpoint is None and resume is not None:
+            checkpoint = find_checkpoint(resume, checkpoints)
+        if checkpoint is None:
+            return None
+        state, resumption = validate_resume(checkpoint, config, ranks.size)
+        return str(checkpoint.path), state, resumption.model_dump()
+
     # Ranks receive plain data only: nothing that arrives from another process is unpickled as a class.
-    received = ranks.broadcast_from_rank0(lambda: _read_checkpoint(config, folder, ranks.size, attempt))
+    received = ranks.broadcast_from_rank0(read)
     if received is None:
         return None
     path, state, resumption = received
     return _ResumePoint(Path(path), state, Resumption.model_validate(resumption))
-
-
-def _read_checkpoint(
-    config: RunConfig, folder: Path, world_size: int, attempt: int
-) -> tuple[str, dict[str, Any], dict[str, Any]] | None:
-    checkpoints, resume = folder / CellFile.CHECKPOINTS, config.saving.resume
-    checkpoint = find_checkpoint(AUTO, checkpoints) if attempt else None
-    if checkpoint is None and resume is not None:
-        checkpoint = find_checkpoint(resume, checkpoints)
-    if checkpoint is None:
-        return None
-    state, resumption = validate_resume(checkpoint, config, world_size)
-    return str(checkpoint.path), state, resumption.model_dump()
 
 
 def _prepare_files(folder: Path, point: _ResumePoint | None, attempt: int) -> None:

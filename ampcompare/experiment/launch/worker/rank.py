@@ -11,7 +11,6 @@ import errno
 import os
 import socket
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -38,7 +37,7 @@ from ampcompare.experiment.launch.cell_files import (
 from ampcompare.experiment.launch.contract import Progress
 from ampcompare.experiment.launch.places import with_place
 from ampcompare.experiment.launch.stop_signal import stopped_by_signal
-from ampcompare.experiment.launch.worker.cell import failed_with, train_cell
+from ampcompare.experiment.launch.worker.cell import end_with_parent, failed_with, train_cell
 from ampcompare.experiment.launch.worker.stall import Roll, is_timeout, show_stack_on_signal
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
@@ -51,7 +50,6 @@ if TYPE_CHECKING:
 
 __all__ = ["local_device", "open_store", "process_group", "run_rank"]
 
-POLL_SECONDS = 0.5
 GRACE_SECONDS = 3.0
 RECORD_SECONDS = 20.0
 CONNECT_SECONDS = 300
@@ -147,24 +145,12 @@ def _wait_for_record(roll: Roll | None) -> None:
     time.sleep(GRACE_SECONDS)
 
 
-def _end_with_parent() -> None:
-    """Exit when the parent process is gone; a collective call would otherwise wait forever."""
-    parent = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(POLL_SECONDS)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
 def main(arguments: list[str]) -> int:
     """Train as one rank; the exit code is 0 unless the record is one of a failure."""
     folder = Path(arguments[0])
     world = world_of(url=arguments[1] if len(arguments) > 1 else None)
     assert world is not None
-    _end_with_parent()
+    end_with_parent()
     send_output_to(folder / log_name(world.rank))
     config = read_config(folder)
     report = progress_writer(folder) if world.rank == 0 else None

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ampcompare.base.environment.ranks import DistributedEnv
-from ampcompare.base.errors import CheckpointError, EnvironmentUnfit
+from ampcompare.base.errors import CheckpointError
 from ampcompare.experiment.launch.contract import Progress
 from ampcompare.experiment.launch.worker.cell import Cell, build, configure_process, record, run
 from ampcompare.results.records.run import ProcessFacts, RunSummary
@@ -60,28 +60,14 @@ def test_a_record_has_the_weights_in_other_precisions(build_cell: Callable[..., 
 @pytest.mark.usefixtures("process_switches")
 def test_configure_process_sets_what_the_settings_name(make_config: MakeConfig) -> None:
     """Threads, determinism and the switch of cuDNN are those of the configuration."""
+    configure_process(make_config(recipe={"cudnn_benchmark": True}), CPU)
+    assert torch.backends.cudnn.benchmark
     configure_process(make_config(threads=2, deterministic=True), CPU)
 
     assert torch.get_num_threads() == 2
     assert torch.are_deterministic_algorithms_enabled()
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     assert not torch.backends.cudnn.benchmark
-
-
-@pytest.mark.usefixtures("process_switches")
-def test_configure_process_enables_the_cudnn_benchmark(make_config: MakeConfig) -> None:
-    """`cudnn_benchmark` reaches torch, and determinism stays off unless it is set."""
-    configure_process(make_config(recipe={"cudnn_benchmark": True}), CPU)
-
-    assert torch.backends.cudnn.benchmark
-    assert not torch.are_deterministic_algorithms_enabled()
-
-
-@pytest.mark.usefixtures("process_switches")
-def test_configure_process_refuses_tf32_on_a_cpu(make_config: MakeConfig) -> None:
-    """TF32 on a device that lacks it is an error before anything is built."""
-    with pytest.raises(EnvironmentUnfit, match="--tf32 on"):
-        configure_process(make_config(tf32="on"), CPU)
 
 
 def test_configure_process_selects_the_gpu(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
