@@ -96,8 +96,9 @@ def lint_paths(
     Raises:
         ConfigError: a code that does not exist, or settings that cannot be read.
     """
+    from ampcompare.source.find import find_sources
     from ampcompare.source.lint.report import Unread
-    from ampcompare.source.lint.run import find_files, lint_files, read_selection
+    from ampcompare.source.lint.run import lint_files, read_selection
     from ampcompare.source.versions import known_versions
 
     places = [Path(path) for path in paths] or [Path()]
@@ -107,7 +108,8 @@ def lint_paths(
     if ignore:
         selection = replace(selection, ignore=(*selection.ignore, *ignore))
     missing: list[Unread] = []
-    files = find_files(places, selection, unreadable=lambda path, reason: missing.append(Unread(path, reason)))
+    exclude = selection.exclude
+    files = find_sources(places, exclude=exclude, unreadable=lambda path, why: missing.append(Unread(path, why)))
     report = lint_files(files, selection, fix=fix, named=set(places))
     report.unread[:0] = missing
     return report

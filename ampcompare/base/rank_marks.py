@@ -32,20 +32,6 @@ def mark_output() -> None:
         setattr(sys, name, _Marked(stream, is_read))
         if first is not None:  # to which a script returns that has replaced the stream
             setattr(sys, f"__{name}__", getattr(sys, name) if first is stream else _Marked(first, is_read))
-    places = {fd: _Place(fd) for fd in (1, 2)}
-    plain = os.write
-
-    def write(fd: int, data: Any, /) -> int:
-        """Write as `os.write` does, with the mark of the rank where it writes to the streams that are read."""
-        rank = _rank() if fd in places and places[fd].is_same() else None
-        if rank is None:
-            return plain(fd, data)
-        whole = bytes(data)
-        for at in range(0, len(whole), PIECE):
-            plain(fd, f"\x1e{rank}\x1f".encode() + whole[at : at + PIECE] + b"\x1d")
-        return len(whole)
-
-    os.write = write
 
 
 class _Place:

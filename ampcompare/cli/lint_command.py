@@ -29,7 +29,7 @@ __all__ = ["command"]
 @option(
     "--format",
     "form",
-    type=Choice(["text", "json", "github", "sarif"]),
+    type=Choice(["text", "json", "github"]),
     default="text",
     show_default=True,
     help="of the report on stdout",
@@ -55,8 +55,9 @@ def command(
     from dataclasses import replace
 
     from ampcompare.base.errors import ConfigError
+    from ampcompare.source.find import find_sources
     from ampcompare.source.lint.report import FORMATS
-    from ampcompare.source.lint.run import find_files, lint_files, read_selection
+    from ampcompare.source.lint.run import lint_files, read_selection
     from ampcompare.source.versions import known_versions
 
     roots = [Path(path) for path in paths]
@@ -68,7 +69,8 @@ def command(
     selection = replace(selection, exclude=(*selection.exclude, *exclude))
 
     unreadable: list[str] = []
-    found = find_files(roots, selection, unreadable=lambda path, why: unreadable.append(f"{path}: {why}"))
+    exclude = selection.exclude
+    found = find_sources(roots, exclude=exclude, unreadable=lambda path, why: unreadable.append(f"{path}: {why}"))
     report = lint_files(list(found), selection, fix=fix, named=roots)
     for line in FORMATS[form](report):
         click.echo(line)

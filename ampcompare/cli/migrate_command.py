@@ -44,12 +44,7 @@ SECONDS_BETWEEN_LINES = 2.0
 )
 @click.argument("paths", metavar="PATHS...", nargs=-1, required=True, type=FILE)
 def command(
-    mode: str,
-    torch_version: str | None,
-    verify: bool,
-    steps: int,
-    preflight: bool,
-    paths: tuple[str, ...],
+    mode: str, torch_version: str | None, verify: bool, steps: int, preflight: bool, paths: tuple[str, ...]
 ) -> int:
     """Rewrite Apex scripts for torch.amp; verify that they train the same.
 

@@ -186,11 +186,6 @@ def test_apex_o0_is_fp32_to_the_last_bit(ran: Ran) -> None:
     assert line == "apex:O0,engine=compat is identical to fp32, every loss and all weights to the last bit."
 
 
-def test_two_seeds_name_no_winner(ran: Ran) -> None:
-    """The headline of two seeds says why there is no verdict."""
-    assert any(line.startswith("Two seeds: differences ") for line in ran[1].headline)
-
-
 @pytest.mark.parametrize("form", FORMATS)
 def test_reload_gives_the_same_report(ran: Ran, form: str) -> None:
     """The run directory, read again, renders like the comparison that was returned; so does its report.json."""
@@ -347,17 +342,6 @@ def test_what_will_run_is_announced(launcher: ForkedLauncher, small: Plan, done:
     )
     assert [record is None for record in outline.cached] == [label == SMALL[1] for label in outline.labels]
     assert (outline.folder, outline.jobs, outline.num_cached) == (done, 1, len(small.cells) - 1)
-
-
-def test_another_torch_runs_again(launcher: ForkedLauncher, small: Plan, done: Path) -> None:
-    """A record of another torch is not taken, and the note says what changed."""
-    path = _record_of(done, small, "fp32")
-    data = json.loads(path.read_text())
-    data["environment"]["torch"] = "1.13.1"
-    path.write_text(json.dumps(data))
-    reused, notes, _ = _again(small, done, launcher)
-    assert reused == {"fp32@0": False, "native:bf16@0": True}
-    assert notes == ["fp32, seed 0, runs again: torch changed since"]
 
 
 def test_a_corrupt_record_is_kept_aside(launcher: ForkedLauncher, small: Plan, done: Path) -> None:

@@ -127,11 +127,7 @@ def is_script(path: Path) -> bool:
 
 
 def migrate_file(
-    path: Path,
-    *,
-    must_parse: bool = False,
-    examine: Examine = lambda text: [],
-    versions: Versions | None = None,
+    path: Path, *, must_parse: bool = False, examine: Examine = lambda text: [], versions: Versions | None = None
 ) -> FileMigration:
     """Return what becomes of a file; nothing is written.
 

@@ -66,18 +66,6 @@ PAIRS = {
                 self.scaler.update()
                 self.opt.zero_grad()
     """,
-    "AMP219: a flag of the whole run decides on the scaler": """
-        for batch in loader:
-            scaler.scale(model(batch)).backward()
-            if clip:
-                scaler.unscale_(optimizer)
-                norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            if use_amp and norm < 3:  # wrong
-            if use_amp:  # right
-                scaler.step(optimizer)
-                scaler.update()
-            optimizer.zero_grad()
-    """,
     "AMP215: cleared in the branch without a scaler alone": """
         # TODO: zero_grad?
         for batch in loader:
@@ -90,20 +78,6 @@ PAIRS = {
                 scaler.scale(model(batch)).backward()
                 scaler.step(optimizer)
                 scaler.update()
-    """,
-    "AMP215: cleared in the branch without Apex alone": """
-        from apex import amp
-        for batch in loader:
-            loss = model(batch)
-            optimizer.zero_grad()  # right
-            if use_apex:
-                with amp.scale_loss(loss, optimizer) as scaled_loss:
-                    scaled_loss.backward()
-                optimizer.step()
-            else:
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
     """,
     "AMP215: cleared in one of two methods that each make a step": """
         class Trainer:
@@ -213,18 +187,6 @@ PAIRS = {
             def update(self):
                 self.scaler.step(self.optimizer)
                 self.scaler.update()
-    """,
-    "AMP202: an optimizer under another name in a function": """
-        def finish(scaler, opt):
-            scaler.step(opt)
-            scaler.update()
-        def train(model, loader, optimizer, grad_scaler):
-            for batch in loader:
-                optimizer.zero_grad()
-                grad_scaler.scale(model(batch)).backward()
-                optimizer.step()  # wrong
-                other_optimizer.step()  # right
-                finish(grad_scaler, optimizer)
     """,
     "AMP201 AMP211: clipping in the branch of accumulation": """
         for i, batch in enumerate(loader):
@@ -358,13 +320,6 @@ PAIRS = {
             scaled_loss.backward()
         writer.add_scalar("loss", scaled_loss.item(), step)  # wrong
         writer.add_scalar("scaled_loss", scaled_loss.item(), step)  # right
-    """,
-    "AMP118: the scale of a loss": """
-        from apex import amp
-        with amp.scale_loss(loss, optimizer) as scaled_loss:
-            scaled_loss.backward()
-        scale = scaled_loss.item() - loss.item()  # wrong
-        scale = scaled_loss.item() // loss.item()  # right
     """,
     "AMP204: a second step": """
         def train(a, b):

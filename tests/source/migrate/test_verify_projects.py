@@ -91,19 +91,10 @@ def known() -> dict[str, Run]:
 @pytest.mark.integration
 @pytest.mark.parametrize(
     ("files", "steps", "passes"),
-    [
-        ("the loop in another file", 6, 12),
-        ("a function of another script", 6, 12),
-        ("two optimizers", 10, 10),
-    ],
+    [("the loop in another file", 6, 12), ("a function of another script", 6, 12), ("two optimizers", 10, 10)],
 )
 def test_a_project_trains_the_same(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    known: dict[str, Run],
-    files: str,
-    steps: int,
-    passes: int,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: dict[str, Run], files: str, steps: int, passes: int
 ) -> None:
     """Only backward passes that lead to a step are counted, in both runs."""
 

@@ -73,7 +73,7 @@ class Around:
         if self.path is None or not names:
             return found
         own = {self.path.stem, self.path.parent.name}
-        for other in _around(self.path):
+        for other in filter(Path.is_file, _around(self.path)):  # not a link to nothing
             status = other.stat()
             if own & _imported_words(other, status.st_mtime_ns, status.st_size):
                 for name in _names_taken(self.path, other, names, star=star):
