@@ -119,15 +119,13 @@ class Preflight(FrozenRecord):
         return [*lines, *self._cost_lines(labels)]
 
     def _cost_lines(self, labels: Sequence[str]) -> list[str]:
-        if not labels:
+        cost = self.estimate(labels, self.cell_steps or PER)
+        if not labels or cost is None:
             return []
-        whole, per = self.estimate(labels), self.estimate(labels, PER)
-        cells = f"{len(labels)} cell{'s' * (len(labels) != 1)} in turn"
-        if whole is not None:
-            return [f"  about {format_duration(whole)} for {cells}, {_steps(self.cell_steps or 0)} each"]
-        if per is None:
-            return []
-        return [f"  about {format_duration(per)} for {cells} of {PER} steps each; how many a cell makes is not known"]
+        line = f"  about {format_duration(cost)} for {len(labels)} cell{'s' * (len(labels) != 1)} in turn"
+        if self.cell_steps is not None:
+            return [f"{line}, {_steps(self.cell_steps)} each"]
+        return [f"{line} of {PER} steps each; how many a cell makes is not known"]
 
 
 def _steps(number: int) -> str:
