@@ -48,10 +48,3 @@ def test_list_shows_every_guard(capsys: pytest.CaptureFixture[str]) -> None:
 def test_options_set_the_mode(flags: list[str], mode: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--dry-run", *flags]) == 0
     assert f'"guards": "{mode}"' in capsys.readouterr().out
-
-
-def test_the_environment_sets_it_too(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """AMPCOMPARE_RUN_NO_GUARDS=1 stands for --no-guards."""
-    monkeypatch.setenv("AMPCOMPARE_RUN_NO_GUARDS", "1")
-    assert main(["run", "--dry-run"]) == 0
-    assert '"guards": "off"' in capsys.readouterr().out

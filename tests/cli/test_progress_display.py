@@ -155,26 +155,6 @@ def test_lines_that_stay_and_a_clean_end(terminal: Terminal) -> None:
     assert not terminal.screen.wrapped
 
 
-@pytest.mark.parametrize("bar", [True, False])
-def test_long_lines_are_folded_between_words(terminal: Terminal, bar: bool) -> None:
-    """The first line, those of a preflight and notes fit the terminal; what is folded stands further to the right."""
-    long = "  seconds: two arms take three steps each with the optimizer of the script, and nothing of them is missing"
-    with terminal.display(bar=bar) as display:
-        display.plan(Outline([CONFIG] * 9, ["a-long-name-of-an-arm"] * 9, [None] * 9, Path("runs/a-name-that-is-long")))
-        display.preflight([long])
-        display.note("word " * 40)
-    lines = terminal.read(0.2).splitlines()
-    assert not terminal.screen.wrapped
-    assert lines[:4] == [
-        "9 cells: 1 arm (a-long-name-of-an-arm) x 1 seed (0); on cpu, 1 thread; into",
-        "  runs/a-name-that-is-long",
-        "  seconds: two arms take three steps each with the optimizer of the script, and",
-        "    nothing of them is missing",
-    ]
-    assert lines[4].startswith("note: word word")
-    assert lines[5].startswith("  word")
-
-
 def test_several_running_cells(terminal: Terminal) -> None:
     """With --jobs each running cell has its lines, and one that ends leaves the others."""
     configs = [RunConfig.model_validate({"arm": "half", "recipe": {"seed": seed}}) for seed in range(3)]
@@ -239,22 +219,3 @@ def test_a_plain_line_each_minute(clock: Clock, capsys: pytest.CaptureFixture[st
         lines = capsys.readouterr().err.splitlines()
         assert len([line for line in lines if "step 50 of 100" in line]) == (0 if quiet else 2)
         assert len(lines) == (0 if quiet else 5)
-
-
-def test_a_terminal_that_closes(monkeypatch: pytest.MonkeyPatch, terminal: Terminal) -> None:
-    """Bars that cannot be drawn any more end neither the run nor the thread that draws them."""
-    closed: list[int] = []
-
-    def write(text: str) -> int:
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr("ampcompare.cli.progress_display.leave_closed_terminal", lambda: closed.append(1))
-    with terminal.display() as display:
-        display.begin(CONFIG, 1, 2)
-        monkeypatch.setattr(terminal.stream, "write", write)
-        display.progress(1, progress(50))
-        terminal.read(0.3)
-        before = len(closed)
-        terminal.read(0.3)
-        assert len(closed) > before > 0
-        display.end(record(), reused=False)

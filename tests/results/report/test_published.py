@@ -60,7 +60,7 @@ def test_the_legend_says_in_what_runs_depart(make_comparison: MakeComparison) ->
     assert "s6" not in many
 
 
-@pytest.mark.parametrize("text", ["<script>alert(1)</script>", "a | b\n# c", "=HYPERLINK(1)", "\x1b[2J\u202e"])
+@pytest.mark.parametrize("text", ["<script>alert(1)</script>", "a | b\n# c \x1b[2J\u202e"])
 @pytest.mark.parametrize("form", ["table", "md", "latex", "html"])
 def test_texts_of_a_publication_are_harmless(make_comparison: MakeComparison, form: str, text: str) -> None:
     """Whatever a user's file says stays text in every format."""

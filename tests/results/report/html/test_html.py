@@ -26,7 +26,7 @@ from ampcompare.testing import make_comparison
 pytest.importorskip("jinja2", reason="the page needs the extra html")
 
 MakeRich = Callable[..., Comparison]
-LARGEST = 200_000
+LARGEST = 120_000
 VOID = {"meta", "input", "br", "link", "img", "hr"}
 
 
