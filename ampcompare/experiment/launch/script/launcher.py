@@ -179,7 +179,7 @@ class ScriptLauncher(ForkingLauncher):
             self._has_copies = True
             self.note(WITHOUT_OVERLAYS)
         function, words = EXEC, command[start + 1 :]
-        if TORCHRUN in command:
+        if script.torchrun or config.processes > 1:
             function, words = f"{TORCHRUN}:main", command[command.index(TORCHRUN) + 1 :]
         threads = [outside.get(name) for name in THREAD_VARIABLES]
         if threads != self._threads:  # which libraries below torch read when they are loaded
