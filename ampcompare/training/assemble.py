@@ -407,11 +407,7 @@ def make_optimizer(config: OptimizerConfig, model: nn.Module, *, engine: str | N
 
 
 def _call_factory(name: str, factory: Callable[..., Any], groups: Any, arguments: dict[str, Any]) -> Optimizer:
-    """Call the factory.
-
-    Raises:
-        ConfigError: it refuses a parameter or an argument, or returns something else than an optimizer.
-    """
+    """Call the factory, and refuse what it refuses or returns in place of an optimizer."""
     try:
         optimizer = factory(groups, **arguments)
     except (ValueError, TypeError, RuntimeError) as error:
