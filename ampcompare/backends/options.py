@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 DTYPES = {"float16": "float16", "fp16": "float16", "half": "float16", "bfloat16": "bfloat16", "bf16": "bfloat16"}
-FULL = ("float32", "fp32", "float")
+FULL = dict.fromkeys(("float32", "fp32", "float"), "float32")
 WHOLE = re.compile("[0-9]{1,99}")
 PATTERN = re.compile(r"[\w.*?\[\]!-]+")
 DTYPE_NAMES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
@@ -51,34 +51,19 @@ def choice(*allowed: str) -> Callable[[str], str]:
     return read
 
 
-def half_dtype(text: str) -> str:
-    """Return "float16" or "bfloat16"."""
-    if text.lower() not in DTYPES:
-        raise ValueError("expected float16 (fp16) or bfloat16 (bf16)")
-    return DTYPES[text.lower()]
+def _dtype(expected: str, names: dict[str, str]) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text.lower() not in names:
+            raise ValueError(f"expected {expected}")
+        return names[text.lower()]
+
+    return read
 
 
-def float_dtype(text: str) -> str:
-    """Return "float32", "float16" or "bfloat16"."""
-    if text.lower() not in {*FULL, *DTYPES}:
-        raise ValueError("expected float32 (fp32), float16 (fp16) or bfloat16 (bf16)")
-    return "float32" if text.lower() in FULL else half_dtype(text)
-
-
-def fp32_or_none(text: str) -> str:
-    """Return "float32" or "none"."""
-    if text.lower() == "none":
-        return "none"
-    if text.lower() not in FULL:
-        raise ValueError("expected fp32 or none")
-    return "float32"
-
-
-def full_dtype(text: str) -> str:
-    """Return "float32"."""
-    if text.lower() not in FULL:
-        raise ValueError("expected fp32")
-    return "float32"
+half_dtype = _dtype("float16 (fp16) or bfloat16 (bf16)", DTYPES)
+float_dtype = _dtype("float32 (fp32), float16 (fp16) or bfloat16 (bf16)", {**FULL, **DTYPES})
+full_dtype = _dtype("fp32", FULL)
+fp32_or_none = _dtype("fp32 or none", {**FULL, "none": "none"})
 
 
 def flag(text: str) -> bool:

@@ -25,20 +25,10 @@ class Shown:
         """Return HTML that needs no script and no file; None without jinja2."""
         return self._views()[1]
 
-    def _repr_mimebundle_(
-        self, include: Collection[str] | None = None, exclude: Collection[str] | None = None
-    ) -> dict[str, str]:
-        """Return text and HTML by their media types.
-
-        Args:
-            include: types that are wanted; None for all.
-            exclude: types that are not.
-        """
+    def _repr_mimebundle_(self, **selection: Collection[str]) -> dict[str, str]:
+        """Return text and HTML by their media types, from which IPython selects."""
         text, html = self._views()
-        found = {"text/plain": text} if html is None else {"text/plain": text, "text/html": html}
-        return {
-            kind: view for kind, view in found.items() if kind not in (exclude or ()) and kind in (include or found)
-        }
+        return {"text/plain": text} if html is None else {"text/plain": text, "text/html": html}
 
     def _views(self) -> tuple[str, str | None]:
         module, _, function = self._view.partition(":")

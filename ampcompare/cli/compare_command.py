@@ -25,7 +25,7 @@ from ampcompare.cli.shared_options import (
     output_options,
     recipe_options,
 )
-from ampcompare.cli.values import ARM, ARM_LIST, FILE, FOLDER
+from ampcompare.cli.values import FILE, FOLDER
 from ampcompare.experiment.plan import parse_vary
 from ampcompare.experiment.run_options import CompareOptions, to_seconds
 from ampcompare.settings.script import SCRIPT_ARMS
@@ -58,13 +58,13 @@ compare_option = options_of(CompareOptions)
     "--arm",
     "arms",
     multiple=True,
-    type=ARM_LIST,
+    metavar="ARM[,ARM...]",
     group=ARMS,
     help="arms such as fp32, bf16, O2 or apex:O2,loss_scale=128; repeatable, or comma-separated  [default: nine arms]",
 )
 @compare_option(
     "--reference",
-    type=ARM,
+    metavar="ARM",
     group=ARMS,
     help="arm that the others are compared with; added if not listed  [default: script, else fp32, else the first]",
 )

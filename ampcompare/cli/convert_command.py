@@ -68,7 +68,7 @@ def command(
     from ampcompare.training.checkpoint.inspect import conversion_lines
 
     result = convert_file(source, target, to, opt_level=opt_level, legacy_layout=save_apex_format)
-    document: dict[str, Any] = {
+    document = {
         "in": str(source),
         "out": str(target),
         "from": result.source,

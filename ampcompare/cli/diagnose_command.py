@@ -17,7 +17,7 @@ from ampcompare.cli.launching import ended_by_signals
 from ampcompare.cli.output import note, text_width
 from ampcompare.cli.settings import ScriptCommand, request_from, watched_script_options
 from ampcompare.cli.shared_options import json_option, recipe_options
-from ampcompare.cli.values import ARM_LIST, FOLDER
+from ampcompare.cli.values import FOLDER
 from ampcompare.experiment.sources import collect_settings
 
 __all__ = ["command"]
@@ -45,7 +45,7 @@ ahead_option = options_of(api_look_ahead)
     "--arm",
     "arms",
     multiple=True,
-    type=ARM_LIST,
+    metavar="ARM[,ARM...]",
     group=ARMS,
     help="what to diagnose; several with --ahead  [default: apex:O2]",
 )

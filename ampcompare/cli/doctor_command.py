@@ -11,7 +11,6 @@ from ampcompare.backends.arm import parse_arms
 from ampcompare.cli.help import Command, option, options_of
 from ampcompare.cli.output import text_width
 from ampcompare.cli.shared_options import json_option
-from ampcompare.cli.values import ARM_LIST
 
 __all__ = ["command"]
 
@@ -31,7 +30,7 @@ COLORS = {"ok": "green", "note": "cyan", "warning": "yellow", "problem": "red"}
     "--for",
     "arms",
     multiple=True,
-    type=ARM_LIST,
+    metavar="ARM[,ARM...]",
     help="exit with 4 unless these arms can run here; repeatable, or comma-separated",
 )
 @options_of(examine_machine)("--time-limit", type=click.FloatRange(min=1), metavar="SECONDS")

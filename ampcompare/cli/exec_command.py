@@ -12,7 +12,7 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.base.rank_marks import CELL_FOLDER
 from ampcompare.cli.help import Command, option, options_of
 from ampcompare.cli.output import text_width
-from ampcompare.cli.values import ARM, FILE, LEVEL, Choice
+from ampcompare.cli.values import FILE, LEVEL, Choice
 from ampcompare.script.legacy.settings import ExecSettings
 
 __all__ = ["command"]
@@ -33,7 +33,7 @@ USAGE = 2  # the exit code of argparse and click for an argument that they do no
 )
 @exec_option("--engine", type=Choice(["compat", "nvidia"]))
 @exec_option("--opt-level", type=LEVEL)
-@exec_option("--arm", type=ARM)
+@exec_option("--arm", metavar="ARM")
 @exec_option("--seed", metavar="N")
 @exec_option("--twin")
 @exec_option("--max-steps", type=click.IntRange(1), metavar="N")

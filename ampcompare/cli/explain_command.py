@@ -13,7 +13,6 @@ from ampcompare.base.errors import LaunchError
 from ampcompare.cli.output import text_width
 from ampcompare.cli.settings import ScriptCommand, request_from, watched_script_options
 from ampcompare.cli.shared_options import json_option, recipe_options
-from ampcompare.cli.values import ARM
 from ampcompare.experiment.sources import collect_settings
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ __all__ = ["command"]
         ("In which types your script trains under it:", "ampcompare explain O2 --device cpu -- train.py --epochs 1"),
     ],
 )
-@click.argument("arm_text", metavar="ARM", type=ARM)
+@click.argument("arm_text", metavar="ARM")
 @watched_script_options
 @recipe_options
 @json_option()

@@ -12,7 +12,7 @@ import click
 from ampcompare.base.errors import AmpCompareError, close_matches
 from ampcompare.base.version import __version__
 from ampcompare.cli import COMMANDS, SUMMARY, overview
-from ampcompare.cli.help import OLD_NAMES, Option, variable_name
+from ampcompare.cli.help import OLD_NAMES, variable_name
 from ampcompare.cli.output import describe_unforeseen, drop_output, note
 
 __all__ = ["cli", "run_group"]
@@ -39,10 +39,7 @@ class _LazyGroup(click.Group):
         command: click.Command = module.command
         for parameter in command.params:
             if isinstance(parameter, click.Option):
-                flag = max(parameter.opts, key=len)
-                parameter.envvar = variable_name(cmd_name, flag)
-                if isinstance(parameter, Option) and flag in OLD_NAMES:
-                    parameter.old_envvar = variable_name(cmd_name, OLD_NAMES[flag])
+                parameter.envvar = variable_name(cmd_name, max(parameter.opts, key=len))
         return command
 
     def resolve_command(
@@ -87,7 +84,7 @@ class _LazyGroup(click.Group):
 def _note_unused_variables(name: str, command: click.Command) -> None:
     """Report variables that look like settings and are not: a mistyped one would silently change nothing."""
     known = [parameter.envvar for parameter in command.params if isinstance(parameter.envvar, str)]
-    renamed = [parameter.old_envvar for parameter in command.params if isinstance(parameter, Option)]
+    renamed = [variable_name(name, flag) for flag in OLD_NAMES.values()]
     prefix = f"AMPCOMPARE_{name}_".replace("-", "_").upper()
     for variable in sorted(os.environ):
         word = variable.removeprefix("AMPCOMPARE_")
@@ -101,7 +98,20 @@ def _note_unused_variables(name: str, command: click.Command) -> None:
         note(f"note: {variable} is not a setting of {name}; {hint}")
 
 
-@click.command(cls=_LazyGroup, help=SUMMARY, context_settings={"help_option_names": ["-h", "--help"]})
+NEW_NAMES = {old.removeprefix("--"): new.removeprefix("--") for new, old in OLD_NAMES.items()}
+
+
+def _present_name(name: str) -> str:
+    """Return the name of an option in its present form: with hyphens, and without its old name."""
+    plain = name.replace("_", "-")
+    return NEW_NAMES.get(plain, plain)
+
+
+@click.command(
+    cls=_LazyGroup,
+    help=SUMMARY,
+    context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": _present_name},
+)
 @click.version_option(__version__, "-V", "--version", prog_name="ampcompare")
 @click.option(
     "--local-rank", hidden=True, help="torch.distributed.launch puts it before the command; exec gives it to the script"
@@ -110,19 +120,10 @@ def cli(local_rank: str | None) -> None:
     """Group the commands; each has its own file."""
 
 
-def _underscores_too(name: str) -> str:
-    return name.replace("_", "-")
-
-
 def run_group(arguments: list[str] | None = None) -> int:
     """Run a command and return its exit code; errors meant for users are one line on stderr."""
     try:
-        result = cli.main(
-            arguments,
-            prog_name="ampcompare",
-            standalone_mode=False,
-            token_normalize_func=_underscores_too,
-        )
+        result = cli.main(arguments, prog_name="ampcompare", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except AmpCompareError as error:
         return _fail(str(error), error.exit_code)

@@ -7,15 +7,12 @@ import os
 import re
 import types
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import click
 
 from ampcompare.api.arguments import texts_of
 from ampcompare.cli.values import Choice
-
-if TYPE_CHECKING:
-    from click.parser import _OptionParser
 
 __all__ = [
     "ARMS",
@@ -76,15 +73,11 @@ GROUPS = (
     OUTPUT,
 )
 MAX_WIDTH = 100
-NO_BREAK = "\u00a0"
-BOUND = r"[\d.<=]*x[\d.<>=]*\]$"  # as click writes it
-BOUND_ALONE, BOUND_BEHIND = re.compile(rf"  \[{BOUND}"), re.compile(rf"; {BOUND}")
 BY_DEFAULT = re.compile(r"[;,.] by default (?=[^.]*$)", flags=re.IGNORECASE)
-DEFAULT = re.compile(r"\[default: [^\]]{1,30}\]")
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 OptionOf = Callable[..., Callable[[Any], Any]]  # of a parameter: what `options_of` returns
-# The old names of options keep working, on the command line and as variables.
+# The old names of options keep working: the group reads them as the new ones.
 OLD_NAMES = {
     "--convert-on-resume": "--resume-into-other-arm",
     "--no-convert-on-resume": "--no-resume-into-other-arm",
@@ -108,50 +101,17 @@ def variable_name(command: str, flag: str) -> str:
 
 
 class Option(click.Option):
-    """An option in a group of the help, which also accepts the old names of its flags and its old variable.
-
-    Attributes:
-        group: one of `GROUPS`.
-        old_envvar: set by the group of commands, which knows the name of the command.
-    """
-
-    old_envvar: str | None = None
+    """An option in a group of the help, one of `GROUPS`, which also reads the old name of its variable."""
 
     def __init__(self, *names: Any, group: str = OTHER, **settings: Any) -> None:
         super().__init__(*names, **settings)
         self.group = group
 
-    def add_to_parser(self, parser: _OptionParser, ctx: click.Context) -> None:
-        """Register the flags with their old names; only the parser sees the latter, so help does not list them."""
-        shown = self.opts, self.secondary_opts
-        self.opts, self.secondary_opts = map(_with_old_names, shown)
-        try:
-            super().add_to_parser(parser, ctx)
-        finally:
-            self.opts, self.secondary_opts = shown
-
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
         """Return the value of the variable, or else of the old one."""
+        old = OLD_NAMES.get(max(self.opts, key=len))
         value = super().resolve_envvar_value(ctx)
-        return value or (os.environ.get(self.old_envvar) if self.old_envvar else None) or None
-
-    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """Return flags and text; `--[no-]flag` where the option has both forms.
-
-        A bound such as `x>=1` is left to the message that refuses a value.
-        """
-        record = super().get_help_record(ctx)
-        if record is None:
-            return None
-        flags, text = record
-        if self.secondary_opts:
-            first, *others = sorted(self.opts, key=len, reverse=True)
-            flags = ", ".join([*others, f"--[no-]{first.removeprefix('--')}"])
-        return flags, BOUND_ALONE.sub("", BOUND_BEHIND.sub("]", text))
-
-
-def _with_old_names(flags: list[str]) -> list[str]:
-    return [*flags, *(OLD_NAMES[flag] for flag in flags if flag in OLD_NAMES)]
+        return value or (os.environ.get(variable_name(ctx.info_name or "", old)) if old else None) or None
 
 
 def option(*names: str, group: str = OTHER, **settings: Any) -> Callable[[Function], Function]:
@@ -217,11 +177,11 @@ def add_options(options: Sequence[Callable[[Function], Function]], function: Fun
 
 def group_of(parameter: click.Parameter) -> str:
     """Return the group of an option; those of plain click stand under `OTHER`."""
-    return parameter.group if isinstance(parameter, Option) else OTHER
+    return OUTPUT if "--help" in parameter.opts else getattr(parameter, "group", OTHER)
 
 
 class Command(click.Command):
-    """A command with a short help and a long one.
+    """A command with its options in groups, and a short help.
 
     Args:
         common: flags that the short help shows, in order; without any it shows all.
@@ -235,51 +195,40 @@ class Command(click.Command):
         examples: Sequence[tuple[str, str]] = (),
         **settings: Any,
     ) -> None:
-        settings["context_settings"] = {"max_content_width": MAX_WIDTH, **settings.get("context_settings", {})}
+        names = ["--help"] if common else ["-h", "--help"]
+        context = {"max_content_width": MAX_WIDTH, "help_option_names": names}
+        settings["context_settings"] = {**context, **settings.get("context_settings", {})}
         super().__init__(*arguments, **settings)
-        self.common = tuple(common)
-        self.examples = tuple(examples)
-        self._short = _help_flag(["-h"], "show the common options", self.get_short_help)
-        self._long = _help_flag(["--help"], "show all options", self.get_help)
-        self._only = _help_flag(["-h", "--help"], "show this help", self.get_help)
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:  # it would also suggest old names, which help hides
-            shown = [name for name in error.possibilities or () if name not in OLD_NAMES.values()]
-            raise click.NoSuchOption(error.option_name, possibilities=shown, ctx=error.ctx) from None
+        self.common, self.examples = tuple(common), tuple(examples)
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        return [*super().get_params(ctx), *([self._short] if self.common else [])]
+        def show(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+            if value and not context.resilient_parsing:
+                click.echo(self._short_help(context), color=context.color)
+                context.exit()
 
-    def get_help_option(self, ctx: click.Context) -> click.Option | None:
-        return self._long if self.common else self._only
+        short = Option(
+            ["-h"], is_flag=True, is_eager=True, expose_value=False, group=OUTPUT, callback=show,
+            help="show the common options",
+        )  # fmt: skip
+        return [*super().get_params(ctx), *([short] if self.common else [])]
 
-    def get_short_help(self, ctx: click.Context) -> str:
-        """Return usage, summary, common options and examples, for a command that has common options."""
+    def _short_help(self, ctx: click.Context) -> str:
+        """Return usage, summary, common options and examples."""
         formatter = ctx.make_formatter()
         self.format_usage(ctx, formatter)
-        summary = (self.help or "").partition("\n\n")[0]
         formatter.write_paragraph()
         with formatter.indentation():
-            formatter.write_text(summary)
-        shown = [_with_flag(self.params, flag) for flag in self.common]
-        _write_options(formatter, "Common options", shown, ctx)
+            formatter.write_text((self.help or "").partition("\n\n")[0])
+        flags = {flag: param for param in self.params if isinstance(param, click.Option) for flag in param.opts}
+        _write_options(formatter, "Common options", [flags[flag] for flag in self.common], ctx)
         self._format_examples(formatter)
         formatter.write("\n--help lists all options.\n")
-        return formatter.getvalue().rstrip("\n").replace(NO_BREAK, " ")
+        return formatter.getvalue().rstrip("\n")
 
-    def get_help(self, ctx: click.Context) -> str:
-        """Return the long help: all options in their groups."""
-        return super().get_help(ctx).replace(NO_BREAK, " ")
-
-    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        self.format_usage(ctx, formatter)
-        self.format_help_text(ctx, formatter)
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_help_text(ctx, formatter)
         self._format_examples(formatter)
-        self.format_options(ctx, formatter)
-        self.format_epilog(ctx, formatter)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options group by group."""
@@ -294,26 +243,9 @@ class Command(click.Command):
             formatter.write(f"  {question}\n    {command}\n")
 
 
-def _help_flag(names: list[str], text: str, help_of: Callable[[click.Context], str]) -> Option:
-    """Return a flag that prints a help and ends the command."""
-
-    def show(context: click.Context, parameter: click.Parameter, value: bool) -> None:
-        if value and not context.resilient_parsing:
-            click.echo(help_of(context), color=context.color)
-            context.exit()
-
-    return Option(names, is_flag=True, is_eager=True, expose_value=False, help=text, callback=show, group=OUTPUT)
-
-
 def _write_options(
     formatter: click.HelpFormatter, title: str, options: Sequence[click.Option], ctx: click.Context
 ) -> None:
-    records = [record for each in options if (record := each.get_help_record(ctx)) is not None]
-    rows = [(flags, DEFAULT.sub(lambda match: match[0].replace(" ", NO_BREAK), text)) for flags, text in records]
-    if rows:
+    if rows := [record for each in options if (record := each.get_help_record(ctx)) is not None]:
         with formatter.section(title):
             formatter.write_dl(rows, col_max=26)
-
-
-def _with_flag(parameters: Sequence[click.Parameter], flag: str) -> click.Option:
-    return next(each for each in parameters if isinstance(each, click.Option) and flag in each.opts)

@@ -14,7 +14,7 @@ from ampcompare.cli.comparison_output import details_option, terminal_text
 from ampcompare.cli.help import ARMS, COMPARISON, DATA, Command, default_of, option, options_of
 from ampcompare.cli.output import say
 from ampcompare.cli.shared_options import json_option, margin_options
-from ampcompare.cli.values import ARM, FILE
+from ampcompare.cli.values import FILE
 
 __all__ = ["command"]
 
@@ -32,7 +32,9 @@ judge_option = options_of(judge_table)
 )
 @click.argument("table", metavar="[TABLE]", required=False, type=FILE)
 @option("--example", is_flag=True, group=DATA, help="a published table of ResNet-50 instead of a file")
-@option("--reference", type=ARM, group=ARMS, help="arm to compare the others with  [default: fp32, else the first]")
+@option(
+    "--reference", metavar="ARM", group=ARMS, help="arm that others are compared with  [default: fp32, else the first]"
+)
 @judge_option("--metric", metavar="COLUMN", group=DATA)
 @judge_option("--better", group=DATA)
 @margin_options(judge_option)

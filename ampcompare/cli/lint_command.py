@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable
-from pathlib import Path
-
 import click
 
 from ampcompare.api.migration import lint_paths
@@ -13,8 +9,6 @@ from ampcompare.cli.help import Command, option, options_of
 from ampcompare.cli.values import FILE, Choice
 
 __all__ = ["command"]
-
-MANY_FILES = 200
 
 
 @click.command(
@@ -33,7 +27,7 @@ MANY_FILES = 200
 @option(
     "--format",
     "form",
-    type=Choice(["text", "json", "github", "sarif"]),
+    type=Choice(["text", "json", "github"]),
     default="text",
     show_default=True,
     help="of the report on stdout",
@@ -41,7 +35,6 @@ MANY_FILES = 200
 @option("--select", metavar="CODES", help="report only these codes or prefixes, separated by commas: AMP2,AMP301")
 @option("--ignore", metavar="CODES", help="do not report these codes or prefixes")
 @option("--exclude", metavar="PATTERN", multiple=True, help="leave out files and folders; repeatable")
-@option("--no-progress", is_flag=True, help="no progress bar")
 @click.argument("paths", metavar="PATHS...", nargs=-1, required=True, type=FILE)
 def command(
     fix: bool,
@@ -50,7 +43,6 @@ def command(
     select: str | None,
     ignore: str | None,
     exclude: tuple[str, ...],
-    no_progress: bool,
     paths: tuple[str, ...],
 ) -> int:
     """Report mistakes in the use of Apex and torch.amp in source files.
@@ -58,44 +50,21 @@ def command(
     PATHS are Python files, notebooks or folders. Nothing is run or imported. Settings come from
     [tool.ampcompare.lint] of pyproject.toml: select, ignore, exclude.
     """
-    from dataclasses import replace
-
     from ampcompare.base.errors import ConfigError
     from ampcompare.source.lint.report import FORMATS
-    from ampcompare.source.lint.run import find_files, lint_files, read_selection
-    from ampcompare.source.versions import known_versions
 
-    roots = [Path(path) for path in paths]
-    selection = replace(read_selection(roots), versions=known_versions(torch_version))
-    if select is not None:
-        selection = replace(selection, select=_codes(select))
-    if ignore is not None:
-        selection = replace(selection, ignore=_codes(ignore))
-    selection = replace(selection, exclude=(*selection.exclude, *exclude))
-
-    unreadable: list[str] = []
-    found = find_files(roots, selection, unreadable=lambda path, why: unreadable.append(f"{path}: {why}"))
-    report = lint_files(_with_progress(list(found), no_progress), selection, fix=fix, named=roots)
+    codes, left = _codes(select), _codes(ignore)
+    report = lint_paths(*paths, select=codes, ignore=left, exclude=exclude, fix=fix, torch_version=torch_version)
     for line in FORMATS[form](report):
         click.echo(line)
-    for note in (*unreadable, *map(str, report.unread)):
+    for note in report.unread:
         click.echo(f"ampcompare: not read: {note}", err=True)
     if form == "text":
         click.echo(report.summary(), err=True)
-    if unreadable or report.unread:
+    if report.unread:
         return ConfigError.exit_code
     return 1 if report.findings else 0
 
 
-def _codes(text: str) -> tuple[str, ...]:
-    return tuple(code.strip().upper() for code in text.split(",") if code.strip())
-
-
-def _with_progress(files: list[Path], no_progress: bool) -> Iterable[Path]:
-    """Return files, on a terminal and where they are many with a bar on stderr that is cleared at the end."""
-    if no_progress or len(files) <= MANY_FILES or not sys.stderr.isatty():
-        return files
-    from rich.console import Console
-    from rich.progress import track
-
-    return track(files, "lint", console=Console(stderr=True), transient=True)
+def _codes(text: str | None) -> list[str] | None:
+    return None if text is None else [code.strip().upper() for code in text.split(",") if code.strip()]

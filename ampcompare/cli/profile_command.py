@@ -15,7 +15,7 @@ from ampcompare.cli.launching import ended_by_signals
 from ampcompare.cli.output import note, text_width
 from ampcompare.cli.settings import ScriptCommand, request_from, watched_script_options
 from ampcompare.cli.shared_options import json_option, recipe_options
-from ampcompare.cli.values import ARM, ARM_LIST, FOLDER
+from ampcompare.cli.values import FOLDER
 from ampcompare.experiment.sources import collect_settings
 
 __all__ = ["command"]
@@ -40,11 +40,11 @@ profile_option = options_of(api_profile)
     "--arm",
     "arms",
     multiple=True,
-    type=ARM_LIST,
+    metavar="ARM[,ARM...]",
     group=ARMS,
     help="what to profile; repeatable, or comma-separated  [default: fp32,bf16]",
 )
-@option("--reference", type=ARM, group=ARMS, help="what the others are next to  [default: the first arm]")
+@option("--reference", metavar="ARM", group=ARMS, help="what the others are next to  [default: the first arm]")
 @profile_option("--steps", metavar="N", group=OUTPUT)
 @profile_option("--profiled-steps", metavar="N", group=OUTPUT)
 @profile_option("--trials/--no-trials", group=OUTPUT)

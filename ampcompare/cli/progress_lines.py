@@ -9,7 +9,7 @@ from ampcompare.experiment.observer import Outline
 from ampcompare.experiment.running_cells import CellView, MatrixView
 from ampcompare.settings.config import RunConfig
 
-__all__ = ["describe_outline", "notice", "notices"]
+__all__ = ["describe_outline", "notices"]
 
 MAX_NAMED = 3  # arms in the first line
 MAX_NOTICES = 16  # plain lines at a time
@@ -40,42 +40,34 @@ def describe_outline(outline: Outline, device: str) -> str:
 
 def _place(cells: Sequence[RunConfig], device: str) -> str:
     """Return where cells run: devices, threads and processes, each as often as it differs."""
-    devices = sorted({device if cell.device == "auto" else cell.device for cell in cells})
+    where = {f"on {cell.launcher.capitalize()}" for cell in cells if cell.launcher in ("ray", "slurm")} or {
+        f"on {' and '.join(sorted({device if cell.device == 'auto' else cell.device for cell in cells}))}"
+    }
     threads = sorted({cell.threads for cell in cells})
     processes = sorted({cell.processes for cell in cells})
-    ray = any(cell.launcher == "ray" for cell in cells)
-    parts = (
-        ["on Ray"]
-        if ray
-        else ["on Slurm"]
-        if any(cell.launcher == "slurm" for cell in cells)
-        else [f"on {' and '.join(devices)}"]
-    )
-    parts.append("1 thread" if threads == [1] else f"{' or '.join(map(str, threads))} threads")
+    parts = [*sorted(where), "1 thread" if threads == [1] else f"{' or '.join(map(str, threads))} threads"]
     if processes != [1]:
         parts.append(f"{' or '.join(map(str, processes))} processes a cell")
     return ", ".join(parts)
 
 
 def notices(cells: Sequence[CellView], matrix: MatrixView, *, idle: str = "") -> list[str]:
-    """Return plain lines on some running cells and the matrix, and in one more how many others run."""
+    """Return plain lines on some running cells and the matrix, and in one more how many others run.
+
+    Args:
+        idle: what happens while no cell runs; "" for nothing.
+    """
+    end = f"; {rough_duration(int(matrix.seconds))} since the start"
+    if matrix.left is not None and matrix.total > 1:
+        end += f", about {rough_duration(matrix.left)} left"
     if not cells:
-        return [notice(None, matrix, idle=idle)] if idle else []
+        return [f"{matrix.done} of {matrix.total} cells: {idle}{end}"] if idle else []
     shown = cells if len(cells) <= MAX_NOTICES else cells[: MAX_NOTICES - 1]
-    lines = [notice(cell, matrix) for cell in shown]
-    return lines if len(shown) == len(cells) else [*lines, f"and {len(cells) - len(shown)} more cells run"]
-
-
-def notice(cell: CellView | None, matrix: MatrixView, *, idle: str = "") -> str:
-    """Return a plain line on a running cell and the matrix; without a cell, on the matrix alone."""
-    if cell is None:
-        parts = [f"{matrix.done} of {matrix.total} cells{': ' if idle else ''}{idle}"]
-    else:
+    lines = []
+    for cell in shown:
         parts = [f"[{cell.number}/{matrix.total}] {cell.full_name}: {cell.phase}"]
         if cell.progress is not None and cell.progress.total_steps:
             parts.append(f"step {cell.progress.steps} of {cell.progress.total_steps}")
         parts += cell.figures(" left" if matrix.total == 1 else " for this cell")
-    line = f"{', '.join(parts)}; {rough_duration(int(matrix.seconds))} since the start"
-    return line + (
-        f", about {rough_duration(matrix.left)} left" if matrix.left is not None and matrix.total > 1 else ""
-    )
+        lines.append(", ".join(parts) + end)
+    return lines if len(shown) == len(cells) else [*lines, f"and {len(cells) - len(shown)} more cells run"]

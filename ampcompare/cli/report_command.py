@@ -19,14 +19,13 @@ from ampcompare.base.formatting import printable
 from ampcompare.cli.comparison_output import details_option
 from ampcompare.cli.help import ARMS, OUTPUT, Command, option
 from ampcompare.cli.output import say
-from ampcompare.cli.values import ARM, FILE, Choice, Place
+from ampcompare.cli.values import FILE, FILE_OR_FOLDER, Choice
 from ampcompare.results.report.base import FORMATS, Reporter
 from ampcompare.results.report.tables import room
 from ampcompare.results.report.terminal import has_color
 
 __all__ = ["command"]
 
-OUTPUT_PLACE = Place("FILE|DIR")
 SUFFIXES = {
     ".html": "html",
     ".htm": "html",
@@ -55,20 +54,13 @@ SUFFIXES = {
     group=OUTPUT,
     help="what to write  [default: by the name of --output, else table]",
 )
-@option("--output", "-o", type=OUTPUT_PLACE, group=OUTPUT, help="where to write it; - is standard output  [default: -]")
+@option("--output", "-o", type=FILE_OR_FOLDER, group=OUTPUT, help="where to write it; -: standard output  [default: -]")
 @option("--open", "open_page", is_flag=True, group=OUTPUT, help="write the HTML page and open it in a browser")
 @option(
     "--reference",
-    type=ARM,
+    metavar="ARM",
     group=ARMS,
     help="compare with this arm, without running anything  [default: as it was run]",
-)
-@option(
-    "--columns",
-    default="",
-    metavar="NAME,...",
-    group=OUTPUT,
-    help="further columns of the first table, such as perplexity, top-5 or samples/s; --details has their names",
 )
 @details_option
 def command(
@@ -77,7 +69,6 @@ def command(
     output: str | None,
     open_page: bool,
     reference: str | None,
-    columns: str,
     details: bool,
 ) -> int:
     """Render the records of run directories again.
@@ -108,8 +99,7 @@ def command(
         raise ConfigError("--reference needs exactly one run directory; name a single one")
     beside = files[0] if len(files) == 1 and files[0].is_dir() and reference is None else None
     target = target.with_file(beside)
-    names = [name.strip() for name in columns.split(",") if name.strip()]
-    text, excluded = _report(files, target, reference, details=details, columns=names)
+    text, excluded = _report(files, target, reference, details=details)
     _give_report(text, target, beside=beside)
     for line in excluded:
         click.echo(f"ampcompare: not used: {printable(line, 2000)}", err=True)
@@ -135,16 +125,14 @@ def _exec_report(paths: list[Path], target: _ReportTarget) -> str:
     return target.reporter().write(records_document(paths, [read_exec_record(path) for path in paths]))
 
 
-def _report(
-    paths: list[Path], target: _ReportTarget, reference: str | None, *, details: bool, columns: list[str]
-) -> tuple[str, list[str]]:
+def _report(paths: list[Path], target: _ReportTarget, reference: str | None, *, details: bool) -> tuple[str, list[str]]:
     """Return the report of an experiment, and which records are not used."""
     from ampcompare.experiment.reload_report import reload_comparison, reload_together
     from ampcompare.results.report.base import log_links
 
     comparison = reload_together(paths) if len(paths) > 1 else reload_comparison(paths[0], reference=reference)
     reporter = target.reporter(details)
-    reporter.columns, reporter.logs = columns, log_links(comparison, paths, target.file.parent) if target.file else {}
+    reporter.logs = log_links(comparison, paths, target.file.parent) if target.file else {}
     return reporter.render(comparison), comparison.excluded
 
 

@@ -18,7 +18,6 @@ from ampcompare.cli.launching import count_processes, launch_options, options_by
 from ampcompare.cli.output import note, say
 from ampcompare.cli.settings import ScriptCommand, request_from, script_options, show_metrics
 from ampcompare.cli.shared_options import arm_from_flags, arm_options, output_options, recipe_options
-from ampcompare.cli.values import ARM
 from ampcompare.experiment.run_options import RunOptions
 from ampcompare.experiment.sources import SettingsSources, collect_settings, published_for_run
 
@@ -44,7 +43,7 @@ __all__ = ["command", "sources_from"]
 @option(
     "--arm",
     "arm_text",
-    type=ARM,
+    metavar="ARM",
     group=ARMS,
     help="backend and options in one word: fp32, bf16, O2 or apex:O2,loss_scale=128  [default: fp32]",
 )

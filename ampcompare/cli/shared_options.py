@@ -28,24 +28,7 @@ from ampcompare.cli.help import (
     option,
     value_type,
 )
-from ampcompare.cli.values import (
-    ARCH,
-    BACKEND,
-    CHECKPOINT,
-    DATA_SET,
-    DEVICE,
-    FILE,
-    FLAG,
-    FOLDER,
-    HALF,
-    LEVEL,
-    OPTIMIZER_NAME,
-    RECIPE,
-    TASK,
-    Choice,
-    Name,
-    Place,
-)
+from ampcompare.cli.values import FILE, FLAG, FOLDER, HALF, LEVEL, Choice
 from ampcompare.settings.config import RunConfig
 
 __all__ = [
@@ -135,19 +118,17 @@ RECIPE_OPTIONS: tuple[tuple[str, str, str], ...] = (  # flags, the path of the s
     ("--tf32", "tf32", MACHINE),
     ("--deterministic", "deterministic", MACHINE),
 )
-TEXTS: dict[str, Name | Place] = {  # settings that are free text, with the names that the shell offers
-    "recipe.data.name": DATA_SET,
-    "recipe.model.arch": ARCH,
-    "recipe.task": TASK,
-    "recipe.optimizer.name": OPTIMIZER_NAME,
-    "device": DEVICE,
-    "recipe.data.dir": FOLDER,
-    "saving.resume": CHECKPOINT,
-}
 METAVARS: dict[str | type, str] = {
     "stall_timeout": "SECONDS",
     "eval_precision": "PRECISIONS",
     "allow_writes": "PATH",
+    "recipe.data.name": "NAME",
+    "recipe.model.arch": "NAME",
+    "recipe.task": "NAME",
+    "recipe.optimizer.name": "NAME",
+    "recipe.data.dir": "DIR",
+    "saving.resume": "auto|PATH",
+    "device": "DEVICE",
     int: "N",
     float: "NUMBER",
 }
@@ -202,7 +183,7 @@ def _option(flags: str, path: str, group: str) -> Callable[[Function], Function]
     elif get_origin(kind) is Literal:
         settings["type"] = Choice(get_args(kind))
     else:
-        settings["type"] = TEXTS.get(path, kind)
+        settings["type"] = kind
     return option(
         *names, parameter_of(path), group=group, default=None, help=_text(field.description, field.default), **settings
     )
@@ -221,7 +202,7 @@ def recipe_options(function: Function) -> Function:
         option(
             "--recipe",
             "recipe_name",
-            type=RECIPE,
+            metavar="NAME|FILE",
             group=DATA,
             help="a complete, named configuration (see `list recipes`), or a YAML file of your own",
         ),
@@ -317,7 +298,7 @@ def arm_options(function: Function) -> Function:
     for flag, settings in reversed(ARM_OPTIONS.items()):
         function = option(flag, group=ARMS, **settings)(function)
     text = "fp32, apex, native, half or another of `list arms`; its options follow"
-    return option("--backend", type=BACKEND, group=ARMS, help=text)(function)
+    return option("--backend", metavar="NAME", group=ARMS, help=text)(function)
 
 
 def arm_from_flags(parameters: Mapping[str, Any], *, is_named: bool) -> str | None:

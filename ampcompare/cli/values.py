@@ -1,8 +1,8 @@
-"""Values of options: words that are checked at once, and names that the shell can complete."""
+"""Values of options that are checked at once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,35 +11,13 @@ from ampcompare.backends.apex_levels import LEVELS
 from ampcompare.base.errors import close_matches
 
 if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
     StringChoice = click.Choice[str]
     StringType = click.ParamType[str]
 else:  # older versions of click, whose types are not generic
     StringChoice = click.Choice
     StringType = click.ParamType
 
-__all__ = [
-    "ARCH",
-    "ARM",
-    "ARM_LIST",
-    "BACKEND",
-    "CHECKPOINT",
-    "DATA_SET",
-    "DEVICE",
-    "FILE",
-    "FLAG",
-    "FOLDER",
-    "HALF",
-    "JOBS",
-    "LEVEL",
-    "OPTIMIZER_NAME",
-    "RECIPE",
-    "TASK",
-    "Choice",
-    "Name",
-    "Place",
-]
+__all__ = ["FILE", "FILE_OR_FOLDER", "FLAG", "FOLDER", "HALF", "JOBS", "LEVEL", "Choice"]
 
 
 class Choice(StringChoice):
@@ -76,37 +54,6 @@ class Choice(StringChoice):
         raise click.BadParameter(text, ctx, param)
 
 
-class Name(StringType):
-    """A text for which the shell offers names; whether there is such a thing is checked where it is used.
-
-    Args:
-        metavar: what the help calls it.
-        names: called when the shell asks.
-        several: whether names may be joined by commas.
-    """
-
-    name = "text"
-
-    def __init__(self, metavar: str, names: Callable[[], Iterable[str]], *, several: bool = False) -> None:
-        self.metavar = metavar
-        self.names = names
-        self.several = several
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
-        return self.metavar
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        return str(value)
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Return the names that begin so, after what is already typed of a list."""
-        from click.shell_completion import CompletionItem
-
-        before, comma, begun = incomplete.rpartition(",") if self.several else ("", "", incomplete)
-        names = [name for name in self.names() if name.lower().startswith(begun.lower())]
-        return [CompletionItem(f"{before}{comma}{name}") for name in names]
-
-
 class Jobs(StringType):
     """A number of cells from 1, or the word auto."""
 
@@ -121,98 +68,19 @@ class Jobs(StringType):
         return int(text)
 
 
-class Place(StringType):
-    """The path of a file or a folder, which the shell completes; whether it is there is checked where it is used.
-
-    Args:
-        metavar: what the help calls it.
-        is_folder: whether only folders fit.
-    """
-
-    name = "path"
-
-    def __init__(self, metavar: str, *, is_folder: bool = False) -> None:
-        self.metavar = metavar
-        self.kind = "dir" if is_folder else "file"
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
-        return self.metavar
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        return str(value)
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Leave it to the shell, which knows its folders."""
-        from click.shell_completion import CompletionItem
-
-        return [CompletionItem(incomplete, type=self.kind)]
-
-
 def _plain(word: str) -> str:
     return word.lower().replace("_", "-")
 
 
-def _arms() -> Sequence[str]:
-    from ampcompare.backends.arm import SHORTHANDS
-    from ampcompare.backends.catalog import described_backends
-    from ampcompare.experiment.matrix import DEFAULT_ARMS
-
-    return list(dict.fromkeys([*DEFAULT_ARMS, *map(_spell, SHORTHANDS), *described_backends()]))
-
-
-def _spell(shorthand: str) -> str:
-    return shorthand.upper() if shorthand[0] == "o" else shorthand
+def _path(name: str) -> click.Path:
+    """Return the type of a path, which the shell completes; whether it is there is checked where it is used."""
+    path = click.Path(readable=False)
+    path.name = name
+    return path
 
 
-def _backends() -> Iterable[str]:
-    from ampcompare.backends.catalog import described_backends
-
-    return described_backends()
-
-
-def _models() -> Iterable[str]:
-    from ampcompare.experiment.choices import model_names
-
-    return model_names()
-
-
-def _tasks() -> Iterable[str]:
-    from ampcompare.experiment.choices import task_names
-
-    return task_names()
-
-
-def _data_sets() -> Iterable[str]:
-    from ampcompare.experiment.choices import data_names
-
-    return data_names()
-
-
-def _optimizers() -> Iterable[str]:
-    from ampcompare.settings.optimizers import optimizer_names
-
-    return optimizer_names()
-
-
-def _recipes() -> Iterable[str]:
-    from ampcompare.settings.file import recipe_names
-
-    return recipe_names()
-
-
-ARM = Name("ARM", _arms)
-ARM_LIST = Name("ARM[,ARM...]", _arms, several=True)
-BACKEND = Name("NAME", _backends)
-ARCH = Name("NAME", _models)
-TASK = Name("NAME", _tasks)
-DATA_SET = Name("NAME", _data_sets)
-OPTIMIZER_NAME = Name("NAME", _optimizers)
-RECIPE = Name("NAME|FILE", _recipes)
-FILE = Place("FILE")
+FILE, FOLDER, FILE_OR_FOLDER = map(_path, ("file", "dir", "file|dir"))
 JOBS = Jobs()
-FOLDER = Place("DIR", is_folder=True)
-CHECKPOINT = Place("auto|PATH")
-DEVICE = Name("DEVICE", lambda: ("auto", "cpu", "cuda", "mps", "xpu"))
 FLAG = Choice(
     ("true", "false"), {"yes": "true", "on": "true", "1": "true", "no": "false", "off": "false", "0": "false"}
 )

@@ -13,9 +13,9 @@ from ampcompare.base.environment.apex import probe_apex
 from ampcompare.guards import checks
 from ampcompare.settings.file import list_recipes
 from ampcompare.settings.optimizers import list_optimizers
-from ampcompare.tasks.catalog import MODEL_LIBRARIES, TASKS, list_data, list_models, list_tasks, torchvision_models
+from ampcompare.tasks.catalog import list_data, list_models, list_tasks
 
-__all__ = ["Choice", "data_names", "list_choices", "model_names", "task_names"]
+__all__ = ["Choice", "list_choices"]
 
 
 class Choice(NamedTuple):
@@ -49,25 +49,6 @@ def list_choices() -> dict[str, list[Choice]]:
         "guards": [(name, True, guard.mistake) for name, guard in checks.GUARDS.items()],
     }
     return {kind: [Choice(*row) for row in rows] for kind, rows in kinds.items()}
-
-
-def model_names() -> list[str]:
-    """Return the names of all models, those of torchvision too, which is not imported for it."""
-    kinds = {spec.torchvision for spec in TASKS.values()}
-    others = [name for name, kind in (torchvision_models() or {}).items() if kind in kinds]
-    own = dict.fromkeys(name for spec in TASKS.values() for name in spec.models)
-    return [*own, *others, *(f"{library}:" for library in MODEL_LIBRARIES)]
-
-
-def task_names() -> list[str]:
-    """Return the names of all tasks."""
-    return [name for name, *_ in list_tasks() if ":" not in name]
-
-
-def data_names() -> list[str]:
-    """Return the names of all data sets; after `imagefolder:` a path follows."""
-    names = dict.fromkeys(name for spec in TASKS.values() for name in spec.data_sets)
-    return [name.removesuffix("PATH") for name in names if name != "module:factory"]
 
 
 def _arm(backend: str, spec: BackendSpec) -> tuple[str, bool, str]:

@@ -29,18 +29,16 @@ from ampcompare.experiment.launch.script.rows import read_rows
 from ampcompare.results.records.diagnosis import Diagnosis
 from ampcompare.results.report.base import write_result
 from ampcompare.settings.config import RunConfig
-from ampcompare.settings.examination import ERRORS
+from ampcompare.settings.examination import ERRORS, ScriptRequest
 
 if TYPE_CHECKING:
     from ampcompare.diagnosis.loops import Loop
 
 __all__ = [
     "ENDED",
-    "ERRORS",
     "DiagnoseOptions",
     "diagnose",
     "diagnose_script",
-    "error_of",
     "run_examined",
     "say_limits",
     "watched_settings",
@@ -158,7 +156,7 @@ def _watch_script(
     assert script is not None
     folder = Path(tempfile.mkdtemp(dir=parent))
     answer = folder / "answer.json"
-    Request(
+    request = Request(
         settings=watched_settings(config, arm, folder),
         is_module=script.is_module,
         steps=options.steps,
@@ -166,10 +164,8 @@ def _watch_script(
         lines=list(lines),
         answer=str(answer),
         ended=str(folder / ENDED),
-    ).write(folder / "request.json")
-    code = run_examined(config, folder, "diagnosed", environment)
-    if not answer.exists():
-        raise ERRORS.get(code, LaunchError)(_failure_of(code, folder))
+    )
+    code = run_examined(config, folder, "diagnosed", request, answer, "step to watch", environment)
     read = json.loads(answer.read_text(encoding="utf-8"))
     failure = error_of(code, folder) if code else ""
     found = Diagnosis.model_validate({**read["diagnosis"], "script": script.command, "failure": failure})
@@ -203,17 +199,29 @@ def say_limits(say: Callable[[str], Any]) -> None:
         say(WITHOUT_OVERLAYS)
 
 
-def run_examined(config: RunConfig, folder: Path, kind: str, environment: Mapping[str, str] | None = None) -> int:
+def run_examined(
+    config: RunConfig,
+    folder: Path,
+    kind: str,
+    request: ScriptRequest,
+    answer: Path,
+    what: str,
+    environment: Mapping[str, str] | None = None,
+) -> int:
     """Run the script of a configuration under examination, to its end, and return its exit code.
 
     Args:
-        folder: of the run, with `request.json`.
+        folder: of the run.
         kind: of `ampcompare.script.examination`, which runs once or on each rank.
+        answer: file that it leaves.
+        what: it leaves one for.
         environment: added to that of this process.
 
     Raises:
-        LaunchError: it did not end in time.
+        ConfigError, EnvironmentUnfit: the script cannot run under the arm, or here.
+        LaunchError: it did not end in time, failed, or left no answer.
     """
+    request.write(folder / "request.json")
     start = [sys.executable]
     if config.processes > 1:
         start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(config.processes)]
@@ -236,11 +244,19 @@ def run_examined(config: RunConfig, folder: Path, kind: str, environment: Mappin
             start_new_session=True,
         )
         try:
-            return _exit_code(process, folder / ENDED)
+            code = _exit_code(process, folder / ENDED)
         finally:
             _end(process)
             assert process.stdin is not None
             process.stdin.close()
+    if answer.exists():
+        return code
+    if code:
+        raise ERRORS.get(code, LaunchError)(f"the script showed no {what}: {error_of(code, folder)}")
+    raise LaunchError(
+        f"the script ended without a {what}: a step is a backward pass and an optimizer step, in the started process "
+        "or its ranks (--nproc-per-node); let it train longer, or lower --steps"
+    )
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -285,18 +301,7 @@ def _last_note(log: Path) -> str:
 def error_of(code: int, folder: Path) -> str:
     """Return why a script ended with an exit code other than 0."""
     error = (read_rows(folder / CellFile.SCRIPT).ended or {}).get("error")
-    text = str(error or _last_note(folder / CellFile.LOG) or log_tail(folder) or f"exit code {code}")
+    ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    text = str(error or _last_note(folder / CellFile.LOG) or log_tail(folder) or ended)
     text = printable(text, 1000, keep_end=600)
     return f"{text}; {BEYOND_FP16}" if "c10::Half without overflow" in text else text
-
-
-def _failure_of(code: int, folder: Path) -> str:
-    """Return why a run showed nothing."""
-    if code < 0:
-        return f"the script was killed by {signal.Signals(-code).name}"
-    if code != 0:
-        return f"the script showed no step to watch: {error_of(code, folder)}"
-    return (
-        "the script ended without a step to watch: a step is a backward pass and an optimizer step that go through "
-        "apex.amp or torch.amp, in the started process or its ranks (--nproc-per-node)"
-    )

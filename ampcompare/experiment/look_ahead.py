@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ampcompare.backends.arm import Arm
-from ampcompare.base.errors import ConfigError, LaunchError
+from ampcompare.base.errors import ConfigError
 from ampcompare.diagnosis import options as recipes
 from ampcompare.diagnosis.laws import outlook_of, twin_distance
 from ampcompare.diagnosis.options import PrefixRequest
-from ampcompare.experiment.diagnose import ENDED, ERRORS, error_of, run_examined, say_limits, watched_settings
+from ampcompare.experiment.diagnose import ENDED, run_examined, say_limits, watched_settings
 from ampcompare.experiment.launch.places import find_places
 from ampcompare.results.records.outlook import Outlook, Prefix
 from ampcompare.settings.config import RunConfig
@@ -103,16 +103,13 @@ def _prefix_of_script(options: AheadOptions, environment: Mapping[str, str], *, 
     with tempfile.TemporaryDirectory(prefix="ampcompare-ahead-") as name:
         folder = Path(name)
         answer = folder / "answer.json"
-        PrefixRequest(
+        request = PrefixRequest(
             settings={**watched_settings(options.config, Arm.parse("fp32"), folder), "twin": is_twin},
             is_module=script.is_module,
             steps=options.prefix,
             total=options.steps,
             answer=str(answer),
             ended=str(folder / ENDED),
-        ).write(folder / "request.json")
-        code = run_examined(options.config, folder, "prefix", environment)
-        if not answer.exists():
-            reason = error_of(code, folder) if code else "it ended without a step of an optimizer"
-            raise ERRORS.get(code, LaunchError)(f"the first steps of the script could not be run: {reason}")
+        )
+        run_examined(options.config, folder, "prefix", request, answer, "first step", environment)
         return Prefix.model_validate_json(answer.read_text(encoding="utf-8"))

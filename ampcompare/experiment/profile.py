@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ampcompare.base.errors import AmpCompareError, LaunchError
+from ampcompare.base.errors import AmpCompareError
 from ampcompare.base.files.run_files import RunFile
 from ampcompare.base.files.write import write_atomically
 from ampcompare.diagnosis.profiling.options import ProfileOptions, ProfileRequest, profile_in_child
 from ampcompare.diagnosis.profiling.reasons import headline_of, with_reasons
 from ampcompare.diagnosis.profiling.trace import merged_trace
-from ampcompare.experiment.diagnose import ENDED, ERRORS, error_of, run_examined, say_limits, watched_settings
+from ampcompare.experiment.diagnose import ENDED, run_examined, say_limits, watched_settings
 from ampcompare.results.records.profile import ArmProfile, Profile
 from ampcompare.results.report.base import write_result
 from ampcompare.settings.config import RunConfig
@@ -134,15 +134,8 @@ def profile_script(config: RunConfig, folder: Path, *, steps: int, profiled: int
         answers=str(folder),
         ended=str(folder / ENDED),
     )
-    request.write(folder / "request.json")
-    code = run_examined(config, folder, "profiled")
-    if not request.answer(0).exists():
-        if code:
-            raise ERRORS.get(code, LaunchError)(f"the script showed no step to profile: {error_of(code, folder)}")
-        raise LaunchError(
-            "the script ended before its steps were profiled; a step is a backward pass and an optimizer step, and a "
-            f"profile takes {steps_needed(steps, profiled)} of them: let it train longer, or lower --steps"
-        )
+    what = f"profile, which takes {steps_needed(steps, profiled)} steps"
+    run_examined(config, folder, "profiled", request, request.answer(0), what)
     files = [path for rank in range(config.processes) if (path := request.answer(rank)).exists()]
     ranks = [ArmProfile.model_validate_json(path.read_text(encoding="utf-8")) for path in files]
     found = ranks[0].model_copy(update={"rank_seconds": [one.seconds for one in ranks] if len(ranks) > 1 else []})

@@ -48,20 +48,12 @@ class Detector:
     Attributes:
         guard: the text; every subclass has its own.
         defined: all subclasses, in the order of their definition.
-
-    Raises:
-        TypeError: a subclass without a guard, or with the name of another one.
     """
 
     guard: ClassVar[Guard]
     defined: ClassVar[list[type[Detector]]] = []
 
     def __init_subclass__(cls) -> None:
-        guard = vars(cls).get("guard")
-        if not isinstance(guard, Guard):
-            raise TypeError(f"{cls.__name__} has no guard; write `guard = Guard(...)` in the class")
-        if any(other.guard.name == guard.name for other in Detector.defined):
-            raise TypeError(f"{cls.__name__}: there is a guard {guard.name!r} already; choose another name")
         Detector.defined.append(cls)
 
     def __init__(self, facts: ScriptState, sink: ViolationSink) -> None:
@@ -75,9 +67,6 @@ class Detector:
     def backward(self, losses: Any, grad_outputs: Any) -> None:
         """A backward pass starts, from `losses` and their gradients `grad_outputs` (None stands for ones)."""
 
-    def after_backward(self, losses: Any) -> None:
-        """The pass has ended."""
-
     def block(self, optimizers: Sequence[Any]) -> None:
         """`amp.scale_loss` is entered."""
 
@@ -90,14 +79,8 @@ class Detector:
     def after_attempt(self, optimizer: Any, scaler: Any, applied: bool) -> None:
         """The step has ended; `applied` is False if the scaler skipped it."""
 
-    def zero_grad(self) -> None:
-        """Gradients of a module or an optimizer are cleared."""
-
     def clip(self, parameters: Sequence[Tensor]) -> None:
         """Gradients are clipped."""
-
-    def schedule(self, scheduler: Any) -> None:
-        """The user calls `scheduler.step()`."""
 
     def save(self, value: Any) -> None:
         """`torch.save` writes `value`."""

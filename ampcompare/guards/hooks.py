@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import sys
 import warnings
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 import torch
 import torch.amp.autocast_mode
 import torch.amp.grad_scaler
-import torch.optim.lr_scheduler
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from ampcompare.base.errors import GuardError
 from ampcompare.base.patches import Layer, Points, Subscriptions, calling_frame, has_stand_in
@@ -36,7 +33,7 @@ MAX_ENTRIES = 16  # of one forward pass; evaluation enters autocast without end
 DEVICES = ("cpu", "cuda", "xpu", "mps")
 ASKED = "_ampcompare_asked"
 CASTS_ITSELF = ("DEEPSPEED", "MEGATRON_LM")  # ways to train in which Accelerate leaves fp16 to another library
-MODULES = (torch.amp.autocast_mode, torch.amp.grad_scaler, torch.optim.lr_scheduler)
+MODULES = (torch.amp.autocast_mode, torch.amp.grad_scaler)
 
 
 class GuardHooks:
@@ -49,13 +46,11 @@ class GuardHooks:
     def __init__(self, sink: ViolationSink, passes: int | None = None) -> None:
         self.facts = ScriptState()
         self._passes = passes
-        self._scheduling = 0
         self._events = Subscriptions(Layer.GUARDS)
         self._detectors = [detector(self.facts, sink) for detector in DETECTORS.values()]
         self._find_listeners()
         self._watch_backward()
         self._watch_optimizers()
-        self._watch_schedulers()
         if not has_stand_in(*Points.MAKE_AUTOCAST):  # else the script's calls are not what happens
             self._watch_scaler()
             _watch_autocast(self._events, self.facts)
@@ -70,10 +65,10 @@ class GuardHooks:
         self._events.end()
 
     def _has_seen_enough(self) -> bool:
-        if self._passes is None or self.facts.backwards < self._passes:
-            return False
-        self.end()
-        return True
+        enough = self._passes is not None and self.facts.backwards >= self._passes
+        if enough:
+            self.end()
+        return enough
 
     def _find_listeners(self) -> None:
         self._listeners = {
@@ -107,7 +102,6 @@ class GuardHooks:
             for block in facts.blocks:
                 block.backwards += 1
             result = original(tensors, grad_tensors, *args, **kwargs)
-            self._notify("after_backward", tensors)
             facts.autocasts.clear()
             return result
 
@@ -130,32 +124,12 @@ class GuardHooks:
         for kind in list(_descendants(Optimizer)):
             watch_step(kind)
         self._events.wrap(Optimizer, "_patch_step_function", patch_step_function)
-        for owner in (Optimizer, nn.Module):
-            self._events.wrap(owner, "zero_grad", self._zero_grad)
-
-    def _watch_schedulers(self) -> None:
-        watched: set[type] = set()
-
-        def watch_step(kind: type) -> None:
-            for cls in kind.__mro__:
-                if "step" in vars(cls) and cls not in watched:
-                    watched.add(cls)
-                    self._events.wrap(cls, "step", self._schedule)
-
-        def init(original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
-            watch_step(type(scheduler))  # one that the script defines
-            original(scheduler, *args, **kwargs)
-
-        for kind in (LRScheduler, *_descendants(LRScheduler)):
-            watch_step(kind)  # type: ignore[arg-type]  # mypy joins the two to `object`
-        self._events.wrap(LRScheduler, "__init__", init)
 
     def _step(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         facts = self.facts
         if facts.scaler_stepping:
             facts.scaler_stepping[-1].append(optimizer)
-            return original(optimizer, *args, **kwargs)
-        if facts.stepping:  # an optimizer around another
+        if facts.stepping:  # by a scaler, or an optimizer around another
             return original(optimizer, *args, **kwargs)
         return self._attempt(optimizer, None, lambda: original(optimizer, *args, **kwargs))
 
@@ -176,20 +150,6 @@ class GuardHooks:
         self._notify("after_attempt", optimizer, scaler, scaler is None or bool(called))
         self._has_seen_enough()
         return result
-
-    def _zero_grad(self, original: Any, owner: Any, *args: Any, **kwargs: Any) -> Any:
-        self._notify("zero_grad")
-        return original(owner, *args, **kwargs)
-
-    def _schedule(self, original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-        # Schedulers call themselves when they are built, and each other.
-        if not self._scheduling and is_users(calling_frame().f_code.co_filename):
-            self._notify("schedule", scheduler)
-        self._scheduling += 1
-        try:
-            return original(scheduler, *args, **kwargs)
-        finally:
-            self._scheduling -= 1
 
     def _watch_scaler(self) -> None:
         facts = self.facts
@@ -275,9 +235,22 @@ class GuardHooks:
         for kind in (DataParallel, DistributedDataParallel):
             self._events.wrap(kind, "__init__", init)
 
-    def watch_accelerate(self, accelerator: Any) -> None:
-        """Watch the class `Accelerator` of `accelerate.accelerator`, once that is imported."""
-        _watch_accelerators(self._events, self.facts, accelerator)
+    def watch_accelerate(self, kind: Any) -> None:
+        """Record each `Accelerator` that is asked for fp16 and neither casts nor scales: it has no fp16 on a CPU.
+
+        Args:
+            kind: the class, once it is imported.
+        """
+
+        def init(original: Any, accelerator: Any, *args: Any, **kwargs: Any) -> None:
+            original(accelerator, *args, **kwargs)
+            is_off = accelerator.mixed_precision == "fp16" and not accelerator.native_amp
+            # An arm of ampcompare's own says itself what it runs.
+            if is_off and accelerator.distributed_type not in CASTS_ITSELF:
+                if is_users(calling_frame().f_code.co_filename):
+                    self.facts.accelerators_off.append((accelerator.device.type, _own_location()))
+
+        self._events.wrap(kind, "__init__", init)
 
     def watch_amp(self, amp: Any) -> None:
         """Watch `apex.amp`, ampcompare's or the real one, once it is imported."""
@@ -289,14 +262,10 @@ class GuardHooks:
 
         def initialize(original: Any, models: Any, optimizers: Any, properties: Any, *args: Any, **kwargs: Any) -> Any:
             self._notify("initialize", _as_list(models), _as_list(optimizers), properties)
-            result = original(models, optimizers, properties, *args, **kwargs)
-            for optimizer in _as_list(optimizers):
-                if "zero_grad" in vars(optimizer):  # O2 puts one of its own there
-                    optimizer.zero_grad = self._watched_zero_grad(optimizer.zero_grad)
-            return result
+            return original(models, optimizers, properties, *args, **kwargs)
 
         def scale_loss(original: Any, loss: Any, optimizers: Any, *args: Any, **kwargs: Any) -> Any:
-            return _WatchedBlock(self, original(loss, optimizers, *args, **kwargs), loss, _as_list(optimizers))
+            return self._watch_block(original(loss, optimizers, *args, **kwargs), loss, _as_list(optimizers))
 
         self._events.wrap(frontend, "_initialize", initialize)
         for owner in (handle, amp):
@@ -305,56 +274,22 @@ class GuardHooks:
             if "state_dict" in vars(owner):
                 self._events.wrap(owner, "state_dict", self._read_state)
 
-    def _watched_zero_grad(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def zero_grad(*args: Any, **kwargs: Any) -> Any:
-            if self._events.active:
-                self._notify("zero_grad")
-            return original(*args, **kwargs)
-
-        return zero_grad
-
-    def enter(self, block: Block) -> None:
-        """Record that a `scale_loss` block begins."""
-        self._notify("block", block.optimizers)
-        self.facts.blocks.append(block)
-
-    def leave(self, block: Block, *, failed: bool) -> None:
-        """Record that it ends."""
-        self.facts.blocks.remove(block)
-        if not failed:
-            self._notify("after_block", block.optimizers)
-
-    def mark_scaled(self, loss: Any) -> None:
-        """Record a loss that a block has scaled."""
-        if isinstance(loss, Tensor):
-            self.facts.scaled[id(loss)] = loss
-
-
-class _WatchedBlock(AbstractContextManager[Any]):
-    """One `scale_loss` block."""
-
-    def __init__(self, hooks: GuardHooks, inner: Any, loss: Any, optimizers: list[Any]) -> None:
-        self._hooks, self._inner, self._loss = hooks, inner, loss
-        self._block = Block(optimizers, scaled=False)
-
-    def __enter__(self) -> Any:
-        self._hooks.enter(self._block)
+    @contextmanager
+    def _watch_block(self, inner: Any, loss: Any, optimizers: list[Any]) -> Iterator[Any]:
+        """Enter a `scale_loss` block, and record what happens to its loss."""
+        facts, block = self.facts, Block(optimizers, scaled=False)
+        self._notify("block", optimizers)
+        facts.blocks.append(block)
         try:
-            scaled = self._inner.__enter__()
-        except BaseException:
-            self._hooks.leave(self._block, failed=True)
-            raise
-        if scaled is not self._loss:
-            self._block.scaled = True
-            self._hooks.mark_scaled(scaled)
-        self._loss = None  # else the graph would live as long as the block
-        return scaled
-
-    def __exit__(self, *exception: Any) -> Any:
-        suppressed = self._inner.__exit__(*exception)
-        self._hooks.leave(self._block, failed=exception[0] is not None)
-        return suppressed
+            with inner as scaled:
+                block.scaled = scaled is not loss
+                if block.scaled and isinstance(scaled, Tensor):
+                    facts.scaled[id(scaled)] = scaled
+                del loss  # else the graph would live as long as the block
+                yield scaled
+        finally:
+            facts.blocks.remove(block)
+        self._notify("after_block", optimizers)
 
 
 def _descendants(kind: type[Any]) -> Iterable[type[Any]]:
@@ -431,23 +366,6 @@ def _watch_disabled_scalers(events: Subscriptions, facts: ScriptState) -> None:
             facts.scalers_off.append((str(given.get("device", "cuda")), _own_location()))
 
     events.wrap(*Points.MAKE_SCALER, init)
-
-
-def _watch_accelerators(events: Subscriptions, facts: ScriptState, kind: Any) -> None:
-    """Record each `Accelerator` that is asked for fp16 and neither casts nor scales: Accelerate has no fp16 on a CPU.
-
-    Args:
-        kind: the class.
-    """
-
-    def init(original: Any, accelerator: Any, *args: Any, **kwargs: Any) -> None:
-        original(accelerator, *args, **kwargs)
-        is_off = accelerator.mixed_precision == "fp16" and not accelerator.native_amp
-        # An arm of ampcompare's own says itself what it runs.
-        if is_off and accelerator.distributed_type not in CASTS_ITSELF and is_users(calling_frame().f_code.co_filename):
-            facts.accelerators_off.append((accelerator.device.type, _own_location()))
-
-    events.wrap(kind, "__init__", init)
 
 
 def _point_at_script(events: Subscriptions) -> None:

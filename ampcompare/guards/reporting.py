@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from ampcompare.base.environment.ranks import rank_of
@@ -18,18 +19,14 @@ class GuardWarning(UserWarning):
     """A mistake in the use of mixed precision."""
 
 
+@dataclass(frozen=True)
 class Violation:
-    """One mistake at one line.
+    """One mistake of a guard at one line: what happened there, and what to write instead."""
 
-    Attributes:
-        guard: name of the guard.
-        location: the line.
-        what: what happened there.
-        remedy: what to write instead.
-    """
-
-    def __init__(self, guard: str, location: Location, what: str, remedy: str) -> None:
-        self.guard, self.location, self.what, self.remedy = guard, location, what, remedy
+    guard: str
+    location: Location
+    what: str
+    remedy: str
 
     def __str__(self) -> str:
         return f"guard {self.guard}: {self.location}: {self.what}; {self.remedy}"

@@ -35,7 +35,6 @@ PRODUCT = re.compile(r"\bmat[12]\b|\bm1 and m2\b|\bbatch[12]\b|^Input type .* ty
 ATTENTION = re.compile("query, key")
 DENSE = re.compile(r"does not support dense gradients")
 NUMPY_LACKS = re.compile(r"unsupported ScalarType BFloat16")
-TORCHSCRIPT = "The following operation failed in the TorchScript interpreter"
 
 
 def explain_types(
@@ -72,7 +71,7 @@ def _explain(
             f"and the optimizer takes sparse ones alone ({error}); compare native:fp16 or half:masters=fp32"
         )
     fits = not casts and not lifted
-    if fits or not isinstance(error, RuntimeError) or not TYPES.search(said := _reason_in(error)):
+    if fits or not isinstance(error, RuntimeError) or not TYPES.search(said := str(error).partition("\n")[0]):
         return None
     if "without overflow" in said:  # a number of the script, whatever the types
         return None
@@ -95,8 +94,6 @@ def _explain(
         if not casts or not is_whole:
             why = f"the script casts tensors to {types} itself, and its weights, which were that, are fp32"
             advice = "compare script, or cast to the type of the weight there"
-    if str(error).startswith(TORCHSCRIPT) and is_o1:
-        why = "an operation gets tensors of both types, since Apex's casts do not reach into TorchScript"
     if BANNED.search(said):
         why = f"{'Apex' if is_o1 else 'torch.autocast'} refuses BCELoss, as rounding makes it infinite"
         said = "binary_cross_entropy after sigmoid"
@@ -112,15 +109,6 @@ def _explain(
         why = "torch cannot compute this in 16 bits on this device"
         advice = "compare fp32, or cast its inputs to fp32 there"
     return UnsupportedCombination(f"{line}: under {arm} {why} ({said}); {advice}")
-
-
-def _reason_in(error: RuntimeError) -> str:
-    """Return the line of an error of torch that has the reason; TorchScript puts it last, or loses it."""
-    first, *others = str(error).splitlines() or [""]
-    if not first.startswith(TORCHSCRIPT):
-        return first
-    last = next((line for line in reversed(others) if line.strip()), "")
-    return last.partition("RuntimeError: ")[2].strip() or "TorchScript does not say why, as for tensors of unlike dtype"
 
 
 def _is_in_model(trace: types.TracebackType | None) -> bool:

@@ -28,7 +28,6 @@ __all__ = [
     "load_recipe",
     "read_settings",
     "read_settings_file",
-    "recipe_names",
     "schema",
 ]
 
@@ -213,11 +212,6 @@ def load_recipe(name: str) -> SettingsFile:
         raise ConfigError(f"there is no recipe {name!r}; {hint}")
     values: dict[str, Any] = yaml.safe_load(known[name].read_text(encoding="utf-8"))
     return read_settings(values, f"recipe {name}")
-
-
-def recipe_names() -> list[str]:
-    """Return the name of each recipe."""
-    return list(_recipes())
 
 
 def list_recipes() -> list[tuple[str, bool, str]]:

@@ -18,7 +18,6 @@ __all__ = [
     "OptimizerSpec",
     "canonical_name",
     "list_optimizers",
-    "optimizer_names",
     "optimizer_path",
     "require_optimizer",
 ]
@@ -101,11 +100,6 @@ def require_optimizer(name: str) -> None:
         raise BackendUnavailable(f"optimizer {name}: {module.partition('.')[0]} is {missing}")
     if not find_module(module)[0]:
         raise ConfigError(f"optimizer {name}: there is no module {module!r}; name it by module:Class")
-
-
-def optimizer_names() -> list[str]:
-    """Return the names to offer: built-in ones, and some paths."""
-    return [*BUILT_IN, *KNOWN_PATHS]
 
 
 def list_optimizers() -> list[tuple[str, bool, str]]:

@@ -8,34 +8,19 @@ APEX = ("apex", "amp_C", "apex_C")
 ROOTS = (*APEX, "torch")
 # Of `apex.amp`, as it is since 2019.
 CORE = ("initialize", "scale_loss", "master_params", "state_dict", "load_state_dict")
-AUTOCASTS = frozenset(
-    {
-        "torch.autocast",
-        "torch.amp.autocast",
-        "torch.cuda.amp.autocast",
-        "torch.cpu.amp.autocast",
-        "torch.xpu.amp.autocast",
-        "torch.npu.amp.autocast",
-    }
-)
+AUTOCASTS = frozenset({
+    "torch.autocast", "torch.amp.autocast", "torch.cuda.amp.autocast", "torch.cpu.amp.autocast",
+    "torch.xpu.amp.autocast", "torch.npu.amp.autocast",
+})  # fmt: skip
 SCALERS = frozenset({"torch.amp.GradScaler", "torch.cuda.amp.GradScaler", "torch.cpu.amp.GradScaler"})
 # The limit is their second argument.
 CLIPS = frozenset(
-    {
-        "torch.nn.utils.clip_grad_norm_",
-        "torch.nn.utils.clip_grad_norm",
-        "torch.nn.utils.clip_grad_value_",
-    }
+    {"torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_norm", "torch.nn.utils.clip_grad_value_"}
 )
-WRAPPERS = frozenset(
-    {
-        "torch.nn.DataParallel",
-        "torch.nn.parallel.DataParallel",
-        "torch.nn.parallel.DistributedDataParallel",
-        "torch.nn.parallel.distributed.DistributedDataParallel",
-        "apex.parallel.DistributedDataParallel",
-    }
-)
+WRAPPERS = frozenset({
+    "torch.nn.DataParallel", "torch.nn.parallel.DataParallel", "torch.nn.parallel.DistributedDataParallel",
+    "torch.nn.parallel.distributed.DistributedDataParallel", "apex.parallel.DistributedDataParallel",
+})  # fmt: skip
 # What `from MODULE import *` binds.
 STARS = {
     "apex": ("amp", "parallel", "optimizers", "normalization", "fp16_utils", "multi_tensor_apply"),

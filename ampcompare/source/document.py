@@ -32,16 +32,8 @@ HIDDEN = "pass  # IPython: "
 RESTORED = re.compile(rf"^([ \t]*){re.escape(HIDDEN)}(.*)$", re.MULTILINE)
 # Cell magics whose cell is Python; the text below any other is left alone.
 PYTHON_MAGICS = (
-    "%%time",
-    "%%timeit",
-    "%%capture",
-    "%%prun",
-    "%%memit",
-    "%%mprun",
-    "%%scalene",
-    "%%python3",
-    "%%python",
-)
+    "%%time", "%%timeit", "%%capture", "%%prun", "%%memit", "%%mprun", "%%scalene", "%%python3", "%%python",
+)  # fmt: skip
 LINE_OF_IPYTHON = re.compile(
     r"^(?P<indent>[ \t]*)(?P<rest>[!?].*|%[%A-Za-z].*|[\w., \t\[\]'\"]+=[ \t]*[%!].*|[\w.]+\?{1,2}[ \t]*)$",
     re.MULTILINE,
@@ -51,16 +43,24 @@ MAX_NOTEBOOK_BYTES = 2**27
 
 
 @dataclass(frozen=True)
-class _Cells:
-    """The code cells of a notebook as one text.
+class _Notebook:
+    """A notebook, whose code cells are one text.
 
     Attributes:
+        data: what the JSON holds.
         text: the joined cells, each behind its line with `MARKER`.
         starts: the line of each marker, from 1.
+        indent: of the JSON; None where it has one line.
+        tail: what follows the JSON, such as a newline.
+        ascii: whether other characters are escaped.
     """
 
+    data: dict[str, Any]
     text: str
     starts: tuple[int, ...]
+    indent: int | str | None
+    tail: str
+    ascii: bool
 
     def locate(self, line: int) -> tuple[int, int]:
         """Return the code cell and the line in it, both from 1, for a line of `text`."""
@@ -82,42 +82,19 @@ class _Cells:
             bodies[0] = text[: found[0].start()] + bodies[0]
         return [RESTORED.sub(r"\1\2", body) for body in bodies]
 
-
-@dataclass(frozen=True)
-class _Notebook:
-    """A notebook, whose cells can be replaced.
-
-    Attributes:
-        data: what the JSON holds.
-        cells: its code cells.
-        indent: of the JSON; None where it has one line.
-        tail: what follows the JSON, such as a newline.
-        ascii: whether other characters are escaped.
-    """
-
-    data: dict[str, Any]
-    cells: _Cells
-    indent: int | str | None
-    tail: str
-    ascii: bool
-
-    def with_cells(self, sources: Sequence[str]) -> bytes:
-        """Return the file with other sources of its code cells."""
+    def encode(self, text: str) -> bytes:
+        """Return the file with another text of its code cells."""
         data = json.loads(json.dumps(self.data))
-        for cell, source in zip(_code_cells(data), sources, strict=True):
+        for cell, source in zip(_code_cells(data), self.split(text), strict=True):
             if _source(cell) != source:
                 cell["source"] = re.findall(r".*\n|.+", source) if isinstance(cell["source"], list) else source
         separators = (",", ": ") if self.indent is not None else None
-        text = json.dumps(data, indent=self.indent, ensure_ascii=self.ascii, separators=separators)
-        return (text + self.tail).encode()
+        written = json.dumps(data, indent=self.indent, ensure_ascii=self.ascii, separators=separators)
+        return (written + self.tail).encode()
 
 
 def _read_notebook(content: bytes) -> _Notebook:
-    """Read a notebook (nbformat 4, or 3 with its worksheets).
-
-    Raises:
-        FileFault: it is not JSON in UTF-8, or no notebook.
-    """
+    """Read a notebook (nbformat 4)."""
     try:
         text = content.decode("utf-8-sig")
         data = json.loads(text)
@@ -134,16 +111,11 @@ def _read_notebook(content: bytes) -> _Notebook:
     body = text.rstrip()
     match = re.match(r"\{\r?\n([ \t]*)", body)
     indent = None if match is None else (match[1] if "\t" in match[1] else len(match[1]))
-    return _Notebook(data, _join(sources), indent, text[len(body) :], body.isascii())
+    return _Notebook(data, *_join(sources), indent, text[len(body) :], body.isascii())
 
 
 def _code_cells(data: Any) -> list[dict[str, Any]]:
-    sheets = [data] if "cells" in data else data["worksheets"]
-    found = [cell for sheet in sheets for cell in sheet["cells"] if cell.get("cell_type") == "code"]
-    for cell in found:
-        if "source" not in cell:
-            cell["source"] = cell.pop("input", "")
-    return found
+    return [cell for cell in data["cells"] if cell.get("cell_type") == "code"]
 
 
 def _source(cell: dict[str, Any]) -> str:
@@ -151,14 +123,14 @@ def _source(cell: dict[str, Any]) -> str:
     return source if isinstance(source, str) else "".join(source)
 
 
-def _join(sources: Sequence[str]) -> _Cells:
+def _join(sources: Sequence[str]) -> tuple[str, tuple[int, ...]]:
     lines, parts, starts = 1, [], []
     for number, source in enumerate(sources, start=1):
         body = _readable(source)
         starts.append(lines)
         parts.append(f'"{MARKER} {number}"\n{body}\n')
         lines += 2 + body.count("\n")
-    return _Cells("".join(parts), tuple(starts))
+    return "".join(parts), tuple(starts)
 
 
 def _readable(source: str) -> str:
@@ -212,8 +184,7 @@ class Document:
         text: what Python reads, with the newlines of the file; of a notebook the code cells, joined.
         encoding: as the file declares it (PEP 263), UTF-8 for a notebook.
         has_mark: whether it begins with the byte order mark of UTF-8.
-        notebook: what else the notebook holds; None for a module.
-        cells: which lines of `text` belong to which cell; None for a module.
+        notebook: None for a module.
     """
 
     path: Path
@@ -221,13 +192,12 @@ class Document:
     encoding: str = "utf-8"
     has_mark: bool = False
     notebook: _Notebook | None = None
-    cells: _Cells | None = None
 
     def place(self, line: int, column: int = 0) -> Place:
         """Return the position that a line (from 1) and a column (from 0) of `text` have for the user."""
-        if self.cells is None:
+        if self.notebook is None:
             return Place(line, column + 1)
-        cell, line = self.cells.locate(line)
+        cell, line = self.notebook.locate(line)
         return Place(line, column + 1, cell)
 
     def encode(self, text: str) -> bytes:
@@ -236,8 +206,8 @@ class Document:
         Raises:
             FileFault: a character that the encoding of the file does not have, or cells that cannot be told apart.
         """
-        if self.notebook is not None and self.cells is not None:
-            return self.notebook.with_cells(self.cells.split(text))
+        if self.notebook is not None:
+            return self.notebook.encode(text)
         try:
             return (codecs.BOM_UTF8 if self.has_mark else b"") + text.encode(self.encoding)
         except UnicodeEncodeError as error:
@@ -278,7 +248,7 @@ def parse_document(path: Path, content: bytes) -> Document:
     """
     if path.suffix == ".ipynb":
         notebook = _read_notebook(content)
-        return Document(path, notebook.cells.text, notebook=notebook, cells=notebook.cells)
+        return Document(path, notebook.text, notebook=notebook)
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
     except SyntaxError as error:

@@ -97,7 +97,7 @@ class Edits:
             lines: without the indentation of the block.
             outside: above a `with` that the statement was wrapped in.
         """
-        while self.module.text.startswith("elif", self.module.span(statement)[0]):
+        while self.module.is_elif(statement):
             statement = self.module.parent(statement)  # type: ignore[assignment]
         if not self.module.begins_line(statement):
             self.shared.add(statement)

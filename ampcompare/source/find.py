@@ -11,27 +11,14 @@ __all__ = ["SKIPPED_FOLDERS", "SUFFIXES", "find_sources"]
 
 SUFFIXES = (".py", ".pyi", ".pyw", ".ipynb")
 # Folders that hold no source of the user; a path that names one of them is read anyway.
-SKIPPED_FOLDERS = frozenset(
-    {
-        "__pycache__",
-        "__pypackages__",
-        "node_modules",
-        "site-packages",
-        "build",
-        "dist",
-        "venv",
-    }
-)
+SKIPPED_FOLDERS = frozenset({"__pycache__", "__pypackages__", "node_modules", "site-packages", "build", "dist", "venv"})
 
 # Files by which a virtual environment, the package of Apex and its repository are known.
 FOREIGN_MARKS = ("pyvenv.cfg", "amp/_amp_state.py", "csrc/amp_C_frontend.cpp")
 
 
 def find_sources(
-    paths: Iterable[str | Path],
-    *,
-    exclude: Sequence[str] = (),
-    unreadable: Callable[[Path, str], None] | None = None,
+    paths: Iterable[str | Path], *, exclude: Sequence[str] = (), unreadable: Callable[[Path, str], None] | None = None
 ) -> Iterator[Path]:
     """Yield the files below paths, sorted within each folder, and none twice.
 
@@ -53,10 +40,7 @@ def find_sources(
 
 
 def _walk(
-    folder: Path,
-    exclude: Sequence[str],
-    unreadable: Callable[[Path, str], None] | None,
-    seen: set[tuple[int, int]],
+    folder: Path, exclude: Sequence[str], unreadable: Callable[[Path, str], None] | None, seen: set[tuple[int, int]]
 ) -> Iterator[Path]:
     waiting = [folder]
     while waiting:

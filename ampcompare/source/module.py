@@ -115,6 +115,10 @@ class Text:
         tail = self.text[self.end(node) : self.line_start(node.end_lineno + 1)].strip()  # type: ignore[attr-defined]
         return not tail or tail.startswith("#")
 
+    def is_elif(self, node: ast.AST) -> bool:
+        """Return whether a statement is the `elif` of another one."""
+        return self.text.startswith("elif", self.start(node))
+
     def is_alone(self, statement: ast.stmt) -> bool:
         """Return whether a statement shares its lines with no other; a comment may follow it."""
         return self.begins_line(statement) and self.ends_line(statement)

@@ -48,6 +48,12 @@ class ObjectKinds:
         """Return whether an expression builds an optimizer of torch or Apex."""
         return isinstance(node, ast.Call) and self._kind_of_call(node, scope) == "optimizer"
 
+    def of_method(self, node: ast.expr, method: str, scope: Scope) -> str:
+        """Return the kind of the object whose method an expression calls; empty for any other expression."""
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == method:
+            return self.of(node.func.value, scope)
+        return ""
+
     def model_of_parameters(self, node: ast.expr, scope: Scope, depth: int = 0) -> ast.expr | None:
         """Return the model whose `parameters()` an expression holds: a list or generator of them, or a name of one.
 

@@ -9,21 +9,9 @@ import warnings
 from collections.abc import Iterator, Sequence
 
 __all__ = [
-    "HIDDEN",
-    "NEWLINE",
-    "SourceInvalid",
-    "argument",
-    "argument_values",
-    "arguments",
-    "child_nodes",
-    "dotted_name",
-    "elements",
-    "is_literal",
-    "last_name",
-    "parameters",
-    "parse_tree",
-    "walk",
-]
+    "HIDDEN", "NEWLINE", "SourceInvalid", "argument", "argument_values", "arguments", "child_nodes", "dotted_name",
+    "elements", "is_literal", "last_name", "last_part", "parameters", "parse_tree", "walk",
+]  # fmt: skip
 
 # What Python's parser says of statements that Python 2 had.
 PYTHON_2 = (
@@ -167,6 +155,11 @@ def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef, *, positional: 
 def last_name(node: ast.AST) -> str:
     """Return the last part of the name of a function or object, such as `step`; empty for any other expression."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def last_part(name: str) -> str:
+    """Return the last part of a dotted name."""
+    return name.rpartition(".")[2]
 
 
 def is_literal(node: ast.expr | None, value: object) -> bool:

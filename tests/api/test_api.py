@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import ampcompare
 from ampcompare.base.environment.fingerprint import fingerprint
@@ -193,29 +192,6 @@ def test_exit_codes_of_a_comparison() -> None:
     assert _outcome(["failed", "failed"], error="no GPU", code=4) == 4
 
 
-def test_judge_a_table(tmp_path: Path) -> None:
-    """A table of runs gives verdicts without records; a file that is not there is a RecordError."""
-    table = tmp_path / "runs.csv"
-    table.write_text("arm,seed,accuracy\n" + "".join(f"{arm},{n},{70 + n / 10}\n" for arm in "ab" for n in range(5)))
-    comparison = ampcompare.judge_table(table, reference="b", margin=1)
-    assert comparison.reference == "b"
-    assert {row.arm: str(row.quality) for row in comparison.arms}["a"].startswith("equivalent")
-    with pytest.raises(RecordError, match=r"cannot read .*none\.csv"):
-        ampcompare.judge_table(tmp_path / "none.csv")
-    with pytest.raises(ConfigError, match="there is no arm 'c'"):
-        ampcompare.judge_table(table, reference="c")
-
-
-def test_convert_a_checkpoint(tmp_path: Path) -> None:
-    """An Apex checkpoint becomes one with the state of a GradScaler, at the same scale."""
-    amp = {"loss_scaler0": {"loss_scale": 1024.0, "unskipped": 7}}
-    torch.save({"model": {"w": torch.ones(2)}, "optimizer": {"state": {}, "param_groups": []}, "amp": amp},
-               tmp_path / "in.pt")  # fmt: skip
-    conversion = ampcompare.convert_checkpoint(tmp_path / "in.pt", str(tmp_path / "out.pt"), "native")
-    assert conversion.source == "apex"
-    assert torch.load(tmp_path / "out.pt")["scaler"]["scale"] == 1024.0
-
-
 def test_explain_an_arm() -> None:
     """An opt level and its arm are explained alike; a mistyped level says what is wrong."""
     assert ampcompare.explain_arm("O2") == ampcompare.explain_arm(ampcompare.Arm.parse("apex:O2"))
@@ -258,19 +234,6 @@ def test_diagnose_passes_a_script_on(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     (options,) = seen
     assert options.config.script.command == [str(script), "--epochs", "{seed}"]
     assert options.config.processes == 2
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"loop": print, "script": ["train.py"]}, "a loop or a script"),
-        ({"script": ["missing.py"]}, "there is no script"),
-        ({"script": []}, "no script after --"),
-    ],
-)
-def test_diagnose_refuses_what_it_cannot_run(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        ampcompare.diagnose(**options)
 
 
 def test_find_batch_searches_as_the_command_does(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from ampcompare.backends.arm import SHORTHANDS, Arm, full_name, parse_arms, same_arm
 from ampcompare.backends.catalog import BUILT_IN
@@ -44,22 +40,6 @@ def test_every_shorthand_is_tried() -> None:
     assert all(word == word.lower() for word in SHORTHANDS)
     assert not set(SHORTHANDS) & set(BUILT_IN)
     assert sum(len(spec.shorthands) for spec in BUILT_IN.values()) == len(SHORTHANDS)
-
-
-@pytest.mark.integration
-@settings(deadline=None)  # the first call imports
-@given(st.lists(st.sampled_from([case for case in CASES if case[1] != "half:dtype=bf16"]), min_size=1, max_size=6))
-def test_a_list_is_its_arms(cases: list[tuple[str, str]]) -> None:
-    """Spellings joined by commas read as their arms, in order, whatever options stand between."""
-    text = ",".join(text for text, _ in cases)
-    options = ("fp16", "bf16")  # of half, and arms by themselves
-    if any(
-        "bn_fp32" in first and second.split(",")[0].lower() in options for (first, _), (second, _) in pairwise(cases)
-    ):
-        with pytest.raises(ConfigError, match="can be an option of the arm before it"):
-            parse_arms([text])
-    else:
-        assert [str(arm) for arm in parse_arms([text])] == [arm for _, arm in cases]
 
 
 @pytest.mark.parametrize(

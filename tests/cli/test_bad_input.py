@@ -41,17 +41,12 @@ def _check_run(done: Any, code: int, *parts: str) -> None:
     ("words", "parts"),
     [
         (["run", "--arm", "natve:fp16"], ["unknown backend 'natve'", "did you mean 'native'?"]),
-        (["run", "--arm", "bf61"], ["did you mean 'bf16'?"]),
         (["run", "--arm", "apex-O2"], ["did you mean 'apex:O2'?"]),
         (["run", "--arm", "fp32,apex:O2"], ["names 2 arms, fp32 and apex:O2, but one arm is expected here"]),
         (
             ["compare", "--arm", "half:bn_fp32,bf16"],
             ["can be an option of the arm before it, or the arm 'native:bf16'"],
         ),
-        (["compare", "--arm", "fp32,bf61"], ["'fp32' has no option 'bf61'", "did you mean 'bf16'?"]),
-        (["compare", "--reference", "natve"], ["unknown backend 'natve'"]),
-        (["compare", "--reference", "fp32,half"], ["names 2 arms"]),
-        (["compare", "--arm", "half", "--opt-level", "O2"], ["--arm cannot be combined with --opt-level"]),
         (["run", "--arm", "apex:02"], ["write O2"]),
         (["compare", "--arm", "fp32", "--arm", "apex:O6"], ["opt_level=O6", "O0, O1, O2, O3"]),
         (["compare", "--arm", "fp32", "--arm", "fp32"], ["'fp32' is named twice"]),
@@ -64,7 +59,6 @@ def _check_run(done: Any, code: int, *parts: str) -> None:
         (["run", "--arm", "half", "--dtype", "bf16"], ["--arm cannot be combined with --dtype", "--dtype"]),
         (["run", "--backend", "fp32", "--loss-scale", "2"], ["'fp32' has no option 'loss_scale'"]),
         (["run", "--set", "epochs"], ["--set 'epochs' is not NAME=VALUE"]),
-        (["run", "--set", "=3"], ["--set '=3' is not NAME=VALUE"]),
         (["run", "--set", "recipe.epohcs=3"], ["no setting 'recipe.epohcs'", "did you mean 'recipe.epochs'?"]),
         (["run", "--set", "a=[1"], ["--set 'a=[1': it is not YAML"]),
         (
@@ -75,16 +69,10 @@ def _check_run(done: Any, code: int, *parts: str) -> None:
         (["report", "nowhere"], ["there is no nowhere", "a run directory, a record.json or a report.json"]),
         (["report", "."], ["holds no records"]),
         (["diagnose", "--compile", "eager", *TINY], ["--compile"]),
-        (["diagnose", "--arm", "02", *TINY], ["letter O, not with a zero"]),
         (["profile", "--steps", "0", *TINY], ["--steps must be at least 1"]),
-        (["profile", "--profiled-steps", "0", *TINY], ["--profiled-steps must be at least 1"]),
         (["profile", "--nproc-per-node", "2", "--parallel", "ddp", *TINY], ["only a script after --"]),
-        (["profile", "--arm", "02", *TINY], ["letter O, not with a zero"]),
         (["profile", "--arch", "nothing", *TINY], ["nothing"]),
-        (["explain", "02"], ["letter O, not with a zero"]),
-        (["explain", "bf61"], ["did you mean 'bf16'?"]),
         (["explain", "O7"], ["expected one of O0, O1, O2, O3"]),
-        (["explain", "nativ"], ["did you mean 'native'?"]),
         (["explain", "O1", "--arch", "mlp", "--data", "digit"], ["digits"]),
     ],
 )
@@ -119,12 +107,8 @@ def test_usage(call: Call, words: list[str], part: str) -> None:
         ("recipe: [1,\n2\n", ["is not YAML: line 3, column 1", "that begins in line 1"]),
         ("epochs: 1\n", ["did you mean 'recipe.epochs'?"]),
         ("- 1\n- 2\n", ["holds list, not a mapping of settings"]),
-        ("only text", ["holds str, not a mapping"]),
-        ("devcie: cpu\n", ["no setting 'devcie'", "did you mean 'device'?"]),
-        ("recipe: {optimizer: {lrr: 1}}\n", ["did you mean 'recipe.optimizer.lr'?"]),
         ("recipe: {epochs: 0}\n", ["recipe.epochs", "seen: 0"]),
         ("recipe: 3\n", ["recipe: it is a group of settings", "seen: 3"]),
-        ("arm: apex:02\n", ["write O2"]),
         (b"\xff\xfe\xfa", ["cannot read the config file"]),
         ("1: 2\n", ["there is no setting 1"]),
     ],
@@ -250,13 +234,6 @@ def test_runs_of_different_recipes_are_no_table(call: Call, tmp_path: Path) -> N
     assert [line.partition(" ")[0] for line in table.splitlines()[1:4]] == ["fp32", "half", ""]
     assert call("run", "--arch", "mlp", "-o", str(tmp_path), "--lr", "0.5", tiny=True).code == 0
     _check(call("report", str(tmp_path)), 2, "different settings (recipe.optimizer.lr)", "record.json")
-
-
-def test_control_characters_do_not_reach_the_terminal(call: Call) -> None:
-    """What a user typed is shown without characters that steer a terminal."""
-    done = call("report", "\x1b[2Jnowhere\x9b")
-    assert done.code == 2
-    assert done.err.strip("\n").isprintable()
 
 
 def test_every_cell_of_a_comparison_failed(call: Call, tmp_path: Path) -> None:

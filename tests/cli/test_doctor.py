@@ -48,17 +48,6 @@ def test_doctor_where_torch_is_broken(call: Call, monkeypatch: pytest.MonkeyPatc
     assert call("doctor", "--for", "fp32").code == 4
 
 
-def test_doctor_without_colors(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ampcompare.base.processes.call import Answer
-
-    monkeypatch.setattr("ampcompare.api.doctor.examine.ask", lambda probe, **options: Answer({}, "died", "killed"))
-    monkeypatch.setattr("click.style", lambda word, color: f"<{color}>{word}")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    assert "<red>PROBLEM" in call("doctor").out
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert "<" not in call("doctor").out
-
-
 def test_doctor_and_an_arm_that_does_not_exist(call: Call) -> None:
     """A mistyped arm is usage, said before anything is examined."""
     done = call("doctor", "--for", "apx:O1")

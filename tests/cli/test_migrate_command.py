@@ -24,11 +24,11 @@ def test_the_default_prints_a_patch_and_changes_nothing(tmp_path: Path, capsys: 
 
 
 def test_the_next_command_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Only a file that does something when it is run can be verified; what is left by hand has a line that works."""
+    """What is left by hand has a line that works."""
     module, script = tmp_path / "module.py", tmp_path / "train.py"
-    module.write_text(SCRIPT, encoding="utf-8")
-    script.write_text(SCRIPT + "for x in data:\n    print(model(x))\n", encoding="utf-8")
-    for paths, named in (([script], script), ([module], "SCRIPT.py"), ([tmp_path], "SCRIPT.py")):
+    for file in (module, script):
+        file.write_text(SCRIPT, encoding="utf-8")
+    for paths, named in (([script], script), ([tmp_path], "SCRIPT.py")):
         assert main(["migrate", *map(str, paths)]) == 0
         assert capsys.readouterr().err.splitlines()[-1].endswith(f": ampcompare migrate --verify {named} -- ARGS")
     assert main(["migrate", "--write", str(tmp_path)]) == 0
@@ -71,26 +71,3 @@ def test_what_is_left_by_hand_gives_exit_code_1(tmp_path: Path, capsys: pytest.C
     assert "c.py: not migrated: line 1: not Python 3" in errors
     assert "1 line left by hand in 1 of them; 1 not migrated" in errors
     assert "apex" not in (tmp_path / "b.py").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize(
-    ("content", "line"),
-    [
-        (b"print 'x'\n", "line 1: not Python 3, but Python 2: "),
-        (b"import apex\ndef (:\n", "line 2: not Python "),
-        (b"# apex\n# \xff\n", "line 2: it is not text in utf-8 "),
-        ("import apex\n".encode("utf-16"), "line 1: it is not text in utf-8"),
-        (None, "No such file or directory"),
-    ],
-)
-def test_a_file_that_cannot_be_read_gives_exit_code_2(
-    tmp_path: Path, content: bytes | None, line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    bad, good = tmp_path / "bad.py", tmp_path / "good.py"
-    good.write_text(SCRIPT, encoding="utf-8")
-    if content is not None:
-        bad.write_bytes(content)
-    assert main(["migrate", "--write", str(bad), str(good)]) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert [each for each in lines if each.startswith(f"ampcompare: {bad}: not migrated: {line}")] == lines[:1]
-    assert "apex" not in good.read_text(encoding="utf-8")

@@ -63,15 +63,11 @@ CERTAIN: dict[str, tuple[str, tuple[str, ...], tuple[str, ...], int, str]] = {
     "an argument is unknown": (
         script(), (), ("--learning-rate", "1"), 3, "error: unrecognized arguments: --learning-rate 1 (usage: train.py",
     ),
-    "the seed's option is misspelt": (
-        script(), ("--seed-arg=--sed",), ("--lr", "1"), 3, "unrecognized arguments: --sed 0 (usage: train.py",
-    ),
     "no GPU": (
         script(setup="torch.zeros(1).cuda()"), (), (), 4, "(train.py:9); this machine has no GPU: add --device cpu",
     ),
     "a mistake of syntax": (script(setup="if 1 print()"), (), (), 3, "SyntaxError: invalid syntax (train.py, line 9)"),
     "a missing module": (script(setup="import nosuch"), (), (), 3, "No module named 'nosuch' (train.py:9)"),
-    "a missing file": (script(setup="open('a.bin')"), (), (), 3, "No such file or directory: 'a.bin' (train.py:9)"),
     "a question": (script(setup="input('go on? ')"), (), (), 3, "the script reads from standard input"),
     "no step": (script(setup="sys.exit()"), (), (), 3, "no module whose weights an optimizer of torch updates"),
     "a step that raises": (script(step="raise ValueError('labels')"), (), (), 3, "ValueError: labels (train.py:18)"),
@@ -246,8 +242,6 @@ def test_what_fails_later_in_all_cells_ends_the_matrix(call: Any, folder: Path) 
 HEALTHY: dict[str, str] = {
     "two steps": script().replace("range(8)", "range(2)"),
     "reads what is piped": script(setup="sys.stdin.read()"),
-    "leaves by sys.exit": script() + "sys.exit(0)\n",
-    "says goodbye": script(setup="import atexit; atexit.register(print, 'bye')"),
     "catches everything": "while True:\n    try:\n"
     + "".join(f"        {line}\n" for line in script().splitlines())
     + "    except:\n        continue\n",
@@ -260,10 +254,8 @@ HEALTHY: dict[str, str] = {
     "worker processes": script(
         setup="data = torch.utils.data.DataLoader(torch.zeros(8, 8), num_workers=1)\nfor _ in data: pass"
     ),
-    "a hook at its end": "try:\n"
-    + "".join(f"    {line}\n" for line in script().splitlines())
-    + "finally:\n    print('saved', loss.item())\n",
-    "evaluates first": script(setup="with torch.no_grad(): nn.Linear(8, 2)(torch.zeros(1, 8))"),
+    "another folder": script(setup="import tempfile; os.chdir(tempfile.mkdtemp())"),
+    "without end": script().replace("for step in range(8):", "for step in iter(int, 1):"),
 }
 
 
@@ -281,104 +273,3 @@ def test_healthy_scripts_are_not_refused(call: Any, folder: Path, what: str) -> 
     arms = done.json()["preflight"]["arms"]
     assert [trial["error"] for trial in arms.values()] == ["", ""]
     assert {trial["steps"] for trial in arms.values()} == {2 if what == "two steps" else 3}
-
-
-STEP = """
-import torch
-from torch import nn
-model = nn.Linear(8, 2)
-optimizer = torch.optim.SGD(model.parameters(), lr={lr})
-def step(x=None):
-    x = torch.randn(4, 8) if x is None else x
-    loss = nn.functional.cross_entropy(model(x), (x[:, 0] > 0).long())
-    optimizer.zero_grad(); loss.backward(); optimizer.step()
-    return loss.item()
-def train():
-    for _ in range(5): step()
-"""
-TRAINS = STEP.format(lr=0.1)
-STYLES: dict[str, tuple[str, tuple[str, ...], dict[str, str]]] = {
-    "click": (
-        f"import click\n@click.command()\n@click.option('--lr', default=0.1)\ndef main(lr): train()\n"
-        f"{TRAINS}\nif __name__ == '__main__': main()", ("--lr", "0.2"), {},
-    ),
-    "a configuration next to it, with overrides": (
-        "import os, sys, yaml\n"
-        "config = yaml.safe_load(open(os.path.dirname(os.path.abspath(__file__)) + '/config.yaml'))\n"
-        f"config.update(word.split('=') for word in sys.argv[1:])\n{TRAINS}\n"
-        "for _ in range(int(config['steps'])): step()",
-        ("steps=4",), {"config.yaml": "steps: 9\n"},
-    ),
-    "an export of a notebook": (
-        f"# In[1]:\ntry:\n    get_ipython().run_line_magic('matplotlib', 'inline')\nexcept NameError: pass\n"
-        f"{TRAINS}\n"
-        "# In[2]:\nlosses = [step() for _ in range(5)]\nlosses[-1]\n", (), {},
-    ),
-    "relative imports": (
-        "from .net import train\ntrain()", (), {"package/__init__.py": "", "package/net.py": TRAINS},
-    ),
-    "a dataclass": (
-        f"from dataclasses import dataclass, field\n@dataclass\nclass Config:\n    lr: float = 0.1\n"
-        f"    sizes: list[int] = field(default_factory=list)\nconfig = Config()\n"
-        f"{STEP.format(lr='config.lr')}\ntrain()", (), {},
-    ),
-    "workers of a loader": (
-        f"{TRAINS}\nfrom torch.utils.data import DataLoader\nif __name__ == '__main__':\n"
-        "    for x in DataLoader(torch.randn(24, 8), 4, num_workers=2, persistent_workers=True): step(x)", (), {},
-    ),
-    "a pool of processes": (
-        f"import multiprocessing\n{TRAINS}\nif __name__ == '__main__':\n"
-        "    with multiprocessing.get_context('fork').Pool(2) as pool: pool.map(abs, [1, -2])\n    train()", (), {},
-    ),
-    "the variables of torchrun": (
-        f"import os\nrank = int(os.environ.get('RANK', 0)); world = int(os.environ.get('WORLD_SIZE', 1))\n{TRAINS}\n"
-        "assert 'LOCAL_RANK' not in os.environ\nfor _ in range(5):\n    step()\n    rank or print('ok')", (), {},
-    ),
-    "a bar": (f"{TRAINS}\nfor n in range(5): print(end=f'\\r{{n}}/5 {{step():.3f}}', flush=True)", (), {}),
-    "logs in files": (
-        f"import logging, os\nos.makedirs('logs', exist_ok=True)\n"
-        f"logging.basicConfig(filename='logs/a.txt', force=True)\n{TRAINS}\n"
-        "for _ in range(5): logging.warning('%s', step())", (), {},
-    ),
-    "saves and resumes": (
-        f"import os\n{TRAINS}\n"
-        "if os.path.exists('ck.pt'): model.load_state_dict(torch.load('ck.pt'))\n"
-        "for _ in range(5):\n    step(); torch.save(model.state_dict(), 'ck.pt')", (), {},
-    ),
-    "a thread": (
-        f"import threading, time\n{TRAINS}\nthreading.Thread(target=time.sleep, args=(0.1,)).start()\n"
-        "train()", (), {},
-    ),
-    "asyncio": (f"import asyncio\n{TRAINS}\nasync def main():\n    train()\nasyncio.run(main())", (), {}),
-    "another folder": (f"import os, tempfile\nos.chdir(tempfile.mkdtemp())\n{TRAINS}\ntrain()", (), {}),
-    "handlers of signals": (
-        f"import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n{TRAINS}\ntrain()",
-        (), {},
-    ),
-    "a profiler": (
-        f"{TRAINS}\nwith torch.profiler.profile() as profiler:\n    train()\nprint(profiler.key_averages())",
-        (), {},
-    ),
-    "an epoch without end": (f"{TRAINS}\nwhile step() > 0: pass", (), {}),
-    "a weight average and a schedule": (
-        f"{TRAINS}\nfrom torch.optim.swa_utils import AveragedModel\nmean = AveragedModel(model)\n"
-        "schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)\nfor _ in range(5):\n"
-        "    step(); schedule.step(); mean.update_parameters(model)", (), {},
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("style", STYLES)
-def test_no_style_of_a_healthy_script_is_refused(call: Any, folder: Path, style: str) -> None:
-    text, arguments, files = STYLES[style]
-    for name, content in files.items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(content)
-    is_package = "package/net.py" in files
-    (folder / ("package/train.py" if is_package else "train.py")).write_text(text)
-    script_words = ("-m", "package.train") if is_package else ("train.py", *arguments)
-    done = call("compare", "--arm", "fp32,bf16", "--device", "cpu", "--dry-run", "--json", "--", *script_words)
-    assert done.code == 0, done.err
-    arms = done.json()["preflight"]["arms"]
-    assert [(trial["error"], trial["steps"]) for trial in arms.values()] == [("", 3), ("", 3)], done.err

@@ -175,16 +175,6 @@ def test_long_lines_are_folded_between_words(terminal: Terminal, bar: bool) -> N
     assert lines[5].startswith("  word")
 
 
-def test_phases_on_the_screen(terminal: Terminal) -> None:
-    """A cell is starting until it reports; then each phase is seen."""
-    with terminal.display() as display:
-        display.begin(CONFIG, 1, 1)
-        assert "starting" in terminal.read(0.2)
-        for phase in ("loading data", "training", "evaluating", "saving"):
-            display.progress(1, progress(5, phase))
-            assert phase in terminal.read(0.2)
-
-
 def test_several_running_cells(terminal: Terminal) -> None:
     """With --jobs each running cell has its lines, and one that ends leaves the others."""
     configs = [RunConfig.model_validate({"arm": "half", "recipe": {"seed": seed}}) for seed in range(3)]
@@ -218,16 +208,6 @@ def test_a_cell_of_a_queue_that_moves(terminal: Terminal) -> None:
             assert f"half, seed 0, job 7_1 on {node}  training " in terminal.read(0.2)
         display.end(RunRecord(cell=config.digest(), arm="half", status="completed", config=config), reused=False)
         assert terminal.read(0.2).splitlines()[1] == "[2/2] half, seed 0, job 7_1 on n2: completed"
-
-
-def test_no_color(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With NO_COLOR no color is written, and the bar can still be read."""
-    monkeypatch.setenv("NO_COLOR", "1")
-    with terminal.display() as display:
-        display.begin(CONFIG, 1, 1)
-        display.progress(1, progress(50))
-        assert "━╸" in terminal.read(0.2)
-    assert "\x1b[3" not in terminal.raw
 
 
 @pytest.mark.parametrize(("bar", "term"), [(False, "xterm"), (True, "dumb")])

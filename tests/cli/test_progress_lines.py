@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from ampcompare.cli.progress_lines import describe_outline, notice, notices
+from ampcompare.cli.progress_lines import describe_outline, notices
 from ampcompare.cli.progress_region import bars
 from ampcompare.experiment.launch.contract import Progress
 from ampcompare.experiment.observer import Outline
 from ampcompare.experiment.running_cells import CellView, MatrixView
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
-from tests.covering import covering
 
 TRAINING = Progress(120, 900, 1, "training", 0.03413, 65536.0, 3, 0.00412)
 MATRIX = MatrixView(done=7, total=27, share=0.27, seconds=72.9, left=200.0)
@@ -47,13 +46,10 @@ def test_a_cell_and_the_matrix() -> None:
     assert re.fullmatch(r"native:fp16, seed 1 +training +━━━+╸? *120/900  41s *", first)
     assert figures.rstrip() == "  loss 0.03413 · loss scale 65536 · about 12s left · 4.12 ms/step · 3 skipped ·"
     assert re.fullmatch(r"7 of 27 cells ━━━+╸? *1m12s · about 3m20s left *", last)
-    name, bar, _, last = drawn(cell(), size=(40, 24))
-    assert name.split() == ["native:fp16,", "seed", "1", "training"]
-    assert bar.rstrip().endswith("120/900  41s")
-    assert last.startswith("7 of 27 cells")
 
 
-@covering({"width": [20, 40, 41, 59, 60, 61, 79, 80, 120, 300], "count": [1, 2, 5, 40], "height": [4, 8, 24]})
+@pytest.mark.parametrize("width", [40, 60, 79, 80, 300])
+@pytest.mark.parametrize(("count", "height"), [(1, 8), (5, 8), (40, 24)])
 def test_nothing_is_wider_or_higher_than_the_terminal(width: int, count: int, height: int) -> None:
     """A line that wraps, or one below the last row, could not be drawn over."""
     numbers = Progress(10**9, 10**9, 10**6, "loading data", -math.inf, 2.0**100, 10**9, 1e-9)
@@ -66,29 +62,15 @@ def test_nothing_is_wider_or_higher_than_the_terminal(width: int, count: int, he
     assert max(map(len, lines)) <= width
     assert len(lines) < height
     assert lines[-1].startswith("7 of 2")
-
-
-def test_phases_are_shown() -> None:
-    """A cell starts until its process reports; every phase has its name in the line."""
-    assert drawn(cell(None))[0].split()[:4] == ["native:fp16,", "seed", "1", "starting"]
-    for phase in ("loading data", "training", "evaluating", "saving"):
-        assert phase in drawn(cell(TRAINING._replace(phase=phase)))[0]
+    assert (count > 5 or height > 8) == (f"and {count - 10} more" in lines[-2])
 
 
 def test_one_cell_needs_no_matrix() -> None:
-    """`run` shows the cell alone, with the time left."""
+    """`run` shows the cell alone, with the time left; one that has not reported is starting."""
     lines = drawn(cell(), matrix=MatrixView(0, 1, 0.1, 41.0, 12.0))
     assert len(lines) == 2
     assert "about 12s left" in lines[1]
-
-
-def test_several_cells_at_a_time() -> None:
-    """Each running cell has its lines; where rows are few, one each with the time left, and the others as a number."""
-    cells = [placed(f"job 7_{number} on n{number}", number, "half, seed 1") for number in range(4)]
-    assert len(drawn(*cells)) == 9
-    lines = drawn(*cells, size=(80, 8))
-    assert [line.rstrip() for line in lines[:4]] == [f"half, seed 1, job 7_{n} on n{n} 12s left" for n in range(4)]
-    assert drawn(*cells, size=(80, 6))[2].rstrip() == "and 2 more"
+    assert drawn(cell(None))[0].split()[:4] == ["native:fp16,", "seed", "1", "starting"]
 
 
 def test_values_that_are_no_numbers() -> None:
@@ -118,14 +100,14 @@ def test_plain_lines_of_many_cells() -> None:
 
 def test_plain_lines() -> None:
     """Without a terminal: the cell with all that is known, the time since the start, the time left for all."""
-    assert notice(cell(), MATRIX) == (
+    assert notices([cell()], MATRIX) == [
         "[8/27] native:fp16, seed 1: training, step 120 of 900, loss 0.03413, loss scale 65536, about 12s for "
         "this cell, 4.12 ms/step, 3 skipped, epoch 2/5; 1m12s since the start, about 3m20s left"
-    )
-    assert notice(cell(None), MatrixView(0, 1, 0.0, 41.0, None)) == (
+    ]
+    assert notices([cell(None)], MatrixView(0, 1, 0.0, 41.0, None)) == [
         "[8/1] native:fp16, seed 1: starting, about 12s left; 41s since the start"
-    )
-    assert notice(None, MATRIX, idle="timing rounds").startswith("7 of 27 cells: timing rounds; 1m12s since")
+    ]
+    assert notices([], MATRIX, idle="timing rounds")[0].startswith("7 of 27 cells: timing rounds; 1m12s since")
 
 
 def outline(arms: list[str], seeds: list[int], cached: int = 0, jobs: int = 1, **settings: object) -> Outline:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import os
 import re
 import signal
 import subprocess
@@ -14,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.screen import Screen, open_terminal, run_on_terminal
+from tests.cli.screen import Screen, run_on_terminal
 
 pytestmark = pytest.mark.integration
 
@@ -50,14 +48,6 @@ def folder(tmp_path: Path) -> Path:
     """A user's folder, with a slow model."""
     (tmp_path / "models.py").write_text(MODULE)
     return tmp_path
-
-
-@pytest.fixture
-def xterm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment of a terminal with colors."""
-    monkeypatch.setenv("TERM", "xterm-256color")
-    for name in ("NO_COLOR", "COLUMNS", "LINES"):
-        monkeypatch.delenv(name, raising=False)
 
 
 def frames(pieces: list[tuple[float, str]], width: int = 80) -> list[tuple[float, list[str]]]:
@@ -116,36 +106,3 @@ def test_ctrl_c_leaves_a_clean_terminal(folder: Path, forked_python: Any) -> Non
         "fp32, seed 0; on cpu, 1 thread; into out",
         "ampcompare: interrupted; the same command starts with the first cell that has no record",
     ]
-
-
-def called(call: Any, width: int, *words: str) -> tuple[int, str]:
-    """Call the command line with a terminal as stderr, and return its exit code and what it wrote there."""
-    here, there = open_terminal(width)
-    with os.fdopen(there, "w", encoding="utf-8") as stream, contextlib.redirect_stderr(stream):
-        code = call(*words, tiny=True).code
-    text = b""
-    with contextlib.suppress(OSError):  # how Linux reports the end of a terminal
-        while block := os.read(here, 65536):
-            text += block
-    os.close(here)
-    return code, text.decode()
-
-
-def test_an_error_leaves_a_clean_terminal(call: Any, xterm: None, tmp_path: Path) -> None:
-    """So does the message of a run that failed, at 40 columns."""
-    code, text = called(call, 40, "run", "--arch", "mymod:broken", "-o", str(tmp_path))
-    assert code in (2, 3)
-    lines = Screen(400).feed(text).text.splitlines()
-    said = " ".join(" ".join(lines).split())
-    assert said.startswith(f"fp32, seed 0; on cpu, 1 thread; into {tmp_path} ampcompare: fp32 failed: ")
-    assert said.endswith("/log.txt)")  # nothing of the bars is left before, between or behind the two messages
-
-
-@pytest.mark.parametrize("flag", ["--no-progress", "--quiet"])
-def test_flags_that_leave_the_bars_out(call: Any, xterm: None, tmp_path: Path, flag: str) -> None:
-    """Nothing is drawn over; with --quiet nothing is said at all."""
-    code, text = called(call, 80, "run", "--arch", "mlp", flag, "-o", str(tmp_path))
-    assert code == 0
-    assert "\x1b" not in text
-    assert "\r" not in text.replace("\r\n", "")
-    assert bool(text) == (flag == "--no-progress")

@@ -75,16 +75,6 @@ def test_what_is_given_by_hand_is_not_varied(call: Call) -> None:
     assert len(labels("--seeds", "0-1")) == 10
 
 
-def test_a_value_by_hand_can_be_a_published_one(call: Call, tmp_path: Path) -> None:
-    """A figure at a learning rate stands beside the arm that was given that rate; others are shown without a row."""
-    words = ("compare", "--recipe", "articles/r18-leaves", "--arm", "fp32", "--seeds", "0", "--lr", "0.1", *INLINE)
-    done = call(*words, *LITTLE, "-o", str(tmp_path))
-    rows = call("report", str(tmp_path), "--format", "json").json()["published"]["rows"]
-    assert [row["row"] for row in rows if row["name"] == "fp32"] == ["fp32"]
-    assert {row["row"] for row in rows if row["name"] != "fp32"} == {None}
-    assert "best %, measured" in done.out
-
-
 def test_departures_from_what_was_published_are_said(call: Call, tmp_path: Path) -> None:
     """A recipe at its full scale with other settings names them under the table."""
     words = ("compare", "--recipe", "articles/r50-imagenet-amp", "--nproc-per-node", "1", "--seeds", "0", *INLINE)
@@ -211,13 +201,6 @@ def test_the_schema_is_printed(call: Call) -> None:
     assert set(RunConfig.model_fields) < set(json.loads(call("config", "schema").out)["properties"])
     done = call("config", "schema", "--lr", "1")
     assert (done.code, len(done.lines)) == (2, 1)
-
-
-def test_options_that_do_not_exist_are_refused(call: Call) -> None:
-    """`config show` knows the options of the command it stands for, and no others."""
-    done = call("config", "show", "--recpe", "digits")
-    assert done.code == 2
-    assert "No such option" in done.err
 
 
 def test_recipes_are_listed(call: Call) -> None:

@@ -62,7 +62,6 @@ def test_a_name_gives_the_format(call: Any, write: Any, tmp_path: Path) -> None:
         (("-o", "page.pdf"), "--output 'page.pdf' does not say which format; add --format table|md|"),
         (("--open", "--format", "md"), "--open shows the HTML page, and --format asks for md"),
         (("--open", "-o", "-"), "--open shows a file"),
-        (("-o", "absent\0"), "ampcompare: "),
     ],
 )
 def test_options_that_do_not_fit(call: Any, write: Any, options: tuple[str, ...], said: str) -> None:

@@ -19,7 +19,7 @@ COMPARE = (
 COMMANDS = (
     *("run --help", "config show --origin --loss-tail 2.5", "config schema", "config show --set recipe.loss_tail=0"),
     *("list models", "list data", "list arms", "list tasks", "explain dummy", "doctor --json"),
-    *("lint script.py", "lint --format sarif script.py", COMPARE, "run --task halving --device cpu -o halved"),
+    *("lint script.py", "lint --format json script.py", COMPARE, "run --task halving --device cpu -o halved"),
 )
 SESSION = """
 import contextlib, io, json, sys
@@ -136,9 +136,9 @@ def test_a_new_backend_is_listed_explained_and_trained(checkout: Checkout, train
 
 
 def test_a_new_rule_of_lint_is_listed_and_reports(checkout: Checkout) -> None:
-    """A function under `@rule` with its mistake is a line of `lint`, and a rule of SARIF with a remedy."""
+    """A function under `@rule` with its mistake is a line of `lint`, and has a remedy in JSON."""
     assert "script.py:3:1: AMP299" in checkout.said("lint script.py", code=1)
-    assert "remove the call" in checkout.said("lint --format sarif script.py", code=1)
+    assert "remove the call" in checkout.said("lint --format json script.py", code=1)
 
 
 def test_a_new_task_is_listed_and_trained(checkout: Checkout) -> None:

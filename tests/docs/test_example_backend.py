@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from ampcompare.base.errors import PreparationError
 from ampcompare.training.precision.base import Precision, make_precision
 
 pytestmark = pytest.mark.usefixtures("registered")
@@ -98,43 +97,8 @@ def test_updates_below_the_precision_of_bfloat16_add_up() -> None:
     assert torch.tensor(1.0, dtype=torch.bfloat16) - 2.0**-10 == 1.0
 
 
-def test_delayed_micro_batches_stay_in_the_model_until_the_last() -> None:
-    """Under `delay_unscale` gradients wait where ranks exchange them, and the sum is that of two passes."""
-    precision, model, optimizer = start()
-    backward(precision, model, optimizer, batch(), delay_unscale=True)
-    held = model.get_parameter("2.weight").grad
-    first = held.float().clone()
-    assert precision.unscale(optimizer)[4].grad is None
-    model[1].reset_running_stats()  # type: ignore[index,operator]
-    backward(precision, model, optimizer, batch())
-    total = precision.unscale(optimizer)[4].grad
-    assert total is not None
-    assert first.abs().max() > 0.01
-    torch.testing.assert_close(total, 2 * first, rtol=0.02, atol=1e-4)
-    assert model.get_parameter("2.weight").grad is None
-
-
 def test_loaded_weights_reach_the_masters() -> None:
     """A step after loading a checkpoint starts from the loaded weights, not from older masters."""
     precision, model, optimizer = start()
     model.load_state_dict({name: torch.zeros_like(value) for name, value in model.state_dict().items()})
     assert all(not master.any() for master in precision.unscale(optimizer))
-
-
-def test_a_group_added_later_gets_masters() -> None:
-    """bfloat16 parameters that join after `prepare` are stepped in fp32 too."""
-    model = net()
-    precision = make_precision("bf16-params")
-    (prepared,), (optimizer,) = precision.prepare([model], [SGD(model[0].parameters(), lr=LR)])
-    optimizer.add_param_group({"params": list(model[2].parameters())})
-    before = model[2].weight.detach().clone()
-    precision.backward(prepared(batch()).square().mean(), [optimizer])
-    precision.step(optimizer)
-    assert [param.dtype for param in optimizer.param_groups[1]["params"]] == [torch.float32] * 2
-    assert not torch.equal(model[2].weight, before)
-
-
-def test_wrapped_models_are_refused() -> None:
-    model = net()
-    with pytest.raises(PreparationError, match="already wrapped"):
-        make_precision("bf16-params").prepare([nn.DataParallel(model)], [SGD(model.parameters(), lr=LR)])

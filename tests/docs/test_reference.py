@@ -288,29 +288,3 @@ def test_a_folder_called_apex_gives_the_message_of_the_page(tmp_path: Path, monk
     page = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
     assert "cannot import name 'amp' from 'apex'" in page
     assert "(unknown location)" in page
-
-
-def test_the_api_page_shows_the_parameters_of_options(tmp_path: Path) -> None:
-    """A function below `@takes` has parameters, texts and defaults of its class, though its source has none of them."""
-    griffe = pytest.importorskip("griffe")
-    (tmp_path / "shown_package" / "api").mkdir(parents=True)
-    for name in ("__init__.py", "api/__init__.py"):
-        (tmp_path / "shown_package" / name).touch()
-    (tmp_path / "shown_package" / "options.py").write_text(
-        '"""Options."""\nclass Options:\n    """All options.\n\n    Args:\n        size: how large.\n\n    Raises:\n'
-        '        ValueError: never.\n    """\n\n    def __init__(self, size: int = 3) -> None:\n        ...\n'
-    )
-    (tmp_path / "shown_package" / "api" / "make.py").write_text(
-        "from shown_package.options import Options\n@takes(Options)\ndef make(options: Options) -> str:\n"
-        '    """Make it.\n\n    Returns:\n        It.\n    """\n'
-    )
-    package = griffe.load(
-        "shown_package",
-        search_paths=[tmp_path],
-        extensions=griffe.load_extensions(DOCS / "hooks" / "signatures.py"),
-        docstring_parser="google",
-    )
-    made = package["api.make.make"]
-    assert [(one.name, str(one.annotation), one.default) for one in made.parameters] == [("size", "int", "3")]
-    assert [section.kind.value for section in made.docstring.parsed] == ["text", "parameters", "returns"]
-    assert made.docstring.parsed[1].value[0].description == "how large."

@@ -65,7 +65,7 @@ def test_a_script(profiled: Callable[..., Any]) -> None:
 
 def test_a_script_of_few_steps(profiled: Callable[..., Any]) -> None:
     """The error says how many steps a profile takes."""
-    with pytest.raises(LaunchError, match="a profile takes 11 of them"):
+    with pytest.raises(LaunchError, match="without a profile, which takes 11 steps"):
         profiled(SCRIPT.replace("STEP", "200"), "fp32")
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from ampcompare.cli import main
 from ampcompare.guards import GUARDS, checks, location
-from ampcompare.guards.detector import Detector, Guard
+from ampcompare.guards.detector import Detector
 from tests.modules import module_at
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,20 +55,6 @@ def test_a_guard_is_one_file(negative_loss: str, script, guarded, marked, capsys
     assert guarded(path) == [f"{negative_loss} {marked(path)}"]
     assert main(["list", "guards"]) == 0
     assert re.search(rf"^{negative_loss} +yes +the loss is negative$", capsys.readouterr().out, re.MULTILINE)
-
-
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        ({}, r"Faulty has no guard; write `guard = Guard\(...\)` in the class"),
-        ({"guard": Guard("step-twice", "", "", "")}, "Faulty: there is a guard 'step-twice' already"),
-    ],
-)
-def test_a_detector_needs_a_guard_of_its_own(body: dict[str, Guard], message: str) -> None:
-    """A detector without a guard, or with the name of another one, is refused when it is defined."""
-    with pytest.raises(TypeError, match=message):
-        type("Faulty", (Detector,), body)
-    assert len(Detector.defined) == len(GUARDS)
 
 
 def test_the_page_has_the_texts_of_the_catalog() -> None:

@@ -5,15 +5,6 @@ from __future__ import annotations
 import pytest
 
 RECIPES = {
-    "typical": """
-        for x, y in batches:
-            optimizer.zero_grad()
-            with torch.autocast("cpu"):
-                loss = F.cross_entropy(model(x), y)
-            scaler.scale(loss).backward()
-            scaler.step(optimizer)
-            scaler.update()
-        """,
     "clipping": """
         for x, y in batches:
             optimizer.zero_grad()
@@ -24,20 +15,6 @@ RECIPES = {
             clip_grad_norm_(model.parameters(), max_norm=0.1)
             scaler.step(optimizer)
             scaler.update()
-        """,
-    "accumulation": """
-        iters_to_accumulate = 3
-        for i, (x, y) in enumerate(batches):
-            with torch.autocast("cpu"):
-                loss = F.cross_entropy(model(x), y)
-                loss = loss / iters_to_accumulate
-            scaler.scale(loss).backward()
-            if (i + 1) % iters_to_accumulate == 0:
-                scaler.unscale_(optimizer)
-                clip_grad_norm_(model.parameters(), 1.0)
-                scaler.step(optimizer)
-                scaler.update()
-                optimizer.zero_grad()
         """,
     "gradient penalty": """
         for x, y in batches:
@@ -98,7 +75,6 @@ RECIPES = {
     "GAN with two optimizers, and one network trained more often": """
         netD, netG = nn.Linear(4, 1), nn.Linear(4, 4)
         optD, optG = torch.optim.Adam(netD.parameters()), torch.optim.Adam(netG.parameters())
-        schedD, schedG = (torch.optim.lr_scheduler.StepLR(o, 1) for o in (optD, optG))
         bce = nn.BCEWithLogitsLoss()
         for i, (x, y) in enumerate(batches * 2):
             netD.zero_grad()
@@ -113,85 +89,9 @@ RECIPES = {
                 scaler.scale(bce(netD(fake), torch.ones(6, 1))).backward()
                 scaler.step(optG)
                 scaler.update()
-            if i % 6 == 5:
-                schedD.step()
-                schedG.step()
-        """,
-    "schedulers of all kinds": """
-        S = torch.optim.lr_scheduler
-        optimizer.zero_grad()
-        def loss_of(number, x, y):
-            return F.cross_entropy(model(x), y) * (float("inf") if number == 0 else 1.0)
-        warm = S.SequentialLR(optimizer, [S.LinearLR(optimizer, total_iters=2), S.CosineAnnealingLR(optimizer, 4)], [2])
-        chain = S.ChainedScheduler([S.LambdaLR(optimizer, lambda step: 1.0), S.ExponentialLR(optimizer, 0.9)])
-        plateau = S.ReduceLROnPlateau(optimizer)
-        for _ in range(2):
-            chain.step()
-        for number, (x, y) in enumerate(batches):
-            scaler.scale(loss_of(number, x, y)).backward()
-            scaler.step(optimizer)
-            scaler.update()
-            warm.step()
-            chain.step()
-            optimizer.zero_grad()
-        plateau.step(1.0)
-        """,
-    "a scheduler that counts micro-batches": """
-        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 6)
-        for i, (x, y) in enumerate(batches):
-            (F.cross_entropy(model(x), y) / 2).backward()
-            if i % 2:
-                optimizer.step()
-                optimizer.zero_grad()
-            scheduler.step()
-        """,
-    "a list of losses, and a batch seen in several ways": """
-        for x, y in batches:
-            optimizer.zero_grad()
-            output = model(x)
-            for loss in (F.cross_entropy(output, y), F.mse_loss(output, torch.zeros_like(output))):
-                loss.backward(retain_graph=True)
-            for view in (x, -x):
-                F.cross_entropy(model(view), y).backward()
-            optimizer.step()
-        """,
-    "one helper for all losses": """
-        def backward(loss):
-            scaler.scale(loss).backward()
-        for x, y in batches:
-            backward(F.cross_entropy(model(x), y))
-            backward(F.cross_entropy(model(-x), y))
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad()
-        """,
-    "accumulated sums, and gradients divided afterwards": """
-        for i, (x, y) in enumerate(batches):
-            F.cross_entropy(model(x), y, reduction="sum").backward()
-            if i % 2:
-                optimizer.step()
-                optimizer.zero_grad()
-        for i, (x, y) in enumerate(batches):
-            F.cross_entropy(model(x), y).backward()
-            if i % 2:
-                for parameter in model.parameters():
-                    parameter.grad.div_(2)
-                optimizer.step()
-                optimizer.zero_grad()
-        """,
-    "attacks on the input before the real pass": """
-        for i, (x, y) in enumerate(batches):
-            delta = torch.zeros_like(x, requires_grad=True)
-            for attack in range(3):
-                F.cross_entropy(model(x + delta), y).backward()
-                delta.data += 0.1 * delta.grad.sign()
-            optimizer.zero_grad()
-            F.cross_entropy(model(x + delta.detach()), y).backward()
-            optimizer.step()
         """,
     "closures": """
         lbfgs = torch.optim.LBFGS(model.parameters(), max_iter=3)
-        scheduler = torch.optim.lr_scheduler.StepLR(lbfgs, 2)
         for x, y in batches:
             def closure():
                 lbfgs.zero_grad()
@@ -199,7 +99,6 @@ RECIPES = {
                 loss.backward()
                 return loss
             lbfgs.step(closure)
-            scheduler.step()
         """,
     "checkpointed activations under autocast": """
         from torch.utils.checkpoint import checkpoint
@@ -240,15 +139,6 @@ RECIPES = {
             torch.save(optimizer.state_dict(), io.BytesIO())
             torch.save(scaler.state_dict(), io.BytesIO())
         torch.save({"optimizer": optimizer.state_dict()}, io.BytesIO())
-        """,
-    "a dispatch mode, and losses with constants": """
-        from ampcompare.training.precision.cpu_half import EmulatedHalf
-        with EmulatedHalf():
-            for i, (x, y) in enumerate(batches):
-                (2.0 * F.cross_entropy(model(x), y) / 2).backward()
-                if i % 2:
-                    optimizer.step()
-                    optimizer.zero_grad()
         """,
     "a limit that is scaled too": """
         for x, y in batches:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -316,9 +315,3 @@ def test_exec_names_an_option_without_effect(tmp_path: Path, forked_python: Any,
         f"ampcompare: {said}"
     ] * bool(said)
     assert not list((tmp_path / "temporary").iterdir())
-
-
-def test_the_row_is_plain_data(run: Run, tmp_path: Path) -> None:
-    run(PLAIN)
-    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
-    assert [row["kind"] for row in rows if row.get("kind") in ("ledger", "end")] == ["ledger", "end"]

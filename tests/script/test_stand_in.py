@@ -163,12 +163,6 @@ def script_like_o1() -> list[Tensor]:
     return [param.detach().clone() for param in model.parameters()]
 
 
-def test_o4_runs_behind_torch_amp(behind: Any) -> None:
-    """With its casts to bf16, and a loss scale of 1."""
-    behind("O4")
-    script()
-
-
 @pytest.mark.parametrize("arm", ["native:fp16", "O1"])
 def test_bf16_without_a_scaler_gets_one_in_fp16(behind: Any, arm: str) -> None:
     """The loss is scaled on behalf of a script that trains in bf16, and steps are recorded with it."""

@@ -8,8 +8,7 @@ from __future__ import annotations
 import atexit
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,25 +20,6 @@ from ._engine.errors import AmpOptionError
 __all__ = ["AmpState", "DeferredMessages", "master_params", "maybe_print", "overflow_message", "warn_or_err"]
 
 Render = Callable[[list[float]], str | None]
-
-
-# What the session needs of the objects that it holds. Their classes import this module, so it cannot import them.
-class _Options(Protocol):
-    options: dict[str, Any]
-
-
-class _Scaler(Protocol):
-    dynamic: bool
-
-    def loss_scale(self) -> float: ...
-
-
-class _Handle(Protocol):
-    _is_active: bool
-
-    def _deactivate(self) -> None: ...
-
-    def _disable_casts(self) -> AbstractContextManager[None]: ...
 
 
 class DeferredMessages:
@@ -82,15 +62,15 @@ class AmpState:
     allow_incoming_model_not_fp32: bool
     verbosity: int
     strict: bool
-    opt_properties: _Options
-    loss_scalers: list[_Scaler]
+    opt_properties: Any  # of classes that import this module
+    loss_scalers: list[Any]
     min_loss_scale: float | None
     max_loss_scale: float | None
-    handle: _Handle
+    handle: Any
     master_optimizers: list[weakref.ref[Any]]
     registered: list[tuple[Any, str, str]]
     deferred: DeferredMessages | None
-    decorator_handle: _Handle | None  # for decorated functions: the handle of the last `init`, None if disabled
+    decorator_handle: Any  # for decorated functions: the handle of the last `init`, None if disabled
 
     def __init__(self) -> None:
         self._set_defaults()

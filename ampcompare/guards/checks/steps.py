@@ -1,20 +1,18 @@
-"""Guards of the order of steps: the double step, the scheduler before the optimizer, gradients that are kept."""
+"""Guards of the order of steps: the double step, gradients that are kept."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ampcompare.guards.detector import Detector, guard_of
-from ampcompare.guards.location import Location, user_location
 from ampcompare.guards.script_state import parameters_of, will_skip
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["GradientsKept", "SchedulerFirst", "StepTwice"]
+__all__ = ["GradientsKept", "StepTwice"]
 
 
 class StepTwice(Detector):
@@ -39,70 +37,6 @@ class StepTwice(Detector):
                 again, first = first, again
             self.report(f"{again} again after {first}, on the same gradients")
         this_way[optimizer] = now
-
-
-@dataclass
-class _Schedule:
-    """Calls of one scheduler's `step`.
-
-    Attributes:
-        early: lines that called it before the first step of the optimizer.
-        waiting: the line of the last call and the backward passes so far, where gradients were waiting for a step.
-        wrong: lines known to come before the optimizer's step.
-    """
-
-    early: set[Location] = field(default_factory=set)
-    waiting: tuple[Location, int] | None = None
-    wrong: set[Location] = field(default_factory=set)
-
-
-class SchedulerFirst(Detector):
-    """A line that calls the scheduler between backward pass and step, or in a loop whose steps come after it.
-
-    Reported at the second call from that line, so that catching up on a resumed schedule is not a mistake. Only
-    torch's schedulers and their subclasses are watched: they set the first learning rate when they are built. A class
-    that merely has an `optimizer` and a `step` may set it in its first `step()`, which then must come first.
-    """
-
-    guard = guard_of("scheduler-first")
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._schedules: weakref.WeakKeyDictionary[Any, _Schedule] = weakref.WeakKeyDictionary()
-        # Optimizer: how many backward passes there had been at the end of its last step.
-        self._stepped_at: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-
-    def after_block(self, optimizers: Sequence[Any]) -> None:
-        for optimizer in optimizers:
-            if will_skip(optimizer):  # amp replaces this call of `step`: it is not seen
-                self._stepped_at.setdefault(optimizer, self.facts.backwards)
-
-    def schedule(self, scheduler: Any) -> None:
-        optimizer = getattr(scheduler, "optimizer", None)
-        if optimizer is None:
-            return
-        calls = self._schedules.setdefault(scheduler, _Schedule())
-        location = user_location()
-        stepped_at = self._stepped_at.get(optimizer)
-        if location in calls.wrong or (stepped_at is not None and location in calls.early):
-            self.report("scheduler.step() runs before optimizer.step()", location)
-            return
-        waits = self.facts.backwards > (stepped_at or 0)
-        if stepped_at is None and not waits:
-            calls.early.add(location)
-        calls.waiting = (location, self.facts.backwards) if waits else None
-
-    def attempt(self, optimizer: Any, scaler: Any) -> None:
-        for scheduler, calls in self._schedules.items():
-            if calls.waiting is not None and getattr(scheduler, "optimizer", None) is optimizer:
-                location, backwards = calls.waiting
-                calls.waiting = None
-                if backwards == self.facts.backwards:
-                    calls.wrong.add(location)
-        self._stepped_at[optimizer] = self.facts.backwards
-
-    def after_attempt(self, optimizer: Any, scaler: Any, applied: bool) -> None:
-        self._stepped_at[optimizer] = self.facts.backwards  # a closure makes its backward passes inside the step
 
 
 class GradientsKept(Detector):

@@ -53,7 +53,6 @@ class Reporter(abc.ABC):
 
     Attributes:
         logs: relative address of the log of each cell, by the name of the cell, for formats with links.
-        columns: heads of further columns of the one table that a report begins with, for formats that have it.
     """
 
     def __init__(self, width: int | None = None, *, color: bool = False, details: bool = False) -> None:
@@ -61,33 +60,27 @@ class Reporter(abc.ABC):
         self.color = color
         self.details = details
         self.logs: Mapping[str, str] = {}
-        self.columns: Sequence[str] = ()
 
     def render(self, result: Any) -> str:
         """Return the report of a result; it ends with a newline."""
-        return self.write(document_of(result, self.columns, self.logs))
+        return self.write(document_of(result, self.logs))
 
     @abc.abstractmethod
     def write(self, document: Document) -> str:
         """Return the text of a document; it ends with a newline."""
 
 
-def document_of(result: Any, columns: Sequence[str] = (), logs: Mapping[str, str] | None = None) -> Document:
+def document_of(result: Any, logs: Mapping[str, str] | None = None) -> Document:
     """Return the report of a result before it has a format: of a record, or of a result that makes its own.
 
     Args:
-        columns: as for `Reporter`; of a comparison only, and so are `logs`.
-
-    Raises:
-        ConfigError: there is no such column.
+        logs: as for `Reporter`; of a comparison only.
     """
     if hasattr(result, "_document"):
         own: Document = result._document()
         return own
     module, _, name = DOCUMENTS[type(result).__name__].partition(":")
-    document: Document = getattr(import_module(module), name)(
-        result, *([columns, logs or {}] if columns or logs else [])
-    )
+    document: Document = getattr(import_module(module), name)(result, *([logs] if logs else []))
     return document
 
 
@@ -113,18 +106,11 @@ class Format:
         """The packages that it needs and that are not installed."""
         return [package for package in self.packages if find_spec(package) is None]
 
-    def reporter(
-        self,
-        width: int | None = None,
-        logs: Mapping[str, str] | None = None,
-        columns: Sequence[str] = (),
-        **options: bool,
-    ) -> Reporter:
+    def reporter(self, width: int | None = None, logs: Mapping[str, str] | None = None, **options: bool) -> Reporter:
         """Return a new reporter; all arguments are as for `Reporter`."""
         module, _, name = self.implementation.partition(":")
         reporter: Reporter = getattr(import_module(module), name)(width, **options)
         reporter.logs = logs or {}
-        reporter.columns = columns
         return reporter
 
 

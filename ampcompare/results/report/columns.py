@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from ampcompare.base.errors import ConfigError
 from ampcompare.base.formatting import MIB, format_decimal, format_mebibytes, format_percent, format_seconds, printable
 from ampcompare.results.analysis.pairing.scores import value_of
 from ampcompare.results.records.comparison import ArmSummary, Comparison, Quantity
@@ -26,7 +25,6 @@ __all__ = [
     "EffectFormat",
     "arm_engine",
     "arm_name",
-    "asked_columns",
     "columns",
     "effect_format",
     "effect_text",
@@ -265,14 +263,10 @@ def _metric_columns(comparison: Comparison) -> dict[str, ArmColumn]:
 
 
 def _other_metrics(comparison: Comparison) -> dict[str, ArmColumn]:
-    """Return the final values of the other metrics; that of top-5 is shown on request."""
-    return {head: column for head, column in _of_metrics(comparison).items() if head != TOP5.head}
-
-
-def _of_metrics(comparison: Comparison) -> dict[str, ArmColumn]:
+    """Return the final values of the other metrics; the CSV alone has top-5."""
     others = comparison.records[0].metrics[1:] if comparison.records else []
     means = {metric.head: over_runs(_value_of(metric), partial(metric_text, metric)) for metric in others}
-    return {head: replace(column, of_run=None) for head, column in means.items()}
+    return {head: replace(column, of_run=None) for head, column in means.items() if head != TOP5.head}
 
 
 def _value_of(metric: Metric) -> Callable[[RunRecord], float | None]:
@@ -413,25 +407,6 @@ def columns(comparison: Comparison) -> dict[str, ArmColumn]:
         elif entry.applies(comparison):
             shown[name] = entry
     return shown
-
-
-def asked_columns(comparison: Comparison, names: Sequence[str]) -> dict[str, ArmColumn]:
-    """Return further columns for the one table that a report begins with, by their heads.
-
-    Args:
-        names: heads, with or without their unit.
-
-    Raises:
-        ConfigError: the comparison has no such column.
-    """
-    known = {**_of_metrics(comparison), **columns(comparison)}
-    chosen = {}
-    for name in names:
-        head = next((head for head in known if name in (head, head.removesuffix(" %"), head.partition(" (")[0])), None)
-        if head is None:
-            raise ConfigError(f"there is no column {name!r}; there are {', '.join(known)}")
-        chosen[head] = known[head]
-    return chosen
 
 
 def table_of(

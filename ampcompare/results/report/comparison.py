@@ -70,20 +70,14 @@ PUBLISHED = ("top1", "top1_best", "seconds", "epoch_seconds", "peak_bytes", "div
 VERDICTS = {"accuracy_verdict": "quality", "time_verdict": "time", "loss_verdict": "loss"}  # columns of the CSV
 
 
-def comparison_document(
-    comparison: Comparison, asked: Sequence[str] = (), logs: Mapping[str, str] | None = None
-) -> Document:
+def comparison_document(comparison: Comparison, logs: Mapping[str, str] | None = None) -> Document:
     """Return the report.
 
     Args:
-        asked: heads of further columns of the table that it begins with.
         logs: relative address of the log of each cell, by the name of the cell.
-
-    Raises:
-        ConfigError: there is no such column.
     """
     warnings, title, further = answer_of(comparison)
-    first = make_overview(comparison, asked)
+    first = make_overview(comparison)
     below = [*first.legend, *_overview_legend(comparison, first.heads)]
     first = replace(first, legend=below, caption="Summary, one row per arm")
     others = [row for row in comparison.arms if row.arm != comparison.reference]

@@ -9,13 +9,11 @@ from ampcompare.backends.roles import Roles
 from ampcompare.base.formatting import format_count, printable
 from ampcompare.results.analysis.pairing.declared import Role, observed_text, options_without_effect, roles_next_to
 from ampcompare.results.records.comparison import Comparison
-from ampcompare.results.records.ledger import GroupTypes, Ledger, Types
-from ampcompare.results.report.document import Block, Cell, Column, Document, Figure, Section, Table, Text
-from ampcompare.results.report.profile import COLORS, Bar, Bars, segments_of
+from ampcompare.results.records.ledger import GroupTypes, Ledger
+from ampcompare.results.report.document import Block, Cell, Column, Document, Section, Table, Text
 
 __all__ = ["ledger_blocks", "ledger_document"]
 
-MOST_ARMS = 8  # in the figure
 SHORT = {
     "forward products": "forward",
     "backward products": "backward",
@@ -31,47 +29,18 @@ FIGURES = {
 
 
 def ledger_blocks(comparison: Comparison) -> list[Block]:
-    """Return a row of observed types for each arm, those that are not as declared first, and the figure of them."""
-    seen: dict[str, tuple[list[Role], Ledger]] = {}
+    """Return a row of observed types for each arm, those that are not as declared first."""
+    seen: dict[str, list[Role]] = {}
     for record in comparison.records:
         if record.ledger is None:
             continue
         found = roles_next_to(record.config.parsed_arm.roles, record.ledger)
         if record.arm not in seen or any(role.differs for role in found):
-            seen[record.arm] = found, record.ledger
-    order = sorted(seen, key=lambda arm: not any(role.differs for role in seen[arm][0]))
+            seen[record.arm] = found
+    order = sorted(seen, key=lambda arm: not any(role.differs for role in seen[arm]))
     if not order:
         return []
-    figure = Figure("bars", lambda: _bars({arm: seen[arm] for arm in order[:MOST_ARMS]}))
-    return [_table({arm: seen[arm][0] for arm in order}), figure]
-
-
-def _bars(seen: Mapping[str, tuple[Sequence[Role], Ledger]]) -> Bars:
-    """Return a bar for each part of a step: the share of elements, or of multiply-adds, by type."""
-    found = {name for _, ledger in seen.values() for _, _, types in _parts(ledger) for name in types}
-    colors = {name: number % COLORS for number, name in enumerate(sorted(found))}
-    bars = []
-    for arm, (roles, ledger) in seen.items():
-        bars.append(Bar(printable(arm, 30), [], "declared"))
-        by_name = {role.name: role for role in roles}
-        for name, part, types in _parts(ledger):
-            role = by_name.get(part)
-            declared = "" if role is None or not role.declared else f"{'not ' * role.differs}{role.declared}"
-            values = [(one, share, colors[one]) for one, share in types.items()]
-            bars.append(Bar(name, segments_of(values, 1.0, "{:.0%}".format), declared))
-    return Bars("What ran by type", bars, list(colors.items()))
-
-
-def _parts(ledger: Ledger) -> list[tuple[str, str, Types]]:
-    """Return name, part and types of what a figure shows of a ledger: each parameter group, and the products."""
-    several = len(ledger.groups) > 1
-    held = [
-        (f"{part} of {printable(group.name, 16)}" if several else part, part, getattr(group, part))
-        for group in ledger.groups
-        for part in ("weights", "masters", "state")
-    ]
-    passes = [("forward products", ledger.forward), ("backward products", ledger.backward)]
-    return [one for one in [*held, *((name, name, types) for name, types in passes)] if one[2]]
+    return [_table({arm: seen[arm] for arm in order})]
 
 
 def _table(rows: Mapping[str, Sequence[Role]]) -> Table:

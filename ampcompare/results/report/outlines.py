@@ -93,8 +93,8 @@ _PAGE = (
         "summary", "Summary", ("overview", "conclusions", "ledger*", "precisions", "samples+", "models+", "published")
     ),
     Chapter("figures", "Curves", ("curves", "costs"), "open"),
-    Chapter("runs", "Runs", ("runs*", "measured+", "order+")),
-    Chapter("settings", "Settings", ("differing", "settings", "arms+", "recipe+", "machine+")),
+    Chapter("runs", "Runs", ("runs*", "measured+")),
+    Chapter("settings", "Settings", ("differing", "settings", "machine+")),
     Chapter("again", "Reproduce", ("again",)),
 )
 PAGES: dict[str, tuple[Chapter, ...]] = {

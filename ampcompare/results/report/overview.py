@@ -17,7 +17,6 @@ from ampcompare.results.report.columns import (
     ArmColumn,
     arm_engine,
     arm_name,
-    asked_columns,
     columns,
     effect_text,
     is_emulated,
@@ -160,21 +159,14 @@ def judged_columns(metric: Metric) -> list[ArmColumn]:
     ]
 
 
-def make_overview(comparison: Comparison, asked: Sequence[str] = ()) -> Table:
-    """Return the table, without the columns that have no value in any row; below it what all arms share.
-
-    Args:
-        asked: heads of further columns.
-
-    Raises:
-        ConfigError: there is no such column.
-    """
+def make_overview(comparison: Comparison) -> Table:
+    """Return the table, without the columns that have no value in any row; below it what all arms share."""
     if comparison.judged is not None:
         known = judged_columns(comparison.metric)
     else:
         known = ran_columns(comparison.metric)
         extra = {name: column for name, column in columns(comparison).items() if column.overview}
-        for name, column in (extra | asked_columns(comparison, asked)).items():
+        for name, column in extra.items():
             if all(one.head != name for one in known):
                 known.append(replace(column, head=name, drop=3, dropped=name))
     cells = {column.head: [column.cell(row, comparison) for row in comparison.arms] for column in known}

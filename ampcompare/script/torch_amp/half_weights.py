@@ -170,8 +170,6 @@ class HalfWeights(TorchAmp):
         self.needs_scaler, self.steps_copies = self._scaling.needs_scaler, self._scaling.steps_copies
         self._scaler = ScriptScaler(arm, self, runs_closures=not self._scaling.needs_scaler)
         self._gradients = GradientMirror()
-        self._model_references: list[weakref.ref[nn.Module]] = []
-        self._optimizer_references: list[weakref.ref[Any]] = []
         self._stepping: Any = None
         self._is_prepared = False
         self._has_followed = False  # writes of weights
@@ -190,12 +188,8 @@ class HalfWeights(TorchAmp):
         self._watch_steps(events)
 
     @property
-    def _models(self) -> list[nn.Module]:
-        return _alive(self._model_references)
-
-    @property
     def _optimizers(self) -> list[Any]:
-        return _alive(self._optimizer_references)
+        return _alive(self._found.optimizers)
 
     def is_by_apex(self) -> bool:
         """Return whether the script has prepared its models by `apex.amp`."""
@@ -238,8 +232,6 @@ class HalfWeights(TorchAmp):
         except AmpCompareError as error:
             raise PreparationError(here(str(error))) from None
         self._is_prepared = True
-        self._model_references += map(weakref.ref, models)
-        self._optimizer_references += map(weakref.ref, optimizers)
         for optimizer in optimizers:
             optimizer.zero_grad = types.MethodType(
                 functools.wraps(optimizer.zero_grad)(functools.partial(HalfWeights._clear, self)), optimizer
@@ -270,7 +262,7 @@ class HalfWeights(TorchAmp):
         self._found.look_at(module)
         if not self._is_prepared or self._dtype is not None:  # of bf16 weights, where autocast fits what a part gets
             return None
-        models = self._models
+        models = _alive(self._found.models)
         if any(part is model for part in module.modules() for model in models):
             return None
         return next(
@@ -460,8 +452,9 @@ class _FoundModels:
         self._name = name
         self._found = found
         self._is_over = is_over
-        self._optimizers: list[weakref.ref[Any]] = []  # that were not found yet
-        self._cast: list[weakref.ref[nn.Module]] = []
+        self.models: list[weakref.ref[nn.Module]] = []
+        self.optimizers: list[weakref.ref[Any]] = []
+        self._waiting: list[weakref.ref[Any]] = []  # optimizers that were not found yet
         self._cast_weights: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()  # by id
         self._is_done = False
         self._wrappers = wrappers
@@ -472,7 +465,7 @@ class _FoundModels:
 
     def _note_optimizer(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
-        self._optimizers.append(weakref.ref(optimizer))
+        self._waiting.append(weakref.ref(optimizer))
         self._is_done = False
 
     def has_cast(self, param: Tensor) -> bool:
@@ -486,7 +479,7 @@ class _FoundModels:
         if self._is_over():
             self._is_done = True
             return
-        held = {id(param) for optimizer in _alive(self._optimizers) for param in owned_params(optimizer)}
+        held = {id(param) for optimizer in _alive(self._waiting) for param in owned_params(optimizer)}
         if not held or not (torch.is_grad_enabled() or self._wrappers.is_alone()):
             return  # a wrapper is made again by all ranks, and an evaluation may run on one
         model = bare_model(module)
@@ -494,17 +487,18 @@ class _FoundModels:
             return
         self._is_done = True
         gc.collect()  # those that the script has replaced by others
-        optimizers = _alive(self._optimizers)
+        optimizers = _alive(self._waiting)
         models = self._models_of(model, held, optimizers)
         self._wrappers.check(models, self._name)
         self.add(models, optimizers)
-        self._optimizers.clear()
+        self._waiting.clear()
         self._wrappers.make_again(models)
 
     def add(self, models: list[nn.Module], optimizers: list[Any]) -> None:
         """Call `found`, and know these models from now on."""
         self._found(models, optimizers)
-        self._cast += map(weakref.ref, models)
+        self.models += map(weakref.ref, models)
+        self.optimizers += map(weakref.ref, optimizers)
         self._cast_weights.update({id(param): param for model in models for param in model.parameters()})
 
     def _models_of(self, model: nn.Module, held: set[int], optimizers: list[Any]) -> list[nn.Module]:
@@ -526,7 +520,7 @@ class _FoundModels:
                     )
                 )
             parts = {id(part) for part in one.modules() if part is not one}
-            if not parts.isdisjoint(map(id, _alive(self._cast))):  # which would give it outputs in fp32
+            if not parts.isdisjoint(map(id, _alive(self.models))):  # which would give it outputs in fp32
                 raise PreparationError(
                     here(
                         f"an optimizer that was made after the first forward pass has weights of {type(one).__name__} "

@@ -29,9 +29,7 @@ def is_of_interest(text: str) -> bool:
 
 
 def check_text(
-    text: str,
-    selected: Callable[[str], bool] = lambda code: True,
-    versions: Versions = LATEST,
+    text: str, selected: Callable[[str], bool] = lambda code: True, versions: Versions = LATEST
 ) -> list[Finding]:
     """Return the findings of a module, by line, those that comments silence left out.
 

@@ -17,22 +17,9 @@ from ampcompare.source.syntax import argument, dotted_name, is_literal, last_nam
 from ampcompare.source.versions import LATEST, Versions
 
 __all__ = [
-    "EXITS",
-    "RULES",
-    "Finding",
-    "LintModule",
-    "Mistake",
-    "Rule",
-    "Trace",
-    "events_between",
-    "first_after",
-    "is_off",
-    "last_before",
-    "literal",
-    "name_of",
-    "rule",
-    "training_scopes",
-]
+    "EXITS", "RULES", "Finding", "LintModule", "Mistake", "Rule", "Trace", "events_after", "events_before",
+    "events_between", "first_after", "is_off", "last_before", "literal", "name_of", "rule", "training_scopes",
+]  # fmt: skip
 
 Trace = list[Event]
 RULES: list[Rule] = []
@@ -62,8 +49,8 @@ class Mistake:
         mistake: what the script does.
         matters: what that does to the training.
         remedy: what to write instead.
-        example: code with the mistake, on each line that ends in a comment with the code.
-        harmless: code that looks like it and is right.
+        script: code with the mistake, on each line that ends in a comment with the code, and its harmless twin: lines
+            that end in `# wrong` are of the one alone, those that end in `# right` of the other.
         fixable: whether `lint --fix` can correct it where it is sure.
         guard: the guard of `exec` that sees the same mistake at run time, if it has another name.
     """
@@ -73,10 +60,23 @@ class Mistake:
     mistake: str
     matters: str
     remedy: str
-    example: str = ""
-    harmless: str = ""
+    script: str = ""
     fixable: bool = False
     guard: str = ""
+
+    @property
+    def example(self) -> str:
+        """The code with the mistake."""
+        return self._lines("wrong", "right")
+
+    @property
+    def harmless(self) -> str:
+        """Code that looks like it and is right."""
+        return re.sub(r"  # AMP\d{3}$", "", self._lines("right", "wrong"), flags=re.MULTILINE)
+
+    def _lines(self, mark: str, other: str) -> str:
+        kept = (line for line in self.script.split("\n") if not line.endswith(f"  # {other}"))
+        return "\n".join(line.removesuffix(f"  # {mark}") for line in kept)
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,26 +203,16 @@ class LintModule(Module):
 
     # What fixes are made of.
 
-    def insert_before(self, statement: ast.stmt, line: str) -> tuple[Edit, ...]:
-        """Return the edits that put a line above a statement, or none where other code is on its line."""
+    def edit_lines(self, statement: ast.stmt, make: Callable[[Edits], None]) -> tuple[Edit, ...]:
+        """Return the edits of the lines of a statement that a function makes; none where other code is on them."""
         edits = Edits(self)
         if self.is_alone(statement):
-            edits.before(statement, [line])
+            make(edits)
         return edits.sorted_edits()
 
-    def insert_after(self, statement: ast.stmt, line: str) -> tuple[Edit, ...]:
-        """Return the edits that put a line below a statement, or none where other code is on its line."""
-        edits = Edits(self)
-        if self.is_alone(statement):
-            edits.after(statement, [line])
-        return edits.sorted_edits()
-
-    def delete(self, statement: ast.stmt) -> tuple[Edit, ...]:
-        """Return the edits that remove a statement with its lines, or none where other code is on them."""
-        edits = Edits(self)
-        if self.is_alone(statement):
-            edits.remove(statement)
-        return edits.sorted_edits()
+    def insert_text(self, place: int, text: str) -> tuple[Edit, ...]:
+        """Return the edit that puts text in at a place."""
+        return (Edit(place, place, text),)
 
     def replace(self, node: ast.AST, text: str) -> tuple[Edit, ...]:
         """Return the edit that replaces a node by other text."""
@@ -238,6 +228,16 @@ def events_between(trace: Trace, first: Event, last: Event, *kinds: Kind) -> lis
     """Return the events of some kinds between two others that one run can meet along with both."""
     inside = trace[trace.index(first) + 1 : trace.index(last)]
     return [event for event in inside if event.kind in kinds and event.may_follow(first) and event.may_follow(last)]
+
+
+def events_before(trace: Trace, event: Event, *kinds: Kind) -> list[Event]:
+    """Return the events of some kinds before another one that one run can meet with it."""
+    return [other for other in trace[: trace.index(event)] if other.kind in kinds and other.may_follow(event)]
+
+
+def events_after(trace: Trace, event: Event, *kinds: Kind) -> list[Event]:
+    """Return the events of some kinds behind another one that one run can meet with it."""
+    return [other for other in trace[trace.index(event) + 1 :] if other.kind in kinds and other.may_follow(event)]
 
 
 def last_before(trace: Trace, event: Event, *kinds: Kind) -> Event | None:

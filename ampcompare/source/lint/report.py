@@ -1,4 +1,4 @@
-"""What lint found in files, and in which form it is written: text, JSON, annotations of GitHub, SARIF."""
+"""What lint found in files, and in which form it is written: text, JSON, annotations of GitHub."""
 
 from __future__ import annotations
 
@@ -6,19 +6,16 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
-from urllib.parse import quote
+from typing import ClassVar
 
 from ampcompare.base.formatting import printable
 from ampcompare.base.notebook_display import Shown
 from ampcompare.base.version import __version__
 from ampcompare.source.document import Place
 from ampcompare.source.lint.catalog import CODES
-from ampcompare.source.lint.module import Mistake
 
 __all__ = ["FORMATS", "Located", "Report", "Unread", "level_of"]
 
-SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 LONGEST = 600
 
 
@@ -161,62 +158,4 @@ def _property(text: str) -> str:
     return _escape(text).replace(":", "%3A").replace(",", "%2C")
 
 
-def _sarif(report: Report) -> Iterator[str]:
-    codes = sorted({one.code for one in report.findings})
-    results = [_sarif_result(one, codes.index(one.code)) for one in report.findings]
-    notes = [
-        {"level": "error", "message": {"text": unread.reason}, "locations": [_sarif_location(unread.path, unread.line)]}
-        for unread in report.unread
-    ]
-    driver = {
-        "name": "ampcompare",
-        "semanticVersion": __version__,
-        "rules": [_sarif_rule(CODES[code]) for code in codes],
-    }
-    run = {
-        "tool": {"driver": driver},
-        "columnKind": "unicodeCodePoints",
-        "invocations": [{"executionSuccessful": True, "toolExecutionNotifications": notes}],
-        "results": results,
-    }
-    yield json.dumps({"$schema": SARIF_SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2)
-
-
-def _sarif_rule(mistake: Mistake) -> dict[str, Any]:
-    return {
-        "id": mistake.code,
-        "name": "".join(part.capitalize() for part in mistake.name.split("-")),
-        "shortDescription": {"text": mistake.mistake},
-        "fullDescription": {"text": f"{mistake.mistake}: {mistake.matters}"},
-        "help": {"text": mistake.remedy},
-        "defaultConfiguration": {"level": level_of(mistake.code)},
-    }
-
-
-def _sarif_result(one: Located, index: int) -> dict[str, Any]:
-    in_cell = one.place.cell is not None
-    where = f"{one.place}: " if in_cell else ""
-    location = _sarif_location(one.path, 1 if in_cell else one.place.line, None if in_cell else one.place.column)
-    return {
-        "ruleId": one.code,
-        "ruleIndex": index,
-        "level": level_of(one.code),
-        "message": {"text": f"{where}{one.message}; {CODES[one.code].remedy}"},
-        "locations": [location],
-    }
-
-
-def _sarif_location(path: Path, line: int, column: int | None = None) -> dict[str, Any]:
-    uri = path.as_uri() if path.is_absolute() else quote(path.as_posix())
-    physical: dict[str, Any] = {"artifactLocation": {"uri": uri}}
-    if line:
-        physical["region"] = {"startLine": line} | ({} if column is None else {"startColumn": column})
-    return {"physicalLocation": physical}
-
-
-FORMATS: dict[str, Callable[[Report], Iterator[str]]] = {
-    "text": _text,
-    "json": _json,
-    "github": _github,
-    "sarif": _sarif,
-}
+FORMATS: dict[str, Callable[[Report], Iterator[str]]] = {"text": _text, "json": _json, "github": _github}

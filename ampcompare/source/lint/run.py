@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ from ampcompare.base.errors import ConfigError, EnvironmentUnfit, did_you_mean
 from ampcompare.base.files.read import FileFault, read_text
 from ampcompare.source.document import read_document, write_document
 from ampcompare.source.edits import apply_edits
-from ampcompare.source.find import find_sources
 from ampcompare.source.lint.catalog import CODES
 from ampcompare.source.lint.check import check_text, is_of_interest
 from ampcompare.source.lint.module import Finding
@@ -21,7 +20,7 @@ from ampcompare.source.lint.report import Located, Report, Unread
 from ampcompare.source.syntax import SourceInvalid, parse_tree
 from ampcompare.source.versions import LATEST, Versions
 
-__all__ = ["Selection", "find_files", "fix_text", "lint_files", "read_selection"]
+__all__ = ["Selection", "fix_text", "lint_files", "read_selection"]
 
 KEYS = ("select", "ignore", "exclude")
 TABLE = "tool.ampcompare.lint"
@@ -112,13 +111,6 @@ def _make_selection(file: Path, table: Any) -> Selection:
         raise ConfigError(f"{file}: {error}") from None
 
 
-def find_files(
-    paths: Iterable[Path], selection: Selection, *, unreadable: Callable[[Path, str], None] | None = None
-) -> Iterator[Path]:
-    """Yield the Python files and notebooks below paths, without those that a selection excludes; see `find_sources`."""
-    return find_sources(paths, exclude=selection.exclude, unreadable=unreadable)
-
-
 def lint_files(
     files: Iterable[Path], selection: Selection, *, fix: bool = False, named: Collection[Path] = ()
 ) -> Report:
@@ -157,7 +149,7 @@ def _lint_file(path: Path, selection: Selection, fix: bool, report: Report, *, m
             write_document(document, text)
             report.fixed += fixed
             # Lines of a text are those of its file; the cells of a notebook may have others now.
-            document = read_document(path) if document.cells is not None else document
+            document = read_document(path) if document.notebook is not None else document
             findings = left
         except (FileFault, EnvironmentUnfit) as error:
             report.unread.append(Unread(path, f"cannot be corrected: {error}"))

@@ -29,6 +29,11 @@ class Finding:
     kind: str
     message: str
 
+    @classmethod
+    def at(cls, node: ast.AST, kind: str, message: str) -> Finding:
+        """Return a remark on the line of a node."""
+        return cls(node.lineno, node.col_offset, kind, message)  # type: ignore[attr-defined]
+
 
 class Unsure(Exception):
     """A use that cannot be rewritten surely.

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = [
-    "DECORATORS",
-    "IMPORTED",
-    "LAYERS",
-    "OPTIMIZERS",
-    "REMOVED",
-    "STAYS",
-    "Optimizer",
-]
+__all__ = ["DECORATORS", "IMPORTED", "LAYERS", "OPTIMIZERS", "REMOVED", "STAYS", "Optimizer"]
 
 
 @dataclass(frozen=True)
@@ -79,18 +71,8 @@ GONE = {
 }
 # Parts of Apex that its current version still has, and torch has not.
 STAYS = (
-    "apex.contrib.",
-    "apex.mlp.",
-    "apex.fused_dense.",
-    "apex.optimizers.FusedLAMB",
-    "apex.optimizers.FusedMixedPrecisionLamb",
-    "apex.optimizers.FusedNovoGrad",
-    "apex.optimizers.fused_lamb",
-    "apex.normalization.",
-    "apex.multi_tensor_apply.",
-    "apex.pyprof",
-    "apex.__file__",
-    "apex.__version__",
-    "amp_C",
+    "apex.contrib.", "apex.mlp.", "apex.fused_dense.", "apex.optimizers.FusedLAMB",
+    "apex.optimizers.FusedMixedPrecisionLamb", "apex.optimizers.FusedNovoGrad", "apex.optimizers.fused_lamb",
+    "apex.normalization.", "apex.multi_tensor_apply.", "apex.pyprof", "apex.__file__", "apex.__version__", "amp_C",
     "apex_C",
-)
+)  # fmt: skip

@@ -43,20 +43,10 @@ def cast_inputs(dtype, autocast=True):
 NO_CORRECTION = "FusedAdam without bias correction has no equivalent in torch; it stays, and current Apex still has it"
 DDP = "torch.nn.parallel.DistributedDataParallel"
 DDP_ARGUMENTS = (
-    "module",
-    "message_size",
-    "delay_allreduce",
-    "shared_param",
-    "allreduce_trigger_params",
-    "retain_allreduce_buffers",
-    "allreduce_always_fp32",
-    "num_allreduce_streams",
-    "allreduce_communicators",
-    "gradient_average",
-    "gradient_predivide_factor",
-    "gradient_average_split_factor",
-    "prof",
-)
+    "module", "message_size", "delay_allreduce", "shared_param", "allreduce_trigger_params", "retain_allreduce_buffers",
+    "allreduce_always_fp32", "num_allreduce_streams", "allreduce_communicators", "gradient_average",
+    "gradient_predivide_factor", "gradient_average_split_factor", "prof",
+)  # fmt: skip
 BUFFERS = (
     "torch's DistributedDataParallel sends the buffers of rank 0 before each forward pass, Apex's does not; "
     "broadcast_buffers=False keeps them apart"
@@ -131,7 +121,7 @@ class Replacements:
         raise Unsure(node, f"{meaning} has no equivalent in torch")
 
     def _note(self, node: ast.AST, message: str) -> None:
-        self.findings.append(Finding(node.lineno, node.col_offset, NOTE, message))  # type: ignore[attr-defined]
+        self.findings.append(Finding.at(node, NOTE, message))
 
     def _full(self, name: str) -> str:
         """Return the full name of something in torch, as the module knows torch."""
@@ -154,13 +144,9 @@ class Replacements:
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             return True
         parent = self._module.parent(node)
-        return (
-            isinstance(parent, ast.Compare)
-            and parent.left is node
-            and isinstance(parent.ops[0], (ast.Is, ast.IsNot))
-            and isinstance(parent.comparators[0], ast.Constant)
-            and parent.comparators[0].value is None
-        )
+        if not isinstance(parent, ast.Compare) or parent.left is not node:
+            return False
+        return isinstance(parent.ops[0], (ast.Is, ast.IsNot)) and is_literal(parent.comparators[0], None)
 
     def _absence(self, node: ast.Name | ast.Attribute) -> bool:
         if not self._whole:
@@ -269,11 +255,8 @@ class Replacements:
         statement = self._module.statement(call)
         if not self._whole:
             return False
-        if (
-            len(call.args) != 2
-            or not isinstance(call.args[1], ast.Constant)
-            or statement is not self._module.parent(call)
-        ):
+        is_alone = statement is self._module.parent(call)
+        if len(call.args) != 2 or not isinstance(call.args[1], ast.Constant) or not is_alone:
             raise Unsure(call, "the function to register cannot be seen; autocast has no registry")
         name, owner = str(call.args[1].value), self._names.meaning(call.args[0])
         if name[:1].isupper():
@@ -292,9 +275,6 @@ class Replacements:
 
         Args:
             in_torch: whether autocast would cast them again inside of the function.
-
-        Raises:
-            Unsure: the module has another use for the name.
         """
         module, text = self._module, CAST_FUNCTION.format(torch=self._torch)
         if any(getattr(each, "id", getattr(each, "name", None)) == CAST for each in module.nodes):

@@ -99,22 +99,22 @@ def migrate_text(text: str, around: Around = ALONE) -> Migration:
     if not names.imports and not names.uses:
         if any(full.partition(".")[0] == "ampcompare" for _, _, full in module.imports):
             return Migration(text, [])
-        findings = [_by_hand(node, NO_EQUIVALENT.format(name)) for node, name in find_internals(module)]
+        findings = [Finding.at(node, BY_HAND, NO_EQUIVALENT.format(name)) for node, name in find_internals(module)]
         for call, _ in module.methods("scale_loss"):  # mxnet has one too
             if not (module.resolve(call.func) or "").startswith("mxnet."):
-                findings.append(_by_hand(call, MAY_BE_APEX.format("scale_loss")))
+                findings.append(Finding.at(call, BY_HAND, MAY_BE_APEX.format("scale_loss")))
         _mark(module, edits, findings)
         return Migration(edits.result() if edits else text, findings)
-    torch, above = _torch_name(module, names, edits)
+    torch, above = _torch_name(module)
     try:
         core = rewrite_core(module, names, edits, torch, around)
         findings += [] if core is None else core.findings
     except Unsure as error:
         unsure = error
         edits = Edits(module)
-        findings.append(_by_hand(error.node, str(error)))
+        findings.append(Finding.at(error.node, BY_HAND, str(error)))
     if core is None and unsure is None:
-        findings += [_by_hand(node, NO_EQUIVALENT.format(name)) for node, name in find_internals(module)]
+        findings += [Finding.at(node, BY_HAND, NO_EQUIVALENT.format(name)) for node, name in find_internals(module)]
     replacements = Replacements(module, names, edits, torch, whole=unsure is None)
     kept: list[ast.AST] = []
     for node, meaning in names.uses:
@@ -127,7 +127,7 @@ def migrate_text(text: str, around: Around = ALONE) -> Migration:
                 kept.append(node)
         except Unsure as error:
             kept.append(node)
-            findings.append(_by_hand(error.node, str(error)))
+            findings.append(Finding.at(error.node, BY_HAND, str(error)))
     findings += replacements.findings
     needed = {_root(node) for node in kept}
     findings += _keep_for_others(module, names, around, needed, replacements.imports)
@@ -165,16 +165,12 @@ def _probes(module: Module, names: Names, edits: Edits) -> list[Finding]:
         answers = (ast.Assign, ast.Return)
         if isinstance(around, ast.Try) and any(isinstance(each, answers) for each in (*around.body, *around.orelse)):
             if edits.is_removed(statement):
-                found.append(Finding(statement.lineno, statement.col_offset, NOTE, PROBE))
+                found.append(Finding.at(statement, NOTE, PROBE))
     return found
 
 
 def _is_of_core(meaning: str) -> bool:
     return meaning.startswith(AMP_STATE) or (meaning.startswith("apex.amp.") and meaning.split(".")[2] in CORE)
-
-
-def _by_hand(node: ast.AST, message: str) -> Finding:
-    return Finding(node.lineno, node.col_offset, BY_HAND, message)  # type: ignore[attr-defined]
 
 
 def _needs_torch(edits: Edits, torch: str) -> bool:
@@ -193,12 +189,8 @@ def _mark(module: Module, edits: Edits, findings: list[Finding]) -> None:
         done.add(statement)
         line = module.first_line(statement)
         above = module.line_text(line - 1).strip() if line > 1 else ""
-        if not above.startswith(MARK.strip()) and module.begins_line(statement) and not _is_elif(module, statement):
+        if not above.startswith(MARK.strip()) and module.begins_line(statement) and not module.is_elif(statement):
             edits.before(statement, [f"{MARK}{finding.message}"])
-
-
-def _is_elif(module: Module, statement: ast.stmt) -> bool:
-    return module.text.startswith("elif", module.span(statement)[0])
 
 
 def _statement_at(module: Module, finding: Finding) -> ast.stmt | None:
@@ -229,9 +221,9 @@ def _join_branches(text: str) -> str:
 def _is_equal(module: Module, node: ast.If) -> bool:
     if not node.orelse or any(isinstance(each, (ast.Call, ast.NamedExpr)) for each in ast.walk(node.test)):
         return False
-    if module.text.startswith("elif", module.span(node)[0]) or len(node.body) != len(node.orelse):
+    if module.is_elif(node) or len(node.body) != len(node.orelse):
         return False
-    if isinstance(node.orelse[0], ast.If) and module.text.startswith("elif", module.span(node.orelse[0])[0]):
+    if isinstance(node.orelse[0], ast.If) and module.is_elif(node.orelse[0]):
         return False
     if not any(mark in module.source(node.body[0]) for mark in MARKS):
         return False
@@ -252,7 +244,7 @@ def _rewrite_texts(module: Module, edits: Edits, names: Names) -> None:
                 edits.replace(words, new)
 
 
-def _torch_name(module: Module, names: Names, edits: Edits) -> tuple[str, ast.stmt | None]:
+def _torch_name(module: Module) -> tuple[str, ast.stmt | None]:
     """Return the name by which a module knows torch, and the statement above which to import it, if any."""
     for node in module.tree.body:
         if isinstance(node, ast.Import):
@@ -308,13 +300,11 @@ def _keep_for_others(
             twins[(statement, alias.name)] = IMPORTED[full]
             continue
         needed.add(name)
-        line, column = statement.lineno, statement.col_offset
         if full.startswith(REMOVED):
-            findings.append(
-                Finding(line, column, BY_HAND, f"{other.name} has {name} from here; migrate it, then remove this")
-            )
+            message = f"{other.name} has {name} from here; migrate it, then remove this"
+            findings.append(Finding.at(statement, BY_HAND, message))
         else:
-            findings.append(Finding(line, column, NOTE, f"{full} stays: {other.name} has it from here, as {name}"))
+            findings.append(Finding.at(statement, NOTE, f"{full} stays: {other.name} has it from here, as {name}"))
     return findings
 
 
@@ -426,14 +416,10 @@ def _cast_notes(module: Module, names: Names) -> list[Finding]:
             continue
         meaning = names.meaning(node.func) or ""
         functional = meaning.startswith("torch.nn.functional.")
-        if name in ONLY_FUNCTIONAL and not functional:
-            continue
-        if functional and name in NOT_FUNCTIONAL:
+        if (name in ONLY_FUNCTIONAL and not functional) or (name in NOT_FUNCTIONAL and functional):
             continue
         if not meaning.startswith("torch.") and name in ("std", "var", "einsum", "cdist", "square"):
             continue  # may be of numpy
         before, after = _DIFFERENT[name]
-        found[name] = Finding(
-            node.lineno, node.col_offset, NOTE, f"{name}: O1 computes it in {before}, autocast in {after}"
-        )
+        found[name] = Finding.at(node, NOTE, f"{name}: O1 computes it in {before}, autocast in {after}")
     return list(found.values())

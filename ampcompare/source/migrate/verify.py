@@ -35,7 +35,6 @@ EQUAL, WITHIN, DIFFERENT = "equal to the last bit", "within rounding", "differen
 # O2 and O3 have no equivalent, so what they train is apart from autocast by more than a rounding where training
 # amplifies it. O1 is what they are rewritten to: it shows whether the rewrite is at fault, or the level.
 WITHOUT_EQUIVALENT = {"O2", "O3"}
-NO_EQUIVALENT = "has no equivalent in torch.amp"
 MAX_NAMES = 3  # of files, in a line
 TIME_LIMIT = 3600.0  # of a run
 # The factor between the norms of gradients that steps use: one that was not unscaled is a loss scale apart. Smaller
@@ -88,12 +87,7 @@ class Run:
 
 
 def verify_script(
-    path: str,
-    arguments: list[str],
-    *,
-    steps: int,
-    say: Callable[[str], None],
-    check: Callable[[], None] = lambda: None,
+    path: str, arguments: list[str], *, steps: int, say: Callable[[str], None], check: Callable[[], None] = lambda: None
 ) -> int:
     """Run a script twice and print the comparison; return the exit code.
 
@@ -125,33 +119,39 @@ def verify_script(
     rewritten = run_script(script, arguments, steps=steps, rewrite=True)
     say(f"rewritten, on torch: {rewritten.sums()}")
     verdict, lines = compare_runs(original, rewritten)
+    without = sorted(WITHOUT_EQUIVALENT.intersection(original.levels))
+    is_of_level = bool(without) and verdict == DIFFERENT
+    of_level = f" of O1; {' and '.join(without)} has no equivalent in torch.amp" * is_of_level
     for line in lines:
         say(line)
-    of_level = ""
-    without = sorted(WITHOUT_EQUIVALENT.intersection(original.levels))
-    if verdict == DIFFERENT and without:
+    if is_of_level:
         at_o1 = run_script(script, arguments, steps=steps, opt_level="O1")
         say(f"unchanged, at O1: {at_o1.sums()}")
         verdict, lines = compare_runs(at_o1, rewritten)
-        of_level = f" of O1; {' and '.join(without)} {NO_EQUIVALENT}"
         for line in lines:
             say(f"against O1: {line}")
-    for result in migrations if verdict != EQUAL or of_level else []:
-        for each in result.migration.findings if result.migration is not None else []:
-            if each.kind == NOTE:
-                say(f"known difference, {result.path}:{each.line}: {each.message}")
+    for result in migrations if verdict != EQUAL or is_of_level else []:
+        for place, kind, message in result.rows():
+            if kind == NOTE:
+                say(f"known difference, {result.path}:{place}: {message}")
+    if verdict == DIFFERENT:
+        say(f"verdict: {verdict}; keep the original until the first difference above is explained")
+        return 1
+    if without:
+        device = [] if visible_gpus() else ["--device", "cpu"]
+        compare = ["ampcompare", "compare", "--reference", without[-1], "--arm", "fp16", *device, "--", path]
+        where = f"you can go on if torch.amp is as accurate as {without[-1]} in whole trainings"
+        say(f"verdict: {verdict}{of_level}; {where}:")
+        say(f"  {shlex.join([*compare, *arguments])}")
+    else:
+        say(f"verdict: {verdict}; you can go on with the rewritten files:")
     write = ["ampcompare", "migrate", "--write", *(str(each.path) for each in migrations if each.changed)]
-    for line in _conclude(verdict, of_level, without, [path, *arguments], write):
-        say(line)
-    return int(verdict == DIFFERENT)
+    say(f"  {shlex.join(write)}")
+    return 0
 
 
 def _migrate_whole(path: Path) -> FileMigration:
-    """Return what becomes of a file.
-
-    Raises:
-        ConfigError: it cannot be rewritten, or not as a whole.
-    """
+    """Return what becomes of a file."""
     result = migrate_file(path)
     if result.fault is not None:
         raise ConfigError(result.lines()[0])
@@ -161,28 +161,6 @@ def _migrate_whole(path: Path) -> FileMigration:
             f"see them with: ampcompare migrate {path}"
         )
     return result
-
-
-def _conclude(verdict: str, of_level: str, without: list[str], script: list[str], write: list[str]) -> list[str]:
-    """Return the verdict as a sentence that says whether to go on, and the commands for that.
-
-    Args:
-        of_level: what qualifies the verdict.
-        without: the opt levels of the unchanged script that torch.amp does not have.
-        script: with its arguments.
-        write: the command that changes the files.
-    """
-    if verdict == DIFFERENT:
-        return [f"verdict: {verdict}; keep the original until the first difference above is explained"]
-    if not without:
-        return [f"verdict: {verdict}; you can go on with the rewritten files:", f"  {shlex.join(write)}"]
-    device = [] if visible_gpus() else ["--device", "cpu"]
-    arms = ["ampcompare", "compare", "--reference", without[-1], "--arm", "fp16", *device, "--", *script]
-    return [
-        f"verdict: {verdict}{of_level}; you can go on if torch.amp is as accurate as {without[-1]} in whole trainings:",
-        f"  {shlex.join(arms)}",
-        f"  {shlex.join(write)}",
-    ]
 
 
 def run_script(
@@ -200,20 +178,11 @@ def run_script(
     with tempfile.TemporaryDirectory(prefix="ampcompare-verify-") as outer:
         folder = Path(outer, "run")
         folder.mkdir()
-        request: dict[str, Any] = {
-            "script": str(script),
-            "arguments": arguments,
-            "steps": steps,
-            "rewrite": rewrite,
-            "opt_level": opt_level,
-            "folder": str(folder),
-        }
+        request = {"arguments": arguments, "steps": steps, "rewrite": rewrite, "opt_level": opt_level}
         with open_sandbox(Path(outer, "store"), shared=[folder], roots=[script.parent]) as sandbox:
-            request["script"] = sandbox.at(str(script))
-            code, text = _wait_for(
-                start_command("ampcompare.script.legacy.replay", json.dumps(request)),
-                {**os.environ, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", **sandbox.environment},
-            )
+            words = json.dumps({**request, "script": sandbox.at(str(script)), "folder": str(folder)})
+            environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", **sandbox.environment}
+            code, text = _wait_for(start_command("ampcompare.script.legacy.replay", words), environment)
         which = "the rewritten script" if rewrite else f"the unchanged script{f' at {opt_level}' * bool(opt_level)}"
         last = [line for line in text.splitlines() if line.strip()]
         errors = [line for line in last if not line.startswith("ampcompare:")] or last
@@ -263,9 +232,12 @@ def _read_run(folder: Path) -> Run:
 
         with numpy.load(folder / "weights.npz") as data:
             weights = {key: data[key] for key in data.files}
+    losses, scales = (
+        [None if row[key] is None else float(row[key]) for row in backwards] for key in ("loss", "scale_before")
+    )
     return Run(
-        [_number(row["loss"]) for row in backwards],
-        [_number(row["scale_before"]) for row in backwards],
+        losses,
+        scales,
         [(row["optimizer"], row["applied"]) for row in steps],
         trace["digests"],
         weights,
@@ -275,10 +247,6 @@ def _read_run(folder: Path) -> Run:
         [{name: (half, wide) for name, (half, wide) in each.items()} for each in trace["passes"]],
         tuple(trace["files"]),
     )
-
-
-def _number(value: Any) -> float | None:
-    return None if value is None else float(value)
 
 
 def compare_runs(original: Run, rewritten: Run) -> tuple[str, list[str]]:
@@ -296,44 +264,43 @@ def compare_runs(original: Run, rewritten: Run) -> tuple[str, list[str]]:
     return max((verdict for verdict, _ in compared), key=order.index), [line for _, line in compared]
 
 
-def _same(first: float | None, second: float | None) -> bool:
-    return first == second or (first is not None and second is not None and first != first and second != second)
+def _differences(original: Run, rewritten: Run) -> list[float]:
+    """Return the relative difference of the losses of each backward pass."""
+    return [_difference(*pair) for pair in zip(original.losses, rewritten.losses, strict=False)]
+
+
+def _difference(first: float | None, second: float | None) -> float:
+    """Return a relative difference: 0 for two NaN, infinity where one alone is NaN or there is none."""
+    if first == second or (first != first and second != second):
+        return 0.0
+    if first is None or second is None:
+        return float("inf")
+    found = abs(first - second) / max(abs(first), abs(second), 1e-6)
+    return found if found == found else float("inf")
+
+
+def _first_above(differences: list[float], limit: float) -> int | None:
+    """Return the first backward pass whose losses are more than a limit apart."""
+    return next((number for number, each in enumerate(differences, 1) if each > limit), None)
 
 
 def _compare_losses(original: Run, rewritten: Run) -> tuple[str, str]:
-    pairs = list(zip(original.losses, rewritten.losses, strict=False))
-    apart = [(index, a, b) for index, (a, b) in enumerate(pairs, 1) if not _same(a, b)]
-    if not apart:
-        return EQUAL, f"losses: {EQUAL} in {len(pairs)} backward passes"
-    worst = max(_relative(a, b) for _, a, b in apart)
-    index, first, second = apart[0]
-    parted = _first_loss_apart(original, rewritten)
+    differences = _differences(original, rewritten)
+    first, parted = _first_above(differences, 0.0), _first_above(differences, ROUNDING)
+    if first is None:
+        return EQUAL, f"losses: {EQUAL} in {len(differences)} backward passes"
     verdict = WITHIN if parted is None or parted > _first_passes(original) else DIFFERENT
     until = f" up to backward pass {parted - 1}" if verdict == WITHIN and parted is not None else ""
     return verdict, (
-        f"losses: {verdict}{until}; first at backward pass {index}: {first} against {second}; largest relative "
-        f"difference {worst:.2g}"
+        f"losses: {verdict}{until}; first at backward pass {first}: {original.losses[first - 1]} against "
+        f"{rewritten.losses[first - 1]}; largest relative difference {max(differences):.2g}"
     )
-
-
-def _first_loss_apart(original: Run, rewritten: Run) -> int | None:
-    """Return the first backward pass whose losses are more than a rounding apart."""
-    pairs = enumerate(zip(original.losses, rewritten.losses, strict=False), 1)
-    return next((index for index, (a, b) in pairs if not _same(a, b) and not _relative(a, b) <= ROUNDING), None)
 
 
 def _first_passes(run: Run) -> int:
     """Return the backward passes of the first taken steps, of all where there are no more steps."""
     taken = [number for number, (_, applied) in enumerate(run.applied, 1) if applied]
-    if len(taken) <= FIRST:
-        return len(run.losses)
-    return len(run.losses) * taken[FIRST - 1] // len(run.applied)
-
-
-def _relative(first: float | None, second: float | None) -> float:
-    if first is None or second is None or first != first or second != second:
-        return float("inf")
-    return abs(first - second) / max(abs(first), abs(second), 1e-6)
+    return len(run.losses) if len(taken) <= FIRST else len(run.losses) * taken[FIRST - 1] // len(run.applied)
 
 
 def _compare_scales(original: Run, rewritten: Run) -> tuple[str, str]:
@@ -348,12 +315,10 @@ def _compare_scales(original: Run, rewritten: Run) -> tuple[str, str]:
 
 
 def _compare_steps(original: Run, rewritten: Run) -> tuple[str, str]:
-    count = min(len(original.applied), len(rewritten.applied))
-    for index in range(count):
-        first, second = original.applied[index], rewritten.applied[index]
+    for number, (first, second) in enumerate(zip(original.applied, rewritten.applied, strict=False), 1):
         if first != second:
-            words = ["taken" if each[1] else "skipped" for each in (first, second)]
-            return DIFFERENT, f"steps: first different at step {index + 1}: {words[0]} against {words[1]}"
+            words = ["taken" if taken else "skipped" for _, taken in (first, second)]
+            return DIFFERENT, f"steps: first different at step {number}: {words[0]} against {words[1]}"
     if len(original.applied) != len(rewritten.applied):
         return DIFFERENT, f"steps: {len(original.applied)} against {len(rewritten.applied)}"
     return EQUAL, "skipped steps: equal"
@@ -366,7 +331,7 @@ def _other_gradients(original: Run, rewritten: Run) -> str:
             taken = _is_taken(original, number, index) and _is_taken(rewritten, number, index)
             if not taken or first is None or second is None or (first < MIN_NORM and second < MIN_NORM):
                 continue
-            if not (first <= OF_NORM * second and second <= OF_NORM * first) and not _same(first, second):
+            if not (first <= OF_NORM * second and second <= OF_NORM * first) and _difference(first, second):
                 where = f"step {index + 1} of optimizer {int(number) + 1}"
                 return f"gradients: {DIFFERENT}; first at {where}: norm {first:.3g} against {second:.3g}"
     return ""
@@ -397,7 +362,7 @@ def _compare_weights(original: Run, rewritten: Run) -> tuple[str, str]:
     if place is None:
         return EQUAL, f"weights: {EQUAL} after every step"
     # Where losses have parted in later steps, so have weights.
-    parted = _first_loss_apart(original, rewritten) is not None
+    parted = _first_above(_differences(original, rewritten), ROUNDING) is not None
     worst, where, verdict, by_length = 0.0, "", WITHIN, ""
     keys = [key for key in original.weights if key in rewritten.weights and original.weights[key].size]
     largest = max((float(abs(original.weights[key]).max()) for key in keys), default=0.0)

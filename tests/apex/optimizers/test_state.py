@@ -159,20 +159,6 @@ def test_closure(kind: Any, options: dict[str, Any]) -> None:
     assert not torch.equal(before[0], ours[0])
 
 
-@EVERY
-def test_a_scheduler_may_drive_it(kind: Any, options: dict[str, Any]) -> None:
-    """torch's schedulers accept the optimizer, and change the rate of each group by itself."""
-    ours = params(torch.float32, torch.float32)
-    optimizer = kind([{"params": ours[:1]}, {"params": ours[1:]}], **options)
-    rate = float(optimizer.param_groups[0]["lr"])
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, [lambda epoch: 0.5, lambda epoch: 0.25])
-    assert float(optimizer.param_groups[0]["lr"]) == pytest.approx(0.5 * rate)
-    assert float(optimizer.param_groups[1]["lr"]) == pytest.approx(0.25 * rate)
-    give_grads(ours, 0)
-    optimizer.step()
-    schedule.step()
-
-
 def test_adam_state_layout() -> None:
     """Adam keeps the step in the group, and exactly two fp32 moments for each parameter."""
     ours = params(torch.float16)

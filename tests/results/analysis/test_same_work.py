@@ -181,15 +181,6 @@ def test_another_machine_gets_no_verdict_on_time_and_memory(name: str) -> None:
     assert any(name.partition(" ")[0].lower() in line.lower() for line in comparison.reading[1:])
 
 
-def test_memory_of_another_device_is_not_recommended() -> None:
-    """Half the bytes of an allocator are not half of the resident memory of a process on a CPU."""
-    records = _compared(_environment(device="cuda:0")).records
-
-    comparison = make_comparison(records, arms=["fp32", "half"], prefer="memory")
-    assert comparison.reading[0].startswith("No arm is recommended for memory")
-    assert "Cells ran with different devices: cpu (fp32); cuda (half)." in comparison.reading
-
-
 def _engine(name: str, version: str) -> Change:
     return lambda record: record.model_copy(update={"engine": EngineInfo(name=name, version=version, reason="")})  # type: ignore[arg-type]
 
@@ -230,21 +221,6 @@ def test_a_host_that_is_the_arm_is_no_machine_for_times() -> None:
     assert "Cells ran with different hosts: a (fp32); b (half)." in comparison.reading
     spread = [_on("a", "b")(record) for record in records]
     assert str(_half(make_comparison(spread, arms=["fp32", "half"])).time) == "better"
-
-
-def test_days_are_said() -> None:
-    """An arm that was added next week is compared, and the reading says when each ran."""
-
-    def at(day: int) -> Change:
-        return lambda record: record.model_copy(update={"started": f"2026-11-{day}T08:00:00.000+00:00"})
-
-    records = [at(22 if record.arm == "half" else 15)(record) for record in _compared().records]
-    reading = make_comparison(records, arms=["fp32", "half"]).reading
-    assert "Cells ran with different days (UTC): 2026-11-15 (fp32); 2026-11-22 (half)." in reading
-    blocks = [at(15 + record.config.recipe.seed)(record) for record in records]
-    reading = make_comparison(blocks, arms=["fp32", "half"]).reading
-    days = "2026-11-15; 2026-11-16; 2026-11-17; 2026-11-18; 2026-11-19"
-    assert f"Cells ran with different days (UTC): {days}." in reading
 
 
 def test_a_resumed_mixture_is_named_in_every_report() -> None:

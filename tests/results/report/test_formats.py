@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from ampcompare.base.formatting import printable
 from ampcompare.results.records.comparison import ArmSummary, Comparison, NextStep, read_comparison
 from ampcompare.results.records.run import EngineInfo, ProcessFacts, RunRecord, SystemReadings
 from ampcompare.results.report.base import FORMATS, MAX_LINE, write_reports
@@ -324,13 +323,6 @@ def test_hostile_text_is_harmless(hostile: Comparison, form: str) -> None:
         assert not [cell for row in rows for cell in row if cell.startswith(("=", "+", "-", "@", "\t", "\r"))]
     else:
         assert json.loads(text)["records"][1]["engine"]["version"] == hostile.records[1].engine.version  # type: ignore[union-attr]
-
-
-def test_printable_keeps_what_is_harmless() -> None:
-    """Letters of any script stay; white space becomes single blanks; what is too long ends in an ellipsis."""
-    assert printable("  Grüße\t\n 北京 ") == "Grüße 北京"
-    assert printable("abcdef", 4) == "abc…"
-    assert printable("\x1b[31mred") == " [31mred"
 
 
 def test_a_comparison_prints_as_a_few_lines(make_comparison: MakeComparison) -> None:

@@ -18,7 +18,6 @@ from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import ArmSummary, Comparison
 from ampcompare.results.records.verdict import Verdict
 from ampcompare.results.report.columns import format_interval
-from ampcompare.results.report.markdown import Markdown
 from ampcompare.results.report.terminal import Terminal, has_color, paint
 from ampcompare.testing import make_comparison, make_record
 
@@ -152,13 +151,6 @@ def test_a_printed_interval_says_what_its_verdict_says(points: float) -> None:
         _check(word, low, high, margin, less_is_better=False)
         _, low, high = _bounds(shown[4])
         _check(str(row.time).partition(" (")[0], low, high, time_margin, less_is_better=True)
-
-
-def test_markdown_prints_the_same_intervals() -> None:
-    comparison = _random_comparison(1)
-    found = re.findall(r"[+-][\d.]+ \\\[[+-][\d.]+, [+-][\d.]+\\\]", Markdown().render(comparison))
-    shown = {re.sub(r" +", " ", cells[2]) for cells in _printed(comparison, Terminal().render(comparison)).values()}
-    assert {text.replace("\\", "") for text in found} == {text.replace("[ ", "[") for text in shown if "[" in text}
 
 
 def test_identical_has_no_interval() -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ampcompare.base.errors import ConfigError
 from ampcompare.results.analysis.inference.criteria import Criteria
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import Comparison
@@ -122,19 +121,6 @@ def test_a_screen_is_as_it_was_read(scene: str) -> None:
     if os.environ.get("WRITE_SCREENS"):
         screen.write_text(text, encoding="utf-8")
     assert text == screen.read_text(encoding="utf-8")
-
-
-def test_further_columns_on_request() -> None:
-    """The first table has columns that are asked for, by their heads with or without the unit; others are refused."""
-    reporter = Terminal(140)
-    reporter.columns = ["perplexity", "tokens/s"]
-    head = reporter.render(SCENES["bits-per-byte"]()).split("\n\n")[1].splitlines()[0]
-    assert "perplexity  tokens/s" in head
-    reporter.columns = ["pixel accuracy"]
-    assert "pixel accuracy %" in reporter.render(SCENES["mean-iou"]())
-    reporter.columns = ["top-5"]
-    with pytest.raises(ConfigError, match=r"no column 'top-5'; there are pixel accuracy %, arm, lr, mean IoU %"):
-        reporter.render(SCENES["mean-iou"]())
 
 
 def test_no_report_speaks_of_images_classified() -> None:

@@ -199,29 +199,22 @@ def test_first_weights_of_a_step_with_a_closure(arm: str, behind: Any) -> None:
     assert all(map(torch.equal, noted[0], first))
 
 
-def test_a_closure_without_effect_ends_at_the_first_step(behind: Any) -> None:
-    """An arm that scales nothing has to look behind the closure."""
-    behind("native:bf16")
+@pytest.mark.parametrize("arm", ["native:bf16", "native:fp16", "O1", "O2", "half", "closure"])
+def test_an_arm_without_effect_ends_at_the_first_step(behind: Any, arm: str) -> None:
+    """A script without any module has nothing that could be cast; an arm that scales nothing looks behind a closure."""
+    behind("native:bf16" if arm == "closure" else arm)
     weight = torch.ones(6, 3, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
 
-    def closure() -> Tensor:
+    def backward() -> Tensor:
         loss = (batch(0)[0] @ weight).square().mean()
         loss.backward()
         return loss
 
-    with pytest.raises(UnsupportedCombination, match="the first step comes before any"):
-        torch.optim.SGD([weight], lr=0.1).step(closure)
-
-
-@pytest.mark.parametrize("arm", ["native:bf16", "native:fp16", "O1", "O2", "half"])
-def test_an_arm_without_effect_ends_at_the_first_step(behind: Any, arm: str) -> None:
-    """A script that computes without any module has nothing that could be cast."""
-    behind(arm)
-    weight = torch.ones(6, 3, requires_grad=True)
-    optimizer = torch.optim.SGD([weight], lr=0.1)
-    (batch(0)[0] @ weight).square().mean().backward()
+    if arm != "closure":
+        backward()
     with pytest.raises(UnsupportedCombination, match=r"test_plain_script\.py:\d+: the first step comes before any"):
-        optimizer.step()
+        optimizer.step(backward if arm == "closure" else None)
 
 
 @pytest.mark.parametrize("arm", ["native:bf16", "O1", "O2"])
@@ -424,57 +417,28 @@ def test_weights_that_thaw_have_masters(behind: Any) -> None:
     assert not torch.equal(judge.weight.detach().float(), start.half().float())
 
 
-class Recurrent(nn.Module):
-    """Adds to its own output what the type of its weights decides, or fp32 zeros."""
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_torchscript(behind: Any) -> None:
+    """Its weights become 16-bit, and its state dict is fp32; under O1 it would train in fp32, so it is refused."""
 
-    def __init__(self, wide: bool) -> None:
-        super().__init__()
-        self.layer, self.wide = nn.Linear(6, 3), wide
+    def train() -> nn.Module:
+        model: nn.Module = torch.jit.script(nn.Linear(6, 3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(2):
+            x, y = batch(step)
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return model
 
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.layer(x)
-        return self.layer(torch.zeros(4, 6)) if self.wide else out
-
-
-def torchscript_step(wide: bool = False) -> nn.Module:
-    """Return a module of TorchScript after two steps."""
-    torch.manual_seed(0)
-    model: nn.Module = torch.jit.script(Recurrent(wide))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(2):
-        x, y = batch(step)
-        nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return model
-
-
-JIT = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-
-
-@JIT
-def test_torchscript_is_cast_whole(behind: Any) -> None:
-    """Its weights become 16-bit, and its state dict is fp32, as that of any module."""
     behind("apex:O2")
-    model = torchscript_step()
+    model = train()
     assert {param.dtype for param in model.parameters()} == {torch.float16}
     assert {value.dtype for value in model.state_dict().values()} == {torch.float32}
-
-
-@JIT
-def test_o1_has_no_effect_on_torchscript(behind: Any) -> None:
-    """It would train in fp32, so it is refused."""
+    behind.end()
     behind("apex:O1")
-    with pytest.raises(UnsupportedCombination, match=r"apex:O1 casts .* no effect on Recurrent"):
-        torchscript_step()
-
-
-@JIT
-def test_torchscript_says_the_reason_last(behind: Any) -> None:
-    stand_in = behind("apex:O2")
-    with pytest.raises(RuntimeError) as raised:
-        torchscript_step(wide=True)
-    assert "fp32 tensors of its own, which do not fit the 16-bit weights (mat1" in str(stand_in.explain(raised.value))
+    with pytest.raises(UnsupportedCombination, match=r"apex:O1 casts .* no effect on Linear"):
+        train()
 
 
 @pytest.mark.parametrize("arm", ["apex:O2", "half:dynamic"])

@@ -1,4 +1,4 @@
-"""The tools of other projects that run the rules: flake8 and pre-commit themselves, where they are installed."""
+"""pre-commit itself runs the hooks, where it is installed."""
 
 from __future__ import annotations
 
@@ -17,11 +17,6 @@ ROOT = Path(__file__).resolve().parents[3]
 WRONG = 'from apex import amp  # noqa: AMP301\n\nm, o = amp.initialize(m, o, opt_level="01")\n'
 
 
-def lacks(module: str) -> pytest.MarkDecorator:
-    """Skip a test where a tool is missing, which the extra dev installs."""
-    return pytest.mark.skipif(importlib.util.find_spec(module) is None, reason=f"{module} is not installed")
-
-
 def run(words: list[str], folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a module of this interpreter, whose commands come first on the path."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
@@ -36,17 +31,7 @@ def run(words: list[str], folder: Path, **environment: str) -> subprocess.Comple
     )
 
 
-@lacks("flake8")
-def test_flake8_finds_the_rules(tmp_path: Path) -> None:
-    """flake8 lists the plugin, reports what it finds on its line, and keeps to `noqa`."""
-    (tmp_path / "train.py").write_text(WRONG, encoding="utf-8")
-    done = run(["flake8", "--select", "AMP", "."], tmp_path)
-    assert done.returncode == 1, done.stderr
-    assert [line.partition(" ")[0] for line in done.stdout.splitlines()] == ["./train.py:3:39:"]
-    assert "AMP108" in done.stdout
-
-
-@lacks("pre_commit")
+@pytest.mark.skipif(importlib.util.find_spec("pre_commit") is None, reason="pre_commit is not installed")
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 def test_pre_commit_runs_the_hooks(tmp_path: Path) -> None:
     """The hooks report and fix; here without an environment of their own, which would be installed from a registry."""

@@ -66,18 +66,6 @@ PAIRS = {
                 self.scaler.update()
                 self.opt.zero_grad()
     """,
-    "AMP219: a flag of the whole run decides on the scaler": """
-        for batch in loader:
-            scaler.scale(model(batch)).backward()
-            if clip:
-                scaler.unscale_(optimizer)
-                norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            if use_amp and norm < 3:  # wrong
-            if use_amp:  # right
-                scaler.step(optimizer)
-                scaler.update()
-            optimizer.zero_grad()
-    """,
     "AMP215: cleared in the branch without a scaler alone": """
         # TODO: zero_grad?
         for batch in loader:
@@ -90,20 +78,6 @@ PAIRS = {
                 scaler.scale(model(batch)).backward()
                 scaler.step(optimizer)
                 scaler.update()
-    """,
-    "AMP215: cleared in the branch without Apex alone": """
-        from apex import amp
-        for batch in loader:
-            loss = model(batch)
-            optimizer.zero_grad()  # right
-            if use_apex:
-                with amp.scale_loss(loss, optimizer) as scaled_loss:
-                    scaled_loss.backward()
-                optimizer.step()
-            else:
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
     """,
     "AMP215: cleared in one of two methods that each make a step": """
         class Trainer:
@@ -182,18 +156,6 @@ PAIRS = {
             opt_a.step()
             opt_b.step()
     """,
-    "AMP125: an optimizer that no loss names": """
-        from apex import amp
-        for batch in loader:
-            opt_d.zero_grad()
-            opt_g.zero_grad()
-            with amp.scale_loss(loss_g, opt_g) as scaled_loss:
-                scaled_loss.backward()
-            opt_g.step()
-            opt_d.zero_grad()  # right
-            with amp.scale_loss(loss_d, opt_d) as scaled_loss: scaled_loss.backward()  # right
-            opt_d.step()
-    """,
     "AMP201: backward pass, clipping and step in three methods": """
         class Trainer:
             def __init__(self, model, optimizer):
@@ -213,18 +175,6 @@ PAIRS = {
             def update(self):
                 self.scaler.step(self.optimizer)
                 self.scaler.update()
-    """,
-    "AMP202: an optimizer under another name in a function": """
-        def finish(scaler, opt):
-            scaler.step(opt)
-            scaler.update()
-        def train(model, loader, optimizer, grad_scaler):
-            for batch in loader:
-                optimizer.zero_grad()
-                grad_scaler.scale(model(batch)).backward()
-                optimizer.step()  # wrong
-                other_optimizer.step()  # right
-                finish(grad_scaler, optimizer)
     """,
     "AMP201 AMP211: clipping in the branch of accumulation": """
         for i, batch in enumerate(loader):
@@ -290,16 +240,6 @@ PAIRS = {
             scaler.step(optimizer)
             scaler.update()
     """,
-    "AMP209: a name for the last micro-batch": """
-        for i, batch in enumerate(loader):
-            is_last = (i + 1) % 4 == 0
-            scaler.scale(model(batch) / 4).backward()
-            if is_last and ready:
-                scaler.step(optimizer)
-                scaler.update()  # right
-                optimizer.zero_grad()
-            scaler.update()  # wrong
-    """,
     "AMP217: an accumulation under a name, not divided": """
         from apex import amp
         for i, batch in enumerate(loader):
@@ -358,13 +298,6 @@ PAIRS = {
             scaled_loss.backward()
         writer.add_scalar("loss", scaled_loss.item(), step)  # wrong
         writer.add_scalar("scaled_loss", scaled_loss.item(), step)  # right
-    """,
-    "AMP118: the scale of a loss": """
-        from apex import amp
-        with amp.scale_loss(loss, optimizer) as scaled_loss:
-            scaled_loss.backward()
-        scale = scaled_loss.item() - loss.item()  # wrong
-        scale = scaled_loss.item() // loss.item()  # right
     """,
     "AMP204: a second step": """
         def train(a, b):

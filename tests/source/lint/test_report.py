@@ -1,12 +1,9 @@
-"""The four forms of a report."""
+"""The three forms of a report."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from ampcompare.source.document import Place
 from ampcompare.source.lint.report import FORMATS, Located, Report, Unread
@@ -62,94 +59,3 @@ def test_github() -> None:
     assert lines[3] == "::error file=old.py,line=7::not Python 3"
     odd = Report([Located(Path("a,b:c.py"), Place(1, 1), "AMP201", "x", False)])
     assert rendered("github", odd).startswith("::error file=a%2Cb%3Ac.py,line=1,")
-
-
-# The objects of SARIF 2.1.0 that occur, each with its properties and their types: an object, a list of objects, or a
-# plain type. None has further properties in the schema. The first of each that ends with "!" must be there.
-TEXT = {"text!": str}
-LOCATION = {
-    "physicalLocation": {"artifactLocation": {"uri": str}, "region": {"startLine": int, "startColumn": int}},
-}
-LEVELS = {"none", "note", "warning", "error"}
-SARIF = {
-    "$schema": str,
-    "version!": {"2.1.0"},
-    "runs!": [
-        {
-            "tool!": {
-                "driver!": {
-                    "name!": str,
-                    "semanticVersion": str,
-                    "rules": [
-                        {
-                            "id!": str,
-                            "name": str,
-                            "shortDescription": TEXT,
-                            "fullDescription": TEXT,
-                            "help": TEXT,
-                            "defaultConfiguration": {"level": LEVELS},
-                        }
-                    ],
-                }
-            },
-            "columnKind": {"utf16CodeUnits", "unicodeCodePoints"},
-            "invocations": [
-                {
-                    "executionSuccessful!": bool,
-                    "toolExecutionNotifications": [{"level": LEVELS, "message!": TEXT, "locations": [LOCATION]}],
-                }
-            ],
-            "results": [{"ruleId": str, "ruleIndex": int, "level": LEVELS, "message!": TEXT, "locations": [LOCATION]}],
-        }
-    ],
-}
-
-
-def check_shape(value: Any, shape: Any) -> None:
-    """Check an object against properties and types as those of `SARIF`."""
-    if isinstance(shape, list):
-        assert isinstance(value, list)
-        for each in value:
-            check_shape(each, shape[0])
-    elif isinstance(shape, dict):
-        assert isinstance(value, dict)
-        assert {key.removesuffix("!") for key in shape} >= set(value)
-        assert {key.removesuffix("!") for key in shape if key.endswith("!")} <= set(value)
-        for key, inner in shape.items():
-            if key.removesuffix("!") in value:
-                check_shape(value[key.removesuffix("!")], inner)
-    elif isinstance(shape, set):
-        assert value in shape
-    else:
-        assert type(value) is shape
-
-
-def check_sarif(log: dict[str, Any]) -> None:
-    """What the schema of SARIF 2.1.0 asks of the parts that are used here, and what readers of it rely on."""
-    check_shape(log, SARIF)
-    for run in log["runs"]:
-        identifiers = [rule["id"] for rule in run["tool"]["driver"]["rules"]]
-        assert len(set(identifiers)) == len(identifiers)
-        for result in run["results"]:
-            assert identifiers[result["ruleIndex"]] == result["ruleId"]
-            for location in result["locations"]:
-                physical = location["physicalLocation"]
-                assert " " not in physical["artifactLocation"]["uri"]
-                assert all(number >= 1 for number in physical["region"].values())
-
-
-def test_sarif() -> None:
-    """A log with a rule for each code that occurs, results that refer to it, and what was not read as a note."""
-    log = json.loads(rendered("sarif"))
-
-    check_sarif(log)
-    run = log["runs"][0]
-    assert [rule["id"] for rule in run["tool"]["driver"]["rules"]] == ["AMP201", "AMP302"]
-    places = [result["locations"][0]["physicalLocation"] for result in run["results"]]
-    assert places[0] == {"artifactLocation": {"uri": "a%20b/train.py"}, "region": {"startLine": 3, "startColumn": 5}}
-    assert run["results"][2]["message"]["text"].startswith("cell 4:2:1: clipped")
-    assert run["invocations"][0]["toolExecutionNotifications"][0]["message"]["text"] == "not Python 3"
-    check_sarif(json.loads(rendered("sarif", Report())))
-    log["runs"][0]["results"][0]["column"] = 1
-    with pytest.raises(AssertionError):
-        check_sarif(log)

@@ -21,22 +21,6 @@ def lint(*paths: Path, fix: bool = False) -> tuple[list[str], list[str], int]:
     )
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    """Python 2, broken encodings and missing files are named, and the others are examined."""
-    (tmp_path / "two.py").write_text("import apex\nprint 'x'\n", encoding="utf-8")
-    (tmp_path / "bytes.py").write_bytes(b"# apex\n\n\xff\n")
-    (tmp_path / "one.py").write_text(SCRIPT, encoding="utf-8")
-
-    found, unread, _ = lint(*(tmp_path / name for name in ("two.py", "bytes.py", "gone.py", "one.py")))
-
-    assert found == ["one.py:2:39:AMP108"]
-    assert [text.removeprefix(f"{tmp_path}/").partition(" ")[0] for text in unread] == [
-        "two.py:2:",
-        "bytes.py:",
-        "gone.py:",
-    ]
-
-
 def test_encodings_and_newlines_survive_a_fix(tmp_path: Path) -> None:
     """Only what is wrong changes; everything else is the same to the byte."""
     path = tmp_path / "train.py"

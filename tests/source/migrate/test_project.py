@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import stat
-import sys
 from pathlib import Path
 
 import pytest
 
-from ampcompare.source.find import find_sources
 from ampcompare.source.migrate import project
 from ampcompare.source.migrate.project import find_mistakes, migrate_file
 from ampcompare.source.migrate.rewrite import Migration
@@ -47,28 +45,6 @@ def test_a_notebook_is_rewritten_cell_by_cell(tmp_path: Path) -> None:
     assert after[1]["outputs"] == [1]
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (b"print 'apex'\n", "line 1: not Python 3, but Python 2: Missing parentheses"),
-        (
-            b"import apex\nx = = 1\n",
-            f"line 2: not Python {sys.version_info.major}.{sys.version_info.minor}: invalid syntax",
-        ),
-        (b"from apex import amp\nx = '\xff'\n", "not text in utf-8"),
-        (b"# coding: klingon\nimport apex\n", "klingon"),
-        (b"x = " + b"(" * 5000 + b"apex", "not"),
-    ],
-)
-def test_a_file_that_cannot_be_read_is_reported(tmp_path: Path, content: bytes, words: str) -> None:
-    path = tmp_path / "train.py"
-    path.write_bytes(content)
-    result = migrate_file(path)
-    assert result.fault is not None
-    assert words in result.fault
-    assert len(result.lines()) == 1
-
-
 def test_a_patch_can_be_applied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = Path("train.py")
@@ -76,13 +52,6 @@ def test_a_patch_can_be_applied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     patch = migrate_file(path).diff()
     assert patch.startswith("--- a/train.py\n+++ b/train.py\n")
     assert patch.count("\\ No newline at end of file") == 2
-
-
-def test_files_below_a_folder_are_found_once(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "train.py").write_text(SCRIPT, encoding="utf-8")
-    (tmp_path / "a" / "loop").symlink_to(tmp_path)
-    assert [path.name for path in find_sources([str(tmp_path)])] == ["train.py"]
 
 
 def test_a_result_that_is_not_python_is_not_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -248,13 +248,7 @@ def test_wrong_migrations_of_o2_are_different(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.usefixtures("forked_runs")
 @pytest.mark.integration
-@pytest.mark.parametrize(
-    ("level", "factor", "verdict", "skipped"),
-    [
-        ("O1", "1e4", EQUAL, 1),
-        ("O2", "1", WITHIN, 0),
-    ],
-)
+@pytest.mark.parametrize(("level", "factor", "verdict", "skipped"), [("O1", "1e4", EQUAL, 1), ("O2", "1", WITHIN, 0)])
 def test_a_rewritten_script_trains_the_same(
     tmp_path: Path, level: str, factor: str, verdict: str, skipped: int
 ) -> None:
@@ -383,5 +377,5 @@ def test_what_the_script_writes_is_said_and_reaches_no_file_of_the_user(
     assert any(line.startswith("the script writes checkpoint.pt, logs/log.txt: ") for line in said)
     assert Path("checkpoint.pt").read_text() == "the user's"
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == [
-        *("checkpoint.pt", "logs", "train.py"),
+        *("checkpoint.pt", "logs", "train.py")
     ]

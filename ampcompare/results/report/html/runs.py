@@ -16,7 +16,6 @@ from ampcompare.results.records.verdict import UNJUDGED
 __all__ = [
     "ArmRuns",
     "Shared",
-    "arm_facts",
     "arms_with_runs",
     "chosen_settings",
     "join_names",
@@ -107,18 +106,6 @@ class Shared:
     equal: list[tuple[str, str]]
     differing: list[tuple[str, list[tuple[str, str]]]]
 
-    @property
-    def groups(self) -> list[tuple[str, list[tuple[str, str]]]]:
-        """The equal facts by the part of the recipe that they belong to; facts without parts are one group."""
-        found: dict[str, list[tuple[str, str]]] = {}
-        for name, value in self.equal:
-            *above, last = name.split(".")
-            group = above[1] if len(above) > 1 else "training" if above else ""
-            found.setdefault(group, []).append((last, value))
-        if len(found) > 1 and "" in found:
-            found["run"] = found.pop("")
-        return list(found.items())
-
 
 def shared_settings(comparison: Comparison) -> Shared:
     """Return the settings of all runs, by dotted names such as `recipe.optimizer.lr`."""
@@ -147,25 +134,6 @@ def shared_environment(comparison: Comparison) -> Shared:
         (record, found) for record, found in zip(records, facts, strict=True) if record.status != "failed"
     ] or list(zip(records, facts, strict=True))
     return _shared_facts([record for record, _ in started], [found for _, found in started])
-
-
-def arm_facts(comparison: Comparison) -> list[list[str]]:
-    """Return for each arm its backend, options, engine with the reason for it, and how 16-bit arithmetic ran."""
-    first: dict[str, RunRecord] = {}
-    for record in comparison.records:
-        if record.arm not in first or first[record.arm].engine is None:
-            first[record.arm] = record
-    rows = []
-    for row in comparison.arms:
-        known = first.get(row.arm)
-        backend = options = "-"  # of a program's row, and of a table that ampcompare did not make
-        if known is not None and known.config.arm == row.arm:
-            arm = known.config.parsed_arm
-            backend, options = arm.backend, ", ".join(f"{name} = {value}" for name, value in arm.options.items())
-        engine = known.engine if known is not None else None
-        why = f"{engine.name} {engine.version}: {engine.reason}" if engine else "torch"
-        rows.append([_value_text(text or "-") for text in (row.arm, backend, options, why, row.half)])
-    return rows
 
 
 def _value_text(value: Any) -> str:

@@ -33,7 +33,6 @@ from ampcompare.results.report.html.learning_curves import NO_TRACE, learning_ch
 from ampcompare.results.report.html.runs import (
     ArmRuns,
     Shared,
-    arm_facts,
     arms_with_runs,
     chosen_settings,
     join_names,
@@ -45,13 +44,12 @@ from ampcompare.results.report.html.runs import (
 )
 from ampcompare.results.report.html.tracks import TrackPlot
 
-__all__ = ["answer_of", "drift_chart", "order_with_starts", "page_sections", "subtitle"]
+__all__ = ["answer_of", "drift_chart", "page_sections", "subtitle"]
 
 MAX_POINTS = 100
 ALL_POINTS = 1200  # of one chart, shared by its arms, so that a page of hundreds of arms stays small
 MOST_POINTS = 60  # of a picture in a notebook
 MOST_ARMS = 24  # with pictures: a page draws as many as it likes, an output of a cell should stay small
-MAX_CELL = 80
 DEFAULTS = "Settings that differ from their defaults"
 
 
@@ -110,16 +108,11 @@ def page_sections(comparison: Comparison, logs: Mapping[str, str]) -> list[Secti
             return [Text(["All settings have their defaults."])]
         return [Table.of(["setting", "here", "default"], rows, caption=DEFAULTS, prose=True)]
 
-    def arms_table() -> list[Block]:
-        heads = ["arm", "backend", "options", "engine", "16-bit arithmetic"]
-        return [Table.of(heads, arm_facts(comparison), caption="Arms and what they resolve to", prose=True)]
-
     def machine() -> list[Block]:
         known = shared_environment(comparison)
         differing = _differing(known, "What differs")
-        return [*differing, Facts(known.groups, "What is equal in all runs" if differing else "")]
+        return [*differing, Facts([("", known.equal)], "What is equal in all runs" if differing else "")]
 
-    order = order_with_starts(comparison)
     number = format_count(len(records), "run")
     return [
         Section("differences", lambda: effects(accuracy_effects)),
@@ -129,11 +122,8 @@ def page_sections(comparison: Comparison, logs: Mapping[str, str]) -> list[Secti
         Section("pictures", pictures, "Curves"),
         Section("usage", [Figure("costs", usage)], "Memory and time", "closed" if fault else "open"),
         Section("runs", runs, f"{number}, one line each"),
-        Section("order", [Figure("order", lambda: order)] if order else [], "Execution order"),
         Section("differing", lambda: _differing(shared(), "What differs between arms")),
         Section("settings", settings_blocks),
-        Section("arms", arms_table, "Arms: backend, options, engine"),
-        Section("recipe", lambda: [Facts(shared().groups)], "All settings"),
         Section("machine", machine, "Environment"),
         Section("again", _commands_again(comparison)),
     ]
@@ -237,13 +227,6 @@ def _time(seconds: float | None, factor: float, record: RunRecord) -> str | Cell
 
 def _number(value: float | None, form: str, factor: float = 1) -> str:
     return "-" if value is None else form.format(value * factor)
-
-
-def order_with_starts(comparison: Comparison) -> list[str]:
-    """Return the cells as they ran, each with its start (UTC) where its record has one."""
-    starts = {f"{record.arm}@{record.config.recipe.seed}": _moment(record.started) for record in comparison.records}
-    known = ((cell, starts.get(cell)) for cell in comparison.order)
-    return [printable(cell, MAX_CELL) + (f" ({start:%Y-%m-%d %H:%M:%S})" if start else "") for cell, start in known]
 
 
 def drift_chart(arms: Sequence[ArmRuns]) -> Chart:

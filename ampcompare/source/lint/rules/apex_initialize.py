@@ -5,28 +5,28 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from ampcompare.source.edits import Edit
-from ampcompare.source.lint.module import Finding, LintModule, Mistake, Trace, events_between, literal, name_of, rule
-from ampcompare.source.lint.update_events import Event, Kind
+from ampcompare.source.lint.module import (
+    Finding,
+    LintModule,
+    Mistake,
+    Trace,
+    events_before,
+    events_between,
+    literal,
+    name_of,
+    rule,
+)
+from ampcompare.source.lint.update_events import Event, Kind, plain
 from ampcompare.source.syntax import argument
 
 __all__: list[str] = []
 
 GPU_WORDS = ("cuda", "device", "gpu", "rank")
 TYPOS = {f"{wrong}{level}": f"O{level}" for wrong in ("0", "o") for level in range(4)}
-TORCH_DDP_ARGUMENTS = frozenset(
-    {
-        "device_ids",
-        "output_device",
-        "dim",
-        "broadcast_buffers",
-        "find_unused_parameters",
-        "bucket_cap_mb",
-        "process_group",
-        "gradient_as_bucket_view",
-        "static_graph",
-    }
-)
+TORCH_DDP_ARGUMENTS = {
+    "device_ids", "output_device", "dim", "broadcast_buffers", "find_unused_parameters", "bucket_cap_mb",
+    "process_group", "gradient_as_bucket_view", "static_graph",
+}  # fmt: skip
 
 
 def _models(event: Event) -> set[str]:
@@ -42,8 +42,7 @@ def _is_statement(event: Event) -> bool:
     if isinstance(event.statement, ast.Expr):
         return event.statement.value is event.call
     if isinstance(event.statement, ast.Assign) and event.statement.value is event.call:
-        assert isinstance(event.call.func, ast.Attribute)
-        return [name_of(target) for target in event.statement.targets] == [name_of(event.call.func.value)]
+        return [name_of(target) for target in event.statement.targets] == [name_of(event.receiver)]
     return False
 
 
@@ -58,15 +57,9 @@ def _is_statement(event: Event) -> bool:
 from apex import amp
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+model, optimizer = amp.initialize(model, optimizer)  # right
 model = DDP(model)
-model, optimizer = amp.initialize(model, optimizer)  # AMP101
-""",
-        """
-from apex import amp
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-model, optimizer = amp.initialize(model, optimizer)
-model = DDP(model)
+model, optimizer = amp.initialize(model, optimizer)  # AMP101  # wrong
 """,
     ),
     Mistake(
@@ -78,16 +71,12 @@ model = DDP(model)
         """
 from apex import amp
 
-net_g, opt_g = amp.initialize(net_g, opt_g, opt_level="O1")
-net_d, opt_d = amp.initialize(net_d, opt_d, opt_level="O1")  # AMP102
-""",
-        """
-from apex import amp
-
-if args.opt_level == "O1":
-    net, opt = amp.initialize(net, opt, opt_level="O1")
-else:
-    net, opt = amp.initialize(net, opt, opt_level=args.opt_level, loss_scale=128.0)
+net_g, opt_g = amp.initialize(net_g, opt_g, opt_level="O1")  # wrong
+net_d, opt_d = amp.initialize(net_d, opt_d, opt_level="O1")  # AMP102  # wrong
+if args.opt_level == "O1":  # right
+    net, opt = amp.initialize(net, opt, opt_level="O1")  # right
+else:  # right
+    net, opt = amp.initialize(net, opt, opt_level=args.opt_level, loss_scale=128.0)  # right
 """,
     ),
     Mistake(
@@ -100,17 +89,10 @@ else:
 from apex import amp
 
 model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
-model.half()  # AMP111
+model.half()  # AMP111  # wrong
 with amp.scale_loss(loss, optimizer) as scaled_loss:
     scaled_loss.backward()
-""",
-        """
-from apex import amp
-
-model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
-with amp.scale_loss(loss, optimizer) as scaled_loss:
-    scaled_loss.backward()
-model.half()
+model.half()  # right
 """,
     ),
     Mistake(
@@ -122,13 +104,8 @@ model.half()
         """
 from apex import amp
 
-model.half()  # AMP112
-model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
-""",
-        """
-from apex import amp
-
-images = images.half()
+model.half()  # AMP112  # wrong
+images = images.half()  # right
 model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
 """,
     ),
@@ -141,15 +118,10 @@ model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
         """
 from apex import amp
 
+model.cuda()  # right
 model, optimizer = amp.initialize(model, optimizer)
-model.cuda()  # AMP113
-""",
-        """
-from apex import amp
-
-model.cuda()
-model, optimizer = amp.initialize(model, optimizer)
-criterion.cuda()
+model.cuda()  # AMP113  # wrong
+criterion.cuda()  # right
 """,
     ),
     Mistake(
@@ -162,15 +134,9 @@ criterion.cuda()
 import apex
 from apex import amp
 
+model = apex.parallel.convert_syncbn_model(model)  # right
 model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
-model = apex.parallel.convert_syncbn_model(model)  # AMP114
-""",
-        """
-import apex
-from apex import amp
-
-model = apex.parallel.convert_syncbn_model(model)
-model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
+model = apex.parallel.convert_syncbn_model(model)  # AMP114  # wrong
 """,
     ),
     Mistake(
@@ -183,18 +149,10 @@ model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
 import torch
 from apex import amp
 
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)  # right
 model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)  # AMP121
-with amp.scale_loss(loss, optimizer) as scaled_loss:
-    scaled_loss.backward()
-""",
-        """
-import torch
-from apex import amp
-
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
-other = torch.optim.SGD(head.parameters(), lr=0.01)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)  # AMP121  # wrong
+other = torch.optim.SGD(head.parameters(), lr=0.01)  # right
 with amp.scale_loss(loss, optimizer) as scaled_loss:
     scaled_loss.backward()
 """,
@@ -204,17 +162,13 @@ def order_around_initialize(module: LintModule) -> Iterator[Finding]:
     """What comes before `amp.initialize` and should come after it, or the reverse."""
     for trace, index, event in module.events(Kind.INITIALIZE):
         models = _models(event)
-        before = [other for other in trace[:index] if other.may_follow(event)]
         after = [other for other in trace[index + 1 :] if other.may_follow(event)]
-        for other in before:
+        for other in events_before(trace, event, Kind.WRAP, Kind.HALF):
             again = other.scope is event.scope and other.call.lineno > event.call.lineno  # a second call of it
             again = again or _is_of_callee(other, event)
             if other.kind is Kind.WRAP and other.target and other.target in models and not again:
-                yield module.finding(
-                    "AMP101",
-                    event.call,
-                    f"`{other.target.rpartition(':')[2]}` was wrapped in line {other.call.lineno}",
-                )
+                shown = f"`{plain(other.target)}` was wrapped in line {other.call.lineno}"
+                yield module.finding("AMP101", event.call, shown)
             elif other.kind is Kind.HALF and other.subject in models and _is_statement(other):
                 if other.facts.keys() - event.facts.keys() and event.facts.keys() - other.facts.keys():
                     continue  # two options, of which one may exclude the other
@@ -294,21 +248,13 @@ import torch
 from apex import amp
 from apex.parallel import convert_syncbn_model
 
+other = torch.optim.SGD(head.parameters(), lr=0.1)  # right
+model = convert_syncbn_model(model)  # right
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-model = convert_syncbn_model(model)  # AMP123
+model = convert_syncbn_model(model)  # AMP123  # wrong
 model, optimizer = amp.initialize(model, optimizer)
 """,
-        """
-import torch
-from apex import amp
-from apex.parallel import convert_syncbn_model
-
-other = torch.optim.SGD(head.parameters(), lr=0.1)
-model = convert_syncbn_model(model)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-model, optimizer = amp.initialize(model, optimizer)
-""",
-    ),
+    )
 )
 def conversion_after_optimizer(module: LintModule) -> Iterator[Finding]:
     """Synchronized batch norm that replaces weights which an optimizer has."""
@@ -335,16 +281,11 @@ def conversion_after_optimizer(module: LintModule) -> Iterator[Finding]:
         """
 from apex import amp
 
+model, optimizer = amp.initialize(model, optimizer)  # right
 amp.load_state_dict(checkpoint["amp"])  # AMP124
-model, optimizer = amp.initialize(model, optimizer)
+model, optimizer = amp.initialize(model, optimizer)  # wrong
 """,
-        """
-from apex import amp
-
-model, optimizer = amp.initialize(model, optimizer)
-amp.load_state_dict(checkpoint["amp"])
-""",
-    ),
+    )
 )
 def loaded_before_initialize(module: LintModule) -> Iterator[Finding]:
     """The state of Apex, loaded before `amp.initialize` makes the loss scales."""
@@ -370,19 +311,15 @@ def loaded_before_initialize(module: LintModule) -> Iterator[Finding]:
         """
 from apex import amp
 
-model, optimizer = amp.initialize(model, optimizer, opt_level="01")  # AMP108
-""",
-        """
-from apex import amp
-
-model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
-date = parse(day="01")
+model, optimizer = amp.initialize(model, optimizer, opt_level="01")  # AMP108  # wrong
+model, optimizer = amp.initialize(model, optimizer, opt_level="O1")  # right
+date = parse(day="01")  # right
 """,
         fixable=True,
-    ),
+    )
 )
 def opt_level_typo(module: LintModule) -> Iterator[Finding]:
-    """Opt levels written with a zero, as an argument, a default, or the default of an option."""
+    """Opt levels written with a zero, as an argument, a value, or the default of an option."""
     if not module.mentions(r"\bapex\b|\bamp\b"):
         return
     for call in module.calls:
@@ -396,16 +333,6 @@ def opt_level_typo(module: LintModule) -> Iterator[Finding]:
         for name, assigned in scope.values.items():
             if name.endswith("opt_level"):
                 for value in assigned:
-                    yield from _typo(module, value)
-        if isinstance(scope.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            arguments = scope.node.args
-            named = [*arguments.posonlyargs, *arguments.args]
-            pairs = list(zip(reversed(named), reversed(arguments.defaults), strict=False))
-            pairs += [
-                (one, value) for one, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if value
-            ]
-            for parameter, value in pairs:
-                if parameter.arg.endswith("opt_level"):
                     yield from _typo(module, value)
 
 
@@ -427,12 +354,8 @@ def _typo(module: LintModule, value: ast.expr) -> Iterator[Finding]:
         """
 from apex import amp
 
-model = amp.initialize(model, optimizer, opt_level="O1")  # AMP109
-""",
-        """
-from apex import amp
-
-model = amp.initialize(model, opt_level="O1")
+model = amp.initialize(model, optimizer, opt_level="O1")  # AMP109  # wrong
+model = amp.initialize(model, opt_level="O1")  # right
 """,
         fixable=True,
     ),
@@ -445,12 +368,8 @@ model = amp.initialize(model, opt_level="O1")
         """
 from apex import amp
 
-amp.initialize(model, optimizer, opt_level="O1")  # AMP402
-""",
-        """
-from apex import amp
-
-model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
+amp.initialize(model, optimizer, opt_level="O1")  # AMP402  # wrong
+model, optimizer = amp.initialize(model, optimizer, opt_level="O1")  # right
 """,
         fixable=True,
     ),
@@ -465,8 +384,7 @@ def result_of_initialize(module: LintModule) -> Iterator[Finding]:
         named = [name_of(one) for one in (model, optimizer) if one is not None]
         right = ", ".join(named) if all(named) else ""
         if isinstance(statement, ast.Expr):
-            start = module.start(statement)
-            edits: tuple[Edit, ...] = (Edit(start, start, f"{right} = "),) if right else ()
+            edits = module.insert_text(module.start(statement), f"{right} = ") if right else ()
             yield module.finding("AMP402", call, "the result of `amp.initialize` is discarded", edits)
         elif isinstance(statement, ast.Assign) and len(statement.targets) == 1 and optimizer is not None:
             target = statement.targets[0]
@@ -500,23 +418,18 @@ def _overwrites(module: LintModule, call: ast.Call, named: list[str], bound: lis
         """
 from apex.parallel import convert_syncbn_model
 
-convert_syncbn_model(model)  # AMP115
-""",
-        """
-from apex.parallel import convert_syncbn_model
-
-model = convert_syncbn_model(model)
+convert_syncbn_model(model)  # AMP115  # wrong
+model = convert_syncbn_model(model)  # right
 """,
         fixable=True,
-    ),
+    )
 )
 def result_of_conversion(module: LintModule) -> Iterator[Finding]:
     """What the result of Apex's `convert_syncbn_model` is bound to."""
     for call in module.calls_of("apex.parallel.convert_syncbn_model"):
         statement, model = module.parents[call], name_of(argument(call, "module", 0) or call.func)
         if isinstance(statement, ast.Expr):
-            start = module.start(statement)
-            edits = (Edit(start, start, f"{model} = "),) if call.args and model else ()
+            edits = module.insert_text(module.start(statement), f"{model} = ") if call.args and model else ()
             yield module.finding("AMP115", call, "the converted model is discarded", edits)
         elif isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Tuple):
             count = len(statement.targets[0].elts)
@@ -531,16 +444,12 @@ def result_of_conversion(module: LintModule) -> Iterator[Finding]:
         "it takes `delay_allreduce`, `message_size` and others, and ends with a TypeError",
         "use `torch.nn.parallel.DistributedDataParallel`, or leave these arguments out",
         """
-from apex.parallel import DistributedDataParallel as DDP
+from apex.parallel import DistributedDataParallel as DDP  # wrong
+from torch.nn.parallel import DistributedDataParallel as DDP  # right
 
 model = DDP(model, device_ids=[rank])  # AMP116
 """,
-        """
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-model = DDP(model, device_ids=[rank])
-""",
-    ),
+    )
 )
 def arguments_of_ddp(module: LintModule) -> Iterator[Finding]:
     """Arguments of torch's DistributedDataParallel for Apex's."""

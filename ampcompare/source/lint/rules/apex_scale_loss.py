@@ -8,10 +8,20 @@ from collections.abc import Iterator, Mapping
 
 from ampcompare.source.branches import Facts, conditions, contradict, facts_at, narrow
 from ampcompare.source.edits import Edit
-from ampcompare.source.lint.module import Finding, LintModule, Mistake, Trace, literal, name_of, rule
+from ampcompare.source.lint.module import (
+    Finding,
+    LintModule,
+    Mistake,
+    Trace,
+    events_after,
+    events_before,
+    literal,
+    name_of,
+    rule,
+)
 from ampcompare.source.lint.update_events import Event, Kind, plain, without_star
 from ampcompare.source.module import Scope
-from ampcompare.source.syntax import argument, is_literal
+from ampcompare.source.syntax import argument, is_literal, last_name
 
 __all__: list[str] = []
 
@@ -21,15 +31,6 @@ FLAGS = (ast.Name, ast.Attribute, ast.BoolOp, ast.UnaryOp, ast.Compare)  # value
 ASKS_FOR_APEX = re.compile(r"FP16_Optimizer|clip_master_grads|_amp_stash|master_params")
 OPTIMIZER_NAME = re.compile(r"(?i)opt")
 LAST_PART = re.compile(r"\b(?:[A-Za-z_]\w*\.)+(?=[A-Za-z_])")
-
-
-def _backward_before(trace: Trace, event: Event) -> bool:
-    """Return whether a backward pass ran before in the same `scale_loss` block."""
-    block = event.apex_block()
-    return any(
-        other.kind is Kind.BACKWARD and other.apex_block() is block and other.may_follow(event)
-        for other in trace[: trace.index(event)]
-    )
 
 
 @rule(
@@ -45,16 +46,8 @@ import torch
 
 with amp.scale_loss(loss, optimizer) as scaled_loss:
     scaled_loss.backward()
-    torch.nn.utils.clip_grad_norm_(amp.master_params(optimizer), 1.0)  # AMP103
-optimizer.step()
-""",
-        """
-from apex import amp
-import torch
-
-with amp.scale_loss(loss, optimizer) as scaled_loss:
-    scaled_loss.backward()
-torch.nn.utils.clip_grad_norm_(amp.master_params(optimizer), 1.0)
+    torch.nn.utils.clip_grad_norm_(amp.master_params(optimizer), 1.0)  # AMP103  # wrong
+torch.nn.utils.clip_grad_norm_(amp.master_params(optimizer), 1.0)  # right
 optimizer.step()
 """,
         guard="clip-scaled",
@@ -70,14 +63,8 @@ from apex import amp
 
 with amp.scale_loss(loss, optimizer) as scaled_loss:
     scaled_loss.backward()
-    optimizer.step()  # AMP105
-""",
-        """
-from apex import amp
-
-with amp.scale_loss(loss, optimizer) as scaled_loss:
-    scaled_loss.backward()
-optimizer.step()
+    optimizer.step()  # AMP105  # wrong
+optimizer.step()  # right
 """,
     ),
     Mistake(
@@ -89,15 +76,9 @@ optimizer.step()
         """
 from apex import amp
 
-with amp.scale_loss(loss, optimizer) as scaled_loss:
+with amp.scale_loss(loss, optimizer) as scaled_loss:  # wrong
+with amp.scale_loss(loss, optimizer) as loss:  # right
     loss.backward()  # AMP106
-optimizer.step()
-""",
-        """
-from apex import amp
-
-with amp.scale_loss(loss, optimizer) as loss:
-    loss.backward()
 optimizer.step()
 """,
         fixable=True,
@@ -105,25 +86,24 @@ optimizer.step()
 )
 def inside_the_block(module: LintModule) -> Iterator[Finding]:
     """Clipping, stepping, and the wrong loss, inside a `scale_loss` block."""
-    for trace in module.traces:
-        for event in trace:
-            block = event.apex_block()
-            if block is None or block.call is None:
+    for trace, _, event in module.events(Kind.CLIP, Kind.STEP, Kind.BACKWARD):
+        block = event.apex_block()
+        if block is None or block.call is None:
+            continue
+        if event.kind is not Kind.BACKWARD:
+            if any(other.apex_block() is block for other in events_before(trace, event, Kind.BACKWARD)):
+                shown = f"`{event.name}` steps with gradients that are still scaled"
+                code = "AMP105" if event.kind is Kind.STEP else "AMP103"
+                shown = shown if event.kind is Kind.STEP else "the gradients are still scaled inside this block"
+                yield module.finding(code, event.call, shown)
+        elif isinstance(event.call.func, ast.Attribute):
+            loss = argument(block.call, "loss", 0)
+            if loss is None or block.name == event.subject or event.scope is not module.scope_of[block.call]:
                 continue
-            if event.kind is Kind.CLIP and _backward_before(trace, event):
-                yield module.finding("AMP103", event.call, "the gradients are still scaled inside this block")
-            elif event.kind is Kind.STEP and _backward_before(trace, event):
-                yield module.finding("AMP105", event.call, f"`{event.name}` steps with gradients that are still scaled")
-            elif event.kind is Kind.BACKWARD and isinstance(event.call.func, ast.Attribute):
-                loss = argument(block.call, "loss", 0)
-                receiver = event.call.func.value
-                if loss is None or block.name == event.subject or event.scope is not module.scope_of[block.call]:
-                    continue
-                if name_of(receiver) and name_of(receiver) == name_of(loss):
-                    item = next(item for item in block.node.items if item.context_expr is block.call)
-                    bound = item.optional_vars
-                    edits = () if bound is None else module.replace(receiver, name_of(bound))
-                    yield module.finding("AMP106", event.call, f"`{name_of(loss)}` is not the scaled loss", edits)
+            if name_of(event.receiver) and name_of(event.receiver) == name_of(loss):
+                bound = next(item.optional_vars for item in block.node.items if item.context_expr is block.call)
+                edits = () if bound is None else module.replace(event.receiver, name_of(bound))
+                yield module.finding("AMP106", event.call, f"`{name_of(loss)}` is not the scaled loss", edits)
 
 
 @rule(
@@ -137,20 +117,11 @@ def inside_the_block(module: LintModule) -> Iterator[Finding]:
 from apex import amp
 from torch.nn.utils import clip_grad_norm_
 
-model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
+model, optimizer = amp.initialize(model, optimizer, opt_level="O2")  # wrong
+model, optimizer = amp.initialize(model, optimizer, opt_level="O1")  # right
 with amp.scale_loss(loss, optimizer) as scaled_loss:
     scaled_loss.backward()
 clip_grad_norm_(model.parameters(), 1.0)  # AMP104
-optimizer.step()
-""",
-        """
-from apex import amp
-from torch.nn.utils import clip_grad_norm_
-
-model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
-with amp.scale_loss(loss, optimizer) as scaled_loss:
-    scaled_loss.backward()
-clip_grad_norm_(model.parameters(), 1.0)
 optimizer.step()
 """,
         fixable=True,
@@ -168,21 +139,12 @@ from apex import amp
 model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
 with amp.scale_loss(loss, optimizer) as scaled_loss:
     scaled_loss.backward()
-for parameter in model.parameters():
+for parameter in model.parameters():  # wrong
+for parameter in amp.master_params(optimizer):  # right
     parameter.grad.mul_(mask)  # AMP117
 optimizer.step()
-""",
-        """
-from apex import amp
-
-model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
-with amp.scale_loss(loss, optimizer) as scaled_loss:
-    scaled_loss.backward()
-for parameter in amp.master_params(optimizer):
-    parameter.grad.mul_(mask)
-optimizer.step()
-for parameter in model.parameters():
-    parameter.grad = None
+for parameter in model.parameters():  # right
+    parameter.grad = None  # right
 """,
     ),
 )
@@ -191,34 +153,27 @@ def copies_of_o2(module: LintModule) -> Iterator[Finding]:
     yield from _clips_of_fp16_optimizer(module)
     if module.opt_levels != {"O2"}:
         return
-    for trace in module.traces:
-        for index, event in enumerate(trace):
-            if event.kind not in (Kind.GRADIENT, Kind.CLIP) or _never_with(
-                module, event.facts, event.scope, Kind.INITIALIZE
-            ):
-                continue
-            if event.kind is Kind.GRADIENT and _changes_copy(module, trace, event):
+    for trace, _, event in module.events(Kind.GRADIENT, Kind.CLIP):
+        if _never_with(module, event.facts, event.scope, Kind.INITIALIZE) or event.apex_block() is not None:
+            continue
+        if event.kind is Kind.GRADIENT:
+            if _changes_copy(module, trace, event):
                 yield module.finding("AMP117", event.call, "this changes the gradient of an fp16 copy under O2")
-            if event.kind is not Kind.CLIP or not event.subject.endswith(".parameters()"):
-                continue
-            if event.apex_block() is not None:
-                continue
-            scaled = [other for other in trace[:index] if other.kind is Kind.SCALE_LOSS and other.may_follow(event)]
-            if not scaled and _is_of_initialized(module, event):
-                yield module.finding("AMP104", event.call, f"`{event.name}` are the fp16 copies under O2")
-            if scaled:
-                source = scaled[-1].call
-                optimizer = argument(source, "optimizers", 1)
-                local = source in module.scope_of and module.scope_of[source] is event.scope
-                plain_parameters = not isinstance(event.call.args[0], ast.IfExp)
-                edits: tuple[Edit, ...] = ()
-                if local and optimizer is not None and isinstance(source.func, ast.Attribute) and name_of(optimizer):
-                    amp = module.source(source.func.value)
-                    if plain_parameters:
-                        edits = module.replace(event.call.args[0], f"{amp}.master_params({name_of(optimizer)})")
-                message = f"`{event.name}` are the fp16 copies under O2"
-                yield module.finding("AMP104", event.call, message, edits)
+        elif event.subject.endswith(".parameters()"):
+            scaled = events_before(trace, event, Kind.SCALE_LOSS)
+            if scaled or _is_of_initialized(module, event):
+                edits = _clip_of_masters(module, event, scaled[-1].call) if scaled else ()
+                yield module.finding("AMP104", event.call, f"`{event.name}` are the fp16 copies under O2", edits)
     yield from _edited_gradients(module)
+
+
+def _clip_of_masters(module: LintModule, event: Event, block: ast.Call) -> tuple[Edit, ...]:
+    """Return the edit that clips the master weights of the optimizer of a `scale_loss`, if that is in the function."""
+    optimizer, parameters = name_of(argument(block, "optimizers", 1) or block), event.call.args[0]
+    if module.scope_of.get(block) is not event.scope or not optimizer or isinstance(parameters, ast.IfExp):
+        return ()
+    amp = module.source(block.func.value) if isinstance(block.func, ast.Attribute) else ""
+    return module.replace(parameters, f"{amp}.master_params({optimizer})") if amp else ()
 
 
 def _never_with(module: LintModule, facts: Facts, scope: Scope, kind: Kind) -> bool:
@@ -258,30 +213,22 @@ def _flags(module: LintModule, facts: Facts, scope: Scope) -> Facts:
 def _is_of_initialized(module: LintModule, event: Event) -> bool:
     """Return whether a class clips the parameters of a model that another of its methods gave to `amp.initialize`."""
     model = event.subject.removesuffix(".parameters()")
-    prepared = [call for call in module.calls_of("apex.amp.initialize") if name_of(_model(call)) == model]
-    homes = [module.scope_of[call].owner for call in prepared]
+    calls = module.calls_of("apex.amp.initialize")
+    homes = [module.scope_of[call].owner for call in calls if name_of(argument(call, "models", 0) or call) == model]
     return model.startswith("self.") and event.scope.owner is not None and event.scope.owner in homes
-
-
-def _model(call: ast.Call) -> ast.expr:
-    return argument(call, "models", 0) or call
 
 
 def _clips_of_fp16_optimizer(module: LintModule) -> Iterator[Finding]:
     """Yield clipping of a model's parameters after the backward pass of Apex's `FP16_Optimizer`."""
-    for trace, index, event in module.events(Kind.CLIP):
-        if not event.subject.endswith(".parameters()"):
+    for trace, _, event in module.events(Kind.CLIP):
+        passes = events_before(trace, event, Kind.FOREIGN_BACKWARD) if event.subject.endswith(".parameters()") else []
+        if not passes or _never_with(module, event.facts, event.scope, Kind.FP16_OPTIMIZER):
             continue
-        if _never_with(module, event.facts, event.scope, Kind.FP16_OPTIMIZER):
-            continue
-        passes = [other for other in trace[:index] if other.kind is Kind.FOREIGN_BACKWARD and other.may_follow(event)]
-        if passes and isinstance(passes[-1].call.func, ast.Attribute):
-            owner = passes[-1].call.func.value
-            values = module.values_of(name_of(owner), passes[-1].scope) or []
-            made = {module.resolve(one.func) or "" for one in values if isinstance(one, ast.Call)}
-            if any(name.startswith("apex.") and name.endswith(".FP16_Optimizer") for name in made):
-                message = f"`{event.name}` are the fp16 copies of `{name_of(owner)}`"
-                yield module.finding("AMP104", event.call, message)
+        owner = name_of(passes[-1].receiver)
+        values = module.values_of(owner, passes[-1].scope) or []
+        made = {module.resolve(one.func) or "" for one in values if isinstance(one, ast.Call)}
+        if any(name.startswith("apex.") and name.endswith(".FP16_Optimizer") for name in made):
+            yield module.finding("AMP104", event.call, f"`{event.name}` are the fp16 copies of `{owner}`")
 
 
 def _changes_copy(module: LintModule, trace: Trace, event: Event) -> bool:
@@ -292,14 +239,10 @@ def _changes_copy(module: LintModule, trace: Trace, event: Event) -> bool:
     loop = event.loops[-1] if event.loops else None
     if not isinstance(loop, ast.For):
         return False
-    source = (
-        loop.iter.func.attr if isinstance(loop.iter, ast.Call) and isinstance(loop.iter.func, ast.Attribute) else ""
-    )
-    index = trace.index(event)
-    before = any(other.kind is Kind.SCALE_LOSS and other.may_follow(event) for other in trace[:index])
-    after = any(other.kind is Kind.STEP and other.may_follow(event) for other in trace[index:])
+    source = last_name(loop.iter.func) if isinstance(loop.iter, ast.Call) else ""
     of_model = source in ("modules", "named_modules") or module.kinds.model_of_parameters(loop.iter, event.scope)
-    return bool(of_model) and before and after and event.apex_block() is None
+    before, after = events_before(trace, event, Kind.SCALE_LOSS), events_after(trace, event, Kind.STEP)
+    return bool(of_model and before and after)
 
 
 def _edited_gradients(module: LintModule) -> Iterator[Finding]:
@@ -357,17 +300,13 @@ def _is_gradient(node: ast.expr) -> bool:
         """
 from apex import amp
 
-scaled_loss = amp.scale_loss(loss, optimizer)  # AMP107
-scaled_loss.backward()
+scaled_loss = amp.scale_loss(loss, optimizer)  # AMP107  # wrong
+scaled_loss.backward()  # wrong
+block = amp.scale_loss(loss, optimizer)  # right
+with block as scaled_loss:  # right
+    scaled_loss.backward()  # right
 """,
-        """
-from apex import amp
-
-block = amp.scale_loss(loss, optimizer)
-with block as scaled_loss:
-    scaled_loss.backward()
-""",
-    ),
+    )
 )
 def without_with(module: LintModule) -> Iterator[Finding]:
     """`scale_loss` whose result is used as if it were the loss."""
@@ -399,35 +338,23 @@ from apex import amp
 for batch in loader:
     with amp.scale_loss(loss, optimizer, delay_unscale=True) as scaled_loss:  # AMP110
         scaled_loss.backward()
+    with amp.scale_loss(other_loss, optimizer) as scaled_loss:  # right
+        scaled_loss.backward()  # right
     optimizer.step()
+    optimizer.zero_grad()  # right
 """,
-        """
-from apex import amp
-
-for batch in loader:
-    with amp.scale_loss(loss, optimizer, delay_unscale=True) as scaled_loss:
-        scaled_loss.backward()
-    with amp.scale_loss(other_loss, optimizer) as scaled_loss:
-        scaled_loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-""",
-    ),
+    )
 )
 def never_unscaled(module: LintModule) -> Iterator[Finding]:
     """Optimizers of which every `scale_loss` delays unscaling."""
     for trace, index, event in module.events(Kind.SCALE_LOSS):
         of_same = [other for other in trace if other.kind is Kind.SCALE_LOSS and other.target == event.target]
-        if not all(_delays(other.call) for other in of_same) or event is not of_same[-1]:
+        delays = (is_literal(argument(other.call, "delay_unscale", 4), True) for other in of_same)
+        if event is not of_same[-1] or not all(delays):
             continue
         steps = [other for other in trace[index:] if other.kind is Kind.STEP and other.subject == event.target]
         if any(step.may_follow(event) for step in steps):
             yield module.finding("AMP110", event.call, f"the gradients of `{plain(event.target)}` are never unscaled")
-
-
-def _delays(call: ast.Call) -> bool:
-    value = argument(call, "delay_unscale", 4)
-    return is_literal(value, True)
 
 
 @rule(
@@ -443,23 +370,13 @@ from apex import amp
 for batch in loader:
     optimizer_a.zero_grad()
     optimizer_b.zero_grad()
-    with amp.scale_loss(loss, optimizer_a) as scaled_loss:
+    with amp.scale_loss(loss, optimizer_a) as scaled_loss:  # wrong
+    with amp.scale_loss(loss, [optimizer_a, optimizer_b]) as scaled_loss:  # right
         scaled_loss.backward()
     optimizer_a.step()
     optimizer_b.step()  # AMP125
 """,
-        """
-from apex import amp
-
-for batch in loader:
-    optimizer_a.zero_grad()
-    optimizer_b.zero_grad()
-    with amp.scale_loss(loss, [optimizer_a, optimizer_b]) as scaled_loss:
-        scaled_loss.backward()
-    optimizer_a.step()
-    optimizer_b.step()
-""",
-    ),
+    )
 )
 def scaled_by_another(module: LintModule) -> Iterator[Finding]:
     """Steps with gradients that a `scale_loss` of other optimizers has left scaled."""
@@ -535,14 +452,8 @@ from apex import amp
 
 with amp.scale_loss(loss, optimizer) as scaled_loss:
     scaled_loss.backward()
-total += scaled_loss.item()  # AMP118
-""",
-        """
-from apex import amp
-
-with amp.scale_loss(loss, optimizer) as scaled_loss:
-    scaled_loss.backward()
-total += loss.item()
+total += scaled_loss.item()  # AMP118  # wrong
+total += loss.item()  # right
 """,
         fixable=True,
     ),
@@ -555,14 +466,8 @@ total += loss.item()
         """
 scaled = scaler.scale(loss)
 scaled.backward()
-total += scaled.item()  # AMP228
-scaler.step(optimizer)
-scaler.update()
-""",
-        """
-scaled = scaler.scale(loss)
-scaled.backward()
-total += scaled.item() / scaler.get_scale()
+total += scaled.item()  # AMP228  # wrong
+total += scaled.item() / scaler.get_scale()  # right
 scaler.step(optimizer)
 scaler.update()
 """,
@@ -589,9 +494,8 @@ def scaled_loss_read(module: LintModule) -> Iterator[Finding]:
                 loss = argument(inner, "loss", 0)
                 edits = () if loss is None or not name_of(loss) else module.replace(node, name_of(loss))
                 yield module.finding("AMP118", call, f"`{node.id}` follows the loss scale", edits)
-            elif isinstance(inner.func, ast.Attribute) and inner.func.attr == "scale":
-                if module.kinds.of(inner.func.value, module.scope_of[call]) == "scaler":
-                    yield module.finding("AMP228", call, f"`{node.id}` follows the loss scale")
+            elif module.kinds.of_method(inner, "scale", module.scope_of[call]) == "scaler":
+                yield module.finding("AMP228", call, f"`{node.id}` follows the loss scale")
 
 
 def _values_at(module: LintModule, call: ast.Call, name: str) -> list[ast.expr]:

@@ -8,7 +8,16 @@ from collections.abc import Iterator
 from ampcompare.source.amp_names import AUTOCASTS
 from ampcompare.source.branches import conditions, contradict
 from ampcompare.source.edits import Edit
-from ampcompare.source.lint.module import Finding, LintModule, Mistake, literal, name_of, rule
+from ampcompare.source.lint.module import (
+    Finding,
+    LintModule,
+    Mistake,
+    events_after,
+    events_before,
+    literal,
+    name_of,
+    rule,
+)
 from ampcompare.source.lint.update_events import Context, Event, Kind
 from ampcompare.source.module import Scope
 from ampcompare.source.syntax import argument, is_literal
@@ -28,19 +37,12 @@ import torch
 
 with torch.autocast("cuda"):
     loss = model(batch)
-    loss.backward()  # AMP221
+    loss.backward()  # AMP221  # wrong
+    with torch.autocast("cuda", enabled=False):  # right
+        penalty.backward()  # right
+loss.backward()  # right
 """,
-        """
-import torch
-
-with torch.autocast("cuda"):
-    loss = model(batch)
-    with torch.autocast("cuda", enabled=False):
-        penalty.backward()
-loss.backward()
-""",
-        fixable=True,
-    ),
+    )
 )
 def backward_in_autocast(module: LintModule) -> Iterator[Finding]:
     """Backward passes inside an autocast block."""
@@ -48,36 +50,13 @@ def backward_in_autocast(module: LintModule) -> Iterator[Finding]:
         block = event.autocast()
         if block is not None and _may_be_on(block, event):
             shown = f"the autocast block begins in line {block.node.lineno}"
-            yield module.finding("AMP221", event.call, shown, _moved_out(module, event, block))
+            yield module.finding("AMP221", event.call, shown)
 
 
 def _may_be_on(block: Context, event: Event) -> bool:
     """Return whether the argument `enabled` of an autocast can be true under the conditions of an event."""
     enabled = None if block.call is None else argument(block.call, "enabled")
     return enabled is None or not contradict(conditions(enabled, True), event.facts)
-
-
-def _moved_out(module: LintModule, event: Event, block: Context) -> tuple[Edit, ...]:
-    """Return the edits that end an autocast block before the backward pass, if only plain lines follow it there."""
-    body = block.node.body
-    if event.statement not in body[1:] or len(block.node.items) > 1:
-        return ()
-    rest = body[body.index(event.statement) :]
-    plain = all(isinstance(one, ast.Expr) and one.lineno == one.end_lineno and module.is_alone(one) for one in rest)
-    outer, inner = module.indent(block.node), module.indent(event.statement)
-    if (
-        not plain
-        or not inner.startswith(outer)
-        or module.text[module.start(block.node) - len(outer) : module.start(block.node)] != outer
-    ):
-        return ()
-    starts = [module.line_start(line) for line in range(rest[0].lineno, (rest[-1].end_lineno or 0) + 1)]
-    extra = len(inner) - len(outer)
-    if extra <= 0 or not all(
-        module.text.startswith(inner, start) or not module.text[start : start + 1].strip() for start in starts
-    ):
-        return ()
-    return tuple(Edit(start, start + extra, "") for start in starts if module.text.startswith(inner, start))
 
 
 @rule(
@@ -91,32 +70,24 @@ def _moved_out(module: LintModule, event: Event, block: Context) -> tuple[Edit, 
         """
 import torch
 
-with torch.autocast("cuda", dtype=torch.bfloat16):
-    for batch in loader:
-        optimizer.zero_grad()
+with torch.autocast("cuda", dtype=torch.bfloat16):  # wrong
+    for batch in loader:  # wrong
+        optimizer.zero_grad()  # wrong
+for batch in loader:  # right
+    optimizer.zero_grad()  # right
+    with torch.autocast("cuda", dtype=torch.bfloat16):  # right
         loss = model(batch)
-        loss.backward()
-        optimizer.step()  # AMP237
+        loss.backward()  # wrong
+        optimizer.step()  # AMP237  # wrong
+    loss.backward()  # right
+    optimizer.step()  # right
 """,
-        """
-import torch
-
-for batch in loader:
-    optimizer.zero_grad()
-    with torch.autocast("cuda", dtype=torch.bfloat16):
-        loss = model(batch)
-    loss.backward()
-    optimizer.step()
-""",
-    ),
+    )
 )
 def loop_in_autocast(module: LintModule) -> Iterator[Finding]:
     """Steps of a loop that runs inside of one autocast block, whose copies of the weights grow old."""
-    for trace, index, event in module.events(Kind.STEP, Kind.SCALER_STEP):
-        if not event.loops:
-            continue
-        passes = [one for one in trace[:index] if one.kind is Kind.BACKWARD and one.may_follow(event)]
-        if not any(one.loops == event.loops for one in passes):
+    for trace, _, event in module.events(Kind.STEP, Kind.SCALER_STEP):
+        if not event.loops or all(one.loops != event.loops for one in events_before(trace, event, Kind.BACKWARD)):
             continue
         line = _line_of_block_around(module, event) or _line_of_decorator(module, event)
         if line and not module.mentions(r"clear_autocast_cache"):
@@ -160,17 +131,13 @@ def _caches(call: ast.Call | None) -> bool:
         """
 import torch
 
-torch.autocast("cuda")  # AMP222
-loss = model(batch)
+torch.autocast("cuda")  # AMP222  # wrong
+loss = model(batch)  # wrong
+context = torch.autocast("cuda")  # right
+with context:  # right
+    loss = model(batch)  # right
 """,
-        """
-import torch
-
-context = torch.autocast("cuda")
-with context:
-    loss = model(batch)
-""",
-    ),
+    )
 )
 def autocast_not_entered(module: LintModule) -> Iterator[Finding]:
     """Autocast that no `with` enters, and autocast that `with` enters or that decorates without a call."""
@@ -198,18 +165,13 @@ def autocast_not_entered(module: LintModule) -> Iterator[Finding]:
         """
 import torch
 
-with torch.autocast("cuda:0"):  # AMP229
-    loss = model(batch)
-""",
-        """
-import torch
-
-device = torch.device("cuda:0")
-with torch.autocast(device.type):
+with torch.autocast("cuda:0"):  # AMP229  # wrong
+device = torch.device("cuda:0")  # right
+with torch.autocast(device.type):  # right
     loss = model(batch)
 """,
         fixable=True,
-    ),
+    )
 )
 def device_of_autocast(module: LintModule) -> Iterator[Finding]:
     """`torch.autocast` without a device type, or with something else than the type of a device."""
@@ -253,18 +215,12 @@ import torch
 
 criterion = torch.nn.BCELoss()
 with torch.autocast("cuda"):
-    loss = criterion(model(batch), target)  # AMP230
+    loss = criterion(model(batch), target)  # AMP230  # wrong
+    output = model(batch)  # right
+    with torch.autocast("cuda", enabled=False):  # right
+        loss = criterion(output.float(), target)  # right
 """,
-        """
-import torch
-
-criterion = torch.nn.BCELoss()
-with torch.autocast("cuda"):
-    output = model(batch)
-    with torch.autocast("cuda", enabled=False):
-        loss = criterion(output.float(), target)
-""",
-    ),
+    )
 )
 def cross_entropy_in_autocast(module: LintModule) -> Iterator[Finding]:
     """`binary_cross_entropy` of probabilities under autocast of a GPU."""
@@ -295,29 +251,21 @@ import torch
 
 with torch.autocast("cuda", dtype=torch.float16):
     loss = model(batch)
-loss.backward()  # AMP232
-optimizer.step()
-""",
-        """
-import torch
-
-with torch.autocast("cuda", dtype=torch.float16):
-    loss = model(batch)
-scaler.scale(loss).backward()
-scaler.step(optimizer)
-scaler.update()
+loss.backward()  # AMP232  # wrong
+optimizer.step()  # wrong
+scaler.scale(loss).backward()  # right
+scaler.step(optimizer)  # right
+scaler.update()  # right
 """,
         guard="autocast-without-dtype",
-    ),
+    )
 )
 def fp16_without_scaler(module: LintModule) -> Iterator[Finding]:
     """Training under fp16 autocast, in a module without any loss scaling."""
     if module.mentions(r"(?i)scaler|loss_?scale|accelerat|deepspeed|fabric|lightning|\bapex\b|bfloat16|bf16"):
         return
-    for trace, index, event in module.events(Kind.BACKWARD):
-        if "(" in event.subject:
-            continue
-        steps = [one for one in trace[index:] if one.kind is Kind.STEP and one.may_follow(event)]
+    for trace, _, event in module.events(Kind.BACKWARD):
+        steps = events_after(trace, event, Kind.STEP) if "(" not in event.subject else []
         if steps and _is_computed_in_fp16(module, event):
             yield module.finding("AMP232", event.call, f"`{event.name}` comes from fp16 autocast")
 

@@ -6,7 +6,6 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ampcompare.source.edits import Edit
 from ampcompare.source.lint.module import Finding, LintModule, Mistake, is_off, literal, name_of, rule
 from ampcompare.source.lint.update_events import Kind, plain
 from ampcompare.source.syntax import argument, argument_values
@@ -36,17 +35,10 @@ import torch
 from apex import amp
 
 model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
-torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)  # AMP119
+torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)  # AMP119  # wrong
+torch.save({"optimizer": optimizer.state_dict(), "amp": amp.state_dict()}, path)  # right
+torch.save(model.state_dict(), weights)  # right
 """,
-        """
-import torch
-from apex import amp
-
-model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
-torch.save({"optimizer": optimizer.state_dict(), "amp": amp.state_dict()}, path)
-torch.save(model.state_dict(), weights)
-""",
-        fixable=True,
         guard="amp-state-unsaved",
     ),
     Mistake(
@@ -60,16 +52,10 @@ torch.save(model.state_dict(), weights)
 import torch
 
 scaler = torch.amp.GradScaler("cuda")
-torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)  # AMP226
+torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)  # AMP226  # wrong
+torch.save({"optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}, path)  # right
+torch.save(model.state_dict(), weights)  # right
 """,
-        """
-import torch
-
-scaler = torch.amp.GradScaler("cuda")
-torch.save({"optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}, path)
-torch.save(model.state_dict(), weights)
-""",
-        fixable=True,
     ),
 )
 def state_unsaved(module: LintModule) -> Iterator[Finding]:
@@ -98,12 +84,8 @@ def state_unsaved(module: LintModule) -> Iterator[Finding]:
             if code == "AMP226" and _steps_without_scaler(module, call, saved):
                 continue
             shown = "the state of the optimizer is saved, but that of the loss scale is not"
-            edits: tuple[Edit, ...] = ()
-            # In an empty dict there is no place for it; where only the optimizer is loaded, it is half a correction.
-            if isinstance(saved, ast.Dict) and saved.keys and not _loads_of_optimizer_alone(module):
-                edits = _added_state(module, code, maker, call, saved)
             reported |= {saved} if saved is not None else set()
-            yield module.finding(code, call, shown, edits)
+            yield module.finding(code, call, shown)
 
 
 def _is_passed_to_saver(module: LintModule) -> bool:
@@ -263,43 +245,7 @@ def _is_state_of_optimizer(module: LintModule, value: ast.expr | None) -> bool:
     if isinstance(value, ast.Name):
         values = module.scope_of[value].values.get(value.id, [])
         return any(isinstance(each, ast.Call) and _is_state_of_optimizer(module, each) for each in values)
-    if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute) or value.func.attr != "state_dict":
-        return False
-    return module.kinds.of(value.func.value, module.scope_of[value]) == "optimizer"
-
-
-def _added_state(module: LintModule, code: str, maker: ast.Call, call: ast.Call, saved: ast.Dict) -> tuple[Edit, ...]:
-    """Return the edit that adds the state to the dict, where its object is surely there."""
-    scope = module.scope_of[call]
-    if code == "AMP119":
-        if (
-            not isinstance(maker.func, ast.Attribute)
-            or module.is_conditional(maker)
-            or scope is not module.scope_of[maker]
-        ):
-            return ()
-        owner, key = module.source(maker.func.value), "amp"
-    else:
-        statement = module.parents[maker]
-        if not isinstance(statement, ast.Assign) or module.is_conditional(maker):
-            return ()
-        owner, key = name_of(statement.targets[0]), "scaler"
-        home = module.scope_of[maker]
-        of_class = owner.startswith("self.") and scope.owner is not None and scope.owner is home.owner
-        if not owner or not (of_class or home is scope):
-            return ()
-    last = saved.values[-1]
-    quote = module.source(saved.keys[-1])[0] if isinstance(saved.keys[-1], ast.Constant) else '"'
-    quote = quote if quote in "'\"" else '"'
-    entry = f"{quote}{key}{quote}: {owner}.state_dict()"
-    end = module.end(last)
-    if last.end_lineno == saved.end_lineno or saved.keys[-1] is None:
-        return (Edit(end, end, f", {entry}"),)
-    line = module.line_start(saved.keys[-1].lineno)
-    written = module.text[line : module.start(saved.keys[-1])]
-    if written.strip():
-        return (Edit(end, end, f", {entry}"),)
-    return (Edit(end, end, f",{module.newline}{written}{entry}"),)
+    return value is not None and module.kinds.of_method(value, "state_dict", module.scope_of[value]) == "optimizer"
 
 
 @rule(
@@ -315,14 +261,7 @@ from apex import amp
 
 torch.save({"optimizer": optimizer.state_dict(), "amp": amp.state_dict()}, path)
 optimizer.load_state_dict(torch.load(path)["optimizer"])  # AMP122
-""",
-        """
-import torch
-from apex import amp
-
-torch.save({"optimizer": optimizer.state_dict(), "amp": amp.state_dict()}, path)
-optimizer.load_state_dict(torch.load(path)["optimizer"])
-amp.load_state_dict(torch.load(path)["amp"])
+amp.load_state_dict(torch.load(path)["amp"])  # right
 """,
     ),
     Mistake(
@@ -336,13 +275,7 @@ import torch
 
 torch.save({"optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}, path)
 optimizer.load_state_dict(torch.load(path)["optimizer"])  # AMP231
-""",
-        """
-import torch
-
-torch.save({"optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}, path)
-optimizer.load_state_dict(torch.load(path)["optimizer"])
-scaler.load_state_dict(torch.load(path)["scaler"])
+scaler.load_state_dict(torch.load(path)["scaler"])  # right
 """,
     ),
 )
@@ -354,7 +287,7 @@ def state_unloaded(module: LintModule) -> Iterator[Finding]:
     if next(module.calls_of("apex.amp.state_dict"), None) is not None:
         shown = "the state of the optimizer is loaded, but that of Apex is saved and never loaded"
         yield module.finding("AMP122", of_optimizer[0], shown)
-    elif any(_is_state_of_scaler(module, call) for call in module.calls):
+    elif any(module.kinds.of_method(one, "state_dict", module.scope_of[one]) == "scaler" for one in module.calls):
         shown = "the state of the optimizer is loaded, but that of the scaler is saved and never loaded"
         yield module.finding("AMP231", of_optimizer[0], shown)
 
@@ -362,19 +295,10 @@ def state_unloaded(module: LintModule) -> Iterator[Finding]:
 def _loads_of_optimizer_alone(module: LintModule) -> list[ast.Call]:
     """Return the calls that load the state of an optimizer, in a module that surely loads none of a loss scale."""
     loads = [call for call in module.calls if name_of(call.func).endswith(".load_state_dict")]
-    of_optimizer = [
-        call
-        for call in loads
-        if isinstance(call.func, ast.Attribute)
-        and module.kinds.of(call.func.value, module.scope_of[call]) == "optimizer"
-    ]
-    return [] if any(_may_load_scale(module, call) for call in loads) else of_optimizer
-
-
-def _is_state_of_scaler(module: LintModule, call: ast.Call) -> bool:
-    if not isinstance(call.func, ast.Attribute) or call.func.attr != "state_dict":
-        return False
-    return module.kinds.of(call.func.value, module.scope_of[call]) == "scaler"
+    if any(_may_load_scale(module, call) for call in loads):
+        return []
+    kinds = module.kinds
+    return [call for call in loads if kinds.of_method(call, "load_state_dict", module.scope_of[call]) == "optimizer"]
 
 
 def _may_load_scale(module: LintModule, call: ast.Call) -> bool:

@@ -9,7 +9,18 @@ from collections.abc import Iterator
 from ampcompare.source.amp_names import CLIPS
 from ampcompare.source.branches import conditions
 from ampcompare.source.edits import Edit
-from ampcompare.source.lint.module import EXITS, Finding, LintModule, Mistake, Trace, events_between, name_of, rule
+from ampcompare.source.lint.module import (
+    EXITS,
+    Finding,
+    LintModule,
+    Mistake,
+    Trace,
+    events_after,
+    events_before,
+    events_between,
+    name_of,
+    rule,
+)
 from ampcompare.source.lint.update_events import FINITE, Event, Kind, plain
 from ampcompare.source.module import Scope
 from ampcompare.source.syntax import argument, is_literal
@@ -35,16 +46,8 @@ SCALE_WORDS = re.compile(r"get_scale|inv_scale")
 import torch
 
 scaler.scale(loss).backward()
+scaler.unscale_(optimizer)  # right
 torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # AMP201
-scaler.step(optimizer)
-scaler.update()
-""",
-        """
-import torch
-
-scaler.scale(loss).backward()
-scaler.unscale_(optimizer)
-torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
 scaler.step(optimizer)
 scaler.update()
 """,
@@ -58,16 +61,10 @@ scaler.update()
         "call `scaler.unscale_(optimizer)` before gradients are read or changed",
         """
 scaler.scale(loss).backward()
+for p in model.parameters():  # right
+    p.grad.mul_(mask)  # right
+scaler.unscale_(optimizer)  # right
 total = sum(p.grad.norm() ** 2 for p in model.parameters())  # AMP218
-scaler.step(optimizer)
-scaler.update()
-""",
-        """
-scaler.scale(loss).backward()
-for p in model.parameters():
-    p.grad.mul_(mask)
-scaler.unscale_(optimizer)
-total = sum(p.grad.norm() ** 2 for p in model.parameters())
 scaler.step(optimizer)
 scaler.update()
 """,
@@ -140,11 +137,9 @@ def _scaled_finding(module: LintModule, event: Event, last: Event, steps: list[E
     same_place = steps[0].scope is event.scope and steps[0].loops == event.loops
     known = all(event.facts.get(key) == value for key, value in last.facts.items())
     if code == "AMP201" and len(names) == 1 and same_place and known and may_unscale:
-        function, argument = steps[0].call.func, steps[0].call.args[:1]
-        assert isinstance(function, ast.Attribute)
-        optimizer = "".join(map(module.source, argument))
-        line = f"{module.source(function.value)}.unscale_({optimizer})"
-        edits = module.insert_before(event.statement, line)
+        optimizer = "".join(map(module.source, steps[0].call.args[:1]))
+        line = f"{module.source(steps[0].receiver)}.unscale_({optimizer})"
+        edits = module.edit_lines(event.statement, lambda edits: edits.before(event.statement, [line]))
     return module.finding(code, event.call, f"the gradients are still scaled by `{plain(last.scaler)}`", edits)
 
 
@@ -165,6 +160,8 @@ import torch
 
 if use_amp:
     scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)  # right
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # right
     scaler.step(optimizer)  # AMP235
     scaler.update()
 else:
@@ -172,55 +169,33 @@ else:
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
 """,
-        """
-import torch
-
-if use_amp:
-    scaler.scale(loss).backward()
-    scaler.unscale_(optimizer)
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    scaler.step(optimizer)
-    scaler.update()
-else:
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-""",
-    ),
+    )
 )
 def clipped_without_scaler(module: LintModule) -> Iterator[Finding]:
     """Clipping in the branch of a plain step, where the branch of the scaler's step has none."""
-    for trace in module.traces:
-        clips = [event for event in trace if event.kind is Kind.CLIP]
-        for event in trace:
-            if event.kind is not Kind.SCALER_STEP or not clips or _may_clip(module, trace, event):
-                continue
-            for clip in clips:
-                plain_steps = [
-                    other
-                    for other in trace[trace.index(clip) + 1 :]
-                    if other.kind is Kind.STEP and other.subject == event.target and other.may_follow(clip)
-                ]
-                keys = {key for key, value in clip.facts.items() if event.facts.get(key, value) != value}
-                if keys and plain_steps and plain_steps[0].loops == event.loops == clip.loops:
-                    if all(step.facts.get(key) == clip.facts[key] for step in plain_steps for key in keys):
-                        shown = f"the gradients are clipped in line {clip.call.lineno}, before `optimizer.step()` alone"
-                        shown = shown.replace("optimizer", plain(event.target))
-                        yield module.finding("AMP235", event.call, shown)
-                        break
+    for trace, _, event in module.events(Kind.SCALER_STEP):
+        clips = [other for other in trace if other.kind is Kind.CLIP]
+        for clip in clips if clips and not _may_clip(module, trace, event) else ():
+            steps = [other for other in events_after(trace, clip, Kind.STEP) if other.subject == event.target]
+            keys = {key for key, value in clip.facts.items() if event.facts.get(key, value) != value}
+            if keys and steps and steps[0].loops == event.loops == clip.loops:
+                if all(step.facts.get(key) == clip.facts[key] for step in steps for key in keys):
+                    step = f"`{plain(event.target)}.step()`"
+                    shown = f"the gradients are clipped in line {clip.call.lineno}, before {step} alone"
+                    yield module.finding("AMP235", event.call, shown)
+                    break
 
 
 def _may_clip(module: LintModule, trace: Trace, event: Event) -> bool:
     """Return whether gradients may be clipped before a step of the scaler, by a function of any name."""
-    before = [other for other in trace[: trace.index(event)] if other.may_follow(event)]
-    scaled = [other for other in before if other.kind is Kind.BACKWARD and other.scaler == event.subject]
-    if not scaled or any(other.kind in (Kind.CLIP, Kind.GRADIENT, Kind.OPAQUE, Kind.UNSCALE) for other in before):
+    if not any(other.scaler == event.subject for other in events_before(trace, event, Kind.BACKWARD)):
+        return True
+    if events_before(trace, event, Kind.CLIP, Kind.GRADIENT, Kind.OPAQUE, Kind.UNSCALE):
         return True
     known = {id(other.call) for other in trace if other.kind is Kind.CLIP}
-    called = ast.walk(event.scope.node)
     return any(
         isinstance(node, ast.Call) and id(node) not in known and re.search(r"clip|norm_grad|agc", name_of(node.func))
-        for node in called
+        for node in ast.walk(event.scope.node)
     )
 
 
@@ -239,33 +214,22 @@ for batch in loader:
     scaler.scale(model(batch)).backward()
     scaler.unscale_(optimizer)  # AMP219
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    if not torch.isfinite(norm):
-        continue
-    scaler.step(optimizer)
+    if not torch.isfinite(norm):  # wrong
+        continue  # wrong
+    scaler.step(optimizer)  # wrong
+    if torch.isfinite(norm):  # right
+        scaler.step(optimizer)  # right
     scaler.update()
 """,
-        """
-import torch
-
-for batch in loader:
-    optimizer.zero_grad()
-    scaler.scale(model(batch)).backward()
-    scaler.unscale_(optimizer)
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    if torch.isfinite(norm):
-        scaler.step(optimizer)
-    scaler.update()
-""",
-    ),
+    )
 )
 def update_skipped(module: LintModule) -> Iterator[Finding]:
     """`unscale_` whose update depends on a condition that is decided after it."""
-    for trace, index, event in module.events(Kind.UNSCALE):
+    for trace, _, event in module.events(Kind.UNSCALE):
         if not (event.loops or _is_of_one_step(trace, event)):
             continue
-        rest = [other for other in trace[index + 1 :] if other.may_follow(event)]
-        updates = [other for other in rest if other.kind is Kind.UPDATE and other.subject == event.subject]
-        if any(other.kind is Kind.OPAQUE and other.subject == event.subject for other in rest):
+        updates = [other for other in events_after(trace, event, Kind.UPDATE) if other.subject == event.subject]
+        if any(other.subject == event.subject for other in events_after(trace, event, Kind.OPAQUE)):
             continue
         keys = {key for update in updates for key in update.facts if key not in event.facts and "%" not in key}
         for key in sorted(keys):
@@ -280,8 +244,7 @@ def update_skipped(module: LintModule) -> Iterator[Finding]:
 def _is_of_one_step(trace: Trace, event: Event) -> bool:
     """Return whether an event stands in a function that makes one step: with a backward pass, and without a loop."""
     return isinstance(event.scope.node, (ast.FunctionDef, ast.AsyncFunctionDef)) and any(
-        other.kind is Kind.BACKWARD and other.scaler == event.subject and not other.loops and other.may_follow(event)
-        for other in trace[: trace.index(event)]
+        other.scaler == event.subject and not other.loops for other in events_before(trace, event, Kind.BACKWARD)
     )
 
 
@@ -342,21 +305,13 @@ def _ends_otherwise(module: LintModule, scope: Scope, key: str, value: object) -
 import torch
 
 grads = torch.autograd.grad(scaler.scale(loss), model.parameters(), create_graph=True)  # AMP220
-penalty = sum(grad.pow(2).sum() for grad in grads).sqrt()
+penalty = sum(grad.pow(2).sum() for grad in grads).sqrt()  # wrong
+penalty = sum((grad / scaler.get_scale()).pow(2).sum() for grad in grads).sqrt()  # right
 scaler.scale(loss + penalty).backward()
 scaler.step(optimizer)
 scaler.update()
 """,
-        """
-import torch
-
-grads = torch.autograd.grad(scaler.scale(loss), model.parameters(), create_graph=True)
-penalty = sum((grad / scaler.get_scale()).pow(2).sum() for grad in grads).sqrt()
-scaler.scale(loss + penalty).backward()
-scaler.step(optimizer)
-scaler.update()
-""",
-    ),
+    )
 )
 def penalty_of_scaled(module: LintModule) -> Iterator[Finding]:
     """A gradient penalty from gradients of a scaled loss, in a function that divides by no scale."""
@@ -365,16 +320,7 @@ def penalty_of_scaled(module: LintModule) -> Iterator[Finding]:
         if not is_literal(graph, True) or outputs is None:
             continue
         scope = module.scope_of[call]
-        values = [outputs]
-        if isinstance(outputs, ast.Name):
-            values = scope.values.get(outputs.id, [])
-        scaled = [
-            value
-            for value in values
-            if isinstance(value, ast.Call)
-            and isinstance(value.func, ast.Attribute)
-            and value.func.attr == "scale"
-            and module.kinds.of(value.func.value, scope) == "scaler"
-        ]
+        values = scope.values.get(outputs.id, []) if isinstance(outputs, ast.Name) else [outputs]
+        scaled = [value for value in values if module.kinds.of_method(value, "scale", scope) == "scaler"]
         if len(scaled) == len(values) == 1 and not re.search(r"get_scale|inv_|/ *\w*scale", ast.unparse(scope.node)):
             yield module.finding("AMP220", call, "the gradients of a scaled loss are scaled too")

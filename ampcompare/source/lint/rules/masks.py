@@ -54,19 +54,12 @@ import torch
 
 with torch.autocast("cuda"):
     scores = torch.matmul(query, key.transpose(-2, -1)) / math.sqrt(64)
-    scores = scores.masked_fill(mask == 0, -1e9)  # AMP236
-""",
-        """
-import math
-import torch
-
-with torch.autocast("cuda"):
-    scores = torch.matmul(query, key.transpose(-2, -1)) / math.sqrt(64)
-    scores = scores.float().masked_fill(mask == 0, -1e9)
-    scores = other.masked_fill(mask == 0, float("-inf"))
+    scores = scores.masked_fill(mask == 0, -1e9)  # AMP236  # wrong
+    scores = scores.float().masked_fill(mask == 0, -1e9)  # right
+    scores = other.masked_fill(mask == 0, float("-inf"))  # right
 """,
         fixable=True,
-    ),
+    )
 )
 def masked_by_overflow(module: LintModule) -> Iterator[Finding]:
     """Tensors of fp16 that are filled with a number beyond its range."""

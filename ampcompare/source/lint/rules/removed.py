@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 
+from ampcompare.source.amp_names import CORE
 from ampcompare.source.branches import is_exclusive
 from ampcompare.source.edits import Edit
 from ampcompare.source.lint.module import EXITS, Finding, LintModule, Mistake, name_of, rule
@@ -15,34 +16,16 @@ from ampcompare.source.syntax import last_name
 __all__ = ["OLD_TF32", "TF32_NAMES", "is_fallback"]
 
 REMOVED = ("amp", "parallel", "fp16_utils", "RNN", "reparameterization", "pyprof")
-OF_APEX = frozenset(
-    {
-        "init",
-        "initialize",
-        "scale_loss",
-        "master_params",
-        "state_dict",
-        "load_state_dict",
-        "disable_casts",
-        "half_function",
-        "float_function",
-        "promote_function",
-        "register_half_function",
-        "register_float_function",
-        "register_promote_function",
-    }
-)
+OF_APEX = {"init", *CORE, "disable_casts"}
+OF_APEX |= {f"{how}{what}_function" for how in ("", "register_") for what in ("half", "float", "promote")}
 PACKAGES = {"torch.cuda.amp": "cuda", "torch.cpu.amp": "cpu"}
 CALLED = ("autocast", "GradScaler")
 DECORATORS = ("custom_fwd", "custom_bwd")
 AUTOCAST = ("enabled", "dtype", "cache_enabled")  # the arguments of `torch.cuda.amp.autocast`
 OLD_TF32 = (
-    "torch.backends.cuda.matmul.allow_tf32",
-    "torch.backends.cudnn.allow_tf32",
-    "torch.backends.cudnn.flags",
-    "torch.set_float32_matmul_precision",
-    "torch.get_float32_matmul_precision",
-)
+    "torch.backends.cuda.matmul.allow_tf32", "torch.backends.cudnn.allow_tf32", "torch.backends.cudnn.flags",
+    "torch.set_float32_matmul_precision", "torch.get_float32_matmul_precision",
+)  # fmt: skip
 TF32_NAMES = {"fp32_precision", *(name.rpartition(".")[2] for name in OLD_TF32)}
 CATCHES_IMPORT = ("ImportError", "ModuleNotFoundError", "Exception", "BaseException")
 OF_VERSIONS = re.compile(r"(?i)version|greater|hasattr|is_torch|torch_?\d|digit")
@@ -88,15 +71,13 @@ def _gives_up(statement: ast.Try) -> bool:
         "the script fails at the import with any later Apex",
         "move to `torch.amp` with `ampcompare migrate`, or run the script with `ampcompare exec`",
         """
-from apex import amp  # AMP301
-""",
-        """
-from apex.normalization import FusedLayerNorm
+from apex import amp  # AMP301  # wrong
+from apex.normalization import FusedLayerNorm  # right
 
-try:
-    from apex import amp
-except ImportError:
-    amp = None
+try:  # right
+    from apex import amp  # right
+except ImportError:  # right
+    amp = None  # right
 """,
     ),
     Mistake(
@@ -108,14 +89,10 @@ except ImportError:
         """
 import torch
 
-with torch.cuda.amp.scale_loss(loss, optimizer) as scaled_loss:  # AMP304
-    scaled_loss.backward()
-""",
-        """
-import torch
-
-with torch.cuda.amp.common.amp_definitely_not_available():
-    pass
+with torch.cuda.amp.scale_loss(loss, optimizer) as scaled_loss:  # AMP304  # wrong
+    scaled_loss.backward()  # wrong
+with torch.cuda.amp.common.amp_definitely_not_available():  # right
+    pass  # right
 """,
     ),
     Mistake(
@@ -125,10 +102,8 @@ with torch.cuda.amp.common.amp_definitely_not_available():
         "it was removed from that module in 2019: an ImportError",
         "move to `torch.amp`; `ampcompare exec` runs it as it is",
         """
-from apex.optimizers import FP16_Optimizer  # AMP308
-""",
-        """
-from apex.optimizers import FusedAdam
+from apex.optimizers import FP16_Optimizer  # AMP308  # wrong
+from apex.optimizers import FusedAdam  # right
 """,
     ),
     Mistake(
@@ -139,13 +114,8 @@ from apex.optimizers import FusedAdam
         "import the names that are used",
         """
 try:
-    from apex.fp16_utils import *  # AMP404
-except ImportError:
-    pass
-""",
-        """
-try:
-    from apex.fp16_utils import to_python_float
+    from apex.fp16_utils import *  # AMP404  # wrong
+    from apex.fp16_utils import to_python_float  # right
 except ImportError:
     pass
 """,
@@ -176,17 +146,12 @@ def imports(module: LintModule) -> Iterator[Finding]:
         """
 try:
     from apex import amp
-except:  # AMP120
-    use_amp = False
-""",
-        """
-try:
-    from apex import amp
-except ImportError:
+except:  # AMP120  # wrong
+except ImportError:  # right
     use_amp = False
 """,
         fixable=True,
-    ),
+    )
 )
 def bare_except(module: LintModule) -> Iterator[Finding]:
     """A bare `except:` around an import of Apex."""
@@ -228,15 +193,10 @@ def _reports(handler: ast.ExceptHandler) -> bool:
         """
 import torch
 
-scaler = torch.cuda.amp.GradScaler()  # AMP302
-with torch.cuda.amp.autocast():  # AMP302
-    loss = model(batch)
-""",
-        """
-import torch
-
-scaler = torch.amp.GradScaler("cuda")
-with torch.autocast("cuda"):
+scaler = torch.cuda.amp.GradScaler()  # AMP302  # wrong
+with torch.cuda.amp.autocast():  # AMP302  # wrong
+scaler = torch.amp.GradScaler("cuda")  # right
+with torch.autocast("cuda"):  # right
     loss = model(batch)
 """,
         fixable=True,
@@ -253,17 +213,8 @@ import torch
 
 class Square(torch.autograd.Function):
     @staticmethod
-    @torch.cuda.amp.custom_fwd  # AMP303
-    def forward(context, x):
-        return x * x
-""",
-        """
-import torch
-
-
-class Square(torch.autograd.Function):
-    @staticmethod
-    @torch.amp.custom_fwd(device_type="cuda")
+    @torch.cuda.amp.custom_fwd  # AMP303  # wrong
+    @torch.amp.custom_fwd(device_type="cuda")  # right
     def forward(context, x):
         return x * x
 """,
@@ -279,9 +230,7 @@ def device_amp(module: LintModule) -> Iterator[Finding]:
     for node in module.nodes:
         if not isinstance(node, (ast.Name, ast.Attribute)) or not isinstance(node.ctx, ast.Load):
             continue
-        if (node.id if isinstance(node, ast.Name) else node.attr) not in (*CALLED, *DECORATORS) and not isinstance(
-            node, ast.Name
-        ):
+        if isinstance(node, ast.Attribute) and node.attr not in (*CALLED, *DECORATORS):
             continue
         full = module.resolve(node) or ""
         package, _, last = full.rpartition(".")
@@ -327,20 +276,14 @@ def _changed_use(module: LintModule, node: ast.expr, name: str, device: str) -> 
     end = module.end(node)
     if name in DECORATORS:
         if call is None:
-            return (Edit(end, end, f'(device_type="{device}")'),)
+            return module.insert_text(end, f'(device_type="{device}")')
         if any(one.arg is None for one in call.keywords) or call.args:
             return None
-        return (
-            Edit(
-                _opening(module, call),
-                _opening(module, call),
-                f'device_type="{device}"' + (", " if call.keywords else ""),
-            ),
-        )
+        return module.insert_text(_opening(module, call), f'device_type="{device}"' + (", " if call.keywords else ""))
     if call is None or any(isinstance(argument, ast.Starred) for argument in call.args):
         return None
-    opening = _opening(module, call)
-    changed = [Edit(opening, opening, f'"{device}"' + (", " if call.args or call.keywords else ""))]
+    given = ", " if call.args or call.keywords else ""
+    changed = [*module.insert_text(_opening(module, call), f'"{device}"{given}')]
     if name == "autocast":  # whose arguments are in another order
         starts = [module.start(argument) for argument in call.args]
         changed += [Edit(start, start, f"{key}=") for start, key in zip(starts, AUTOCAST, strict=False)]
@@ -402,13 +345,9 @@ def _import_edits(module: LintModule, node: ast.Import | ast.ImportFrom) -> dict
         """
 import torch
 
-torch.nn.utils.clip_grad_norm(model.parameters(), 1.0)  # AMP306
-""",
-        """
-import torch
-
-torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-tensor.clip_grad_norm(1.0)
+torch.nn.utils.clip_grad_norm(model.parameters(), 1.0)  # AMP306  # wrong
+torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # right
+tensor.clip_grad_norm(1.0)  # right
 """,
         fixable=True,
     ),
@@ -421,12 +360,8 @@ tensor.clip_grad_norm(1.0)
         """
 from apex import amp
 
-amp_handle = amp.init(enabled=True)  # AMP307
-""",
-        """
-from apex import amp
-
-model, optimizer = amp.initialize(model, optimizer)
+amp_handle = amp.init(enabled=True)  # AMP307  # wrong
+model, optimizer = amp.initialize(model, optimizer)  # right
 """,
     ),
     Mistake(
@@ -438,12 +373,8 @@ model, optimizer = amp.initialize(model, optimizer)
         """
 import torch
 
-dtype = torch.get_autocast_gpu_dtype()  # AMP309
-""",
-        """
-import torch
-
-dtype = torch.get_autocast_dtype("cuda")
+dtype = torch.get_autocast_gpu_dtype()  # AMP309  # wrong
+dtype = torch.get_autocast_dtype("cuda")  # right
 """,
         fixable=True,
     ),
@@ -455,9 +386,8 @@ def calls(module: LintModule) -> Iterator[Finding]:
         if package in ("torch.cuda.amp", "torch.amp") and last in OF_APEX and isinstance(call.func, ast.Attribute):
             yield module.finding("AMP304", call, f"`{package}` has no `{last}`")
         elif full == "torch.nn.utils.clip_grad_norm":
-            end = module.end(call.func)
             written = name_of(call.func).endswith("clip_grad_norm") and isinstance(call.func, ast.Attribute)
-            edits = (Edit(end, end, "_"),) if written else ()
+            edits = module.insert_text(module.end(call.func), "_") if written else ()
             yield module.finding("AMP306", call, "`clip_grad_norm` is deprecated", edits)
         elif full == "apex.amp.init":
             yield module.finding("AMP307", call, "`amp.init` was removed")
@@ -481,18 +411,14 @@ def calls(module: LintModule) -> Iterator[Finding]:
         """
 import torch
 
-torch.backends.cuda.matmul.fp32_precision = "tf32"
-torch.backends.cudnn.allow_tf32 = True  # AMP312
+torch.backends.cuda.matmul.fp32_precision = "tf32"  # wrong
+torch.backends.cudnn.allow_tf32 = True  # AMP312  # wrong
+if hasattr(torch.backends.cuda.matmul, "fp32_precision"):  # right
+    torch.backends.cuda.matmul.fp32_precision = "tf32"  # right
+else:  # right
+    torch.backends.cuda.matmul.allow_tf32 = True  # right
 """,
-        """
-import torch
-
-if hasattr(torch.backends.cuda.matmul, "fp32_precision"):
-    torch.backends.cuda.matmul.fp32_precision = "tf32"
-else:
-    torch.backends.cuda.matmul.allow_tf32 = True
-""",
-    ),
+    )
 )
 def tf32_switches(module: LintModule) -> Iterator[Finding]:
     """Old switches of TF32 in a module that sets a new one, and not in its place."""
@@ -518,24 +444,21 @@ def tf32_switches(module: LintModule) -> Iterator[Finding]:
         "a NameError when the line runs: the import was deleted, the calls were not",
         "delete the calls too, or import `amp`",
         """
-import torch
+import torch  # wrong
+from apex import amp  # right
 
-model, optimizer = amp.initialize(model, optimizer)  # AMP305
+model, optimizer = amp.initialize(model, optimizer)  # AMP305  # wrong
+
+def prepare(amp, model):  # right
+    return amp.initialize(model)  # right
+
+
+try:  # right
+    model = amp.initialize(model)  # right
+except NameError:  # right
+    pass  # right
 """,
-        """
-from apex import amp
-
-
-def prepare(amp, model):
-    return amp.initialize(model)
-
-
-try:
-    model = amp.initialize(model)
-except NameError:
-    pass
-""",
-    ),
+    )
 )
 def not_imported(module: LintModule) -> Iterator[Finding]:
     """Calls of `amp`, where nothing binds that name."""
@@ -547,9 +470,6 @@ def not_imported(module: LintModule) -> Iterator[Finding]:
     if "amp" in bound:
         return
     for call in module.calls:
-        if name_of(call.func) in ("amp.initialize", "amp.scale_loss") and not _in_try(module, call):
-            yield module.finding("AMP305", call, "nothing in this module binds `amp`")
-
-
-def _in_try(module: LintModule, node: ast.AST) -> bool:
-    return any(isinstance(outer, ast.Try) for outer in module.ancestors(node))
+        if name_of(call.func) in ("amp.initialize", "amp.scale_loss"):
+            if not any(isinstance(outer, ast.Try) for outer in module.ancestors(call)):
+                yield module.finding("AMP305", call, "nothing in this module binds `amp`")

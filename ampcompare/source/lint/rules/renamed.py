@@ -32,15 +32,11 @@ FIRST_TORCH, FIRST_TRANSFORMERS = (2, 9), (4, 56)
         """
 import torch
 
-torch.backends.cuda.matmul.allow_tf32 = True  # AMP313
-""",
-        """
-import torch
-
-torch.backends.cuda.matmul.fp32_precision = "tf32"
+torch.backends.cuda.matmul.allow_tf32 = True  # AMP313  # wrong
+torch.backends.cuda.matmul.fp32_precision = "tf32"  # right
 """,
         fixable=True,
-    ),
+    )
 )
 def old_tf32_switch(module: LintModule) -> Iterator[Finding]:
     """Old switches of TF32; they are fixed together or not at all, since both kinds do not mix."""
@@ -95,17 +91,14 @@ def _setting(switches: tuple[str, ...], value: str) -> str:
         "deprecated, with a warning at each load",
         "write `dtype`",
         """
-from transformers import AutoModel
+from transformers import AutoModel  # wrong
+from diffusers import UNet2DModel  # right
 
-model = AutoModel.from_pretrained("gpt2", torch_dtype="auto")  # AMP314
-""",
-        """
-from diffusers import UNet2DModel
-
-model = UNet2DModel.from_pretrained("unet", torch_dtype="auto")
+model = AutoModel.from_pretrained("gpt2", torch_dtype="auto")  # AMP314  # wrong
+model = UNet2DModel.from_pretrained("unet", torch_dtype="auto")  # right
 """,
         fixable=True,
-    ),
+    )
 )
 def torch_dtype(module: LintModule) -> Iterator[Finding]:
     """`torch_dtype` of functions and classes of transformers."""

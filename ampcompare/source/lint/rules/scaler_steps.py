@@ -4,32 +4,15 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import partial
 
-from ampcompare.source.edits import Edit
-from ampcompare.source.lint.module import (
-    Finding,
-    LintModule,
-    Mistake,
-    Trace,
-    events_between,
-    last_before,
-    rule,
-)
+from ampcompare.source.edits import Edit, Edits
+from ampcompare.source.lint.module import Finding, LintModule, Mistake, Trace, events_between, last_before, rule
 from ampcompare.source.lint.update_events import Event, Kind, plain
 
 __all__: list[str] = []
 
 UNKNOWN = (Kind.OPAQUE, Kind.FOREIGN_BACKWARD)
-
-
-def _receiver(module: LintModule, event: Event) -> str:
-    """Return the source of the object whose method is called."""
-    assert isinstance(event.call.func, ast.Attribute)
-    return module.source(event.call.func.value)
-
-
-def _on(event: Event, name: str) -> bool:
-    return name in (event.subject, event.target)
 
 
 @rule(
@@ -40,19 +23,17 @@ def _on(event: Event, name: str) -> bool:
         "the second step applies the gradients again, infinite ones included: the weights become NaN",
         "delete `optimizer.step()`: `scaler.step(optimizer)` calls it if the gradients are finite",
         """
-scaler.scale(loss).backward()
-scaler.step(optimizer)
-optimizer.step()  # AMP202
-scaler.update()
-""",
-        """
-if use_amp:
-    scaler.scale(loss).backward()
-    scaler.step(optimizer)
-    scaler.update()
-else:
-    loss.backward()
-    optimizer.step()
+scaler.scale(loss).backward()  # wrong
+scaler.step(optimizer)  # wrong
+optimizer.step()  # AMP202  # wrong
+scaler.update()  # wrong
+if use_amp:  # right
+    scaler.scale(loss).backward()  # right
+    scaler.step(optimizer)  # right
+    scaler.update()  # right
+else:  # right
+    loss.backward()  # right
+    optimizer.step()  # right
 """,
         fixable=True,
     ),
@@ -64,13 +45,9 @@ else:
         "call `scaler.step(optimizer)` and `scaler.update()` instead of `optimizer.step()`",
         """
 scaler.scale(loss).backward()
+scaler.unscale_(optimizer)  # right
 optimizer.step()  # AMP203
-scaler.update()
-""",
-        """
-scaler.scale(loss).backward()
-scaler.unscale_(optimizer)
-optimizer.step()
+scaler.update()  # wrong
 """,
         fixable=True,
     ),
@@ -92,7 +69,8 @@ def steps_of_both_kinds(module: LintModule) -> Iterator[Finding]:
             backward = last_before(trace, first, Kind.BACKWARD)
             if backward is None or not backward.scaler:
                 continue
-            edits = module.delete(event.statement) if _alone(module, event) else ()
+            delete = partial(Edits.remove, statement=event.statement)
+            edits = module.edit_lines(event.statement, delete) if _alone(module, event) else ()
             message = f"`{plain(event.subject)}` steps in line {other.call.lineno} too, by the scaler"
             yield module.finding("AMP202", event.call, message, edits)
             break
@@ -112,7 +90,7 @@ def _without_scaler(module: LintModule, trace: Trace, event: Event) -> Iterator[
     scaler = plain(last.scaler)
     updates = any(other.kind is Kind.UPDATE for other in trace)
     local = last.scope is event.scope and updates and not event.call.args
-    optimizer = _receiver(module, event)
+    optimizer = module.source(event.receiver)
     edits = module.replace(event.call, f"{scaler}.step({optimizer})") if local else ()
     yield module.finding("AMP203", event.call, f"the gradients are scaled by `{scaler}`", edits)
 
@@ -133,14 +111,10 @@ def _alone(module: LintModule, event: Event) -> bool:
         """
 scaler.scale(loss).backward()
 scaler.step(optimizer)  # AMP204
-""",
-        """
-scaler.scale(loss).backward()
-scaler.step(optimizer)
-scaler.update()
+scaler.update()  # right
 """,
         fixable=True,
-    ),
+    )
 )
 def update_missing(module: LintModule) -> Iterator[Finding]:
     """A scaler that steps and is updated nowhere in the module."""
@@ -161,8 +135,9 @@ def update_missing(module: LintModule) -> Iterator[Finding]:
             if any(other.kind is Kind.OPAQUE and other.subject == event.subject for other in trace):
                 continue
             alone = len(steps) == 1 and isinstance(event.statement, ast.Expr)
-            line = f"{_receiver(module, event)}.update()"
-            edits = module.insert_after(event.statement, line) if alone else ()
+            line = f"{module.source(event.receiver)}.update()"
+            update = partial(Edits.after, statement=event.statement, lines=[line])
+            edits = module.edit_lines(event.statement, update) if alone else ()
             yield module.finding("AMP204", event.call, f"`{plain(event.subject)}` is never updated", edits)
             break
 
@@ -192,16 +167,11 @@ def steps_again(module: LintModule) -> Iterator[Finding]:
         """
 scaler.scale(loss).backward()
 scaler.unscale_(optimizer)
+scaler.step(optimizer)  # right
 scaler.update()  # AMP234
-scaler.step(optimizer)
+scaler.step(optimizer)  # wrong
 """,
-        """
-scaler.scale(loss).backward()
-scaler.unscale_(optimizer)
-scaler.step(optimizer)
-scaler.update()
-""",
-    ),
+    )
 )
 def update_first(module: LintModule) -> Iterator[Finding]:
     """An update between a scaled backward pass and the step."""
@@ -226,21 +196,14 @@ def update_first(module: LintModule) -> Iterator[Finding]:
         "call `scaler.update()` once, after the last step",
         """
 scaler.scale(loss_a).backward()
-scaler.scale(loss_b).backward()
+scaler.scale(loss_b).backward()  # wrong
 scaler.step(optimizer_a)
 scaler.update()  # AMP205
+scaler.scale(loss_b).backward()  # right
 scaler.step(optimizer_b)
 scaler.update()
 """,
-        """
-scaler.scale(loss_a).backward()
-scaler.step(optimizer_a)
-scaler.update()
-scaler.scale(loss_b).backward()
-scaler.step(optimizer_b)
-scaler.update()
-""",
-    ),
+    )
 )
 def update_between(module: LintModule) -> Iterator[Finding]:
     """An update between steps whose backward passes have all run before it."""
@@ -272,17 +235,13 @@ def update_between(module: LintModule) -> Iterator[Finding]:
         "call `scaler.unscale_(optimizer)` once per update",
         """
 scaler.scale(loss).backward()
-scaler.unscale_(optimizer)
-scaler.unscale_(optimizer)  # AMP206
-scaler.step(optimizer)
-scaler.update()
-""",
-        """
-scaler.scale(loss).backward()
-scaler.unscale_(optimizer_a)
-scaler.unscale_(optimizer_b)
-scaler.step(optimizer_a)
-scaler.step(optimizer_b)
+scaler.unscale_(optimizer)  # wrong
+scaler.unscale_(optimizer)  # AMP206  # wrong
+scaler.step(optimizer)  # wrong
+scaler.unscale_(optimizer_a)  # right
+scaler.unscale_(optimizer_b)  # right
+scaler.step(optimizer_a)  # right
+scaler.step(optimizer_b)  # right
 scaler.update()
 """,
     ),
@@ -295,16 +254,10 @@ scaler.update()
         """
 scaler.scale(loss).backward()
 scaler.step(optimizer)
+scaler.update()  # right
+scaler.scale(other_loss).backward()  # right
 scaler.unscale_(optimizer)  # AMP207
-scaler.update()
-""",
-        """
-scaler.scale(loss).backward()
-scaler.step(optimizer)
-scaler.update()
-scaler.scale(other_loss).backward()
-scaler.unscale_(optimizer)
-scaler.step(optimizer)
+scaler.step(optimizer)  # right
 scaler.update()
 """,
     ),
@@ -317,7 +270,7 @@ def unscale_again(module: LintModule) -> Iterator[Finding]:
                 if other.kind is Kind.UPDATE:
                     break
                 continue
-            if other.kind is Kind.UPDATE or (other.kind is Kind.OPAQUE and _on(other, event.subject)):
+            if other.kind is Kind.UPDATE or (other.kind is Kind.OPAQUE and other.subject == event.subject):
                 break
             if other.subject != event.subject or other.target != event.target or other.call is event.call:
                 continue
@@ -341,13 +294,9 @@ def unscale_again(module: LintModule) -> Iterator[Finding]:
         "the step ends with an AssertionError, or the gradients are unscaled without having been scaled",
         "write `scaler.scale(loss).backward()`",
         """
-loss.backward()  # AMP208
-scaler.step(optimizer)
-scaler.update()
-""",
-        """
-scaled = scaler.scale(loss)
-scaled.backward()
+loss.backward()  # AMP208  # wrong
+scaled = scaler.scale(loss)  # right
+scaled.backward()  # right
 scaler.step(optimizer)
 scaler.update()
 """,
@@ -361,13 +310,8 @@ scaler.update()
         "scale both losses with the same scaler",
         """
 scaler.scale(loss).backward()
-penalty.backward()  # AMP216
-scaler.step(optimizer)
-scaler.update()
-""",
-        """
-scaler.scale(loss).backward()
-scaler.scale(penalty).backward()
+penalty.backward()  # AMP216  # wrong
+scaler.scale(penalty).backward()  # right
 scaler.step(optimizer)
 scaler.update()
 """,
@@ -414,6 +358,6 @@ def _unscaled_finding(code: str, module: LintModule, step: Event, event: Event) 
     loss = event.call.func.value if isinstance(event.call.func, ast.Attribute) else None
     edits: tuple[Edit, ...] = ()
     if loss is not None and step.scope is event.scope and isinstance(loss, (ast.Name, ast.Attribute)):
-        edits = module.replace(loss, f"{_receiver(module, step)}.scale({module.source(loss)})")
+        edits = module.replace(loss, f"{module.source(step.receiver)}.scale({module.source(loss)})")
     shown = f"`{plain(event.subject)}` is not scaled by `{plain(step.subject)}`"
     return module.finding(code, event.call, shown, edits)

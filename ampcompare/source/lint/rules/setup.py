@@ -24,18 +24,12 @@ __all__: list[str] = []
         """
 import torch
 
-scaler = torch.amp.GradScaler("cuda")  # AMP223
+scaler = torch.amp.GradScaler("cuda")  # AMP223  # wrong
+scaler = torch.amp.GradScaler("cuda", enabled=False)  # right
 with torch.autocast("cuda", dtype=torch.bfloat16):
     loss = model(batch)
 """,
-        """
-import torch
-
-scaler = torch.amp.GradScaler("cuda", enabled=False)
-with torch.autocast("cuda", dtype=torch.bfloat16):
-    loss = model(batch)
-""",
-    ),
+    )
 )
 def scaler_with_bf16(module: LintModule) -> Iterator[Finding]:
     """A scaler that is always on, where each autocast is bf16 by a literal."""
@@ -65,25 +59,20 @@ def _dtype(module: LintModule, call: ast.Call) -> str:
         """
 import torch
 
-for batch in loader:
+for batch in loader:  # wrong
+for fold in folds:  # right
     scaler = torch.amp.GradScaler("cuda")  # AMP225
-    scaler.scale(model(batch)).backward()
-    scaler.step(optimizer)
-    scaler.update()
-    optimizer.zero_grad()
+    scaler.scale(model(batch)).backward()  # wrong
+    scaler.step(optimizer)  # wrong
+    scaler.update()  # wrong
+    optimizer.zero_grad()  # wrong
+    for batch in fold:  # right
+        scaler.scale(model(batch)).backward()  # right
+        scaler.step(optimizer)  # right
+        scaler.update()  # right
+        optimizer.zero_grad()  # right
 """,
-        """
-import torch
-
-for fold in folds:
-    scaler = torch.amp.GradScaler("cuda")
-    for batch in fold:
-        scaler.scale(model(batch)).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-""",
-    ),
+    )
 )
 def scaler_in_loop(module: LintModule) -> Iterator[Finding]:
     """A scaler that is built in the loop of its own steps."""
@@ -124,18 +113,16 @@ def _is_batch_loop(event: Event) -> bool:
         "it raises a RuntimeError: a GradScaler does not support optimizers that evaluate the loss again",
         "call the closure yourself before the step, or train this optimizer in fp32",
         """
-def closure():
-    return model(batch)
+def closure():  # wrong
+    return model(batch)  # wrong
+optimizer.step(closure)  # right
 
 
-scaler.scale(closure()).backward()
-scaler.step(optimizer, closure)  # AMP227
-scaler.update()
+scaler.scale(closure()).backward()  # wrong
+scaler.step(optimizer, closure)  # AMP227  # wrong
+scaler.update()  # wrong
 """,
-        """
-optimizer.step(closure)
-""",
-    ),
+    )
 )
 def step_with_closure(module: LintModule) -> Iterator[Finding]:
     """A closure for a step with a scaler."""
@@ -159,25 +146,14 @@ import torch
 
 scaler = torch.amp.GradScaler("cuda")
 scaler.load_state_dict(checkpoint["scaler"])
-scaler = torch.amp.GradScaler("cuda")  # AMP238
+scaler = torch.amp.GradScaler("cuda")  # AMP238  # wrong
 for batch in loader:
     optimizer.zero_grad()
     scaler.scale(model(batch)).backward()
     scaler.step(optimizer)
     scaler.update()
 """,
-        """
-import torch
-
-scaler = torch.amp.GradScaler("cuda")
-scaler.load_state_dict(checkpoint["scaler"])
-for batch in loader:
-    optimizer.zero_grad()
-    scaler.scale(model(batch)).backward()
-    scaler.step(optimizer)
-    scaler.update()
-""",
-    ),
+    )
 )
 def state_discarded(module: LintModule) -> Iterator[Finding]:
     """A new scaler in the place of one whose state was loaded."""

@@ -24,14 +24,10 @@ PRECISION = re.compile(r"(?i)\bamp\b|fp16|float16|half|mixed|bf16|apex|autocast"
         """
 from apex import amp
 
-amp._amp_state.loss_scalers[0]._loss_scale = 2**20  # AMP401
+amp._amp_state.loss_scalers[0]._loss_scale = 2**20  # AMP401  # wrong
+model, optimizer = amp.initialize(model, optimizer, max_loss_scale=2**20)  # right
 """,
-        """
-from apex import amp
-
-model, optimizer = amp.initialize(model, optimizer, max_loss_scale=2**20)
-""",
-    ),
+    )
 )
 def private_state(module: LintModule) -> Iterator[Finding]:
     """`_amp_state` and `_amp_stash` of Apex."""
@@ -58,13 +54,11 @@ def private_state(module: LintModule) -> Iterator[Finding]:
         'any non-empty string is true: `--fp16 False` switches fp16 on, as `bool("False")` is True',
         'write `action="store_true"`, or `action=argparse.BooleanOptionalAction`',
         """
-parser.add_argument("--fp16", type=bool, default=False)  # AMP403
+parser.add_argument("--fp16", type=bool, default=False)  # AMP403  # wrong
+parser.add_argument("--fp16", action="store_true")  # right
+parser.add_argument("--shuffle", type=bool, default=False)  # right
 """,
-        """
-parser.add_argument("--fp16", action="store_true")
-parser.add_argument("--shuffle", type=bool, default=False)
-""",
-    ),
+    )
 )
 def boolean_flag(module: LintModule) -> Iterator[Finding]:
     """Options of mixed precision with `type=bool`."""
@@ -88,10 +82,11 @@ def boolean_flag(module: LintModule) -> Iterator[Finding]:
 import argparse
 import torch
 
-scaler = None
+scaler = None  # wrong
 
 
-def train(model, batch, optimizer):
+def train(model, batch, optimizer):  # wrong
+def train(model, batch, optimizer, scaler=None):  # right
     if scaler is None:
         model(batch).backward()
         optimizer.step()
@@ -102,30 +97,11 @@ def train(model, batch, optimizer):
 
 
 def main():
-    global scaler
+    global scaler  # wrong
     args = argparse.ArgumentParser().parse_args()
     scaler = torch.amp.GradScaler("cuda")
 """,
-        """
-import argparse
-import torch
-
-
-def train(model, batch, optimizer, scaler=None):
-    if scaler is None:
-        model(batch).backward()
-        optimizer.step()
-    else:
-        scaler.scale(model(batch)).backward()
-        scaler.step(optimizer)
-        scaler.update()
-
-
-def main():
-    args = argparse.ArgumentParser().parse_args()
-    scaler = torch.amp.GradScaler("cuda")
-""",
-    ),
+    )
 )
 def scaler_of_main(module: LintModule) -> Iterator[Finding]:
     """Functions that read a global scaler which is None or off until the function that runs the script sets it."""

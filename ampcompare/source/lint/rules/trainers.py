@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from ampcompare.source.edits import Edit
 from ampcompare.source.lint.module import Finding, LintModule, Mistake, literal, name_of, rule
+from ampcompare.source.syntax import is_literal
 
 __all__: list[str] = []
 
@@ -34,14 +35,10 @@ HALF = re.compile(r"precision\s*=\s*(?:16\b|[\"']16(?:-mixed)?[\"'])")
         """
 import lightning.pytorch as pl
 
-trainer = pl.Trainer(precision=16, amp_backend="apex")  # AMP310
+trainer = pl.Trainer(precision=16, amp_backend="apex")  # AMP310  # wrong
+trainer = pl.Trainer(precision="16-mixed")  # right
 """,
-        """
-import lightning.pytorch as pl
-
-trainer = pl.Trainer(precision="16-mixed")
-""",
-    ),
+    )
 )
 def arguments_of_trainer(module: LintModule) -> Iterator[Finding]:
     """Arguments with which a Trainer of Lightning 1 chose Apex."""
@@ -62,14 +59,10 @@ def arguments_of_trainer(module: LintModule) -> Iterator[Finding]:
         """
 from transformers import TrainingArguments
 
-arguments = TrainingArguments("out", fp16=True, half_precision_backend="apex")  # AMP311
+arguments = TrainingArguments("out", fp16=True, half_precision_backend="apex")  # AMP311  # wrong
+arguments = TrainingArguments("out", fp16=True)  # right
 """,
-        """
-from transformers import TrainingArguments
-
-arguments = TrainingArguments("out", fp16=True)
-""",
-    ),
+    )
 )
 def options_of_transformers(module: LintModule) -> Iterator[Finding]:
     """Options with which the Trainer of transformers chose Apex: as arguments, in a dict, or on a command line."""
@@ -112,30 +105,16 @@ class Module(pl.LightningModule):
         self.automatic_optimization = False
 
     def training_step(self, batch, index):
-        loss = self.model(batch)
-        loss.backward()  # AMP233
-        self.optimizers().step()
-
-
-trainer = pl.Trainer(precision="16-mixed")
-""",
-        """
-import lightning.pytorch as pl
-
-
-class Module(pl.LightningModule):
-    def __init__(self):
-        self.automatic_optimization = False
-
-    def training_step(self, batch, index):
-        self.manual_backward(self.model(batch))
+        loss = self.model(batch)  # wrong
+        loss.backward()  # AMP233  # wrong
+        self.manual_backward(self.model(batch))  # right
         self.optimizers().step()
 
 
 trainer = pl.Trainer(precision="16-mixed")
 """,
         fixable=True,
-    ),
+    )
 )
 def backward_of_module(module: LintModule) -> Iterator[Finding]:
     """Backward passes past Lightning, in a module that optimizes by hand and trains in fp16."""
@@ -162,7 +141,6 @@ def _optimizes_by_hand(module: LintModule, node: ast.ClassDef) -> bool:
     return any(
         isinstance(part, ast.Assign)
         and name_of(part.targets[0]) == "self.automatic_optimization"
-        and isinstance(part.value, ast.Constant)
-        and part.value.value is False
+        and is_literal(part.value, False)
         for part in ast.walk(node)
     )

@@ -7,12 +7,13 @@ import re
 from collections.abc import Iterator
 
 from ampcompare.source.branches import Facts, facts_at
-from ampcompare.source.edits import Edit
 from ampcompare.source.lint.module import (
     Finding,
     LintModule,
     Mistake,
     Trace,
+    events_after,
+    events_before,
     events_between,
     first_after,
     last_before,
@@ -52,16 +53,9 @@ for i, batch in enumerate(loader):
     scaler.scale(model(batch) / 4).backward()
     if (i + 1) % 4 == 0:
         scaler.step(optimizer)
+        scaler.update()  # right
         optimizer.zero_grad()
-    scaler.update()  # AMP209
-""",
-        """
-for i, batch in enumerate(loader):
-    scaler.scale(model(batch) / 4).backward()
-    if (i + 1) % 4 == 0:
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
+    scaler.update()  # AMP209  # wrong
 """,
     ),
     Mistake(
@@ -73,17 +67,9 @@ for i, batch in enumerate(loader):
         """
 for i, batch in enumerate(loader):
     scaler.scale(model(batch) / 4).backward()
-    scaler.unscale_(optimizer)  # AMP210
+    scaler.unscale_(optimizer)  # AMP210  # wrong
     if (i + 1) % 4 == 0:
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-""",
-        """
-for i, batch in enumerate(loader):
-    scaler.scale(model(batch) / 4).backward()
-    if (i + 1) % 4 == 0:
-        scaler.unscale_(optimizer)
+        scaler.unscale_(optimizer)  # right
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
@@ -100,20 +86,10 @@ from torch.nn.utils import clip_grad_norm_
 
 for i, batch in enumerate(loader):
     scaler.scale(model(batch) / 4).backward()
-    clip_grad_norm_(model.parameters(), 1.0)  # AMP211
+    clip_grad_norm_(model.parameters(), 1.0)  # AMP211  # wrong
     if (i + 1) % 4 == 0:
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-""",
-        """
-from torch.nn.utils import clip_grad_norm_
-
-for i, batch in enumerate(loader):
-    scaler.scale(model(batch) / 4).backward()
-    if (i + 1) % 4 == 0:
-        scaler.unscale_(optimizer)
-        clip_grad_norm_(model.parameters(), 1.0)
+        scaler.unscale_(optimizer)  # right
+        clip_grad_norm_(model.parameters(), 1.0)  # right
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
@@ -185,40 +161,27 @@ def _updates_each_time(trace: Trace, event: Event) -> bool:
 from torch.nn.utils import clip_grad_norm_
 
 for batch in loader:
-    optimizer.zero_grad()
+    optimizer.zero_grad()  # wrong
     scaler.scale(model(batch)).backward()
-    scaler.step(optimizer)
+    scaler.step(optimizer)  # wrong
+    scaler.step(opt_a)  # right
+    scaler.unscale_(opt_b)  # right
+    clip_grad_norm_(other.parameters(), 1.0)  # right
+    scaler.step(opt_b)  # right
     scaler.update()
-    clip_grad_norm_(model.parameters(), 1.0)  # AMP212
+    clip_grad_norm_(model.parameters(), 1.0)  # AMP212  # wrong
+    opt_a.zero_grad()  # right
+    opt_b.zero_grad()  # right
 """,
-        """
-from torch.nn.utils import clip_grad_norm_
-
-for batch in loader:
-    scaler.scale(model(batch)).backward()
-    scaler.step(opt_a)
-    scaler.unscale_(opt_b)
-    clip_grad_norm_(other.parameters(), 1.0)
-    scaler.step(opt_b)
-    scaler.update()
-    opt_a.zero_grad()
-    opt_b.zero_grad()
-""",
-    ),
+    )
 )
 def clip_after_step(module: LintModule) -> Iterator[Finding]:
     """Clipping between a step and the next `zero_grad` or backward pass."""
-    for trace, index, event in module.events(Kind.CLIP, with_amp=True):
-        before = [
-            other
-            for other in trace[:index]
-            if other.may_follow(event) and other.kind in (*STEPS, Kind.BACKWARD, Kind.FOREIGN_BACKWARD, Kind.UNSCALE)
-        ]
-        if len(before) < 2 or before[-1].kind not in STEPS or before[-1].loops != event.loops:
+    for trace, _, event in module.events(Kind.CLIP, with_amp=True):
+        before = events_before(trace, event, *STEPS, Kind.BACKWARD, Kind.FOREIGN_BACKWARD, Kind.UNSCALE)
+        if not before or before[-1].kind not in STEPS or before[-1].loops != event.loops:
             continue
-        passes = [other for other in before if other.kind is Kind.BACKWARD]
-        later = [other for other in trace[index + 1 :] if other.may_follow(event)]
-        if not passes or any(other.kind in (*STEPS, Kind.UNSCALE) for other in later):
+        if events_after(trace, event, *STEPS, Kind.UNSCALE) or all(one.kind is not Kind.BACKWARD for one in before):
             continue
         shown = f"`{plain(_optimizer(before[-1]))}` has stepped in line {before[-1].call.lineno}"
         yield module.finding("AMP212", event.call, shown)
@@ -235,20 +198,12 @@ def clip_after_step(module: LintModule) -> Iterator[Finding]:
 for batch in loader:
     optimizer.zero_grad()
     scaler.scale(model(batch)).backward()
-    scheduler.step()  # AMP213
+    scheduler.step()  # AMP213  # wrong
     scaler.step(optimizer)
     scaler.update()
+    scheduler.step()  # right
 """,
-        """
-for batch in loader:
-    optimizer.zero_grad()
-    scaler.scale(model(batch)).backward()
-    scaler.step(optimizer)
-    scaler.update()
-    scheduler.step()
-""",
-        fixable=True,
-    ),
+    )
 )
 def scheduler_first(module: LintModule) -> Iterator[Finding]:
     """A scheduler that is called between backward pass and step."""
@@ -263,13 +218,12 @@ def scheduler_first(module: LintModule) -> Iterator[Finding]:
         if last.loops != event.loops or following.loops != event.loops or _is_own(module, event, own):
             continue
         shown = f"`{plain(_optimizer(following))}` steps after it, in line {following.call.lineno}"
-        yield module.finding("AMP213", event.call, shown, _swap_edits(module, event, following))
+        yield module.finding("AMP213", event.call, shown)
 
 
 def _is_own(module: LintModule, event: Event, classes: set[str]) -> bool:
     """Return whether a scheduler is of a class outside torch, which may set the first rate in its first step."""
-    assert isinstance(event.call.func, ast.Attribute)
-    last = name_of(event.call.func.value).rpartition(".")[2]
+    last = name_of(event.receiver).rpartition(".")[2]
     for scope in module.scopes:
         for name, values in scope.values.items():
             if name.rpartition(".")[2] != last:
@@ -284,29 +238,6 @@ def _is_own(module: LintModule, event: Event, classes: set[str]) -> bool:
     return False
 
 
-def _swap_edits(module: LintModule, event: Event, step: Event) -> tuple[Edit, ...]:
-    """Return the edit that moves the scheduler below the step and the update that follow it directly."""
-    block, index = module.siblings(event.statement)
-    if step.statement not in block[index + 1 : index + 2] or not isinstance(event.statement, ast.Expr):
-        return ()
-    last = step.statement
-    for other in block[index + 2 : index + 3]:
-        if (
-            isinstance(other, ast.Expr)
-            and isinstance(other.value, ast.Call)
-            and name_of(other.value.func).endswith(".update")
-        ):
-            last = other
-    if not module.is_alone(event.statement) or not module.is_alone(last):
-        return ()
-    first = module.line_start(event.statement.lineno)
-    end = module.line_start((event.statement.end_lineno or 0) + 1)
-    below = module.line_start((last.end_lineno or 0) + 1)
-    if not module.text[:below].endswith("\n"):
-        return ()
-    return (Edit(first, below, module.text[end:below] + module.text[first:end]),)
-
-
 @rule(
     Mistake(
         "AMP214",
@@ -316,19 +247,13 @@ def _swap_edits(module: LintModule, event: Event, step: Event) -> tuple[Edit, ..
         "call `zero_grad()` after the step or before the backward pass",
         """
 for batch in loader:
+    optimizer.zero_grad()  # right
     scaler.scale(model(batch)).backward()
-    optimizer.zero_grad()  # AMP214
+    optimizer.zero_grad()  # AMP214  # wrong
     scaler.step(optimizer)
     scaler.update()
 """,
-        """
-for batch in loader:
-    optimizer.zero_grad()
-    scaler.scale(model(batch)).backward()
-    scaler.step(optimizer)
-    scaler.update()
-""",
-    ),
+    )
 )
 def zero_grad_before_step(module: LintModule) -> Iterator[Finding]:
     """Gradients that are cleared between backward pass and step."""
@@ -355,20 +280,14 @@ def zero_grad_before_step(module: LintModule) -> Iterator[Finding]:
         "call `optimizer.zero_grad()` after every step, skipped or not",
         """
 for batch in loader:
+    for parameter in model.parameters():  # right
+        parameter.grad = None  # right
     scaler.scale(model(batch)).backward()
     scaler.step(optimizer)  # AMP215
     scaler.update()
 """,
-        """
-for batch in loader:
-    for parameter in model.parameters():
-        parameter.grad = None
-    scaler.scale(model(batch)).backward()
-    scaler.step(optimizer)
-    scaler.update()
-""",
         guard="gradients-kept",
-    ),
+    )
 )
 def zero_grad_missing(module: LintModule) -> Iterator[Finding]:
     """A loop of passes and steps whose gradients are cleared nowhere, or only in another branch or of others."""
@@ -385,11 +304,8 @@ def zero_grad_missing(module: LintModule) -> Iterator[Finding]:
             # A function of one step may be called by a file that clears, unless it does so itself in another branch.
             if event.kind not in STEPS or not (event.loops or seen):
                 continue
-            known = [
-                one
-                for one in trace[: trace.index(event)]
-                if one.kind is Kind.BACKWARD and one.loops == event.loops and _scales_for(one, event)
-            ]
+            passes = (one for one in trace[: trace.index(event)] if one.kind is Kind.BACKWARD)
+            known = [one for one in passes if one.loops == event.loops and _scales_for(one, event)]
             unknown = any(one.kind is Kind.OPAQUE and one.subject == optimizer for one in trace)
             if not known or unknown or known[-1].scope is not event.scope:
                 continue
@@ -470,23 +386,15 @@ def _stays(module: LintModule, key: str, step: Event) -> bool:
         "divide the loss by the number of accumulated passes before `backward()`",
         """
 for i, batch in enumerate(loader):
-    loss = criterion(model(batch))
+    loss = criterion(model(batch))  # wrong
+    loss = criterion(model(batch)) / accumulation_steps  # right
     scaler.scale(loss).backward()  # AMP217
     if (i + 1) % accumulation_steps == 0:
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
 """,
-        """
-for i, batch in enumerate(loader):
-    loss = criterion(model(batch)) / accumulation_steps
-    scaler.scale(loss).backward()
-    if (i + 1) % accumulation_steps == 0:
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-""",
-    ),
+    )
 )
 def loss_undivided(module: LintModule) -> Iterator[Finding]:
     """Accumulation over a number that divides nothing."""

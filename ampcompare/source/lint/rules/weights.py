@@ -88,26 +88,16 @@ def _kind_of(module: LintModule, event: Event) -> str:
         """
 import torch
 
-model.half()  # AMP224
+model.half()  # AMP224  # wrong
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for batch in loader:
+    batch = batch.half()  # right
     scaler.scale(model(batch)).backward()
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad()
 """,
-        """
-import torch
-
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for batch in loader:
-    batch = batch.half()
-    scaler.scale(model(batch)).backward()
-    scaler.step(optimizer)
-    scaler.update()
-    optimizer.zero_grad()
-""",
-    ),
+    )
 )
 def half_with_scaler(module: LintModule) -> Iterator[Finding]:
     """A model whose weights are fp16 before it is trained with a scaler."""
@@ -146,24 +136,16 @@ def _accelerates_in_fp16(module: LintModule) -> bool:
         """
 import torch
 
-model = Net().to(torch.bfloat16)
+model = Net().to(torch.bfloat16)  # wrong
+teacher = Net().to(torch.bfloat16)  # right
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)  # AMP239
 for batch in loader:
-    model(batch).backward()
+    model(batch).backward()  # wrong
+    distance(model(batch), teacher(batch)).backward()  # right
     optimizer.step()
     optimizer.zero_grad()
 """,
-        """
-import torch
-
-teacher = Net().to(torch.bfloat16)
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
-for batch in loader:
-    distance(model(batch), teacher(batch)).backward()
-    optimizer.step()
-    optimizer.zero_grad()
-""",
-    ),
+    )
 )
 def weights_in_16_bits(module: LintModule) -> Iterator[Finding]:
     """Optimizers of torch over the parameters of a model that is in 16 bits where they are built."""

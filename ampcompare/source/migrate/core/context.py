@@ -6,7 +6,7 @@ import ast
 from dataclasses import dataclass, field
 
 from ampcompare.source.edits import Edits
-from ampcompare.source.migrate.core.scalers import Scaler
+from ampcompare.source.migrate.core.scalers import CARRIED, Scaler
 from ampcompare.source.migrate.finding import NOTE, Finding
 from ampcompare.source.migrate.read.forward import Forward
 from ampcompare.source.migrate.read.names import Names
@@ -59,7 +59,7 @@ class Core:
 
     def note(self, node: ast.AST, message: str) -> None:
         """Add a note on the line of a node."""
-        self.findings.append(Finding(node.lineno, node.col_offset, NOTE, message))  # type: ignore[attr-defined]
+        self.findings.append(Finding.at(node, NOTE, message))
 
     def scaler(self, node: ast.AST, optimizer: str | None) -> str:
         """Return the expression for a scaler.
@@ -70,25 +70,17 @@ class Core:
         function = self.module.function(node)
         if function in self.local:
             return self.local[function]
-        try:
-            return self.planned.reference(optimizer)
-        except LookupError:
-            raise Unsure(
-                node, "the scaler is made in another file, and no optimizer that carries it is in scope"
-            ) from None
+        if self.planned.home != "optimizer":
+            return self.planned.expression
+        if optimizer is None:
+            raise Unsure(node, "the scaler is made in another file, and no optimizer that carries it is in scope")
+        return f"{optimizer}.{CARRIED}"
 
     def is_without_casts(self, node: ast.AST) -> bool:
         """Return whether a place is in a block of `amp.disable_casts`, in which autocast stays off."""
-        contexts = (
-            item.context_expr
-            for each in self.module.ancestors(node)
-            if isinstance(each, ast.With)
-            for item in each.items
-        )
-        return any(
-            isinstance(each, ast.Call) and self.names.meaning(each.func) == "apex.amp.disable_casts"
-            for each in contexts
-        )
+        blocks = (each for each in self.module.ancestors(node) if isinstance(each, ast.With))
+        calls = (item.context_expr for each in blocks for item in each.items if isinstance(item.context_expr, ast.Call))
+        return any(self.names.meaning(each.func) == "apex.amp.disable_casts" for each in calls)
 
     def autocast(self, node: ast.AST, optimizer: str | None) -> str:
         """Return the `with` line for a forward pass."""

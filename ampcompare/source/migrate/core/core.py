@@ -28,7 +28,7 @@ from ampcompare.source.migrate.read.neighbors import Around
 from ampcompare.source.migrate.read.order import find_order
 from ampcompare.source.migrate.read.sites import Backward, Initialize, Sites, Step, collect_sites
 from ampcompare.source.module import Function, Module
-from ampcompare.source.syntax import argument_values, dotted_name, last_name, parameters, walk
+from ampcompare.source.syntax import argument_values, dotted_name, last_name, last_part, parameters, walk
 
 __all__ = ["MAY_BE_APEX", "rewrite_core"]
 
@@ -37,6 +37,10 @@ ONE_BY_ONE = (
     "scaler.update() below all of them, together with this block"
 )
 NO_STEP = "no {0}.step() is in this file; it must become scaler.step({0}) together with this block"
+CLIPPED_INSIDE = (
+    "gradients are still scaled inside the block of scale_loss, so this clips almost everything; move it "
+    "below the block"
+)
 HANDED_ON = (
     "{0} gets the loss and the optimizer, and is no function of this file; if it scales the loss, the forward pass "
     "must run under torch.autocast here, or in the model"
@@ -136,7 +140,7 @@ def _cast_evaluation(core: Core) -> None:
     """Add autocast to `with torch.no_grad():` around calls of a model, and note the calls that stay in fp32."""
     if core.forward.missing or not core.sites.initializes or not any(each.block for each in core.sites.backwards):
         return  # the model itself runs under autocast, or nothing is trained here
-    tails = {_tail(key) for key in model_keys(core.module, core.sites)}
+    tails = {last_part(key) for key in model_keys(core.module, core.sites)}
     wrapped: set[ast.AST] = set()
     for node in core.module.nodes:
         if not isinstance(node, ast.With) or not _is_no_grad(core, node) or not _calls(node, tails):
@@ -154,26 +158,18 @@ def _cast_evaluation(core: Core) -> None:
         for function in functions:
             if function in trained or any(each in wrapped for each in walk(function)):
                 continue
-            call = next(
-                (each for each in walk(function) if isinstance(each, ast.Call) and _is_model(each, tails)), None
-            )
-            if call is not None and _evaluates(function):
-                core.note(call, "Apex cast in this forward pass too; it is in fp32 now, unless under autocast")
+            calls = _calls(function, tails)
+            if calls and _evaluates(function):
+                core.note(calls[0], "Apex cast in this forward pass too; it is in fp32 now, unless under autocast")
 
 
 def _is_no_grad(core: Core, node: ast.With) -> bool:
-    return all(
-        isinstance(item.context_expr, ast.Call) and core.names.meaning(item.context_expr.func) in NO_GRAD
-        for item in node.items
-    )
+    contexts = [item.context_expr for item in node.items]
+    return all(isinstance(each, ast.Call) and core.names.meaning(each.func) in NO_GRAD for each in contexts)
 
 
-def _is_model(call: ast.Call, tails: set[str]) -> bool:
-    return last_name(call.func) in tails
-
-
-def _calls(node: ast.AST, tails: set[str]) -> bool:
-    return any(isinstance(each, ast.Call) and _is_model(each, tails) for each in walk(node))
+def _calls(node: ast.AST, tails: set[str]) -> list[ast.Call]:
+    return [each for each in walk(node) if isinstance(each, ast.Call) and last_name(each.func) in tails]
 
 
 def _evaluates(function: ast.AST) -> bool:
@@ -202,16 +198,12 @@ def _name_carried(core: Core) -> None:
     """
     if core.planned.home != "optimizer":
         return
-    tests = {
-        each.function: _test(core.module, each, core.sites.backwards) for each in core.sites.backwards if each.block
-    }
+    passes = core.sites.backwards
+    tests = {each.function: _test(core.module, each, passes) for each in passes if each.block}
     common = next(iter(tests.values())) if len(set(tests.values())) == 1 else None
     nodes: dict[Function | None, list[ast.stmt]] = {}
-    for statement in (
-        *(each.statement for each in core.sites.backwards),
-        *(each.statement for each in core.sites.steps),
-        *(first for first, _ in core.forward.regions),
-    ):
+    statements = [each.statement for each in passes] + [each.statement for each in core.sites.steps]
+    for statement in (*statements, *(first for first, _ in core.forward.regions)):
         nodes.setdefault(core.module.function(statement), []).append(statement)
     for function, statements in nodes.items():
         test = tests.get(function, common)
@@ -254,11 +246,7 @@ def _is_known(module: Module, expression: str, function: Function, place: ast.st
 
 
 def _check_native(module: Module, names: Names, sites: Sites) -> bool:
-    """Return whether torch.amp is used in the branches of an `if` that do not use Apex.
-
-    Raises:
-        Unsure: the two may meet.
-    """
+    """Return whether torch.amp is used in the branches of an `if` that do not use Apex."""
     for step in sites.steps if sites.natives else []:
         if not sites.initializes or not _steps_apart(module, step):
             raise Unsure(step.call, "this step may follow a GradScaler or Apex; remove the branch of Apex by hand")
@@ -334,11 +322,7 @@ def _optimizer_of(core: Core, backward: Backward) -> str | None:
 
 
 def _rewrite_backward(core: Core, backward: Backward) -> None:
-    """Scale the loss of a backward pass by its scaler.
-
-    Raises:
-        Unsure: gradients are clipped or stepped inside of a block.
-    """
+    """Scale the loss of a backward pass by its scaler."""
     module, edits, statement = core.module, core.edits, backward.statement
     loss = module.source(backward.loss)
     inline: list[str] = []
@@ -355,25 +339,12 @@ def _rewrite_backward(core: Core, backward: Backward) -> None:
     if "delay_overflow_check" in backward.arguments:
         core.note(statement, "delay_overflow_check has no equivalent: GradScaler checks at the step")
     _refuse_inside(core, statement)
-    uses = [
-        node
-        for node in module.nodes
-        if isinstance(node, ast.Name)
-        and node.id == backward.name
-        and module.function(node) is backward.function
-        and isinstance(node.ctx, ast.Load)
-    ]
+    named = [node for node in module.nodes if isinstance(node, ast.Name) and node.id == backward.name]
+    uses = [node for node in named if isinstance(node.ctx, ast.Load) and module.function(node) is backward.function]
     inside = [node for node in uses if statement in module.ancestors(node)]
-    others = [
-        each
-        for each in core.sites.backwards
-        if each is not backward and each.name == backward.name and each.function is backward.function
-    ]
-    later = [
-        node
-        for node in uses
-        if node not in inside and not any(each.statement in module.ancestors(node) for each in others)
-    ]
+    # Blocks that bind the name for themselves.
+    blocks = {each.statement for each in core.sites.backwards if each.name == backward.name}
+    later = [node for node in uses if blocks.isdisjoint(module.ancestors(node))]
     if len(inside) == 1 and not later and getattr(module.parent(inside[0]), "attr", "") == "backward":
         edits.replace(inside[0], f"{scaler}.scale({loss})")
         edits.unwrap(statement, statement.body, inline)
@@ -385,11 +356,7 @@ def _rewrite_backward(core: Core, backward: Backward) -> None:
 def _refuse_inside(core: Core, statement: ast.With) -> None:
     for read in core.sites.reads:
         if statement in core.module.ancestors(read.statement) and isinstance(read.node, ast.Call):
-            raise Unsure(
-                read.node,
-                "gradients are still scaled inside the block of scale_loss, so this clips almost everything; move it "
-                "below the block",
-            )
+            raise Unsure(read.node, CLIPPED_INSIDE)
     for step in core.sites.steps:
         if statement in core.module.ancestors(step.statement):
             raise Unsure(step.call, "the step is inside the block of scale_loss, where gradients are still scaled")
@@ -397,17 +364,13 @@ def _refuse_inside(core: Core, statement: ast.With) -> None:
 
 def _refuse_without_step(module: Module, sites: Sites) -> None:
     """Refuse a loss that is scaled for an optimizer without a step in the file."""
-    stepped = {_tail(each.optimizer) for each in sites.steps}
+    stepped = {last_part(each.optimizer) for each in sites.steps}
     for backward in sites.backwards:
         for key in backward.optimizers:
-            if _tail(key) not in stepped:
+            if last_part(key) not in stepped:
                 given = backward.arguments.get("optimizers")
                 is_several = not key.replace(".", "").isidentifier() or (given is not None and is_list(module, given))
                 raise Unsure(backward.statement, (ONE_BY_ONE if is_several else NO_STEP).format(key))
-
-
-def _tail(key: str) -> str:
-    return key.rpartition(".")[2]
 
 
 def note_missing_forward(core: Core) -> None:
@@ -420,12 +383,12 @@ def note_missing_forward(core: Core) -> None:
 
 def find_handed_on(core: Core) -> Iterator[tuple[ast.Call, str]]:
     """Yield the calls of functions of other files that get a loss with an optimizer, and may scale it."""
-    known = {_tail(key) for key in core.sites.optimizers} | {_tail(each.optimizer) for each in core.sites.steps}
+    known = {last_part(key) for key in core.sites.optimizers} | {last_part(each.optimizer) for each in core.sites.steps}
     for node in core.module.calls:
         key = dotted_name(node.func)
         if key is None or key in core.module.functions or core.names.meaning(node.func) is not None:
             continue
-        given = {_tail(name) for each in argument_values(node) if (name := dotted_name(each)) is not None}
+        given = {last_part(name) for each in argument_values(node) if (name := dotted_name(each)) is not None}
         if given & known and (key in core.names.running or any("loss" in each.lower() for each in given)):
             yield node, key
 

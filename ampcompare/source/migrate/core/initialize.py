@@ -42,18 +42,14 @@ def create_scalers(core: Core) -> None:
     """
     initializes = core.sites.initializes
     single = len(initializes) == 1
-    made: list[tuple[Initialize, _ScalerSettings]] = [
-        (each, _scaler_settings(core.module, each, single=single)) for each in initializes
-    ]
+    made = [(each, _scaler_settings(core.module, each, single=single)) for each in initializes]
     for each in initializes:
         _refuse_in_expression(core, each)
         if varies(core.module, each):
             raise Unsure(each.call, AT_TIMES)
     core.update = made[0][1].update if made else ""
-    identifiers = {
-        "0" if each.loss_id is None else ast.unparse(each.loss_id) for each in core.sites.backwards if each.block
-    }
-    if made and len(identifiers) > 1:
+    blocks = [each for each in core.sites.backwards if each.block]
+    if made and len({"0" if each.loss_id is None else ast.unparse(each.loss_id) for each in blocks}) > 1:
         core.note(made[0][0].call, ONE_FOR_ALL)
     conditional = any(
         settings.enabled or (conditions_of(core.module, each) and _always_above(core, each) is None)
@@ -103,11 +99,7 @@ def _create(core: Core, initialize: Initialize, settings: _ScalerSettings, singl
 
 
 def _put_default(core: Core, initialize: Initialize, condition: ast.If, default: list[str]) -> None:
-    """Put a scaler that does nothing above the first condition of a call, unless there is one.
-
-    Raises:
-        Unsure: it would take the place of one that another call has made.
-    """
+    """Put a scaler that does nothing above the first condition of a call, unless there is one."""
     module = core.module
     above = [each for each in core.defaults if each.lineno < condition.lineno]
     if condition in core.defaults or any(module.is_in(condition, module.block(each)) for each in above):
@@ -180,14 +172,9 @@ def replace_call(core: Core, initialize: Initialize, lines: list[str]) -> None:
         sources = [leaf for each in values if each is not None for leaf in _flat(each)]
         targets = _flat(statement.targets[0])
         if len(sources) == len(targets):
-            pairs = [
-                (module.source(target), module.source(source))
-                for target, source in zip(targets, sources, strict=True)
-                if module.source(target) != module.source(source) and module.source(target) != "_"
-            ]
-            assigned = []
-            if pairs:
-                assigned = [f"{', '.join(t for t, _ in pairs)} = {', '.join(s for _, s in pairs)}"]
+            pairs = zip(map(module.source, targets), map(module.source, sources), strict=True)
+            renamed = {target: source for target, source in pairs if target not in (source, "_")}
+            assigned = [f"{', '.join(renamed)} = {', '.join(renamed.values())}"] * bool(renamed)
             edits.replace_statement(statement, assigned + lines)
             return
     if isinstance(statement, (ast.Assign, ast.Return, ast.AnnAssign, ast.Expr)):
@@ -223,9 +210,6 @@ def _scaler_settings(module: Module, initialize: Initialize, *, single: bool) ->
 
     Args:
         single: whether it is the only call, so that `update` can hold its static scale.
-
-    Raises:
-        Unsure: an opt level that Apex itself refuses.
     """
     given = initialize.arguments
     settings = _ScalerSettings()

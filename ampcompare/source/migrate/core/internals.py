@@ -17,17 +17,10 @@ if TYPE_CHECKING:
 __all__ = ["AMP_STATE", "INTERNALS", "NO_EQUIVALENT", "find_internals", "refuse_internals"]
 
 AMP_STATE = "apex.amp._amp_state"
-NAMES = frozenset(
-    {
-        "_amp_stash",
-        "_amp_scale_adjustment",
-        "_lazy_init_maybe_master_weights",
-        "_amp_lazy_init",
-        "_master_params_to_model_params",
-        "_prepare_amp_backward",
-        "_post_amp_backward",
-    }
-)
+NAMES = frozenset({
+    "_amp_stash", "_amp_scale_adjustment", "_lazy_init_maybe_master_weights", "_amp_lazy_init",
+    "_master_params_to_model_params", "_prepare_amp_backward", "_post_amp_backward",
+})  # fmt: skip
 INTERNALS = re.compile(rf"\b(?:{'|'.join(sorted(NAMES))})\b")
 NO_EQUIVALENT = "{0} is private to Apex, whose amp.initialize gave it to the optimizer; it has no equivalent"
 

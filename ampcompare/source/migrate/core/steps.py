@@ -7,11 +7,12 @@ import ast
 from ampcompare.source.amp_names import CLIPS
 from ampcompare.source.branches import branches_around, conditions_around, is_exclusive
 from ampcompare.source.migrate.core.context import Core
+from ampcompare.source.migrate.core.scalers import bound_in
 from ampcompare.source.migrate.finding import BY_HAND, Finding
 from ampcompare.source.migrate.read.sites import Read, Step, Unsure
 from ampcompare.source.module import Function, Module
 from ampcompare.source.object_kinds import ObjectKinds
-from ampcompare.source.syntax import HIDDEN, argument_values, arguments, dotted_name, last_name
+from ampcompare.source.syntax import HIDDEN, argument_values, arguments, dotted_name, last_name, last_part
 
 __all__ = ["note_joint_steps", "note_steps_apart", "place_unscale", "refuse_half_leaves", "rewrite_steps"]
 
@@ -19,6 +20,10 @@ MASTERS = "apex.amp.master_params"
 PACE = (
     "gradients are clipped or read more often than the optimizer steps, while they are scaled: the limit, or the "
     "gradients, are scaled to match; GradScaler is designed for clipping once per step"
+)
+MIXED = (
+    "gradients are read here, and another backward pass follows before the step; GradScaler unscales once between two "
+    "steps"
 )
 TOGETHER = "after an overflow Apex skips {0}; GradScaler skips each by its own gradients, so one may step alone"
 HALF_LEAF = "{0} is fp16 in the optimizer, and GradScaler refuses fp16 gradients: keep it in fp32, autocast casts it"
@@ -34,59 +39,43 @@ def place_unscale(core: Core) -> None:
     Raises:
         Unsure: gradients are read at another pace than the steps.
     """
-    groups: dict[tuple[str, int], list[Read]] = {}
+    groups: dict[tuple[str, int], tuple[Step, list[Read]]] = {}
+    blocks = {each.statement for each in core.sites.backwards if each.block}
     for read in core.sites.reads:
-        if _is_inside_block(core, read):
+        if any(outer in blocks for outer in core.module.ancestors(read.statement)):
             continue
         optimizers = read.optimizers or core.order.pending.get(id(read.node), ())
         for optimizer in optimizers:
             step = _step_after(core, read, optimizer)
-            if step is None and id(read.node) in core.order.pending:
+            if step is not None:
+                groups.setdefault((optimizer, id(step)), (step, []))[1].append(read)
+            elif id(read.node) in core.order.pending:
                 raise Unsure(read.node, "gradients that are still scaled are read in a function that does not step")
-            if step is None:
-                if read.optimizers:
-                    raise Unsure(read.node, f"no {optimizer}.step() follows these gradients in the same function")
-                continue
-            groups.setdefault((optimizer, id(step)), []).append(read)
-    steps = {id(step): step for step in core.sites.steps}
-    for (optimizer, number), reads in groups.items():
-        _place(core, optimizer, steps[number], reads)
+            elif read.optimizers:
+                raise Unsure(read.node, f"no {optimizer}.step() follows these gradients in the same function")
+    for (optimizer, _), (step, reads) in groups.items():
+        _place(core, optimizer, step, reads)
     for call in core.sites.masters:
         core.edits.replace(call, _parameters(core, call))
 
 
-def _is_inside_block(core: Core, read: Read) -> bool:
-    blocks = {each.statement for each in core.sites.backwards if each.block}
-    return any(outer in blocks for outer in core.module.ancestors(read.statement))
-
-
 def _step_after(core: Core, read: Read, optimizer: str) -> Step | None:
-    tail = optimizer.rpartition(".")[2]
-    after = [
-        step
-        for step in core.sites.steps
-        if step.function is read.function
-        and step.statement.lineno > read.statement.lineno
-        and (step.optimizer == optimizer or step.optimizer.rpartition(".")[2] == tail)
-    ]
-    return min(after, key=lambda step: step.statement.lineno, default=None)
+    steps = (each for each in core.sites.steps if last_part(each.optimizer) == last_part(optimizer))
+    after = [each for each in steps if each.function is read.function and each.lineno > read.statement.lineno]
+    return min(after, key=lambda each: each.lineno, default=None)
 
 
 def _loop(module: Module, node: ast.AST) -> ast.AST | None:
-    for outer in module.ancestors(node):
-        if isinstance(outer, (ast.For, ast.While, ast.AsyncFor, ast.FunctionDef, ast.AsyncFunctionDef)):
-            return outer
-    return None
+    kinds = (ast.For, ast.While, ast.AsyncFor, ast.FunctionDef, ast.AsyncFunctionDef)
+    return next((outer for outer in module.ancestors(node) if isinstance(outer, kinds)), None)
 
 
 def _varies(test: str, loop: ast.AST | None) -> bool:
     """Return whether a test can change between two rounds of a loop, or two calls of a function."""
     if not isinstance(loop, (ast.For, ast.While, ast.AsyncFor)):
         return True
-    bound = {dotted_name(node) for node in ast.walk(loop) if isinstance(getattr(node, "ctx", None), ast.Store)}
     nodes = list(ast.walk(ast.parse(test, mode="eval")))
-    names = {dotted_name(node) for node in nodes if isinstance(node, (ast.Name, ast.Attribute))}
-    return bool(names & bound) or any(isinstance(node, ast.Mod) for node in nodes)
+    return any(isinstance(node, ast.Mod) for node in nodes) or not bound_in(loop).isdisjoint(map(dotted_name, nodes))
 
 
 def _place(core: Core, optimizer: str, step: Step, reads: list[Read]) -> None:
@@ -118,15 +107,9 @@ def _refuse_mixed(core: Core, optimizer: str, step: Step, reads: list[Read]) -> 
     """Refuse to unscale where another backward pass would add scaled gradients to unscaled ones before the step."""
     first = min(read.statement.lineno for read in reads)
     for backward in core.sites.backwards:
-        if backward.function is not step.function or not first < backward.statement.lineno < step.statement.lineno:
-            continue
-        if optimizer not in backward.optimizers or is_exclusive(core.module, backward.statement, step.statement):
-            continue
-        raise Unsure(
-            reads[0].node,
-            "gradients are read here, and another backward pass follows before the step; GradScaler unscales once "
-            "between two steps",
-        )
+        if backward.function is step.function and first < backward.statement.lineno < step.lineno:
+            if optimizer in backward.optimizers and not is_exclusive(core.module, backward.statement, step.statement):
+                raise Unsure(reads[0].node, MIXED)
 
 
 def _read_scaled(core: Core, optimizer: str, step: Step, read: Read) -> None:
@@ -154,8 +137,7 @@ def _read_scaled(core: Core, optimizer: str, step: Step, read: Read) -> None:
     core.bracketed.add(read.statement)
     grads = f'[p.grad for group in {optimizer}.param_groups for p in group["params"] if p.grad is not None]'
     core.edits.before(
-        read.statement,
-        [f"scaled_grads = {grads}", f"{core.torch}._foreach_div_(scaled_grads, {scaler}.get_scale())"],
+        read.statement, [f"scaled_grads = {grads}", f"{core.torch}._foreach_div_(scaled_grads, {scaler}.get_scale())"]
     )
     core.edits.after(read.statement, [f"{core.torch}._foreach_mul_(scaled_grads, {scaler}.get_scale())"])
 
@@ -175,7 +157,7 @@ def _twin_branch(core: Core, read: Read) -> ast.stmt:
     module, branch = core.module, core.module.parent(read.statement)
     calls = [each for each in core.sites.masters if module.is_in(each, [read.statement])]
     if isinstance(branch, ast.If) and calls and all(_plain_parameters(core, each) is not None for each in calls):
-        if len(branch.body) == len(branch.orelse) == 1 and not module.text.startswith("elif", module.start(branch)):
+        if len(branch.body) == len(branch.orelse) == 1 and not module.is_elif(branch):
             return branch
     return read.statement
 
@@ -188,29 +170,24 @@ def _insert(core: Core, lines: list[str], statements: list[ast.stmt]) -> None:
     for statement in statements:
         index = next(i for i, each in enumerate(block) if module.is_in(statement, [each]))
         holders.setdefault(index, []).append(statement)
-    first = min(holders)
-    holder = block[first]
-    within = holders[first]
+    holder, within = block[min(holders)], holders[min(holders)]
     backwards = {each.statement for each in core.sites.backwards}
-    has_backward = any(node in backwards for node in ast.walk(holder)) and holder not in within
-    if not has_backward:
+    if holder in within or not any(node in backwards for node in ast.walk(holder)):
         core.edits.before(holder, lines)
         return
     if len(holders) > 1:
         raise Unsure(statements[-1], "gradients are read in a branch and again after it; unscale them once, by hand")
     for branch in module.blocks(holder):
-        inner = [each for each in within if module.is_in(each, branch)]
-        if inner:
+        if inner := [each for each in within if module.is_in(each, branch)]:
             _insert(core, lines, inner)
 
 
 def _common_block(module: Module, statements: list[ast.stmt]) -> list[ast.stmt]:
     """Return the innermost block that all statements are in, or below."""
     block = module.block(statements[0])
-    while True:
-        if all(module.is_in(each, block) for each in statements):
-            return block
+    while not all(module.is_in(each, block) for each in statements):
         block = module.block(module.statement(module.parent(block[0])))
+    return block
 
 
 def _plain_parameters(core: Core, call: ast.Call) -> str | None:
@@ -244,29 +221,23 @@ def _parameters(core: Core, call: ast.Call) -> str:
     """Return what replaces `amp.master_params(optimizer)`."""
     if (plain := _plain_parameters(core, call)) is not None:
         return plain
-    optimizer = dotted_name(call.args[0])
-    models = set()
-    for node in core.module.nodes:
-        if isinstance(node, ast.Assign) and any(dotted_name(target) == optimizer for target in node.targets):
-            value = node.value
-            if not isinstance(value, ast.Call) or core.names.meaning(value.func) == "apex.amp.initialize":
-                continue
-            first = value.args[0] if value.args else None
-            is_parameters = (
-                isinstance(first, ast.Call)
-                and isinstance(first.func, ast.Attribute)
-                and first.func.attr == "parameters"
-            )
-            models.add(core.module.source(first) if is_parameters and first is not None else "")
-    visible = len(models) == 1 and "" not in models
-    if visible:
-        text = next(iter(models))
-        owner = text.split("(")[0].rpartition(".")[0]
-        function = core.module.function(call)
-        scope = core.module.tree if function is None else function
-        names = {dotted_name(node) for node in ast.walk(scope) if isinstance(node, (ast.Name, ast.Attribute))}
-        names |= {node.arg for node in ast.walk(scope) if isinstance(node, ast.arg)}
-        if owner in names:
+    optimizer, module = dotted_name(call.args[0]), core.module
+    given: set[str] = set()
+    for node in module.nodes:
+        if (
+            isinstance(node, ast.Assign)
+            and isinstance(node.value, ast.Call)
+            and optimizer in map(dotted_name, node.targets)
+        ):
+            if core.names.meaning(node.value.func) != "apex.amp.initialize":
+                first = node.value.args[0] if node.value.args else node.value
+                function = first.func if isinstance(first, ast.Call) else first
+                is_parameters = isinstance(function, ast.Attribute) and function.attr == "parameters"
+                given.add(module.source(first) if is_parameters and function is not first else "")
+    if len(given) == 1 and (text := given.pop()):
+        scope = module.function(call) or module.tree
+        names = {node.arg if isinstance(node, ast.arg) else dotted_name(node) for node in ast.walk(scope)}
+        if text.split("(")[0].rpartition(".")[0] in names:
             return text
     return f'(param for group in {optimizer}.param_groups for param in group["params"])'
 
@@ -291,15 +262,14 @@ def rewrite_steps(core: Core) -> None:
 def _stepped_apart(core: Core, function: Function | None) -> list[tuple[ast.Call, str]]:
     """Return the steps, below a scaled backward pass of a function, of optimizers that Apex has nothing to do with."""
     module, sites = core.module, core.sites
-    known = {each.optimizer.rpartition(".")[2] for each in sites.steps}
+    known = {last_part(each.optimizer) for each in sites.steps}
     if any(each.function is function for each in sites.others):
         return []  # they have backward passes of their own
     passes = [each.statement for each in sites.backwards if each.block and each.function is function]
     found, roles = [], ObjectKinds(module)
     for node, stepped in module.methods("step"):
         key = dotted_name(stepped)
-        last = (key or "").rpartition(".")[2]
-        if key is None or node.args or last in known or module.function(node) is not function:
+        if key is None or node.args or last_part(key) in known or module.function(node) is not function:
             continue
         if roles.of(stepped, module.scope_of[node]) == "optimizer":
             if any(each.lineno < node.lineno and not is_exclusive(module, each, node) for each in passes):
@@ -326,7 +296,7 @@ def refuse_half_leaves(core: Core) -> None:
             values = module.values_of(dotted_name(each) or "", scope) or [each]
             if any(_is_half(core, value) for value in values):
                 message = HALF_LEAF.format(module.source(each))
-                core.findings.append(Finding(each.lineno, each.col_offset, BY_HAND, message))
+                core.findings.append(Finding.at(each, BY_HAND, message))
 
 
 def _members(given: ast.expr) -> list[ast.expr]:

@@ -11,26 +11,14 @@ from ampcompare.source.migrate.finding import Unsure
 from ampcompare.source.migrate.read.names import Names
 from ampcompare.source.migrate.read.options import UNSEEN, bind
 from ampcompare.source.module import Function, Module
-from ampcompare.source.syntax import dotted_name, elements, is_literal, last_name, walk
+from ampcompare.source.syntax import dotted_name, elements, is_literal, last_name, last_part, walk
 
 __all__ = ["Backward", "Initialize", "Read", "Sites", "Step", "Unsure", "collect_sites"]
 
 INITIALIZE = (
-    "models",
-    "optimizers",
-    "enabled",
-    "opt_level",
-    "cast_model_type",
-    "patch_torch_functions",
-    "keep_batchnorm_fp32",
-    "master_weights",
-    "loss_scale",
-    "cast_model_outputs",
-    "num_losses",
-    "verbosity",
-    "min_loss_scale",
-    "max_loss_scale",
-)
+    "models", "optimizers", "enabled", "opt_level", "cast_model_type", "patch_torch_functions", "keep_batchnorm_fp32",
+    "master_weights", "loss_scale", "cast_model_outputs", "num_losses", "verbosity", "min_loss_scale", "max_loss_scale",
+)  # fmt: skip
 # Words in the names of what a loop over parameters goes over; `hparams` is none.
 PARAMETERS = {"param", "params", "parameter", "parameters", "master", "masters", "group", "groups"}
 SCALE_LOSS = ("loss", "optimizers", "loss_id", "model", "delay_unscale", "delay_overflow_check")
@@ -87,6 +75,11 @@ class Step:
     function: Function | None
     optimizer: str
     options: tuple[str, ...] = ()
+
+    @property
+    def lineno(self) -> int:
+        """The line of the statement."""
+        return self.statement.lineno
 
 
 @dataclass
@@ -188,27 +181,20 @@ def _block(module: Module, call: ast.Call) -> Backward:
     if "loss" not in bound or optimizers is None:
         raise Unsure(call, "amp.scale_loss needs a loss and its optimizers")
     keys = [dotted_name(each) or module.source(each) for each in elements(optimizers)]
-    return Backward(
-        statement,
-        module.function(call),
-        bound["loss"],
-        tuple(keys),
-        True,
-        bound.get("loss_id"),
-        name.id if name is not None else None,
-        bound,
-    )
+    as_name = None if name is None else name.id
+    given = bound["loss"], tuple(keys), True, bound.get("loss_id"), as_name, bound
+    return Backward(statement, module.function(call), *given)
 
 
 def _add_steps(module: Module, sites: Sites, known: set[str]) -> None:
-    tails = {key.rpartition(".")[2] for key in known}
+    tails = set(map(last_part, known))
     for node, stepped in module.methods("step"):
         key = dotted_name(stepped)
         if key is None:
             key = module.source(stepped)
             if key not in known:
                 continue
-        elif key not in known and (key.rpartition(".")[2] not in tails or _holds_another(key, known)):
+        elif key not in known and (last_part(key) not in tails or _holds_another(key, known)):
             continue
         if node.args or any(each.arg in (None, "closure") for each in node.keywords):
             raise Unsure(node, "a step with a closure: GradScaler cannot skip it; call step() without arguments")
@@ -237,24 +223,23 @@ def _add_plain_backwards(module: Module, sites: Sites, known: set[str], names: N
         receiver = dotted_name(loss)
         if any(outer in bodies for outer in module.ancestors(statement)):
             continue  # of the scaled loss
-        if receiver is not None and receiver.rpartition(".")[2].startswith("optim"):
+        if receiver is not None and last_part(receiver).startswith("optim"):
             continue  # FP16_Optimizer
         if _is_of_another(node, known, names):
             if all(is_exclusive(module, node, each.statement) for each in sites.backwards if each.block):
                 continue
             raise Unsure(node, f"what {ast.unparse(node.func)} does with its loss cannot be seen in this file")
         if isinstance(loss, ast.Call) and isinstance(loss.func, ast.Attribute) and loss.func.attr == "scale":
-            blocks = [
-                each.statement for each in sites.backwards if each.block and each.function is module.function(node)
-            ]
-            if all(is_exclusive(module, node, each) for each in blocks):
-                sites.natives.append(node)
-                continue
-            raise Unsure(node, "a GradScaler scales this loss, next to Apex; remove the branch of Apex by hand")
-        if not all(_is_known(each, known) for each in _next_steps(module, node)):
-            sites.others.append(Backward(statement, module.function(node), loss, (), False))
+            blocks = [each for each in sites.backwards if each.block and each.function is module.function(node)]
+            if not all(is_exclusive(module, node, each.statement) for each in blocks):
+                raise Unsure(node, "a GradScaler scales this loss, next to Apex; remove the branch of Apex by hand")
+            sites.natives.append(node)
             continue
-        sites.backwards.append(Backward(statement, module.function(node), loss, (), False))
+        step = _next_step(module, node)
+        is_ours = step is None or last_part(step) in map(last_part, known)
+        (sites.backwards if is_ours else sites.others).append(
+            Backward(statement, module.function(node), loss, (), False)
+        )
 
 
 def _is_of_another(call: ast.Call, known: set[str], names: Names) -> bool:
@@ -270,8 +255,8 @@ def _is_of_another(call: ast.Call, known: set[str], names: Names) -> bool:
     )
 
 
-def _next_steps(module: Module, backward: ast.Call) -> list[str]:
-    """Return the optimizer of the next step below a plain backward pass in its function; none if there is none."""
+def _next_step(module: Module, backward: ast.Call) -> str | None:
+    """Return the optimizer of the next step below a plain backward pass in its function."""
     zeroed = {
         dotted_name(node.value) for node in module.nodes if isinstance(node, ast.Attribute) and node.attr == "zero_grad"
     }
@@ -284,11 +269,7 @@ def _next_steps(module: Module, backward: ast.Call) -> list[str]:
         and (key := dotted_name(stepped)) in zeroed
         and not is_exclusive(module, call, backward)
     ]
-    return [str(min(below)[1])] if below else []
-
-
-def _is_known(key: str, known: set[str]) -> bool:
-    return key in known or key.rpartition(".")[2] in {each.rpartition(".")[2] for each in known}
+    return str(min(below)[1]) if below else None
 
 
 def _add_reads(module: Module, sites: Sites, names: Names) -> None:
@@ -340,14 +321,14 @@ def _clips(node: ast.AST) -> bool:
 
 
 def _reads_grad(module: Module, node: ast.AST) -> bool:
-    if not (
-        isinstance(node, ast.Attribute) and node.attr == "grad" and isinstance(node.value, (ast.Name, ast.Attribute))
+    if (
+        not isinstance(node, ast.Attribute)
+        or node.attr != "grad"
+        or not isinstance(node.value, (ast.Name, ast.Attribute))
     ):
         return False
-    if dotted_name(node) in ("torch.autograd.grad", "autograd.grad"):
-        return False
     statement = module.statement(node)
-    if _is_own_leaf(module, node.value):
+    if dotted_name(node) in ("torch.autograd.grad", "autograd.grad") or _is_own_leaf(module, node.value):
         return False
     if isinstance(statement, ast.Assign) and node in statement.targets:
         return not is_literal(statement.value, None)
@@ -393,6 +374,4 @@ def _reading(module: Module, node: ast.AST) -> ast.stmt:
 
 
 def _is_over_parameters(loop: ast.For) -> bool:
-    names = (getattr(node, "attr", "") or getattr(node, "id", "") for node in walk(loop.iter))
-    words = {word for name in names for word in str(name).lower().split("_")}
-    return bool(words & PARAMETERS)
+    return any(not PARAMETERS.isdisjoint(last_name(node).lower().split("_")) for node in walk(loop.iter))

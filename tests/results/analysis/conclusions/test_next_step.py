@@ -148,27 +148,19 @@ def test_automatic_seeds_are_not_replaced(compared: Any) -> None:
     assert not any("--seeds 0" in step.command for step in comparison.next_steps)
 
 
-def test_a_reference_that_diverged() -> None:
-    """A lower learning rate, in a run directory of its own."""
-    records = [make_record(arm, 0, status="diverged") for arm in ("fp32", "half")]
-    comparison = make_comparison(records, arms=["fp32", "half"], command=TYPED)
-    assert [step.command for step in comparison.next_steps] == [
-        "ampcompare compare --arm fp32 --arm half --seeds 0-2 --margin 0.5 -o r-lr-0.005 --lr 0.005"
-    ]
-    assert works(comparison.next_steps[0])
-
-
-def test_a_diverged_reference_comes_first() -> None:
-    """Where the reference itself diverged, its learning rate is the cause, and the next one is a usual one."""
+@pytest.mark.parametrize(("lr", "lower"), [(0.05, "0.005"), (1e30, "0.1")])
+def test_a_diverged_reference_comes_first(lr: float, lower: str) -> None:
+    """Its learning rate is the cause; the next one is lower and usual, in a run directory of its own."""
     records = [make_record("fp32", seed, status="diverged") for seed in range(3)]
     config = records[0].config
-    optimizer = config.recipe.optimizer.model_copy(update={"lr": 1e30})
+    optimizer = config.recipe.optimizer.model_copy(update={"lr": lr})
     config = config.model_copy(update={"recipe": config.recipe.model_copy(update={"optimizer": optimizer})})
     records[0] = records[0].model_copy(update={"config": config})
     records += [make_record("half", seed, status="failed", error="overflow") for seed in range(3)]
     first, second = make_comparison(records, arms=["fp32", "half"], command=TYPED).next_steps
-    assert "--lr 0.1 " in f"{first.command} "
+    assert first.command == f"{TYPED}-lr-{lower} --lr {lower}"
     assert second.command == "ampcompare doctor --for half"
+    assert works(first)
 
 
 @pytest.mark.parametrize(("arm", "other"), [("half", "fp32"), ("fp32", "native:fp16")])

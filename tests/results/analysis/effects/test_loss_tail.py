@@ -6,18 +6,14 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.results.analysis.effects.loss_tail import loss_evidence, tail_loss
+from ampcompare.results.analysis.effects.loss_tail import tail_loss
 from ampcompare.results.analysis.gates import check_gates, parse_gate
 from ampcompare.results.analysis.inference.criteria import Criteria, criteria_of
-from ampcompare.results.analysis.inference.verdict import Design, verdicts_on
-from ampcompare.results.analysis.pairing.pairs import Pairing
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import Comparison
-from ampcompare.results.records.run import RunRecord
 from ampcompare.results.report.columns import columns, table_of, verdict_columns
 from ampcompare.results.report.overview import make_overview
 from ampcompare.testing import make_comparison, make_record
@@ -98,24 +94,6 @@ def test_equal_losses_are_identical_and_lost_seeds_make_it_conditional() -> None
     assert word.startswith("diverged 1/3")
 
 
-def test_the_family_is_its_own() -> None:
-    """Four arms are tested by Holm among themselves: the least sure interval is wider than that of one arm."""
-    generator = np.random.default_rng(3)
-    arms = {}
-    for number in range(4):
-        factors = np.exp(0.004 * generator.normal(size=5))
-        pairs = [
-            (make_record("half", seed, loss_tail=loss * factor), make_record("fp32", seed, loss_tail=loss))
-            for seed, (loss, factor) in enumerate(zip(REFERENCE, factors.tolist(), strict=True))
-        ]
-        arms[f"{number}"] = loss_evidence(Pairing([arm for arm, _ in pairs], [], pairs))
-    together = verdicts_on(arms, Criteria().loss(), Design())
-    alone = {arm: verdicts_on({arm: its}, Criteria().loss(), Design())[arm] for arm, its in arms.items()}
-    confidence = [(together[arm].confidence or 0, alone[arm].confidence or 0) for arm in arms]
-    assert all(several >= one for several, one in confidence)
-    assert any(several > one for several, one in confidence)
-
-
 def test_a_pilot_gives_the_spread() -> None:
     """Seeds that were added by a pilot's spread are tested with that spread and its degrees of freedom."""
     pairs = [
@@ -125,28 +103,6 @@ def test_a_pilot_gives_the_spread() -> None:
     effect = tail_loss(pairs, frozenset({0, 1, 2})).effect
     assert effect is not None
     assert (effect.pairs, effect.freedom) == (5, 2)
-
-
-def test_seeds_and_not_steps_are_the_unit() -> None:
-    """Runs that scatter by 1 % as a whole are seldom called different, however many steps their means are over."""
-    generator = np.random.default_rng(0)
-    template, wrong = make_record(), 0
-    for _ in range(100):
-        pairs = []
-        for seed in range(3):
-            ours, theirs = np.exp(0.01 * generator.normal(size=2)).tolist()
-            pairs.append((_with_tail(template, seed, ours), _with_tail(template, seed, theirs)))
-        evidence = {"half": loss_evidence(Pairing([arm for arm, _ in pairs], [], pairs))}
-        word = str(verdicts_on(evidence, Criteria().loss(), Design())["half"])
-        wrong += word.startswith(("better", "worse"))
-    assert wrong <= 11
-
-
-def _with_tail(record: RunRecord, seed: int, loss: float) -> RunRecord:
-    summary = record.summary.model_copy(update={"loss_tail": loss, "losses_sha256": f"{loss}"})
-    recipe = record.config.recipe.model_copy(update={"seed": seed})
-    config = record.config.model_copy(update={"recipe": recipe})
-    return record.model_copy(update={"summary": summary, "config": config})
 
 
 def test_tables_and_gates_know_the_loss() -> None:

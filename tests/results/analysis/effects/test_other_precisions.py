@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-import json
-import math
 from typing import Any
 
 import pytest
 from scipy.stats import ttest_1samp
 
-from ampcompare.results.analysis.effects.accuracy import precision_rows
 from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.records.evaluation import PrecisionResult
-from ampcompare.results.records.run import dump_json
 from ampcompare.results.report.base import FORMATS
 from ampcompare.results.report.comparison import precision_table
 from ampcompare.results.report.csv import Csv
@@ -67,23 +63,6 @@ def test_one_seed_has_no_interval_and_a_diverged_run_no_row() -> None:
     assert (row.difference, row.low, row.high) == (pytest.approx(-0.004), None, None)
     lost = make_record("fp32", status="diverged", in_precisions=[_result(0.9, 4)])
     assert make_comparison([lost], arms=["fp32"]).precisions == []
-
-
-def test_a_value_that_is_no_number_is_shown() -> None:
-    """An overflow in fp16 makes the mean NaN, without an interval, and the table says so."""
-    records = [
-        make_record("fp32", seed, in_precisions=[_result(0.5, 0, values={"top-1": float("nan")})]) for seed in range(3)
-    ]
-    # Records of shares cannot hold it; those of other metrics can.
-    (row,) = precision_rows({"fp32": records}, records[0].metric)
-    plain = make_comparison([make_record("fp32", seed) for seed in range(3)], arms=["fp32"])
-    comparison = plain.model_copy(update={"precisions": [row]})
-    table = precision_table(comparison)
-    assert table is not None
-    assert table.texts[0][2] == "nan"
-    assert comparison.precisions[0].low is None
-    again = Comparison.model_validate(json.loads(dump_json(comparison)))
-    assert math.isnan(again.precisions[0].metric_mean or 0.0)
 
 
 def test_the_averaged_weights_have_rows_of_their_own() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +12,18 @@ import pytest
 
 from ampcompare.base.environment.fingerprint import fingerprint
 from ampcompare.base.errors import RecordError
+from ampcompare.experiment.launch.cell_files import write_record
+from ampcompare.experiment.plan import make_plan
 from ampcompare.experiment.reload_report import reload_comparison
 from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.results.analysis.pairing.record_checks import read_checked, unique_runs
 from ampcompare.results.records.comparison import ArmSummary, Comparison
 from ampcompare.results.records.document import record_checksum
 from ampcompare.results.records.run import dump_json, read_record
+from ampcompare.settings.config import RunConfig
 from ampcompare.testing import make_comparison, make_record
 
 MakeFolder = Callable[..., Path]
-FindRecord = Callable[[Path, str, int], Path]
 
 
 def _row(comparison: Comparison, arm: str = "half") -> ArmSummary:
@@ -37,10 +39,48 @@ def _edit(path: Path, change: Callable[[dict[str, Any]], object], *, seal: bool 
     path.write_text(json.dumps(data))
 
 
-@pytest.fixture(scope="module")
-def honest(honest_folder: MakeFolder) -> Comparison:
+TOP1 = {"fp32": [500, 520, 490, 510, 505], "half": [501, 519, 491, 509, 506]}  # right of 1,000, by seed
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> MakeFolder:
+    """Write a run directory of fp32 and half as `compare` leaves it, without training."""
+
+    def write(seeds: Sequence[int] = range(5), *, with_plan: bool = True) -> Path:
+        plan = make_plan(RunConfig.model_validate({"device": "cpu", "recipe": {"epochs": 1}}), ["fp32", "half"], seeds)
+        for config in plan.cells:
+            cell = RunDirectory(tmp_path / "run").cell(config)
+            cell.mkdir(parents=True)
+            made = make_record(config.arm, config.recipe.seed, top1=TOP1[config.arm][config.recipe.seed] / 1000)
+            facts = {
+                "cell": config.digest(),
+                "config": config,
+                "host": "here",
+                "started": "2026-11-22T08:00:00.000+00:00",
+            }
+            write_record(made.model_copy(update=facts), cell)
+        if with_plan:
+            cells = {label: cell.digest() for label, cell in zip(plan.order, plan.cells, strict=True)}
+            stored = {"arms": plan.arms, "reference": "fp32", "command": "", "order": plan.order, "cells": cells}
+            (tmp_path / "run" / "plan.json").write_text(json.dumps(stored))
+        return tmp_path / "run"
+
+    return write
+
+
+def record_path(folder: Path, arm: str, seed: int) -> Path:
+    """Return the record of an arm and seed in a run directory."""
+    for path in folder.glob("cells/*/record.json"):
+        config = json.loads(path.read_text())["config"]
+        if (config["arm"], config["recipe"]["seed"]) == (arm, seed):
+            return path
+    raise AssertionError(f"{folder} has no {arm}, seed {seed}")
+
+
+@pytest.fixture
+def honest(run_folder: MakeFolder) -> Comparison:
     """What records as runs write them give."""
-    return reload_comparison(honest_folder(range(5)))
+    return reload_comparison(run_folder())
 
 
 @pytest.fixture
@@ -68,7 +108,7 @@ def test_honest_records_have_nothing_to_hide(honest: Comparison, stored: tuple[d
     ],
 )
 def test_an_edited_record_is_named_and_not_used(
-    run_folder: MakeFolder, record_path: FindRecord, change: Callable[[dict[str, Any]], object]
+    run_folder: MakeFolder, change: Callable[[dict[str, Any]], object]
 ) -> None:
     """A changed value is noticed by the checksum; the record is left out of the report, and the rest is shown."""
     folder = run_folder()
@@ -83,7 +123,7 @@ def test_an_edited_record_is_named_and_not_used(
     assert comparison.reading[0] == f"Not used: {excluded}."
 
 
-def test_a_record_without_its_checksum_is_not_used(run_folder: MakeFolder, record_path: FindRecord) -> None:
+def test_a_record_without_its_checksum_is_not_used(run_folder: MakeFolder) -> None:
     """Only old records, which have no host either, are without."""
     path = record_path(run_folder(), "half", 0)
     _edit(path, lambda data: data.update(checksum=None))
@@ -93,21 +133,17 @@ def test_a_record_without_its_checksum_is_not_used(run_folder: MakeFolder, recor
     assert read_checked(path).arm == "half"
 
 
-def test_a_seed_copied_over_others_gives_no_pair(run_folder: MakeFolder, record_path: FindRecord) -> None:
+def test_a_seed_copied_over_others_gives_no_pair(run_folder: MakeFolder) -> None:
     """Seed 0's record over those of other seeds is foreign there; one pair is left, and no verdict."""
     folder = run_folder()
     for arm in ("fp32", "half"):
         for seed in range(1, 5):
-            shutil.copy(record_path(folder, arm, 0), folder / "cells" / _digest(folder, arm, seed) / "record.json")
+            shutil.copy(record_path(folder, arm, 0), record_path(folder, arm, seed))
     comparison = reload_comparison(folder)
     assert len(comparison.excluded) == 8
     assert all("seed 0), but is in the folder of cell" in text for text in comparison.excluded)
     assert _row(comparison).pairs == 1
     assert str(_row(comparison).quality).startswith("inconclusive")
-
-
-def _digest(folder: Path, arm: str, seed: int) -> str:
-    return str(json.loads((folder / "plan.json").read_text())["cells"][f"{arm}@{seed}"])
 
 
 def test_copied_folders_are_no_further_runs(run_folder: MakeFolder) -> None:
@@ -132,7 +168,7 @@ def test_copies_of_one_seed_give_no_verdict(copies: int) -> None:
     assert "half, seed 0: a second record of this cell" in comparison.excluded
 
 
-def test_a_run_that_is_not_there_ends_the_test(run_folder: MakeFolder, record_path: FindRecord) -> None:
+def test_a_run_that_is_not_there_ends_the_test(run_folder: MakeFolder) -> None:
     """Where a record of the plan was deleted, the others are shown, and nothing is tested on what somebody left."""
     folder = run_folder()
     record_path(folder, "half", 3).unlink()
@@ -149,7 +185,7 @@ def test_a_headline_is_never_read_from_a_file(honest: Comparison, stored: tuple[
         assert reload_comparison(path) == honest
 
 
-def test_nothing_that_can_be_used(run_folder: MakeFolder, record_path: FindRecord) -> None:
+def test_nothing_that_can_be_used(run_folder: MakeFolder) -> None:
     """Where no record is left there is an error that says why, not an empty table."""
     folder = run_folder(range(1))
     for arm in ("fp32", "half"):
@@ -158,7 +194,7 @@ def test_nothing_that_can_be_used(run_folder: MakeFolder, record_path: FindRecor
         reload_comparison(folder)
 
 
-def test_compare_runs_an_edited_cell_again(run_folder: MakeFolder, record_path: FindRecord) -> None:
+def test_compare_runs_an_edited_cell_again(run_folder: MakeFolder) -> None:
     """An edited record is not taken for a finished cell; it stays under another name, and the reason is told."""
     folder = run_folder(range(1))
     path = record_path(folder, "half", 0)
@@ -174,7 +210,7 @@ def test_compare_runs_an_edited_cell_again(run_folder: MakeFolder, record_path: 
     assert not path.exists()
 
 
-def test_compare_takes_no_record_of_another_cell(run_folder: MakeFolder, record_path: FindRecord) -> None:
+def test_compare_takes_no_record_of_another_cell(run_folder: MakeFolder) -> None:
     """Seed 0's record in the folder of seed 1 is not the result of seed 1."""
     folder = run_folder(range(2))
     source, target = record_path(folder, "half", 0), record_path(folder, "half", 1)

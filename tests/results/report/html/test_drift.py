@@ -10,7 +10,7 @@ import pytest
 from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.records.run import RunRecord, SystemReadings, TimingRound
 from ampcompare.results.report.html.runs import ArmRuns, arms_with_runs
-from ampcompare.results.report.html.sections import drift_chart, order_with_starts
+from ampcompare.results.report.html.sections import drift_chart
 
 MakeRich = Callable[..., Comparison]
 
@@ -74,11 +74,3 @@ def test_a_moment_without_a_zone_is_utc(drifting: Comparison) -> None:
     other = drifting.records[1].model_copy(update={"started": "2026-03-01T12:10:00", "arm": drifting.records[0].arm})
     (trace,) = _drawn(drifting, [drifting.records[0], other])
     assert trace["x"][1] - trace["x"][0] == pytest.approx(10, abs=1)
-
-
-def test_the_order_says_when_cells_ran(drifting: Comparison) -> None:
-    """Each cell of the order has its start, and one that did not run yet has none."""
-    lines = order_with_starts(drifting)
-    first = drifting.records[0]
-    assert lines[0] == f"{first.arm}@{first.config.recipe.seed} (2026-03-01 12:00:00)"
-    assert lines[-1] == "half@7"

@@ -84,8 +84,6 @@ def test_every_result_shows_itself(results: dict[str, Shown]) -> None:
         assert "url(" not in html, name
         assert "<not>" not in html
         assert "<cube>" not in html
-        assert result._repr_mimebundle_(include=["text/plain"]) == {"text/plain": bundle["text/plain"]}
-        assert result._repr_mimebundle_(exclude=["text/plain"]) == {"text/html": html}
 
 
 def test_a_comparison_has_the_figures_of_the_page(comparison: Comparison) -> None:

@@ -202,6 +202,12 @@ def test_names_that_another_file_imports_are_used(tmp_path: Path, user: str) -> 
     assert _migrated(tmp_path / "fast.py") == ""
 
 
+def test_a_link_to_nothing_is_passed_over(tmp_path: Path) -> None:
+    _files(tmp_path, fast=EXPORTS, user="from fast import Adam, Norm\n")
+    (tmp_path / "gone.py").symlink_to("nothing.py")
+    assert "FusedAdam" in _migrated(tmp_path / "fast.py")
+
+
 def test_a_name_of_a_package_that_lists_it_is_used(tmp_path: Path) -> None:
     _files(tmp_path, user="from layers import FusedAdam\n")
     (tmp_path / "layers").mkdir()
