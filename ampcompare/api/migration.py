@@ -76,8 +76,9 @@ def exec_script(
 
 def lint_paths(
     *paths: str | Path,
-    select: Sequence[str] = (),
-    ignore: Sequence[str] = (),
+    select: Sequence[str] | None = None,
+    ignore: Sequence[str] | None = None,
+    exclude: Sequence[str] = (),
     fix: bool = False,
     torch_version: str | None = None,
 ) -> Report:
@@ -86,7 +87,8 @@ def lint_paths(
     Args:
         paths: what to examine; the working directory by default.
         select: codes, or their beginnings, to report; by default those of pyproject.toml, or all.
-        ignore: codes, or their beginnings, to leave out.
+        ignore: codes, or their beginnings, to leave out; by default those of pyproject.toml.
+        exclude: patterns of files and folders to leave out, with those of pyproject.toml.
         fix: fix in the files what can be fixed safely; report the rest.
         torch_version: of the torch that the files are for, such as "2.9"; by default the one that is installed.
 
@@ -103,13 +105,13 @@ def lint_paths(
 
     places = [Path(path) for path in paths] or [Path()]
     selection = replace(read_selection(places), versions=known_versions(torch_version))
-    if select:
+    if select is not None:
         selection = replace(selection, select=tuple(select))
-    if ignore:
-        selection = replace(selection, ignore=(*selection.ignore, *ignore))
+    if ignore is not None:
+        selection = replace(selection, ignore=tuple(ignore))
     missing: list[Unread] = []
-    exclude = selection.exclude
-    files = find_sources(places, exclude=exclude, unreadable=lambda path, why: missing.append(Unread(path, why)))
+    patterns = (*selection.exclude, *exclude)
+    files = find_sources(places, exclude=patterns, unreadable=lambda path, why: missing.append(Unread(path, why)))
     report = lint_files(files, selection, fix=fix, named=set(places))
     report.unread[:0] = missing
     return report

@@ -27,30 +27,25 @@ def mark_output() -> None:
     if not os.environ.get(CELL_FOLDER) or isinstance(sys.stdout, _Marked):
         return
     for fd, name in ((1, "stdout"), (2, "stderr")):
-        is_read = _Place(fd).is_same
+        is_read = _watch(fd)
         stream, first = getattr(sys, name), getattr(sys, f"__{name}__")
         setattr(sys, name, _Marked(stream, is_read))
         if first is not None:  # to which a script returns that has replaced the stream
             setattr(sys, f"__{name}__", getattr(sys, name) if first is stream else _Marked(first, is_read))
 
 
-class _Place:
-    """What a file descriptor leads to. A script may lead it elsewhere: what it writes there gets no marks."""
+def _watch(fd: int) -> Callable[[], bool]:
+    """Return a function that says whether a file descriptor leads where it does now. A script may lead it elsewhere."""
 
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._first = self._now()
-
-    def _now(self) -> tuple[int, int] | None:
+    def place() -> tuple[int, int] | None:
         try:
-            status = os.fstat(self._fd)
+            status = os.fstat(fd)
         except OSError:  # closed
             return None
         return status.st_dev, status.st_ino
 
-    def is_same(self) -> bool:
-        """Return whether it still leads to where it led first."""
-        return self._now() == self._first
+    first = place()
+    return lambda: place() == first
 
 
 class _Marked:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import re
 import shlex
 from collections.abc import Mapping
 from importlib import import_module
@@ -25,7 +24,6 @@ FOLDER = Path("runs", "cells")
 # The first line of the script stands where the cell has the line of the magic, so that line numbers agree. Modules of
 # the working directory can be imported, as in the notebook.
 FIRST = '__import__("sys").path.insert(0, "")'
-UNKNOWN_NAME = re.compile(r"NameError: name '(\w+)' is not defined")
 USAGE = "%%ampcompare --arm fp32,bf16 [--with NAME,...] [options of compare] [-- arguments of the script]"
 
 
@@ -39,15 +37,9 @@ def load_ipython_extension(shell: Any) -> None:
         except (AmpCompareError, click.ClickException) as error:
             text = error.format_message() if isinstance(error, click.ClickException) else str(error)
             # One line, without a traceback.
-            raise import_module("IPython.core.error").UsageError(text + _lacking(text, shell.user_ns)) from None
+            raise import_module("IPython.core.error").UsageError(text) from None
 
     shell.register_magic_function(ampcompare, magic_kind="cell", magic_name="ampcompare")
-
-
-def _lacking(text: str, variables: Mapping[str, Any]) -> str:
-    """Return how the cell gets variables of the notebook that Python did not find; "" where it lacks none."""
-    names = [name for name in dict.fromkeys(UNKNOWN_NAME.findall(text)) if name in variables]
-    return f"; the notebook has {', '.join(names)}: pass on with --with {','.join(names)}" if names else ""
 
 
 def run_cell(line: str, cell: str, variables: Mapping[str, Any]) -> Any:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ampcompare.backends.arm import parse_arms
-from ampcompare.base.errors import ConfigError
 from ampcompare.cli.help import ARMS, MACHINE, Command, option
 from ampcompare.cli.launching import ended_by_signals, gpus_option
 from ampcompare.cli.output import note
@@ -24,25 +23,9 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 
-class FindBatch(Command):
-    """A command that takes no script, and says which one does."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        try:
-            return super().parse_args(ctx, list(args))  # which it empties
-        except click.UsageError:
-            if any(word == "--" or word.endswith(".py") for word in args):
-                raise ConfigError(
-                    "find-batch takes no script, whose batch it cannot change; give model and data of a recipe "
-                    "(--arch file:function, --data, --task), or read the memory of each arm in `ampcompare profile -- "
-                    "train.py`"
-                ) from None
-            raise
-
-
 @click.command(
     "find-batch",
-    cls=FindBatch,
+    cls=Command,
     common=["--arm", "--memory-limit", "--margin", "--arch", "--data", "--batch-size", "--optimizer", "--device"],
     examples=[
         ("On the GPU:", "ampcompare find-batch --arm fp32,O2,bf16 --arch resnet50 --data synthetic"),

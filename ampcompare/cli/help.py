@@ -196,8 +196,9 @@ class Command(click.Command):
         **settings: Any,
     ) -> None:
         names = ["--help"] if common else ["-h", "--help"]
-        context = {"max_content_width": MAX_WIDTH, "help_option_names": names, **settings.pop("context_settings", {})}
-        super().__init__(*arguments, context_settings=context, **settings)
+        context = {"max_content_width": MAX_WIDTH, "help_option_names": names}
+        settings["context_settings"] = {**context, **settings.get("context_settings", {})}
+        super().__init__(*arguments, **settings)
         self.common, self.examples = tuple(common), tuple(examples)
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from ampcompare.api.migration import lint_paths
@@ -52,36 +50,21 @@ def command(
     PATHS are Python files, notebooks or folders. Nothing is run or imported. Settings come from
     [tool.ampcompare.lint] of pyproject.toml: select, ignore, exclude.
     """
-    from dataclasses import replace
-
     from ampcompare.base.errors import ConfigError
-    from ampcompare.source.find import find_sources
     from ampcompare.source.lint.report import FORMATS
-    from ampcompare.source.lint.run import lint_files, read_selection
-    from ampcompare.source.versions import known_versions
 
-    roots = [Path(path) for path in paths]
-    selection = replace(read_selection(roots), versions=known_versions(torch_version))
-    if select is not None:
-        selection = replace(selection, select=_codes(select))
-    if ignore is not None:
-        selection = replace(selection, ignore=_codes(ignore))
-    selection = replace(selection, exclude=(*selection.exclude, *exclude))
-
-    unreadable: list[str] = []
-    exclude = selection.exclude
-    found = find_sources(roots, exclude=exclude, unreadable=lambda path, why: unreadable.append(f"{path}: {why}"))
-    report = lint_files(list(found), selection, fix=fix, named=roots)
+    codes, left = _codes(select), _codes(ignore)
+    report = lint_paths(*paths, select=codes, ignore=left, exclude=exclude, fix=fix, torch_version=torch_version)
     for line in FORMATS[form](report):
         click.echo(line)
-    for note in (*unreadable, *map(str, report.unread)):
+    for note in report.unread:
         click.echo(f"ampcompare: not read: {note}", err=True)
     if form == "text":
         click.echo(report.summary(), err=True)
-    if unreadable or report.unread:
+    if report.unread:
         return ConfigError.exit_code
     return 1 if report.findings else 0
 
 
-def _codes(text: str) -> tuple[str, ...]:
-    return tuple(code.strip().upper() for code in text.split(",") if code.strip())
+def _codes(text: str | None) -> list[str] | None:
+    return None if text is None else [code.strip().upper() for code in text.split(",") if code.strip()]

@@ -115,25 +115,14 @@ def _migrate(paths: tuple[str, ...], torch_version: str | None, *, write: bool) 
     elif loads and not faults:
         _say("files that were saved with Apex load as before; to convert one: ampcompare convert OLD NEW --to native")
     elif changed and not write and not faults:
-        _say(f"next, check that it trains the same: ampcompare migrate --verify {_script(files)}")
+        script = shlex.quote(str(files[0])) if len(files) == 1 else "SCRIPT.py"
+        _say(f"next, check that it trains the same: ampcompare migrate --verify {script} -- ARGS")
     return ConfigError.exit_code if faults else int(left > 0)
-
-
-def _script(files: list[Path]) -> str:
-    """Return the file to start, with room for its arguments; a name to replace where none is known."""
-    from ampcompare.source.migrate.project import is_script
-
-    script = shlex.quote(str(files[0])) if len(files) == 1 and is_script(files[0]) else "SCRIPT.py"
-    return f"{script} -- ARGS"
 
 
 def _sums(files: int, changed: int, left: int, by_hand: int, faults: int, write: bool) -> str:
     done = "rewritten" if write else "to rewrite; --write does it"
-    parts = [
-        f"{files} file{'s' * (files != 1)}: {changed} {done}"
-        if changed
-        else f"{files} file{'s' * (files != 1)}: nothing to rewrite"
-    ]
+    parts = [f"{files} file{'s' * (files != 1)}: {f'{changed} {done}' if changed else 'nothing to rewrite'}"]
     if left:
         parts.append(f"{left} line{'s' * (left != 1)} left by hand in {by_hand} of them")
     if faults:

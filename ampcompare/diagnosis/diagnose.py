@@ -13,6 +13,7 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.diagnosis.findings import find_faults
 from ampcompare.diagnosis.loops import Conditions, Loop
 from ampcompare.diagnosis.observation import Observation, StepFacts
+from ampcompare.diagnosis.operation_watch import FP16_LARGEST
 from ampcompare.diagnosis.options import DiagnoseOptions
 from ampcompare.diagnosis.ranges import HALF, counts_of, make_range
 from ampcompare.diagnosis.remedies import Tested, verdict_of, with_cure
@@ -22,7 +23,6 @@ from ampcompare.training.device import resolve_device
 
 __all__ = ["diagnose_given", "diagnose_loop", "headroom", "report_of"]
 
-FP16_LARGEST = 65504.0
 FP16_LOST = -25  # exponents below it round to zero
 SCALES = (1.0, 128.0, 65536.0)
 

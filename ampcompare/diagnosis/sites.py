@@ -20,7 +20,7 @@ from ampcompare.results.records.diagnosis import Phase
 __all__ = ["Sites", "calling_line", "shown_line"]
 
 PACKAGE = str(Path(__file__).resolve().parents[1])
-ROOMS = ("apex", "base", "diagnosis", "guards", "script", "training")
+ROOMS = ("apex", "base", "diagnosis", "guards", "script", "settings", "training")
 HIDDEN = (
     *{os.path.dirname(name) + os.sep for name in (torch.__file__, os.path.realpath(torch.__file__))},
     *(os.path.join(PACKAGE, room) + os.sep for room in ROOMS),

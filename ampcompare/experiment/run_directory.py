@@ -406,11 +406,8 @@ class RunDirectory:
 
     def time_of_change(self) -> float:
         """Return when a cell or a report was last written, in seconds since the epoch."""
-        times = [0.0]
-        for name in CHANGED:
-            with contextlib.suppress(OSError):
-                times.append((self.path / name).stat().st_mtime)
-        return max(times)
+        paths = [self.path / name for name in CHANGED]
+        return max((path.stat().st_mtime for path in paths if path.exists()), default=0.0)
 
 
 def _why_again(record: RunRecord, config: RunConfig) -> str:

@@ -208,8 +208,7 @@ def _train_part(
 ) -> RunRecord:
     values = config.model_dump()
     values["drain_every"] = 1
-    form = config.saving.format
-    values["saving"] = {"every_epochs": config.recipe.epochs, "keep_last": 1, "format": form, **saving}
+    values["saving"] = {"every_epochs": config.recipe.epochs, "keep_last": 1, **saving}
     config = validate(RunConfig, values)
     observer.begin(config, number, 3)
     record = launcher.launch(config, folder, partial(observer.progress, number))

@@ -94,11 +94,7 @@ class _Notebook:
 
 
 def _read_notebook(content: bytes) -> _Notebook:
-    """Read a notebook (nbformat 4).
-
-    Raises:
-        FileFault: it is not JSON in UTF-8, or no notebook.
-    """
+    """Read a notebook (nbformat 4)."""
     try:
         text = content.decode("utf-8-sig")
         data = json.loads(text)

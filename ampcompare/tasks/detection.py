@@ -131,11 +131,7 @@ def _targets(batch: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
 
 
 def _pad(outputs: Detections, name: str) -> Tensor:
-    """Return what the images have by a name as one tensor (images, detections, ...), with zeros for none.
-
-    Raises:
-        ConfigError: the model returned something else.
-    """
+    """Return what the images have by a name as one tensor (images, detections, ...), with zeros for none."""
     try:
         return pad_sequence([image[name] for image in outputs], batch_first=True)
     except (TypeError, KeyError, IndexError, RuntimeError) as error:

@@ -258,14 +258,7 @@ def _causal_model(name: str, *, vocabulary: int, sequence_length: int, arguments
     Attention is Transformers' "eager" one, written in matrix products and softmax, so that each arm's casts reach it.
 
     Args:
-        name: type of model as Transformers has it, such as gpt2.
-        vocabulary: number of tokens.
-        sequence_length: the longest sequence.
-        arguments: of the configuration, such as n_layer of gpt2; they override those above.
-
-    Raises:
-        ConfigError: unknown name, or arguments that its configuration does not take.
-        BackendUnavailable: Transformers is not installed.
+        arguments: of the configuration, such as n_layer of gpt2; they override the others.
     """
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when Transformers is imported
     with contextlib.suppress(BackendUnavailable):

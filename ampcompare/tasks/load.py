@@ -75,10 +75,6 @@ def _imagefolder(name: str, root: str, options: SampleOptions) -> _StreamData:
 
     Training images are random crops, resized and randomly flipped; validation images, and training
     images without `augment`, are resized and cropped at the center. Both are normalized as for ImageNet.
-
-    Raises:
-        ConfigError: the layout is another, there are no images, or a number of channels other than 3 was asked for.
-        BackendUnavailable: torchvision or Pillow is missing.
     """
     vision = load_torchvision()
     parts: dict[str, _Samples] = {}
@@ -95,12 +91,7 @@ def _imagefolder(name: str, root: str, options: SampleOptions) -> _StreamData:
 
 
 def _photo_transforms(name: str, options: SampleOptions) -> dict[str, Callable[[Any], Tensor]]:
-    """Return what makes a tensor of a color image, float32 (3, size, size), for `train` and `val`.
-
-    Raises:
-        ConfigError: a number of channels other than 3 was asked for.
-        BackendUnavailable: torchvision or Pillow is missing.
-    """
+    """Return what makes a tensor of a color image, float32 (3, size, size), for `train` and `val`."""
     size = options.image_size or _DEFAULT_SIZE
     if options.channels not in (None, 3):
         raise ConfigError(f"{options.channels} channels were requested, but {name} gives images of 3")
@@ -119,10 +110,6 @@ def _hf_images(name: str, options: SampleOptions) -> _StreamData:
 
     Args:
         name: `hf:PATH_OR_NAME`.
-
-    Raises:
-        ConfigError: it cannot be read, lacks a column or a split, or channels other than 3 were asked for.
-        BackendUnavailable: `datasets`, torchvision or Pillow is missing.
     """
     images, num_classes = image_parts(name, _photo_transforms(name, options))
     parts = {
@@ -205,12 +192,7 @@ class SmallImages(torch.utils.data.Dataset[tuple[Tensor, int]]):
 
 
 def _torchvision_set(name: str, data_dir: str | None, options: SampleOptions, *, download: bool) -> _StreamData:
-    """Load one of torchvision's small sets from `data_dir`, downloading it first if `download` is set.
-
-    Raises:
-        ConfigError: missing or damaged files, too few samples, or a number of channels that is not possible.
-        EnvironmentUnfit: the download failed; BackendUnavailable: no torchvision.
-    """
+    """Load one of torchvision's small sets from `data_dir`, downloading it first if `download` is set."""
     kind, channels, image_size = _KINDS[name], options.channels, options.image_size
     folder = Path(data_dir or DEFAULT_DATA_DIR)
     if channels is not None and len(kind.mean) not in (1, channels):
@@ -241,11 +223,7 @@ def _read(samples: Any) -> tuple[Tensor, Tensor]:
 
 
 def _fetch(name: str, dataset: Any, folder: Path) -> None:
-    """Download a set below `folder`; other processes that need it wait for the first.
-
-    Raises:
-        EnvironmentUnfit: the network or the folder does not allow it.
-    """
+    """Download a set below `folder`; other processes that need it wait for the first."""
     remedy = f"copy it to {folder / TORCHVISION_FILES[name][0]} from a machine with a network, or use --data digits"
     what, errors = f"{name} could not be downloaded to {folder}", (OSError, RuntimeError)
     before = socket.getdefaulttimeout()
@@ -266,9 +244,6 @@ def _user_data(path: str, data_dir: str | None, options: SampleOptions, *, downl
     It is called with those of `seed`, `data_dir`, `download`, `image_size`, `channels`, `train_size`, `val_size` and
     `augment` that it names as parameters. Global generators are seeded with a constant while it runs, so a random split
     inside it is the same for every seed and arm, and are restored afterwards.
-
-    Raises:
-        ConfigError: the factory raised, returned something else, or an option was given that it does not take.
     """
     factory, channels = resolve_factory(path), options.channels
     taken = named_by(factory, {**vars(options), "data_dir": data_dir, "download": download})
@@ -433,11 +408,7 @@ class _KeyedSamples(Dataset[tuple[Tensor, int]]):
         return self.__getitems__([key])[0]
 
     def __getitems__(self, keys: Sequence[Key]) -> list[tuple[Tensor, int]]:
-        """Return the samples of one batch, seeding the global generators before each; torch's loader calls this.
-
-        Raises:
-            ConfigError: a label is not one of the classes; on a GPU that would abort the process.
-        """
+        """Return the samples of one batch, seeding the global generators before each; torch's loader calls this."""
         batch = []
         with isolated_globals():
             for epoch, position in keys:

@@ -11,8 +11,6 @@ import functools
 import importlib
 import inspect
 import math
-import os
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -27,7 +25,6 @@ from ampcompare.base.environment.packages import quiet_import
 from ampcompare.base.errors import (
     BackendUnavailable,
     ConfigError,
-    EnvironmentUnfit,
     UnsupportedCombination,
     did_you_mean,
 )
@@ -72,7 +69,6 @@ __all__ = [
 
 SETTINGS = ("momentum", "nesterov", "betas", "eps", "weight_decay")
 DECAYS = ("norm_weight_decay", "bias_weight_decay")
-COMPILERS = ("g++", "clang++", "cl", "icpx")
 
 
 def checkpoint_activations(task: Task, models: Sequence[nn.Module]) -> None:
@@ -209,7 +205,7 @@ def assemble(
         restore_training(state, replicas, optimizers, precision, names)
     if average is not None:
         average.follow(replicas, optimizers, params)
-    models = [parallel.wrap(compile_model(model, recipe.compile, device)) for model in replicas]
+    models = [parallel.wrap(compile_model(model, recipe.compile)) for model in replicas]
     return Assembly(
         task=task,
         models=models,
@@ -411,11 +407,7 @@ def make_optimizer(config: OptimizerConfig, model: nn.Module, *, engine: str | N
 
 
 def _call_factory(name: str, factory: Callable[..., Any], groups: Any, arguments: dict[str, Any]) -> Optimizer:
-    """Call the factory.
-
-    Raises:
-        ConfigError: it refuses a parameter or an argument, or returns something else than an optimizer.
-    """
+    """Call the factory, and refuse what it refuses or returns in place of an optimizer."""
     try:
         optimizer = factory(groups, **arguments)
     except (ValueError, TypeError, RuntimeError) as error:
@@ -523,21 +515,10 @@ def _first_use(value: Tensor) -> Tensor:
     return torch.relu(value).add(1).float()
 
 
-def compile_model(model: nn.Module, backend: str, device: torch.device) -> nn.Module:
-    """Return `model` compiled by a backend of torch.compile, sharing its parameters; itself for "none".
-
-    Raises:
-        EnvironmentUnfit: inductor on a CPU without a C++ compiler.
-    """
+def compile_model(model: nn.Module, backend: str) -> nn.Module:
+    """Return `model` compiled by a backend of torch.compile, sharing its parameters; itself for "none"."""
     if backend == "none":
         return model
-    if backend == "inductor" and device.type == "cpu":
-        names = [name for name in (os.environ.get("CXX"), *COMPILERS) if name]
-        if not any(shutil.which(name) for name in names):
-            raise EnvironmentUnfit(
-                f"--compile inductor compiles C++ on a CPU, but found none of {', '.join(names)}; install one, or "
-                "use --compile aot_eager"
-            )
     return cast(nn.Module, torch.compile(_Whole(model), backend=backend))
 
 

@@ -206,12 +206,7 @@ def rates_on_device(optimizers: Sequence[Optimizer], device: torch.device) -> No
 
 
 class _PhasedUpdate:
-    """Replaces `update` for a task with several phases. The loss of each phase has a loss scaler, where the arm has
-    one for each loss.
-
-    Args:
-        phases: in their order.
-    """
+    """Replaces `update` for a task with several phases; each has a loss scaler where the arm has one for each loss."""
 
     def __init__(self, phases: Sequence[Phase]) -> None:
         self.phases = phases

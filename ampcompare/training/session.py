@@ -209,10 +209,7 @@ class Session:
         restore_rank(state, assembly.replicas, self.gpus(), assembly.ranks, seed)
 
     def _diverges_after(self, records: Sequence[StepRecord]) -> bool:
-        """Apply the policies to a block of steps; return whether the run ends here as diverged.
-
-        The answer is equal on all ranks, which go back or end together.
-        """
+        """Apply the policies to a block of steps; return whether the run ends here as diverged, on all ranks alike."""
         changed = [policy.after_steps(self.position.step, records) for policy in self.policies]
         if any(changed):
             self.loop.reload_scales()
@@ -306,11 +303,7 @@ class Session:
             return self._evaluate()
 
     def _require_equal_ranks(self, epoch: int) -> None:
-        """Compare weights, loss scales and skipped steps of all ranks; buffers are set to those of rank 0.
-
-        Raises:
-            RanksDiffer: names the ranks and what differs.
-        """
+        """Compare weights, loss scales and skipped steps of all ranks; buffers are set to those of rank 0."""
         # Each rank has seen other batches; the statistics that are evaluated are those of rank 0, as with torch's DDP.
         self.assembly.ranks.equalize_buffers(self.assembly.replicas)
         if self.divergence.diverged_step is not None:  # NaNs are equal in meaning and may differ in their bits

@@ -236,19 +236,6 @@ def test_diagnose_passes_a_script_on(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert options.config.processes == 2
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"loop": print, "script": ["train.py"]}, "a loop or a script"),
-        ({"script": ["missing.py"]}, "there is no script"),
-        ({"script": []}, "no script after --"),
-    ],
-)
-def test_diagnose_refuses_what_it_cannot_run(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        ampcompare.diagnose(**options)
-
-
 def test_find_batch_searches_as_the_command_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """Arms, sizes and limits reach the search; a CPU without a limit is refused before anything runs."""
     calls: list[tuple[Any, ...]] = []

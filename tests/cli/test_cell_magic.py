@@ -80,26 +80,6 @@ def test_the_extension_adds_the_magic() -> None:
         shell.magics["cell", "ampcompare"]("--armm fp32", "x = 1")
 
 
-@pytest.mark.slow
-@pytest.mark.integration
-def test_a_name_that_only_the_notebook_has_gets_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names that it lacks too get none."""
-    usage = pytest.importorskip("IPython.core.error").UsageError
-    shell = _Shell()
-    shell.user_ns = {"steps": 3}
-    ampcompare.load_ipython_extension(shell)
-    error = "NameError: name 'steps' is not defined"
-    for name, hint in (("steps", "; the notebook has steps: pass on with --with steps"), ("stepz", "")):
-
-        def fail(*_: Any, text: str = error.replace("steps", name)) -> None:
-            raise ConfigError(text)
-
-        monkeypatch.setattr("ampcompare.cli.cell_magic.run_cell", fail)
-        with pytest.raises(usage) as caught:
-            shell.magics["cell", "ampcompare"]("", "print(steps)")
-        assert str(caught.value) == error.replace("steps", name) + hint
-
-
 def test_a_cell_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_servers: None) -> None:
     """A cell with a variable and a module next to the notebook trains under two arms; limits and failures raise."""
     monkeypatch.chdir(tmp_path)

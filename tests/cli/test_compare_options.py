@@ -99,7 +99,7 @@ def test_notices_are_plain_lines(call: Call, tmp_path: Path) -> None:
     """`--progress-interval` says how far the present cell is; without it a run of seconds has no such line."""
     words = ["compare", "--arm", "fp32", "--arch", "mlp", "--seeds", "0", "--force", "-o", str(tmp_path)]
     words += ["--set", "drain_every=1"]
-    assert ": training, step 2 of 4, " in call(*words, "--progress-interval", "0.001s", tiny=True).err
+    assert re.search(r": training, step \d of 4[,;] ", call(*words, "--progress-interval", "0.001s", tiny=True).err)
     assert " of 4, " not in call(*words, tiny=True).err
 
 

@@ -52,6 +52,3 @@ def test_the_largest_batch_is_found_in_processes(call: Callable[..., Any]) -> No
     assert (limit["arm"], limit["fits"]["batch"], limit["fails"]["batch"]) == ("fp32", 64, 68)
     assert "fewer than one batch" in limit["fails"]["reason"]
     assert call("find-batch", *TINY).code == 2
-    for words in (["train.py"], ["--memory-limit", "8", "--", "train.py", "--lr", "1"]):
-        done = call("find-batch", *words)
-        assert (done.code, "find-batch takes no script" in done.err) == (2, True)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from ampcompare.results.records.run import read_record
@@ -31,42 +29,6 @@ def _wait_for(condition: Any, process: Any) -> None:
         assert time.monotonic() < deadline
         assert process.poll() is None
         time.sleep(0.05)
-
-
-def _training(folder: Path) -> int:
-    """Return how many cells have made a step and have no record."""
-    cells = [path.parent for path in folder.glob("out/cells/*/steps.jsonl") if path.stat().st_size]
-    return sum(not (cell / "record.json").exists() for cell in cells)
-
-
-def _run(folder: Path, *words: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "ampcompare", *WORDS, *words]
-    return subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-
-@pytest.mark.extended
-def test_a_pool_that_is_stopped(tmp_path: Path) -> None:
-    """The two finished cells of the first call stay as they are, no process is left, and the same command resumes."""
-    first = _run(tmp_path, "--seeds", "0", "--epochs", "2000", "--max-steps", "8")
-    assert first.wait(PATIENCE) == 0
-    done = {path: path.read_bytes() for path in tmp_path.glob("out/cells/*/record.json")}
-    assert len(done) == 2
-    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)):
-        steps = str(30000 + number)  # other cells for each signal
-        before = _training(tmp_path)
-        process = _run(tmp_path, "--seeds", "0-1", "--epochs", "9000", "--max-steps", steps)
-        _wait_for(lambda before=before: _training(tmp_path) == before + 2, process)
-        family = psutil.Process(process.pid).children(recursive=True)
-        assert len(family) >= 4, "two servers with a cell each"
-        process.send_signal(number)
-        assert process.wait(PATIENCE) == code
-        assert psutil.wait_procs(family, timeout=30)[1] == []
-        assert {path: path.read_bytes() for path in done} == done
-    again = _run(tmp_path, "--seeds", "0-1", "--epochs", "2000", "--max-steps", "8")
-    assert again.wait(PATIENCE) == 0
-    assert {path: path.read_bytes() for path in done} == done, "cells that had ended ran again"
-    records = [read_record(path) for path in tmp_path.glob("out/cells/*/record.json")]
-    assert sum(record.status == "completed" and record.config.recipe.max_steps == 8 for record in records) == 4
 
 
 WAITING = """

@@ -210,16 +210,6 @@ def test_a_cell_of_a_queue_that_moves(terminal: Terminal) -> None:
         assert terminal.read(0.2).splitlines()[1] == "[2/2] half, seed 0, job 7_1 on n2: completed"
 
 
-def test_no_color(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With NO_COLOR no color is written, and the bar can still be read."""
-    monkeypatch.setenv("NO_COLOR", "1")
-    with terminal.display() as display:
-        display.begin(CONFIG, 1, 1)
-        display.progress(1, progress(50))
-        assert "━━━ " in terminal.read(0.2)
-    assert "\x1b[3" not in terminal.raw
-
-
 @pytest.mark.parametrize(("bar", "term"), [(False, "xterm"), (True, "dumb")])
 def test_a_terminal_without_bars(terminal: Terminal, monkeypatch: pytest.MonkeyPatch, bar: bool, term: str) -> None:
     """--no-progress and a terminal that cannot move its cursor get plain lines."""

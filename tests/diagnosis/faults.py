@@ -187,8 +187,6 @@ def linears(*names: str) -> dict[str, nn.Module]:
 
 
 def attention(scale: float) -> Net:
-    """Return one head, written with functions."""
-
     def forward(m: Any, x: Tensor) -> Tensor:
         scores = m.query(x * scale) @ m.key(x * scale).T  # plant: scores
         return torch.softmax(scores / (16.0 * scale**2), -1) @ m.value(x)
@@ -262,7 +260,6 @@ def plain() -> nn.Module:
 
 
 def convolutions(factor: float) -> nn.Module:
-    """Return two convolutions around a normalization by hand."""
     return Net(
         lambda m, x: m.tail(m.normalize(torch.relu(m.stem(x.reshape(-1, 1, 4, 4))))).mean((2, 3)),
         stem=nn.Conv2d(1, 8, 3, padding=1),
@@ -272,7 +269,6 @@ def convolutions(factor: float) -> nn.Module:
 
 
 def recurrent(factor: float) -> nn.Module:
-    """Return a GRU over four parts of the input, whose last state is raised to a power."""
     return Net(
         lambda m, x: m.head(m.power(m.cell(x.reshape(-1, 4, 4))[0][:, -1])),
         cell=nn.GRU(4, 16, batch_first=True),
@@ -282,7 +278,6 @@ def recurrent(factor: float) -> nn.Module:
 
 
 def shared(factor: float) -> nn.Module:
-    """Return a layer that is used twice, with a product of its results."""
     return Net(
         lambda m, x: m.head(m.square(m.layer(m.layer(x)))),
         layer=nn.Linear(16, 16),
@@ -292,7 +287,6 @@ def shared(factor: float) -> nn.Module:
 
 
 def in_turn(blocks: Iterable[nn.Module], *, call: Callable[..., Any] = lambda block, x: block(x)) -> nn.Module:
-    """Return blocks that are called one after the other, and a head."""
     return Net(
         lambda m, x: m.head(functools.reduce(lambda value, block: call(block, value), m.blocks, x)),
         blocks=nn.ModuleList(blocks),
@@ -301,7 +295,6 @@ def in_turn(blocks: Iterable[nn.Module], *, call: Callable[..., Any] = lambda bl
 
 
 def odds_in_third_block(slope: float) -> nn.Module:
-    """Return a stack whose third block has an odds ratio instead of an activation."""
     odds = Apply(lambda x: torch.log1p(torch.sigmoid(x * slope) / (1.0 - torch.sigmoid(x * slope) + 1e-9)))
     return in_turn(nn.Sequential(nn.Linear(16, 16), odds if number == 2 else nn.Tanh()) for number in range(4))
 
@@ -333,7 +326,6 @@ def focal_in_half(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def feedforward(factor: float) -> Net:
-    """Return a residual block with a squared ReLU."""
     return Net(
         lambda m, x: x + m.down(m.act(m.up(x))),
         up=nn.Linear(16, 32),
@@ -343,12 +335,10 @@ def feedforward(factor: float) -> Net:
 
 
 def channel_norm(factor: float) -> nn.Module:
-    """Return a norm of channels by sums over batch and positions."""
     return Apply(lambda x: x * factor / (x * factor * (x * factor)).sum((0, 2, 3), keepdim=True).add(1.0).sqrt() * 10.0)
 
 
 def pictures(norm: nn.Module) -> nn.Module:
-    """Return a convolution, a normalization and a head."""
     return Net(
         lambda m, x: m.head(torch.relu(m.norm(m.conv(x.reshape(-1, 1, 4, 4)))).mean((2, 3))),
         conv=nn.Conv2d(1, 8, 3, padding=1),
@@ -358,8 +348,6 @@ def pictures(norm: nn.Module) -> nn.Module:
 
 
 def causal() -> Net:
-    """Return attention whose mask is minus infinity."""
-
     def forward(m: Any, x: Tensor) -> Tensor:
         q, k, v = m.inner(x.reshape(-1, 4, 4)).chunk(3, -1)
         mask = torch.ones(4, 4, dtype=torch.bool).triu(1)
@@ -370,7 +358,6 @@ def causal() -> Net:
 
 
 def torch_encoder() -> nn.Module:
-    """Return one layer of torch's own transformer."""
     return Net(
         lambda m, x: m.head(m.layer(x.reshape(-1, 2, 8)).flatten(1)),
         layer=nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True),
@@ -379,20 +366,16 @@ def torch_encoder() -> nn.Module:
 
 
 def gated() -> nn.Module:
-    """Return a GRU and a head."""
     cell = nn.GRU(4, 8, batch_first=True)
     return Net(lambda m, x: m.head(m.cell(x.reshape(-1, 4, 4))[0][:, -1]), cell=cell, head=nn.Linear(8, 4))
 
 
 def recomputed() -> nn.Module:
-    """Return two checkpointed blocks."""
     blocks = (nn.Sequential(nn.Linear(16, 16), nn.GELU()) for _ in range(2))
     return in_turn(blocks, call=functools.partial(checkpoint, use_reentrant=False))
 
 
 def twins() -> Net:
-    """Return one tower for both halves of the input."""
-
     def forward(m: Any, x: Tensor) -> Tensor:
         left, right = map(m.tower, x.chunk(2, -1))
         likeness = F.cosine_similarity(left, right)[:, None].to(left.dtype)
@@ -406,8 +389,6 @@ def blocks(factor: float) -> nn.Module:
 
 
 def tempered(temperature: float) -> Net:
-    """Return attention with a temperature."""
-
     def forward(m: Any, x: Tensor) -> Tensor:
         scores = m.query(x) @ (m.key(x) / temperature).T  # plant: temperature
         return torch.softmax(scores, -1) @ m.value(x)
@@ -430,8 +411,6 @@ def masked(value: float) -> Net:
 
 
 def words(factor: float) -> Net:
-    """Return word vectors multiplied by a large factor, then brought to length one, and a head."""
-
     def forward(m: Any, x: Tensor) -> Tensor:
         words = m.table((x.float().abs() * 10).long() % 32)
         words = words * factor  # plant: embedding
@@ -442,13 +421,10 @@ def words(factor: float) -> Net:
 
 
 def position(rate: float) -> nn.Module:
-    """Return what adds sines whose frequencies grow by powers."""
     return Apply(lambda x: x + torch.sin(torch.exp(torch.arange(16, dtype=x.dtype, device=x.device) * rate)))
 
 
 def growing(growth: float, steps: int) -> Net:
-    """Return a recurrence by hand whose state grows from step to step."""
-
     def forward(m: Any, x: Tensor) -> Tensor:
         state = torch.zeros_like(x)
         for _ in range(steps):
@@ -459,7 +435,6 @@ def growing(growth: float, steps: int) -> Net:
 
 
 def stack(activations: Iterable[nn.Module]) -> nn.Module:
-    """Return blocks with an activation each."""
     parts = (OrderedDict(layer=nn.Linear(16, 16), act=activation) for activation in activations)
     return in_turn(nn.Sequential(part) for part in parts)
 
@@ -508,13 +483,11 @@ def entropy_by_hand(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def lstm() -> nn.Module:
-    """Return two layers of an LSTM."""
     cell = nn.LSTM(4, 8, num_layers=2, batch_first=True)
     return Net(lambda m, x: m.head(m.cell(x.reshape(-1, 4, 4))[0].mean(1)), cell=cell, head=nn.Linear(8, 4))
 
 
 def separable() -> nn.Module:
-    """Return convolutions by channel, batch norm, hard swish and max pooling."""
     return nn.Sequential(
         Apply(lambda x: x.reshape(-1, 1, 4, 4)),
         nn.Conv2d(1, 8, 1),
@@ -533,13 +506,10 @@ def drawn(encoded: Tensor) -> Tensor:
 
 
 def variational() -> nn.Module:
-    """Return mean and logarithm of a variance, and a sample."""
     return Net(lambda m, x: m.head(drawn(m.encoder(x))), encoder=nn.Linear(16, 16), head=nn.Linear(8, 4))
 
 
 def experts() -> Net:
-    """Return a gate that chooses two of four layers."""
-
     def forward(m: Any, x: Tensor) -> Tensor:
         values, places = m.gate(x).topk(2, -1)
         outputs = torch.stack([expert(x) for expert in m.experts], 1)
@@ -596,7 +566,6 @@ def views(temperature: float, by_hand: bool = True) -> Net:
 
 
 def classifier(loss: Loss, sharpness: float = 1.0) -> Net:
-    """Return two layers whose logits are far apart, and a loss of one's own."""
     layers = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
     return Net(lambda m, x, y: loss(m.body(x) * sharpness, y), body=layers)
 
@@ -666,8 +635,6 @@ def penalized(size: float) -> Net:
 
 
 def pooled(pool: nn.Module, length: int = 16) -> Net:
-    """Return features of a convolution, pooled by a part of one's own."""
-
     def forward(m: Any, x: Tensor, y: Tensor) -> Tensor:
         x = x.repeat(1, length // 16)
         return F.cross_entropy(m.head(m.pool(m.features(x[:, None]))), y)
@@ -677,12 +644,10 @@ def pooled(pool: nn.Module, length: int = 16) -> Net:
 
 
 def gem(size: float, least: float = 1e-6) -> nn.Module:
-    """Return the generalized mean of each channel, of features of a certain size."""
     return Apply(lambda x: (x * size).clamp(min=least).pow(3.0).mean(-1).pow(1.0 / 3.0) / size)
 
 
 def mean_of_beginnings(offset: float) -> nn.Module:
-    """Return the last of the means of all beginnings of a signal."""
     return Apply(lambda x: torch.cumsum(x + offset, -1)[..., -1] / x.shape[-1] - offset)
 
 
@@ -751,8 +716,6 @@ def rotary(first: int, in_fp32: bool = False) -> nn.Module:
 
 
 def sequence(positions: nn.Module) -> Net:
-    """Return sixteen tokens, their positions, and one layer that reads them in order."""
-
     def forward(m: Any, x: Tensor, y: Tensor) -> Tensor:
         tokens = m.positions(m.embed(x[..., None]))
         return F.cross_entropy(m.head(m.norm(tokens.flatten(1))).float(), y)
@@ -761,8 +724,6 @@ def sequence(positions: nn.Module) -> Net:
 
 
 def cells() -> Net:
-    """Return an LSTM written as a loop over cells."""
-
     def forward(m: Any, x: Tensor, y: Tensor) -> Tensor:
         state = None
         for at in range(x.shape[1]):

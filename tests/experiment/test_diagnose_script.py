@@ -140,8 +140,3 @@ def test_a_rank_that_waits_for_the_watched_one_is_ended(monkeypatch: pytest.Monk
     assert module._exit_code(process, tmp_path / "ended.txt") == 4
     module._end(process)
     assert process.wait(timeout=20) == -signal.SIGTERM
-
-
-def test_a_run_without_a_watched_rank_has_its_own_exit_code(tmp_path: Path) -> None:
-    process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
-    assert module._exit_code(process, tmp_path / "ended.txt") == 3

@@ -18,7 +18,7 @@ from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.experiment.compare import pilot_seeds, run_auto, seeds_needed
 from ampcompare.experiment.eta import estimate
 from ampcompare.experiment.launch.cell_files import write_record
-from ampcompare.experiment.launch.contract import Launcher, Progress, failed_record
+from ampcompare.experiment.launch.contract import Launcher, Progress
 from ampcompare.experiment.launch.dispatch import LauncherPool
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.plan import Plan, make_plan, parse_vary
@@ -203,43 +203,15 @@ def test_cells_alone_on_equal_gpus_are_timed(tmp_path: Path) -> None:
     assert str(refused.arms[1].time) == "not comparable (on unlike GPUs: NVIDIA A100 and NVIDIA H200)"
 
 
-class Slow(Launcher):
-    """Tells how far a cell is, and ends it once the observer has heard of it."""
-
-    def __init__(self) -> None:
-        self.heard = threading.Event()
-
-    def launch(
-        self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
-    ) -> RunRecord:
-        assert on_progress is not None
-        on_progress(Progress(3, 40, 0))
-        assert self.heard.wait(20), "nobody was told how far the cell is"
-        return failed_record(config, "it ended")
-
-
-def test_several_at_once_say_how_far_the_present_one_is(tmp_path: Path) -> None:
-    """With two jobs the observer still hears of steps and their total, in the thread that asked for the comparison."""
-    inner, threads = Slow(), []
-
-    class Hears(Notes):
-        def progress(self, number: int, progress: Progress) -> None:
-            threads.append(threading.current_thread())
-            assert progress == Progress(3, 40, 0)
-            inner.heard.set()
-
-    run_plan(_make([0]), tmp_path, LauncherPool([inner, inner]), jobs=2, observer=Hears())
-    assert threads
-    assert set(threads) == {threading.current_thread()}
-
-
 def test_several_at_once_begin_and_end_as_they_do(tmp_path: Path) -> None:
-    """The observer hears of each cell when it starts, and of its end before that of a longer one planned earlier."""
+    """The observer hears of each cell in this thread: its start, steps, and end before that of one planned earlier."""
     events: list[str] = []
+    threads: list[threading.Thread] = []
     released = threading.Event()
 
     class Uneven(Pretend):
         def launch(self, config: RunConfig, folder: Path, on_progress: Any = None) -> RunRecord:
+            on_progress(Progress(3, 40, 0))
             if config.arm == first:
                 assert released.wait(20), "the other cell did not end"
             return super().launch(config, folder, on_progress)
@@ -247,6 +219,10 @@ def test_several_at_once_begin_and_end_as_they_do(tmp_path: Path) -> None:
     class Hears(Notes):
         def begin(self, config: RunConfig, number: int, total: int) -> None:
             events.append(f"begin {config.arm}")
+
+        def progress(self, number: int, progress: Progress) -> None:
+            assert progress == Progress(3, 40, 0)
+            threads.append(threading.current_thread())
 
         def end(self, record: RunRecord, *, reused: bool) -> None:
             events.append(f"end {record.arm}")
@@ -257,6 +233,7 @@ def test_several_at_once_begin_and_end_as_they_do(tmp_path: Path) -> None:
     run_plan(plan, tmp_path, LauncherPool([launcher, launcher]), jobs=2, observer=Hears())
     assert set(events[:2]) == {f"begin {first}", f"begin {second}"}
     assert events.index(f"end {second}") < events.index(f"end {first}")
+    assert set(threads) == {threading.current_thread()}
     assert sorted(events) == sorted(f"{what} {arm}" for what in ("begin", "end") for arm in plan.labels)
 
 

@@ -123,13 +123,6 @@ def test_more_seeds_are_a_second_look(tmp_path: Path) -> None:
     assert "look 2 at these runs, error rate 0.5 % over all arms" in _shown(second, "table")
 
 
-def test_a_first_look_is_not_counted_for_the_reader(tmp_path: Path) -> None:
-    """The table of the first look has its error rate, and no number of a look."""
-    shown = _shown(_compare(tmp_path, range(3)), "table")
-    assert "error rate 4 % over all arms" in shown
-    assert "look" not in shown
-
-
 def _shown(comparison: Comparison, form: str) -> str:
     """Return a report on one line, as it is without options."""
     return " ".join(FORMATS[form].reporter().render(comparison).split())

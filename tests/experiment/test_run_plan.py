@@ -22,7 +22,6 @@ from ampcompare.experiment.reload_report import reload_comparison
 from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.experiment.run_plan import run_plan
 from ampcompare.results.records.comparison import Comparison
-from ampcompare.results.records.document import sealed_json
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.report.base import FORMATS, write_reports
 from ampcompare.settings.config import RunConfig
@@ -204,50 +203,6 @@ def test_a_single_record_can_be_read(ran: Ran, plan: Plan) -> None:
     assert [row.arm for row in reload_comparison(record).arms] == [ARMS[2]]
 
 
-# Models that take more memory than their process may have, in torch and in Python, at two places of a cell.
-HUNGRY = """
-import resource, torch
-
-LIMIT = 1 << 30
-
-
-def small(num_classes, sample_shape):
-    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + LIMIT, used + LIMIT))
-    return Greedy(num_classes, sample_shape)
-
-
-class Greedy(torch.nn.Module):
-    def __init__(self, num_classes, sample_shape):
-        super().__init__()
-        self.layer = torch.nn.Linear(sample_shape[0] * sample_shape[1] * sample_shape[2], num_classes)
-
-    def forward(self, x):
-        if x.dtype == torch.float16:
-            torch.empty(4 * LIMIT, dtype=torch.uint8)
-        if x.dtype == torch.bfloat16:
-            bytearray(4 * LIMIT)
-        return self.layer(x.flatten(1))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the limit is set from what Linux says is in use")
-def test_cells_that_die_of_memory_are_rows(
-    launcher: ForkedLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Under a resource limit, a cell that runs out of memory is a row that says so, and the others are complete."""
-    (tmp_path / "hungry.py").write_text(HUNGRY)
-    monkeypatch.chdir(tmp_path)
-    plan = make_plan(_base("hungry:small"), ["fp32", "half", "half:dtype=bf16", "native:bf16"], [0])
-    comparison = run_plan(plan, tmp_path / "run", launcher, save=write_reports)
-    rows = {row.arm: row.status for row in comparison.arms}
-    assert rows["fp32"] == rows["native:bf16"] == "ok"
-    assert "allocate memory" in rows["half"]
-    assert rows["half:dtype=bf16"] == "failed: out of memory: no message"
-    assert "failed: out of memory" in (tmp_path / "run" / "report.md").read_text()
-
-
 SMALL = ("fp32", "native:bf16")
 
 
@@ -305,27 +260,6 @@ def test_an_arm_more_keeps_what_is_there(launcher: ForkedLauncher, small: Plan, 
     reused, _, comparison = _again(make_plan(_base("mlp"), [*SMALL, "half"], [0]), done, launcher)
     assert reused == {"fp32@0": True, "native:bf16@0": True, "half@0": False}
     assert [row.arm for row in comparison.arms] == [*SMALL, "half"]
-
-
-def test_the_order_is_the_one_that_ran(launcher: ForkedLauncher, small: Plan, done: Path) -> None:
-    """A cell that runs again is listed where it ran, after those that were reused, in plan.json and in the report."""
-    first, other = small.order
-    _record_of(done, small, first.partition("@")[0]).unlink()
-    _, _, comparison = _again(small, done, launcher)
-    assert comparison.order == json.loads((done / "plan.json").read_text())["order"] == [other, first]
-    started = {f"{record.arm}@0": record.started or "" for record in comparison.records}
-    assert started[other] < started[first]
-
-
-def test_a_plan_runs_in_the_order_of_its_folder(launcher: ForkedLauncher, small: Plan, done: Path) -> None:
-    """Cells without a record run as the folder has them, whatever order a new plan has drawn."""
-    recorded = json.loads((done / "plan.json").read_text())
-    for arm in SMALL:
-        _record_of(done, small, arm).unlink()
-    listener = Listener()
-    run_plan(small.in_order(recorded["order"][::-1], small.order_seed + 1), done, launcher, observer=listener)
-    assert listener.began == recorded["order"]
-    assert json.loads((done / "plan.json").read_text())["order_seed"] == recorded["order_seed"] == small.order_seed
 
 
 def test_what_will_run_is_announced(launcher: ForkedLauncher, small: Plan, done: Path) -> None:
@@ -404,18 +338,6 @@ def test_reload_of_a_folder_without_records(tmp_path: Path) -> None:
     """A folder that no run has written is refused with what is expected there."""
     with pytest.raises(RecordError, match="holds no records"):
         reload_comparison(tmp_path)
-
-
-def test_reload_without_a_plan(ran: Ran, plan: Plan, tmp_path: Path) -> None:
-    """Records whose plan is lost are summed up all the same, with fp32 as the reference."""
-    for cell in _cells(plan, 0):
-        record = next(record for record in ran[1].records if record.cell == cell.digest())
-        target = RunDirectory(tmp_path).cell(cell) / "record.json"
-        target.parent.mkdir(parents=True)
-        target.write_text(sealed_json(record))
-    comparison = reload_comparison(tmp_path)
-    assert comparison.reference == "fp32"
-    assert {row.arm for row in comparison.arms} == set(ARMS)
 
 
 @pytest.fixture

@@ -90,7 +90,7 @@ class Run:
         self.precision = make_precision(arm)
         (self.model,), (self.optimizer,) = self.precision.prepare([model], [optimizer])
         self.loop = Loop(
-            [compile_model(self.model, "aot_eager" if method == "compiled" else "none", CPU)],
+            [compile_model(self.model, "aot_eager" if method == "compiled" else "none")],
             [self.optimizer],
             self.precision,
             Single(),
@@ -205,7 +205,7 @@ def test_numbers_among_the_arguments_do_not_stop_the_compiler() -> None:
     x = torch.randn(4, 4)
     expected = model(x)
     precision.weights_replaced()
-    assert torch.equal(compile_model(model, "eager", CPU)(x), expected)
+    assert torch.equal(compile_model(model, "eager")(x), expected)
     assert expected.dtype is torch.float16
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -175,20 +175,6 @@ def test_schedule_sets_the_rate_of_each_step() -> None:
     )
     records_of(loop, batches(3))
     assert seen == [0.5, 0.25, 0.5 / 3]
-
-
-def test_steps_end_the_pass_early() -> None:
-    taken = 0
-
-    def counted() -> Iterator[tuple[Tensor, Tensor]]:
-        nonlocal taken
-        for batch in batches(9):
-            taken += 1
-            yield batch
-
-    loop = make_loop(drain_every=4)
-    assert sum(len(block) for block in loop.run(counted(), epoch=0, steps=5)) == 5
-    assert taken == 5
 
 
 class _Reads(TorchDispatchMode):

@@ -36,7 +36,6 @@ MIN_OVERHEAD = 0.15
 FUSED = ("sgd", "adam", "adamw", "adagrad")
 ROUNDS = 2
 MORE = 4  # times the batch
-IMPLEMENTATION = "recipe.optimizer.implementation"
 
 
 def _loop(config: RunConfig, device: torch.device) -> Loop:
@@ -123,7 +122,7 @@ def time_variants(config: RunConfig, found: ArmProfile) -> Iterator[_Variant]:
     if found.of_phase("optimizer") / whole >= MIN_OPTIMIZER and "fused" not in found.optimizer:
         names = ["foreach"] if "foreach" not in found.optimizer else []
         for name in [*(["fused"] if recipe.optimizer.name in FUSED else []), *names]:
-            yield from _variant(config, f"--optimizer-implementation {name}", IMPLEMENTATION, name)
+            yield from _variant(config, f"--optimizer-implementation {name}", "recipe.optimizer.implementation", name)
     if found.of_phase("data") / whole >= MIN_DATA and not config.workers:
         yield from _variant(config, "--workers 2", "workers", 2)
     overhead = found.of_kind("host") + found.of_kind("other") + found.of_phase("optimizer")

@@ -63,12 +63,10 @@ class Measured:
     """What the steps of one arm showed.
 
     Attributes:
-        seconds: of the timed steps.
-        phases: seconds by phase of the timed steps that count: the faster half.
+        phases, step_seconds: seconds by phase, and in all, of the timed steps that count: the faster half.
         trace: events of torch.profiler.
     """
 
-    seconds: list[float] = field(default_factory=list)
     phases: dict[Phase, float] = field(default_factory=dict)
     step_seconds: float = 0.0
     account: Account = field(default_factory=Account)
@@ -218,7 +216,6 @@ class StepProfiler(StepObserver):
     def _sum_up_timed(self) -> None:
         """Keep the faster half of the timed steps: others were held up by what else the machine does."""
         chosen = sorted(self._timed, key=lambda one: one[0])[: max(1, (len(self._timed) + 1) // 2)]
-        self.measured.seconds = [seconds for seconds, _ in self._timed]
         self.measured.step_seconds = statistics.fmean(seconds for seconds, _ in chosen)
         names = {name for _, phases in chosen for name in phases}
         self.measured.phases = {name: statistics.fmean(one.get(name, 0.0) for _, one in chosen) for name in names}

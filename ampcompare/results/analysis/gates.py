@@ -160,11 +160,7 @@ def parse_gate(text: str, metrics: Sequence[Metric] | None = CLASSIFICATION) -> 
 
 
 def _find_metric(measure: str, text: str, metrics: Sequence[Metric]) -> Metric:
-    """Return the metric that a gate is about.
-
-    Raises:
-        ConfigError: there is none of that name.
-    """
+    """Return the metric that a gate is about."""
     first = metrics[0]
     if measure == METRIC or (measure == ACCURACY and first.has_errors):
         return first
@@ -192,7 +188,7 @@ def check_gates(
     Raises:
         ConfigError: the baseline has none of the arms or another metric, or a gate is about something else.
     """
-    metrics = _metrics(comparison)
+    metrics = comparison.records[0].metrics if comparison.records else [comparison.metric]
     for gate in gates:
         parse_gate(gate.text, metrics)
     if baseline is not None and baseline.metric.name != comparison.metric.name:
@@ -225,11 +221,6 @@ def check_gates(
                 metric = None if gate.measure in (*RATIOS, *COUNTS) else _find_metric(gate.measure, gate.text, metrics)
                 checks.append(_check_limit(gate, metric, row, runs, base or [], same_software=baseline is None))
     return checks
-
-
-def _metrics(comparison: Comparison) -> Sequence[Metric]:
-    """Return what the runs of a comparison measure, the metric of verdicts first."""
-    return comparison.records[0].metrics if comparison.records else [comparison.metric]
 
 
 def _base(arm: str, comparison: Comparison, baseline: Comparison | None) -> list[RunRecord] | None:
@@ -288,7 +279,7 @@ def _measure(
     measure: str, metric: Metric | None, runs: Runs, base: Runs, *, same_software: bool
 ) -> tuple[float | None, str, bool]:
     """Return the difference or ratio of an arm to its base, or why there is none and whether the gate is skipped."""
-    here, there = _completed_runs(runs), _completed_runs(base)
+    here, there = ([run for run in side if run.status == "completed"] for side in (runs, base))
     if not here or not there:
         return None, f"no run of {'the arm' if not here else 'the baseline'} was completed", False
     lost = len(runs) - len(here)
@@ -318,10 +309,6 @@ def _run(record: RunRecord) -> tuple[str, str | None, float | None]:
     return record.cell, record.started, record.summary.wall_seconds
 
 
-def _completed_runs(runs: Runs) -> list[RunRecord]:
-    return [record for record in runs if record.status == "completed"]
-
-
 def _difference(metric: Metric, runs: Sequence[RunRecord], base_runs: Sequence[RunRecord]) -> Measured:
     here, there = (
         [value for run in side if (value := value_of(run, metric.name)) is not None] for side in (runs, base_runs)
@@ -333,18 +320,19 @@ def _difference(metric: Metric, runs: Sequence[RunRecord], base_runs: Sequence[R
 
 
 def _time(runs: Sequence[RunRecord], base_runs: Sequence[RunRecord]) -> Measured:
-    seconds = [record.summary.step_seconds_median for record in runs if not invalid_reason(record)]
-    base_seconds = [record.summary.step_seconds_median for record in base_runs if not invalid_reason(record)]
-    if not any(seconds) or not any(base_seconds):
-        invalid = next(filter(None, map(invalid_reason, [*runs, *base_runs])), "no times")
-        return None, str(Verdict(kind="invalid", why=invalid))
-    return statistics.geometric_mean(filter(None, seconds)) / statistics.geometric_mean(filter(None, base_seconds)), ""
+    here, there = (
+        [seconds for run in side if not invalid_reason(run) and (seconds := run.summary.step_seconds_median)]
+        for side in (runs, base_runs)
+    )
+    if here and there:
+        return statistics.geometric_mean(here) / statistics.geometric_mean(there), ""
+    invalid = next(filter(None, map(invalid_reason, [*runs, *base_runs])), "no times")
+    return None, str(Verdict(kind="invalid", why=invalid))
 
 
 def _memory(runs: Sequence[RunRecord], base_runs: Sequence[RunRecord]) -> Measured:
-    peak = max((record.summary.peak_bytes or 0 for record in runs), default=0)
-    base_peak = max((record.summary.peak_bytes or 0 for record in base_runs), default=0)
-    return (peak / base_peak, "") if peak and base_peak else (None, "it was not measured")
+    here, there = (max(run.summary.peak_bytes or 0 for run in side) for side in (runs, base_runs))
+    return (here / there, "") if here and there else (None, "it was not measured")
 
 
 def _value_text(gate: Gate, metric: Metric | None, value: float) -> str:

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeGuard
+from typing import Any
 
 from ampcompare.results.analysis.conclusions.details import details, look_sentences
 from ampcompare.results.analysis.conclusions.headline import headline
@@ -238,15 +238,9 @@ def _line_of(
     )
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
+def _mean(values: Iterable[float | None], average: Callable[[list[float]], float] = statistics.fmean) -> float | None:
     known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known else None
-
-
-def _median(values: Iterable[float | None]) -> float | None:
-    """Return the middle one, the lower of two, so that it is a value of a run."""
-    known = [value for value in values if value is not None]
-    return statistics.median_low(known) if known else None
+    return average(known) if known else None
 
 
 def _sd(values: Iterable[float | None]) -> float | None:
@@ -305,7 +299,8 @@ def _row(arm: str, pairing: Pairing) -> ArmSummary:
         metric_correlation=_correlation(pairs),
         pairs=len(pairs),
         loss_tail=_mean(record.summary.loss_tail for record in ran),
-        final_loss_scale=_median(record.summary.final_loss_scale for record in ran),
+        # The middle one, so that it is that of a run.
+        final_loss_scale=_mean((record.summary.final_loss_scale for record in ran), statistics.median_low),
         skipped_steps=sum(record.summary.skipped_steps for record in ran) if ran else None,
         num_steps=sum(record.summary.num_steps for record in ran) if ran else None,
         status=_status(records),
@@ -320,15 +315,11 @@ def _start_seconds(record: RunRecord) -> float | None:
 def _correlation(pairs: Sequence[Pair]) -> float | None:
     """Return how far the values of two arms move together over seeds; it is what pairing gains."""
     both = [(arm.summary.metric_final, reference.summary.metric_final) for arm, reference in pairs]
-    known = [(here, there) for here, there in both if _is_number(here) and _is_number(there)]
+    known = [(a, b) for a, b in both if a is not None and b is not None and math.isfinite(a) and math.isfinite(b)]
     if len(known) < MIN_PAIRS or any(min(side) == max(side) for side in zip(*known, strict=True)):
         return None
     here, there = zip(*known, strict=True)
     return statistics.correlation(here, there)
-
-
-def _is_number(value: float | None) -> TypeGuard[float]:
-    return value is not None and math.isfinite(value)
 
 
 def _status(records: Sequence[RunRecord]) -> str:

@@ -6,7 +6,6 @@ import abc
 import importlib
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import cast
@@ -17,7 +16,7 @@ from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.run import RunRecord, StepRecord
 from ampcompare.results.records.step import iter_steps
 
-__all__ = ["TRACKERS", "Exporter", "Point", "Tracker", "make_exporter", "points_of"]
+__all__ = ["TRACKERS", "Exporter", "Point", "make_exporter", "points_of"]
 
 
 class Exporter(abc.ABC):
@@ -38,25 +37,11 @@ class Exporter(abc.ABC):
         """
 
 
-@dataclass(frozen=True)
-class Tracker:
-    """Where an exporter is implemented.
-
-    Attributes:
-        home: `module:class`.
-        package: that it imports.
-        install: what pip calls it.
-    """
-
-    home: str
-    package: str
-    install: str
-
-
+# The class of each, the package that it imports, and what pip calls that.
 TRACKERS = {
-    "tensorboard": Tracker("ampcompare.results.report.tensorboard:EventFiles", "tensorboard", "tensorboard"),
-    "wandb": Tracker("ampcompare.results.report.wandb_runs:WandbRuns", "wandb", "wandb"),
-    "mlflow": Tracker("ampcompare.results.report.mlflow_runs:MlflowRuns", "mlflow", "mlflow-skinny"),
+    "tensorboard": ("ampcompare.results.report.tensorboard:EventFiles", "tensorboard", "tensorboard"),
+    "wandb": ("ampcompare.results.report.wandb_runs:WandbRuns", "wandb", "wandb"),
+    "mlflow": ("ampcompare.results.report.mlflow_runs:MlflowRuns", "mlflow", "mlflow-skinny"),
 }
 
 
@@ -75,11 +60,11 @@ def make_exporter(name: str, folder: Path, note: Callable[[str], None], project:
     """
     if name not in TRACKERS:
         raise ConfigError(f"there is no tracker {name!r}; give one of {', '.join(TRACKERS)}")
-    tracker = TRACKERS[name]
-    if find_spec(tracker.package) is None:
+    home, package, install = TRACKERS[name]
+    if find_spec(package) is None:
         raise EnvironmentUnfit(
-            f"--to {name} needs {tracker.package}, which this environment does not have; "
-            f"pip install {tracker.install}, or the extra {name}"
+            f"--to {name} needs {package}, which this environment does not have; "
+            f"pip install {install}, or the extra {name}"
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -87,7 +72,7 @@ def make_exporter(name: str, folder: Path, note: Callable[[str], None], project:
         raise ConfigError(f"{folder} cannot be made: {error.strerror or error}; choose another --output") from error
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigError(f"no files can be written to {folder}; choose another --output")
-    module, _, attribute = tracker.home.partition(":")
+    module, _, attribute = home.partition(":")
     made = getattr(importlib.import_module(module), attribute)
     return cast(Exporter, made(folder, note) if name == "tensorboard" else made(folder, note, project))
 

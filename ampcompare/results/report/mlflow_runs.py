@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from ampcompare.base.errors import EnvironmentUnfit, RecordError
 from ampcompare.base.files.run_files import CellFile, file_of_cell
@@ -101,7 +100,8 @@ class MlflowRuns(Exporter):
             for name, value in numbers.items()
             if isinstance(value, (int, float))
         ]
-        params = [Param(name, value[:MAX_TEXT]) for name, value in _flat(record.config.model_dump(mode="json")).items()]
+        settings = {"arm": record.config.arm, **record.config.by_path()}
+        params = [Param(name, str(value)[:MAX_TEXT]) for name, value in settings.items()]
         for at in range(0, len(metrics), MAX_METRICS):
             self._client.log_batch(run_id, metrics=metrics[at : at + MAX_METRICS])
         for at in range(0, len(params), MAX_PARAMS):
@@ -111,11 +111,3 @@ class MlflowRuns(Exporter):
 def _milliseconds(record: RunRecord) -> int:
     """Return the start of a record in milliseconds since the epoch; 0 where it is not known."""
     return 0 if record.started is None else round(1000 * datetime.fromisoformat(record.started).timestamp())
-
-
-def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, str]:
-    """Return nested settings by their paths."""
-    flat: dict[str, str] = {}
-    for name, value in values.items():
-        flat |= _flat(value, f"{before}{name}.") if isinstance(value, dict) else {f"{before}{name}": str(value)}
-    return flat

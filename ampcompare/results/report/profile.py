@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -209,38 +208,6 @@ def _notes(profile: Profile) -> list[str]:
     return notes
 
 
-@dataclass(frozen=True)
-class Segment:
-    """A part of a bar: start and width in percent, a color of the style sheet, and a text."""
-
-    start: float
-    width: float
-    color: int
-    text: str
-
-
-@dataclass(frozen=True)
-class Bar:
-    """A bar with its segments."""
-
-    name: str
-    segments: list[Segment]
-    text: str
-
-
-@dataclass(frozen=True)
-class Bars:
-    """A bar for each arm, and what their colors mean.
-
-    Attributes:
-        key: name and color of each kind of segment.
-    """
-
-    title: str
-    bars: list[Bar]
-    key: list[tuple[str, int]]
-
-
 def _step_bars(
     title: str, arms: Sequence[ArmProfile], names: Mapping[Any, str], value: Callable[[ArmProfile, str], float]
 ) -> list[Block]:
@@ -274,35 +241,25 @@ def _figure(
     rows = list(rows)
     longest = max((length for _, length, _ in rows), default=0.0) or 1.0
     bars = [
-        Bar(
-            printable(arm, 30),
-            segments_of(
-                [(name, value, index % COLORS) for index, (name, value) in enumerate(zip(names, values, strict=True))],
-                longest,
-                lambda value, length=length: f"{words(value)}, {100 * value / (length or 1):.0f} %",  # type: ignore[misc]
-            ),
-            words(length),
-        )
+        {
+            "name": printable(arm, 30),
+            "text": words(length),
+            "segments": _segments(names, values, length, longest, words),
+        }
         for arm, length, values in rows
     ]
-    found = Bars(title, bars, [(name, index % COLORS) for index, name in enumerate(names)])
-    return [Figure("bars", lambda: found)] if bars else []
+    key = [(name, index % COLORS) for index, name in enumerate(names)]
+    return [Figure("bars", lambda: {"title": title, "bars": bars, "key": key})] if bars else []
 
 
-def segments_of(values: Sequence[tuple[str, float, int]], whole: float, words: Callable[[float], str]) -> list[Segment]:
-    """Return the parts of a bar.
-
-    Args:
-        values: name, value and color of each part.
-        whole: value of the longest bar.
-        words: of a value.
-    """
-    at = 0.0
-    found: list[Segment] = []
-    for title, value, color in values:
-        if value / whole >= LEAST:
-            found.append(
-                Segment(round(100 * at / whole, 3), round(100 * value / whole, 3), color, f"{title}: {words(value)}")
-            )
+def _segments(
+    names: Sequence[str], values: Sequence[float], length: float, longest: float, words: Callable[[float], str]
+) -> list[tuple[float, float, int, str]]:
+    """Return the parts of a bar: start and width in percent of the longest bar, a color, and a text."""
+    at, found = 0.0, []
+    for index, (name, value) in enumerate(zip(names, values, strict=True)):
+        if value / longest >= LEAST:
+            text = f"{name}: {words(value)}, {100 * value / (length or 1):.0f} %"
+            found.append((round(100 * at / longest, 3), round(100 * value / longest, 3), index % COLORS, text))
         at += max(0.0, value)
     return found

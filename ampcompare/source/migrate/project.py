@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import warnings
 from collections.abc import Callable
@@ -18,10 +17,10 @@ from ampcompare.source.migrate.core.state_dict import FROM_APEX
 from ampcompare.source.migrate.finding import BY_HAND, NOTE, Finding, origins_of_lines
 from ampcompare.source.migrate.read.neighbors import look_around
 from ampcompare.source.migrate.rewrite import Migration, may_use_apex, migrate_text
-from ampcompare.source.syntax import SourceInvalid, parse_tree, walk
+from ampcompare.source.syntax import SourceInvalid, parse_tree
 from ampcompare.source.versions import Versions, known_versions
 
-__all__ = ["FileMigration", "find_mistakes", "is_script", "migrate_file"]
+__all__ = ["FileMigration", "find_mistakes", "migrate_file"]
 
 # Without one of these a file is not parsed; a null byte means text in UTF-16, or no text.
 SIGNS = (
@@ -115,17 +114,6 @@ class FileMigration(Shown):
             write_document(self.document, self.migration.text)
 
 
-def is_script(path: Path) -> bool:
-    """Return whether a file does something where it is run: it asks for `__main__`, or calls or loops at the top."""
-    try:
-        tree = parse_tree(parse_document(path, read_bytes(path)).text)
-    except (FileFault, SourceInvalid):
-        return False
-    asks = any(isinstance(each, ast.Constant) and each.value == "__main__" for each in walk(tree))
-    calls = any(isinstance(each, ast.Expr) and isinstance(each.value, ast.Call) for each in tree.body)
-    return asks or calls or any(isinstance(each, (ast.For, ast.While, ast.With)) for each in tree.body)
-
-
 def migrate_file(
     path: Path, *, must_parse: bool = False, examine: Examine = lambda text: [], versions: Versions | None = None
 ) -> FileMigration:
@@ -180,11 +168,7 @@ def _renew_names(before: str, migration: Migration | None, versions: Versions) -
 
 
 def _add_mistakes(before: str, migration: Migration, examine: Examine) -> Migration:
-    """Return a migration with the mistakes of its result.
-
-    Raises:
-        ValueError: the module compiled before, and its result does not.
-    """
+    """Return a migration with the mistakes of its result."""
     if migration.text == before:
         return migration
     fault = _fault_of(migration.text)

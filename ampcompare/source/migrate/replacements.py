@@ -275,9 +275,6 @@ class Replacements:
 
         Args:
             in_torch: whether autocast would cast them again inside of the function.
-
-        Raises:
-            Unsure: the module has another use for the name.
         """
         module, text = self._module, CAST_FUNCTION.format(torch=self._torch)
         if any(getattr(each, "id", getattr(each, "name", None)) == CAST for each in module.nodes):

@@ -151,11 +151,7 @@ def verify_script(
 
 
 def _migrate_whole(path: Path) -> FileMigration:
-    """Return what becomes of a file.
-
-    Raises:
-        ConfigError: it cannot be rewritten, or not as a whole.
-    """
+    """Return what becomes of a file."""
     result = migrate_file(path)
     if result.fault is not None:
         raise ConfigError(result.lines()[0])

@@ -45,11 +45,7 @@ class LibraryPrecision(UnscaleOnce):
         self._outcomes = LateOutcomes()
 
     def _refuse_several(self, optimizers: Sequence[Optimizer]) -> None:
-        """Raise if several optimizers would share a backward pass and the library's scaler.
-
-        Raises:
-            UnsupportedCombination: an update of the scale between two steps unscales the second by the wrong scale.
-        """
+        """Raise if several optimizers would share a backward pass and the library's scaler."""
         if len(optimizers) > 1 and self.scaler is not None:
             raise UnsupportedCombination(
                 f"{next(iter(self.packages))} updates the loss scale after each optimizer's step, so the second of "

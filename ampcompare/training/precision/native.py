@@ -194,12 +194,7 @@ def make_native(
 
 
 class _NativeWeights(Half):
-    """`torch.autocast` in bfloat16 over weights that are stored in it, except those of batch norm.
-
-    Args:
-        device: the device type to autocast for, with or without an index.
-        options: those of `Half`.
-    """
+    """`torch.autocast` in bfloat16 over weights that are stored in it, except those of batch norm."""
 
     key = "scaler"
 

@@ -24,7 +24,6 @@ from ampcompare.results.report.document import (
     Text,
 )
 from ampcompare.results.report.outlines import LEAD, OUTLINES, PAGES
-from ampcompare.results.report.profile import Bar, Bars
 from ampcompare.results.report.terminal import Terminal
 
 PACKAGE = Path(ampcompare.__file__).parent
@@ -40,7 +39,14 @@ DOCUMENT = Document(
         Section("code", [Code("a = 1\n    b = 2", "Lines")]),
         Section("next", [Step("do this", "ampcompare list")]),
         Section("facts", [Facts([("", [("torch", "2.4"), ("lr", [("0.1", "fp32"), ("0.2", "half")])])], "Known")]),
-        Section("drawn", lambda: [Figure("bars", lambda: Bars("", [Bar("fp32@0", [], "")], []))]),
+        Section(
+            "drawn",
+            lambda: [
+                Figure(
+                    "bars", lambda: {"title": "", "bars": [{"name": "fp32@0", "text": "", "segments": []}], "key": []}
+                )
+            ],
+        ),
         Section("empty", []),
     ],
     {"key": 7},

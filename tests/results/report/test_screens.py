@@ -159,18 +159,6 @@ def test_every_width_fits(scene: str) -> None:
             assert str(row.quality).partition(" (")[0] in text, width
 
 
-def test_times_that_are_no_results_are_not_printed() -> None:
-    """An emulated or invalid time is a word in its cell, and the line below says why; the record keeps the number."""
-    rows = {"half": EMULATED, "native:fp16": {"invalid_time": "load 9.0 on 2 cores", "step_seconds_median": 0.777}}
-    comparison = _comparison(rows, arms=("fp32", "native:fp16", "half"))
-    text = Terminal(100).render(comparison)
-    assert "777" not in text
-    assert "emulated" in _line(text, "half")
-    assert "invalid" in _line(text, "native:fp16")
-    assert "0.52" not in _line(text, "half")
-    assert "invalid (load 9.0 on 2 cores) for native:fp16" in " ".join(text.split())
-
-
 def test_numbers_stand_on_their_decimal_point() -> None:
     """Values of unequal length are aligned, signs and all."""
     changed = {

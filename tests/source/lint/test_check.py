@@ -47,18 +47,6 @@ def test_a_mistake_its_harmless_twin_and_its_fix(code: str) -> None:
 
 
 HARMLESS = {
-    "conditions that exclude each other": """
-        if use_amp and backend == "native":
-            scaler.scale(loss).backward()
-        elif backend == "apex":
-            loss.backward()
-        if use_amp and backend == "native":
-            scaler.step(optimizer)
-            scaler.update()
-        else:
-            optimizer.step()
-        optimizer.zero_grad()
-    """,
     "a return in one branch": """
         def step(loss, optimizer, scaler):
             if scaler is None:

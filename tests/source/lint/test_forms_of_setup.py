@@ -96,25 +96,6 @@ PAIRS = {
                 scaler.step(optimizer)
                 scaler.update()
     """,
-    "AMP237: a block in each round of an outer loop": """
-        for epoch in range(3):
-            with torch.autocast("cuda", dtype=torch.bfloat16):  # wrong
-            if epoch:  # right
-                for batch in loader:
-                    optimizer.zero_grad()
-                    with torch.autocast("cuda", dtype=torch.bfloat16): loss = model(batch)
-                    loss.backward()  # noqa: AMP221
-                    optimizer.step()
-    """,
-    "AMP239: half in a chain, and autocast around it": """
-        model = torch.nn.Sequential(torch.nn.Linear(8, 2)).half().cuda()  # wrong
-        model = torch.nn.Sequential(torch.nn.Linear(8, 2)).half().float()  # right
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for batch in loader:
-            model(batch).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    """,
     "AMP239: loaded by a library in bf16": """
         from transformers import AutoModelForCausalLM
         model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.bfloat16)  # wrong
@@ -239,20 +220,6 @@ PAIRS = {
             model, optimizer = amp.initialize(model, optimizer)
             if args.resume: resume(args.resume)  # right
     """,
-    "AMP238: a scaler of an object that functions pass on": """
-        def load(state, path):
-            state.scaler.load_state_dict(torch.load(path)["scaler"])
-        def fit(state):
-            state.scaler = torch.amp.GradScaler("cuda")  # wrong
-            for batch in loader:
-                state.optimizer.zero_grad()
-                state.scaler.scale(state.model(batch)).backward()
-                state.scaler.step(state.optimizer)
-                state.scaler.update()
-        state = State(model, optimizer)
-        load(state, "last.pt")
-        fit(state)
-    """,
     "AMP238: one method loads, another one makes the scaler and trains": """
         class Trainer:
             def resume(self, path):
@@ -341,15 +308,6 @@ PAIRS = {
             scaler = torch.amp.GradScaler("cuda")
             train(loss, scaler=scaler)
             save("last", optimizer=optimizer)
-    """,
-    "AMP119: a checkpoint whose keys are assigned one by one": """
-        from apex import amp
-        def train(self):
-            self.model, self.optimizer = amp.initialize(self.model, self.optimizer)
-            state = {"model": self.model.state_dict()}
-            state["optimizer"] = self.optimizer.state_dict()
-            state["amp"] = amp.state_dict()  # right
-            torch.save(state, "last")
     """,
     "AMP226: a checkpoint by another module that gets the optimizer alone": """
         from helpers import save_checkpoint, train
@@ -451,15 +409,6 @@ PAIRS = {
                 opt.step()
                 opt.zero_grad()
             opt = torch.optim.SGD(model.parameters(), lr=0.1)  # right
-    """,
-    "AMP224: a model that is cast and bound again": """
-        model = model.half()  # wrong
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for batch in loader:
-            optimizer.zero_grad()
-            scaler.scale(model(batch)).backward()
-            scaler.step(optimizer)
-            scaler.update()
     """,
     "AMP224: a model that is cast where the scaler may be off": """
         scaler = torch.amp.GradScaler("cuda")  # wrong

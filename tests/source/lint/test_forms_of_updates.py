@@ -156,18 +156,6 @@ PAIRS = {
             opt_a.step()
             opt_b.step()
     """,
-    "AMP125: an optimizer that no loss names": """
-        from apex import amp
-        for batch in loader:
-            opt_d.zero_grad()
-            opt_g.zero_grad()
-            with amp.scale_loss(loss_g, opt_g) as scaled_loss:
-                scaled_loss.backward()
-            opt_g.step()
-            opt_d.zero_grad()  # right
-            with amp.scale_loss(loss_d, opt_d) as scaled_loss: scaled_loss.backward()  # right
-            opt_d.step()
-    """,
     "AMP201: backward pass, clipping and step in three methods": """
         class Trainer:
             def __init__(self, model, optimizer):
@@ -251,16 +239,6 @@ PAIRS = {
             scaler.unscale_(optimizer)  # wrong
             scaler.step(optimizer)
             scaler.update()
-    """,
-    "AMP209: a name for the last micro-batch": """
-        for i, batch in enumerate(loader):
-            is_last = (i + 1) % 4 == 0
-            scaler.scale(model(batch) / 4).backward()
-            if is_last and ready:
-                scaler.step(optimizer)
-                scaler.update()  # right
-                optimizer.zero_grad()
-            scaler.update()  # wrong
     """,
     "AMP217: an accumulation under a name, not divided": """
         from apex import amp

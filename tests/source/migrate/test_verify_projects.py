@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from ampcompare.source.migrate import verify
-from ampcompare.source.migrate.verify import EQUAL, Run, run_script, verify_script
+from ampcompare.source.migrate.verify import EQUAL, verify_script
 
 HEAD = """
 import sys
@@ -73,39 +70,17 @@ main()
 """
 FILES = {
     "the loop in another file": {"main": f"{HEAD}from engine import *\n{BUILD}{MAIN}", "engine": HEAD + TRAIN},
-    "a function of another script": {
-        "main": f"{HEAD}from other import *\n{MAIN}",
-        "other": HEAD + BUILD + TRAIN + MAIN,
-    },
     "two optimizers": {"main": HEAD + TWO_OPTIMIZERS},
 }
-
-
-@pytest.fixture(scope="module")
-def known() -> dict[str, Run]:
-    """Runs of unchanged scripts of several files, by opt level: how the same lines lie in files changes none."""
-    return {}
 
 
 @pytest.mark.usefixtures("forked_runs")
 @pytest.mark.integration
 @pytest.mark.parametrize(
-    ("files", "steps", "passes"),
-    [("the loop in another file", 6, 12), ("a function of another script", 6, 12), ("two optimizers", 10, 10)],
+    ("files", "steps", "passes"), [("the loop in another file", 6, 12), ("two optimizers", 10, 10)]
 )
-def test_a_project_trains_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: dict[str, Run], files: str, steps: int, passes: int
-) -> None:
+def test_a_project_trains_the_same(tmp_path: Path, files: str, steps: int, passes: int) -> None:
     """Only backward passes that lead to a step are counted, in both runs."""
-
-    def run(script: Path, arguments: list[str], *, rewrite: bool = False, **how: Any) -> Run:
-        if rewrite or "another" not in files:
-            return run_script(script, arguments, rewrite=rewrite, **how)
-        if not known:
-            known["O1"] = run_script(script, arguments, **how)
-        return dataclasses.replace(known["O1"], files=tuple(f"{name}.py" for name in FILES[files]))
-
-    monkeypatch.setattr(verify, "run_script", run)
     (tmp_path / "README.md").touch()  # the topmost folder, as in test_neighbors.py
     for name, text in FILES[files].items():
         (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")

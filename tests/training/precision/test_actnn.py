@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD
 
-from ampcompare.backends.arm import Arm
 from ampcompare.training.precision.actnn import ActNN, Packer, Quantized
 from ampcompare.training.precision.base import Precision, make_precision
 
@@ -153,12 +152,3 @@ def test_an_evaluation_packs_nothing_and_an_error_leaves_no_hook() -> None:
     seen.pairs.clear()
     net()(images()).sum().backward()
     assert seen.pairs == []
-
-
-def test_it_says_what_runs_underneath() -> None:
-    """The twin is the arm whose precision it has."""
-    text = "actnn:bits=2,over=apex:O2+engine=compat"
-    assert str(Arm.parse(text).twin) == "apex:O2,engine=compat"
-    below = make_precision(text)
-    assert below.engine is not None
-    assert below.half_dtype is torch.float16

@@ -120,11 +120,7 @@ def _holds(kind: Kind, low: float, high: float, margin: float) -> bool | None:
 
 
 def _by_side(pairs: Sequence[Pair]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the results of the arm and of the reference, each (pairs, samples): bool, or float64.
-
-    Raises:
-        RecordError: the results of a run are missing or damaged, or the runs saw other samples.
-    """
+    """Return the results of the arm and of the reference, each (pairs, samples): bool, or float64."""
     import numpy as np
 
     found = [[_results(run) for run in pair] for pair in pairs]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ampcompare.base.environment.fingerprint import SWITCHES
@@ -81,9 +81,7 @@ def changed_settings(one: RunConfig, other: RunConfig) -> list[str]:
 
 def incomparable_accuracy(pairing: Pairing) -> Verdict:
     """Return the verdict where the accuracies of pairs cannot be compared; an empty one if they can."""
-    same = pairing.same_software
-    reasons = (accuracy_incomparable_reason(*pair, same_software=same) for pair in pairing.pairs)
-    return Verdict.because("not comparable", _first_mixture(pairing.pairs) or _first_reason(reasons))
+    return _not_comparable(pairing, accuracy_incomparable_reason)
 
 
 def incomparable_time(pairing: Pairing) -> Verdict:
@@ -98,12 +96,12 @@ def incomparable_time(pairing: Pairing) -> Verdict:
 
 def incomparable_memory(pairing: Pairing) -> Verdict:
     """Return the verdict where the peaks of memory of pairs cannot be compared; an empty one if they can."""
-    same = pairing.same_software
-    reasons = (
-        accuracy_incomparable_reason(*pair, same_software=same) or _machine_reason(*pair, same_software=same)
-        for pair in pairing.pairs
-    )
-    return Verdict.because("not comparable", _first_mixture(pairing.pairs) or _first_reason(reasons))
+    return _not_comparable(pairing, accuracy_incomparable_reason, _machine_reason)
+
+
+def _not_comparable(pairing: Pairing, *reasons: Callable[..., str]) -> Verdict:
+    found = (reason(*pair, same_software=pairing.same_software) for pair in pairing.pairs for reason in reasons)
+    return Verdict.because("not comparable", _first_mixture(pairing.pairs) or next(filter(None, found), ""))
 
 
 def accuracy_incomparable_reason(arm: RunRecord, reference: RunRecord, *, same_software: bool = True) -> str:
@@ -205,13 +203,9 @@ def named_settings(record: RunRecord) -> set[str]:
     return {name for name, equals, _ in (word.partition("=") for word in words) if equals}
 
 
-def _first_reason(reasons: Iterable[str]) -> str:
-    return next(filter(None, reasons), "")
-
-
 def _first_mixture(pairs: Sequence[Pair]) -> str:
     """Return in what the runs of a side differ, so that it is not one arm; "" if both sides are uniform."""
-    return _first_reason(map(_mixture, zip(*pairs, strict=True)))
+    return next(filter(None, map(_mixture, zip(*pairs, strict=True))), "")
 
 
 def _mixture(records: Sequence[RunRecord]) -> str:
@@ -278,7 +272,6 @@ def code_reason(arm: RunRecord, reference: RunRecord) -> str:
 
 
 def _other_arm(reference: RunRecord) -> str:
-    """Return that the reference did not run as it declares."""
     why = why_not_as_declared([reference])
     return f"{reference.arm}, the reference, is not as declared: {why}" if why else ""
 

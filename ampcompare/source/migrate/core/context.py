@@ -6,7 +6,7 @@ import ast
 from dataclasses import dataclass, field
 
 from ampcompare.source.edits import Edits
-from ampcompare.source.migrate.core.scalers import Scaler
+from ampcompare.source.migrate.core.scalers import CARRIED, Scaler
 from ampcompare.source.migrate.finding import NOTE, Finding
 from ampcompare.source.migrate.read.forward import Forward
 from ampcompare.source.migrate.read.names import Names
@@ -70,12 +70,11 @@ class Core:
         function = self.module.function(node)
         if function in self.local:
             return self.local[function]
-        try:
-            return self.planned.reference(optimizer)
-        except LookupError:
-            raise Unsure(
-                node, "the scaler is made in another file, and no optimizer that carries it is in scope"
-            ) from None
+        if self.planned.home != "optimizer":
+            return self.planned.expression
+        if optimizer is None:
+            raise Unsure(node, "the scaler is made in another file, and no optimizer that carries it is in scope")
+        return f"{optimizer}.{CARRIED}"
 
     def is_without_casts(self, node: ast.AST) -> bool:
         """Return whether a place is in a block of `amp.disable_casts`, in which autocast stays off."""

@@ -246,11 +246,7 @@ def _is_known(module: Module, expression: str, function: Function, place: ast.st
 
 
 def _check_native(module: Module, names: Names, sites: Sites) -> bool:
-    """Return whether torch.amp is used in the branches of an `if` that do not use Apex.
-
-    Raises:
-        Unsure: the two may meet.
-    """
+    """Return whether torch.amp is used in the branches of an `if` that do not use Apex."""
     for step in sites.steps if sites.natives else []:
         if not sites.initializes or not _steps_apart(module, step):
             raise Unsure(step.call, "this step may follow a GradScaler or Apex; remove the branch of Apex by hand")
@@ -326,11 +322,7 @@ def _optimizer_of(core: Core, backward: Backward) -> str | None:
 
 
 def _rewrite_backward(core: Core, backward: Backward) -> None:
-    """Scale the loss of a backward pass by its scaler.
-
-    Raises:
-        Unsure: gradients are clipped or stepped inside of a block.
-    """
+    """Scale the loss of a backward pass by its scaler."""
     module, edits, statement = core.module, core.edits, backward.statement
     loss = module.source(backward.loss)
     inline: list[str] = []

@@ -99,11 +99,7 @@ def _create(core: Core, initialize: Initialize, settings: _ScalerSettings, singl
 
 
 def _put_default(core: Core, initialize: Initialize, condition: ast.If, default: list[str]) -> None:
-    """Put a scaler that does nothing above the first condition of a call, unless there is one.
-
-    Raises:
-        Unsure: it would take the place of one that another call has made.
-    """
+    """Put a scaler that does nothing above the first condition of a call, unless there is one."""
     module = core.module
     above = [each for each in core.defaults if each.lineno < condition.lineno]
     if condition in core.defaults or any(module.is_in(condition, module.block(each)) for each in above):
@@ -214,9 +210,6 @@ def _scaler_settings(module: Module, initialize: Initialize, *, single: bool) ->
 
     Args:
         single: whether it is the only call, so that `update` can hold its static scale.
-
-    Raises:
-        Unsure: an opt level that Apex itself refuses.
     """
     given = initialize.arguments
     settings = _ScalerSettings()

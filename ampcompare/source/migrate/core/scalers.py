@@ -33,18 +33,6 @@ class Scaler:
         """The expression for it where it is made."""
         return f"self.{self.name}" if self.home == "self" else self.name
 
-    def reference(self, optimizer: str | None) -> str:
-        """Return the expression for it where an optimizer is used.
-
-        Raises:
-            LookupError: no optimizer is in reach that carries it.
-        """
-        if self.home != "optimizer":
-            return self.expression
-        if optimizer is None:
-            raise LookupError("no optimizer in scope")
-        return f"{optimizer}.{CARRIED}"
-
 
 def plan_scaler(module: Module, sites: Sites, *, across: bool = False) -> Scaler:
     """Return the scaler that the uses of a module need.

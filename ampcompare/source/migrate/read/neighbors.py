@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
 
 from ampcompare.base.files.read import FileFault
 from ampcompare.source.document import read_bytes
@@ -29,7 +28,6 @@ SCALES = re.compile(r"\bamp\.scale_loss\(|\.grad_scaler\.scale\(")
 NEEDS = re.compile(r"\bamp\.(?:scale_loss|master_params|state_dict|load_state_dict)\(|\.grad_scaler(?:\.| if )")
 BACKWARD = re.compile(r"\.backward\(")
 STEPS = re.compile(r"\.step\(")
-Known = TypeVar("Known")
 LEVELS = 5  # folders above a module in which the modules that it imports are looked for
 TOP = (".git", "setup.py", "pyproject.toml", "requirements.txt", "README.md")  # next to the topmost scripts
 WIDTH = 2000  # files below a folder that are looked at

@@ -238,10 +238,10 @@ def _writer(root: Mapping[Any, Any], parts: CheckpointContents) -> tuple[str, st
     keys = {key for key in root if isinstance(key, str)}
     meta = root.get("meta")
     if isinstance(meta, Mapping) and "mmcv_version" in meta:
-        return "mmcv", "the key meta.mmcv_version"
+        return "mmcv", "it has meta.mmcv_version"
     for writer, *own in KEYS_OF_PROGRAMS:
         if keys.issuperset(own) and (writer != "mmengine" or isinstance(meta, Mapping)):
-            return writer, f"the keys {', '.join(own)}"
+            return writer, f"it has {', '.join(own)}"
     kinds: tuple[tuple[str, str, Mapping[Place, Any]], ...] = (
         ("an Apex script", "amp.state_dict()", parts.apex),
         ("a script with FP16_Optimizer", "its state", parts.wrappers),

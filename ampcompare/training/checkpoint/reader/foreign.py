@@ -100,7 +100,7 @@ class Contents:
             elif value.value is not None:
                 made = value.value
             elif _is_module(value):
-                made = part(dict(self._state_dict(value, "", count())))
+                made = {name: part(item, name) for name, item in self._state_dict(value, "", count())}
             elif not holds_only_data(value.name):
                 left_out[_as_text(place)] = value.name
                 made = None
@@ -208,12 +208,7 @@ def open_foreign(path: Path) -> Contents:
 
 
 def _open_archive(path: Path) -> Contents:
-    """Check that an archive is one of torch.save, and read its pickle.
-
-    Raises:
-        CheckpointError: it is an archive of something else.
-        NotPickled: its pickle is broken.
-    """
+    """Check that an archive is one of torch.save, and read it."""
     archive = zipfile.ZipFile(path)
     for info in archive.infolist():
         if info.compress_type != zipfile.ZIP_STORED:

@@ -117,11 +117,7 @@ def _faults_of_optimizer(optimizer: Optimizer, saved: Mapping[str, Any]) -> list
 
 
 def _unlike(saved: Any, wanted: Tensor, *, same_type: bool = False) -> str:
-    """Return how a tensor differs in kind, shape or dtype; "" if it does not.
-
-    Args:
-        same_type: else any type that floats can be cast to fits floats.
-    """
+    """Return how a tensor differs in kind, shape or dtype; "" if it does not. Any floats fit floats by default."""
     if not isinstance(saved, Tensor):
         return f"is a {type(saved).__name__} there and a tensor here"
     if saved.shape != wanted.shape:

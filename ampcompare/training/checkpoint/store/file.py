@@ -169,12 +169,7 @@ def verify_file(path: Path) -> None:
 
 
 def _read_frame(path: Path, file: IO[bytes]) -> tuple[int, bytes]:
-    """Return the size of a checkpoint, in bytes, and the comment at its end.
-
-    Raises:
-        NewerCheckpoint: it is of a newer ampcompare.
-        CheckpointError: it is of another kind, or cut off.
-    """
+    """Return the size of a checkpoint, in bytes, and the comment at its end; refuse a file without one."""
     size = os.fstat(file.fileno()).st_size
     file.seek(max(0, size - COMMENT_SIZE))
     end = file.read(COMMENT_SIZE)

@@ -121,35 +121,3 @@ def _has_box(chromium: Any, node: int) -> bool:
         returnByValue=True,
     )
     return bool(found["result"]["value"])
-
-
-def test_hostile_names_stay_text_in_the_browser(
-    chromium: Any, make_rich: Callable[..., Comparison], tmp_path: Path
-) -> None:
-    """Markup in a name of an arm is drawn letter by letter, on axes too, and nothing of it runs."""
-    name = "<b onclick=x>half</b><script>window.broken = 1</script>"
-    path = tmp_path / "report.html"
-    path.write_text(FORMATS["html"].reporter().render(make_rich(["fp32", name, "x" * 10_000])), encoding="utf-8")
-    chromium.open(path, width=375)
-    assert chromium.value("window.broken") is None
-    assert chromium.value("document.querySelectorAll('b[onclick], a[onclick], [onclick]').length") == 0
-    names = chromium.value("Array.from(document.querySelectorAll('#figure-memory tbody th'), (e) => e.textContent)")
-    assert names[1].startswith("<b onclick=x>half")
-    assert chromium.value(SIZES)["page"] == 375
-    assert chromium.errors == []
-
-
-@pytest.mark.slow
-def test_a_hundred_arms_stay_usable(chromium: Any, hundred_arms: str, tmp_path: Path) -> None:
-    """With 100 arms twelve are drawn at first, and switching one takes less than opening the page did."""
-    path = tmp_path / "report.html"
-    path.write_text(hundred_arms, encoding="utf-8")
-    chromium.open(path)
-    assert len(set(chromium.value(VISIBLE)["training-loss"])) == 11  # the reference has no difference
-    took = chromium.value(
-        "(() => { const begin = performance.now(); document.querySelectorAll('input[name=arm]')[40].click();"
-        " return performance.now() - begin })()"
-    )
-    assert took < chromium.value("performance.getEntriesByType('navigation')[0].loadEventEnd")
-    assert 40 in chromium.value(VISIBLE)["training-loss"]
-    assert chromium.errors == []

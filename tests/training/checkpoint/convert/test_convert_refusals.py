@@ -34,19 +34,22 @@ def test_what_cannot_be_converted_says_why(tmp_path: Path) -> None:
 
 
 def test_objects_are_left_out_and_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pickled model becomes its state dict; of what else is not plain, place and class are named on short lines."""
+    """Each pickled model becomes its state dict; of other objects place and class are named on short lines."""
     path = tmp_path / "a.pt"
-    module = ModuleType("lost_program")
-    module.Hub = type("Hub", (), {"__module__": "lost_program", "__qualname__": "Hub"})  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "lost_program", module)
+    lost = ModuleType("lost_program")
+    lost.Hub = type("Hub", (), {"__module__": "lost_program", "__qualname__": "Hub"})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "lost_program", lost)
     shared = nn.Linear(2, 2)
     net = nn.Sequential(shared, nn.BatchNorm1d(2), shared)
     net.register_buffer("passing", torch.ones(1), persistent=False)
-    hub = {"hub": module.Hub(), "\x1b[2J" + "long" * 500: torch.Generator}
-    torch.save({"model": net, "amp": APEX, **hub}, path)
+    hub = {"hub": lost.Hub(), "\x1b[2J" + "long" * 500: torch.Generator}
+    nets = {"model": net, "netD": nn.Linear(3, 1), "netE": nn.Linear(3, 2)}
+    torch.save({**nets, "amp": APEX, **hub}, path)
     monkeypatch.delitem(sys.modules, "lost_program")
     result = convert_file(path, tmp_path / "b.pt", "native")
-    assert list(result.state["model"]) == list(net.state_dict())
-    assert all(torch.equal(value, net.state_dict()[name]) for name, value in result.state["model"].items())
+    for name, module in nets.items():
+        found, expected = result.state[name], module.state_dict()
+        assert list(found) == list(expected)
+        assert all(torch.equal(value, expected[key]) for key, value in found.items())
     assert result.lost[-2] == "hub: lost_program.Hub (no tensor and no plain value)"
     assert all(line.isprintable() and len(line) < 200 for line in result.lost)
