@@ -36,22 +36,18 @@ __all__ = [
     "load_torchvision",
 ]
 
-_HOMES = {
-    "Classification": "ampcompare.tasks.classification",
-    "Data": "ampcompare.tasks.data",
-    "LabeledData": "ampcompare.tasks.data",
-    "Metric": "ampcompare.results.records.metric",
-    "Phase": "ampcompare.tasks.task",
-    "Task": "ampcompare.tasks.task",
-    "TensorData": "ampcompare.tasks.in_memory",
-    "build_model": "ampcompare.tasks.models",
-    "classification_loss": "ampcompare.tasks.classification",
-    "fixed_channels": "ampcompare.tasks.models",
-    "list_data": "ampcompare.tasks.catalog",
-    "list_models": "ampcompare.tasks.catalog",
-    "load_data": "ampcompare.tasks.load",
-    "load_torchvision": "ampcompare.tasks.torchvision_loader",
+_NAMES = {
+    "ampcompare.results.records.metric": ("Metric",),
+    "ampcompare.tasks.catalog": ("list_data", "list_models"),
+    "ampcompare.tasks.classification": ("Classification", "classification_loss"),
+    "ampcompare.tasks.data": ("Data", "LabeledData"),
+    "ampcompare.tasks.in_memory": ("TensorData",),
+    "ampcompare.tasks.load": ("load_data",),
+    "ampcompare.tasks.models": ("build_model", "fixed_channels"),
+    "ampcompare.tasks.task": ("Phase", "Task"),
+    "ampcompare.tasks.torchvision_loader": ("load_torchvision",),
 }
+_HOMES = {name: home for home, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

@@ -14,10 +14,34 @@ from ampcompare.apex import deprecated_warning
 from ampcompare.apex.fp16_utils.fp16util import clip_grad_norm, master_params_to_model_params
 from ampcompare.base.tensors.lists import by_type
 
-__all__ = ["FP16_Optimizer"]
+__all__ = ["AroundOptimizer", "FP16_Optimizer"]
 
 
-class FP16_Optimizer:
+class AroundOptimizer:
+    """Shows the fields of the optimizer inside."""
+
+    optimizer: Any
+
+    @property
+    def state(self) -> Any:
+        """The inner optimizer's state; may be set."""
+        return self.optimizer.state
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        self.optimizer.state = value
+
+    @property
+    def param_groups(self) -> Any:
+        """The inner optimizer's groups, which hold the masters; may be set."""
+        return self.optimizer.param_groups
+
+    @param_groups.setter
+    def param_groups(self, value: Any) -> None:
+        self.optimizer.param_groups = value
+
+
+class FP16_Optimizer(AroundOptimizer):
     """Wrap `init_optimizer` so that it updates fp32 masters, and keep the loss scale.
 
     Trainable fp16 parameters are replaced in the groups by fp32 masters at construction; fp32 ones are stepped as they
@@ -246,21 +270,3 @@ class FP16_Optimizer:
     @loss_scale.setter
     def loss_scale(self, value: float) -> None:
         self.loss_scaler._loss_scale = value
-
-    @property
-    def state(self) -> Any:
-        """The inner optimizer's state; may be set."""
-        return self.optimizer.state
-
-    @state.setter
-    def state(self, value: Any) -> None:
-        self.optimizer.state = value
-
-    @property
-    def param_groups(self) -> Any:
-        """The inner optimizer's groups, which hold the masters; may be set."""
-        return self.optimizer.param_groups
-
-    @param_groups.setter
-    def param_groups(self, value: Any) -> None:
-        self.optimizer.param_groups = value

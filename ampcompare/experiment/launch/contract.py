@@ -159,8 +159,7 @@ def failed_record(config: RunConfig, error: str, **environment: Any) -> RunRecor
 
 def interrupted_record(config: RunConfig) -> RunRecord:
     """Return the record of a cell that was asked to stop and could not save; earlier checkpoints are unchanged."""
-    error = "asked to stop before it could save"
-    return RunRecord(cell=config.digest(), arm=config.arm, status="interrupted", config=config, error=error)
+    return failed_record(config, "asked to stop before it could save").model_copy(update={"status": "interrupted"})
 
 
 class LauncherClosed(Exception):

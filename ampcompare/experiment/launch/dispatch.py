@@ -41,13 +41,6 @@ class DispatchingLauncher(LocalLauncher):
             return self._launcher("slurm", lambda: SlurmLauncher(**self._slurm))
         return super().launcher_of(config)
 
-    def launch(
-        self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
-    ) -> RunRecord:
-        if self.is_queue(config) and self.may_start():  # whose command falls back by itself
-            return self._launch(config, folder, on_progress)
-        return super().launch(config, folder, on_progress)
-
     def is_queue(self, config: RunConfig) -> bool:
         return self.launcher_of(config).is_queue(config)
 

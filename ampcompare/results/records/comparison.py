@@ -334,6 +334,12 @@ class Comparison(Shown, FrozenRecord):
             found.setdefault(record.arm, []).append(record)
         return found
 
+    @property
+    def missing_cells(self) -> list[str]:
+        """The cells of the plan, as ARM@SEED, that have no run which ended by itself."""
+        ended = {f"{run.arm}@{run.config.recipe.seed}" for run in self.records if run.status != "interrupted"}
+        return [cell for cell in self.order if cell not in ended]
+
     def __str__(self) -> str:
         """Return the headline, a line for each arm, and the details; `ampcompare report` has the tables."""
         rows = (_line(row, self.reference, self.metric) for row in self.arms)

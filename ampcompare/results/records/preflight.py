@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from ampcompare.base.formatting import few, format_duration
+from ampcompare.base.formatting import few, format_count, format_duration
 from ampcompare.results.records.document import FrozenRecord
 
 __all__ = ["ArmTrial", "Preflight"]
@@ -97,7 +97,7 @@ class Preflight(FrozenRecord):
         if self.untried:
             lines.append(f"  {few(self.untried)} not tried, as that takes long: their first cells show it")
         steps = next(iter(trained.values())).steps
-        what = [f"{few(list(trained))} trained", f"{_steps(steps)} each"]
+        what = [f"{few(list(trained))} trained", f"{format_count(steps, 'step')} each"]
         what += [f"with {few(self.optimizers)}"] if self.optimizers else []
         what += [f"loss {self.losses[0]:.4g} to {self.losses[-1]:.4g}"] if self.losses else []
         lines = [f"preflight, {format_duration(self.seconds)}: {', '.join(what)}", *lines]
@@ -105,7 +105,7 @@ class Preflight(FrozenRecord):
             option = f"--seed-arg={self.seed_option} passes it on" if self.seed_option else "pass it on with --seed-arg"
             lines.append(f"  the script does not follow the seed, so that all seeds give the same run: {option}")
         for name, value in self.metrics.items():
-            seen = f"{value:g} so far" if value is not None else f"not seen in {_steps(steps)}"
+            seen = f"{value:g} so far" if value is not None else f"not seen in {format_count(steps, 'step')}"
             lines.append(f"  metric {name}: {seen}")
         if labels and self.is_script and not self.metrics:
             shown = f"; it shows {few(list(self.numbers)[:MAX_SHOWN])}: see --list-metrics" if self.numbers else ""
@@ -122,11 +122,7 @@ class Preflight(FrozenRecord):
         cost = self.estimate(labels, self.cell_steps or PER)
         if not labels or cost is None:
             return []
-        line = f"  about {format_duration(cost)} for {len(labels)} cell{'s' * (len(labels) != 1)} in turn"
+        line = f"  about {format_duration(cost)} for {format_count(len(labels), 'cell')} in turn"
         if self.cell_steps is not None:
-            return [f"{line}, {_steps(self.cell_steps)} each"]
+            return [f"{line}, {format_count(self.cell_steps, 'step')} each"]
         return [f"{line} of {PER} steps each; how many a cell makes is not known"]
-
-
-def _steps(number: int) -> str:
-    return f"{number} step{'s' * (number != 1)}"

@@ -59,32 +59,25 @@ def run(sandbox: Sandbox, code: str) -> int:
 
 WAYS = {
     "open": ("open('checkpoint.pt', 'w').write('x')", "checkpoint.pt", "changed"),
-    "new file": ("open('new.txt', 'w').write('x')", "new.txt", "new"),
     "new folder": ("import os; os.makedirs('a/b'); open('a/b/c', 'w').write('x')", "a/b/c", "new"),
     "append": ("open('../elsewhere/log.txt', 'a').write('x')", "../elsewhere/log.txt", "changed"),
-    "absolute": ("import os; open(os.path.abspath('data/input.csv'), 'w').write('x')", "data/input.csv", "changed"),
-    "in place": ("f = open('data/input.csv', 'r+b'); f.write(b'x'); f.close()", "data/input.csv", "changed"),
     "home": ("import os; open(os.path.expanduser('~/.cache/lib/index'), 'w')", "../home/.cache/lib/index", "changed"),
     "os.replace": (
         "import os; open('tmp', 'w').write('x'); os.replace('tmp', 'checkpoint.pt')", "checkpoint.pt", "changed",
     ),
     "os.remove": ("import os; os.remove('checkpoint.pt')", "checkpoint.pt", "removed"),
-    "shutil.move": ("import shutil; shutil.move('data/input.csv', 'old.csv')", "old.csv", "new"),
     "rmtree": ("import shutil; shutil.rmtree('data'); open('data', 'w').write('x')", "data", "changed"),
     "chmod": ("import os; os.chmod('checkpoint.pt', 0o600)", "checkpoint.pt", "changed"),
-    "truncate": ("import os; os.truncate('checkpoint.pt', 0)", "checkpoint.pt", "changed"),
     "link to a folder": ("import os; os.symlink('data', 'newest')", "newest", "new"),
     "symlink": ("import os; os.symlink('checkpoint.pt', 'latest')", "latest", "new"),
     "mmap": (
         "import mmap; f = open('data/input.csv', 'r+b'); m = mmap.mmap(f.fileno(), 0); m[0] = 65; m.flush()",
         "data/input.csv", "changed",
     ),
-    "shell": ("import os; os.system('echo x > checkpoint.pt')", "checkpoint.pt", "changed"),
     "child": (
         "import subprocess, sys; subprocess.run([sys.executable, '-c', 'open(\"data/input.csv\", \"w\")'])",
         "data/input.csv", "changed",
     ),
-    "numpy": ("import numpy; numpy.savez('checkpoint.pt.npz', a=1)", "checkpoint.pt.npz", "new"),
 }  # fmt: skip
 
 

@@ -20,7 +20,7 @@ SLURM_DEV = Path(__file__).resolve().parents[3] / "scripts" / "slurm-dev"
 MODULE = '''
 """Models of a user, each with its own way to go wrong."""
 
-import atexit, os, pathlib, signal, sys, time, torch
+import os, signal, sys, time, torch
 from ampcompare.experiment.launch.worker import stall
 
 
@@ -115,15 +115,6 @@ def rank_1_raises(num_classes, sample_shape):
         if rank() == 1:
             raise RuntimeError("the forward pass of one rank\\nhas failed")
     return make(num_classes, sample_shape, act)
-
-
-def tells_threads_at_its_end(num_classes, sample_shape, file):
-    def tell():
-        tasks = pathlib.Path("/proc/self/task").iterdir()
-        names = [task.joinpath("comm").read_text().strip() for task in tasks]
-        pathlib.Path(f"{file}.{rank()}").write_text(" ".join(names))
-    atexit.register(tell)
-    return make(num_classes, sample_shape, lambda x: None)
 
 
 def waits_for(num_classes, sample_shape, file):

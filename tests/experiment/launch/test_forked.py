@@ -47,8 +47,13 @@ def test_a_cell_leaves_its_files(launcher: ForkedLauncher, make_config: MakeConf
     assert _log(tmp_path / "cell") == ""
 
 
-def test_each_cell_has_a_process(launcher: ForkedLauncher, make_config: MakeConfig, tmp_path: Path) -> None:
-    """Two cells run in two processes that both come from one server, which has imported what torch needs."""
+def test_each_cell_has_a_process(
+    launcher: ForkedLauncher, make_config: MakeConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Two cells run in two processes that both come from one server, which has imported what torch needs.
+
+    What a user's code prints is in the log and not on the terminal, and its standard input is empty.
+    """
     words = []
     for seed in (0, 1):
         record = launcher.launch(make_config("launched:talking", recipe={"seed": seed}), tmp_path / str(seed))
@@ -59,15 +64,8 @@ def test_each_cell_has_a_process(launcher: ForkedLauncher, make_config: MakeConf
     assert one[3] == other[3]
     assert one[1] != str(os.getpid())
     assert one[5] == "True"
-
-
-def test_output_of_a_cell_goes_to_its_log(
-    launcher: ForkedLauncher, make_config: MakeConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """What a user's code prints is in the log and not on the terminal, and its standard input is empty."""
-    launcher.launch(make_config("launched:talking"), tmp_path)
-    assert "to stderr" in _log(tmp_path)
-    assert "stdin ''" in _log(tmp_path)
+    assert "to stderr" in _log(tmp_path / "1")
+    assert "stdin ''" in _log(tmp_path / "1")
     assert capfd.readouterr() == ("", "")
 
 
@@ -247,18 +245,4 @@ def test_another_thread_stops_a_cell(
             assert launcher.terminate()
         thread.join(30)
         assert ended == [LauncherClosed if act == "close" else "interrupted"]
-    assert not forked_python.descendants() - before
-
-
-@pytest.mark.usefixtures("forked_servers")
-def test_closing_ends_the_server(forked_python: Any) -> None:
-    """After the context no process is left, and closing again does nothing."""
-    before = forked_python.descendants()
-    with ForkedLauncher() as launcher:
-        launcher._ensure_server()
-        server = forked_python.descendants() - before
-        assert len(server) == 1
-    begin = time.monotonic()
-    launcher.close()
-    assert time.monotonic() - begin < 20  # no wait for a limit of time
     assert not forked_python.descendants() - before

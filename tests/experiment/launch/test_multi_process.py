@@ -92,19 +92,6 @@ def test_torchrun(make_config: MakeConfig, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("forked_ranks")
-@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="the names of threads are read from /proc")
-def test_no_thread_of_the_group_outlives_it(make_config: MakeConfig, tmp_path: Path) -> None:
-    """The threads of gloo end with the group: one that lived on could abort the rank as the interpreter ends."""
-    args = {"file": str(tmp_path / "threads")}
-    config = make_config("launched:tells_threads_at_its_end", args=args, processes=2)
-    assert launched(config, tmp_path, "spawn").status == "completed"
-    for rank in range(2):
-        names = (tmp_path / f"threads.{rank}").read_text()
-        assert names
-        assert "gloo" not in names
-
-
-@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize("launcher", [pytest.param("torchrun", marks=pytest.mark.slow), "spawn"])
 def test_a_rank_that_was_killed(make_config: MakeConfig, tmp_path: Path, launcher: str) -> None:
     """A rank that SIGKILL ends is named with the signal and its last words, and no other rank lives on."""

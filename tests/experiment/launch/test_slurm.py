@@ -43,13 +43,3 @@ def test_srun_over_two_nodes(slurm: dict[str, str], tmp_path: Path) -> None:
     record = read_record(next(tmp_path.glob("cells/*/record.json")))
     assert record.processes is not None
     assert record.processes.nodes == 2
-
-
-@pytest.mark.slow
-def test_an_error_under_srun_is_told_once(slurm: dict[str, str], tmp_path: Path) -> None:
-    """NCCL without GPUs is one line from one task, and the exit code of an unfit machine from all."""
-    run = [sys.executable, "-m", "ampcompare", "run", "--dist-backend", "nccl", *WORDS, "-o", str(tmp_path)]
-    done = _srun(slurm, "-N1", "-n2", *run)
-    assert done.returncode == 4
-    assert done.stderr.count("ampcompare: ") == 1
-    assert "Traceback" not in done.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 
 import psutil
 import pytest
-import torch
 
 from ampcompare.base.environment.ranks import DistributedEnv
 from ampcompare.experiment.launch.cell_files import private_folder
@@ -19,7 +17,6 @@ from ampcompare.experiment.launch.multi_process import MultiProcessLauncher
 from ampcompare.experiment.launch.start_ranks import Request, _torchrun_arguments, _url
 from ampcompare.experiment.launch.worker.rank import open_store
 from ampcompare.settings.config import RunConfig
-from ampcompare.training.parallel.ranks import _unpack
 
 MakeConfig = Callable[..., RunConfig]
 
@@ -90,26 +87,3 @@ def test_the_places_of_one_machine_are_private(tmp_path: Path) -> None:
     first, second = ([word for word in _torchrun_arguments(request, "file://x") if "rdzv" in word] for _ in range(2))
     assert first != second  # the id is random
     assert not [word for word in first if "endpoint" in word or "cell" in word]
-
-
-class Command:
-    """Runs a command when it is unpickled."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-
-    def __reduce__(self) -> tuple[Callable[[str, int], None], tuple[str, int]]:
-        return os.mkdir, (str(self.file), 0o700)
-
-
-def test_nothing_of_a_message_is_called(tmp_path: Path) -> None:
-    """A message that would run a command, were it unpickled, is refused."""
-    file = tmp_path / "message"
-    torch.save(Command(tmp_path / "made"), file)
-    message = torch.frombuffer(bytearray(file.read_bytes()), dtype=torch.uint8)
-    with pytest.raises(Exception, match="Weights only load failed"):
-        _unpack(message)
-    assert not (tmp_path / "made").exists()
-    torch.save({"a": [1, "b", None], "c": torch.ones(2)}, file)
-    content = _unpack(torch.frombuffer(bytearray(file.read_bytes()), dtype=torch.uint8))
-    assert content["a"] == [1, "b", None]

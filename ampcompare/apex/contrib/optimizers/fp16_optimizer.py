@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from ampcompare.apex.contrib.optimizers.fused_adam import FusedAdam
+from ampcompare.apex.fp16_utils.fp16_optimizer import AroundOptimizer
 from ampcompare.apex.multi_tensor_apply.arithmetic import global_norm, scale
 from ampcompare.base.tensors.lists import copy_by_dtype
 
 __all__ = ["FP16_Optimizer"]
 
 
-class FP16_Optimizer:
+class FP16_Optimizer(AroundOptimizer):
     """Train a model of any floating dtype through fp32 copies of its parameters, which `init_optimizer` steps.
 
     Call `backward(loss)` instead of `loss.backward()`. A dynamic scale begins at 2**16, halves at an overflow down to
@@ -135,24 +136,6 @@ class FP16_Optimizer:
     @loss_scale.setter
     def loss_scale(self, value: float) -> None:
         self.cur_scale = value
-
-    @property
-    def state(self) -> Any:
-        """The inner optimizer's state; may be set."""
-        return self.optimizer.state
-
-    @state.setter
-    def state(self, value: Any) -> None:
-        self.optimizer.state = value
-
-    @property
-    def param_groups(self) -> Any:
-        """The inner optimizer's groups; may be set."""
-        return self.optimizer.param_groups
-
-    @param_groups.setter
-    def param_groups(self, value: Any) -> None:
-        self.optimizer.param_groups = value
 
     def state_dict(self) -> dict[str, Any]:
         """Return the scale and its counters, the inner state dict and the fp32 copies, by Apex's keys."""

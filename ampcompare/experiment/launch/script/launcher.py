@@ -38,7 +38,7 @@ from ampcompare.experiment.launch.cell_files import (
     write_config,
     write_record,
 )
-from ampcompare.experiment.launch.contract import Progress
+from ampcompare.experiment.launch.contract import Progress, failed_record
 from ampcompare.experiment.launch.forked import AskedToStop, ForkingLauncher
 from ampcompare.experiment.launch.places import ANYWHERE, Place
 from ampcompare.experiment.launch.script.output import OutputReader, Printed
@@ -179,7 +179,7 @@ class ScriptLauncher(ForkingLauncher):
             self._has_copies = True
             self.note(WITHOUT_OVERLAYS)
         function, words = EXEC, command[start + 1 :]
-        if TORCHRUN in command:
+        if script.torchrun or config.processes > 1:
             function, words = f"{TORCHRUN}:main", command[command.index(TORCHRUN) + 1 :]
         threads = [outside.get(name) for name in THREAD_VARIABLES]
         if threads != self._threads:  # which libraries below torch read when they are loaded
@@ -325,18 +325,8 @@ class _StepCounter:
 
 def failed_script(config: RunConfig, error: str, *, exit_code: int = 3, **facts: Any) -> RunRecord:
     """Return the record of a script that gave no result."""
-    assert config.script is not None
-    return RunRecord(
-        cell=config.digest(),
-        arm=config.arm,
-        status="failed",
-        config=config,
-        host=host_name(),
-        environment={**fingerprint(), "exit_code": exit_code},
-        metrics=metrics_of(config.script),
-        error=mask(error, of_script=True),
-        **facts,
-    )
+    record = failed_record(config, mask(error, of_script=True), **fingerprint(), exit_code=exit_code)
+    return record.model_copy(update={"host": host_name(), **facts})
 
 
 def script_record(

@@ -44,7 +44,7 @@ from ampcompare.experiment.launch.cell_files import (
     write_config,
     write_record,
 )
-from ampcompare.experiment.launch.contract import Phase, Progress
+from ampcompare.experiment.launch.contract import Phase, Progress, failed_record
 from ampcompare.experiment.launch.places import with_place
 from ampcompare.experiment.launch.stop_signal import stopped_by_signal
 from ampcompare.experiment.launch.worker.monitor import SystemMonitor
@@ -649,16 +649,8 @@ def failed_with(config: RunConfig, error: Exception, process: str = "") -> RunRe
     else:
         kind = "out of memory" if _is_out_of_memory(error) else type(error).__name__
         text = ": ".join(filter(None, [process, kind, first_line(error)]))
-    environment = {**fingerprint(), "exit_code": exit_code}
-    return RunRecord(
-        cell=config.digest(),
-        arm=config.arm,
-        status="failed",
-        config=config,
-        host=host_name(),
-        environment=environment,
-        error=text,
-    )
+    record = failed_record(config, text, **fingerprint(), exit_code=exit_code)
+    return record.model_copy(update={"host": host_name()})
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -127,10 +127,8 @@ def _sentence_on_one_arm(comparison: Comparison, by_arm: Mapping[str, Sequence[R
 
 def _why_untested(comparison: Comparison) -> str:
     """Return why there are no verdicts: runs are missing, or no look is left. Look 0 had too few seeds for any."""
-    ended = {f"{run.arm}@{run.config.recipe.seed}" for run in comparison.records if run.status != "interrupted"}
-    missing = [cell for cell in comparison.order if cell not in ended]
-    if missing:
-        return f"No verdicts yet: {len(missing)} of {len(comparison.order)} runs are missing."
+    if comparison.missing_cells:
+        return f"No verdicts yet: {len(comparison.missing_cells)} of {len(comparison.order)} runs are missing."
     if comparison.look:
         return "No verdicts: earlier looks at these arms have spent the error rate of 5 %."
     return "No verdicts: nothing was tested; the details have the reason."

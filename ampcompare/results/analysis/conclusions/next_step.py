@@ -82,8 +82,7 @@ def _arm(records: Sequence[RunRecord]) -> str:
 
 
 def _step_for_missing_runs(comparison: Comparison, typed: TypedCommand) -> Iterator[NextStep]:
-    ended = {f"{run.arm}@{run.config.recipe.seed}" for run in comparison.records if run.status != "interrupted"}
-    missing = [cell for cell in comparison.order if cell not in ended]
+    missing = comparison.missing_cells
     if missing and comparison.only_copies:
         script = next((run.config.script for run in comparison.records if run.config.script is not None), None)
         if script is not None and (option := seed_option(script)):

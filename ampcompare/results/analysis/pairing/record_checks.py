@@ -7,9 +7,8 @@ here needs torch.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ampcompare.base.errors import RecordError
 from ampcompare.base.files.run_files import RunFile
@@ -20,14 +19,8 @@ from ampcompare.results.records.run import RunRecord
 __all__ = ["Copy", "check_record", "read_checked", "unique_runs"]
 
 
-@dataclass(frozen=True)
-class Copy:
-    """A record that is not another run.
-
-    Attributes:
-        text: whose it is, and why it is not used.
-        by_script: whether it is one since the script seeds itself, so that more seeds are copies too.
-    """
+class Copy(NamedTuple):
+    """A record that is not another run: whose it is and why, and whether its script seeds itself, as all seeds do."""
 
     text: str
     by_script: bool

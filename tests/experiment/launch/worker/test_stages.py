@@ -10,15 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from ampcompare.base.environment.ranks import DistributedEnv
 from ampcompare.base.errors import CheckpointError
 from ampcompare.experiment.launch.contract import Progress
 from ampcompare.experiment.launch.worker.cell import Cell, build, configure_process, record, run
-from ampcompare.results.records.run import ProcessFacts, RunSummary
 from ampcompare.settings.config import RunConfig
 from ampcompare.training.hashes import parameters_sha256, weights_sha256
 from ampcompare.training.parallel.ranks import SingleProcess
-from ampcompare.training.session import Session
 
 MakeConfig = Callable[..., RunConfig]
 CPU = torch.device("cpu")
@@ -106,17 +103,6 @@ def test_build_changes_no_file_if_a_checkpoint_does_not_fit(build_cell: Callable
     assert (tmp_path / "checkpoints").is_dir()
 
 
-def test_build_resumes_at_the_step_of_the_checkpoint(build_cell: Callable[..., Cell], tmp_path: Path) -> None:
-    """A cell built from its own checkpoint stands at that step, and keeps the lines of the steps before it."""
-    run(build_cell(saving={"stop_at_step": 2}))
-
-    cell = build_cell(saving={"resume": "auto"})
-
-    assert cell.session.position.step == 2
-    assert cell.metrics.num_steps == 2
-    assert [json.loads(line)["step"] for line in cell.steps_path.read_text().splitlines()] == [0, 1]
-
-
 def test_run_writes_each_step_and_reports_progress(build_cell: Callable[..., Cell]) -> None:
     """Training fills `steps.jsonl`, the metrics and the epochs, and reports progress after each block of steps."""
     cell = build_cell()
@@ -170,31 +156,3 @@ def test_a_resumed_run_remembers_its_first_weights(build_cell: Callable[..., Cel
     before = cell.metrics.initial_parameters
     fresh = build_cell(saving={})
     assert before == fresh.metrics.initial_parameters != parameters_sha256(cell.session.assembly.replicas)
-
-
-def test_record_of_a_run_that_stopped(build_cell: Callable[..., Cell]) -> None:
-    """A run that was asked to stop is "interrupted", with the number of its updates."""
-    cell = build_cell(saving={"stop_at_step": 3})
-    run(cell)
-
-    result = record(cell, None, start_seconds=0.0, seconds=1.0)
-
-    assert (result.status, result.error) == ("interrupted", "asked to stop after 3 updates, and saved")
-
-
-def test_record_gathers_the_facts_of_all_processes(
-    build_cell: Callable[..., Cell], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With several processes the record holds what they gathered, inside the context of the steps."""
-    cell = build_cell()
-    run(cell)
-    world = DistributedEnv(0, 2, 0, 2, "env://", 0, "spawn")
-    facts = ProcessFacts.model_construct(world_size=2)
-
-    def gather(config: RunConfig, session: Session, env: DistributedEnv, summary: RunSummary) -> ProcessFacts:
-        assert (session, env) == (cell.session, world)
-        return facts
-
-    monkeypatch.setattr("ampcompare.experiment.launch.worker.cell.gather_process_facts", gather)
-
-    assert record(cell, world, start_seconds=0.0, seconds=1.0).processes is facts

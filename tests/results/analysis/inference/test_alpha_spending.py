@@ -48,14 +48,10 @@ def test_planned_looks_spend_all_and_no_more(planned: int) -> None:
 
 
 def test_a_changed_plan_gets_what_is_left() -> None:
-    """Whoever plans more looks after the first gets no more than what the first has left."""
+    """More looks after the first get no more than it has left; a look that tests nothing is not the first."""
+    assert error_rate_of_next([_look(0, 0.0)], None) == pytest.approx(0.04)
     assert error_rate_of_next([_look(1, 0.04)], 2) == pytest.approx(0.01)
     assert error_rate_of_next([_look(1, 0.05)], None) == 0
-
-
-def test_looks_without_a_test_spend_nothing() -> None:
-    """A look at fewer than three pairs tests nothing and is not the first."""
-    assert error_rate_of_next([_look(0, 0.0)], None) == pytest.approx(0.04)
 
 
 def test_no_looks_is_refused() -> None:
