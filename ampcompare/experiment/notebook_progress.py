@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
+from html import escape
 from importlib import import_module
 from typing import Any
 
@@ -36,7 +38,7 @@ def default_observer(observer: Observer | None) -> Observer | None:
 
 
 class NotebookProgress(Observer):
-    """Shows what runs, how far it is and how long it will still take, as lines of text."""
+    """Shows what runs, how far it is and how long it will still take, as text and as HTML."""
 
     def __init__(self) -> None:
         self._handle: Any = None
@@ -76,9 +78,12 @@ class NotebookProgress(Observer):
     def _show(self) -> None:
         self._shown = time.monotonic()
         cells, matrix = self._cells.views(self._shown)
-        running = [f"{cell.full_name}: {', '.join(_figures(cell))}" for cell in cells]
-        lines = [self._head(matrix), *self._ended[-MAX_LINES:], *running, *self._notes]
-        bundle = {"text/plain": "\n".join(lines)}
+        rows = [(cell.share, f"{cell.full_name}: {', '.join(_figures(cell))}") for cell in cells]
+        head, ended = self._head(matrix), self._ended[-MAX_LINES:]
+        bundle = {
+            "text/plain": "\n".join([head, *ended, *(text for _, text in rows), *self._notes]),
+            "text/html": _html(head, [*ended, *self._notes], rows),
+        }
         if self._handle is None:
             display = import_module("IPython.display").display
             self._handle = display(bundle, raw=True, display_id=True)
@@ -100,3 +105,14 @@ def _figures(cell: CellView) -> list[str]:
     progress = cell.progress
     steps = [f"step {progress.steps} of {progress.total_steps}"] if progress and progress.total_steps else []
     return [cell.phase, *steps, *cell.figures()]
+
+
+def _html(head: str, lines: Sequence[str], rows: Sequence[tuple[float, str]]) -> str:
+    bars = [
+        f'<div><progress value="{share:.3f}" max="1" style="width:12em;vertical-align:middle"></progress> '
+        f"{escape(text)}</div>"
+        for share, text in rows
+    ]
+    texts = [f"<div>{escape(line)}</div>" for line in lines]
+    ended = f"<details><summary>{escape(head)}</summary>{''.join(texts)}</details>"
+    return f'<div style="font-size:90%">{ended}{"".join(bars)}</div>'

@@ -46,7 +46,7 @@ def _kernel(monkeypatch: pytest.MonkeyPatch, kernel: object | None) -> _Display:
 
 
 def test_progress_is_one_output(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plan, steps and ends of runs update a single output."""
+    """Plan, steps and ends of runs update a single output, as text and as HTML with names made safe."""
     shown = _kernel(monkeypatch, object())
     records = read_comparison(STORED).records[:2]
     cells = [record.config for record in records]
@@ -57,9 +57,11 @@ def test_progress_is_one_output(monkeypatch: pytest.MonkeyPatch) -> None:
     progress.begin(cells[0], 1, 2)
     progress.place(1, "GPU 3")
     progress.progress(1, Progress(phase="training", epoch=0, steps=3, total_steps=12, loss=0.5))
-    text = shown.bundles[-1]["text/plain"]
+    text, html = (shown.bundles[-1][kind] for kind in ("text/plain", "text/html"))
     assert text.startswith("0 of 2 runs")
     assert "fp32 <b>, seed 0, GPU 3: training, step 3 of 12, loss 0.5" in text
+    assert 'value="0.250"' in html
+    assert "fp32 &lt;b&gt;" in html
     progress.end(records[0].model_copy(update={"cell": cells[0].digest()}), reused=True)
     progress.note("a note")
     text = shown.bundles[-1]["text/plain"]
