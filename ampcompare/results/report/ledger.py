@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.roles import Roles
 from ampcompare.base.formatting import format_count, printable
 from ampcompare.results.analysis.pairing.declared import Role, observed_text, options_without_effect, roles_next_to
 from ampcompare.results.records.comparison import Comparison
-from ampcompare.results.records.ledger import GroupTypes, Ledger
-from ampcompare.results.report.document import Block, Cell, Column, Document, Section, Table, Text
+from ampcompare.results.records.ledger import GroupTypes, Ledger, Types
+from ampcompare.results.report.document import Block, Cell, Column, Document, Figure, Section, Table, Text
+from ampcompare.results.report.profile import COLORS, bar_segments
 
 __all__ = ["ledger_blocks", "ledger_document"]
 
+MOST_ARMS = 8  # in the figure
 SHORT = {
     "forward products": "forward",
     "backward products": "backward",
@@ -29,18 +32,50 @@ FIGURES = {
 
 
 def ledger_blocks(comparison: Comparison) -> list[Block]:
-    """Return a row of observed types for each arm, those that are not as declared first."""
-    seen: dict[str, list[Role]] = {}
+    """Return a row of observed types for each arm, those that are not as declared first, and the figure of them."""
+    seen: dict[str, tuple[list[Role], Ledger]] = {}
     for record in comparison.records:
         if record.ledger is None:
             continue
         found = roles_next_to(record.config.parsed_arm.roles, record.ledger)
         if record.arm not in seen or any(role.differs for role in found):
-            seen[record.arm] = found
-    order = sorted(seen, key=lambda arm: not any(role.differs for role in seen[arm]))
+            seen[record.arm] = found, record.ledger
+    order = sorted(seen, key=lambda arm: not any(role.differs for role in seen[arm][0]))
     if not order:
         return []
-    return [_table({arm: seen[arm] for arm in order})]
+    figure = Figure("bars", lambda: _bars({arm: seen[arm] for arm in order[:MOST_ARMS]}))
+    return [_table({arm: seen[arm][0] for arm in order}), figure]
+
+
+def _bars(seen: Mapping[str, tuple[Sequence[Role], Ledger]]) -> dict[str, Any]:
+    """Return a bar for each part of a step: the share of elements, or of multiply-adds, by type."""
+    names = sorted({name for _, ledger in seen.values() for _, _, types in _parts(ledger) for name in types})
+    bars: list[dict[str, Any]] = []
+    for arm, (roles, ledger) in seen.items():
+        bars.append({"name": printable(arm, 30), "text": "declared", "segments": []})
+        by_name = {role.name: role for role in roles}
+        for title, part, types in _parts(ledger):
+            role = by_name.get(part)
+            declared = "" if role is None or not role.declared else f"{'not ' * role.differs}{role.declared}"
+            segments = bar_segments(names, [types.get(name, 0.0) for name in names], 1.0, "{:.0%}".format)
+            bars.append({"name": title, "text": declared, "segments": segments})
+    return {
+        "title": "What ran by type",
+        "bars": bars,
+        "key": [(name, index % COLORS) for index, name in enumerate(names)],
+    }
+
+
+def _parts(ledger: Ledger) -> list[tuple[str, str, Types]]:
+    """Return name, part and types of what a figure shows of a ledger: each parameter group, and the products."""
+    several = len(ledger.groups) > 1
+    held = [
+        (f"{part} of {printable(group.name, 16)}" if several else part, part, getattr(group, part))
+        for group in ledger.groups
+        for part in ("weights", "masters", "state")
+    ]
+    passes = [("forward products", ledger.forward), ("backward products", ledger.backward)]
+    return [one for one in [*held, *((name, name, types) for name, types in passes)] if one[2]]
 
 
 def _table(rows: Mapping[str, Sequence[Role]]) -> Table:

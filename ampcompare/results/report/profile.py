@@ -11,7 +11,7 @@ from ampcompare.base.formatting import printable
 from ampcompare.results.records.profile import KINDS, PHASES, ArmProfile, Limits, Memory, Profile, Reason
 from ampcompare.results.report.document import Block, Document, Figure, Items, Section, Table, Text
 
-__all__ = ["profile_document"]
+__all__ = ["COLORS", "bar_segments", "profile_document"]
 
 MIN_SHARE = 0.001  # of a step: a row is left out where no arm reaches it
 MAX_ROWS = 8  # layers and operations of an arm
@@ -244,7 +244,7 @@ def _figure(
         {
             "name": printable(arm, 30),
             "text": words(length),
-            "segments": _segments(names, values, length, longest, words),
+            "segments": bar_segments(names, values, longest, partial(_words_of_part, words, length)),
         }
         for arm, length, values in rows
     ]
@@ -252,14 +252,18 @@ def _figure(
     return [Figure("bars", lambda: {"title": title, "bars": bars, "key": key})] if bars else []
 
 
-def _segments(
-    names: Sequence[str], values: Sequence[float], length: float, longest: float, words: Callable[[float], str]
+def _words_of_part(words: Callable[[float], str], length: float, value: float) -> str:
+    return f"{words(value)}, {100 * value / (length or 1):.0f} %"
+
+
+def bar_segments(
+    names: Sequence[str], values: Sequence[float], longest: float, words: Callable[[float], str]
 ) -> list[tuple[float, float, int, str]]:
     """Return the parts of a bar: start and width in percent of the longest bar, a color, and a text."""
     at, found = 0.0, []
     for index, (name, value) in enumerate(zip(names, values, strict=True)):
         if value / longest >= LEAST:
-            text = f"{name}: {words(value)}, {100 * value / (length or 1):.0f} %"
-            found.append((round(100 * at / longest, 3), round(100 * value / longest, 3), index % COLORS, text))
+            start, width = round(100 * at / longest, 3), round(100 * value / longest, 3)
+            found.append((start, width, index % COLORS, f"{name}: {words(value)}"))
         at += max(0.0, value)
     return found

@@ -11,7 +11,7 @@ from ampcompare.results.analysis.pairing.declared import observed_text, options_
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.records.ledger import GroupTypes, Ledger
-from ampcompare.results.report.document import Table
+from ampcompare.results.report.document import Figure, Table
 from ampcompare.results.report.ledger import ledger_blocks
 from ampcompare.results.report.markdown import Markdown
 from ampcompare.results.report.terminal import Terminal
@@ -45,12 +45,30 @@ def test_no_verdict_on_an_arm_that_ran_as_another() -> None:
     assert {str(row.quality), str(row.time), str(row.loss)} == {WHY}
     assert f"No verdict on native:bf16,state=bf16: it is {WHY}." in comparison.headline
     assert row.valid_time_ratio is None
-    (table,) = ledger_blocks(comparison)
+    table, figure = ledger_blocks(comparison)
     assert isinstance(table, Table)
+    assert isinstance(figure, Figure)
     assert table.texts[0][0] == "native:bf16,state=bf16"
     assert "fp32 (bf16)" in table.texts[0]
+    drawn = [(bar["name"], [text for *_, text in bar["segments"]], bar["text"]) for bar in figure.data["bars"]]
+    assert drawn[0] == ("native:bf16,state=bf16", [], "declared")
+    assert ("state", ["fp32: 100%"], "not bf16") in drawn[:5]
+    assert ("forward products", ["bf16: 100%"], "bf16") in drawn[:5]
+    assert figure.data["key"] == [("bf16", 0), ("fp32", 1)]
     assert "## Declared and observed" in Markdown().render(comparison)
     assert "not as declared" in Terminal(100).render(comparison)
+
+
+def test_the_figure_has_a_bar_for_each_parameter_group() -> None:
+    groups = [
+        GroupTypes(name="SGD 0", parameters=30, weights={"bf16": 1.0}),
+        GroupTypes(name="SGD 1", parameters=10, weights={"fp32": 0.75, "bf16": 0.25}),
+    ]
+    seen = ledger().model_copy(update={"groups": groups})
+    _, figure = ledger_blocks(compared({"fp32": seen}))
+    assert isinstance(figure, Figure)
+    bars = {bar["name"]: [part[:2] for part in bar["segments"]] for bar in figure.data["bars"]}
+    assert (bars["weights of SGD 0"], bars["weights of SGD 1"]) == ([(0, 100)], [(0, 25), (25, 75)])
 
 
 def test_one_seed_that_ran_otherwise_is_enough() -> None:
