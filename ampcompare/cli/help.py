@@ -195,11 +195,12 @@ class Command(click.Command):
         examples: Sequence[tuple[str, str]] = (),
         **settings: Any,
     ) -> None:
-        names = ["--help"] if common else ["-h", "--help"]
-        context = {"max_content_width": MAX_WIDTH, "help_option_names": names}
-        settings["context_settings"] = {**context, **settings.get("context_settings", {})}
+        settings["context_settings"] = {"max_content_width": MAX_WIDTH, **settings.get("context_settings", {})}
         super().__init__(*arguments, **settings)
         self.common, self.examples = tuple(common), tuple(examples)
+
+    def get_help_option_names(self, ctx: click.Context) -> list[str]:
+        return ["--help"] if self.common else ["-h", "--help"]
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         def show(context: click.Context, parameter: click.Parameter, value: bool) -> None:
