@@ -6,7 +6,10 @@ import dataclasses
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ampcompare import guards
@@ -82,6 +85,7 @@ def prepare_process(
         EnvironmentUnfit: the record cannot be written.
     """
     finder = _provide_apex(settings.engine)
+    _install_torchvision_import()
     child_processes.pass_on(dataclasses.asdict(settings), target=f"{__name__}:{prepare_child.__name__}")
     child_processes.pass_on_to_ranks(settings)
     child_processes.count_starts()
@@ -182,3 +186,46 @@ def override_opt_level(
 
     for name in ("apex.amp", "apex.amp.frontend"):
         events.wrap(sys.modules[name], "initialize", initialize)
+
+
+class _Finder(MetaPathFinder):
+    """Import torchvision by `load_torchvision`, the first time that it is imported."""
+
+    def __init__(self) -> None:
+        self._busy = False
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != "torchvision" or self._busy:
+            return None
+        self._busy = True
+        try:
+            from ampcompare.tasks.torchvision_loader import load_torchvision
+
+            module = load_torchvision()
+        except (BackendUnavailable, ImportError):
+            return None  # the script's own import reports why
+        finally:
+            self._busy = False
+        return ModuleSpec(fullname, _Loaded(module), is_package=True)
+
+
+class _Loaded(Loader):
+    """Returns a module that is already loaded."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module = module
+        self._spec = module.__spec__
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._spec
+
+
+def _install_torchvision_import() -> None:
+    """Watch for the import of torchvision in this process."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 
 import pytest
 
@@ -126,3 +127,12 @@ def test_a_name_that_torch_lacks(write, legacy) -> None:
     done = legacy("train.py")
     assert done.returncode == 4
     assert "lacks torch._amp_foreach_non_finite_check_and_unscale_" in done.stderr.splitlines()[-1]
+
+
+def test_a_torchvision_for_another_torch_can_be_imported(write, forked) -> None:
+    """One from PyPI, built for CUDA, lacks its operators next to a torch for CPUs; libraries import it too."""
+    if find_spec("torchvision") is None:
+        pytest.skip("torchvision is not installed")
+    write("train.py", "from torchvision import models\nprint(type(models.resnet18()).__name__)")
+    done = forked("-m", "ampcompare", "exec", "train.py")
+    assert (done.returncode, done.stdout) == (0, "ResNet\n"), done.stderr
