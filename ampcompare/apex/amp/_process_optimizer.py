@@ -243,7 +243,8 @@ def _replace_zero_grad(optimizer: Any) -> None:
         else:
             # Separate calls: CUDA launches one kernel for a list of one dtype, and one for each tensor of a mixed list.
             _zero(stash.all_fp16_params)
-            _zero(stash.all_fp32_from_fp32_params)
+            if stash.all_fp32_from_fp32_params:
+                _zero(stash.all_fp32_from_fp32_params)
         for master in stash.all_fp32_from_fp16_params:
             master.grad = None
 
@@ -313,7 +314,8 @@ def _prepare_backward(optimizer: Any) -> None:
     """Stash the gradients of the model's parameters, including half ones."""
     optimizer._amp_lazy_init()
     stash: AmpOptimizerState = optimizer._amp_stash
-    drop_leftovers(stash)
+    if stash.stashed:
+        drop_leftovers(stash)
     half = take_grads(stash.all_fp16_params, stash.all_fp16_grad_stash)
     stash.stashed = take_grads(stash.all_fp32_from_fp32_params, stash.all_fp32_from_fp32_grad_stash) or half
 

@@ -218,7 +218,8 @@ class LossScaler:
         """
         if not grads or (not self.dynamic and self._loss_scale == 1.0):
             return
-        grads = grads[: self._num_before_overflow(grads)]
+        if _amp_state.strict:
+            grads = grads[: self._num_before_overflow(grads)]
         if grads:
             self._unscale_all(grads, uniform)
 

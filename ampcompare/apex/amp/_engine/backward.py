@@ -41,7 +41,8 @@ def prepare_backward_no_master_weights(optimizer: Any) -> None:
     stash: AmpOptimizerState = optimizer._amp_stash
     if not stash.lazy_init_called:
         optimizer._amp_lazy_init()
-    drop_leftovers(stash)
+    if stash.stashed:
+        drop_leftovers(stash)
     half = take_grads(stash.all_fp16_params, stash.all_fp16_grad_stash)
     stash.stashed = take_grads(stash.all_fp32_params, stash.all_fp32_grad_stash) or half
 
@@ -53,13 +54,15 @@ def post_backward_no_master_weights(optimizer: Any, scaler: LossScaler) -> None:
         optimizer._amp_lazy_init()
     with GradientsOff():
         sums = _Sums()
-        _drop_if_strict(stash, scaler)
+        if stash.stashed:
+            _drop_if_strict(stash, scaler)
         if stash.all_fp16_params:
             half = _collect(stash.all_fp16_params, stash.all_fp16_grad_stash, stash.stashed, sums)
             scaler.unscale_(half, uniform=stash.uniform_device)
         full = _collect(stash.all_fp32_params, stash.all_fp32_grad_stash, stash.stashed, sums)
         scaler.unscale_(full, uniform=stash.uniform_device)
-        sums.add()
+        if sums.totals:
+            sums.add()
     stash.stashed = False
 
 
@@ -70,8 +73,10 @@ def prepare_backward_with_master_weights(optimizer: Any) -> None:
         optimizer._amp_lazy_init()
     for param in stash.all_fp16_params:
         param.grad = None
-    drop_leftovers(stash)
-    stash.stashed = take_grads(stash.all_fp32_from_fp32_params, stash.all_fp32_from_fp32_grad_stash)
+    if stash.stashed:
+        drop_leftovers(stash)
+    if stash.all_fp32_from_fp32_params:
+        stash.stashed = take_grads(stash.all_fp32_from_fp32_params, stash.all_fp32_from_fp32_grad_stash)
 
 
 def post_backward_with_master_weights(optimizer: Any, scaler: LossScaler) -> None:
@@ -85,12 +90,14 @@ def post_backward_with_master_weights(optimizer: Any, scaler: LossScaler) -> Non
     with GradientsOff():
         sums = _Sums()
         targets, sources = _half_grads_and_buffers(stash, sums)
-        _drop_if_strict(stash, scaler)
-        full = _collect(stash.all_fp32_from_fp32_params, stash.all_fp32_from_fp32_grad_stash, stash.stashed, sums)
-        fresh = targets + full
+        if stash.stashed:
+            _drop_if_strict(stash, scaler)
+        own = stash.all_fp32_from_fp32_params
+        fresh = targets + _collect(own, stash.all_fp32_from_fp32_grad_stash, stash.stashed, sums) if own else targets
         _widen(targets, sources)
         scaler.unscale_(fresh, uniform=stash.uniform_device)
-        sums.add()
+        if sums.totals:
+            sums.add()
     stash.stashed = False
 
 
@@ -135,8 +142,6 @@ class _Sums:
         self.addends.append(addend)
 
     def add(self) -> None:
-        if not self.totals:
-            return
         if any(grad.is_sparse for grad in self.totals) or any(grad.is_sparse for grad in self.addends):
             for total, addend in zip(self.totals, self.addends, strict=True):
                 total.add_(addend)
@@ -162,8 +167,8 @@ def _collect(params: Sequence[Tensor], kept: list[Tensor | None], stashed: bool,
 
 def _drop_if_strict(stash: AmpOptimizerState, scaler: LossScaler) -> None:
     """Drop the stashed gradients at a static scale of 1, as Apex does."""
-    if stash.stashed and _amp_state.strict and not scaler.dynamic and scaler.loss_scale() == 1.0:
-        _drop(stash)
+    if _amp_state.strict and not scaler.dynamic and scaler.loss_scale() == 1.0:
+        drop_leftovers(stash)
 
 
 def drop_leftovers(stash: AmpOptimizerState) -> None:
@@ -171,11 +176,6 @@ def drop_leftovers(stash: AmpOptimizerState) -> None:
 
     That pass failed, in strict mode, or this block is nested inside its block.
     """
-    if stash.stashed:
-        _drop(stash)
-
-
-def _drop(stash: AmpOptimizerState) -> None:
     full = "all_fp32_from_fp32_grad_stash" if stash.master_weights else "all_fp32_grad_stash"
     for name in ("all_fp16_grad_stash", full):
         kept = getattr(stash, name)

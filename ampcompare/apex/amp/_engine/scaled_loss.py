@@ -195,10 +195,9 @@ class ScaledLoss(AbstractContextManager[Any]):
 
     def _list_optimizers(self) -> Any:
         optimizers = self._optimizers
-        if isinstance(optimizers, torch.optim.Optimizer) or hasattr(optimizers, "param_groups"):
-            self._optimizers = optimizers = [optimizers]
-        elif not isinstance(optimizers, list):
-            self._optimizers = optimizers = list(optimizers)
+        if not isinstance(optimizers, list):
+            is_one = isinstance(optimizers, torch.optim.Optimizer) or hasattr(optimizers, "param_groups")
+            self._optimizers = optimizers = [optimizers] if is_one else list(optimizers)
         for optimizer in optimizers:
             if not hasattr(optimizer, "_amp_stash"):
                 raise UnknownOptimizer(
