@@ -46,12 +46,10 @@ class FusedOptimizer(Optimizer):
     Attributes:
         supported: dtypes of parameters that `step` accepts.
         exact_state: per-parameter state that `load_state_dict` restores in its own dtype instead of the parameter's.
-        apex_casts_state: whether Apex casts that state to the parameter's dtype, and so the strict switch does.
     """
 
     supported: ClassVar[tuple[torch.dtype, ...]] = (torch.float16, torch.float32)
     exact_state: ClassVar[tuple[str, ...]] = ()
-    apex_casts_state: ClassVar[bool] = True
 
     def __init__(self, params: Any, defaults: dict[str, Any], *, set_grad_none: bool) -> None:
         self.set_grad_none = set_grad_none
@@ -138,7 +136,7 @@ class FusedOptimizer(Optimizer):
         super().load_state_dict(dict(state_dict))
         for group in self.param_groups:
             self._to_parameter_device(group)
-        if (self._strict and self.apex_casts_state) or not self.exact_state:
+        if self._strict or not self.exact_state:
             return
         saved_ids = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
         params = chain.from_iterable(group["params"] for group in self.param_groups)
