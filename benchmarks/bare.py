@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from workloads import sgd
 
-__all__ = ["LOOPS", "Batches", "Make", "Step", "legacy"]
-
 Batches = Iterator[tuple[Tensor, Tensor]]
 Step = Callable[[], None]
 Make = Callable[..., torch.optim.Optimizer]  # from parameters and `fused` to the optimizer

@@ -8,8 +8,6 @@ from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["count_calls", "count_operations"]
-
 
 def count_calls(code: Callable[[], object]) -> int:
     """Run `code`, and return how many functions it called, those written in C included."""

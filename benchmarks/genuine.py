@@ -17,8 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["load_amp"]
-
 _CUDA_NAMES = {
     torch.float16: "torch.cuda.HalfTensor",
     torch.float32: "torch.cuda.FloatTensor",

@@ -34,8 +34,6 @@ from ampcompare.tasks.models import build_model
 from ampcompare.training.precision import half
 from ampcompare.training.precision.base import Precision, make_precision
 
-__all__ = ["ARMS", "IMPLEMENTATIONS", "LIMITS", "Counts", "count_step", "launches_of_lists"]
-
 ARMS = ("fp32", "apex:O1", "apex:O2", "apex:O3", "native:fp16", "half", "half:master_weights,dynamic")
 IMPLEMENTATIONS = ("foreach", "foreach, skip on device", "fused", "fused, skip on device")
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {

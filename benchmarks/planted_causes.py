@@ -18,8 +18,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-__all__ = ["HEALTHY", "HELD_OUT_HEALTHY", "HELD_OUT_PLANTED", "PLANTED", "Training"]
-
 Batch = tuple[Tensor, Tensor]
 
 

@@ -20,8 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-__all__ = ["main"]
-
 Pixels = NDArray[np.uint8]
 VOCABULARY = " abcdefghijklmnopqrstuvwxyz.\n"
 WORDS = ("the", "loss", "of", "a", "step", "is", "scaled", "weights", "move", "after", "it", "was", "checked")

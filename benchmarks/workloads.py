@@ -7,8 +7,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-__all__ = ["WORKLOADS", "Workload", "sgd"]
-
 Workload = tuple[nn.Module, Tensor, Tensor]
 
 

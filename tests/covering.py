@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 from _pytest.mark.structures import ParameterSet
 
-__all__ = ["covering", "pairs_of", "rows_of"]
-
 
 def pairs_of(row: Sequence[int]) -> Iterable[tuple[int, int, int, int]]:
     """Yield each two values of a combination with the numbers of their parameters."""

@@ -6,8 +6,6 @@ from ampcompare.backends.explanation import ArmExplanation
 from ampcompare.backends.options import INNER_ARM
 from ampcompare.backends.spec import BackendSpec, ContractArm, Options
 
-__all__ = ["SPEC"]
-
 
 def _bits(text: str) -> int:
     if text not in ("2", "4", "8"):

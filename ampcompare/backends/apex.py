@@ -38,8 +38,6 @@ from ampcompare.backends.options import (
 from ampcompare.backends.roles import BATCH_NORM, LossScale, Roles
 from ampcompare.backends.spec import BackendSpec, ContractArm, Options
 
-__all__ = ["SPEC"]
-
 O4_DIFFERS = "O4 patches torch for the life of the process, evaluation included; autocast casts inside its `with`"
 NOT_COMPARED = (
     "the options of this level and the resulting types follow ROCm's Apex; its numbers were never recorded, and "

@@ -15,22 +15,6 @@ from typing import Any, Literal
 from ampcompare.base.environment.apex import ApexInstall, probe_apex
 from ampcompare.base.errors import BackendUnavailable
 
-__all__ = [
-    "FIRST_SCALE",
-    "GROWTH_INTERVAL",
-    "LEVELS",
-    "MAX_SCALE",
-    "O1_TO_FP16",
-    "O1_TO_FP32",
-    "O1_WIDEST",
-    "OTHERWISE_IN_AUTOCAST",
-    "ROCM_LEVELS",
-    "Level",
-    "apex_level",
-    "require_real_apex",
-    "select_engine",
-]
-
 FIRST_SCALE = 2.0**16
 GROWTH_INTERVAL = 2000
 MAX_SCALE = 2.0**24

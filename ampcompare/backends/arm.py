@@ -17,8 +17,6 @@ from ampcompare.backends.roles import Roles
 from ampcompare.backends.spec import BackendSpec
 from ampcompare.base.errors import ConfigError, close_matches
 
-__all__ = ["SHORTHANDS", "Arm", "full_name", "parse_arms", "same_arm"]
-
 SHORTHANDS = {word: arm for spec in BUILT_IN.values() for word, arm in spec.shorthands.items()}
 LEVEL = re.compile(r"[Oo0][0-9]")  # also 02 and O4, so that the message is about the level
 UNTYPED = ("engine", "cast_model_outputs", "output", "bits", "group", "scaling", "align", "passes")  # not in `Roles`

@@ -28,8 +28,6 @@ from ampcompare.backends.spec import BackendSpec
 from ampcompare.base.environment.packages import entry_points
 from ampcompare.base.errors import BackendUnavailable, ConfigError
 
-__all__ = ["BUILT_IN", "SCRIPT_BACKENDS", "described_backends", "find_spec", "require_unique", "third_party_backends"]
-
 PRECISION_GROUP = "ampcompare.precisions"
 SPEC_GROUP = "ampcompare.backends"
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from ampcompare.backends.roles import BATCH_NORM, Roles
 
-__all__ = ["PLAIN_STEP", "ArmExplanation", "apex_script", "grad_scaler", "half_script", "native_script", "role_rows"]
-
 SCALER = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
 PLAIN_STEP = (
     "loss = criterion(model(x), y)",

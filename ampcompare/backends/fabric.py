@@ -9,8 +9,6 @@ from ampcompare.backends.library import Library
 from ampcompare.backends.library_spec import library_spec
 from ampcompare.backends.spec import ContractArm
 
-__all__ = ["LIBRARY", "SPEC"]
-
 LIBRARY = Library(
     ("lightning_fabric", "lightning.fabric"),
     ("lightning-fabric", "lightning"),

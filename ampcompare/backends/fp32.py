@@ -7,8 +7,6 @@ from ampcompare.backends.options import flag
 from ampcompare.backends.roles import Roles
 from ampcompare.backends.spec import BackendSpec, ContractArm, Options
 
-__all__ = ["SPEC"]
-
 TF32_SCRIPT = (
     'torch.backends.cuda.matmul.fp32_precision = "tf32"  # before torch 2.9: allow_tf32 = True',
     'torch.backends.cudnn.conv.fp32_precision = "tf32"  # before torch 2.9: torch.backends.cudnn.allow_tf32 = True',

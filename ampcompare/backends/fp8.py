@@ -12,8 +12,6 @@ from ampcompare.backends.library import Library
 from ampcompare.backends.options import INNER_ARM, count
 from ampcompare.backends.spec import BackendSpec, ContractArm, Options
 
-__all__ = ["ALIGNMENT", "LIBRARY", "SPEC"]
-
 LIBRARY = Library(("torchao.float8",), ("torchao",), "pip install 'ampcompare[fp8]'", extra="fp8")
 ALIGNMENT = 16  # of the sizes that `torch._scaled_mm` multiplies
 SCALINGS = ("tensorwise", "rowwise", "mxfp8")

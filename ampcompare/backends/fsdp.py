@@ -10,8 +10,6 @@ from ampcompare.backends.options import DTYPE_NAMES, count, float_dtype, half_dt
 from ampcompare.backends.roles import BATCH_NORM, LossScale, Roles
 from ampcompare.backends.spec import BackendSpec, CheckpointState, ContractArm, Options
 
-__all__ = ["SPEC"]
-
 
 def _is_fp16(options: Options) -> bool:
     return options.get("param") == "float16"

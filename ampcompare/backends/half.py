@@ -23,8 +23,6 @@ from ampcompare.backends.options import (
 from ampcompare.backends.roles import BATCH_NORM, LossScale, Roles
 from ampcompare.backends.spec import BackendSpec, ContractArm, Options
 
-__all__ = ["SPEC"]
-
 GROWTH_INTERVAL = 1000  # of fp16_utils and DeepSpeed
 
 

@@ -8,8 +8,6 @@ from ampcompare.backends.options import choice, count
 from ampcompare.backends.roles import Roles
 from ampcompare.backends.spec import BackendSpec, Options
 
-__all__ = ["SPEC"]
-
 LIBRARY = Library(
     ("horovod.torch",),
     ("horovod",),

@@ -11,8 +11,6 @@ from ampcompare.backends.explanation import ArmExplanation
 from ampcompare.base.environment.packages import installed_version, quiet_import
 from ampcompare.base.errors import BackendUnavailable
 
-__all__ = ["Library", "explain_library"]
-
 
 @dataclass(frozen=True)
 class Library:

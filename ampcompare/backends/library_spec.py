@@ -10,8 +10,6 @@ from ampcompare.backends.options import choice
 from ampcompare.backends.roles import Roles
 from ampcompare.backends.spec import BackendSpec, CheckpointState, ContractArm, Options
 
-__all__ = ["library_spec"]
-
 
 def library_spec(
     name: str,

@@ -14,8 +14,6 @@ from ampcompare.backends.options import float_dtype
 from ampcompare.backends.roles import Roles
 from ampcompare.backends.spec import ContractArm, Options
 
-__all__ = ["LIBRARY", "SPEC"]
-
 LIBRARY = Library(("mmengine.optim",), ("mmengine",), "pip install mmengine", extra="mmengine")
 
 

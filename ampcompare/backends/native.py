@@ -23,8 +23,6 @@ from ampcompare.backends.options import (
 from ampcompare.backends.roles import BATCH_NORM, LossScale, Roles
 from ampcompare.backends.spec import BackendSpec, CheckpointState, ContractArm, Options
 
-__all__ = ["SPEC"]
-
 
 def _roles(options: Options) -> Roles:
     products = DTYPE_NAMES[str(options.get("dtype", "float16"))]

@@ -13,26 +13,6 @@ from dataclasses import replace
 from ampcompare.backends.roles import Roles
 from ampcompare.backends.spec import Options
 
-__all__ = [
-    "DTYPES",
-    "DTYPE_NAMES",
-    "INNER_ARM",
-    "above_one",
-    "below_one",
-    "choice",
-    "conflict",
-    "count",
-    "flag",
-    "float_dtype",
-    "fp32_or_none",
-    "full_dtype",
-    "half_dtype",
-    "loss_scale",
-    "module_patterns",
-    "positive",
-    "with_types",
-]
-
 DTYPES = {"float16": "float16", "fp16": "float16", "half": "float16", "bfloat16": "bfloat16", "bf16": "bfloat16"}
 FULL = dict.fromkeys(("float32", "fp32", "float"), "float32")
 WHOLE = re.compile("[0-9]{1,99}")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["BATCH_NORM", "BITS", "FP16_MAX", "BytesPerParameter", "LossScale", "Roles"]
-
 BATCH_NORM = "*BatchNorm*"  # the pattern of the modules that an arm itself keeps in fp32
 FP16_MAX = 65504.0
 BITS = {"fp8": 8, "fp16": 16, "bf16": 16, "tf32": 32, "fp32": 32}

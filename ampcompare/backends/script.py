@@ -5,8 +5,6 @@ from __future__ import annotations
 from ampcompare.backends.explanation import ArmExplanation
 from ampcompare.backends.spec import BackendSpec, Options
 
-__all__ = ["SPEC"]
-
 
 def _explain(options: Options) -> ArmExplanation:
     return ArmExplanation(

@@ -14,8 +14,6 @@ from ampcompare.backends.explanation import ArmExplanation
 from ampcompare.backends.library import Library
 from ampcompare.backends.roles import Roles
 
-__all__ = ["BackendSpec", "CheckpointState", "ContractArm", "Options"]
-
 Options = Mapping[str, Any]
 """Parsed options of an arm; those at their default may be missing."""
 

@@ -8,23 +8,6 @@ import shutil
 import sys
 from collections.abc import Sequence
 
-__all__ = [
-    "MIB",
-    "few",
-    "first_line",
-    "format_bytes",
-    "format_count",
-    "format_decimal",
-    "format_duration",
-    "format_mebibytes",
-    "format_percent",
-    "format_ranges",
-    "format_seconds",
-    "parse_duration",
-    "printable",
-    "rough_duration",
-]
-
 MIB = 2**20
 MOST_NAMES = 8
 UNITS = re.compile(r"(?:(\d+)h)?\s*(?:(\d+)m(?:in)?)?\s*(?:(\d+(?:\.\d+)?)s)?")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-__all__ = ["listen", "log_metric"]
-
 Listener = Callable[[str, float, str], None]
 
 _listeners: list[Listener] = []

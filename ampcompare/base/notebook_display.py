@@ -9,8 +9,6 @@ from collections.abc import Collection
 from importlib import import_module
 from typing import ClassVar
 
-__all__ = ["Shown"]
-
 
 class Shown:
     """Shows itself in a notebook.

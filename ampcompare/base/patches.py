@@ -22,18 +22,6 @@ from torch.amp import autocast_mode
 from torch.nn.utils import stateless
 from torch.optim import Optimizer
 
-__all__ = [
-    "GRADIENT_READS",
-    "GradientReads",
-    "Layer",
-    "Points",
-    "Subscriptions",
-    "calling_frame",
-    "follow_own_calls",
-    "has_stand_in",
-    "without_subscribers",
-]
-
 Around = Callable[..., Any]
 _GRAD: Any = vars(torch._C.TensorBase)["grad"]
 

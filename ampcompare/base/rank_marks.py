@@ -14,8 +14,6 @@ from typing import Any
 
 from ampcompare.base.environment.ranks import is_rank, rank_of
 
-__all__ = ["CELL_FOLDER", "MARKED", "MAX_MARKED", "mark_output"]
-
 CELL_FOLDER = "AMPCOMPARE_CELL_DIR"  # set in the environment of a script's cell
 MARKED = re.compile(rb"\x1e(\d+)\x1f([^\x1d]*)\x1d")
 MAX_MARKED = 4096  # bytes that a pipe keeps together

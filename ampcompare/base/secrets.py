@@ -17,19 +17,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ampcompare.base.errors import ConfigError
 
-__all__ = [
-    "MASK",
-    "StreamMask",
-    "hide",
-    "hide_names",
-    "is_secret_name",
-    "known_placeholders",
-    "mask",
-    "mask_variable",
-    "restore",
-    "reveal",
-]
-
 MASK = "AMPCOMPARE_MASK"  # further names, for the processes that this one starts
 MIN_WORD = 4  # characters of a value that is looked for as a word in the output of a script
 MIN_LITERAL = 8  # anywhere, and in all other files; a shorter one may be an ordinary word

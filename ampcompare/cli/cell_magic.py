@@ -18,8 +18,6 @@ import click
 
 from ampcompare.base.errors import AmpCompareError, ConfigError
 
-__all__ = ["load_ipython_extension", "run_cell", "script_of"]
-
 FOLDER = Path("runs", "cells")
 # The first line of the script stands where the cell has the line of the magic, so that line numbers agree. Modules of
 # the working directory can be imported, as in the notebook.

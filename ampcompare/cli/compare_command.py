@@ -30,8 +30,6 @@ from ampcompare.experiment.plan import parse_vary
 from ampcompare.experiment.run_options import CompareOptions, to_seconds
 from ampcompare.settings.script import SCRIPT_ARMS
 
-__all__ = ["command", "options_from"]
-
 compare_option = options_of(CompareOptions)
 
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from ampcompare.results.records.comparison import Comparison
     from ampcompare.results.records.preflight import Preflight
 
-__all__ = ["details_option", "show_checks", "show_comparison", "show_plan", "terminal_text"]
-
 
 details_option = option(
     "--details",

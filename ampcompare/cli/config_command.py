@@ -16,8 +16,6 @@ from ampcompare.cli.values import Choice
 if TYPE_CHECKING:
     from ampcompare.experiment.sources import SettingsSources
 
-__all__ = ["command"]
-
 
 @click.command(
     "config",

@@ -17,8 +17,6 @@ from ampcompare.cli.values import LEVEL
 if TYPE_CHECKING:
     from ampcompare.training.checkpoint.convert.convert import Target
 
-__all__ = ["command"]
-
 convert_option = options_of(convert_checkpoint)
 
 

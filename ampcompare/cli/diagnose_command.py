@@ -20,8 +20,6 @@ from ampcompare.cli.shared_options import json_option, recipe_options
 from ampcompare.cli.values import FOLDER
 from ampcompare.experiment.sources import collect_settings
 
-__all__ = ["command"]
-
 DEFAULT_ARM = "apex:O2"
 
 diagnose_option = options_of(api_diagnose)

@@ -12,8 +12,6 @@ from ampcompare.cli.help import Command, option, options_of
 from ampcompare.cli.output import text_width
 from ampcompare.cli.shared_options import json_option
 
-__all__ = ["command"]
-
 COLORS = {"ok": "green", "note": "cyan", "warning": "yellow", "problem": "red"}
 
 

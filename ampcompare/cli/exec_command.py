@@ -15,8 +15,6 @@ from ampcompare.cli.output import text_width
 from ampcompare.cli.values import FILE, LEVEL, Choice
 from ampcompare.script.legacy.settings import ExecSettings
 
-__all__ = ["command"]
-
 exec_option = options_of(ExecSettings)
 USAGE = 2  # the exit code of argparse and click for an argument that they do not know
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from ampcompare.results.records.ledger import Ledger
     from ampcompare.settings.config import RunConfig
 
-__all__ = ["command"]
-
 
 @click.command(
     "explain",

@@ -11,8 +11,6 @@ from ampcompare.base.formatting import printable
 from ampcompare.cli.help import OUTPUT, Command, option
 from ampcompare.cli.values import FILE, FOLDER, Choice
 
-__all__ = ["command"]
-
 
 @click.command(
     "export",

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from ampcompare.experiment.find_batch import BatchLimit
 
-__all__ = ["command"]
-
 
 @click.command(
     "find-batch",

@@ -15,8 +15,6 @@ from ampcompare.cli import COMMANDS, SUMMARY, overview
 from ampcompare.cli.help import OLD_NAMES, variable_name
 from ampcompare.cli.output import describe_unforeseen, drop_output, note
 
-__all__ = ["cli", "run_group"]
-
 INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h
 SILENT_SECONDS = 2.0
 OTHER_VARIABLES = (

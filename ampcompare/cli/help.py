@@ -14,34 +14,6 @@ import click
 from ampcompare.api.arguments import texts_of
 from ampcompare.cli.values import Choice
 
-__all__ = [
-    "ARMS",
-    "CHECKPOINTS",
-    "COMPARISON",
-    "DATA",
-    "DIVERGENCE",
-    "GROUPS",
-    "MACHINE",
-    "OLD_NAMES",
-    "OPTIMIZER",
-    "OTHER",
-    "OUTPUT",
-    "PROCESSES",
-    "SCHEDULE",
-    "SCRIPT",
-    "SETTINGS",
-    "Command",
-    "Option",
-    "OptionOf",
-    "add_options",
-    "default_of",
-    "group_of",
-    "option",
-    "options_of",
-    "value_type",
-    "variable_name",
-]
-
 ARMS = "Arms"
 COMPARISON = "Seeds and verdicts"
 DATA = "Data and model"

@@ -16,8 +16,6 @@ from ampcompare.cli.output import say
 from ampcompare.cli.shared_options import json_option, margin_options
 from ampcompare.cli.values import FILE
 
-__all__ = ["command"]
-
 judge_option = options_of(judge_table)
 
 

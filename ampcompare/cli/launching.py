@@ -21,17 +21,6 @@ if TYPE_CHECKING:
     from ampcompare.experiment.launch.contract import Launcher
     from ampcompare.experiment.run_options import LaunchOptions
 
-__all__ = [
-    "count_processes",
-    "ended_by_signals",
-    "gpus_option",
-    "launch_from",
-    "launch_options",
-    "options_by_name",
-    "pool_options",
-    "save_at_signals",
-]
-
 Function = TypeVar("Function", bound=Callable[..., Any])
 Options = TypeVar("Options")
 

@@ -8,8 +8,6 @@ from ampcompare.api.migration import lint_paths
 from ampcompare.cli.help import Command, option, options_of
 from ampcompare.cli.values import FILE, Choice
 
-__all__ = ["command"]
-
 
 @click.command(
     "lint",

@@ -15,8 +15,6 @@ from ampcompare.cli.values import FOLDER, Choice
 if TYPE_CHECKING:
     from ampcompare.experiment.run_directory import RunBrief
 
-__all__ = ["command", "run_row"]
-
 KINDS = ("arms", "tasks", "models", "data", "optimizers", "launchers", "recipes", "guards")
 RUN_HEADERS = ("folder", "changed", "tag", "arms", "seeds", "done", "headline")
 MAX_SHOWN = 4  # arms

@@ -15,8 +15,6 @@ from ampcompare.cli.help import Command, option, options_of
 from ampcompare.cli.output import note
 from ampcompare.cli.values import FILE, Choice
 
-__all__ = ["command"]
-
 SECONDS_BETWEEN_LINES = 2.0
 
 

@@ -13,16 +13,6 @@ from collections.abc import Callable
 
 from ampcompare.base.formatting import fold_to_terminal
 
-__all__ = [
-    "describe_unforeseen",
-    "drop_output",
-    "leave_closed_terminal",
-    "note",
-    "open_standard_streams",
-    "say",
-    "text_width",
-]
-
 MAX_TEXT_WIDTH = 120
 
 # Writing results to a closed output is an error, as to a full disk; messages that no one wants to see are none.

@@ -18,8 +18,6 @@ from ampcompare.cli.shared_options import json_option, recipe_options
 from ampcompare.cli.values import FOLDER
 from ampcompare.experiment.sources import collect_settings
 
-__all__ = ["command"]
-
 profile_option = options_of(api_profile)
 
 

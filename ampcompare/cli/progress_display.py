@@ -24,8 +24,6 @@ from ampcompare.settings.config import RunConfig
 if TYPE_CHECKING:
     from ampcompare.cli.progress_region import Region
 
-__all__ = ["Display"]
-
 TICK_SECONDS = 0.5
 NOTICE_SECONDS = 60.0
 END_SECONDS = 2.0

@@ -9,8 +9,6 @@ from ampcompare.experiment.observer import Outline
 from ampcompare.experiment.running_cells import CellView, MatrixView
 from ampcompare.settings.config import RunConfig
 
-__all__ = ["describe_outline", "notices"]
-
 MAX_NAMED = 3  # arms in the first line
 MAX_NOTICES = 16  # plain lines at a time
 

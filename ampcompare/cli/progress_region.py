@@ -15,8 +15,6 @@ from rich.text import Text
 from ampcompare.base.formatting import rough_duration
 from ampcompare.experiment.running_cells import CellView, MatrixView
 
-__all__ = ["Region", "bars"]
-
 MAX_BAR = 40
 MAX_NAME = 40
 PHASE_WIDTH = len("loading data")

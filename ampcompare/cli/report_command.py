@@ -24,8 +24,6 @@ from ampcompare.results.report.base import FORMATS, Reporter
 from ampcompare.results.report.tables import room
 from ampcompare.results.report.terminal import has_color
 
-__all__ = ["command"]
-
 SUFFIXES = {
     ".html": "html",
     ".htm": "html",

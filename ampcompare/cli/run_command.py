@@ -24,8 +24,6 @@ from ampcompare.experiment.sources import SettingsSources, collect_settings, pub
 if TYPE_CHECKING:
     from ampcompare.experiment.single_run import RunOutcome, Verification
 
-__all__ = ["command", "sources_from"]
-
 
 @click.command(
     "run",

@@ -18,8 +18,6 @@ from ampcompare.settings.config import RunConfig
 from ampcompare.settings.layers import Layer, parse_assignment, set_path
 from ampcompare.settings.script import ScriptConfig, script_config
 
-__all__ = ["ScriptCommand", "request_from", "script_options", "show_metrics", "watched_script_options"]
-
 Function = TypeVar("Function", bound=Callable[..., Any])
 OTHER_PARAMETERS = {"guards": "guards", "processes": "processes", "seed": "recipe.seed", "arm_text": "arm"}
 DERIVED = {"processes": "number of requested processes", "arm_text": "flags of the arm"}

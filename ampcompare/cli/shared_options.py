@@ -31,19 +31,6 @@ from ampcompare.cli.help import (
 from ampcompare.cli.values import FILE, FLAG, FOLDER, HALF, LEVEL, Choice
 from ampcompare.settings.config import RunConfig
 
-__all__ = [
-    "RECIPE_OPTIONS",
-    "arm_from_flags",
-    "arm_options",
-    "json_option",
-    "margin_options",
-    "output_options",
-    "parameter_of",
-    "printing_options",
-    "recipe_options",
-    "typed_command",
-]
-
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 RECIPE_OPTIONS: tuple[tuple[str, str, str], ...] = (  # flags, the path of the setting in RunConfig, and the group

@@ -17,8 +17,6 @@ else:  # older versions of click, whose types are not generic
     StringChoice = click.Choice
     StringType = click.ParamType
 
-__all__ = ["FILE", "FILE_OR_FOLDER", "FLAG", "FOLDER", "HALF", "JOBS", "LEVEL", "Choice"]
-
 
 class Choice(StringChoice):
     """One of some words, in any case and with `_` for `-`; a mistyped one is met by the nearest.

@@ -21,8 +21,6 @@ from ampcompare.diagnosis.watched_loop import watch_loop
 from ampcompare.results.records.diagnosis import Diagnosis, FaultKind, Headroom
 from ampcompare.training.device import resolve_device
 
-__all__ = ["diagnose_given", "diagnose_loop", "headroom", "report_of"]
-
 FP16_LOST = -25  # exponents below it round to zero
 SCALES = (1.0, 128.0, 65536.0)
 

@@ -14,8 +14,6 @@ from ampcompare.settings.examination import answering_errors
 from ampcompare.settings.validation import validate
 from ampcompare.training.device import resolve_device
 
-__all__ = ["diagnose_recipe"]
-
 
 @answering_errors
 def diagnose_recipe(

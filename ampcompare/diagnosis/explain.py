@@ -17,17 +17,6 @@ from ampcompare.results.report.document import Block, Code, Document, Facts, Ite
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.examination import examine_in_child
 
-__all__ = [
-    "MAX_SAMPLES",
-    "OPTIMIZER_TENSORS",
-    "Explanation",
-    "bytes_per_parameter",
-    "explain_arm",
-    "explanation_document",
-    "observe_in_child",
-    "render_observation",
-]
-
 # Tensors of the size of the parameter that an optimizer keeps.
 OPTIMIZER_TENSORS = {"sgd with momentum": 1, "adam": 2}
 # Options that take more than the few lines of a script.

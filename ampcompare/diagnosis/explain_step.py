@@ -21,8 +21,6 @@ from ampcompare.training.precision.base import make_precision, owned_params
 from ampcompare.training.precision.cpu_half import cpu_half
 from ampcompare.training.process_group import own_group
 
-__all__ = ["explain_step"]
-
 MAX_STEPS = 30  # a dynamic scale that begins too high is halved at each
 
 

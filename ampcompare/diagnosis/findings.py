@@ -15,8 +15,6 @@ from ampcompare.diagnosis.operation_watch import FP16_LARGEST, FP16_ZERO, Event
 from ampcompare.diagnosis.ranges import HALF, counts_of, make_range
 from ampcompare.results.records.diagnosis import Fault, FaultKind, Place, Range
 
-__all__ = ["Reason", "find_faults", "lost_share", "reason_of"]
-
 HARM = 0.5  # relative error from which a gradient or a loss is wrong rather than inexact
 HARM_IN_BF16 = 0.9  # whose three bits less make half of a gradient noise in a sound network of many layers
 UNDERFLOW = 0.1  # share of a wrong gradient that is zero in the arm alone, from which that is called the cause

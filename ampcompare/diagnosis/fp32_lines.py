@@ -16,8 +16,6 @@ from ampcompare.diagnosis.ranges import HALF
 from ampcompare.diagnosis.sites import calling_line
 from ampcompare.training.precision.keep_fp32 import without_casts
 
-__all__ = ["lines_in_fp32"]
-
 UNCHANGED = frozenset(("__get__", "detach", "backward", "requires_grad_", "float"))
 CASTS = frozenset(("to", "half", "bfloat16", "type"))
 # Functions whose arguments must be of one type: an fp32 result reaches them as a user would pass it on.

@@ -16,8 +16,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from ampcompare.diagnosis.ranges import HALF
 
-__all__ = ["Fp32Reference", "written_arguments"]
-
 CLEAN_EVERY = 64
 
 

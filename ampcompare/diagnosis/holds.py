@@ -29,8 +29,6 @@ from ampcompare.results.records.diagnosis import Diagnosis, FaultKind, PlaceRepo
 from ampcompare.training.device import resolve_device
 from ampcompare.training.precision.base import Precision, PrecisionWrapper, StepOutcome, owned_params
 
-__all__ = ["DEFAULT_ARMS", "DoesNotHold", "Figure", "Held", "holds", "tolerances"]
-
 DEFAULT_ARMS = ("bf16", "fp16", "O2")
 FP32 = Arm.parse("fp32")
 DRAWS = 3

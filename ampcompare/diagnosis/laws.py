@@ -12,8 +12,6 @@ from ampcompare.backends.arm import Arm
 from ampcompare.backends.roles import FP16_MAX, Roles
 from ampcompare.results.records.outlook import ArmOutlook, Prefix
 
-__all__ = ["HIGH", "outlook_of", "twin_distance"]
-
 HIGH = 0.4  # of runs that lose more of their updates over the rest of the schedule, 9 in 10 end 2 % worse than fp32
 LOW = {"fp16": 0.2}  # of those that lose less, 2 in 100; in bf16 the rounded weights themselves cost too much to say so
 CHAOTIC = 0.01  # a twin farther away: a difference of that size is a path, and no fault

@@ -19,8 +19,6 @@ from ampcompare.training.build_loop import build_loop
 from ampcompare.training.precision.base import Precision, make_precision
 from ampcompare.training.precision.cpu_half import cpu_half
 
-__all__ = ["Conditions", "Loop", "recipe_loop", "trained_under"]
-
 Loop = Callable[[Precision], Any]
 
 

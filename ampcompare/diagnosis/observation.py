@@ -13,8 +13,6 @@ from ampcompare.diagnosis.operation_watch import Event, Key, Step
 from ampcompare.diagnosis.ranges import add_rows, counts_of, make_range
 from ampcompare.results.records.diagnosis import LostUpdates, ModuleStep, Place, PlaceReport
 
-__all__ = ["Observation", "StepFacts", "error_of", "made_of", "place_of", "relative_error"]
-
 MAX_BROKEN_LOSSES = 3  # in a row
 
 

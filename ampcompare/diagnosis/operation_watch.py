@@ -20,16 +20,6 @@ from ampcompare.diagnosis.ranges import HALF, counts_of, range_row, without_lost
 from ampcompare.diagnosis.sites import Sites
 from ampcompare.results.records.diagnosis import Phase
 
-__all__ = [
-    "FP16_LARGEST",
-    "FP16_ZERO",
-    "Event",
-    "Key",
-    "OperationWatch",
-    "errors_of",
-    "no_modes",
-]
-
 MIN_SQUARE = 1e-30  # of sums in fp32: what is below has lost digits
 
 

@@ -12,8 +12,6 @@ from ampcompare.results.records.diagnosis import Diagnosis
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.examination import ScriptRequest, examine_in_child
 
-__all__ = ["DiagnoseOptions", "PrefixRequest", "Request", "diagnose_in_child"]
-
 PROGRAM = Path(__file__).resolve().parent / "diagnose_recipe.py"
 
 

@@ -24,8 +24,6 @@ from ampcompare.results.records.outlook import Prefix, ShareLost
 from ampcompare.training.ledger import is_zero_eps, second_moment
 from ampcompare.training.precision.base import owned_params
 
-__all__ = ["PrefixWatch", "share_lost", "zero_denominators"]
-
 PROBES = 8  # steps of the second half that are rounded
 POINTS = 12  # of the rest of the schedule, at which each of them is
 SAMPLE = 2**20  # elements of one tensor

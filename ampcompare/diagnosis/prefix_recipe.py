@@ -17,8 +17,6 @@ from ampcompare.settings.validation import validate
 from ampcompare.training.assemble import Assembly
 from ampcompare.training.device import resolve_device
 
-__all__ = ["prefix_recipe"]
-
 
 @answering_errors
 def prefix_recipe(config: dict[str, Any], steps: int, total: int | None, is_twin: bool) -> dict[str, Any]:

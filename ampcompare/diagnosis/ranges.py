@@ -8,8 +8,6 @@ from torch import Tensor
 
 from ampcompare.results.records.diagnosis import Range
 
-__all__ = ["HALF", "WIDTH", "add_rows", "counts_of", "make_range", "range_row", "without_lost"]
-
 aten = torch.ops.aten
 BINS = 256  # of the biased exponent of fp32: 0 holds zeros and fp32 subnormals, 255 what is not finite
 BIAS = 127

@@ -15,8 +15,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LinearLR, LRScheduler, PolynomialLR, ReduceLROnPlateau
 
-__all__ = ["RateHistory", "Rates"]
-
 
 @dataclass(frozen=True)
 class Rates:

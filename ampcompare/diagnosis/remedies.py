@@ -12,8 +12,6 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError
 from ampcompare.results.records.diagnosis import Cure, Diagnosis, Fault, Headroom, Trial
 
-__all__ = ["Change", "Tested", "conclusion_of", "cure_of", "search", "verdict_of", "with_cure"]
-
 _MAX_TRIALS = 40
 MAX_SCALE = 2.0**24
 ROOM = 4.0  # between the scale that is tried and the largest one

@@ -17,8 +17,6 @@ from torch import nn
 
 from ampcompare.results.records.diagnosis import Phase
 
-__all__ = ["Sites", "calling_line", "shown_line"]
-
 PACKAGE = str(Path(__file__).resolve().parents[1])
 ROOMS = ("apex", "base", "diagnosis", "guards", "script", "settings", "training")
 HIDDEN = (

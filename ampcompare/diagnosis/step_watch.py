@@ -21,8 +21,6 @@ from ampcompare.results.records.diagnosis import LostUpdates, Phase
 from ampcompare.training.ledger import is_zero_eps
 from ampcompare.training.precision.base import StepOutcome, owned_params
 
-__all__ = ["MAX_SKIPPED", "StepWatch", "UpdateCounter", "moving_params"]
-
 MAX_SKIPPED = 20  # a dynamic scale that begins too high is halved at each
 
 

@@ -15,8 +15,6 @@ from ampcompare.diagnosis.step_watch import StepWatch
 from ampcompare.diagnosis.watched_precision import Enough, WatchedPrecision
 from ampcompare.training.precision.base import Precision, StepOutcome
 
-__all__ = ["ObservedPrecision", "watch_loop"]
-
 
 def watch_loop(loop: Loop, arm: Arm, conditions: Conditions, lines: Sequence[str] = ()) -> Observation:
     """Run `loop` under `arm` from its beginning and return what was seen.

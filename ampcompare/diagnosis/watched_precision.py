@@ -9,8 +9,6 @@ from torch.optim import Optimizer
 
 from ampcompare.training.precision.base import Precision, PrecisionWrapper, StepOutcome
 
-__all__ = ["Enough", "StepObserver", "WatchedPrecision"]
-
 
 class Enough(Exception):
     """All steps that were asked for are made; it ends the loop."""

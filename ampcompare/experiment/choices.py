@@ -15,8 +15,6 @@ from ampcompare.settings.file import list_recipes
 from ampcompare.settings.optimizers import list_optimizers
 from ampcompare.tasks.catalog import list_data, list_models, list_tasks
 
-__all__ = ["Choice", "list_choices"]
-
 
 class Choice(NamedTuple):
     """One thing to choose: whether it can be had here, and what it is, or why it cannot."""

@@ -59,19 +59,6 @@ from ampcompare.results.report.junit import JUnit
 from ampcompare.results.report.tensorboard import EventFiles
 from ampcompare.tasks.catalog import TASKS
 
-__all__ = [
-    "ComparisonOutcome",
-    "PlannedComparison",
-    "emit_cells",
-    "pilot_seeds",
-    "plan_comparison",
-    "requested_seeds",
-    "run_auto",
-    "run_comparison",
-    "seeds_needed",
-    "try_rows",
-]
-
 DEFAULT_SEEDS = "0-2"
 PILOT_SIZES = {1: 5, 2: 8, 3: 8}  # by the number of arms besides the reference; MAX_PILOT for more arms
 MAX_PILOT = 10

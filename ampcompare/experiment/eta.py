@@ -13,8 +13,6 @@ from ampcompare.results.analysis.pairing.comparability import changed_settings
 from ampcompare.results.records.preflight import Preflight
 from ampcompare.results.records.run import RunRecord
 
-__all__ = ["estimate"]
-
 
 @dataclass(frozen=True)
 class _Estimate:

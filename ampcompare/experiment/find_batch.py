@@ -18,16 +18,6 @@ from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.validation import validate
 
-__all__ = [
-    "BatchLimit",
-    "BatchSearch",
-    "Try",
-    "configs_of",
-    "find_batches",
-    "largest_passing",
-    "search_batches",
-]
-
 STEPS = 5  # the first ones may overflow, and an optimizer creates its state in the first one that does not
 GIB = 2**30
 TOO_FEW = "fewer than one batch"  # of `Data.num_batches`

@@ -17,8 +17,6 @@ from ampcompare.results.analysis.pairing.scores import metric_of
 from ampcompare.results.records.comparison import Comparison, Look
 from ampcompare.results.records.run import RunRecord
 
-__all__ = ["Journal"]
-
 NOT_COMPLETE = (
     "Nothing was tested: some runs of this plan are missing, and a test before the end would be another look. Run the "
     "command that began it again: it finishes the other runs and tests."

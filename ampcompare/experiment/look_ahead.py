@@ -18,8 +18,6 @@ from ampcompare.results.records.outlook import Outlook, Prefix
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.examination import examine_in_child
 
-__all__ = ["AheadOptions", "look_ahead"]
-
 PROGRAM = recipes.PROGRAM.with_name("prefix_recipe.py")
 MIN_STEPS = 10  # the law of lost updates needs no more
 

@@ -14,8 +14,6 @@ from ampcompare.settings.config import NON_NUMERIC_SETTINGS, RunConfig
 from ampcompare.settings.file import Matrix
 from ampcompare.settings.layers import MUTUALLY_EXCLUSIVE
 
-__all__ = ["DEFAULT_ARMS", "Row", "cross", "expand_matrix", "find_reference", "find_setting", "first_matching"]
-
 DEFAULT_ARMS = (
     "fp32",
     "apex:O0",

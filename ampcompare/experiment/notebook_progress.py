@@ -16,8 +16,6 @@ from ampcompare.experiment.running_cells import CellView, MatrixView, RunningCel
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 
-__all__ = ["NotebookProgress", "default_observer", "running_kernel"]
-
 SECONDS_BETWEEN = 0.3
 MAX_LINES = 40  # of ended cells, the last ones
 

@@ -10,8 +10,6 @@ from ampcompare.experiment.launch.contract import Progress
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 
-__all__ = ["Observer", "Outline"]
-
 
 @dataclass(frozen=True)
 class Outline:

@@ -19,8 +19,6 @@ from ampcompare.settings.config import RunConfig
 from ampcompare.settings.optimizers import require_optimizer
 from ampcompare.tasks.catalog import check_task
 
-__all__ = ["check_cells"]
-
 REMOTE = ("slurm", "ray")  # whose jobs do not run on the machine that submits them
 
 

@@ -35,8 +35,6 @@ from ampcompare.settings.config import RunConfig, SavingConfig
 from ampcompare.settings.examination import ERRORS
 from ampcompare.settings.script import ScriptConfig, seed_option
 
-__all__ = ["check_arms", "failure_of", "preflight", "preflight_of", "require_trainable"]
-
 STEPS = 3
 MAX_SECONDS = 5.0  # of further steps, once one is made
 MAX_SECONDS_BEFORE = 60.0  # the first step, once a script or cell has begun

@@ -27,8 +27,6 @@ from ampcompare.results.records.comparison import Comparison, read_comparison
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 
-__all__ = ["reload_comparison", "reload_together"]
-
 _NO_JOURNAL = (
     "Nothing was tested: another reference is another look at these runs, and there is no journal here to count it. "
     "Name a run directory of this version, or run that comparison in its own run directory."

@@ -37,19 +37,6 @@ from ampcompare.results.records.run import RunRecord, dump_json
 from ampcompare.settings.config import LAUNCHERS, RunConfig
 from ampcompare.settings.validation import validate
 
-__all__ = [
-    "DEFAULT_FOLDER",
-    "MAX_NAMED",
-    "Reuse",
-    "RunBrief",
-    "RunDirectory",
-    "StoredPlan",
-    "find_runs",
-    "newest_runs",
-    "row_of",
-    "with_label",
-]
-
 # As long as any name below a run directory.
 DEEPEST = Path(RunFile.CELLS, "0" * 12, f"{CellFile.CHECKPOINTS}.previous", "0" * 64)
 MAX_SHOWN = 200

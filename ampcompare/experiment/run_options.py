@@ -24,17 +24,6 @@ from ampcompare.settings.layers import Layer
 from ampcompare.settings.recipe import Recipe
 from ampcompare.settings.script import SCRIPT_ARMS, script_config
 
-__all__ = [
-    "CompareOptions",
-    "Jobs",
-    "LaunchOptions",
-    "RunOptions",
-    "check_jobs",
-    "settings_request",
-    "to_seconds",
-    "with_script",
-]
-
 Jobs: TypeAlias = int | Literal["auto"] | None
 
 

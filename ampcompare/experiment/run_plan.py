@@ -35,8 +35,6 @@ from ampcompare.results.records.preflight import ArmTrial
 from ampcompare.results.records.run import RunRecord, dump_json
 from ampcompare.settings.config import RunConfig
 
-__all__ = ["AllFailAlike", "CellRunner", "FinishedCell", "RunningPlan", "order_as_run", "run_plan"]
-
 REFUSED = ConfigError.exit_code
 LOOK_SECONDS = 0.2  # a wait without a timeout cannot be interrupted on every system
 

@@ -13,8 +13,6 @@ from ampcompare.experiment.observer import Outline
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 
-__all__ = ["CellView", "MatrixView", "RunningCells"]
-
 FIRST_SHARE = 0.02  # of the steps of a cell: below it, they say little about the whole
 
 

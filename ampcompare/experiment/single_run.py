@@ -26,8 +26,6 @@ from ampcompare.results.records.step import iter_steps
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.validation import validate
 
-__all__ = ["RunOutcome", "Verification", "check_run", "run_single", "verify_resume", "verify_single"]
-
 MEASURED = ("seconds", "data_seconds", "train_seconds", "eval_seconds")
 WhileRunning = Callable[[Launcher], AbstractContextManager[object]]
 

@@ -25,16 +25,6 @@ from ampcompare.settings.file import (
 from ampcompare.settings.layers import Layer, ResolvedSettings, resolve_settings, set_path
 from ampcompare.settings.validation import flatten
 
-__all__ = [
-    "SettingsRequest",
-    "SettingsSources",
-    "collect_settings",
-    "matrix_rows",
-    "matrix_seeds",
-    "published_beside",
-    "published_for_run",
-]
-
 YAML_SUFFIXES = (".yaml", ".yml")  # of a recipe that is a file
 MIB = 2**20
 

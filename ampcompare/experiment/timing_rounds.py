@@ -20,8 +20,6 @@ from ampcompare.experiment.plan import Plan, balanced_rows
 from ampcompare.results.records.run import RunRecord, TimingRound
 from ampcompare.settings.config import RunConfig, SavingConfig
 
-__all__ = ["TIMED_STEPS", "round_config", "run_timing_rounds"]
-
 TIMED_STEPS = 60  # of one round; the median of fewer steps depends on single ones
 
 

@@ -14,8 +14,6 @@ from ampcompare.source.lint.catalog import BY_NAME
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["EVENTS", "Detector", "Guard", "guard_of"]
-
 
 @dataclass(frozen=True)
 class Guard:

@@ -26,8 +26,6 @@ from ampcompare.guards.location import Location, is_users, user_location
 from ampcompare.guards.reporting import GuardWarning, ViolationSink
 from ampcompare.guards.script_state import Block, EnteredAutocast, ScriptState
 
-__all__ = ["GuardHooks"]
-
 OUTSIDE_BACKWARD = -1
 MAX_ENTRIES = 16  # of one forward pass; evaluation enters autocast without end
 DEVICES = ("cpu", "cuda", "xpu", "mps")

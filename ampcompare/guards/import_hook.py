@@ -9,8 +9,6 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-__all__ = ["ImportHook"]
-
 
 class ImportHook(MetaPathFinder):
     """Watches imports; the other finders load the modules.

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from traceback import walk_tb
 from types import CodeType, FrameType
 
-__all__ = ["Location", "call_site", "here", "is_installed", "is_users", "raised_at", "user_frames", "user_location"]
-
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 STANDARD = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
 INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})

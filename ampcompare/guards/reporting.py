@@ -12,8 +12,6 @@ from ampcompare.base.environment.ranks import rank_of
 from ampcompare.base.errors import GuardError
 from ampcompare.guards.location import Location, user_location
 
-__all__ = ["GuardWarning", "Violation", "ViolationSink", "warn"]
-
 
 class GuardWarning(UserWarning):
     """A mistake in the use of mixed precision."""

@@ -12,8 +12,6 @@ from ampcompare.guards.location import Location
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["Block", "EnteredAutocast", "ScriptState", "contains", "first_with_gradient", "parameters_of", "will_skip"]
-
 
 @dataclass
 class Block:

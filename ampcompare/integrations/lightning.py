@@ -26,8 +26,6 @@ from ampcompare.base.errors import BackendUnavailable, CheckpointError, Unsuppor
 from ampcompare.integrations.step_log import StepLog, begin_guards
 from ampcompare.training.precision.base import Precision, make_precision
 
-__all__ = ["AmpComparePrecision"]
-
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-__all__ = ["holds", "pytest_addoption", "pytest_configure", "pytest_generate_tests"]
-
 MARK = "ampcompare"
 ARMS = "ampcompare_arms"
 FIXTURE = "ampcompare_arm"

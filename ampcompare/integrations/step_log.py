@@ -11,8 +11,6 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.script.legacy.settings import ExecSettings
 from ampcompare.script.recording.recorder import Recorder, Rows, header
 
-__all__ = ["StepLog", "begin_guards"]
-
 GUARDS = ("warn", "strict", "off")
 
 

@@ -33,8 +33,6 @@ from ampcompare.script.recording.recorder import Rows
 from ampcompare.script.torch_amp.plain_script import PlainScript
 from ampcompare.training.precision.base import owned_params
 
-__all__ = ["ScriptAmp"]
-
 ONE_SCALE = (
     "the script has one loss scale for each loss (num_losses), and all losses share one here, as with one GradScaler"
 )

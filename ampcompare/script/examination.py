@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from ampcompare.script.recording.recorder import Recorder
     from ampcompare.settings.examination import ScriptRequest
 
-__all__ = ["main"]
-
 SHORT = {"bfloat16": "bf16", "float16": "fp16"}
 
 

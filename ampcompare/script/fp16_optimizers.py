@@ -22,8 +22,6 @@ from ampcompare.base.patches import Subscriptions
 from ampcompare.script.recording.recorder import Rows
 from ampcompare.training.precision.base import owned_params
 
-__all__ = ["follow_fp16_optimizers", "fp16_optimizer_classes"]
-
 METHODS = {"backward", "update_master_grads", "clip_master_grads", "step", "zero_grad"}
 MODULES = ("apex.fp16_utils", "apex.contrib.optimizers.fp16_optimizer")
 

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from ampcompare.base.patches import GRADIENT_READS
 
-__all__ = ["GradientMirror", "Pairs"]
-
 Pairs = Sequence[tuple[Tensor, Tensor]]
 _GRAD: Any = vars(torch._C.TensorBase)["grad"]
 

@@ -15,8 +15,6 @@ from ampcompare.base.patches import Subscriptions
 from ampcompare.guards.location import here
 from ampcompare.training.precision.keep_fp32 import kept_in_fp32
 
-__all__ = ["KeptAtFirstCall", "bare_model"]
-
 WRAPPERS = {
     "DistributedDataParallel": "module",
     "DataParallel": "module",

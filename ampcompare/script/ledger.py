@@ -19,8 +19,6 @@ from ampcompare.script.lifted_weights import HALF
 from ampcompare.script.recording.recorder import Rows
 from ampcompare.training.ledger import StepLook
 
-__all__ = ["ScriptLedger"]
-
 DETAILED = 2  # steps that were applied, of each optimizer
 MAX_DETAILED = 12  # rows of steps, skipped ones too
 EVERY = 20  # later rows

@@ -22,8 +22,6 @@ from ampcompare.script.torch_amp.parallel_wrappers import ParallelWrappers
 from ampcompare.training.precision.base import owned_params
 from ampcompare.training.precision.keep_fp32 import own_tensors
 
-__all__ = ["HALF", "LiftedWeights", "follow_averages", "live_modules"]
-
 HALF = (torch.float16, torch.bfloat16)
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase)
 LERPS = ((Tensor, "lerp"), (Tensor, "lerp_"), (torch, "_foreach_lerp_"))

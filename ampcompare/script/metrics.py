@@ -12,8 +12,6 @@ from ampcompare.base.metric_log import log_metric
 from ampcompare.base.patches import Layer, Subscriptions
 from ampcompare.guards.import_hook import ImportHook
 
-__all__ = ["catch_scalars"]
-
 WRITERS = ("torch.utils.tensorboard", "tensorboardX")
 LIBRARIES = (*WRITERS, "wandb", "mlflow")
 

@@ -22,8 +22,6 @@ from ampcompare.script.keep_fp32 import bare_model
 from ampcompare.script.recording.recorder import Recorder
 from ampcompare.script.watch import EnoughSteps
 
-__all__ = ["ScriptObserver"]
-
 
 class ScriptObserver:
     """Follows a script from its first forward pass on, and ends it after the last step.

@@ -12,8 +12,6 @@ from typing import Any
 
 from ampcompare.guards.location import is_installed, is_users
 
-__all__ = ["planned_loops", "planned_steps"]
-
 # Calls that give as many items as their first argument has.
 PASSING = {"enumerate", "iter", "list", "tuple", "sorted", "reversed", "tqdm", "track", "progress_bar", "auto"}
 RANGES = {"range", "trange"}

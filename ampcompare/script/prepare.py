@@ -34,8 +34,6 @@ from ampcompare.script.watch import Watch
 from ampcompare.training.precision.cpu_half import cpu_half
 from ampcompare.training.twin import change_optimized_weights
 
-__all__ = ["lifted_types", "prepare_child", "prepare_script", "run_script", "script_ledger", "seed_all"]
-
 CODE_FOLDER = "AMPCOMPARE_CODE_FOLDER"
 PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 

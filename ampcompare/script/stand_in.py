@@ -37,8 +37,6 @@ from ampcompare.script.watch import Watch
 from ampcompare.training.precision.base import make_precision
 from ampcompare.training.precision.keep_fp32 import kept_in_fp32, without_autocast, without_casts
 
-__all__ = ["StandIn", "check_arm", "half_dtype"]
-
 HALF = {"": None, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 

@@ -17,8 +17,6 @@ from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmpStandIn
 from ampcompare.script.torch_amp.half_weights import HalfWeights
 from ampcompare.script.torch_amp.o1 import O1BehindTorch
 
-__all__ = ["explain_types"]
-
 BANNED = re.compile(r"nn\.BCELoss (need float32|are unsafe)")
 TYPES = re.compile(
     rf"{BANNED.pattern}|dtype|scalar type|[^a-z](Half|BFloat16)\b|should be the same|unscale.*Complex", re.IGNORECASE

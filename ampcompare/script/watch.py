@@ -21,8 +21,6 @@ from ampcompare.training.hashes import inputs_sha256, parameters_sha256
 from ampcompare.training.meters import MemoryMeter, make_memory_meter
 from ampcompare.training.precision.base import owned_params
 
-__all__ = ["EnoughSteps", "FirstBatches", "Watch"]
-
 MAX_BATCHES = 3
 
 

@@ -31,18 +31,6 @@ from ampcompare.settings.recipe import (
 from ampcompare.settings.script import ScriptConfig
 from ampcompare.settings.validation import flatten
 
-__all__ = [
-    "AUTOCAST",
-    "EVAL_PRECISIONS",
-    "LAUNCHERS",
-    "NON_NUMERIC_SETTINGS",
-    "ParallelConfig",
-    "RunConfig",
-    "SavingConfig",
-    "parse_eval_precisions",
-    "settings_digest",
-]
-
 Launcher = Literal["auto", "torchrun", "spawn", "slurm", "ray"]
 LAUNCHERS: tuple[Launcher, ...] = get_args(Launcher)
 AUTOCAST = "autocast:"

@@ -14,8 +14,6 @@ from ampcompare.base.errors import AmpCompareError, ConfigError, EnvironmentUnfi
 from ampcompare.base.processes.call import Answer, call_in_child
 from ampcompare.settings.config import RunConfig
 
-__all__ = ["ERRORS", "ScriptRequest", "answering_errors", "examine_in_child", "result_of"]
-
 P = ParamSpec("P")
 
 TIME_LIMIT = 3600.0

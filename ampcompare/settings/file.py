@@ -18,19 +18,6 @@ from ampcompare.base.files.read import FileFault, parse_yaml, read_text
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.validation import setting_paths, suggest, validate
 
-__all__ = [
-    "Matrix",
-    "PublishedResult",
-    "Reference",
-    "SettingsFile",
-    "join_settings",
-    "list_recipes",
-    "load_recipe",
-    "read_settings",
-    "read_settings_file",
-    "schema",
-]
-
 OLD_FOLDERS = {"seeds/": "articles/"}
 RECIPES = Path(__file__).resolve().parent / "recipes"
 

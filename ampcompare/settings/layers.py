@@ -11,15 +11,6 @@ from ampcompare.base.files.read import FileFault, parse_yaml
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.validation import flatten, validate
 
-__all__ = [
-    "MUTUALLY_EXCLUSIVE",
-    "Layer",
-    "ResolvedSettings",
-    "parse_assignment",
-    "resolve_settings",
-    "set_path",
-]
-
 # A value in a higher layer invalidates values in lower layers that determine the same quantity in another way.
 MUTUALLY_EXCLUSIVE = {
     "recipe.optimizer.lr": ("recipe.optimizer.lr_base",),

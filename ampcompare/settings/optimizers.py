@@ -10,18 +10,6 @@ from ampcompare.backends.library import Library
 from ampcompare.base.environment.packages import find_module
 from ampcompare.base.errors import BackendUnavailable, ConfigError, close_matches
 
-__all__ = [
-    "APEX",
-    "BUILT_IN",
-    "LIBRARIES",
-    "OWN_APEX",
-    "OptimizerSpec",
-    "canonical_name",
-    "list_optimizers",
-    "optimizer_path",
-    "require_optimizer",
-]
-
 APEX = "apex.optimizers"
 OWN_APEX = "ampcompare.apex.optimizers"
 PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*[:.][A-Za-z_]\w*")

@@ -12,22 +12,6 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.base.files.read import check_plain
 from ampcompare.settings.optimizers import canonical_name
 
-__all__ = [
-    "DEFAULT_TASK",
-    "OLDER_TARGET",
-    "OWN_SETTINGS",
-    "DataConfig",
-    "Frozen",
-    "GroupConfig",
-    "ModelConfig",
-    "OptimizerConfig",
-    "Positive",
-    "PositiveInt",
-    "Recipe",
-    "ScheduleConfig",
-    "with_task_defaults",
-]
-
 DEFAULT_TASK = "classification"
 OWN = {"data": {"name": "task"}, "model": {"arch": "task"}}  # of a task from elsewhere, which chooses both itself
 DEFAULTS: dict[str, dict[str, Any]] = {

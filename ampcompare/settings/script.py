@@ -16,8 +16,6 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.base.secrets import hide, hide_names, reveal
 from ampcompare.settings.recipe import Frozen, PositiveInt
 
-__all__ = ["LOSS", "SCRIPT_ARMS", "ScriptConfig", "ScriptMetric", "parse_metric", "script_config", "seed_option"]
-
 LOSS = "training loss"
 SCRIPT_ARMS = ("script", "fp32", "apex:O1", "native:fp16", "native:bf16")  # which nearly all scripts can train
 # Words of --metric, by the setting that they give.

@@ -10,8 +10,6 @@ from pydantic import BaseModel, ValidationError
 
 from ampcompare.base.errors import ConfigError, close_matches
 
-__all__ = ["flatten", "setting_paths", "suggest", "validate"]
-
 Model = TypeVar("Model", bound=BaseModel)
 MAX_FAULTS = 10
 MAX_NAMES = 15

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["APEX", "AUTOCASTS", "CLIPS", "CORE", "ROOTS", "SCALERS", "STARS", "WRAPPERS", "public_name"]
-
 APEX = ("apex", "amp_C", "apex_C")
 ROOTS = (*APEX, "torch")
 # Of `apex.amp`, as it is since 2019.

@@ -10,10 +10,6 @@ from itertools import pairwise
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import dotted_name
 
-__all__ = [
-    "Facts", "branches_around", "conditions", "conditions_around", "contradict", "facts_at", "is_exclusive", "narrow",
-]  # fmt: skip
-
 # What is known of expressions, by their text.
 Facts = Mapping[str, object]
 

@@ -12,8 +12,6 @@ from ampcompare.source.branches import Facts, narrow
 from ampcompare.source.module import Module, Scope
 from ampcompare.source.syntax import child_nodes, dotted_name
 
-__all__ = ["DEFINITIONS", "CallFollower", "Frame"]
-
 MAX_DEPTH = 5
 MAX_REACHED = 4000
 ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)

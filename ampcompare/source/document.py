@@ -24,8 +24,6 @@ from ampcompare.base.files.read import FileFault, open_regular
 from ampcompare.base.files.write import write_file
 from ampcompare.source.syntax import SourceInvalid, parse_tree
 
-__all__ = ["MAX_BYTES", "Document", "Place", "parse_document", "read_bytes", "read_document", "write_document"]
-
 MARKER = "ampcompare: code cell"
 MARKED = re.compile(rf'^"{MARKER} (\d+)"$', re.MULTILINE)
 HIDDEN = "pass  # IPython: "

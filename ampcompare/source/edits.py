@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 
 from ampcompare.source.module import Module
 
-__all__ = ["Edit", "Edits", "apply_edits", "on_own_lines"]
-
 
 @dataclass(frozen=True, order=True)
 class Edit:

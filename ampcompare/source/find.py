@@ -7,8 +7,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-__all__ = ["SKIPPED_FOLDERS", "SUFFIXES", "find_sources"]
-
 SUFFIXES = (".py", ".pyi", ".pyw", ".ipynb")
 # Folders that hold no source of the user; a path that names one of them is read anyway.
 SKIPPED_FOLDERS = frozenset({"__pycache__", "__pypackages__", "node_modules", "site-packages", "build", "dist", "venv"})

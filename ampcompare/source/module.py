@@ -26,8 +26,6 @@ from ampcompare.source.syntax import (
     parse_tree,
 )
 
-__all__ = ["MAX_ALIASES", "Block", "Function", "Imported", "Module", "Scope", "Text", "flat_values"]
-
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 Block: TypeAlias = list[ast.stmt]
 BLOCKS = ("body", "orelse", "finalbody")

@@ -8,8 +8,6 @@ import re
 from ampcompare.source.module import MAX_ALIASES, Module, Scope
 from ampcompare.source.syntax import arguments, dotted_name
 
-__all__ = ["ObjectKinds"]
-
 # Classes with another name, such as a scaler of Paddle or of the script itself, may work otherwise.
 SCALERS = ("GradScaler", "ShardedGradScaler", "get_grad_scaler", "grad_scaler")
 OPTIMIZER = re.compile(r"^(?:opt|optim|optimizer)(?:s|izers)?(?:_?[a-z0-9]{1,12})*$|(?:^|_)(?:opt|optim|optimizer)s?$")

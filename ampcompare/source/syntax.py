@@ -8,11 +8,6 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 
-__all__ = [
-    "HIDDEN", "NEWLINE", "SourceInvalid", "argument", "argument_values", "arguments", "child_nodes", "dotted_name",
-    "elements", "is_literal", "last_name", "last_part", "parameters", "parse_tree", "walk",
-]  # fmt: skip
-
 # What Python's parser says of statements that Python 2 had.
 PYTHON_2 = (
     "Missing parentheses in call to",

@@ -8,8 +8,6 @@ from typing import NamedTuple
 from ampcompare.base.environment.packages import installed_version
 from ampcompare.base.errors import ConfigError
 
-__all__ = ["LATEST", "Versions", "known_versions"]
-
 NEWEST = (999, 0)
 
 

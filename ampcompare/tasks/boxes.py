@@ -7,8 +7,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["average_precision", "box_iou", "nms", "right_detections"]
-
 
 def box_iou(boxes: Tensor, others: Tensor) -> Tensor:
     """Return intersection over union of each box with each other one; 0 for boxes without an area.

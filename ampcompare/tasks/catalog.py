@@ -18,42 +18,6 @@ from ampcompare.base.errors import AmpCompareError, BackendUnavailable, ConfigEr
 from ampcompare.results.records.metric import TOP1, TOP5, Metric
 from ampcompare.settings.recipe import DEFAULT_TASK, DataConfig, Recipe
 
-__all__ = [
-    "AP50",
-    "AP75",
-    "BITS_PER_BYTE",
-    "BUILTIN_MODELS",
-    "CLASSIFICATION",
-    "DATA_SETS",
-    "DEFAULT_DATA_DIR",
-    "DETECTION",
-    "DISTANCE",
-    "GAN",
-    "LANGUAGE_MODELING",
-    "MEAN_IOU",
-    "MODEL_LIBRARIES",
-    "PERPLEXITY",
-    "PIXEL_ACCURACY",
-    "REGRESSION",
-    "RMSE",
-    "SEGMENTATION",
-    "TASKS",
-    "TORCHVISION_FILES",
-    "TaskSpec",
-    "check_data",
-    "check_model",
-    "check_task",
-    "list_data",
-    "list_models",
-    "list_tasks",
-    "missing_files",
-    "missing_reason",
-    "needs_package",
-    "refuse_errors",
-    "task_path",
-    "torchvision_models",
-]
-
 CLASSIFICATION = (TOP1, TOP5)
 
 MEAN_IOU = Metric(name="mean IoU", unit="%", factor=100.0, margin=1.0)

@@ -18,8 +18,6 @@ from ampcompare.tasks.load import load_data
 from ampcompare.tasks.models import build_model, fixed_channels
 from ampcompare.tasks.task import Sums, Task
 
-__all__ = ["Classification", "View", "classification", "classification_loss", "make_views"]
-
 View = Callable[[Tensor], Tensor]
 
 

@@ -24,22 +24,6 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.base.tensors.tree import map_tree
 from ampcompare.settings.recipe import Recipe
 
-__all__ = [
-    "Data",
-    "LabeledData",
-    "Part",
-    "SampleOptions",
-    "channels_last",
-    "derive",
-    "generator",
-    "in_fp32",
-    "isolated_globals",
-    "seed_globals",
-    "split",
-    "spread",
-    "training_order",
-]
-
 Part = Literal["train", "val"]
 
 

@@ -19,8 +19,6 @@ from ampcompare.tasks.models import build_model, fixed_channels
 from ampcompare.tasks.shapes import CLASSES, boxed_shapes
 from ampcompare.tasks.task import Sums, Task
 
-__all__ = ["Detection", "detection"]
-
 OVERLAPS = {AP50.name: 0.5, AP75.name: 0.75}
 INTERVALS = 500  # of scores from 0 to 1, within which detections are not ordered
 

@@ -13,8 +13,6 @@ from typing import Any
 from ampcompare.base.environment.packages import find_module
 from ampcompare.base.errors import AmpCompareError, ConfigError, did_you_mean
 
-__all__ = ["blame_factory", "check_module", "named_by", "resolve_factory"]
-
 ADDED: list[str] = []  # to sys.path: the working directory of the last factory
 
 

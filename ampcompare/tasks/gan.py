@@ -20,8 +20,6 @@ from ampcompare.tasks.factory import blame_factory, named_by, resolve_factory
 from ampcompare.tasks.in_memory import TensorData
 from ampcompare.tasks.task import Phase, Sums, Task
 
-__all__ = ["Gan", "gan"]
-
 TRAIN, VAL = 2048, 4096
 MODES = 8  # on the unit circle
 SPREAD = 0.12  # standard deviation of a mode

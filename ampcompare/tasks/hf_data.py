@@ -9,8 +9,6 @@ from typing import Any
 from ampcompare.base.errors import ConfigError
 from ampcompare.tasks.catalog import needs_package, refuse_errors
 
-__all__ = ["LabeledImages", "image_parts", "text_parts"]
-
 VALIDATION = ("validation", "valid", "val", "test")
 SAVED = ("dataset_dict.json", "dataset_info.json")  # of `save_to_disk`
 

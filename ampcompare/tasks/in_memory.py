@@ -14,8 +14,6 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.base.tensors.tree import map_tree, tensors_in
 from ampcompare.tasks.data import Data, LabeledData, Part, SampleOptions, generator, spread
 
-__all__ = ["MemoryData", "TensorData", "memory_data", "resize_images", "shift_images"]
-
 
 @dataclass(frozen=True, eq=False)
 class TensorData(Data):

@@ -39,8 +39,6 @@ from ampcompare.tasks.networks import AttentionBlock, require_positive
 from ampcompare.tasks.task import Sums, Task
 from ampcompare.tasks.torchvision_loader import load_torchvision
 
-__all__ = ["Gpt", "LanguageModeling", "build_language_model", "lm", "repeated_blocks", "sentences", "text_data"]
-
 WITH_FLOAT64 = ("cpu", "cuda")  # types of devices that all compute in it
 
 SEQUENCE_LENGTH = 64

@@ -45,8 +45,6 @@ from ampcompare.tasks.hf_data import image_parts
 from ampcompare.tasks.in_memory import MemoryData, memory_data, resize_images
 from ampcompare.tasks.torchvision_loader import load_torchvision
 
-__all__ = ["SmallImages", "digits", "load_data"]
-
 _DEFAULT_SIZE = 224
 # What ImageNet's usual validation resizes to before it crops 224.
 _RESIZE_RATIO = 256 / 224

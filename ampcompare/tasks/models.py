@@ -17,14 +17,6 @@ from ampcompare.tasks.factory import blame_factory, named_by, resolve_factory
 from ampcompare.tasks.networks import CenterNet, ConvNet, Mlp, Transformer, UNet
 from ampcompare.tasks.torchvision_loader import load_torchvision
 
-__all__ = [
-    "build_model",
-    "check_arguments",
-    "fixed_channels",
-    "timm_model",
-    "user_model",
-]
-
 
 def timm_model(name: str, *, num_classes: int, sample_shape: Sequence[int], arguments: Mapping[str, Any]) -> nn.Module:
     """Build a model of timm with weights from torch's global generator; nothing is downloaded.

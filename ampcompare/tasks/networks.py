@@ -12,8 +12,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ampcompare.base.errors import ConfigError
 
-__all__ = ["CenterNet", "ConvNet", "Mlp", "Transformer", "UNet", "require_positive"]
-
 DETECTIONS = 10  # of an image
 RARE = -2.2  # logit of a probability of 0.1, with which every pixel begins
 NEAR = 1.5  # pixels from the center, within which the ways to the sides are trained

@@ -14,8 +14,6 @@ from ampcompare.tasks.data import SampleOptions, generator
 from ampcompare.tasks.in_memory import MemoryData
 from ampcompare.tasks.load import digits
 
-__all__ = ["overflow_digits"]
-
 BRIGHTNESS = 3e4  # in standard deviations; fp16 ends at 65504, so the input itself is representable
 SHARE = 0.002
 

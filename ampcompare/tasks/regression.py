@@ -21,8 +21,6 @@ from ampcompare.tasks.in_memory import TensorData
 from ampcompare.tasks.models import build_model
 from ampcompare.tasks.task import Sums, Task
 
-__all__ = ["Regression", "regression"]
-
 HOLDOUT = 4  # every fourth row is for validation
 
 Part = tuple[Tensor, Tensor]

@@ -17,8 +17,6 @@ from ampcompare.tasks.models import build_model, fixed_channels
 from ampcompare.tasks.shapes import CLASSES, shapes
 from ampcompare.tasks.task import Sums, Task
 
-__all__ = ["Segmentation", "segmentation"]
-
 
 def segmentation(recipe: Recipe) -> Segmentation:
     """Return the task of a recipe, with its data."""

@@ -10,8 +10,6 @@ from torch import Tensor
 from ampcompare.tasks.data import SampleOptions, generator
 from ampcompare.tasks.in_memory import TensorData
 
-__all__ = ["CLASSES", "boxed_shapes", "shapes"]
-
 CLASSES = 4  # background, disc, square, triangle
 SIZE = 24
 TRAIN, VAL = 512, 128

@@ -20,8 +20,6 @@ from ampcompare.tasks.catalog import check_task, task_path
 from ampcompare.tasks.data import Data, channels_last, split
 from ampcompare.tasks.factory import blame_factory, resolve_factory
 
-__all__ = ["LossOf", "Phase", "Sums", "Task", "make_task"]
-
 LossOf = Callable[[Sequence[nn.Module], Any], Tensor]
 Sums = Mapping[str, NDArray[np.float64]]
 

@@ -19,8 +19,6 @@ import torch
 from ampcompare.base.errors import BackendUnavailable
 from ampcompare.tasks.boxes import nms
 
-__all__ = ["load_torchvision"]
-
 _INSTALL_HINT = "install the version that matches torch (2.13 takes torchvision 0.28): pip install torchvision"
 
 

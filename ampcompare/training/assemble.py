@@ -52,21 +52,6 @@ from ampcompare.training.parallel.replication import (
 from ampcompare.training.precision.base import Precision, owned_params
 from ampcompare.training.twin import change_weights
 
-__all__ = [
-    "Assembly",
-    "assemble",
-    "checkpoint_activations",
-    "compile_model",
-    "cpu_half_of",
-    "load_optimizer",
-    "make_optimizer",
-    "make_parallel",
-    "make_schedule",
-    "optimizer_arguments",
-    "param_groups",
-    "ready_compiler",
-]
-
 SETTINGS = ("momentum", "nesterov", "betas", "eps", "weight_decay")
 DECAYS = ("norm_weight_decay", "bias_weight_decay")
 

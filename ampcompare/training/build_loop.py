@@ -19,8 +19,6 @@ from ampcompare.training.meters import make_clock
 from ampcompare.training.parallel.replication import Parallel
 from ampcompare.training.precision.base import Precision, StepOutcome
 
-__all__ = ["StepGraph", "build_loop", "rates_on_device", "refuse_cuda_graph"]
-
 WARM_UP = 3  # updates: the first ones create lazy state and choose kernels
 T = TypeVar("T")
 

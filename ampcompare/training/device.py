@@ -10,8 +10,6 @@ from torch import Tensor
 from ampcompare.base.environment.gpus import ACCELERATORS, accelerator_of
 from ampcompare.base.errors import EnvironmentUnfit
 
-__all__ = ["has_float64", "random_state", "resolve_device", "set_random_state", "synchronize"]
-
 WITHOUT_FLOAT64 = ("mps", "xpu")  # Metal has none, and of Intel's GPUs some have none
 
 

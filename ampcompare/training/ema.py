@@ -17,8 +17,6 @@ from ampcompare.training.checkpoint.state.check_checkpoint import check_model
 from ampcompare.training.parallel.ranks import Communicator
 from ampcompare.training.precision.base import Precision, owned_params
 
-__all__ = ["ModelEma"]
-
 
 class ModelEma:
     """The average of `torch.optim.swa_utils` over what the optimizers update: fp32 masters if an arm has them.

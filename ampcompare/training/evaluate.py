@@ -19,8 +19,6 @@ from ampcompare.tasks.task import Sums, Task
 from ampcompare.training.device import has_float64
 from ampcompare.training.precision.base import Precision
 
-__all__ = ["Evaluation", "Extra", "evaluate"]
-
 Extra = Callable[[Any, Mapping[str, Tensor], Any], Mapping[str, Tensor]]
 EXTRA = "extra: "  # before the names of further numbers, apart from those of the task
 

@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from ampcompare.base.tensors.sharded import whole
 from ampcompare.base.tensors.tree import tensors_in
 
-__all__ = ["inputs_sha256", "parameters_sha256", "weights_sha256"]
-
 
 def parameters_sha256(models: Sequence[nn.Module]) -> str:
     """Return a hash that changes with any number of a parameter; buffers move in every forward pass and are left out.

@@ -26,8 +26,6 @@ from ampcompare.results.records.ledger import GroupTypes, Ledger, Types
 from ampcompare.training.precision.base import Precision, PrecisionWrapper
 from ampcompare.training.precision.half import COMPENSATION
 
-__all__ = ["LedgerKeeper", "StepLook", "is_zero_eps", "second_moment"]
-
 DETAILED = 2  # steps that are looked at operation by operation
 MAX_SHARE = 0.01  # of the time, for all later looks
 SAMPLE = 1024  # elements of a tensor whose update is followed

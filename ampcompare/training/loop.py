@@ -25,8 +25,6 @@ from ampcompare.training.parallel.ranks import Communicator
 from ampcompare.training.parallel.replication import Parallel, Single
 from ampcompare.training.precision.base import Precision, StepOutcome
 
-__all__ = ["Loop", "allreduce_share", "update"]
-
 # Steps with and without all-reduce, timed in pairs.
 MIN_PAIRS, MAX_PAIRS = 3, 10
 PAIRS_SECONDS = 4.0

@@ -14,8 +14,6 @@ import torch
 
 from ampcompare.base.environment.gpus import ACCELERATORS
 
-__all__ = ["Clock", "HostClock", "MemoryMeter", "PeakMemory", "make_clock", "make_memory_meter"]
-
 
 class Clock(abc.ABC):
     """Marks on the timeline of a device. A mark does not wait; the time between two marks is read at a drain.

@@ -25,8 +25,6 @@ from ampcompare.training.precision.cpu_half import cpu_half
 from ampcompare.training.precision.half import cast_model
 from ampcompare.training.session import Session
 
-__all__ = ["EvaluationPrecision", "evaluate_in_others"]
-
 DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16, "float64": torch.float64}
 ANSWERS, DIFFERING, MOVED = "answers", "differing", "moved"
 

@@ -23,18 +23,6 @@ from ampcompare.training.assemble import Assembly
 from ampcompare.training.ema import ModelEma
 from ampcompare.training.precision.base import FixedOutcome, Precision, PrecisionWrapper, StepOutcome, owned_params
 
-__all__ = [
-    "DivergenceDetector",
-    "EarlyStop",
-    "Policy",
-    "Rollback",
-    "ScaleLimits",
-    "SkippingPrecision",
-    "Snapshot",
-    "make_policies",
-    "weights_finite",
-]
-
 NO_VALUE = -1.0  # what older checkpoints hold as the best value before the first evaluation
 
 

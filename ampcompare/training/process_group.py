@@ -17,8 +17,6 @@ from ampcompare.base.errors import EnvironmentUnfit
 from ampcompare.settings.config import RunConfig
 from ampcompare.training.device import resolve_device
 
-__all__ = ["bound_to", "choose_backend", "group_of_one", "own_group"]
-
 
 def choose_backend(name: str, device: str) -> str:
     """Return the backend of `torch.distributed` for "auto", "gloo", "nccl" or "mpi".

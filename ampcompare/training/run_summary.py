@@ -21,8 +21,6 @@ from ampcompare.training.meters import PeakMemory
 if TYPE_CHECKING:
     from ampcompare.training.policies import DivergenceDetector
 
-__all__ = ["RunMetrics", "Tracer", "halves", "outlier_share"]
-
 MAX_LENGTH = 100
 QUANTILES = 20
 LAST_EPOCHS = 3

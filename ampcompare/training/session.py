@@ -29,8 +29,6 @@ from ampcompare.training.policies import DivergenceDetector, Rollback, SkippingP
 from ampcompare.training.precision.base import Precision
 from ampcompare.training.stop_request import StopRequest
 
-__all__ = ["CudaCopyStream", "Session", "TrainingPhase", "prefetch"]
-
 TrainingPhase = Literal["training", "evaluating", "saving"]
 
 

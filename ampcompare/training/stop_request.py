@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["StopRequest"]
-
 
 class StopRequest:
     """Whether a run was asked to stop.

@@ -12,8 +12,6 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-__all__ = ["change_optimized_weights", "change_weights"]
-
 PART = 2.0**-9
 
 

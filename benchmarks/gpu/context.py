@@ -18,8 +18,6 @@ from typing import Any
 
 from benchmarks.gpu import ROOT
 
-__all__ = ["PART_SECONDS", "Context", "Done", "end_process", "is_missing", "run_program", "start"]
-
 PART_SECONDS = 510.0  # below nine minutes, with time to write the results
 PRELOADED = ["torch", "torch._dynamo", "torch.fx.experimental.symbolic_shapes"]
 

@@ -18,8 +18,6 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu.ledger import Ledger, WholeReads
 
-__all__ = ["Cuda", "Device", "Rehearsed", "make_device", "read_trace"]
-
 Step = Callable[[], object]
 
 # Names of kernels that compute products and convolutions on tensor cores, as cuBLAS, cuDNN and CUTLASS give them.

@@ -21,8 +21,6 @@ from benchmarks.gpu import ROOT
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.report import Report
 
-__all__ = ["run"]
-
 TESTS = ROOT / "tests" / "apex"
 RECORDINGS = TESTS / "golden" / "apex-25.05"
 RECORDED = 98

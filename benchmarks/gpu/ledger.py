@@ -10,8 +10,6 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["Ledger", "WholeReads"]
-
 # Operations whose result is a number for Python: on a GPU the host waits for them.
 READS = {"aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero", "aten::nonzero"}
 # Operations that only make room or look elsewhere at the same bytes.

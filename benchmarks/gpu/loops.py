@@ -23,8 +23,6 @@ from torch.nn import functional as F
 
 from benchmarks.gpu.models import Model, make_model, make_optimizer
 
-__all__ = ["Loop", "build", "build_step"]
-
 DRAINED_STEPS = 20
 
 

@@ -14,8 +14,6 @@ from benchmarks.gpu.loops import build_step
 from benchmarks.gpu.models import Model, make_model, make_optimizer
 from benchmarks.gpu.report import Report
 
-__all__ = ["largest_batch", "peak", "run"]
-
 ARMS = ("fp32", "apex:O0", "apex:O1", "apex:O2", "apex:O3", "native:fp16", "native:bf16", "half", "half:master_weights")
 HALF_ACTIVATIONS = ("half", "apex:O3", "apex:O2", "native:fp16")
 REHEARSED = ("fp32", "apex:O2", "half")

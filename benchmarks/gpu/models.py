@@ -8,8 +8,6 @@ import torch
 from torch import Tensor, nn
 from workloads import sgd, tiny
 
-__all__ = ["MODELS", "Model", "adamw", "make_model", "make_optimizer"]
-
 Model = tuple[nn.Module, Tensor, Tensor]
 CLASSES = 1000
 # The size of a batch on the GPU, and in a rehearsal.

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 from torch import nn
 
-__all__ = ["dropout"]
-
 
 def dropout(num_classes: int, sample_shape: Sequence[int]) -> nn.Module:
     """Return two linear layers with dropout between them, for `--arch`."""

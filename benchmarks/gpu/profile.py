@@ -7,8 +7,6 @@ import json
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.report import Report
 
-__all__ = ["run"]
-
 MAX_STEP = 0.03  # by which the parts may differ from the step
 MAX_MEMORY = 0.05  # of the peak that may be without a name
 PROFILED = {

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Check", "Report", "environment"]
-
 FORMAT = 1
 SHOWN = 3  # failed checks that the last line names; the JSON has all
 

@@ -9,8 +9,6 @@ from benchmarks.gpu.context import Context, Done
 from benchmarks.gpu.report import Report
 from benchmarks.gpu.smoke import ARMS, FUSED, installed_runs
 
-__all__ = ["run"]
-
 SMALL = ("--batch-size", "16", "--train-size", "64", "--val-size", "32", "--epochs", "2", "--no-progress", "-q")
 # Dropout draws from the generator of the device at each step; prefetch and the average are states of their own.
 FURTHER = {

@@ -9,8 +9,6 @@ from benchmarks.gpu import ROOT
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.report import Report
 
-__all__ = ["run"]
-
 SCRIPT = ROOT / "examples" / "apex_digits" / "train.py"
 METRIC = ("--metric", r"top1:max=Acc@1 ([\d.]+)")
 ARMS = {

@@ -10,8 +10,6 @@ from pathlib import Path
 from benchmarks.gpu.context import Context, Done
 from benchmarks.gpu.report import Report
 
-__all__ = ["ARMS", "installed_runs", "run"]
-
 ARMS = (
     *("fp32", "fp32:tf32", "apex:O0", "apex:O1", "apex:O2", "apex:O3", "apex:O2,loss_scale=128"),
     *("native:fp16", "native:bf16", "half", "half:bn_fp32", "half:bf16", "half:dynamic", "half:bf16,dynamic"),

@@ -13,8 +13,6 @@ from benchmarks.gpu.context import Context, is_missing
 from benchmarks.gpu.report import Report
 from benchmarks.gpu.turns import ratio, take_turns
 
-__all__ = ["GOALS", "GROUPS", "run"]
-
 FP32, FP16, BF16, HALF = "bare fp32", "bare native:fp16", "bare native:bf16", "bare half"
 FUSED = "bare native:fp16, fused"
 AA, AA16 = f"{FP32} again", f"{FP16} again"

@@ -14,8 +14,6 @@ from benchmarks.gpu.device import make_device
 from benchmarks.gpu.loops import build
 from benchmarks.gpu.report import Report
 
-__all__ = ["SYNCS", "count", "run"]
-
 WARM_UP = 3
 # How often the host may wait in a step. A dynamic loss scale with a stock optimizer needs one wait: it decides on the
 # host whether the step is applied; with a fused optimizer, or one that skips on the device, the device decides.

@@ -8,8 +8,6 @@ from benchmarks.gpu.context import Context
 from benchmarks.gpu.report import Report
 from benchmarks.gpu.smoke import installed_runs
 
-__all__ = ["run"]
-
 TASKS = ("lm", "segmentation", "detection", "gan", "regression")
 ARMS = ("fp32", "native:fp16", "native:bf16", "apex:O1", "apex:O2", "half:bf16,masters=fp32")
 REHEARSED = ("fp32", "apex:O1")

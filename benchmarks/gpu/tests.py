@@ -17,8 +17,6 @@ from benchmarks.gpu import ROOT
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.report import Report
 
-__all__ = ["SUITES", "Suite", "read_junit", "run"]
-
 
 @dataclass(frozen=True)
 class Suite:

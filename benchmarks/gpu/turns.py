@@ -14,8 +14,6 @@ from benchmarks.gpu.context import Context, end_process, start
 from benchmarks.gpu.device import make_device
 from benchmarks.gpu.loops import build
 
-__all__ = ["ratio", "take_turns"]
-
 WARM_UP_SECONDS = 0.5
 READY_SECONDS = 120.0
 

@@ -32,8 +32,6 @@ from ampcompare.results.records.run import RunRecord
 from benchmarks.rates.real_runs import NAMES, comparisons, config_of, own_seed, rename_arm, summarize_pair
 from benchmarks.rates.study import Measured, Row, Study, Table, count_verdicts
 
-__all__ = ["STUDY"]
-
 PAIRS = 5
 TERMS = Criteria(margin=0.5)
 RECIPE = {

@@ -12,8 +12,6 @@ from ampcompare.results.analysis.effects.step_time import TIME_FLOOR
 from ampcompare.results.analysis.inference.criteria import Criteria
 from ampcompare.results.analysis.inference.effect import ERROR_RATE
 
-__all__ = ["Claims", "Floats", "claims", "is_winner"]
-
 Floats = NDArray[np.float64]
 Truths = NDArray[np.bool_]
 MARGIN = Criteria().time().size

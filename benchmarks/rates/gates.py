@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from benchmarks.rates.arrays import Floats, claims
 from benchmarks.rates.study import Row, Study, Table
 
-__all__ = ["STUDY", "failures"]
-
 MARGIN = 0.5  # points
 FLOOR = 1e-9
 

@@ -32,8 +32,6 @@ from ampcompare.settings.config import RunConfig
 from benchmarks.rates.real_runs import SMALL_LM, Recipe, comparisons, of_pair, own_seed, summarize_pair
 from benchmarks.rates.study import KEEPS, WINNER, Row, Study, Table, begin_with, count_verdicts, percent, total
 
-__all__ = ["STUDY"]
-
 STEPS = 500
 MARGIN = 0.01
 PLANTED = 0.02

@@ -15,8 +15,6 @@ from ampcompare.settings.config import RunConfig
 from ampcompare.settings.recipe import Recipe
 from benchmarks.rates.study import KEEPS, WINNER, Row, Table, percent, total
 
-__all__ = ["TABLE"]
-
 BITS = Metric(name="bits per byte", better="lower", decimals=4, difference="log ratio", margin=0.01)
 RMSE = Metric(name="RMSE", better="lower", decimals=4, margin=0.02)
 IOU = Metric(name="mean IoU", unit="%", factor=100.0, margin=1.0, highest=1.0)

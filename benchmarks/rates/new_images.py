@@ -29,8 +29,6 @@ from scipy.special import expit, stdtrit
 from ampcompare.results.analysis.effects.samples import mean_squares, new_samples_error
 from benchmarks.rates.study import Row, Study, Table
 
-__all__ = ["STUDY"]
-
 MEAN, DIFFICULTY, SEED_EFFECT = 6.0, 3.0, 0.1
 SHARES = {360: 1.0, 2_000: 0.4, 10_000: 0.15}  # of the repetitions, for each number of images
 SEEDS = (3, 5, 10)

@@ -34,8 +34,6 @@ from ampcompare.experiment.plan import balanced_rows, device_of_cells
 from benchmarks.rates.arrays import Floats, is_winner
 from benchmarks.rates.study import Row, Study, Table
 
-__all__ = ["STUDY"]
-
 NOISE = 0.01
 DRAWS = 50  # comparisons of each order
 POOL_DRAWS = 20  # of each plan for several GPUs

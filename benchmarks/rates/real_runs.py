@@ -15,18 +15,6 @@ from ampcompare.results.records.comparison import ArmSummary
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 
-__all__ = [
-    "NAMES",
-    "SMALL_LM",
-    "Recipe",
-    "comparisons",
-    "config_of",
-    "of_pair",
-    "own_seed",
-    "rename_arm",
-    "summarize_pair",
-]
-
 NAMES = ("first", "second")
 SMALL_LM: dict[str, Any] = {
     "task": "lm",

@@ -23,22 +23,6 @@ from tabulate import tabulate
 
 from benchmarks.harness import write_results
 
-__all__ = [
-    "KEEPS",
-    "WINNER",
-    "Row",
-    "Study",
-    "Table",
-    "begin_with",
-    "bounds",
-    "count_verdicts",
-    "percent",
-    "run",
-    "study",
-    "varying",
-    "write",
-]
-
 Row = dict[str, str]
 Measured = tuple[dict[str, list[Row]], dict[str, Any]]
 WINNER = ("better", "worse")

@@ -44,8 +44,6 @@ from ampcompare.results.records.verdict import OPEN, Verdict
 from benchmarks.rates import metrics
 from benchmarks.rates.study import KEEPS, WINNER, Row, Study, Table, begin_with, percent, total
 
-__all__ = ["STUDY"]
-
 IMAGES = 360
 MAX_PAIRS = 100
 MAX_LOOKS = 6

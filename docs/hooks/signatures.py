@@ -10,8 +10,6 @@ from typing import Any
 
 import griffe
 
-__all__ = ["TakenParameters"]
-
 TAKES = re.compile(r"takes\((\w+)\)")
 
 

@@ -13,8 +13,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["COMMAND_SECONDS", "Screen", "open_terminal", "run_on_terminal"]
-
 COMMAND_SECONDS = 90
 CODE = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])|([\r\n])|([^\x1b\r\n]+)")
 

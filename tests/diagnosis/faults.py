@@ -28,8 +28,6 @@ from ampcompare import Precision
 from ampcompare.results.records.diagnosis import Diagnosis
 from tests.diagnosis import loops
 
-__all__ = ["NETWORKS", "Network", "is_found", "is_named", "proposed"]
-
 STEPS = 40
 SIXTEEN, BF16 = "half:master_weights,dynamic", "half:bf16,master_weights"
 O1, O2, NATIVE = "apex:O1", "apex:O2", "native:fp16"

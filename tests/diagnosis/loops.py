@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["loop_of", "sgd"]
-
 Loop = Callable[[Any], None]
 
 

@@ -11,8 +11,6 @@ from ampcompare.apex._install import install
 from ampcompare.backends.arm import Arm
 from ampcompare.script.stand_in import StandIn
 
-__all__ = ["Behind", "arms"]
-
 
 class Behind:
     """Puts arms behind the names of this process."""

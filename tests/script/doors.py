@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["ARMS", "DOORS", "LIBRARY_DOORS", "OPTIMIZERS", "script_of"]
-
 TYPES = (
     *("state=fp32", "state=bf16", "masters=fp32", "masters=fp32,grads=fp32", "masters=fp32,state=bf16"),
     *("kahan", "rounding=stochastic", "keep_fp32=0"),

@@ -14,8 +14,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["ApexInstall", "probe_apex"]
-
 Kind = Literal["absent", "namespace", "impostor", "no_amp", "python_only", "full"]
 REMEDY = "use --engine compat, or install NVIDIA Apex at tag 25.05"
 NVIDIA_FOLDERS = ("normalization", "optimizers", "multi_tensor_apply", "contrib")

@@ -11,8 +11,6 @@ from typing import Any
 from ampcompare.base.environment.packages import installed_version
 from ampcompare.base.version import __version__
 
-__all__ = ["SWITCHES", "THREAD_VARIABLES", "fingerprint", "host_name"]
-
 # Variables of the environment that change numbers. They are recorded where they are set.
 SWITCHES = (
     *(

@@ -15,16 +15,6 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-__all__ = [
-    "ACCELERATORS",
-    "Gpu",
-    "accelerator_of",
-    "local_cores",
-    "torch_build",
-    "visible_gpus",
-    "why_no_accelerator",
-]
-
 QUERY = ("index", "uuid", "name", "pci.bus_id", "memory.used")
 LISTED = re.compile(r"^(?P<mig>\s+MIG (?P<profile>\S+)\s+Device\s+\d+:|GPU (?P<index>\d+):).*\(UUID: (?P<uuid>[^)]+)\)")
 MIB = 2**20

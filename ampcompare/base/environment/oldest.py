@@ -7,8 +7,6 @@ import sys
 
 from ampcompare.base.version import OLDEST_PYTHON, OLDEST_TORCH, __version__
 
-__all__ = ["require_python", "require_torch"]
-
 COMMANDS = ("ampcompare", "ampcompare.exe", "-m")  # what `sys.argv` begins with while a command imports the package
 
 

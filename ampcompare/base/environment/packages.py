@@ -17,8 +17,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-__all__ = ["distributions_of", "entry_points", "find_module", "installed_version", "quiet_import", "versions_since"]
-
 LATE_PACKAGES = ("numpy", "torchvision")  # torch or ampcompare may have loaded them before a script does
 ANY_MODULE = re.compile(r"__path__|sys\.modules|meta_path")
 

@@ -12,8 +12,6 @@ from typing import NamedTuple
 
 from ampcompare.base.errors import ConfigError
 
-__all__ = ["DistributedEnv", "is_rank", "loopback", "rank_of", "world_of"]
-
 FIRST_PORT, PORTS = 20000, 20000
 
 

@@ -9,8 +9,6 @@ from traceback import walk_tb
 from ampcompare.base.errors import EnvironmentUnfit
 from ampcompare.base.version import NEWEST_TORCH, __version__
 
-__all__ = ["missing_torch_name"]
-
 PACKAGE = str(Path(__file__).parents[2])
 
 

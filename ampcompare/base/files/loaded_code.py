@@ -28,17 +28,6 @@ from ampcompare.base.files.run_files import CellFile, RunFile
 from ampcompare.base.files.snapshot import files_below, is_of_tools, state_of
 from ampcompare.base.secrets import is_secret_name, mask
 
-__all__ = [
-    "DIGITS",
-    "CodeWatch",
-    "LoadedCode",
-    "Names",
-    "changed_code",
-    "differing_files",
-    "digest_of",
-    "read_loaded",
-]
-
 CODE = (
     *(".py", ".pyw", ".pyc", ".pyx", ".so", ".pyd"),
     *(".c", ".cc", ".cpp", ".cxx", ".cu", ".cuh", ".h", ".hpp"),  # extensions that torch compiles at the start

@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FileFault", "check_plain", "open_regular", "parse_json", "parse_yaml", "read_json", "read_text"]
-
 MAX_BYTES = 2**26  # of a file of JSON; a report of 1,000 cells has a sixth of it
 MAX_YAML_CHARACTERS = 2**18
 MAX_YAML_VALUES = 5_000  # with those that an alias repeats

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import PurePosixPath
 
-__all__ = ["CellFile", "RunFile", "file_of_cell", "is_run_directory", "log_name"]
-
 
 class RunFile:
     """Names in a run directory. REPORT, PROFILE and DIAGNOSIS are followed by the suffix of their format."""

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 
 from ampcompare.base.files.run_files import is_run_directory
 
-__all__ = ["files_below", "is_of_tools", "snapshot", "state_of"]
-
 MAX_LISTED = 10_000
 TRACKERS = ("mlruns", "wandb")  # folders of experiment trackers
 METADATA = (".dist-info", ".egg-info")

@@ -11,8 +11,6 @@ from typing import IO, Any
 from ampcompare.base.errors import EnvironmentUnfit
 from ampcompare.base.secrets import mask
 
-__all__ = ["append_line", "flush_to_disk", "write_atomically", "write_file"]
-
 
 def write_file(
     path: Path,

@@ -16,8 +16,6 @@ from typing import Any, Literal
 from ampcompare.base.processes.sandbox import open_sandbox
 from ampcompare.base.processes.start import how_ended, isolated_environment, kill_group
 
-__all__ = ["TIME_LIMIT", "Answer", "call_in_child", "search_path"]
-
 TIME_LIMIT = 60.0
 CHILD = Path(__file__).resolve().parent / "child.py"
 PACKAGE_ROOT = str(Path(__file__).resolve().parents[3])

@@ -18,8 +18,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["answer", "end_at_hangup", "ended_by_hangup"]
-
 
 def end_at_hangup(descriptor: int) -> None:
     """Let the system end this process when the other end of a pipe or socket is closed, whatever it is doing.

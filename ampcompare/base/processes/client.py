@@ -21,8 +21,6 @@ import psutil
 from ampcompare.base.errors import LaunchError
 from ampcompare.base.processes.start import how_ended, kill_family, kill_group, start_command
 
-__all__ = ["MAX_SERVERS", "Fork", "ProcessServer", "ServerLost"]
-
 MAX_SERVERS = 5  # for one process: if each of them is killed, the next one would be too
 POLL_SECONDS = 0.1
 START_SECONDS = 600.0  # of a file system that is slow, too

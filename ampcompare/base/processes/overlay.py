@@ -25,8 +25,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["LAYERS", "NAMES", "VARIABLE", "enter_if_asked"]
-
 VARIABLE = "AMPCOMPARE_SANDBOX"  # of the environment; `start.py`, `server.py` and `child.py` heed it
 NAMES = "names"  # in the store: the folders on which no overlay can lie
 LAYERS = "layers.json"  # in the store: which folder has what was written below which path

@@ -27,8 +27,6 @@ from ampcompare.base.processes.overlay import LAYERS, NAMES, VARIABLE
 from ampcompare.base.processes.start import start_command
 from ampcompare.base.processes.working_copy import WorkingCopies
 
-__all__ = ["WITHOUT_OVERLAYS", "Sandbox", "Written", "can_sandbox", "open_sandbox", "remove_tree"]
-
 WITHOUT_OVERLAYS = (  # where a sandbox is partial
     "this machine allows no overlays, so the script runs in a copy of its folder; what it writes to a full path "
     "elsewhere, as below the home, changes your files"

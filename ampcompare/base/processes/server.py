@@ -34,8 +34,6 @@ from ampcompare.base.processes.child import ended_by_hangup
 from ampcompare.base.processes.overlay import enter_if_asked
 from ampcompare.base.processes.start import kill_family
 
-__all__ = ["main"]
-
 POLL_SECONDS = 0.02
 MAX_REQUEST = 2**20
 

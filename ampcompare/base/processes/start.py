@@ -15,8 +15,6 @@ import sys
 
 import psutil
 
-__all__ = ["how_ended", "isolated_environment", "kill_family", "kill_group", "start_command"]
-
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 

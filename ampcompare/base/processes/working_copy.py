@@ -10,8 +10,6 @@ from typing import Literal
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.files.run_files import is_run_directory
 
-__all__ = ["WorkingCopies"]
-
 MAX_FILE_BYTES = 2**30
 MAX_BYTES = 2**32
 MAX_FILES = 50_000

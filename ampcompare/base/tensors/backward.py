@@ -9,8 +9,6 @@ from torch import Tensor
 from torch.autograd import graph
 from torch.overrides import has_torch_function_unary
 
-__all__ = ["run_backward"]
-
 _TENSOR_BACKWARD = Tensor.backward
 # Torch's own function, even if it was replaced before this module was imported.
 _AUTOGRAD_BACKWARD = inspect.unwrap(torch.autograd.backward)

@@ -7,8 +7,6 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["FLOAT32_MAX", "DeviceLossScale", "is_exact_on_device", "moved_scale"]
-
 FLOAT32_MAX = torch.finfo(torch.float32).max
 _MAX_EXACT = 2.0**127
 _MIN_EXACT = 2.0**-126

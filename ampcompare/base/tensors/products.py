@@ -11,8 +11,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-__all__ = ["OperationMode", "dtype_name", "narrowest", "product_flops", "type_name"]
-
 SHORT = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
 NARROW_FIRST = ("fp8", "fp16", "bf16", "fp32", "fp64")
 

@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["is_sharded", "local", "placed_like", "whole", "whole_tree"]
-
 
 def is_sharded(tensor: Tensor) -> bool:
     """Return whether `tensor` is spread over ranks."""

@@ -24,8 +24,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-__all__ = ["DeferredFlag", "has_global_step_hooks", "obeys_flag", "settle", "skip_on_device"]
-
 TYPES = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 ATTRIBUTE = "_ampcompare_skippable_step"
 

@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["Tf32", "set_tf32"]
-
 
 def set_tf32(on: bool) -> None:
     """Switch TF32 on or off for fp32 matrix products and convolutions of this process."""

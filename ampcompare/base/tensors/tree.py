@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["cast_floating", "first_difference", "first_floating_type", "map_tree", "tensors_in"]
-
 
 def map_tree(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """Return `value` with `change` applied to each tensor in it; mappings, named tuples and dataclasses keep their

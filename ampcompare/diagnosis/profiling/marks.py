@@ -24,8 +24,6 @@ from ampcompare.diagnosis.profiling.trace import MODULE, PHASE, STEP
 from ampcompare.diagnosis.sites import Sites
 from ampcompare.results.records.profile import Phase
 
-__all__ = ["Marks"]
-
 WRAPPER = r"^module(\.|$)"  # in names of what DistributedDataParallel has wrapped
 
 

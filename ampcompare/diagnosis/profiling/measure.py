@@ -42,18 +42,6 @@ from ampcompare.training.device import resolve_device, synchronize
 from ampcompare.training.precision.base import Precision, StepOutcome, owned_params
 from ampcompare.training.precision.cpu_half import cpu_half
 
-__all__ = [
-    "Loop",
-    "ProfiledPrecision",
-    "build_profile",
-    "known_peak",
-    "measure_loop",
-    "measured_peak",
-    "optimizer_name",
-    "profile_loop",
-    "profile_of",
-]
-
 MAX_OPERATIONS = 20
 MAX_LAYERS = 12
 MAX_PRODUCTS = 12

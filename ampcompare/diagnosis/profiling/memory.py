@@ -19,8 +19,6 @@ from ampcompare.diagnosis.profiling.marks import Marks
 from ampcompare.results.records.profile import Held, Memory
 from ampcompare.training.precision.base import owned_params
 
-__all__ = ["Block", "MemoryLedger"]
-
 MAX_LAYERS = 8
 ACTIVATIONS = "activations"
 CACHED_CASTS = "casts cached by autocast"

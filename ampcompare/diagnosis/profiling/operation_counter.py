@@ -24,8 +24,6 @@ from ampcompare.diagnosis.profiling.marks import Marks
 from ampcompare.diagnosis.profiling.trace import is_half
 from ampcompare.diagnosis.sites import PACKAGE, calling_line, shown_line
 
-__all__ = ["Counts", "OperationCounter", "ProductShape", "missed_sizes", "repeated_casts"]
-
 aten = torch.ops.aten
 OVERFLOW_CHECKS = tuple(
     os.path.join(PACKAGE, *room.split("/"), "") for room in ("apex", "training/precision", "script", "base/tensors")

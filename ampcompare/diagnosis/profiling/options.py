@@ -11,8 +11,6 @@ from ampcompare.results.records.profile import ArmProfile
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.examination import ScriptRequest, examine_in_child
 
-__all__ = ["ProfileOptions", "ProfileRequest", "profile_in_child"]
-
 PROGRAM = Path(__file__).resolve().parent / "profile_recipe.py"
 
 

@@ -26,8 +26,6 @@ from ampcompare.settings.validation import validate
 from ampcompare.training.assemble import cpu_half_of
 from ampcompare.training.device import resolve_device
 
-__all__ = ["profile_config", "profile_recipe", "run_trials", "time_variants"]
-
 NEVER = 1_000_000  # steps between two reads of losses: none in a profile
 TRIAL_STEPS = Steps(warmup=2, timed=4, profiled=0, watched=0)
 MIN_OPTIMIZER = 0.10

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from ampcompare.diagnosis.profiling.trace import is_half
 from ampcompare.results.records.profile import ArmProfile, Reason, Sync, Trial
 
-__all__ = ["BATCH", "find_reasons", "headline_of", "with_reasons"]
-
 # Shares of a step, or of a peak of memory, from which a part of it is a reason.
 DATA = 0.15
 HOST = 0.35

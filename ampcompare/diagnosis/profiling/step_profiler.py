@@ -32,8 +32,6 @@ from ampcompare.diagnosis.watched_precision import StepObserver
 from ampcompare.results.records.profile import Memory, Phase
 from ampcompare.training.device import synchronize
 
-__all__ = ["Measured", "StepProfiler", "Steps"]
-
 BEGIN = "ampcompare:memory"
 DEVICE_TYPES = {"cpu": 0, "cuda": 1}  # numbers of torch in a trace
 

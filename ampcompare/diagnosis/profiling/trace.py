@@ -15,18 +15,6 @@ from typing import Any
 
 from ampcompare.results.records.profile import PHASES, Phase, WorkKind
 
-__all__ = [
-    "MODULE",
-    "PHASE",
-    "STEP",
-    "Account",
-    "Event",
-    "is_half",
-    "kind_of",
-    "merged_trace",
-    "read_trace",
-]
-
 STEP = "ampcompare:step"
 PHASE = "ampcompare:phase:"
 MODULE = "ampcompare:module:"

@@ -24,8 +24,6 @@ from ampcompare.experiment.launch.local import ExternalLauncher, LocalLauncher
 from ampcompare.experiment.launch.stop_signal import end_signals, held_signals
 from ampcompare.results.records.run import RunRecord, read_record
 
-__all__ = ["command_of", "train_cell", "train_here"]
-
 
 def command_of(folder: Path) -> list[str]:
     """Return the command line that trains the cell of a folder."""

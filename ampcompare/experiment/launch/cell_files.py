@@ -28,32 +28,6 @@ from ampcompare.results.records.run import RunRecord, dump_json
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.validation import validate
 
-__all__ = [
-    "announce_cell",
-    "archive_checkpoints",
-    "archive_previous",
-    "code_folder",
-    "continue_steps",
-    "earlier_files",
-    "files_of_other_cells",
-    "fresh_progress",
-    "last_lines",
-    "log_tail",
-    "make_cell_folder",
-    "private_folder",
-    "progress_reader",
-    "progress_writer",
-    "read_config",
-    "remove_leftovers",
-    "remove_leftovers_of_cell",
-    "sandboxed_cell",
-    "send_output_to",
-    "with_code",
-    "without_written",
-    "write_config",
-    "write_record",
-]
-
 # The number in a name is the PID of the process that writes there.
 LEFTOVER = re.compile(r"\..+\.(?P<writer>\d+)\.tmp|\.rendezvous\.(?P<agent>\d+)\..+")
 FOLDERS = (*(f"{RunFile.CELLS}/*", f"{RunFile.VERIFY_RESUME}/*", *RunFile.VERIFIED),)

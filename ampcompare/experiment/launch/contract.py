@@ -16,16 +16,6 @@ from ampcompare.results.records.metric import metrics_of
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 
-__all__ = [
-    "Launcher",
-    "LauncherClosed",
-    "Phase",
-    "Progress",
-    "Stoppable",
-    "failed_record",
-    "interrupted_record",
-]
-
 Phase = Literal["starting", "loading data", "training", "evaluating", "saving"]
 """What a cell is at. It is starting until its process reports."""
 

@@ -17,8 +17,6 @@ from ampcompare.experiment.launch.slurm import SlurmLauncher
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 
-__all__ = ["DispatchingLauncher", "LauncherPool", "launcher_at", "make_launcher"]
-
 
 class DispatchingLauncher(LocalLauncher):
     """Gives each cell to the launcher that it names; a matrix can mix them.

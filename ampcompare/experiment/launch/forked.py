@@ -28,8 +28,6 @@ from ampcompare.settings.config import RunConfig
 from ampcompare.settings.recipe import Recipe
 from ampcompare.tasks.catalog import TASKS, TORCHVISION_FILES
 
-__all__ = ["AskedToStop", "ForkedLauncher", "ForkingLauncher", "ProcessLauncher", "worker_environment"]
-
 CELL = "ampcompare.experiment.launch.worker.cell"
 POLL_SECONDS = 0.05
 Process = TypeVar("Process")

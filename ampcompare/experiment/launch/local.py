@@ -18,8 +18,6 @@ from ampcompare.results.records.run import FellBack, RunRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.validation import validate
 
-__all__ = ["ExternalLauncher", "LocalLauncher"]
-
 
 class ExternalLauncher(Launcher):
     """Joins externally launched ranks. Single-use: O1 patches torch permanently.

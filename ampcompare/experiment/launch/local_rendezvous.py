@@ -13,8 +13,6 @@ from torch.distributed.elastic.rendezvous import (
     rendezvous_handler_registry,
 )
 
-__all__ = ["BACKEND", "register"]
-
 BACKEND = "ampcompare-local"
 BARRIER_SECONDS = 300
 

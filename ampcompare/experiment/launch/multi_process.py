@@ -33,8 +33,6 @@ from ampcompare.experiment.launch.start_ranks import Request
 from ampcompare.results.records.run import RunRecord, read_record
 from ampcompare.settings.config import RunConfig
 
-__all__ = ["MultiProcessLauncher"]
-
 POLL_SECONDS = 0.1
 END_SECONDS = 10.0
 TAIL_LINES = 5

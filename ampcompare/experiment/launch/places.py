@@ -15,8 +15,6 @@ from ampcompare.base.formatting import format_ranges
 from ampcompare.results.records.run import Placement, RunRecord
 from ampcompare.settings.config import RunConfig
 
-__all__ = ["ANYWHERE", "VARIABLE", "Place", "Places", "find_places", "with_place"]
-
 VARIABLE = "AMPCOMPARE_PLACE"  # tells the process that writes a record what it belongs to
 CORES = Path("/sys/devices/system/cpu")
 

@@ -12,8 +12,6 @@ from ampcompare.experiment.launch.contract import Launcher, Progress
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 
-__all__ = ["QueueLauncher"]
-
 
 class QueueLauncher(Launcher):
     """A launcher whose announced cells run before anyone waits for them. The folders of cells are absolute paths."""

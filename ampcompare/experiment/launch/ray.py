@@ -34,8 +34,6 @@ from ampcompare.experiment.launch.queue_launcher import QueueLauncher
 from ampcompare.results.records.run import RunRecord, read_record
 from ampcompare.settings.config import RunConfig
 
-__all__ = ["RayLauncher", "require_ray"]
-
 POLL_SECONDS = 0.5
 END_SECONDS = 10.0
 MAX_RETRIES = 3  # of a task whose machine or worker was lost

@@ -32,8 +32,6 @@ from ampcompare.experiment.launch.queue_launcher import QueueLauncher
 from ampcompare.results.records.run import RunRecord, read_record
 from ampcompare.settings.config import RunConfig
 
-__all__ = ["SlurmLauncher", "active_jobs", "parse_slurm_options", "require_slurm", "train_in_job"]
-
 POLL_SECONDS = 0.5
 QUEUE_SECONDS = 5.0
 PATIENCE_SECONDS = 300.0

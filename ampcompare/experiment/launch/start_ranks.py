@@ -26,8 +26,6 @@ from ampcompare.base.processes.start import start_command
 from ampcompare.experiment.launch.cell_files import private_folder
 from ampcompare.experiment.launch.stop_signal import end_signals
 
-__all__ = ["Request", "main"]
-
 RANK_MODULE = "ampcompare.experiment.launch.worker.rank"
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 5.0

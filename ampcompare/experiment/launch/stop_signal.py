@@ -13,8 +13,6 @@ from types import FrameType
 
 from ampcompare.training.stop_request import StopRequest
 
-__all__ = ["end_signals", "held_signals", "raised_later", "stopped_by_signal"]
-
 
 def end_signals() -> list[signal.Signals]:
     """Return the signals that ask a run to stop: SIGTERM, and SIGHUP unless this process ignores it (nohup)."""

@@ -8,8 +8,6 @@ from typing import Any
 from ampcompare.guards.detector import Detector, guard_of
 from ampcompare.guards.location import Location, user_location
 
-__all__ = ["AmpStateUnsaved"]
-
 DEPTH = 3
 
 

@@ -11,8 +11,6 @@ from ampcompare.guards.script_state import contains, first_with_gradient, parame
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["BackwardInAutocast", "ClipScaled"]
-
 
 class BackwardInAutocast(Detector):
     """A backward pass that is not part of another, with autocast on for the device of its loss."""

@@ -12,8 +12,6 @@ from ampcompare.guards.location import Location, user_location
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["HalfAfterInitialize", "InitializeAfterWrapping", "InitializeBeforeCuda", "InitializeTwice"]
-
 WRAPPERS = frozenset({"DistributedDataParallel", "DataParallel"})
 
 

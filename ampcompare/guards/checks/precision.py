@@ -10,8 +10,6 @@ from ampcompare.guards.script_state import EnteredAutocast
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["AcceleratorOff", "AutocastElsewhere", "AutocastWithoutDtype", "ScalerOff", "ScalerWithBf16"]
-
 
 class AutocastElsewhere(Detector):
     """A forward pass in autocast for other devices only than that of its loss, or for one that torch does not see."""

@@ -12,8 +12,6 @@ from ampcompare.guards.script_state import parameters_of, will_skip
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["GradientsKept", "StepTwice"]
-
 
 class StepTwice(Detector):
     """Both ways of stepping one optimizer, with no backward pass between them."""

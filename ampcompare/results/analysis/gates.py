@@ -27,8 +27,6 @@ from ampcompare.results.records.metric import TOP1, TOP5, Metric
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.verdict import KEPT, UNJUDGED, Kind, Verdict
 
-__all__ = ["Check", "Gate", "VerdictGate", "check_gates", "parse_gate"]
-
 NAME = r"[A-Za-z][^<>:]*?"
 GRAMMAR = re.compile(rf"({NAME})\s*([<>])\s*([-+]?\d+(?:\.\d+)?)\s*(x|%)?")
 VERDICT_GRAMMAR = re.compile(rf"({NAME})\s*:\s*(worse|inferior|non-inferior|not-inferior|equivalent|better)")

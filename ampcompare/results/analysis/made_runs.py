@@ -13,8 +13,6 @@ from ampcompare.results.records.run import RunRecord, RunSummary
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.recipe import Recipe
 
-__all__ = ["make_comparison", "make_record"]
-
 SAMPLES = 1000  # of the validation set
 
 

@@ -36,8 +36,6 @@ from ampcompare.results.records.comparison import ArmSummary, Comparison, Judged
 from ampcompare.results.records.metric import MAX_NAME, TOP1, Metric
 from ampcompare.results.records.verdict import Verdict
 
-__all__ = ["EXAMPLE", "EXAMPLE_SD", "Better", "ResultsTable", "judge", "read_table"]
-
 Better = Literal["higher", "lower"]
 MAX_BYTES = 16_000_000
 EXAMPLE = Path(__file__).parent / "data" / "resnet50.csv"  # published runs of ResNet-50 on ImageNet, one per arm

@@ -50,8 +50,6 @@ from ampcompare.results.records.metric import Metric
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.verdict import Verdict
 
-__all__ = ["Line", "conclude", "decided_rows", "summarize"]
-
 
 def summarize(
     records: Sequence[RunRecord],

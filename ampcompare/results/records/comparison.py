@@ -26,24 +26,6 @@ from ampcompare.results.records.metric import MAX_NAME, TOP1, Metric
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.verdict import UNJUDGED, Verdict, read_words
 
-__all__ = [
-    "LOSS_MARGIN",
-    "REPORT_SCHEMA",
-    "SEEDS_ITSELF",
-    "ArmSummary",
-    "Comparison",
-    "JudgedTable",
-    "Look",
-    "ModelPair",
-    "NextStep",
-    "Published",
-    "PublishedRow",
-    "Quantity",
-    "SampleComparison",
-    "Twin",
-    "read_comparison",
-]
-
 REPORT_SCHEMA = 3  # 2: verdicts were words, with their effects in fields of the row; 1: of image classification only
 # Names of fields in reports of schema 1.
 OLDER_FIELDS = {

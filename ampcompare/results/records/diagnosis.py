@@ -9,21 +9,6 @@ from pydantic import Field
 from ampcompare.base.notebook_display import Shown
 from ampcompare.results.records.document import FrozenRecord, Number
 
-__all__ = [
-    "Cure",
-    "Diagnosis",
-    "Fault",
-    "FaultKind",
-    "Headroom",
-    "LostUpdates",
-    "ModuleStep",
-    "Phase",
-    "Place",
-    "PlaceReport",
-    "Range",
-    "Trial",
-]
-
 Phase = Literal["forward", "backward", "weight", "gradient"]
 FaultKind = Literal["overflow", "gradient overflow", "underflow", "rounding", "lost updates", "update", "not precision"]
 

@@ -17,22 +17,6 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from ampcompare.base.errors import RecordError
 from ampcompare.base.files.read import FileFault, parse_json, read_text
 
-__all__ = [
-    "SCHEMA",
-    "Count",
-    "Finite",
-    "FrozenRecord",
-    "Number",
-    "SchemaNumber",
-    "Share",
-    "dump_json",
-    "read_model",
-    "read_with_source",
-    "record_checksum",
-    "sealed_json",
-    "to_float",
-]
-
 SCHEMA = 2  # 1: results were top-1 and top-5, by these names
 NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 

@@ -16,17 +16,6 @@ from ampcompare.results.records.metric import TOP1, TOP5
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = [
-    "EpochResult",
-    "PrecisionResult",
-    "PrecisionRow",
-    "SampleResults",
-    "emulated_type",
-    "pack_right",
-    "pack_values",
-    "unpack_samples",
-]
-
 OLDER_METRICS = {"top1": TOP1, "top5": TOP5}
 OLDER = {
     "images",

@@ -6,8 +6,6 @@ from pydantic import Field
 
 from ampcompare.results.records.document import Count, FrozenRecord, Number, Share
 
-__all__ = ["GroupTypes", "Ledger", "Types"]
-
 Types = dict[str, Share]
 """Types, such as "bf16", each with its share of elements or of multiply-adds; empty where nothing was seen."""
 

@@ -13,8 +13,6 @@ from ampcompare.base.formatting import format_decimal
 from ampcompare.results.records.document import FrozenRecord
 from ampcompare.settings.script import LOSS, ScriptConfig
 
-__all__ = ["MAX_NAME", "TOP1", "TOP5", "Metric", "metrics_of"]
-
 MAX_NAME = 40
 
 

@@ -8,8 +8,6 @@ from pydantic import Field
 
 from ampcompare.results.records.document import FrozenRecord, Number
 
-__all__ = ["ArmOutlook", "Outlook", "Prefix", "ShareLost", "Word"]
-
 Word = Literal["will not hold", "no fault in sight", "cannot know"]
 
 

@@ -10,8 +10,6 @@ from pydantic import Field
 from ampcompare.base.formatting import few, format_count, format_duration
 from ampcompare.results.records.document import FrozenRecord
 
-__all__ = ["ArmTrial", "Preflight"]
-
 MAX_SHOWN = 6  # names in a line
 PER = 1000  # steps of which the cost is given where the number of steps of a cell is not known
 

@@ -8,27 +8,6 @@ from pydantic import Field
 
 from ampcompare.results.records.document import Count, Finite, FrozenRecord
 
-__all__ = [
-    "KINDS",
-    "PHASES",
-    "ArmProfile",
-    "Held",
-    "Layer",
-    "Limits",
-    "Memory",
-    "Operation",
-    "Part",
-    "Phase",
-    "Product",
-    "Profile",
-    "Reason",
-    "ReasonKind",
-    "Repeated",
-    "Sync",
-    "Trial",
-    "WorkKind",
-]
-
 Phase = Literal["data", "forward", "backward", "unscale", "optimizer", "other"]
 WorkKind = Literal[
     "product", "normalization", "pointwise", "cast", "copy", "communication", "emulation", "sync", "other", "host"

@@ -10,8 +10,6 @@ from ampcompare.base.errors import RecordError
 from ampcompare.base.files.read import FileFault, parse_json, read_text
 from ampcompare.results.records.document import to_float
 
-__all__ = ["StepRecord", "iter_steps", "parse_step"]
-
 MAX_STEPS_BYTES = 2**31
 
 

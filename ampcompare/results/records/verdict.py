@@ -11,8 +11,6 @@ from pydantic import Field
 
 from ampcompare.results.records.document import FrozenRecord, Number
 
-__all__ = ["KEPT", "OPEN", "UNJUDGED", "Kind", "Verdict", "read_words"]
-
 Kind = Literal[
     "", "identical", "equivalent", "non-inferior", "better", "worse", "inconclusive", "few seeds", "not tested",
     "conditional", "diverged", "learned nothing", "no verdict", "not comparable", "emulated", "not as declared",

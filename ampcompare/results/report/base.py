@@ -20,18 +20,6 @@ from ampcompare.base.files.write import write_atomically
 from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.report.document import Document
 
-__all__ = [
-    "FORMATS",
-    "MAX_LINE",
-    "Format",
-    "Reporter",
-    "document_of",
-    "log_links",
-    "write_formats",
-    "write_reports",
-    "write_result",
-]
-
 MAX_LINE = 100_000  # a conclusion names every arm, and there may be hundreds
 DOCUMENTS = {  # of each class of results
     "Comparison": "ampcompare.results.report.comparison:comparison_document",

@@ -18,34 +18,6 @@ from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.verdict import OPEN, Kind, Verdict
 from ampcompare.results.report.document import Cell, Column, Table, Tone
 
-__all__ = [
-    "COLUMNS",
-    "INVALID",
-    "ArmColumn",
-    "EffectFormat",
-    "arm_engine",
-    "arm_name",
-    "columns",
-    "effect_format",
-    "effect_text",
-    "format_interval",
-    "is_emulated",
-    "is_invalid",
-    "metric_text",
-    "of_arm",
-    "over_runs",
-    "state_cell",
-    "status_cell",
-    "step_cell",
-    "table_of",
-    "time_tone",
-    "time_words",
-    "tone_of",
-    "verdict_cell",
-    "verdict_columns",
-    "verdict_detail",
-]
-
 _MORE_DIGITS = 10
 NOTABLE_WAIT = 0.05  # of a step
 TONES: dict[Kind, Tone] = {

@@ -32,17 +32,6 @@ from ampcompare.results.report.html.sections import answer_of, page_sections, su
 from ampcompare.results.report.ledger import ledger_blocks
 from ampcompare.results.report.overview import make_overview
 
-__all__ = [
-    "comparison_document",
-    "legend",
-    "margin_words",
-    "precision_table",
-    "published_legend",
-    "published_table",
-    "sample_sections",
-    "verdict_legend",
-]
-
 MAX_NAMED = 6
 METRIC_FIELDS = ("metric_final", "metric_best", "metric_last_mean")
 SUMMARY_FIELDS = (

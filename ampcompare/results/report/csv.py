@@ -10,8 +10,6 @@ from ampcompare.base.formatting import printable
 from ampcompare.results.report.base import Reporter
 from ampcompare.results.report.document import Document, Table
 
-__all__ = ["Csv"]
-
 FORMULA = ("=", "+", "-", "@")
 
 

@@ -10,8 +10,6 @@ from ampcompare.base.formatting import format_count, printable
 from ampcompare.results.records.diagnosis import Cure, Diagnosis, Fault, PlaceReport, Range
 from ampcompare.results.report.document import Block, Code, Document, Figure, Items, Section, Step, Table, Text
 
-__all__ = ["diagnosis_document", "worst_places"]
-
 WORST = 10
 MAX_PLACE = 44
 MAX_WHERE = 32

@@ -9,22 +9,6 @@ from typing import Any, Literal
 
 from ampcompare.results.report.outlines import OUTLINES
 
-__all__ = [
-    "Block",
-    "Cell",
-    "Code",
-    "Column",
-    "Document",
-    "Facts",
-    "Figure",
-    "Items",
-    "Section",
-    "Step",
-    "Table",
-    "Text",
-    "Tone",
-]
-
 Tone = Literal["", "good", "bad", "open", "muted", "strong"]
 
 

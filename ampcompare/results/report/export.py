@@ -16,8 +16,6 @@ from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.run import RunRecord, StepRecord
 from ampcompare.results.records.step import iter_steps
 
-__all__ = ["TRACKERS", "Exporter", "Point", "make_exporter", "points_of"]
-
 
 class Exporter(abc.ABC):
     """Writes records to a tracker; made with its folder, a receiver of notes, and a name for all runs together.

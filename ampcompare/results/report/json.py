@@ -6,8 +6,6 @@ from ampcompare.results.records.run import dump_json
 from ampcompare.results.report.base import Reporter
 from ampcompare.results.report.document import Document
 
-__all__ = ["Json"]
-
 
 class Json(Reporter):
     """Everything; non-finite numbers are strings."""

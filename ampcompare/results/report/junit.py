@@ -10,8 +10,6 @@ from ampcompare.results.analysis.gates import Check
 from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.report.base import MAX_LINE
 
-__all__ = ["JUnit"]
-
 
 class JUnit:
     """One test case per arm, which fails with its runs, one per gate and arm, and the headline as output."""

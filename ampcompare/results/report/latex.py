@@ -6,8 +6,6 @@ from ampcompare.base.formatting import printable
 from ampcompare.results.report.base import MAX_LINE, Reporter
 from ampcompare.results.report.document import Document, Table, Text
 
-__all__ = ["Latex"]
-
 SPECIAL = str.maketrans(
     {
         "\\": r"\textbackslash{}",

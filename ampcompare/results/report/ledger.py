@@ -14,8 +14,6 @@ from ampcompare.results.records.ledger import GroupTypes, Ledger, Types
 from ampcompare.results.report.document import Block, Cell, Column, Document, Figure, Section, Table, Text
 from ampcompare.results.report.profile import COLORS, bar_segments
 
-__all__ = ["ledger_blocks", "ledger_document"]
-
 MOST_ARMS = 8  # in the figure
 SHORT = {
     "forward products": "forward",

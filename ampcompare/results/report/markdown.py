@@ -10,8 +10,6 @@ from ampcompare.base.formatting import printable
 from ampcompare.results.report.base import MAX_LINE, Reporter
 from ampcompare.results.report.document import Block, Code, Document, Facts, Figure, Items, Step, Table, Text
 
-__all__ = ["Markdown", "escape"]
-
 SPECIAL = str.maketrans({char: f"\\{char}" for char in "\\`*_{}[]<>|#~"})
 LINKS = (("://", r"\://"), ("www.", r"www\."), ("@", r"\@"))  # which a viewer would make a link without any brackets
 

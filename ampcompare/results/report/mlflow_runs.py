@@ -14,8 +14,6 @@ from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.report.export import Exporter, Point, points_of
 
-__all__ = ["MlflowRuns"]
-
 MAX_METRICS = 1000  # of one call, by MLflow's own limit
 MAX_PARAMS = 100
 MAX_TEXT = 500

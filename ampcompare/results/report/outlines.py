@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["LEAD", "OUTLINES", "PAGES", "Chapter", "Outline"]
-
 Outline = tuple[str, ...]
 
 

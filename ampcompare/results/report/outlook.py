@@ -11,8 +11,6 @@ from ampcompare.results.records.outlook import ArmOutlook, Outlook, Prefix
 from ampcompare.results.report.document import Document, Figure, Section, Table, Text
 from ampcompare.results.report.tables import listing_table
 
-__all__ = ["outlook_document", "outlook_text"]
-
 HEADS = ("arm", "word", "part", "why")
 
 

@@ -32,8 +32,6 @@ from ampcompare.results.report.columns import (
 )
 from ampcompare.results.report.document import Cell, Table
 
-__all__ = ["make_overview", "row_notes"]
-
 LONGEST = 120
 Value = Callable[[ArmSummary], str]
 

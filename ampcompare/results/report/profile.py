@@ -11,8 +11,6 @@ from ampcompare.base.formatting import printable
 from ampcompare.results.records.profile import KINDS, PHASES, ArmProfile, Limits, Memory, Profile, Reason
 from ampcompare.results.report.document import Block, Document, Figure, Items, Section, Table, Text
 
-__all__ = ["COLORS", "bar_segments", "profile_document"]
-
 MIN_SHARE = 0.001  # of a step: a row is left out where no arm reaches it
 MAX_ROWS = 8  # layers and operations of an arm
 COLORS = 10  # in report.css

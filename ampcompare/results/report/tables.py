@@ -9,8 +9,6 @@ from collections.abc import Iterable, Sequence
 
 from tabulate import tabulate
 
-__all__ = ["grid_table", "listing_table", "room"]
-
 GAP = 2
 MIN_WIDTH = 20
 

@@ -21,8 +21,6 @@ from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.report.export import Exporter, Point, points_of
 
-__all__ = ["EventFiles", "run_name"]
-
 MAX_NAME = 80
 SUFFIX = ".ampcompare"
 

@@ -28,8 +28,6 @@ from ampcompare.results.report.document import (
 )
 from ampcompare.results.report.tables import grid_table
 
-__all__ = ["WIDTH", "Terminal", "fold", "has_color", "paint", "paragraph"]
-
 WIDTH = 100  # of text in a file, and at most of text on a terminal
 GAP = "  "
 NUMBER = re.compile(r"([-+]?\d[\d,]*\.?\d*(?:e[-+]?\d+)?)")

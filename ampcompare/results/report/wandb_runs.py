@@ -13,8 +13,6 @@ from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.report.export import Exporter, points_of
 
-__all__ = ["WandbRuns"]
-
 
 class WandbRuns(Exporter):
     """Writes a run per record; `wandb sync` uploads what was written offline.

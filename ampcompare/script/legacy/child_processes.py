@@ -21,8 +21,6 @@ from typing import Any
 
 from ampcompare.script.legacy.settings import ExecSettings
 
-__all__ = ["count_starts", "num_started", "pass_on", "pass_on_to_ranks"]
-
 ROOT = str(Path(__file__).resolve().parents[3])
 # The child's own sys.path may not contain a checkout that is not installed.
 BOOTSTRAP = """\

@@ -37,8 +37,6 @@ from ampcompare.script.legacy.stderr import note
 from ampcompare.script.legacy.torch_functions import gloo_for_nccl, keep_for_jit
 from ampcompare.training.precision.cpu_half import EmulatedHalf
 
-__all__ = ["FUNCTIONS", "cast_as_for_cuda", "is_cuda", "run_on_cpu"]
-
 FACTORIES = (
     "arange", "as_tensor", "asarray", "bartlett_window", "blackman_window", "empty", "empty_like", "empty_permuted",
     "empty_strided", "eye", "fft.fftfreq", "fft.rfftfreq", "from_file", "full", "full_like", "hamming_window",

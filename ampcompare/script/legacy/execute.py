@@ -29,8 +29,6 @@ from ampcompare.script.legacy.target import NEEDED_LATER, Target, import_without
 if TYPE_CHECKING:
     from ampcompare.script.recording.recorder import Recorder
 
-__all__ = ["execute", "lacks_gpu"]
-
 TO_CPU = "this machine has no GPU: add --device cpu"
 PLACE = re.compile(r"[^\n:]+:\d+: ")
 HOOKS = ("ampcompare.guards.", "ampcompare.script.", "ampcompare.base.patches")

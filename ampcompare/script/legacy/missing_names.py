@@ -15,8 +15,6 @@ from typing import Any
 from ampcompare.apex._install import HOME, KERNELS, ApexFinder, real_name
 from ampcompare.guards.location import is_users
 
-__all__ = ["missing_names", "watch_names"]
-
 
 def watch_names(finder: ApexFinder) -> None:
     """Add to `finder.missing` each attribute of `apex` modules that the script asks for and does not get."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["COMPAT_HINT", "is_of_old_script"]
-
 COMPAT_HINT = "the script may be written for an earlier version of torch or Python; try --compat-torch"
 MESSAGES = re.compile(
     r"Found dtype Long but expected Float"  # torch.full of an integer, in a loss

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from ampcompare.base.patches import Subscriptions
     from ampcompare.script.recording.recorder import Recorder, Rows
 
-__all__ = ["Prepared", "override_opt_level", "prepare_child", "prepare_process"]
-
 # Arguments that only some levels take: `initialize` refuses them at the others.
 REFUSED = {
     **dict.fromkeys(("O1", "O4"), ("cast_model_type", "keep_batchnorm_fp32", "master_weights")),

@@ -26,8 +26,6 @@ from ampcompare.source.migrate.project import migrate_file
 if TYPE_CHECKING:
     from ampcompare.script.recording.recorder import Rows
 
-__all__ = ["main"]
-
 SEED = 20250508
 
 

@@ -12,8 +12,6 @@ from ampcompare.guards import Violation
 from ampcompare.script.legacy.settings import ExecSettings
 from ampcompare.script.legacy.target import files_with_apex
 
-__all__ = ["note", "point_at_migrate", "print_violation", "say"]
-
 _printed: set[str] = set()
 
 

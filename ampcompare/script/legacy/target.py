@@ -21,8 +21,6 @@ from typing import Any
 
 from ampcompare.base.errors import ConfigError
 
-__all__ = ["NEEDED_LATER", "Target", "files_with_apex", "import_without_first_entry", "script_target"]
-
 NEEDED_LATER = ("torch", "torch._dynamo", "torch.utils.checkpoint", "torch.utils.data", "torch.distributed", "numpy")
 # Plain Python has imported these before a script starts, or they cannot be imported twice in a process.
 KEPT = frozenset(

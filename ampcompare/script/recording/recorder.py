@@ -28,8 +28,6 @@ from ampcompare.script.legacy.settings import ExecSettings
 from ampcompare.script.legacy.stderr import note
 from ampcompare.script.recording.summary import FORMAT, SCHEMA, in_words, read_exec_record
 
-__all__ = ["Recorder", "Rows", "header", "value_of"]
-
 MAX_ROWS_HELD = 256
 MAX_SECONDS_HELD = 1.0
 # What may wait for a device, by the kind of row.

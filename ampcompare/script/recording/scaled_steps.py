@@ -20,8 +20,6 @@ from ampcompare.base.patches import Layer, Subscriptions
 from ampcompare.script.fp16_optimizers import fp16_optimizer_classes
 from ampcompare.script.recording.recorder import Rows, value_of
 
-__all__ = ["record_grad_scalers", "record_steps"]
-
 
 def record_steps(rows: Rows, *, amp: bool) -> None:
     """Record what this process does from now on until its record ends.

@@ -17,20 +17,6 @@ from ampcompare.results.records.document import to_float
 from ampcompare.results.report.base import MAX_LINE
 from ampcompare.results.report.document import Document, Facts, Section, Step, Table, Text
 
-__all__ = [
-    "FORMAT",
-    "SCHEMA",
-    "ExecSummary",
-    "add_row",
-    "ending",
-    "in_words",
-    "is_exec_record",
-    "plain_data",
-    "read_exec_record",
-    "records_document",
-    "summary_table",
-]
-
 FORMAT = "ampcompare-exec"
 SCHEMA = 1
 MAX_BYTES = 2**31

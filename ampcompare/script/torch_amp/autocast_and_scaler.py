@@ -27,21 +27,6 @@ from ampcompare.script.recording.recorder import Rows, value_of
 from ampcompare.training.precision.base import NO_CONTEXT
 from ampcompare.training.precision.half import hold_state_in
 
-__all__ = [
-    "Casting",
-    "TorchAmp",
-    "TorchAmpStandIn",
-    "forget_steps",
-    "is_own",
-    "missing_scale",
-    "not_scaled",
-    "present",
-    "refuse_closure",
-    "scaler_settings",
-    "switched_off",
-    "without_autocast",
-]
-
 SCALER = inspect.signature(torch.amp.GradScaler)
 SETTINGS = ("growth_factor", "backoff_factor", "growth_interval")
 

@@ -34,8 +34,6 @@ from ampcompare.guards.location import call_site, here
 from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmpStandIn
 from ampcompare.training.precision.base import owned_params
 
-__all__ = ["GradientStages", "ScriptOptimizers", "skips_overflows"]
-
 NORMS = {"clip_grad_norm_": 3, "get_total_norm": 2}  # and the place of their argument error_if_nonfinite
 
 

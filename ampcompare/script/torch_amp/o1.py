@@ -29,8 +29,6 @@ from ampcompare.script.torch_amp.autocast_and_scaler import (
 from ampcompare.script.torch_amp.script_scaler import ScriptScaler
 from ampcompare.training.precision.base import owned_params
 
-__all__ = ["O1BehindTorch"]
-
 
 class O1BehindTorch(TorchAmpStandIn):
     """Replaces what both classes do; O1's patches of torch are on from the first block of the script on.

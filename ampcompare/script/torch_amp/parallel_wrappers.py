@@ -14,8 +14,6 @@ from ampcompare.base.patches import Subscriptions
 from ampcompare.guards.location import here
 from ampcompare.training.parallel.replication import reduce_buckets_in
 
-__all__ = ["ParallelWrappers", "reduce_wrappers_in"]
-
 KEPT = ("training", "require_backward_grad_sync")  # what a script may have set since
 
 

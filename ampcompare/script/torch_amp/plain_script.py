@@ -39,8 +39,6 @@ from ampcompare.script.torch_amp.autocast_and_scaler import Casting, TorchAmpSta
 from ampcompare.script.torch_amp.gradient_stages import GradientStages, ScriptOptimizers, skips_overflows
 from ampcompare.training.precision.base import owned_params, refuse_wrapped
 
-__all__ = ["PlainScript"]
-
 BACKWARD = ("grad_tensors", "retain_graph", "create_graph", "grad_variables", "inputs")
 HOOKS = [
     (Tensor, "register_hook"),

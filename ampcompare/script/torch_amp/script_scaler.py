@@ -26,8 +26,6 @@ from ampcompare.script.torch_amp.autocast_and_scaler import (
     scaler_settings,
 )
 
-__all__ = ["ScriptScaler"]
-
 METHODS = ("scale", "unscale_", "step", "update", "get_scale", "state_dict", "load_state_dict")
 SETTERS = ("set_growth_factor", "set_backoff_factor", "set_growth_interval")  # which the arm decides
 

@@ -15,8 +15,6 @@ from ampcompare.base.patches import Subscriptions
 from ampcompare.script.legacy.target import Target
 from ampcompare.script.trainers.arm import Follow, TrainerContext, log_numbers
 
-__all__ = ["MODULES"]
-
 PLUGINS = {
     "DEEPSPEED": ("DeepSpeed", "leave DeepSpeed out of the configuration"),
     "FSDP": ("Accelerate's FSDP plugin", "leave FSDP out of the configuration"),

@@ -17,8 +17,6 @@ from ampcompare.base.patches import Subscriptions
 from ampcompare.guards.location import here
 from ampcompare.script.recording.recorder import Rows
 
-__all__ = ["Follow", "Through", "TrainerContext", "log_numbers"]
-
 Through = Callable[..., AbstractContextManager[None]]
 
 

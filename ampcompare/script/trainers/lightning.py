@@ -19,8 +19,6 @@ from ampcompare.base.patches import Subscriptions
 from ampcompare.base.tensors.tree import cast_floating
 from ampcompare.script.trainers.arm import Follow, TrainerContext, log_numbers
 
-__all__ = ["MODULES"]
-
 # Plugins and strategies by module, with what each is and what to take instead.
 MIXED = 'take precision="16-mixed" or "bf16-mixed"'
 FOREIGN = {

@@ -10,8 +10,6 @@ from ampcompare.source.lint.module import Finding, LintModule
 from ampcompare.source.syntax import NEWLINE, SourceInvalid
 from ampcompare.source.versions import LATEST, Versions
 
-__all__ = ["UNREADABLE", "check_text", "is_of_interest"]
-
 UNREADABLE = "AMP000"
 WORDS = re.compile(
     r"\bapex\b|autocast|[Ss]caler\b|\bamp\b|_amp_|clip_grad_norm\(|type\s*=\s*bool|amp_(?:backend|level)\b"

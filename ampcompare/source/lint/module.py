@@ -16,11 +16,6 @@ from ampcompare.source.object_kinds import ObjectKinds
 from ampcompare.source.syntax import argument, dotted_name, is_literal, last_name
 from ampcompare.source.versions import LATEST, Versions
 
-__all__ = [
-    "EXITS", "RULES", "Finding", "LintModule", "Mistake", "Rule", "Trace", "events_after", "events_before",
-    "events_between", "first_after", "is_off", "last_before", "literal", "name_of", "rule", "training_scopes",
-]  # fmt: skip
-
 Trace = list[Event]
 RULES: list[Rule] = []
 AMP_KINDS = (Kind.SCALE, Kind.SCALER_STEP, Kind.SCALE_LOSS, Kind.INITIALIZE)

@@ -14,8 +14,6 @@ from ampcompare.base.version import __version__
 from ampcompare.source.document import Place
 from ampcompare.source.lint.catalog import CODES
 
-__all__ = ["FORMATS", "Located", "Report", "Unread", "level_of"]
-
 LONGEST = 600
 
 

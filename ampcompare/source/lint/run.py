@@ -20,8 +20,6 @@ from ampcompare.source.lint.report import Located, Report, Unread
 from ampcompare.source.syntax import SourceInvalid, parse_tree
 from ampcompare.source.versions import LATEST, Versions
 
-__all__ = ["Selection", "fix_text", "lint_files", "read_selection"]
-
 KEYS = ("select", "ignore", "exclude")
 TABLE = "tool.ampcompare.lint"
 MAX_PASSES = 8

@@ -16,8 +16,6 @@ from ampcompare.source.module import Module, Scope
 from ampcompare.source.object_kinds import ObjectKinds
 from ampcompare.source.syntax import argument, argument_values, arguments, child_nodes, dotted_name
 
-__all__ = ["FINITE", "Context", "Event", "Kind", "Tracer", "plain", "without_star"]
-
 # Conditions that ask whether numbers are finite.
 FINITE = re.compile(r"finite|isnan|isinf|\bnan\b|\binf\b", re.IGNORECASE)
 MAX_EVENTS = 1500

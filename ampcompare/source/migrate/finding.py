@@ -6,8 +6,6 @@ import ast
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-__all__ = ["BY_HAND", "MARK", "NOTE", "Finding", "Unsure", "origins_of_lines"]
-
 BY_HAND = "by hand"
 NOTE = "note"
 MARK = "# ampcompare migrate: "

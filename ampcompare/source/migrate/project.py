@@ -20,8 +20,6 @@ from ampcompare.source.migrate.rewrite import Migration, may_use_apex, migrate_t
 from ampcompare.source.syntax import SourceInvalid, parse_tree
 from ampcompare.source.versions import Versions, known_versions
 
-__all__ = ["FileMigration", "find_mistakes", "migrate_file"]
-
 # Without one of these a file is not parsed; a null byte means text in UTF-16, or no text.
 SIGNS = (
     b"apex", b"amp_C", b"amp.scale_loss(", b"_amp_", b"_master_", b"\0",

@@ -11,8 +11,6 @@ from ampcompare.source.migrate.replacement_table import DECORATORS, GONE, IMPORT
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import HIDDEN, argument, arguments, dotted_name, is_literal, last_name, walk
 
-__all__ = ["DDP", "Replacements"]
-
 # Functions that run in fp16 under autocast too.
 HALF = ("einsum", "matmul", "bmm", "baddbmm", "addbmm", "mm", "mv", "linear", "conv1d", "conv2d", "conv3d", "prelu")
 

@@ -21,8 +21,6 @@ from ampcompare.base.processes.start import kill_group, start_command
 from ampcompare.source.migrate.finding import NOTE
 from ampcompare.source.migrate.project import FileMigration, migrate_file
 
-__all__ = ["Run", "compare_runs", "run_script", "verify_script"]
-
 # Relative; fp16 keeps 11 bits, and some steps of training make more of a rounding.
 ROUNDING = 0.01
 # Taken steps up to which losses must agree. Some training makes much of a rounding in the steps behind them: small

@@ -23,15 +23,6 @@ from ampcompare.training.checkpoint.reader.foreign import Contents, name_faults,
 from ampcompare.training.checkpoint.reader.placeholders import reading
 from ampcompare.training.checkpoint.store.file import verify_file
 
-__all__ = [
-    "Inspection",
-    "broken_values",
-    "conversion_lines",
-    "guess_level",
-    "inspect_file",
-    "inspection_lines",
-]
-
 WRAPPERS = {"module.": "a DDP wrapper", "_orig_mod.": "torch.compile"}
 MAX_LINES = 20
 MAX_LENGTH = 500

@@ -16,8 +16,6 @@ from ampcompare.base import errors
 from ampcompare.base.errors import AmpCompareError, RanksDiffer
 from ampcompare.base.tensors.sharded import is_sharded
 
-__all__ = ["Communicator", "ProcessGroup", "SingleProcess", "model_facts", "require_equal", "weights_digest"]
-
 TRANSFER_BYTES = 64 * 2**20
 Value = TypeVar("Value")
 

@@ -16,22 +16,6 @@ from torch.optim import Optimizer
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.training.parallel.sharding import ShardTypes, is_sharded_model, shard
 
-__all__ = [
-    "DDP",
-    "DP",
-    "FSDP",
-    "ApexDDP",
-    "Convert",
-    "Parallel",
-    "Single",
-    "apex_parallel",
-    "average_in",
-    "make_converter",
-    "note_reduction_type",
-    "reduce_buckets_in",
-    "reduction_type",
-]
-
 ATTRIBUTE = "_ampcompare_reduction_type"
 BYTES_OF_ELEMENT = 4  # as torch's DDP counts fp32 gradients
 Convert = Callable[[nn.Module], nn.Module]

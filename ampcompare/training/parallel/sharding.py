@@ -27,8 +27,6 @@ from ampcompare.base.errors import BackendUnavailable, PreparationError
 from ampcompare.base.tensors.sharded import placed_like
 from ampcompare.base.tensors.skippable_step import obeys_flag
 
-__all__ = ["ShardTypes", "is_sharded_model", "shard", "units"]
-
 LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 

@@ -17,8 +17,6 @@ from ampcompare.base.errors import BackendUnavailable
 from ampcompare.training.precision.base import Prepared
 from ampcompare.training.precision.library_precision import LibraryPrecision
 
-__all__ = ["Accelerate"]
-
 
 class Accelerate(LibraryPrecision):
     """What a script with `accelerator.prepare` and `accelerator.backward` does, except wrapping and moving models.

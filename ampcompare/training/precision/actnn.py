@@ -21,8 +21,6 @@ from ampcompare.backends.arm import Arm
 from ampcompare.training.precision.base import PrecisionWrapper, Prepared, make_precision
 from ampcompare.training.precision.half import step_seed
 
-__all__ = ["ActNN", "Packer", "Quantized", "quantize"]
-
 
 @dataclass(frozen=True)
 class Quantized:

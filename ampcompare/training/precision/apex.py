@@ -26,8 +26,6 @@ from ampcompare.training.precision.base import (
 )
 from ampcompare.training.precision.keep_fp32 import kept_in_fp32, without_casts
 
-__all__ = ["Apex", "CompatApex", "choose_engine", "make_apex"]
-
 
 class Apex(Precision):
     """One opt level of `apex.amp`: when `scale_loss` exits, overflow is known and `step` replaced.

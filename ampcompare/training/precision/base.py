@@ -20,21 +20,6 @@ from ampcompare.backends.catalog import require_unique
 from ampcompare.base.errors import BackendUnavailable, ConfigError, PreparationError
 from ampcompare.results.records.run import EngineInfo
 
-__all__ = [
-    "NO_CONTEXT",
-    "FixedOutcome",
-    "LateOutcomes",
-    "Precision",
-    "PrecisionWrapper",
-    "Prepared",
-    "StepOutcome",
-    "UnscaleOnce",
-    "all_applied",
-    "make_precision",
-    "owned_params",
-    "refuse_wrapped",
-]
-
 WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 NO_CONTEXT: AbstractContextManager[None] = nullcontext()  # one for all: entering it keeps no state
 MAX_PENDING = 1024

@@ -16,8 +16,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["EmulatedHalf", "cpu_half", "has_bf16_instructions"]
-
 aten = torch.ops.aten
 X86 = ("x86_64", "amd64")
 EMULATED = frozenset(

@@ -17,8 +17,6 @@ from ampcompare.base.errors import BackendUnavailable
 from ampcompare.training.precision.base import Prepared
 from ampcompare.training.precision.library_precision import LibraryPrecision
 
-__all__ = ["Fabric"]
-
 
 class Fabric(LibraryPrecision):
     """What a script with `fabric.setup` and `fabric.backward` does on one device.

@@ -13,9 +13,6 @@ from ampcompare.base.errors import BackendUnavailable
 from ampcompare.base.tensors.tf32 import Tf32, set_tf32
 from ampcompare.training.precision.base import NO_CONTEXT, Precision, Prepared
 
-__all__ = ["FP32", "require_tf32"]
-
-
 MIN_CAPABILITY = (8, 0)
 
 

@@ -21,8 +21,6 @@ from ampcompare.base.errors import BackendUnavailable, UnsupportedCombination
 from ampcompare.training.precision.base import PrecisionWrapper, Prepared, make_precision
 from ampcompare.training.precision.replaced_forward import ReplacedForward
 
-__all__ = ["FP8", "MXFP8Forward", "load_product"]
-
 BLOCK = 32
 MXFP8_LIBRARY = Library(
     ("torchao.prototype.moe_training.mxfp8_linear",), ("torchao",), "pip install -U 'torchao>=0.18'"

@@ -14,8 +14,6 @@ from ampcompare.training.precision.base import NO_CONTEXT, Prepared
 from ampcompare.training.precision.keep_fp32 import find_kept
 from ampcompare.training.precision.native import Native
 
-__all__ = ["FullyShard"]
-
 
 class FullyShard(Native):
     """`torch.distributed.fsdp.fully_shard` under a `MixedPrecisionPolicy`, over the default process group.

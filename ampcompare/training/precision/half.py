@@ -39,20 +39,6 @@ from ampcompare.training.precision.base import (
 from ampcompare.training.precision.keep_fp32 import kept_in_fp32
 from ampcompare.training.precision.replaced_forward import ReplacedForward
 
-__all__ = [
-    "COMPENSATION",
-    "Fp32Gradients",
-    "Half",
-    "StochasticRounding",
-    "WideStep",
-    "cast_model",
-    "cast_state",
-    "cast_weights",
-    "hold_state_in",
-    "round_stochastically",
-    "step_seed",
-]
-
 CASTS = {torch.float16: Tensor.half, torch.bfloat16: Tensor.bfloat16, torch.float64: Tensor.double}
 COMPENSATION = "compensation"
 MIN_SCALE = 1.0

@@ -15,8 +15,6 @@ from ampcompare.backends.horovod import LIBRARY
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.training.precision.base import Prepared, StepOutcome, UnscaleOnce, all_applied, owned_params
 
-__all__ = ["Horovod"]
-
 
 class Horovod(UnscaleOnce):
     """Horovod exchanges gradients during the backward pass; reading them waits for it.

@@ -22,8 +22,6 @@ from ampcompare.base.tensors.tree import cast_floating, first_floating_type, map
 from ampcompare.training.precision.base import NO_CONTEXT
 from ampcompare.training.precision.replaced_forward import ReplacedForward
 
-__all__ = ["find_kept", "kept_in_fp32", "own_tensors", "without_autocast", "without_casts"]
-
 MAX_NAMED = 6
 
 

@@ -16,8 +16,6 @@ from ampcompare.backends.options import DTYPES
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.training.precision.base import FixedOutcome, LateOutcomes, StepOutcome, UnscaleOnce, all_applied
 
-__all__ = ["LibraryPrecision"]
-
 
 class LibraryPrecision(UnscaleOnce):
     """A library casts and steps each optimizer; if it scales losses, it uses one `GradScaler` of torch.

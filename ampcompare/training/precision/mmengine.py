@@ -16,8 +16,6 @@ from ampcompare.base.errors import BackendUnavailable
 from ampcompare.training.precision.base import NO_CONTEXT, Prepared
 from ampcompare.training.precision.library_precision import LibraryPrecision
 
-__all__ = ["MMEngine"]
-
 
 class MMEngine(LibraryPrecision):
     """The wrapper around each optimizer does the work; the loop keeps the bare optimizer.

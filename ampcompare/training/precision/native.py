@@ -18,8 +18,6 @@ from ampcompare.training.precision.base import LateOutcomes, Precision, Prepared
 from ampcompare.training.precision.half import Half, cast_weights, hold_state_in
 from ampcompare.training.precision.keep_fp32 import kept_in_fp32, without_autocast
 
-__all__ = ["Native", "make_native"]
-
 
 class _ScaleReplay:
     """The scale after each update, computed from the overflow flags by GradScaler's own rule, in order.

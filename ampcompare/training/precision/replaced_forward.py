@@ -8,8 +8,6 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["ReplacedForward"]
-
 
 class ReplacedForward:
     """Stands as `forward` of one module, at a fraction of the cost of two hooks.

@@ -6,8 +6,6 @@ from textwrap import dedent
 
 from ampcompare.source.lint.check import check_text
 
-__all__ = ["codes_of", "codes_of_pair"]
-
 
 def codes_of(text: str) -> list[str]:
     """Return the codes that are reported by default, without that of importing Apex."""

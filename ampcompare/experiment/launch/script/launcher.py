@@ -57,8 +57,6 @@ from ampcompare.settings.config import RunConfig
 from ampcompare.settings.script import LOSS, ScriptConfig, ScriptMetric
 from ampcompare.training.run_summary import Tracer
 
-__all__ = ["ScriptLauncher", "failed_script", "pick_value", "script_command", "script_record"]
-
 POLL_SECONDS = 0.2
 PIPE_SECONDS = 2.0
 EXIT_SECONDS = 60.0  # of a process that has written the last row of its record

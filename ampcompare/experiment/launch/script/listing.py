@@ -17,16 +17,6 @@ from ampcompare.experiment.launch.script.rows import read_rows
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 
-__all__ = [
-    "MAX_LINES",
-    "SeenMetric",
-    "ShortRun",
-    "brief_record",
-    "list_metrics",
-    "printed_metrics",
-    "script_steps",
-]
-
 BRIEFLY = 20
 MAX_LINES = 2000
 # A number as Python prints it; without a point only behind a sign of equality, where it is no number of a list.

@@ -11,8 +11,6 @@ from ampcompare.base.rank_marks import MARKED, MAX_MARKED
 from ampcompare.base.secrets import StreamMask
 from ampcompare.settings.script import ScriptMetric
 
-__all__ = ["COLOR", "OutputReader", "Printed", "widen"]
-
 MAX_LOG_BYTES = 2**24
 MAX_LINE_BYTES = 2**16
 BLOCK = 2**16

@@ -14,8 +14,6 @@ from ampcompare.results.records.document import to_float
 from ampcompare.results.records.ledger import Ledger
 from ampcompare.results.records.run import ScriptFacts, StepRecord
 
-__all__ = ["ScriptRows", "error_of_children", "of_training_process", "read_rows", "training_children"]
-
 
 @dataclass
 class ScriptRows:

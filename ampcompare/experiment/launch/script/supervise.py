@@ -14,8 +14,6 @@ import threading
 
 from ampcompare.base.processes.start import kill_family
 
-__all__ = ["main"]
-
 
 def _end_with_input() -> None:
     while os.read(0, 4096):

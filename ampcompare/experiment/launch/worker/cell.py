@@ -69,21 +69,6 @@ from ampcompare.training.run_summary import RunMetrics
 from ampcompare.training.session import Session
 from ampcompare.training.stop_request import StopRequest
 
-__all__ = [
-    "Cell",
-    "LineFile",
-    "build",
-    "configure_process",
-    "device_facts",
-    "end_with_parent",
-    "failed_with",
-    "gather_process_facts",
-    "record",
-    "run",
-    "run_cell",
-    "train_cell",
-]
-
 ARM_FAILED = 3
 POLL_SECONDS = 0.5
 

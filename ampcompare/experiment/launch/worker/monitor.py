@@ -17,8 +17,6 @@ import torch
 from ampcompare.results.records.run import SystemReadings
 from ampcompare.training.run_summary import halves, outlier_share
 
-__all__ = ["SystemMonitor"]
-
 INTERVAL_SECONDS = 0.5
 # NVML's constants, without their prefix, in plain words.
 REASONS = {

@@ -48,8 +48,6 @@ from ampcompare.training.stop_request import StopRequest
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
-__all__ = ["local_device", "open_store", "process_group", "run_rank"]
-
 GRACE_SECONDS = 3.0
 RECORD_SECONDS = 20.0
 CONNECT_SECONDS = 300

@@ -22,8 +22,6 @@ from ampcompare.base.environment.ranks import DistributedEnv
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
-__all__ = ["Roll", "is_lost_connection", "is_timeout", "show_stack_on_signal"]
-
 STACK_SIGNAL = getattr(signal, "SIGRTMIN", None) or getattr(signal, "SIGUSR1", None)
 ANSWER_SECONDS = 5.0
 STACK_SECONDS = 0.5

@@ -14,8 +14,6 @@ from ampcompare.results.records.comparison import ArmSummary, Comparison
 from ampcompare.results.records.metric import Metric
 from ampcompare.results.records.run import RunRecord, RunSummary
 
-__all__ = ["details", "look_sentences"]
-
 HALF_ON_CPU = {
     "fp16 emulated": "fp16 was computed in fp32 and rounded (emulated)",
     "fp16 native": "fp16 ran natively",

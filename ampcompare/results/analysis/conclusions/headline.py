@@ -32,8 +32,6 @@ from ampcompare.results.records.metric import Metric
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.verdict import OPEN, Kind
 
-__all__ = ["headline", "warnings_and_answer"]
-
 MAX_ERROR, END_OF_ERROR = 300, 200  # characters; the end has the line of the script and the remedy
 MAX_DIFFERENCES = 3
 MAX_NAMED = 4

@@ -22,8 +22,6 @@ from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.verdict import OPEN
 from ampcompare.settings.script import seed_option
 
-__all__ = ["TypedCommand", "next_steps"]
-
 MAX_STEPS = 3
 FIRST_SEEDS = 5  # where there are too few for a verdict
 MAX_LR = 0.1  # that is advised where the reference diverged, however large its own

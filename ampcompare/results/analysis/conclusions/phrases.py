@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["ArmNames", "count_of", "names_of", "sentence_start"]
-
 MAX_NAMED = 4
 MAX_LEFT = 2
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")

@@ -10,19 +10,6 @@ from ampcompare.results.records.comparison import ArmSummary, Comparison
 from ampcompare.results.records.metric import Metric
 from ampcompare.results.records.verdict import KEPT
 
-__all__ = [
-    "MIN_SAVING",
-    "difference_with_interval",
-    "memory_saving",
-    "on_device",
-    "on_these_samples",
-    "recommended_arms",
-    "saving_text",
-    "step_time_ratio",
-    "use_sentence",
-    "why_none_recommended",
-]
-
 MIN_SAVING = 0.05  # of memory: less than that is the noise of an allocator
 
 

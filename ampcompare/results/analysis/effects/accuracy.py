@@ -42,15 +42,6 @@ from ampcompare.results.records.metric import Metric
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.verdict import Verdict
 
-__all__ = [
-    "accuracy_effect",
-    "accuracy_effects",
-    "accuracy_evidence",
-    "accuracy_margin",
-    "failure_verdict",
-    "precision_rows",
-]
-
 
 def accuracy_margin(records: Sequence[RunRecord], reference: str, terms: Criteria, metric: Metric) -> AccuracyMargin:
     """Return the margin of the metric that the rule gives for the runs of the reference.

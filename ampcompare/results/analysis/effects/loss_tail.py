@@ -19,8 +19,6 @@ from ampcompare.results.analysis.pairing.pairs import IDENTICAL, Pair, Pairing, 
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.verdict import Verdict
 
-__all__ = ["loss_evidence", "tail_loss"]
-
 
 def tail_loss(pairs: Sequence[Pair], pilot: Collection[int] = ()) -> Evidence:
     """Return the effect over pairs, or why their losses cannot be compared; neither for records that keep none.

@@ -16,8 +16,6 @@ from ampcompare.results.analysis.pairing.pairs import Pairing
 from ampcompare.results.records.comparison import Quantity
 from ampcompare.results.records.verdict import Verdict
 
-__all__ = ["QuantityTest", "quantity_tests"]
-
 Key = TypeVar("Key", bound=Hashable)
 
 

@@ -41,18 +41,6 @@ from ampcompare.results.records.verdict import Kind, Verdict
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = [
-    "MeanSquares",
-    "compare_samples",
-    "mcnemar",
-    "mean_squares",
-    "new_samples_error",
-    "sample_sentences",
-    "samples_needed",
-    "samples_noun",
-    "two_digits",
-]
-
 MAX_NAMED = 4
 MAX_SAMPLES = 10**8
 STEPS = 2000  # of the search for a number of samples: one in a hundred apart

@@ -19,15 +19,6 @@ from ampcompare.results.analysis.pairing.pairs import Pair, Pairing, divergence_
 from ampcompare.results.records.run import RunRecord, SystemReadings, TimingRound
 from ampcompare.results.records.verdict import Verdict
 
-__all__ = [
-    "TIME_FLOOR",
-    "invalid_reason",
-    "invalid_reason_of_arm",
-    "ratio_of",
-    "rounds_sentence",
-    "time_evidence",
-]
-
 MIN_STEPS = 30
 # A median holds until half of the steps are others. At a quarter it stays within the spread of the rest, whatever the
 # outliers are; beyond, a run may have one of two speeds for its median, and the next run the other.

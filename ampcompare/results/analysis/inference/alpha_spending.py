@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from ampcompare.results.analysis.inference.effect import ERROR_RATE
 from ampcompare.results.records.comparison import Look
 
-__all__ = ["error_rate_of_next"]
-
 FIRST_SHARE = 0.8
 # Of several planned looks. The pairs that are added follow from the spread so far, which then looks a bit too small at
 # the end: with all of the 5 %, 5.4 % of equal arms had a winner in two looks.

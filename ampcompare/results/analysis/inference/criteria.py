@@ -21,18 +21,6 @@ from ampcompare.results.analysis.inference.verdict import Margin
 from ampcompare.results.records.comparison import LOSS_MARGIN, Comparison
 from ampcompare.results.records.metric import TOP1, Metric
 
-__all__ = [
-    "AccuracyMargin",
-    "Criteria",
-    "MarginRule",
-    "Preference",
-    "check_margin",
-    "criteria_of",
-    "margin_error",
-    "parse_margin",
-    "resolve_margin",
-]
-
 MAX_ERROR_SHARE = 0.10
 NO_FLOOR = 1e-12  # of a spread: the Poisson total of counts says what a spread of 0 does not
 GRAMMAR = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(pp|%|sd)?")

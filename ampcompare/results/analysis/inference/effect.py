@@ -12,26 +12,6 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-__all__ = [
-    "ERROR_RATE",
-    "FLOAT32_STEP",
-    "MIN_PAIRS",
-    "SPREAD_IS_KNOWN",
-    "Effect",
-    "PValues",
-    "bounds",
-    "float_spread",
-    "interval",
-    "margin_bounds",
-    "min_resolvable_spread",
-    "p_values",
-    "paired_effect",
-    "two_stage",
-    "unpaired_effect",
-    "welch",
-    "wilson",
-]
-
 MIN_PAIRS = 3
 ERROR_RATE = 0.05
 FLOAT32_STEP = 2.0**-23  # of two neighbors, relative

@@ -6,8 +6,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-__all__ = ["POWER", "pairs_needed", "pairs_to_settle", "spread_limit", "stein_pairs"]
-
 POWER = 0.8
 MAX_PAIRS = 10_000
 

@@ -19,8 +19,6 @@ from ampcompare.results.analysis.inference.sample_size import pairs_to_settle
 from ampcompare.results.records.comparison import Look
 from ampcompare.results.records.verdict import OPEN, Kind, Verdict
 
-__all__ = ["EMPTY", "NOTHING", "Design", "Evidence", "Margin", "decide", "verdicts_on"]
-
 EMPTY = Verdict()
 Key = TypeVar("Key", bound=Hashable)
 

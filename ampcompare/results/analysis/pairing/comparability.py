@@ -22,24 +22,6 @@ from ampcompare.results.records.verdict import Verdict
 from ampcompare.settings.config import NON_NUMERIC_SETTINGS, RunConfig
 from ampcompare.settings.validation import flatten
 
-__all__ = [
-    "accuracy_incomparable_reason",
-    "are_pairs",
-    "began_apart",
-    "changed_settings",
-    "circumstances",
-    "code_reason",
-    "device_kind",
-    "foreign_steps",
-    "incomparable_accuracy",
-    "incomparable_memory",
-    "incomparable_time",
-    "named_settings",
-    "resumed_elsewhere",
-    "script_sentences",
-    "settings",
-]
-
 APART_BY_DESIGN = ("arm", "recipe.seed")
 # How the samples of an update are divided; what counts is their sum, and each of these is named in the reading.
 SPLIT = ("recipe.batch_size", "recipe.global_batch_size", "recipe.grad_accum_steps")

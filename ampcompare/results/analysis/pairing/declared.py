@@ -11,16 +11,6 @@ from ampcompare.results.records.ledger import Ledger
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.verdict import Verdict
 
-__all__ = [
-    "Role",
-    "not_as_declared",
-    "observed_text",
-    "options_without_effect",
-    "roles_next_to",
-    "update_options",
-    "why_not_as_declared",
-]
-
 FLOATS = ("fp16", "bf16", "fp32")
 HALF = ("fp16", "bf16")
 NOTICEABLE = 0.5  # per cent

@@ -20,19 +20,6 @@ from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.verdict import Verdict
 from ampcompare.settings.script import LOSS
 
-__all__ = [
-    "divergence_cause",
-    "first_divergence",
-    "idle_pairs",
-    "idle_some",
-    "idle_verdict",
-    "no_number",
-    "no_ratio",
-    "too_wide",
-    "untested_verdict",
-    "why_idle",
-]
-
 NO_VERDICT = Verdict(kind="no verdict", why="the reference learned nothing")
 CHANCE_DEVIATIONS = 3.0  # binomial standard deviations over chance: one model in 700 that guesses is above
 MIN_POINTS = 15  # of a loss curve: fewer show no trend

@@ -9,20 +9,6 @@ from typing import Any
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.verdict import Verdict
 
-__all__ = [
-    "IDENTICAL",
-    "Pair",
-    "Pairing",
-    "are_identical",
-    "counterparts",
-    "divergence_verdict",
-    "equal_losses",
-    "finished_runs",
-    "other_weights",
-    "pairs_by_seed",
-    "surviving_seeds",
-]
-
 Pair = tuple[RunRecord, RunRecord]  # of an arm, and of the reference
 IDENTICAL = Verdict(kind="identical")
 

@@ -16,8 +16,6 @@ from ampcompare.results.records.comparison import SEEDS_ITSELF
 from ampcompare.results.records.document import read_with_source, record_checksum
 from ampcompare.results.records.run import RunRecord
 
-__all__ = ["Copy", "check_record", "read_checked", "unique_runs"]
-
 
 class Copy(NamedTuple):
     """A record that is not another run: whose it is and why, and whether its script seeds itself, as all seeds do."""

@@ -19,22 +19,6 @@ from ampcompare.results.analysis.inference.effect import FLOAT32_STEP, Effect, f
 from ampcompare.results.records.metric import TOP1, Metric
 from ampcompare.results.records.run import RunRecord
 
-__all__ = [
-    "are_multiples",
-    "digit_step",
-    "grid_step",
-    "has_score",
-    "in_steps",
-    "metric_of",
-    "one_metric",
-    "other_metric",
-    "rounding_spread",
-    "spread_floor",
-    "step_of",
-    "step_of_scores",
-    "value_of",
-]
-
 COARSE = 4  # steps; a larger spread of differences says by itself what few steps cannot
 FINEST = 16  # a grid this many times finer than the smallest difference of two values does not matter for a test
 MAX_TICKS = 1e15  # a float has no more digits

@@ -20,24 +20,6 @@ from ampcompare.results.report.document import Table
 from ampcompare.results.report.html.runs import ArmRuns, round_digits
 from ampcompare.results.report.html.tracks import Scale, make_scale
 
-__all__ = [
-    "HIGH",
-    "WIDE",
-    "Band",
-    "Chart",
-    "Curve",
-    "Picture",
-    "Series",
-    "View",
-    "band_series",
-    "chart_data",
-    "differences",
-    "make_curve",
-    "over_seeds",
-    "point",
-    "stops_of",
-]
-
 Series = dict[str, Any]
 
 

@@ -27,8 +27,6 @@ from ampcompare.results.report.html.learning_curves import metric_by_epoch, metr
 from ampcompare.results.report.html.runs import ArmRuns, round_digits, time_marks, undrawn_sentences
 from ampcompare.results.report.html.tracks import Track, TrackPlot, make_scale
 
-__all__ = ["memory_plot", "step_time_plot", "time_charts"]
-
 QUARTERS = (1, 5, 10, 15, 19)  # indices of the 5, 25, 50, 75 and 95 % quantiles in a trace
 NEAR_FINAL = 0.99
 NO_STEP_TIMES = "No record holds the times of its steps."

@@ -17,9 +17,6 @@ from ampcompare.results.report.document import Cell
 from ampcompare.results.report.html.runs import ArmRuns, join_names
 from ampcompare.results.report.html.tracks import Scale, Track, TrackPlot, make_scale
 
-__all__ = ["accuracy_effects", "time_effects"]
-
-
 Gaps = Mapping[int, Sequence[tuple[float, int]]]  # of arms by their index: differences with their seeds
 
 

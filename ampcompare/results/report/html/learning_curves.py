@@ -26,16 +26,6 @@ from ampcompare.results.report.html.charts import (
 )
 from ampcompare.results.report.html.runs import ArmRuns, join_names, undrawn_sentences
 
-__all__ = [
-    "NO_TRACE",
-    "epochs_of",
-    "learning_charts",
-    "metric_by_epoch",
-    "metric_of_arms",
-    "trace_curve",
-    "why_no_epoch",
-]
-
 NO_TRACE = "These records were made before runs kept a trace of their steps; run the cells again with --force."
 NO_EPOCH = "No epoch was evaluated."
 MANY_DOTS = 30

@@ -15,8 +15,6 @@ from ampcompare.results.report.html.page import looks, packaged_text, template
 from ampcompare.results.report.outlines import LEAD
 from ampcompare.results.report.terminal import Terminal
 
-__all__ = ["document_view", "lint_view", "migration_view", "record_view", "result_view", "scoped_style"]
-
 # What says in which colors a page is shown, before what the reader's system says: JupyterLab and nbconvert, VS Code,
 # sites of mkdocs-material, Colab.
 DARK = (

@@ -22,8 +22,6 @@ from ampcompare.results.report.document import Block, Cell, Document, Figure, Ta
 from ampcompare.results.report.html.charts import chart_data
 from ampcompare.results.report.outlines import LEAD, PAGES, Chapter
 
-__all__ = ["Html", "looks", "packaged_text", "template"]
-
 SHOWN_AT_FIRST = 12
 COLORS = 9  # in report.css
 DASHES = ("solid", "dash", "dot", "dashdot")

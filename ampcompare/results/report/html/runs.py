@@ -13,19 +13,6 @@ from ampcompare.results.records.evaluation import emulated_type
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.verdict import UNJUDGED
 
-__all__ = [
-    "ArmRuns",
-    "Shared",
-    "arms_with_runs",
-    "chosen_settings",
-    "join_names",
-    "round_digits",
-    "shared_environment",
-    "shared_settings",
-    "time_marks",
-    "undrawn_sentences",
-]
-
 VARIED = ("arm", "recipe.seed")  # by the matrix itself
 OF_A_FAILURE = ("exit_code",)
 MAX_NAMED = 12

@@ -44,8 +44,6 @@ from ampcompare.results.report.html.runs import (
 )
 from ampcompare.results.report.html.tracks import TrackPlot
 
-__all__ = ["answer_of", "drift_chart", "page_sections", "subtitle"]
-
 MAX_POINTS = 100
 ALL_POINTS = 1200  # of one chart, shared by its arms, so that a page of hundreds of arms stays small
 MOST_POINTS = 60  # of a picture in a notebook

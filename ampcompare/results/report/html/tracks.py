@@ -9,8 +9,6 @@ from typing import Literal
 
 from ampcompare.results.report.document import Cell
 
-__all__ = ["Scale", "Track", "TrackPlot", "make_scale"]
-
 FARTHEST = 8.0  # times the margin, beyond which a linear axis would hide it
 Kind = Literal["linear", "asinh", "log"]
 

@@ -22,8 +22,6 @@ from ampcompare.source.lint.update_events import Context, Event, Kind
 from ampcompare.source.module import Scope
 from ampcompare.source.syntax import argument, is_literal
 
-__all__ = ["is_fp16", "is_in_fp16_block"]
-
 
 @rule(
     Mistake(

@@ -13,8 +13,6 @@ from ampcompare.source.edits import Edit
 from ampcompare.source.lint.module import EXITS, Finding, LintModule, Mistake, name_of, rule
 from ampcompare.source.syntax import last_name
 
-__all__ = ["OLD_TF32", "TF32_NAMES", "is_fallback"]
-
 REMOVED = ("amp", "parallel", "fp16_utils", "RNN", "reparameterization", "pyprof")
 OF_APEX = {"init", *CORE, "disable_casts"}
 OF_APEX |= {f"{how}{what}_function" for how in ("", "register_") for what in ("half", "float", "promote")}

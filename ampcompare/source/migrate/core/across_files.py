@@ -14,8 +14,6 @@ from ampcompare.source.syntax import dotted_name, elements, is_literal, last_nam
 if TYPE_CHECKING:
     from ampcompare.source.migrate.core.context import Core
 
-__all__ = ["attach", "carried_keys", "is_bound_above", "is_list", "wrapped_models"]
-
 COPIES = re.compile(r"deepcopy|\bDataParallel\b|\b(?:[Ee]ma|EMA)\b|ModelEma|ExponentialMovingAverage|AveragedModel")
 PLURAL = re.compile(r"(?:optimizers|optims|opts)$", re.IGNORECASE)
 SUBCLASS = (

@@ -14,8 +14,6 @@ from ampcompare.source.migrate.read.order import Order
 from ampcompare.source.migrate.read.sites import Sites, Unsure
 from ampcompare.source.module import Function, Module
 
-__all__ = ["Core"]
-
 
 @dataclass
 class Core:

@@ -30,8 +30,6 @@ from ampcompare.source.migrate.read.sites import Backward, Initialize, Sites, St
 from ampcompare.source.module import Function, Module
 from ampcompare.source.syntax import argument_values, dotted_name, last_name, last_part, parameters, walk
 
-__all__ = ["MAY_BE_APEX", "rewrite_core"]
-
 ONE_BY_ONE = (
     "{0} is stepped under another name, such as that of a loop; each step must become scaler.step(...), with one "
     "scaler.update() below all of them, together with this block"

@@ -17,8 +17,6 @@ from ampcompare.source.syntax import is_literal
 if TYPE_CHECKING:
     from ampcompare.source.migrate.core.context import Core
 
-__all__ = ["create_scalers", "replace_call"]
-
 MAX_LENGTH = 100  # of a line; longer calls get a line for each argument
 NO_GROWTH = "growth_interval=2**31 - 1"
 LEVELS = ("O0", "O1", "O2", "O3")

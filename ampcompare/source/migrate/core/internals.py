@@ -14,8 +14,6 @@ from ampcompare.source.syntax import dotted_name
 if TYPE_CHECKING:
     from ampcompare.source.migrate.core.context import Core
 
-__all__ = ["AMP_STATE", "INTERNALS", "NO_EQUIVALENT", "find_internals", "refuse_internals"]
-
 AMP_STATE = "apex.amp._amp_state"
 NAMES = frozenset({
     "_amp_stash", "_amp_scale_adjustment", "_lazy_init_maybe_master_weights", "_amp_lazy_init",

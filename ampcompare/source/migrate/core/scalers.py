@@ -9,8 +9,6 @@ from ampcompare.source.migrate.read.sites import Initialize, Sites
 from ampcompare.source.module import Function, Module
 from ampcompare.source.syntax import arguments, dotted_name, walk
 
-__all__ = ["CARRIED", "Scaler", "bound_in", "conditions_of", "is_constructor", "plan_scaler", "varies"]
-
 # The attribute of an optimizer, where initialize and scale_loss stand in two files.
 CARRIED = "grad_scaler"
 

@@ -12,8 +12,6 @@ from ampcompare.source.syntax import dotted_name, walk
 if TYPE_CHECKING:
     from ampcompare.source.migrate.core.context import Core
 
-__all__ = ["FROM_APEX", "optimizer_of_state", "rewrite_state"]
-
 FROM_APEX = "# saved with Apex"
 OWN = ("self.optimizer", "self.optim", "self.opt")  # what runners and trainers call theirs
 

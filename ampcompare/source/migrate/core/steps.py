@@ -14,8 +14,6 @@ from ampcompare.source.module import Function, Module
 from ampcompare.source.object_kinds import ObjectKinds
 from ampcompare.source.syntax import HIDDEN, argument_values, arguments, dotted_name, last_name, last_part
 
-__all__ = ["note_joint_steps", "note_steps_apart", "place_unscale", "refuse_half_leaves", "rewrite_steps"]
-
 MASTERS = "apex.amp.master_params"
 PACE = (
     "gradients are clipped or read more often than the optimizer steps, while they are scaled: the limit, or the "

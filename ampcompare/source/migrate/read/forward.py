@@ -11,8 +11,6 @@ from ampcompare.source.migrate.read.sites import Backward, Sites
 from ampcompare.source.module import Block, Function, Module
 from ampcompare.source.syntax import arguments, dotted_name, last_name, walk
 
-__all__ = ["Forward", "find_forward", "model_keys"]
-
 BARRIERS = ("backward", "step", "zero_grad")
 # Calls that compute nothing of which the type would matter.
 TRIVIAL = {

@@ -9,8 +9,6 @@ from ampcompare.source.amp_names import APEX, ROOTS
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import dotted_name
 
-__all__ = ["Names"]
-
 
 class Names:
     """The imports of a module.

@@ -17,8 +17,6 @@ from ampcompare.source.find import find_sources
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import SourceInvalid, parse_tree
 
-__all__ = ["ALONE", "Around", "look_around"]
-
 IMPORT = re.compile(
     r"^[ \t]*(?:from[ \t]+(\.*[\w.]*)[ \t]+import\b[ \t]*(\([^)]*|[^\n#]*)|import[ \t]+([\w.]+))", re.MULTILINE
 )

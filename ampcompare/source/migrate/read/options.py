@@ -8,8 +8,6 @@ from ampcompare.source.migrate.finding import Unsure
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import HIDDEN, arguments, last_name
 
-__all__ = ["UNSEEN", "as_bool", "bind", "entries"]
-
 UNSEEN = ast.Constant(...)  # stands for a value that only some runs give
 # Options that torch.amp has nothing for, so that it does not matter whether a run gives them.
 WITHOUT_TWIN = frozenset({"keep_batchnorm_fp32", "master_weights", "verbosity"})

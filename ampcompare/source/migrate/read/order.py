@@ -10,8 +10,6 @@ from ampcompare.source.migrate.read.sites import Backward, Read, Sites, Step, Un
 from ampcompare.source.module import Module, Scope
 from ampcompare.source.syntax import dotted_name
 
-__all__ = ["Order", "find_order"]
-
 
 @dataclass
 class Order:

@@ -23,8 +23,6 @@ from ampcompare.training.checkpoint.convert.scalers import (
 )
 from ampcompare.training.checkpoint.store.layout import CONVERTED, PRECISION_KEYS, TRAINER, as_list, one_or_list
 
-__all__ = ["has_masters", "into_arm", "native_twin", "source_kind"]
-
 COMPENSATION = "compensation"  # in the state of each weight under `half:kahan`
 NEW_SCALER = {
     "scale": FIRST_SCALE,

@@ -39,8 +39,6 @@ from ampcompare.training.checkpoint.reader.foreign import name_faults
 from ampcompare.training.checkpoint.store.file import write_checkpoint
 from ampcompare.training.checkpoint.store.layout import CONVERTED, TRAINER, apex_layout, one_or_list
 
-__all__ = ["convert_file", "convert_state"]
-
 Target = Literal["native", "apex"]
 MAX_NAME = 120
 # key of an Apex state: key of a GradScaler's in checkpoints of the same program

@@ -14,8 +14,6 @@ from ampcompare.training.checkpoint.convert.masters import find_masters, is_opti
 from ampcompare.training.checkpoint.convert.scalers import is_loss_scaler, is_number
 from ampcompare.training.checkpoint.store.layout import as_list
 
-__all__ = ["CheckpointContents", "find_parts", "is_apex_state", "is_scaler_state"]
-
 Place = tuple[str, ...]
 BOOKKEEPING = {"callbacks", "loops"}
 """What Lightning's own callbacks and loops count and keep, under their own names: not part of the training state."""

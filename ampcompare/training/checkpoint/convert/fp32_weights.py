@@ -13,20 +13,6 @@ from torch import Tensor
 from ampcompare.training.checkpoint.convert.detect import CheckpointContents
 from ampcompare.training.checkpoint.reader.placeholders import reading
 
-__all__ = [
-    "Conversion",
-    "at_place",
-    "common_prefix",
-    "copy_containers",
-    "into_fp32",
-    "key_at",
-    "replace",
-    "strip_prefix",
-    "unflatten",
-    "unfuse",
-    "without_prefix",
-]
-
 HALF_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 PREFIXES = ("module.", "_orig_mod.")

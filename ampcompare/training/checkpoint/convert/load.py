@@ -9,8 +9,6 @@ from ampcompare.base.errors import CheckpointError
 from ampcompare.training.checkpoint.reader.foreign import name_faults, open_foreign
 from ampcompare.training.checkpoint.store.file import read_checkpoint
 
-__all__ = ["load_any"]
-
 
 def load_any(path: Path) -> tuple[dict[str, Any], list[str]]:
     """Read a checkpoint of any program into tensors and plain values; whole models become state dicts.

@@ -13,8 +13,6 @@ from typing import Any, NamedTuple, TypeGuard
 import torch
 from torch import Tensor
 
-__all__ = ["HALF_DTYPES", "Masters", "find_masters", "half_dtype", "is_optimizer", "is_rounded"]
-
 Place = tuple[str, ...]
 HALF_DTYPES = (torch.float16, torch.bfloat16)
 FULL_DTYPES = (torch.float32, torch.float64)

@@ -15,25 +15,6 @@ from torch import Tensor
 
 from ampcompare.base.errors import ConversionError
 
-__all__ = [
-    "APEX_INTERVAL",
-    "FIRST_SCALE",
-    "NEVER",
-    "STATIC_LEVELS",
-    "HeldScale",
-    "apex_from_scalers",
-    "apex_state_of",
-    "grad_scalers_of",
-    "held_scale",
-    "is_loss_scaler",
-    "is_number",
-    "lost_flags",
-    "parse_count",
-    "parse_scale",
-    "raw_scale",
-    "scalers_from_apex",
-]
-
 MAX_SCALE = float(2**128 - 2**104)
 """The largest fp32 number: every scaler multiplies in fp32."""
 MAX_STEPS = 2**53

@@ -30,8 +30,6 @@ from ampcompare.training.checkpoint.reader.placeholders import (
 )
 from ampcompare.training.checkpoint.reader.unpickler import require_bounded, storage_of, unpickle
 
-__all__ = ["Contents", "as_tensor", "name_faults", "open_foreign", "open_regular"]
-
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 LEGACY_PROTOCOL = 1001
 MAX_DEPTH = 64

@@ -9,15 +9,6 @@ from typing import Any
 from ampcompare.base.errors import AmpCompareError, ConversionError
 from ampcompare.base.formatting import printable
 
-__all__ = [
-    "Global",
-    "NotPickled",
-    "Opaque",
-    "describe_fault",
-    "holds_only_data",
-    "reading",
-]
-
 DATA_ONLY = frozenset(
     {
         "argparse.Namespace",

@@ -24,8 +24,6 @@ from torch import Tensor
 
 from ampcompare.training.checkpoint.reader.placeholders import Global, NotPickled, Opaque
 
-__all__ = ["require_bounded", "storage_of", "unpickle"]
-
 STORAGES = {
     "DoubleStorage": torch.float64,
     "FloatStorage": torch.float32,

@@ -27,14 +27,6 @@ from ampcompare.training.device import random_state, set_random_state
 from ampcompare.training.parallel.ranks import Communicator
 from ampcompare.training.precision.base import Precision, owned_params
 
-__all__ = [
-    "rank_states",
-    "restore_random_states",
-    "restore_rank",
-    "restore_training",
-    "training_state",
-]
-
 
 def training_state(
     models: Sequence[nn.Module],

@@ -17,8 +17,6 @@ from ampcompare.base.errors import CheckpointError
 from ampcompare.training.checkpoint.store.layout import CONVERTED, as_list
 from ampcompare.training.precision.base import owned_params
 
-__all__ = ["Names", "check_model", "check_position", "check_training_state", "parameter_names"]
-
 # Each tensor that these keep of a parameter has its shape, except counts.
 LIKE_THEIR_PARAMETER = ("SGD", "Adam", "AdamW", "FusedAdam", "FusedLAMB", "FusedNovoGrad", "FusedSGD", "FusedAdagrad")
 MAX_NAMED = 10

@@ -22,14 +22,6 @@ from ampcompare.base.errors import CheckpointError
 from ampcompare.base.tensors.sharded import is_sharded, local, whole_tree
 from ampcompare.training.checkpoint.store.layout import TENSOR_CLASS
 
-__all__ = [
-    "flatten_tensor",
-    "is_flattened",
-    "is_wrapped",
-    "plain_state",
-    "rebuild_tensor",
-]
-
 
 def is_wrapped(value: Any) -> bool:
     """Return whether a value is a tensor subclass; a sharded tensor does not count."""

@@ -16,8 +16,6 @@ from ampcompare.results.records.run import Resumption
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.recipe import Recipe
 
-__all__ = ["AUTO", "FoundCheckpoint", "find_checkpoint", "validate_resume"]
-
 AUTO = "auto"
 FOLLOW_TOTAL_BATCH = ("batch_size", "global_batch_size", "grad_accum_steps")
 MACHINE = ("torch", "processor", "machine", "host")  # on which it depends how long a step takes

@@ -14,8 +14,6 @@ from ampcompare.training.checkpoint.store.file import write_pickle, write_weight
 from ampcompare.training.checkpoint.store.folder import CheckpointFolder, snapshot
 from ampcompare.training.checkpoint.store.layout import apex_layout, weights_only
 
-__all__ = ["Position", "Saver"]
-
 APEX_FILE = "apex-layout.pt"
 WEIGHTS_FILE = "weights.safetensors"
 BEST_WEIGHTS_FILE = "best-weights.safetensors"

@@ -22,16 +22,6 @@ from ampcompare.base.files.write import write_atomically, write_file
 from ampcompare.training.checkpoint.reader.foreign import open_regular
 from ampcompare.training.checkpoint.store.layout import SCHEMA, require_plain
 
-__all__ = [
-    "NewerCheckpoint",
-    "hash_bytes",
-    "read_checkpoint",
-    "verify_file",
-    "write_checkpoint",
-    "write_pickle",
-    "write_weights",
-]
-
 CHUNK = 1 << 20
 COMMENT = "ampcompare checkpoint 1 xxh3-128 {}"
 COMMENT_SIZE = len(COMMENT.format("0" * 32))

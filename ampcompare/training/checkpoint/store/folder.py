@@ -18,8 +18,6 @@ from ampcompare.base.files.write import flush_to_disk
 from ampcompare.base.tensors.tree import map_tree
 from ampcompare.training.checkpoint.store.file import NewerCheckpoint, read_checkpoint, write_checkpoint
 
-__all__ = ["BEST", "CheckpointFolder", "snapshot"]
-
 BEST = "best.pt"
 NAME = re.compile(r"step-(\d{8,})\.pt")
 ASIDE = ".aside"

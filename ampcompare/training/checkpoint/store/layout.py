@@ -12,19 +12,6 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ampcompare.base.errors import CheckpointError
 
-__all__ = [
-    "CONVERTED",
-    "PRECISION_KEYS",
-    "SCHEMA",
-    "TENSOR_CLASS",
-    "TRAINER",
-    "apex_layout",
-    "as_list",
-    "one_or_list",
-    "require_plain",
-    "weights_only",
-]
-
 SCHEMA = 1
 """Goes up when a key changes its meaning or goes away; a new key alone leaves it."""
 
