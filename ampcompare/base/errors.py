@@ -22,6 +22,26 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
+__all__ = [
+    "AmpCompareError",
+    "BackendUnavailable",
+    "CheckpointError",
+    "ConfigError",
+    "ConversionError",
+    "Ended",
+    "EnvironmentUnfit",
+    "GateFailed",
+    "GuardError",
+    "LaunchError",
+    "PreparationError",
+    "RanksDiffer",
+    "RecordError",
+    "ScalingError",
+    "UnsupportedCombination",
+    "close_matches",
+    "did_you_mean",
+]
+
 MAX_LENGTH = 80  # matching takes time with the square of the length, and a name can come from anywhere
 MAX_LISTED = 12
 

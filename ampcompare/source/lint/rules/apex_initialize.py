@@ -19,7 +19,6 @@ from ampcompare.source.lint.module import (
 from ampcompare.source.lint.update_events import Event, Kind, plain
 from ampcompare.source.syntax import argument
 
-__all__: list[str] = []
 
 GPU_WORDS = ("cuda", "device", "gpu", "rank")
 TYPOS = {f"{wrong}{level}": f"O{level}" for wrong in ("0", "o") for level in range(4)}

@@ -23,7 +23,6 @@ from ampcompare.source.lint.update_events import Event, Kind, plain, without_sta
 from ampcompare.source.module import Scope
 from ampcompare.source.syntax import argument, is_literal, last_name
 
-__all__: list[str] = []
 
 EMPTIES = ("zero_", "detach_", "requires_grad_")
 FLAGS = (ast.Name, ast.Attribute, ast.BoolOp, ast.UnaryOp, ast.Compare)  # values that another flag may have

@@ -10,7 +10,6 @@ from ampcompare.source.lint.module import Finding, LintModule, Mistake, is_off, 
 from ampcompare.source.lint.update_events import Kind, plain
 from ampcompare.source.syntax import argument, argument_values
 
-__all__: list[str] = []
 
 SCALER_STATE = re.compile(r"scaler\w*(?:\[[^\]]*\])?\.state_dict|scaler_state|scaler_dict|['\"]\w*scaler\w*['\"]\s*:")
 AMP_STATE = re.compile(r"\bamp\w*\.state_dict|amp_state|['\"]amp['\"]\s*[:\]]")

@@ -25,7 +25,6 @@ from ampcompare.source.lint.update_events import FINITE, Event, Kind, plain
 from ampcompare.source.module import Scope
 from ampcompare.source.syntax import argument, is_literal
 
-__all__: list[str] = []
 
 IN_PLACE = ("add_", "sub_", "clamp_", "clip_", "addcmul_", "addcdiv_")  # `mul_` by a mask is right at any scale
 READS = ("norm", "vector_norm", "pow", "square", "abs", "get_total_norm")

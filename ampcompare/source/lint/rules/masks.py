@@ -14,7 +14,6 @@ from ampcompare.source.lint.rules.autocast import is_fp16, is_in_fp16_block
 from ampcompare.source.module import Scope
 from ampcompare.source.syntax import argument, last_name
 
-__all__: list[str] = []
 
 LARGEST = 65504.0
 LARGEST_FP32 = 3.4028234663852886e38

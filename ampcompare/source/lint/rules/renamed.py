@@ -10,7 +10,6 @@ from ampcompare.source.lint.module import Finding, LintModule, Mistake, literal,
 from ampcompare.source.lint.rules.removed import OLD_TF32, TF32_NAMES, is_fallback
 from ampcompare.source.syntax import last_name
 
-__all__: list[str] = []
 
 MATMUL, ON_CPU = "torch.backends.cuda.matmul", "torch.backends.mkldnn.matmul"
 # The new switches in the place of an old one.

@@ -10,7 +10,6 @@ from ampcompare.source.edits import Edit, Edits
 from ampcompare.source.lint.module import Finding, LintModule, Mistake, Trace, events_between, last_before, rule
 from ampcompare.source.lint.update_events import Event, Kind, plain
 
-__all__: list[str] = []
 
 UNKNOWN = (Kind.OPAQUE, Kind.FOREIGN_BACKWARD)
 

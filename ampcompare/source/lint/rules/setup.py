@@ -11,8 +11,6 @@ from ampcompare.source.lint.module import Finding, LintModule, Mistake, events_b
 from ampcompare.source.lint.update_events import Event, Kind, plain
 from ampcompare.source.syntax import argument, dotted_name, is_literal, walk
 
-__all__: list[str] = []
-
 
 @rule(
     Mistake(

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from ampcompare.source.lint.module import Finding, LintModule, Mistake, is_off, literal, name_of, rule
 from ampcompare.source.syntax import argument
 
-__all__: list[str] = []
 
 PRECISION = re.compile(r"(?i)\bamp\b|fp16|float16|half|mixed|bf16|apex|autocast")
 

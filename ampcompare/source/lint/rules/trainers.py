@@ -11,7 +11,6 @@ from ampcompare.source.edits import Edit
 from ampcompare.source.lint.module import Finding, LintModule, Mistake, literal, name_of, rule
 from ampcompare.source.syntax import is_literal
 
-__all__: list[str] = []
 
 PACKAGES = ("pytorch_lightning.", "lightning.pytorch.", "lightning.")
 OF_APEX = ("amp_backend", "amp_level")

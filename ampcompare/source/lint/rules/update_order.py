@@ -24,7 +24,6 @@ from ampcompare.source.lint.update_events import FINITE, Event, Kind, plain
 from ampcompare.source.module import Scope, flat_values
 from ampcompare.source.syntax import last_name
 
-__all__: list[str] = []
 
 STEPS = (Kind.STEP, Kind.SCALER_STEP)
 LIBRARIES = ("torch.", "transformers.", "optim.", "lr_scheduler.")

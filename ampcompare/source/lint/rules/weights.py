@@ -11,7 +11,6 @@ from ampcompare.source.lint.module import Finding, LintModule, Mistake, Trace, l
 from ampcompare.source.lint.update_events import Event, Kind, plain
 from ampcompare.source.syntax import argument
 
-__all__: list[str] = []
 
 TYPES = {
     **dict.fromkeys(("torch.float16", "torch.half", "float16", "fp16"), "fp16"),
