@@ -1,7 +1,5 @@
 """Run the command line: `python -m ampcompare`, also under torchrun and from a checkout that is not installed."""
 
-from __future__ import annotations
-
 import sys
 
 from ampcompare.cli import main

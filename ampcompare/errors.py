@@ -1,6 +1,4 @@
 """The exceptions of ampcompare for its users; the package itself imports `base.errors`."""
 
-from __future__ import annotations
-
 from ampcompare.base.errors import *  # noqa: F403
 from ampcompare.base.errors import __all__ as __all__

@@ -7,8 +7,6 @@ All of it is held when the forward pass ends, which is its peak. Times are ratio
 blocks of steps, in random order, on the CPU clock of the process with one thread. Accuracy is that of whole runs.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable
 from pathlib import Path

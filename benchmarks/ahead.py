@@ -8,8 +8,6 @@ than 2 % away from it says nothing about arms: it is counted apart. How training
 call resumes; the words are made again in each call.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json

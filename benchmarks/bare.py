@@ -1,7 +1,5 @@
 """The shortest loops a careful user would write by hand, one per number format, with nothing but torch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

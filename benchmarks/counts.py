@@ -1,7 +1,5 @@
 """Exact counts of what a piece of code does on the host, shown next to its times."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Any

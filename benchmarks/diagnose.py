@@ -11,8 +11,6 @@ the process with one thread, bare, with ranges, and with ranges and drift, in ra
 ratios of a round.
 """
 
-from __future__ import annotations
-
 import json
 import platform
 import statistics

@@ -13,8 +13,6 @@ stood in for by torch's (`benchmarks/genuine.py`); on CUDA the installed one. On
 inside the spread of the A/A row: 90 of 100 rounds of the bare fp32 loop against a second process of the same.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import multiprocessing

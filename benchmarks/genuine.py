@@ -5,8 +5,6 @@ tensors, and the kernels of `amp_C` are calls of torch's kernels for lists, one 
 import this file.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 import types

@@ -9,8 +9,6 @@ processes' medians, and the range next to it is over processes. In `run` and `co
 first timed step, so that these figures are those of `ampcompare exec` and of `ampcompare.guards.install`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import statistics
 from typing import Any

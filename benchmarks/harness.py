@@ -1,7 +1,5 @@
 """What benchmarks share: paths of this checkout, loops that take turns, fresh processes, and the files they leave."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -10,8 +10,6 @@ every recorded step and all that the last checkpoint holds must be that of the u
 step missing or twice.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import random

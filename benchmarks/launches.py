@@ -11,8 +11,6 @@ which has been copied to the host meanwhile.
     python benchmarks/launches.py [--arch resnet50] [--limits 4096 | 32768] [--optimizer sgd | adamw]
 """
 
-from __future__ import annotations
-
 import importlib
 import math
 from collections import Counter

@@ -6,8 +6,6 @@ Each folder is examined once, in this process, on one core; seconds are those of
 `apex`, `autocast` or `scaler` is read and not parsed.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections import Counter

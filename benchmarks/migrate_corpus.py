@@ -7,8 +7,6 @@ notes. Then the sums: crashes, results that do not parse, second runs that chang
 gradients, lines per second of one core.
 """
 
-from __future__ import annotations
-
 import ast
 import sys
 import time

@@ -9,8 +9,6 @@ processes' medians, with the range over processes. Calls of functions and ATen o
 above the bare loop: of the seam, of the loop.
 """
 
-from __future__ import annotations
-
 import itertools
 import statistics
 from collections.abc import Callable, Iterator

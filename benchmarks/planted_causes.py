@@ -3,8 +3,6 @@
 A training is a loop, as a function of a precision, or settings of a recipe, whose switches `profile` trains too.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import itertools

@@ -9,8 +9,6 @@ the training holds; the other parts are weights, gradients, activations and so o
 the thresholds were set, and changed none.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 from pathlib import Path

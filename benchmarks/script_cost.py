@@ -12,8 +12,6 @@ without a record still has the audit hook that notes files and code, which Pytho
 about twenty calls of `id` in a step, on a busy machine.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

@@ -10,8 +10,6 @@
 The same options write the same bytes. A class is a hue and the slope of its stripes; a mask is a disk.
 """
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The fixed models and batches that loops are timed on: random, seeded, small enough for a CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

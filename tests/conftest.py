@@ -1,7 +1,5 @@
 """What every test needs: one thread, no user settings, this checkout in child processes, `requires` and `--unit`."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import importlib.util

@@ -1,7 +1,5 @@
 """Combinations of several parameters in which any two values of different parameters meet, in place of all of them."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

@@ -14,8 +14,6 @@ standard input, output and error, for the files that are passed, and for the ans
 exit code.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import ctypes

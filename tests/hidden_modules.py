@@ -4,8 +4,6 @@ For `fork_server.py`. Torch, ampcompare and what they import are found by a norm
 the finders that a process installs; a copy of ampcompare in another folder is another package.
 """
 
-from __future__ import annotations
-
 import builtins
 import importlib
 import importlib.util

@@ -1,7 +1,5 @@
 """Modules by the paths of their files, trees of sources, and the example backend as an installed package would be."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import re

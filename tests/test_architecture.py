@@ -3,8 +3,6 @@
 import-linter sees every import, also in functions. It does not see which are made when a file is imported.
 """
 
-from __future__ import annotations
-
 import ast
 import graphlib
 import re

@@ -1,7 +1,5 @@
 """The recipes and the script of `examples/claims`."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What `conftest.py` does to tests: groups and reruns of pytest-xdist, GPUs that are hidden, what tests require."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Covering combinations: every pair is there, and they are few."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

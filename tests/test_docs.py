@@ -10,8 +10,6 @@ A comment before a block of code says what is to be done with it. Blocks of a pa
 * `not run: REASON`: needs a GPU, a network, a container engine, or too much time.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import re

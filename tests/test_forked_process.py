@@ -1,7 +1,5 @@
 """The fork server: one for all processes of pytest, each of which sees its own; it ends with them and is replaced."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

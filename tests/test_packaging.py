@@ -1,7 +1,5 @@
 """The package as others see it: public names, version, metadata, and what a wheel of it contains."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Systems that are not POSIX: every module is imported without what only POSIX has, and what needs it says so."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

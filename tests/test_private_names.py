@@ -1,7 +1,5 @@
 """The names of torch with an underscore that the package uses: the installed torch has each of them."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import re

@@ -1,7 +1,5 @@
 """The scripts that set up, in a copy of what they read, with a stand-in for Python: nothing is installed."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

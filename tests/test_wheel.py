@@ -1,7 +1,5 @@
 """The wheel and the source archive, installed into a fresh environment and used there."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """House words: what CONTRIBUTING.md replaces does not come back into docstrings, comments, messages and pages."""
 
-from __future__ import annotations
-
 import ast
 import io
 import re

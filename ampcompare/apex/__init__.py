@@ -3,8 +3,6 @@
 Subpackages load on first use, so importing this package costs no `import torch`.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

@@ -3,8 +3,6 @@
 Source: Apex 25.05, `apex._autocast_utils`, which scripts with their own fused layers import.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Let `import apex`, `import amp_C` and others find this package, before other packages of these names."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import sys

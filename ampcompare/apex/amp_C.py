@@ -6,8 +6,6 @@ non-empty, of equal length, row by row of one shape, floating, and on the device
 Dtypes may differ within a list; all arithmetic is fp32. Source: Apex 25.05, the bindings of its module `amp_C`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -3,8 +3,6 @@
 Source: Apex 25.05, the bindings of its module `apex_C`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor

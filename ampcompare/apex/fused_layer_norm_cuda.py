@@ -9,8 +9,6 @@ Magnitudes of weights below `eps` count as `eps` where x_hat is recovered.
 Source: Apex 25.05, the bindings of its module `fused_layer_norm_cuda`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -3,8 +3,6 @@
 Source: accelerate 1.15.
 """
 
-from __future__ import annotations
-
 from ampcompare.backends.library import Library
 from ampcompare.backends.library_spec import library_spec
 from ampcompare.backends.spec import ContractArm

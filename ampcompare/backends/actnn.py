@@ -1,7 +1,5 @@
 """The backend `actnn`: activations saved for the backward pass in few bits, over another arm."""
 
-from __future__ import annotations
-
 from ampcompare.backends.explanation import ArmExplanation
 from ampcompare.backends.options import INNER_ARM
 from ampcompare.backends.spec import BackendSpec, ContractArm, Options

@@ -3,8 +3,6 @@
 Source: Apex 25.05, `apex/amp`; `docs/deviations.md` for where our engine departs from it.
 """
 
-from __future__ import annotations
-
 from ampcompare.backends.apex_levels import (
     FIRST_SCALE,
     GROWTH_INTERVAL,

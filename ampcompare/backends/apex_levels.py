@@ -6,8 +6,6 @@ engine's.
 Which functions O1 and autocast cast: Apex 25.05, `apex/amp/lists`; torch's documentation of autocast on CUDA.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal

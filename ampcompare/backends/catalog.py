@@ -5,8 +5,6 @@ enough to train with it; `ampcompare.backends` names a `BackendSpec`, which also
 requirements and bytes per parameter.
 """
 
-from __future__ import annotations
-
 import importlib
 
 from ampcompare.backends import (

@@ -1,7 +1,5 @@
 """What a backend states about one of its arms: an explanation, and lines of a script."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

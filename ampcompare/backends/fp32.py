@@ -1,7 +1,5 @@
 """The backend `fp32`: plain single precision, the usual reference, and TF32 on GPUs that have it."""
 
-from __future__ import annotations
-
 from ampcompare.backends.explanation import PLAIN_STEP, ArmExplanation, apex_script, role_rows
 from ampcompare.backends.options import flag
 from ampcompare.backends.roles import Roles

@@ -3,8 +3,6 @@
 Source: torchao 0.18, `torchao.float8`; tests compare its emulation with the formula.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ampcompare.backends.explanation import ArmExplanation, half_script, native_script

@@ -1,7 +1,5 @@
 """The backend `fsdp`: torch's FSDP2 with its own mixed precision, the successor of O2 on several GPUs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ampcompare.backends.apex_levels import FIRST_SCALE, GROWTH_INTERVAL

@@ -1,7 +1,5 @@
 """The backend `half`: manual `.half()`, optionally with fp32 master weights and a loss scale."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ampcompare.backends.apex_levels import FIRST_SCALE

@@ -1,7 +1,5 @@
 """The backend `horovod`: Horovod's DistributedOptimizer."""
 
-from __future__ import annotations
-
 from ampcompare.backends.explanation import PLAIN_STEP, ArmExplanation
 from ampcompare.backends.library import Library, explain_library
 from ampcompare.backends.options import choice, count

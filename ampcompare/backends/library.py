@@ -1,7 +1,5 @@
 """The library behind a backend: whether it is installed, its import, and the explanation of an arm that it runs."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 from dataclasses import dataclass

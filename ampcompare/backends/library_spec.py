@@ -1,7 +1,5 @@
 """The description of a backend that lets a library train in one of the precisions that the library offers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 from ampcompare.backends.explanation import ArmExplanation

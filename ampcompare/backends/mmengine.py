@@ -3,8 +3,6 @@
 Source: mmengine 0.10.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ampcompare.backends.library import Library

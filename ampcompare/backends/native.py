@@ -1,7 +1,5 @@
 """The backend `native`: torch.autocast, with torch.amp.GradScaler for fp16."""
 
-from __future__ import annotations
-
 from ampcompare.backends.apex_levels import FIRST_SCALE, GROWTH_INTERVAL
 from ampcompare.backends.explanation import ArmExplanation, apex_script, native_script, role_rows
 from ampcompare.backends.options import (

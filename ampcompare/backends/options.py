@@ -3,8 +3,6 @@
 Each reader raises `ValueError` with what it expected.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """In which type an arm holds and computes each part of a training step: what it declares, without torch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 BATCH_NORM = "*BatchNorm*"  # the pattern of the modules that an arm itself keeps in fp32

@@ -1,7 +1,5 @@
 """The arm `script`: a user's training script exactly as it is written, recorded and untouched."""
 
-from __future__ import annotations
-
 from ampcompare.backends.explanation import ArmExplanation
 from ampcompare.backends.spec import BackendSpec, Options
 

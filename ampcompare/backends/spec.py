@@ -4,8 +4,6 @@ Every command reads it: the arm grammar, `list`, `explain`, `doctor`, `convert`,
 class that trains, a `Precision`, is named by `implementation` and imported when it is needed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -17,8 +17,6 @@ AmpCompareError
 └── Ended                       143 asked to end by SIGTERM or SIGHUP
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Numbers, durations and lines of text as people read them."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Pass metrics that a script logs to whatever records it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 Listener = Callable[[str, float, str], None]

@@ -3,8 +3,6 @@
 IPython calls these methods by their names; neither it nor anything that draws is imported before.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from importlib import import_module
 from typing import ClassVar

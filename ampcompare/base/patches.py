@@ -6,8 +6,6 @@ without subscribers is torch's own function object. What a subscriber raises rea
 has a `__call__` of its own passes `Points.FORWARD` too, once `follow_own_calls` has found the class.
 """
 
-from __future__ import annotations
-
 import enum
 import functools
 import sys

@@ -4,8 +4,6 @@ A text of rank 1 is written between `\\x1e1\\x1f` and `\\x1d`, in one call of th
 Nothing here imports torch.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -4,8 +4,6 @@ A secret is the value of an argument or variable whose name says so, or a text w
 credentials. Its value stays in the memory of this process; what is written has a placeholder such as `$TOKEN`.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import functools
 import html

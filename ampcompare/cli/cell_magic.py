@@ -4,8 +4,6 @@ The cell is written to a file of its own and runs in separate processes: it does
 except those that `--with` copies into it.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import shlex

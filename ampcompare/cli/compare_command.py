@@ -1,7 +1,5 @@
 """`ampcompare compare`: train a matrix of arms and seeds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

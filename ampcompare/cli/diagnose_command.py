@@ -1,7 +1,5 @@
 """`ampcompare diagnose`: where numbers overflow, what is lost, and what to keep in fp32."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`ampcompare doctor`: what this machine offers and what is wrong with it."""
 
-from __future__ import annotations
-
 import os
 
 import click

@@ -1,7 +1,5 @@
 """`ampcompare exec`: run an unmodified legacy script on ampcompare's engine."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

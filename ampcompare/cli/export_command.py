@@ -1,7 +1,5 @@
 """`ampcompare export`: hand finished records to a tracker of experiments."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

@@ -1,7 +1,5 @@
 """The group of commands: each is imported when it is called."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import time

@@ -1,7 +1,5 @@
 """Options in groups, the common ones in `-h` and all of them in `--help`."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import re

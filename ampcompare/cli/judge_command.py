@@ -1,7 +1,5 @@
 """`ampcompare judge`: verdicts on figures that someone else measured."""
 
-from __future__ import annotations
-
 import io
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """`ampcompare lint`: mistakes in the use of Apex and `torch.amp`, in source files."""
 
-from __future__ import annotations
-
 import click
 
 from ampcompare.api.migration import lint_paths

@@ -1,7 +1,5 @@
 """`ampcompare migrate`: rewrite scripts of Apex for torch.amp."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 import time

@@ -3,8 +3,6 @@
 Nothing heavy is imported at the top, so that the first page of help comes at once.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import stat

@@ -1,7 +1,5 @@
 """`ampcompare profile`: why an arm is faster or not, smaller or not."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

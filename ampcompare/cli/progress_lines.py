@@ -1,7 +1,5 @@
 """The plain lines of a display of progress: what will run, and how far it is. No clock and no terminal here."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from ampcompare.base.formatting import format_count, format_ranges, printable, rough_duration

@@ -1,7 +1,5 @@
 """Bars at the bottom of a terminal: drawn with rich, which is imported only with this file."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import TextIO
 

@@ -1,7 +1,5 @@
 """The settings that flags, variables and arguments of a command ask for, and the script after `--` with its options."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Options that several commands share; those of a setting take type, choices, help and default from its field."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Values of options that are checked at once."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 

@@ -1,7 +1,5 @@
 """The whole diagnosis of a loop under an arm: one watched run, and one for each candidate of a cure."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """The diagnosis of a recipe, as plain data. Runs in a child process: O1 patches torch, and threads are set once."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import torch

@@ -1,7 +1,5 @@
 """The explanation of an arm: what it does, the arm to compare it with, what differs, and what a step of it shows."""
 
-from __future__ import annotations
-
 import shlex
 import textwrap
 from collections.abc import Mapping, Sequence

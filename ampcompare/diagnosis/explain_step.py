@@ -1,7 +1,5 @@
 """One step of a prepared model, watched. Runs in a child process: O1 patches torch for the life of a process."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Any

@@ -1,7 +1,5 @@
 """From the numbers of a run to its faults: each with the place where it began and what led from there to the loss."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence

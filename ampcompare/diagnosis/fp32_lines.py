@@ -1,7 +1,5 @@
 """Runs what is called from some lines of the user's code in fp32, whatever an arm casts."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext

@@ -4,8 +4,6 @@ A wide tensor belongs to a storage, so that views and operations in place need n
 of it. It is dropped with the storage.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any

@@ -3,8 +3,6 @@
 Their limits come from a bank of 5,600 small trainings: docs/ahead.md. Nothing is fitted. Needs no torch.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """A loop of training under an arm: how it is trained, and the loop of a recipe."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext

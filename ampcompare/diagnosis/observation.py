@@ -1,7 +1,5 @@
 """All steps of one run, added up by place: what a diagnosis reports, and what its cures are judged by."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Iterator

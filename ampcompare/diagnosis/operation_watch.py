@@ -1,7 +1,5 @@
 """Watches operations as torch dispatches them and keeps numbers only: ranges, errors against a wide run, and types."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence

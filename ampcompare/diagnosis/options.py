@@ -1,7 +1,5 @@
 """What to diagnose, checked before torch is imported, and asking a process to do it. Needs no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

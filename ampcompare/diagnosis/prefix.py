@@ -5,8 +5,6 @@ weight or another. So no law of rounding is assumed, and momentum, Adam and weig
 update is taken to be proportional to the learning rate, as in the optimizers of torch.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace

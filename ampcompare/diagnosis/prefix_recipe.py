@@ -1,7 +1,5 @@
 """The first steps of a recipe in fp32, as plain data. Runs in a child process: threads are set once."""
 
-from __future__ import annotations
-
 from contextlib import closing, suppress
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The range of a tensor as a row of counts: a histogram of exponents from the bits of fp32, in a few operations."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

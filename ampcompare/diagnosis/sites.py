@@ -1,7 +1,5 @@
 """Which module and which line of the user's code an operation belongs to, in the forward and the backward pass."""
 
-from __future__ import annotations
-
 import linecache
 import os
 import re

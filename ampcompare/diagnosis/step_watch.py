@@ -1,7 +1,5 @@
 """Watches the operations of one step after the other; another object says where a step begins and ends."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any

@@ -1,7 +1,5 @@
 """One run of a loop under an arm, watched operation by operation."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 

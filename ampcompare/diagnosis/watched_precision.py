@@ -1,7 +1,5 @@
 """The precision of a loop whose steps are seen by an observer, which says when they are enough."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor, nn

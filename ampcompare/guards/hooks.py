@@ -1,7 +1,5 @@
 """Report what a script does to the guards, by replaced functions of torch and Apex."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 import warnings

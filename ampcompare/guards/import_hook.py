@@ -1,7 +1,5 @@
 """Call a function as soon as a module is imported, or at once if it is already."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder

@@ -1,7 +1,5 @@
 """Report what a guard detected: once for each line, as a warning or as an error."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Callable

@@ -7,8 +7,6 @@
 It works with `lightning` and with `pytorch_lightning`: the one that the program has imported, `lightning` by default.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import importlib.util

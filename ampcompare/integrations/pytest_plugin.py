@@ -4,8 +4,6 @@ pytest imports it in every run of an environment that has ampcompare: it imports
 test uses the fixture.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

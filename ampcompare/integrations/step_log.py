@@ -1,7 +1,5 @@
 """What the steps of a trainer did: loss scales and skipped steps, in memory and in a record."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -15,8 +15,6 @@ What the script asks of Apex (opt level, loss scale, batch norm in fp32) is the 
 else. An arm without casts of functions leaves them alone, as O0, O2 and O3 do.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager

@@ -10,8 +10,6 @@ The weights that it gets are fp32 by then, lifted from fp16. Its calls become th
 | a model of `network_to_half` | its `tofp16` leaves the input to the arm |
 """
 
-from __future__ import annotations
-
 import importlib
 from contextlib import suppress
 from typing import Any

@@ -3,8 +3,6 @@
 Before they are unscaled it is the other way round: a master shows the scaled gradient of its weight.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """`keep_fp32` of an arm in a script that names no model: modules are found when the script first calls them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any

@@ -1,7 +1,5 @@
 """The ledger of a script: in which types its training runs, and which of its lines set them."""
 
-from __future__ import annotations
-
 import time
 import weakref
 from types import FrameType

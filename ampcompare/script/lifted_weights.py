@@ -4,8 +4,6 @@ No number changes, since fp32 has all numbers of fp16 and bf16. Weights that are
 casts, keep their type, and each module gets inputs of the type of its own weights.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import weakref

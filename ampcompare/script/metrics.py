@@ -1,7 +1,5 @@
 """The scalars that a script logs to TensorBoard, Weights & Biases or MLflow."""
 
-from __future__ import annotations
-
 import functools
 import numbers
 import sys

@@ -4,8 +4,6 @@ What lies between a backward pass and the next forward pass, such as unscaling, 
 watched, and neither are modules that run without gradients.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections import Counter

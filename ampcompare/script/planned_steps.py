@@ -1,7 +1,5 @@
 """How many steps a script is going to make, as the loops around its first step say."""
 
-from __future__ import annotations
-
 import ast
 import linecache
 import math

@@ -1,7 +1,5 @@
 """Prepare a process for a script under an arm, and run it."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import dataclasses

@@ -1,7 +1,5 @@
 """Put an arm behind the names that a script trains by: those of `apex.amp`, and those of `torch.amp`."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import os

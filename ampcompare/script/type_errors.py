@@ -1,7 +1,5 @@
 """What an error of torch about types means where an arm has brought the types about."""
 
-from __future__ import annotations
-
 import re
 import types
 from collections.abc import Sequence

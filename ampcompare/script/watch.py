@@ -1,7 +1,5 @@
 """What the record of a script's cell holds besides its losses and steps, and the end of a cell after some steps."""
 
-from __future__ import annotations
-
 import functools
 import os
 import sys

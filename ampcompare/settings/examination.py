@@ -1,7 +1,5 @@
 """Asking another process to examine a training: a script by a request in a file, a recipe by a call. Needs no torch."""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence

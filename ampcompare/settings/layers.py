@@ -1,7 +1,5 @@
 """Merge settings from flags, environment, files and recipes, and record where each value came from."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

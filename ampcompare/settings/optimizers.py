@@ -1,7 +1,5 @@
 """The names of optimizers: built-in ones, and `module:Class`; checked without torch."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Validate a user's settings, with a one-line message for each error."""
 
-from __future__ import annotations
-
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar, get_args

@@ -1,7 +1,5 @@
 """The names of Apex and torch that mixed precision has, in one table for all that reads scripts."""
 
-from __future__ import annotations
-
 APEX = ("apex", "amp_C", "apex_C")
 ROOTS = (*APEX, "torch")
 # Of `apex.amp`, as it is since 2019.

@@ -1,7 +1,5 @@
 """Under which conditions a place of a module runs, and whether two places can run together."""
 
-from __future__ import annotations
-
 import ast
 import functools
 from collections.abc import Iterable, Iterator, Mapping

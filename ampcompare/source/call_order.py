@@ -1,7 +1,5 @@
 """Follow a function line by line, through the functions and methods of the module that it calls."""
 
-from __future__ import annotations
-
 import ast
 import itertools
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ be divided again. Lines that only IPython understands (`%time`, `!pip install`) 
 back as they were.
 """
 
-from __future__ import annotations
-
 import bisect
 import codecs
 import io

@@ -3,8 +3,6 @@
 Those of `Edits` are made by statement, as rewriting and fixes ask for them; what is left is a list of `Edit`.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterable
 from dataclasses import dataclass, field

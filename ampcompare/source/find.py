@@ -1,7 +1,5 @@
 """Find the Python files and notebooks below paths, in a stable order and each once, links or not."""
 
-from __future__ import annotations
-
 import fnmatch
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """What an object of a training script is, by what is assigned to it, or else by its name."""
 
-from __future__ import annotations
-
 import ast
 import re
 

@@ -1,7 +1,5 @@
 """Parse source with Python's own parser, which says what is wrong and where; walk trees; names and calls in them."""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

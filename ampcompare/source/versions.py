@@ -1,7 +1,5 @@
 """Which versions of libraries a source is for: what is deprecated there, and what may be written instead."""
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 

@@ -3,8 +3,6 @@
 Importing this package loads neither torch nor torchvision; each public name is imported on first use.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

@@ -1,7 +1,5 @@
 """Boxes in images: overlap, suppression of near copies, which detections are right, and average precision."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from numpy.typing import NDArray

@@ -3,8 +3,6 @@
 What files alone cannot decide passes; the process that builds the model and reads the data checks it.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence

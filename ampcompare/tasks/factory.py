@@ -1,7 +1,5 @@
 """Users' factories: `package.module:function`, looked for in the working directory last."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import inspect

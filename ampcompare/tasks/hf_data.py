@@ -1,7 +1,5 @@
 """Data sets of Hugging Face's `datasets`: a folder here, or a name on the hub. Columns are found by their types."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any

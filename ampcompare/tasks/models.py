@@ -1,7 +1,5 @@
 """From the name of a model to the model: ampcompare's, torchvision's, timm's, a user's."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence

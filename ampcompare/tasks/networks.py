@@ -1,7 +1,5 @@
 """Three small networks that fit any image size: convolutions, fully connected layers, self-attention."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

@@ -4,8 +4,6 @@ Use it as `--data ampcompare.tasks.overflow_digits:overflow_digits`, with a netw
 gradients: in fp32 such an image then does no harm.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -1,7 +1,5 @@
 """Generated images for segmentation and detection: discs, squares and triangles of different brightness in noise."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

@@ -1,7 +1,5 @@
 """The contract of a task: data, models, the loss of a batch, what an evaluation measures; and a task by its name."""
 
-from __future__ import annotations
-
 import abc
 import importlib
 from collections.abc import Callable, Mapping, Sequence

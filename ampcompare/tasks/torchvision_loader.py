@@ -5,8 +5,6 @@ A torchvision built for CUDA cannot load its compiled operators with a CPU build
 Detectors need `nms` only, as torchvision aligns regions in Python where it has no operators.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import inspect

@@ -5,8 +5,6 @@ Seed, models (fp32, CPU), synchronized batch norm, device, optimizers, `Precisio
 it, shards after the casts of a backend and before state exists, and DDP last because it records dtypes.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import inspect

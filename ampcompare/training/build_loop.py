@@ -1,7 +1,5 @@
 """From an assembled run to the loop that trains it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 

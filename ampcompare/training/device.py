@@ -1,7 +1,5 @@
 """The device that a setting names, and what a device can do: CUDA, the other accelerators of torch, and the CPU."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

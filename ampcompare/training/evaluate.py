@@ -1,7 +1,5 @@
 """The metrics of a task over a whole validation set, from exact sums."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Hashes of weights and batches: whether training moved the weights, and whether two runs had the same ones."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Sequence
 from typing import Any

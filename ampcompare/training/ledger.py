@@ -4,8 +4,6 @@ The first two steps are looked at operation by operation. After them one step in
 and of what the optimizer gets, as long as all looks together take at most a hundredth of the time.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence

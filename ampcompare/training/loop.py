@@ -1,7 +1,5 @@
 """The training step, the same for every backend, and the loop that repeats it without waiting for the device."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence

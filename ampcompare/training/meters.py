@@ -1,7 +1,5 @@
 """What is measured on a device: the time of a step, without a synchronization in the timed window, and peak memory."""
 
-from __future__ import annotations
-
 import abc
 import contextlib
 import sys

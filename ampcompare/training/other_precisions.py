@@ -4,8 +4,6 @@ Each precision gets its own models: built again in fp32, given the trained weigh
 trained stay as they are, and so do all random generators.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any

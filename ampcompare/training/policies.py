@@ -1,7 +1,5 @@
 """When a run stops early, goes back, or drops an update: one class for each policy, behind one protocol."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence

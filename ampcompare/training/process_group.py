@@ -1,7 +1,5 @@
 """The process group of a cell in one process, and the backend that a group takes."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """A whole run: epochs of the loop, each with an evaluation, until the end, divergence or a stop request."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Whether a run was asked to stop: it saves and ends at its next drain point."""
 
-from __future__ import annotations
-
 
 class StopRequest:
     """Whether a run was asked to stop.

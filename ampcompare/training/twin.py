@@ -3,8 +3,6 @@
 How far it ends from the training itself is the least difference that this training can tell.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

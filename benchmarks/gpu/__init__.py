@@ -1,7 +1,5 @@
 """What `scripts/gpu-check` runs on a GPU, part by part, and rehearses on a CPU."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

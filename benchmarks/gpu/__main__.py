@@ -1,7 +1,5 @@
 """`scripts/gpu-check`: run the parts, show a line for each, write their figures, and end with 1 where one failed."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """What every part is given: the device, the folders, the time that is left, and ways to start other processes."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import multiprocessing

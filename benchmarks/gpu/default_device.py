@@ -1,7 +1,5 @@
 """A plugin of pytest: tensors are made on CUDA where a test does not say where, as far as there is CUDA."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

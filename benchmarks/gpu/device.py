@@ -1,7 +1,5 @@
 """What the parts ask of a device, once for CUDA and once for a CPU that stands in for it in a rehearsal."""
 
-from __future__ import annotations
-
 import abc
 import gc
 import json

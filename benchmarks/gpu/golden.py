@@ -6,8 +6,6 @@ every step must be equal. Where bits differ, our engine runs again: a scenario t
 Apex.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Counts of the operations that a step dispatches: the same on every device, so that a CPU can rehearse a GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

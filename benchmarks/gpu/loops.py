@@ -5,8 +5,6 @@ its end the optimizer is torch's fused one, with `, skip` it skips on the device
 with `, drained` twenty steps run in the whole loop of ampcompare, which reads losses and scales at their end.
 """
 
-from __future__ import annotations
-
 import importlib
 import itertools
 from collections.abc import Callable

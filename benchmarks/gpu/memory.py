@@ -4,8 +4,6 @@ The arithmetic is that of `ampcompare explain`: weights, gradients, masters and 
 many parameters and a batch of one or two leaves little else; what is left is held against a share of it.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from benchmarks.gpu.context import Context

@@ -1,7 +1,5 @@
 """Networks with one fixed batch: three that fill a GPU, one that is nothing but host work, and a small twin of each."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

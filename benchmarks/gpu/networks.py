@@ -1,7 +1,5 @@
 """A network whose training draws random numbers on the device."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

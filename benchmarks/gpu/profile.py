@@ -1,7 +1,5 @@
 """Whether a profile accounts for a step on the device: parts add up, memory adds up, reasons and traces are written."""
 
-from __future__ import annotations
-
 import json
 
 from benchmarks.gpu.context import Context

@@ -1,7 +1,5 @@
 """What a part found: checks that held or not, figures, and what was left out; as one line and as a JSON file."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Whether a stopped run goes on to the same bits: every arm, the generators of the device, and NCCL on one rank."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

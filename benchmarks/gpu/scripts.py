@@ -1,7 +1,5 @@
 """Whether a user's script goes through the arms on the device: one for Apex, and what `migrate` makes of it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

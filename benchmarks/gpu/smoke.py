@@ -1,7 +1,5 @@
 """Whether everything runs at all: every arm, every way to train in parallel that one GPU allows, every command."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Mapping, Sequence

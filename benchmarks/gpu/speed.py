@@ -4,8 +4,6 @@ A ratio is taken within a round and its median is judged against a goal, widened
 loop differ (the A/A row). A rehearsal judges no times: on a busy CPU they say nothing.
 """
 
-from __future__ import annotations
-
 import statistics
 from typing import Any
 

@@ -3,8 +3,6 @@
 Checked is how often the host waits: what the arm itself needs, and not more. The rest are figures.
 """
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Whether every task trains on the device: each with the arms that people choose between, and what looks into a run."""
 
-from __future__ import annotations
-
 import json
 
 from benchmarks.gpu.context import Context

@@ -5,8 +5,6 @@ time with CUDA as the default device; tests that were written for a CPU may fail
 not judged.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 import xml.etree.ElementTree as ElementTree

@@ -1,7 +1,5 @@
 """Loops side by side on one device: a process each, one block of steps in turn, so that drift hits all alike."""
 
-from __future__ import annotations
-
 import random
 import statistics
 import time

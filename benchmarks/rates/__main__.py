@@ -3,8 +3,6 @@
 python -m benchmarks.rates order [--replicates N] [--part NAME] [--jobs 2] [--out docs/benchmarks/order]
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -8,8 +8,6 @@ CPU; so the second name has seeds of its own, the largest noise that a pair can 
 simulation, of normal noise with the spread that the runs had.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import statistics

@@ -1,7 +1,5 @@
 """The tests of `decide` for many comparisons at once, as arrays: a test holds them against it word by word."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

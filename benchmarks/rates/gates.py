@@ -6,8 +6,6 @@ Differences of pairs are normal, the margin is 0.5 points. A verdict is tested f
 tool does. A cell is the share of comparisons in which a gate fails any arm.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

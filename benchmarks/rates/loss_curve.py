@@ -12,8 +12,6 @@ keep it; arms 2 % worse called worse.
 of its own; in `planted` it has the same seeds and 0.9 of the learning rate.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Error rates of verdicts on metrics that are no counts, through the function that sums up every comparison."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 

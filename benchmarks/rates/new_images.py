@@ -13,8 +13,6 @@ the variance of a paired difference that images explain. The intervals are those
 widths in points. 10,000 repetitions for 360 images, 4,000 for 2,000, 1,500 for 10,000.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -20,8 +20,6 @@ lowered clock, and such times are invalid. Gain: wall time on one GPU over that 
 an arm, over that on one GPU of the same machine. Three tenths as many comparisons are drawn as for `order`.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

@@ -1,7 +1,5 @@
 """Comparisons of real runs under two names, of an arm with itself or with one that is off by a known amount."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ A study says how data are drawn, which function of the package judges them, and 
 replicates, streams of random numbers, processes, rates with their intervals, tables, JSON and Markdown.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

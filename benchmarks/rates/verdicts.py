@@ -17,8 +17,6 @@ are clear after the promised pairs (80 % is the promise).
 `metrics`: metrics that are no counts, one look at 5 %, usual margins; the runs of a seed share a part of their scatter.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """For tests of `ampcompare.apex`: a closed amp session after each, and what the golden comparison checked."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Models, weights and batches of the golden scenarios: integer formulas, no random numbers."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

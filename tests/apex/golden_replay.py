@@ -5,8 +5,6 @@ scenario starts from a closed session. OUTPUT receives one JSON object: the dige
 the name of each scenario what its `initial`, `steps` and `final` became (or an error).
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -1,7 +1,5 @@
 """Trajectories recorded from Apex 25.05, and from ROCm's Apex (daed8525) for O4 and O5, replayed step by step."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

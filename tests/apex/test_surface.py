@@ -3,8 +3,6 @@
 `apex-25.05-surface.json` has the names, parameters and defaults in the sources of Apex 25.05, as `ast` reads them.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import importlib

@@ -1,7 +1,5 @@
 """The Python interface: each function does what its command does, with the same options."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

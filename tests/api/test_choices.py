@@ -1,7 +1,5 @@
 """The lists of `ampcompare list`, as functions."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

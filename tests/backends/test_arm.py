@@ -1,7 +1,5 @@
 """The grammar of arms: what it takes, what it refuses and how it says so, and the canonical text."""
 
-from __future__ import annotations
-
 from importlib.metadata import EntryPoint
 
 import pytest

@@ -1,7 +1,5 @@
 """What is known of other libraries before they are imported: whether they are there, and what they will run."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A backend added by another package with a description is known to every command and to the contract tests."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What arms declare: types that follow from options in every backend alike, and their words."""
 
-from __future__ import annotations
-
 import pytest
 
 from ampcompare.backends.arm import Arm

@@ -1,7 +1,5 @@
 """Short ways to write an arm, and several arms in one text."""
 
-from __future__ import annotations
-
 import pytest
 
 from ampcompare.backends.arm import SHORTHANDS, Arm, full_name, parse_arms, same_arm

@@ -1,7 +1,5 @@
 """Suggestions for misspelled names."""
 
-from __future__ import annotations
-
 from ampcompare.base.errors import close_matches, did_you_mean
 
 

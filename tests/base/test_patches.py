@@ -1,7 +1,5 @@
 """The one place that replaces functions of torch: order, undoing, and what subscribers may do."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace

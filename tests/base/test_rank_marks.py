@@ -1,7 +1,5 @@
 """What a rank prints is marked, by whichever stream it goes."""
 
-from __future__ import annotations
-
 import io
 import os
 import sys

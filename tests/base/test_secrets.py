@@ -1,7 +1,5 @@
 """Secrets in arguments, texts and streams: what is hidden, what is not, and how it comes back."""
 
-from __future__ import annotations
-
 import html
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The check of a GPU, called in this process; its cells share the process server of one launcher."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import types

@@ -1,7 +1,5 @@
 """How the check of a GPU reads traces, replays and pytest's results, on made-up ones: these branches need no GPU."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The rehearsal of `scripts/gpu-check` on a CPU: what runs on a GPU some day runs here to its end today."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any

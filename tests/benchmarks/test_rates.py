@@ -1,7 +1,5 @@
 """Studies of error rates: their judge as arrays, their harness, and the pages that they wrote."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The command line called in this process, with one process server for all cells of recipes, and one for scripts."""
 
-from __future__ import annotations
-
 import json
 import os
 import types

@@ -1,7 +1,5 @@
 """Bad input: the exit code, one line that says what was seen and what to do, and nothing lost."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the commands print, where, and with which exit code; where settings come from."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """The options of `compare` that make an experiment of it: rows by setting, jobs, limits, files, estimates."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

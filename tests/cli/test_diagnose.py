@@ -1,7 +1,5 @@
 """`ampcompare diagnose` on a recipe, and what it refuses."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`ampcompare doctor` on this machine as it is."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

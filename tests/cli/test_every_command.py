@@ -1,7 +1,5 @@
 """Every command as users start it, once: what `scripts/test-versions` runs with each pair of versions."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

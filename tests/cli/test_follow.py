@@ -1,7 +1,5 @@
 """The commands that export and size runs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

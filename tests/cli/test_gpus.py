@@ -1,7 +1,5 @@
 """Every command that trains uses the free ones of several GPUs, which are pretended here, as are the launchers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What guards found in cells is said on stderr, and `list` and the options know the guards."""
 
-from __future__ import annotations
-
 import pytest
 
 from ampcompare.cli import main

@@ -1,7 +1,5 @@
 """A terminal that is closed while a command runs in it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select

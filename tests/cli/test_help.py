@@ -1,7 +1,5 @@
 """The help of commands: groups, the short and the long one, examples that parse, and completion by the shell."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import io

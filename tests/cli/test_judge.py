@@ -1,7 +1,5 @@
 """`ampcompare judge` as it is called."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

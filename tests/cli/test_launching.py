@@ -1,7 +1,5 @@
 """Signals to a command."""
 
-from __future__ import annotations
-
 import signal
 from contextlib import ExitStack
 

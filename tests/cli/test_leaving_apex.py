@@ -1,7 +1,5 @@
 """A newcomer with a script of Apex reaches a migrated, verified and resumed training by the proposed commands."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Arms of other libraries and packages on the command line: listed, refused, and never mixed up."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import replace

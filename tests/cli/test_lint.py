@@ -1,7 +1,5 @@
 """`ampcompare lint` as it is called."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The rows of `list runs`: what they show of a run directory, as text that steers no terminal."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The command line of `migrate`: patch on stdout, remarks on stderr, exit codes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Words that mean nothing are refused by the command itself, at once, without torch; the rest by the cell."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Options of settings take their type, choices and default from the fields of `RunConfig`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Literal, get_args, get_origin
 

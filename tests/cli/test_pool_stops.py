@@ -1,7 +1,5 @@
 """Cells that run at the same time, stopped in each way: nothing that ended is lost, nothing is left, and it resumes."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Before a matrix a few steps of each arm are trained: fifteen mistakes are said once, and healthy scripts start."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

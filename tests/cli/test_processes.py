@@ -1,7 +1,5 @@
 """The command line as users start it: imports, terminals, interruption, and a script of the Python API."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """`ampcompare profile` on a recipe, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the display shows on a terminal and elsewhere while cells run, with events that tests make up."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select

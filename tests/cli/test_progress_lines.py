@@ -1,7 +1,5 @@
 """The lines of progress at every width, from values that are given."""
 
-from __future__ import annotations
-
 import io
 import math
 import re

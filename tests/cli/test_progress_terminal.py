@@ -1,7 +1,5 @@
 """Progress of real runs on a pseudo-terminal: what is seen while they run, and what is left of it."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import signal

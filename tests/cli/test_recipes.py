@@ -1,7 +1,5 @@
 """`--recipe`, `--size`, `config` and `list recipes` on the command line."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

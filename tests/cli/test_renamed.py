@@ -1,7 +1,5 @@
 """Options that were renamed keep their old names, as flags and as environment variables."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import click

@@ -1,7 +1,5 @@
 """Where `report` writes, what it opens, and which run directory it takes by itself."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Saving, resuming and verifying by the command line."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 import sys

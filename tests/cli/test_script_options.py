@@ -1,7 +1,5 @@
 """`-- SCRIPT` of `run` and `compare`: what is refused, and with which words."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

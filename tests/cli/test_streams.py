@@ -1,7 +1,5 @@
 """Standard streams that are closed, and errors that nobody foresaw."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

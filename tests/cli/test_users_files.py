@@ -1,7 +1,5 @@
 """No command that trains a user's script changes a file of the user, however the script writes."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

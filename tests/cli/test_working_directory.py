@@ -1,7 +1,5 @@
 """Files of the working directory that have the names of libraries."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

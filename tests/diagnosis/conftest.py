@@ -1,7 +1,5 @@
 """What all tests of diagnoses share."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -10,8 +10,6 @@ A loop gets a precision and trains; the place of a planted fault is the name of 
 or an option of the arm. Networks of `written` compute their loss themselves, as models of a library do.
 """
 
-from __future__ import annotations
-
 import functools
 from collections import OrderedDict
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """Loops that train a small model until they are stopped."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from typing import Any

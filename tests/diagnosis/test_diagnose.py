@@ -1,7 +1,5 @@
 """Diagnoses of loops: planted faults are named and cured, healthy networks are left alone."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Explanations made from tables: rightly worded, and runnable where they show a script."""
 
-from __future__ import annotations
-
 import shlex
 import subprocess
 import sys

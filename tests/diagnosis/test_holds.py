@@ -1,7 +1,5 @@
 """`holds` passes on healthy modules, losses and steps, and names module, operation and line of a broken one."""
 
-from __future__ import annotations
-
 import math
 from collections import OrderedDict
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The three laws on what a prefix has shown."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

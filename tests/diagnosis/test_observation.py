@@ -1,7 +1,5 @@
 """What is seen of a model, and what happens where it cannot be."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

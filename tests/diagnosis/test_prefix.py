@@ -1,7 +1,5 @@
 """What 16-bit weights lose of an update, now and at the learning rates ahead, in exact arithmetic."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

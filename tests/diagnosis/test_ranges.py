@@ -1,7 +1,5 @@
 """Counts of a tensor against a dump of all of its values."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 

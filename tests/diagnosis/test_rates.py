@@ -1,7 +1,5 @@
 """The learning rates still to come, against those that the schedulers give later."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

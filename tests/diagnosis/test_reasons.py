@@ -1,7 +1,5 @@
 """Why a result is not finite in the arm alone, from the results that a watch has seen."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """The search for the smallest change, with runs that answer at once."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

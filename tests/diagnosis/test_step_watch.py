@@ -1,7 +1,5 @@
 """Which gradients of a step count, those that its optimizers use, and lines that run in fp32."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

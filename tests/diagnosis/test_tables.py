@@ -1,7 +1,5 @@
 """The tables that explanations are made from, held against the engine and against torch."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

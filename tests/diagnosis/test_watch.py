@@ -1,7 +1,5 @@
 """Operations that must not be repeated, and the norms that errors are computed from."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """A pool of rank processes, started once for the session: functions of a test module run on all ranks at once."""
 
-from __future__ import annotations
-
 import json
 import os
 import select

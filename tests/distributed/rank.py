@@ -4,8 +4,6 @@ Each line that a rank gets is a JSON object with file, function, rank, world_siz
 The outcome is saved to `result`: ("returned", value) or ("raised", traceback).
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """Training on ranks without a launcher: the session of a configuration, as a cell makes it."""
 
-from __future__ import annotations
-
 import torch
 
 from ampcompare.settings.config import RunConfig

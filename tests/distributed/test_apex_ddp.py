@@ -1,7 +1,5 @@
 """Gradients under Apex's DistributedDataParallel on gloo: every option, accumulation, unused parameters, groups."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 from typing import Any

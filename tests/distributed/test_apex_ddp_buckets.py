@@ -1,7 +1,5 @@
 """The buckets of Apex's DistributedDataParallel: which gradients are reduced together, and in which order."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

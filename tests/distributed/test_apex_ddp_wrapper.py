@@ -1,7 +1,5 @@
 """What Apex's DistributedDataParallel takes, warns of and refuses, and what it leaves of the model."""
 
-from __future__ import annotations
-
 import copy
 import io
 import warnings

@@ -1,7 +1,5 @@
 """SyncBatchNorm on gloo against batch norm over the whole batch in fp64, and the conversion of models."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

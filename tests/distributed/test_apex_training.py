@@ -1,7 +1,5 @@
 """Amp on two ranks under Apex's wrapper: skips and accumulation; and `Reducer`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The share of a step that reducing gradients takes, on two ranks of which nothing else is written down afterwards."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

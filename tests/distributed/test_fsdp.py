@@ -1,7 +1,5 @@
 """Training with weights in shards: two ranks are one rank, and a run survives stops and another number of ranks."""
 
-from __future__ import annotations
-
 import copy
 import math
 import shutil

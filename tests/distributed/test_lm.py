@@ -1,7 +1,5 @@
 """Language modelling over ranks: lines of unequal length weigh as in one process, whether or not blocks run again."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

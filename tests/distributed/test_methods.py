@@ -1,7 +1,5 @@
 """Methods of training over two ranks: both do the same at the same step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

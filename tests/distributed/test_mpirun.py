@@ -1,7 +1,5 @@
 """Processes that Open MPI's mpirun starts join as ranks, as those of torchrun do."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

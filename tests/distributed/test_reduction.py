@@ -1,7 +1,5 @@
 """The type in which gradients are averaged over ranks, and gradients that add up in fp32, on two gloo ranks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

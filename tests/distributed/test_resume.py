@@ -1,7 +1,5 @@
 """Runs of two ranks that stop at a random step and go on, on as many ranks and on another number of them."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from collections.abc import Callable

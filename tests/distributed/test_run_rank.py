@@ -1,7 +1,5 @@
 """A cell as its ranks see it, in processes of a pool: how they connect, and how they report a failure."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

@@ -1,7 +1,5 @@
 """Training over several gloo ranks: they stay equal, and equal to one process that sees the whole batch."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from functools import cache

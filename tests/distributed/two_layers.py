@@ -1,7 +1,5 @@
 """A model of which each rank may use another part, and the gradients that all ranks should have."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`docker/check_apex.py` on packages made for it: what passes, and each way to fail with its reason."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

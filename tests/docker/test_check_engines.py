@@ -1,7 +1,5 @@
 """`docker/check_engines.py`: what it measures, which differences it sees, and what it says without Apex."""
 
-from __future__ import annotations
-
 import copy
 import math
 import os

@@ -1,7 +1,5 @@
 """`scripts/docker-build`, `docker-run` and `docker-test` with stand-ins for the engines: what they would call."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

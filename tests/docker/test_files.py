@@ -1,7 +1,5 @@
 """The files that images are made of: pins that are whole, a context without ballast, and no Apex but the base's."""
 
-from __future__ import annotations
-
 import fnmatch
 import re
 import runpy

@@ -1,7 +1,5 @@
 """The files of the forge: they parse, and the workflow runs the scripts that developers run."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

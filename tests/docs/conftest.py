@@ -1,7 +1,5 @@
 """The example backend, registered by files alone, as an installed package would be."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The GitHub Action: the shell of its steps, run as a runner does, with stand-ins for ampcompare and gh."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

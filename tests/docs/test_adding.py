@@ -1,7 +1,5 @@
 """The pages "Add a ...": dummies, added to a copy of the package as the pages say, appear where they have to."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The table of options in docs/choosing.md."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

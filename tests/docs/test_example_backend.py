@@ -1,7 +1,5 @@
 """The example of a backend in another package: found by its entry point, and true to the contract."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

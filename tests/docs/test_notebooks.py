@@ -1,7 +1,5 @@
 """The notebooks of examples/: run in a real kernel, and shown on the site with their outputs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import ModuleType

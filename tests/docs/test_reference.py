@@ -1,7 +1,5 @@
 """Pages that state facts about the program: options, settings, exit codes, error messages, the site's configuration."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import sys

@@ -1,7 +1,5 @@
 """The pages about the inside of the package: rooms, floors, and where to look for what."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The published JSON Schemas: current, and true of the stored file of every schema number."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from pathlib import Path

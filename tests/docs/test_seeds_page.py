@@ -1,7 +1,5 @@
 """The page on the seed documents: what it points to exists."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The page of symptoms and messages: the words of users, commands that exist, and a site whose search finds them."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The pairs of Python and torch that are claimed, run, and written down: each place names the same."""
 
-from __future__ import annotations
-
 import re
 import runpy
 import sys

@@ -1,7 +1,5 @@
 """Diagnoses of scripts: each run is a process that has torch loaded."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """How long running cells and the rest of a matrix take, on simulated matrices with a clock in the test's hands."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Plans with varied settings, several cells at once, seeds by need, and estimates; no process is started."""
 
-from __future__ import annotations
-
 import math
 import statistics
 import threading

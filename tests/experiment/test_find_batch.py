@@ -1,7 +1,5 @@
 """The largest batch of each arm, with a launcher that trains nothing."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The journal of a run directory: what is a look, what is none, what is said of it; no process is started."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """What the first steps of a script and of a recipe tell of the rest."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

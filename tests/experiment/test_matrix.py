@@ -1,7 +1,5 @@
 """The rows of a comparison, and which of them the others are compared with."""
 
-from __future__ import annotations
-
 import pytest
 
 from ampcompare.base.errors import ConfigError

@@ -1,7 +1,5 @@
 """One command at a time in a run directory, and never one that is dead."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

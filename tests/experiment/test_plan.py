@@ -1,7 +1,5 @@
 """The text of seeds."""
 
-from __future__ import annotations
-
 import pytest
 
 from ampcompare.base.errors import ConfigError

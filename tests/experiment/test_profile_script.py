@@ -1,7 +1,5 @@
 """Profiles of scripts: each arm is a process that has torch loaded."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Another reference for runs that exist: one more look, which is counted."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The plan on disk, and the steps in which a plan runs, each by itself: no process starts."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Which run directories there are, and what each of them says about itself."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

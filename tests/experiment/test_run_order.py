@@ -1,7 +1,5 @@
 """The order of cells: equal mean positions, a fresh draw per plan, and what a run directory records of it."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The matrix as it runs: shared weights and batches, crashing arms, and going on where an earlier call stopped."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """A comparison ends where its code changes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Whether a run that was resumed equals the unbroken one: what is compared, and what is said of a difference."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

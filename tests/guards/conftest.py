@@ -1,7 +1,5 @@
 """Scripts with and without a mistake, run in this process under the guards."""
 
-from __future__ import annotations
-
 import runpy
 import warnings
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """A guard is one class in one file: found, listed, reported and documented."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -1,7 +1,5 @@
 """Hooks on imports, of which several may wait for one module."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The guards come and go without a trace, wait for torch, and speak once for each line."""
 
-from __future__ import annotations
-
 import os
 import sys
 import warnings

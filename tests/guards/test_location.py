@@ -1,7 +1,5 @@
 """Where in the user's code an error came from."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

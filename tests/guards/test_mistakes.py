@@ -1,7 +1,5 @@
 """Each guard on one script that has its mistake and on the same script without it."""
 
-from __future__ import annotations
-
 import pytest
 
 from ampcompare.base.errors import GuardError

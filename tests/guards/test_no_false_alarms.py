@@ -1,7 +1,5 @@
 """Scripts without a mistake that look a little like one: documented recipes of torch.amp and Apex, and harder ones."""
 
-from __future__ import annotations
-
 import pytest
 
 RECIPES = {

@@ -1,7 +1,5 @@
 """Lightning's `Trainer` with a precision plugin of ampcompare."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The pytest plugin, in the test suite of a project that is not ampcompare."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Arms behind the names of this process."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -4,8 +4,6 @@
 interpreter, for what has to do with how processes start and end, and with what is imported.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import subprocess

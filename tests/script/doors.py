@@ -1,7 +1,5 @@
 """The cross of arms, doors and optimizers in scripts: what ran is what was declared, or the arm was refused at once."""
 
-from __future__ import annotations
-
 TYPES = (
     *("state=fp32", "state=bf16", "masters=fp32", "masters=fp32,grads=fp32", "masters=fp32,state=bf16"),
     *("kahan", "rounding=stochastic", "keep_fp32=0"),

@@ -1,7 +1,5 @@
 """The parts of a small Apex script: arms that it runs under, a network and its batches."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

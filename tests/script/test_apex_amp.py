@@ -1,7 +1,5 @@
 """What each call of `apex.amp` does in a script that runs under another arm, and what is refused."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from typing import Any
 

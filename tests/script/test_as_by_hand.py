@@ -1,7 +1,5 @@
 """An Apex script under other arms trains as the same script written by hand for them, bit for bit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """No arm is inert in any door of a script: what ran is what was declared, or the arm is refused with a reason."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

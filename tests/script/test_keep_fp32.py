@@ -1,7 +1,5 @@
 """`keep_fp32` where a script names no model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """The ledger of scripts: in which types each trains, which line set them, and what under an arm is not as declared."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

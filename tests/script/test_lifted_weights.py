@@ -1,7 +1,5 @@
 """A script that holds 16-bit weights trains under an arm as the same script with those weights in fp32, bit for bit."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Scalars that a script logs are caught."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Each option of an arm acts in a script as in ampcompare's own loop, bit for bit, however the script is written."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Hashes of first batches and weights, and the seed."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

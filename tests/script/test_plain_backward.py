@@ -1,7 +1,5 @@
 """Backward passes of a script outside of `scale_loss`, next to those inside."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """How many steps a script is going to make, as its loops say."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

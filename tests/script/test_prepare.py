@@ -1,7 +1,5 @@
 """A script under `ampcompare exec --arm`, in a process of its own."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A script for `torch.amp` under other arms: what stands behind its names, and what is refused."""
 
-from __future__ import annotations
-
 import re
 from contextlib import nullcontext
 from typing import Any

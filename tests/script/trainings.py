@@ -1,7 +1,5 @@
 """Trainings of which each step is written in several ways: as plain scripts, by hand for a library, as our loop."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The settings of a run: what is checked when they are built."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """The names of precisions to evaluate in, and the settings that hold them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

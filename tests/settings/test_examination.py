@@ -1,7 +1,5 @@
 """What the function of a child process raises is raised again by the caller."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How settings of several sources come together, and what is said of where they came from."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

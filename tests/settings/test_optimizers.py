@@ -1,7 +1,5 @@
 """Names of optimizers, read without torch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The recipes that ship: each is complete, can be planned at every scale, and has its published figures in place."""
 
-from __future__ import annotations
-
 import pytest
 
 from ampcompare.base.errors import ConfigError

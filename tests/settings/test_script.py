@@ -1,7 +1,5 @@
 """Metrics, arguments and the file of a user's script."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

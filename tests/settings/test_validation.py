@@ -1,7 +1,5 @@
 """Mistakes in what a user wrote: each is named, with what was meant, and all are told at once."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A document, a notebook too, that is written back without a change is the same file to the byte."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

@@ -1,7 +1,5 @@
 """Which files below a path are source."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path

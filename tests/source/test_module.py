@@ -1,7 +1,5 @@
 """What a module knows of its names, and in which order and under which conditions its lines run."""
 
-from __future__ import annotations
-
 import ast
 from textwrap import dedent
 

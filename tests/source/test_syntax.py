@@ -1,7 +1,5 @@
 """Python's parser, with one kind of error."""
 
-from __future__ import annotations
-
 import ast
 
 import pytest

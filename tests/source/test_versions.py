@@ -1,7 +1,5 @@
 """Versions of libraries that a source is for."""
 
-from __future__ import annotations
-
 import pytest
 
 from ampcompare.base.errors import ConfigError

@@ -1,7 +1,5 @@
 """Tiny data sets on disk, and a folder in which users' modules can be written and imported."""
 
-from __future__ import annotations
-
 import random
 import sys
 from collections.abc import Callable, Iterator

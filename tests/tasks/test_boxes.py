@@ -1,7 +1,5 @@
 """Overlap, suppression, right detections and average precision, against counts by hand and by loops."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

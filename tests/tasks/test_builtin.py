@@ -1,7 +1,5 @@
 """The data sets that need no files."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """The lists of data sets and models."""
 
-from __future__ import annotations
-
 import importlib
 import subprocess
 import sys

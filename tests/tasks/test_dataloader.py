@@ -1,7 +1,5 @@
 """What every data set promises about its batches, for each way in which one is made."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterable
 from pathlib import Path

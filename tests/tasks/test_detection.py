@@ -1,7 +1,5 @@
 """Detection: boxes of generated shapes, average precision of a batch, and models that are detectors."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

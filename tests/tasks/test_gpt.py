@@ -1,7 +1,5 @@
 """The causal transformer: no look ahead, positions, sizes, and casts that reach its attention."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """The generated text: the same everywhere."""
 
-from __future__ import annotations
-
 import hashlib
 
 from ampcompare.tasks.lm import sentences

@@ -1,7 +1,5 @@
 """Data sets of Hugging Face in local folders: columns are found by their types."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Images in folders."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

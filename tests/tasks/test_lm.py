@@ -1,7 +1,5 @@
 """Language modelling: what it measures, filling that has no part in it, and that it is learned."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Models by name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Names of models and data sets, checked by files alone."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

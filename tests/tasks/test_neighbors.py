@@ -1,7 +1,5 @@
 """Modules of the working directory that import each other after their factory was called."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

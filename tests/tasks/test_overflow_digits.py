@@ -1,7 +1,5 @@
 """Digits with a few very bright pixels."""
 
-from __future__ import annotations
-
 import torch
 
 from ampcompare.tasks.data import SampleOptions

@@ -1,7 +1,5 @@
 """Regression: units, the constant guess, users' tables, and that it is learned."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """The loss, and that the data sets can be learned."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

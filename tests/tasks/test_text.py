@@ -1,7 +1,5 @@
 """Text as samples: windows, lines with masks, files, and what cannot be read."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

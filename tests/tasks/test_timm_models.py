@@ -1,7 +1,5 @@
 """Models of timm by name: what timm is asked for, shown by a stand-in for the package, which CI does not install."""
 
-from __future__ import annotations
-
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any

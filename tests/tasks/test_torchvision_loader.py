@@ -1,7 +1,5 @@
 """Importing torchvision beside whatever torch there is. Processes of their own, as an import happens once in each."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

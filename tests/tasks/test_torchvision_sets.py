@@ -1,7 +1,5 @@
 """MNIST and its kin, from files written here; nothing is downloaded."""
 
-from __future__ import annotations
-
 import socket
 import time
 import urllib.request

@@ -1,7 +1,5 @@
 """Models of Transformers by name, shown by a stand-in for the package, which CI does not install."""
 
-from __future__ import annotations
-
 import os
 import sys
 from types import ModuleType, SimpleNamespace

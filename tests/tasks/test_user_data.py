@@ -1,7 +1,5 @@
 """Users' factories of data."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Test-time augmentation: what the views are, and that their logits are averaged."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """The end of O1's patches after each test, and a small run with an average that several files train."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Sessions of one process on the CPU, and what comes of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Any
 

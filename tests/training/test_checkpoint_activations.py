@@ -1,7 +1,5 @@
 """Activations that are computed again: the same numbers under every arm, in less memory."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Every arm keeps the contract in a compiled model, and channels last stay."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

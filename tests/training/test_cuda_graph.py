@@ -1,7 +1,5 @@
 """A recorded step, repeated from a tape of its operations on the same memory, goes on as one that is run."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Callable, Iterator

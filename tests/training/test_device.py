@@ -1,7 +1,5 @@
 """What a device can do, on accelerators that are made here."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

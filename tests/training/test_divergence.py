@@ -1,7 +1,5 @@
 """When a run counts as diverged."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The moving average of the weights: its values for every arm, and that it leaves the training weights alone."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

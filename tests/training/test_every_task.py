@@ -1,7 +1,5 @@
 """Every task that ships under every arm: it trains, O0 is fp32, batches are equal, and it resumes exactly."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import itertools

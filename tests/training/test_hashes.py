@@ -1,7 +1,5 @@
 """Hashes of weights: what changes them and what does not."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """The ledger of ampcompare's own loop: what ran is what each arm declares, in unchanged bits, and lies are seen."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

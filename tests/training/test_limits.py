@@ -1,7 +1,5 @@
 """Limits and ends that a user sets."""
 
-from __future__ import annotations
-
 import pytest
 
 from ampcompare.results.records.evaluation import EpochResult

@@ -1,7 +1,5 @@
 """The one loop against a hand-written one, and what it records."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

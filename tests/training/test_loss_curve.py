@@ -1,7 +1,5 @@
 """The points of a run that stay in its record."""
 
-from __future__ import annotations
-
 import json
 import math
 

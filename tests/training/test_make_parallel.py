@@ -1,7 +1,5 @@
 """What a configuration of replicas becomes, and what is refused."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

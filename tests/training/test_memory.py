@@ -1,7 +1,5 @@
 """The meters of peak memory."""
 
-from __future__ import annotations
-
 import gc
 import sys
 from types import SimpleNamespace

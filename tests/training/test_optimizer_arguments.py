@@ -1,7 +1,5 @@
 """Settings and arguments against what an optimizer takes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """From the name of an optimizer to its class."""
 
-from __future__ import annotations
-
 import sys
 import types
 

@@ -1,7 +1,5 @@
 """Groups of parameters, and rates adapted layer by layer, for every arm."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Trained weights in other precisions: what is measured, and that the trained run stays as it was to the last bit."""
 
-from __future__ import annotations
-
 import random
 from contextlib import nullcontext
 from typing import Any

@@ -1,7 +1,5 @@
 """Batches that are fetched ahead are the same, in the same order."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

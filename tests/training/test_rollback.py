@@ -1,7 +1,5 @@
 """Back to the last good state: all of it, for every arm, a limited number of times."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

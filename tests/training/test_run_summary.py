@@ -1,7 +1,5 @@
 """From steps and evaluations to the numbers of a run."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

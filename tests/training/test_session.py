@@ -1,7 +1,5 @@
 """Whole runs: assembly, evaluation, divergence, emulated half."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

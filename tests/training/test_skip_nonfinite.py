@@ -1,7 +1,5 @@
 """Updates with a non-finite loss are dropped by every arm, as if the batch had not been there."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Outliers and halves of step times, by hand and for the shapes that machines have."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

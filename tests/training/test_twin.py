@@ -1,7 +1,5 @@
 """Weights of a twin."""
 
-from __future__ import annotations
-
 import torch
 
 from ampcompare.training.twin import change_optimized_weights, change_weights

@@ -1,7 +1,5 @@
 """What a whole run does when losses are not finite, scales fall, or it is good enough."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Training on a device without float64: no step computes in it, and results are measured on the host."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -5,8 +5,6 @@
 Source: Apex 25.05, `apex.amp`.
 """
 
-from __future__ import annotations
-
 from . import lists
 from . import opt as opt  # available after `import apex.amp`, as in Apex
 from ._amp_state import _amp_state, master_params

@@ -1,7 +1,5 @@
 """Version of the amp interface, as Apex numbers it."""
 
-from __future__ import annotations
-
 __all__ = ["VERSION", "__version__"]
 
 VERSION = (0, 1, 0)

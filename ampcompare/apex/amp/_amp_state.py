@@ -3,8 +3,6 @@
 `ampcompare.apex.amp._amp_state` (the attribute of the package) is the state object; scripts read and write its fields.
 """
 
-from __future__ import annotations
-
 import atexit
 import weakref
 from collections.abc import Callable, Iterator, Sequence

@@ -3,8 +3,6 @@
 Source: Apex 25.05, `apex/amp/amp.py`; later wrappers sit outside earlier ones, in Apex's order.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, TypeVar

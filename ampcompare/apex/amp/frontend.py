@@ -3,8 +3,6 @@
 Source: Apex 25.05, `apex/amp/frontend.py`; scripts parse the printed lines.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import MutableMapping
 from typing import Any

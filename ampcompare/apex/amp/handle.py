@@ -6,8 +6,6 @@ O1 casts a weight on first use. Later iterations cast weights ahead in that orde
 small enough for gradients to arrive while the backward pass runs, as gradient reduction needs it.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager

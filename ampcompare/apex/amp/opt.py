@@ -3,8 +3,6 @@
 Source: Apex 25.05, `apex/amp/opt.py`, whose `scale_loss` raises since `unscale` took other arguments.
 """
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager
 from typing import Any
 

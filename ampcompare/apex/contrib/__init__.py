@@ -1,7 +1,5 @@
 """The parts of `apex.contrib` that scripts import; what is absent is listed in `docs/apex-surface.md`."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

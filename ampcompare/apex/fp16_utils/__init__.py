@@ -1,7 +1,5 @@
 """The older tools of Apex for mixed precision: converted models, master parameters by hand, and `FP16_Optimizer`."""
 
-from __future__ import annotations
-
 from ampcompare.apex.fp16_utils.fp16_optimizer import FP16_Optimizer
 from ampcompare.apex.fp16_utils.fp16util import (
     BN_convert_float,

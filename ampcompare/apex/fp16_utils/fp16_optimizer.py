@@ -1,7 +1,5 @@
 """`FP16_Optimizer`: any optimizer, working on fp32 copies of the fp16 parameters that it was built with."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping
 from typing import Any

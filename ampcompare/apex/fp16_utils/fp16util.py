@@ -3,8 +3,6 @@
 Source: Apex 25.05, `apex.fp16_utils.fp16util`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 Source: Apex 25.05, `apex.fp16_utils.loss_scaler`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """`MLP`: linear layers, each followed by the same activation, the last one too."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import pairwise

@@ -4,8 +4,6 @@
 in `ampcompare.apex.amp_C`.
 """
 
-from __future__ import annotations
-
 from ampcompare.apex.multi_tensor_apply.multi_tensor_apply import MultiTensorApply
 
 __all__ = ["MultiTensorApply", "multi_tensor_applier"]

@@ -5,8 +5,6 @@ tensor. Here the small tensors share one product over a flat copy. A large tenso
 device and needs no copy. Each element is computed by the same operation in the same dtype, so the bits are the same.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The object through which legacy code calls an operation of `amp_C`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 

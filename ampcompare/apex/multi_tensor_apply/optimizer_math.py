@@ -4,8 +4,6 @@ Parameters, state and (where said) gradients are updated in place and rounded to
 Source: Apex 25.05, the mathematics of its `amp_C` kernels.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

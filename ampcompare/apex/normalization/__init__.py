@@ -1,7 +1,5 @@
 """Layer and RMS normalization with the names, arguments and dtypes of `apex.normalization`."""
 
-from __future__ import annotations
-
 from ampcompare.apex.normalization.fused_layer_norm import (
     FusedLayerNorm,
     FusedRMSNorm,

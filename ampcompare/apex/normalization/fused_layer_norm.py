@@ -6,8 +6,6 @@ pass keeps the input, or with `memory_efficient` the output, so that the memory 
 Source: Apex 25.05, `apex.normalization.fused_layer_norm`.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar

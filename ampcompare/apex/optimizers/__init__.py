@@ -1,7 +1,5 @@
 """Optimizers with the names, arguments, state layout and mathematics of `apex.optimizers`, on torch's list kernels."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ampcompare.apex.optimizers.fused_adagrad import FusedAdagrad

@@ -1,7 +1,5 @@
 """`FusedAdagrad`: Adagrad without learning-rate decay."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

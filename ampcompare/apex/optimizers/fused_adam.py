@@ -1,7 +1,5 @@
 """`FusedAdam`: Adam and AdamW with fp32 moments for parameters of any width."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """`FusedLAMB`: LAMB with clipping by the norm of all gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`FusedNovoGrad`: NovoGrad, with one second moment for each tensor."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import Any

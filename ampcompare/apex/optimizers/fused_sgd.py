@@ -1,7 +1,5 @@
 """`FusedSGD`: SGD with momentum that can write fp16 model weights together with their fp32 masters."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """`LARC`: layer-wise adaptive rate control around any optimizer."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

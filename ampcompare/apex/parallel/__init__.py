@@ -3,8 +3,6 @@
 `LARC` is the module that contains the class of that name, as in Apex.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch.distributed import ReduceOp

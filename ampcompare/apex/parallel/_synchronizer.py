@@ -5,8 +5,6 @@ round records the order of arrival and reduces at its end; later ones reduce a b
 order, so that every rank issues its collectives in the same order.
 """
 
-from __future__ import annotations
-
 import weakref
 import zlib
 from collections.abc import Callable, Iterable, Sequence

@@ -3,8 +3,6 @@
 Source: Apex 25.05, `apex.parallel.DistributedDataParallel`; what differs is in `docs/deviations.md`.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The module from which scripts import the `SyncBatchNorm` of Apex without kernels; it is the only one here."""
 
-from __future__ import annotations
-
 from .optimized_sync_batchnorm import SyncBatchNorm
 
 __all__ = ["SyncBatchNorm"]

@@ -3,8 +3,6 @@
 `find_spec("apex.amp")` would execute `apex`, which may be broken, so an installation is identified by its files.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """What the result of a cell depends on outside its configuration: versions, processor, variables of the environment."""
 
-from __future__ import annotations
-
 import functools
 import os
 import platform

@@ -3,8 +3,6 @@
 No file there, such as `json.py`, is then taken for a library. Python has found this package before, wherever it lies.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -4,8 +4,6 @@ Accelerators besides CUDA and ROCm train what needs nothing but torch: one proce
 in 16-bit weights.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

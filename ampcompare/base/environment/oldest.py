@@ -1,7 +1,5 @@
 """Refuse a Python or torch that is too old, in one line, before anything of either fails; imports nothing."""
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -1,7 +1,5 @@
 """The packages of this environment: versions, entry points, whether a module can be imported, and quiet imports."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import logging

@@ -1,7 +1,5 @@
 """Rank and world size of this process, read from the environment. Imports no torch."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket

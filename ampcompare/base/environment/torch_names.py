@@ -1,7 +1,5 @@
 """What an error means if torch lacks a name which the package uses: some are private, and no version promises them."""
 
-from __future__ import annotations
-
 import types
 from pathlib import Path
 from traceback import walk_tb

@@ -9,8 +9,6 @@ A file has a name that does not change when its project is copied elsewhere: its
 or below the entry of the search path where it was found; else it starts with `..`, or is a full path.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

@@ -3,8 +3,6 @@
 Every fault is a `FileFault`, whose text says in one line what is wrong; callers add the name of the file.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -1,7 +1,5 @@
 """The names of the files in a run directory and in the folders of its cells; no other file of the package has them."""
 
-from __future__ import annotations
-
 import os
 from pathlib import PurePosixPath
 

@@ -1,7 +1,5 @@
 """The files of a folder at one moment: where they lie, when they were written, and how large they are."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Iterator

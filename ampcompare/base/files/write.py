@@ -1,7 +1,5 @@
 """Write files in one move, so that a reader or a crash never meets half of one."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable, Iterator

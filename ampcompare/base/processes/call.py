@@ -1,7 +1,5 @@
 """Call one function in a child process and report how it ended."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -3,8 +3,6 @@
 It imports nothing of this package, so that a broken installation fails in the function that is asked, not before.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import importlib.util

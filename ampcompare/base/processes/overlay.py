@@ -8,8 +8,6 @@ namespace the kernel cannot copy a folder of another owner: there, writes succee
 the folders of temporary files, and those that are named.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno

@@ -8,8 +8,6 @@ Where the machine allows no overlays, the processes run in copies of the folders
 holds for all paths that begin at the working directory or at the script.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

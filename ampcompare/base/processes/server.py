@@ -15,8 +15,6 @@ The answers are lines of JSON, each with an `event`: `ready`, once; `begin`, wit
 heeds signals; `exit`, with `pid`, and `code`, which is negative for a signal.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib

@@ -5,8 +5,6 @@ a checkout too, whose folder comes last: a file of the working directory with th
 is never imported.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import runpy

@@ -1,7 +1,5 @@
 """Working copies of folders, in which a user's code runs where the machine allows no overlay (`overlay.py`)."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Collection, Iterator, Sequence

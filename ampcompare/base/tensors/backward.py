@@ -1,7 +1,5 @@
 """Start a backward pass from a given gradient, at a fraction of the cost of `Tensor.backward`."""
 
-from __future__ import annotations
-
 import inspect
 
 import torch

@@ -5,8 +5,6 @@ kernel of the first target's dtype on all of them and writes garbage (pytorch#17
 launch for each tensor.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 

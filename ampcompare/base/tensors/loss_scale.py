@@ -1,7 +1,5 @@
 """The rule by which a dynamic loss scale moves: on the host, and on a device whose overflow flag nobody reads."""
 
-from __future__ import annotations
-
 import math
 
 import torch

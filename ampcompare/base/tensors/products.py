@@ -1,7 +1,5 @@
 """Operations as torch dispatches them, and the multiply-adds of products by the type of their operands."""
 
-from __future__ import annotations
-
 import abc
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 torch.distributed.tensor takes a second to import. Until something has imported it, no tensor is sharded.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

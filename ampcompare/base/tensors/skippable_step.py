@@ -13,8 +13,6 @@ device has computed it, unless it is behind by a whole forward and backward pass
 has work meanwhile.
 """
 
-from __future__ import annotations
-
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

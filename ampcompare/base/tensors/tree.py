@@ -1,7 +1,5 @@
 """Tensors inside tuples, lists, dicts and dataclasses: change each of them, read their types, find where two differ."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import math

@@ -4,8 +4,6 @@ The loop has no branch for it: `torch.autograd.backward` is replaced while a pro
 optimizers and modules.
 """
 
-from __future__ import annotations
-
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator

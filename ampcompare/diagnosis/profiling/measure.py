@@ -1,7 +1,5 @@
 """One run of a loop under an arm, profiled."""
 
-from __future__ import annotations
-
 import csv
 import re
 import time

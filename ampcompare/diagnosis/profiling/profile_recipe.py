@@ -1,7 +1,5 @@
 """The profile of an arm on a recipe, as plain data. Runs in a child process: O1 patches torch."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator

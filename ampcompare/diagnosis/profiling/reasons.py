@@ -4,8 +4,6 @@ A rule gives a reason only from figures of this profile. What costs nothing on a
 from its tensor cores, is counted here and marked `on_gpu`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 
 from ampcompare.diagnosis.profiling.trace import is_half

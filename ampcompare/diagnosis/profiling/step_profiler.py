@@ -4,8 +4,6 @@ The loop calls `end_step` after each of its steps; it is not asked for anything 
 profiler and give the time of the step, to which the parts of the profiled ones are scaled.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import statistics

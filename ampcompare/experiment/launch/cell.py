@@ -6,8 +6,6 @@ checkpoint, so that the same command again is always right. Under torchrun, mpir
 exit code is 3 where the cell failed, and 143 where it was asked to stop and has saved.
 """
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import sys

@@ -1,7 +1,5 @@
 """The files in the folder of a cell: settings, record, steps, logs, progress, and those of an earlier run."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

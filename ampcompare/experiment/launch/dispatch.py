@@ -1,7 +1,5 @@
 """Choose the launcher of each cell: this machine, Slurm or Ray."""
 
-from __future__ import annotations
-
 import queue
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One process per cell, forked from a server that has torch imported."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

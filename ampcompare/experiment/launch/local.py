@@ -1,7 +1,5 @@
 """Cells on this machine, whatever each needs: a fork, several ranks, or a user's script."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal

@@ -1,7 +1,5 @@
 """The rendezvous of torchrun's agent on one machine: the only agent, so that it opens no port."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 from torch.distributed import HashStore  # type: ignore[attr-defined]

@@ -1,7 +1,5 @@
 """Several processes per cell, started by torchrun or one by one."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The places of a machine where cells run at the same time: GPUs, and cores that no other cell uses."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """What the queues of Slurm and Ray have in common: cells that run before anyone waits for them."""
 
-from __future__ import annotations
-
 import abc
 import functools
 from collections.abc import Callable, Collection, Iterator, Sequence

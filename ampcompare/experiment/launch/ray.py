@@ -4,8 +4,6 @@ A task trains its cell as the command of a cell does. Where it sees the run dire
 a folder of its own machine, whose files come back when it ends.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """Cells as Slurm jobs: tasks of job arrays, which submitit submits and each of which runs the command of its cell."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import math

@@ -4,8 +4,6 @@
 or SIGTERM, ends every rank and the agent. When a rank fails, `failure.json` in the folder reports which one, and how.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

@@ -3,8 +3,6 @@
 Slurm sends SIGTERM before it takes a machine away, and a terminal that is closed sends SIGHUP.
 """
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import threading

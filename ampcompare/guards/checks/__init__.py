@@ -3,8 +3,6 @@
 The files import torch inside functions, so that the texts of the guards can be listed without it.
 """
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 

@@ -1,7 +1,5 @@
 """Guard of checkpoints: they must contain the state of amp."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Thresholds for continuous integration, checked for each arm of a comparison."""
 
-from __future__ import annotations
-
 import math
 import re
 import statistics

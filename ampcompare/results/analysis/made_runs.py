@@ -1,7 +1,5 @@
 """Records that no training made, for tests of what reads records: reports, verdicts, gates."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """Summarize records as rows of the table, each with its verdicts against the reference."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence

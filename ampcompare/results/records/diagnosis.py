@@ -1,7 +1,5 @@
 """What a diagnosis leaves behind: ranges, errors and faults by module and operation, and cures that were tested."""
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 from pydantic import Field

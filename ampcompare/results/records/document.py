@@ -3,8 +3,6 @@
 Non-finite numbers are written as the strings "nan", "inf" and "-inf", since JSON has none.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """What really ran: in which type each part of a training step was held or computed, and who set it."""
 
-from __future__ import annotations
-
 from pydantic import Field
 
 from ampcompare.results.records.document import Count, FrozenRecord, Number, Share

@@ -1,7 +1,5 @@
 """A measure of quality: which direction is better, and how two values of it are compared and shown."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """What the first steps of a training tell of the rest, for each of some arms."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """What a few steps of each arm have shown before a comparison, and the same in words."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """What a profile leaves behind: one step of each arm by phase and kind of work, its memory, its limits, and reasons."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """What a run leaves behind: the record of a cell. Reading needs no torch."""
 
-from __future__ import annotations
-
 import re
 import statistics
 from collections.abc import Mapping, Sequence

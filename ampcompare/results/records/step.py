@@ -1,7 +1,5 @@
 """The record of one update, and the file `steps.jsonl` that holds one in each line. Reading needs no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple

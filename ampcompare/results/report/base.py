@@ -1,7 +1,5 @@
 """The contract of a report format."""
 
-from __future__ import annotations
-
 import abc
 import math
 import os

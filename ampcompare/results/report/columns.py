@@ -1,7 +1,5 @@
 """The columns of tables with a row per arm: the overview, the measurements and the verdicts, in all formats."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence

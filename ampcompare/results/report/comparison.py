@@ -1,7 +1,5 @@
 """The report of a comparison, before it has a format: its sections, its tables and what they mean."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace

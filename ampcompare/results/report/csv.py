@@ -1,7 +1,5 @@
 """The values of a document's table, for spreadsheets and other programs."""
 
-from __future__ import annotations
-
 import csv
 import io
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """The report of a diagnosis, before it has a format: the verdict, the cure and the ten worst places."""
 
-from __future__ import annotations
-
 import math
 import shlex
 from typing import Any

@@ -1,7 +1,5 @@
 """Handing finished records to a tracker of experiments: one method, and the trackers that have it."""
 
-from __future__ import annotations
-
 import abc
 import importlib
 import os

@@ -1,7 +1,5 @@
 """The result itself as one strict JSON document, which `report` reads again."""
 
-from __future__ import annotations
-
 from ampcompare.results.records.run import dump_json
 from ampcompare.results.report.base import Reporter
 from ampcompare.results.report.document import Document

@@ -1,7 +1,5 @@
 """The outcome of a comparison as JUnit XML, which most CI systems show."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from xml.etree import ElementTree
 

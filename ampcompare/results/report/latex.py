@@ -1,7 +1,5 @@
 """The tables for a paper: `tabular` environments that need the package booktabs."""
 
-from __future__ import annotations
-
 from ampcompare.base.formatting import printable
 from ampcompare.results.report.base import MAX_LINE, Reporter
 from ampcompare.results.report.document import Document, Table, Text

@@ -1,7 +1,5 @@
 """What arms declare next to what ran: one row for each arm in a comparison, one for each part of a step elsewhere."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

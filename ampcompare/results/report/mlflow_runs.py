@@ -1,7 +1,5 @@
 """Runs for MLflow: into a local store, or to the server that MLFLOW_TRACKING_URI names."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from contextlib import suppress

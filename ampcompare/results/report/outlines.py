@@ -5,8 +5,6 @@ On a page `a+` is folded, `a*` stands open where it is short, `a!` stands open, 
 has only a sentence, which says why there is nothing to draw. A section is shown once.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 Outline = tuple[str, ...]

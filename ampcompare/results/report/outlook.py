@@ -1,7 +1,5 @@
 """The outlook of some arms: a line for each, what all of them share, and on a page the share lost by step."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterable
 from typing import Any

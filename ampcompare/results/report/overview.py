@@ -1,7 +1,5 @@
 """The one table of a comparison: a row per arm with accuracy, its verdict, times and memory, and lines below it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The report of a profile, before it has a format: sentences, and one step of each arm side by side."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial

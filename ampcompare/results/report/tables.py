@@ -1,7 +1,5 @@
 """Plain tables for a terminal, folded to its width, and for a file, in whole lines."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 import textwrap

@@ -3,8 +3,6 @@
 Written from records and `steps.jsonl` by the `tensorboard` package alone, so that this process needs no torch.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """Documents on a terminal: one table that fits the width, its legend and the next step; on request all the rest."""
 
-from __future__ import annotations
-
 import os
 import re
 import textwrap

@@ -1,7 +1,5 @@
 """Runs for Weights & Biases: offline, unless its variable WANDB_MODE says otherwise."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Callable

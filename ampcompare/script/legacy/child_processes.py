@@ -6,8 +6,6 @@ A rank that a launcher in this process starts by a command of Python, as Lightni
 gets `ampcompare exec` into its command.
 """
 
-from __future__ import annotations
-
 import functools
 import multiprocessing
 import multiprocessing.process

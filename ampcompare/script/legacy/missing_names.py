@@ -3,8 +3,6 @@
 Scripts often catch the error and silently take a slower or less exact path.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections.abc import Callable, Sequence

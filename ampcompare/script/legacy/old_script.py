@@ -1,7 +1,5 @@
 """Recognize the errors of scripts for earlier versions of torch, numpy and Python that `--compat-torch` prevents."""
 
-from __future__ import annotations
-
 import re
 
 COMPAT_HINT = "the script may be written for an earlier version of torch or Python; try --compat-torch"

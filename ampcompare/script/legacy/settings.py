@@ -1,7 +1,5 @@
 """What `ampcompare exec` was asked to do; plain data, which spawned processes get too."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -1,7 +1,5 @@
 """Lines on stderr: one for each thing that is not as the script asked, the first time that it matters."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import sys

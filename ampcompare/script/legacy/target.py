@@ -5,8 +5,6 @@ must get its own, as under plain Python, and torch must get the real modules: it
 optimizer is built, at a time when the folder of the script comes first on the path.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import io

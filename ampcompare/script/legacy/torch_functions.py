@@ -4,8 +4,6 @@ Libraries call these functions too. Where a library may rely on the new behavior
 are changed.
 """
 
-from __future__ import annotations
-
 import argparse  # noqa: TID251 - the script's own parser is patched; ampcompare uses click
 import atexit
 import collections

@@ -3,8 +3,6 @@
 Losses on a device stay there until a block of rows is written, so that recording does not make the script wait.
 """
 
-from __future__ import annotations
-
 import multiprocessing.util
 import os
 import re

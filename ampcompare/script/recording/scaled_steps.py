@@ -4,8 +4,6 @@ These are `torch.amp.GradScaler`, and the two `FP16_Optimizer` classes: of `apex
 `apex.contrib.optimizers`.
 """
 
-from __future__ import annotations
-
 import sys
 import types
 import weakref

@@ -1,7 +1,5 @@
 """Read the record of `ampcompare exec --record` and summarize it; needs no torch."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import statistics

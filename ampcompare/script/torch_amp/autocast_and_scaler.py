@@ -4,8 +4,6 @@ The script keeps its own blocks: where it switches autocast off, it stays off. A
 script passes, except those that the arm names.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import weakref

@@ -13,8 +13,6 @@ The scale moves right after the step of an only optimizer, and else with the nex
 update; gradients that wait for their step follow it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import enum
 import functools

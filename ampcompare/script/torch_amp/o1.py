@@ -3,8 +3,6 @@
 Neither needs a model.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The `DistributedDataParallel` of a script: made again once weights are cast, and the type that it averages in."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any

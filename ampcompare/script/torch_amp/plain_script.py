@@ -13,8 +13,6 @@ A script that has made a GradScaler is left alone. One whose scalers and autocas
 mixed precision; one that has called `amp.initialize` has autocast.
 """
 
-from __future__ import annotations
-
 import contextlib
 import enum
 import functools

@@ -4,8 +4,6 @@ The methods of `torch.amp.GradScaler` lead to the arm's gradients. What scripts 
 private state too, is the arm's: `_scale`, `_growth_tracker`, and what `unscale_` has found for each optimizer.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import weakref

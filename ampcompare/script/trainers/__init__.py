@@ -3,8 +3,6 @@
 Some of their own precision an arm replaces; what it cannot replace it refuses.
 """
 
-from __future__ import annotations
-
 import functools
 
 from ampcompare.base.patches import Subscriptions

@@ -5,8 +5,6 @@ keeps the `step` that the wrapped one had when it was prepared, and puts that ba
 of one process sets variables of the environment and starts Python; the script runs in this process instead.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from typing import Any

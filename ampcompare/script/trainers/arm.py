@@ -1,7 +1,5 @@
 """What a library is told: which arm trains, and what that means for its own precision; and what it tells: figures."""
 
-from __future__ import annotations
-
 import numbers
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager

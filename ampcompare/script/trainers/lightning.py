@@ -8,8 +8,6 @@
 | `64-true`, and those of other libraries | refused |
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import sys

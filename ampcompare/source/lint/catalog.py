@@ -1,7 +1,5 @@
 """All mistakes, by code and by name: those that rules find, and those that only guards see at run time."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 

@@ -1,7 +1,5 @@
 """Find the mistakes of one document: a quick look at its text first, then its tree."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """What lint found in files, and in which form it is written: text, JSON, annotations of GitHub."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Examine files for the codes that the command line or pyproject.toml selects, and correct them where asked to."""
 
-from __future__ import annotations
-
 import functools
 import tomllib
 from collections.abc import Collection, Iterable, Sequence

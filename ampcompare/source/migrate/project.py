@@ -1,7 +1,5 @@
 """Migrate files and folders; a file that cannot be read or parsed is reported and leaves the others alone."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Callable

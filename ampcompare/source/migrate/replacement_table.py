@@ -1,7 +1,5 @@
 """What torch has in the place of parts of Apex, and what Apex has removed or kept."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

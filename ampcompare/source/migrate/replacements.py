@@ -1,7 +1,5 @@
 """Rewrite the uses of Apex around its core: wrappers, layers, optimizers, decorators, contexts."""
 
-from __future__ import annotations
-
 import ast
 
 from ampcompare.source.edits import Edits

@@ -1,7 +1,5 @@
 """Migrate one module: text in, text and findings out."""
 
-from __future__ import annotations
-
 import ast
 import re
 from dataclasses import dataclass, replace

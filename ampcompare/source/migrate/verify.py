@@ -1,7 +1,5 @@
 """`migrate --verify`: train a script as it is and rewritten, on the CPU with the same seed, and compare every step."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

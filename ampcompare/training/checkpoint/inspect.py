@@ -1,7 +1,5 @@
 """Report what a checkpoint holds: who wrote it, at which level, in which types, and what was lost when it was saved."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """What the ranks of a run exchange besides gradients: sums, flags, values, and checks that they are still equal."""
 
-from __future__ import annotations
-
 import abc
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """How replicas of a model work together: a class for each kind of replication, batch norms, types of reduction."""
 
-from __future__ import annotations
-
 import importlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence

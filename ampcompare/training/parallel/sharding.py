@@ -10,8 +10,6 @@ What is a unit, whose weights are gathered and freed together:
 A module that shares a parameter with one outside it is not a unit: both are left to the model.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 All `Accelerator` objects of a process share one state, whose precision cannot be changed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

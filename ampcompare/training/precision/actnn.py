@@ -5,8 +5,6 @@ noise. It saves memory, and costs time. Source: ActNN (Chen et al. 2021), groups
 each, rounded stochastically (unbiased); written here in plain torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

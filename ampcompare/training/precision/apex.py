@@ -1,7 +1,5 @@
 """Apex opt levels, on any object with the surface of `apex.amp`: the real module, or `ampcompare.apex.amp`."""
 
-from __future__ import annotations
-
 import importlib
 import warnings
 from collections.abc import Iterator, Mapping, Sequence

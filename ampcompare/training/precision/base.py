@@ -1,7 +1,5 @@
 """The contract of a backend: the methods through which one training loop supports every number format."""
 
-from __future__ import annotations
-
 import abc
 import functools
 import importlib

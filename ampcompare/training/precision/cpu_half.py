@@ -5,8 +5,6 @@ processors with fp16 instructions; bf16 is as slow without bf16 instructions. Th
 autograd, autocast and DDP: models, dtypes and overflow to infinity do not change.
 """
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext

@@ -1,7 +1,5 @@
 """Lightning Fabric: `Fabric.setup_module` casts inputs, forward pass and outputs; its strategy scales and steps."""
 
-from __future__ import annotations
-
 import importlib
 import warnings
 from collections.abc import Iterator, Sequence

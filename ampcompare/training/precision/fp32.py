@@ -1,7 +1,5 @@
 """Plain single precision: nothing is cast and nothing is scaled; on request in TF32."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 

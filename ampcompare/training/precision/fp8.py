@@ -1,7 +1,5 @@
 """fp8 products in linear layers by torchao, over a bf16 arm; emulated where the device has no fp8."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import importlib

@@ -1,7 +1,5 @@
 """torch's FSDP2 with its own mixed precision: fp32 shards as masters, gathered in 16 bits to compute."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 

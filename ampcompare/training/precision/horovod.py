@@ -3,8 +3,6 @@
 For your own loop under `horovodrun`. With one process Horovod exchanges nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 

@@ -5,8 +5,6 @@ A kept module stores its weights and computes in fp32, with everything inside of
 and O1 outputs stay in fp32, as those of other functions in fp32 do.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """What the backends that delegate training to another library share: its gradient scaler."""
 
-from __future__ import annotations
-
 import abc
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext

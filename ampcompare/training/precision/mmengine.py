@@ -1,7 +1,5 @@
 """mmengine's optimizer wrappers, as mmcls trains with them: `OptimWrapper`, and `AmpOptimWrapper` for 16 bits."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager

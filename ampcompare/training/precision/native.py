@@ -1,7 +1,5 @@
 """torch.amp as a user would write it: autocast around the forward pass, and GradScaler for fp16."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any

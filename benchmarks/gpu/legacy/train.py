@@ -3,8 +3,6 @@
 Under torchrun it trains with Apex's DistributedDataParallel and SyncBatchNorm over NCCL.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -1,7 +1,5 @@
 """Types and a small layer for the tests of O1's casts."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

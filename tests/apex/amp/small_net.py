@@ -1,7 +1,5 @@
 """A small network with its optimizer, loss and backward pass, for the tests of `apex.amp`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

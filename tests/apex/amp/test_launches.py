@@ -1,7 +1,5 @@
 """What a step dispatches: lists that CUDA serves with one kernel, storages that stay, and nothing that waits."""
 
-from __future__ import annotations
-
 import types
 import weakref
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Master weights, and what amp installs on optimizers."""
 
-from __future__ import annotations
-
 import math
 import warnings
 

@@ -1,7 +1,5 @@
 """O1's casts: what Apex's own tests assert, functions, operators and containers."""
 
-from __future__ import annotations
-
 import copy
 import threading
 from collections.abc import Callable

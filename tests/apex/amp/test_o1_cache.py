@@ -1,7 +1,5 @@
 """The cache of O1's casts of weights: one cast for several uses, and never a stale one."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

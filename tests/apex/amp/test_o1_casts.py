@@ -1,7 +1,5 @@
 """Result dtypes of expressions under O1, as recorded from Apex 25.05."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """Switching O1's casts on and off: the handle, `init`, `disable_casts` and the step."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """O1 and recurrent modules: cells, layers and packed sequences."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Functions that a script decorates or registers for O1's casts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Overflow under `amp.scale_loss`: which steps are skipped, and what happens to the scale and the gradients."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

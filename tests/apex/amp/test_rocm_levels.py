@@ -1,7 +1,5 @@
 """O4 and O5, which ROCm's Apex has: bfloat16's O1 and O2. `test_golden.py` replays what it recorded."""
 
-from __future__ import annotations
-
 import warnings
 from functools import partial
 from typing import Any

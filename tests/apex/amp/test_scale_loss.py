@@ -1,7 +1,5 @@
 """`amp.scale_loss`: unscaled gradients, accumulation over several blocks, and what an exception leaves."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

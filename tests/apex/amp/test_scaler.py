@@ -1,7 +1,5 @@
 """Loss scalers: their constants, their methods for callers of Apex, and their private fields."""
 
-from __future__ import annotations
-
 import math
 
 import torch

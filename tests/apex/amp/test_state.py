@@ -1,7 +1,5 @@
 """Checkpoints under amp: its own state, model and optimizer state, and the orders of loading."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from typing import Any
 

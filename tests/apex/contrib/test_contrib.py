@@ -1,7 +1,5 @@
 """The layers, losses and optimizers around amp that legacy scripts import, against plain torch."""
 
-from __future__ import annotations
-
 import copy
 import math
 from typing import Any

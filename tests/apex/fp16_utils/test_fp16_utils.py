@@ -1,7 +1,5 @@
 """`fp16_utils`: conversions, master parameters by hand, the old scalers and `FP16_Optimizer`."""
 
-from __future__ import annotations
-
 import copy
 import io
 from collections.abc import Iterator

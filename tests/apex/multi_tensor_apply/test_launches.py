@@ -1,7 +1,5 @@
 """Kernels of a ResNet-50 step on CUDA, counted without a GPU by `benchmarks/launches.py`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The operations of `amp_C` through `multi_tensor_applier`: values, flags and errors, on any device."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Fused norms against fp64 formulas, forward and backward, in all dtypes, memory-efficient and plain."""
 
-from __future__ import annotations
-
 import copy
 from itertools import product
 from typing import Any

@@ -1,7 +1,5 @@
 """Fused optimizers against `torch.optim`, where the two mean the same."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

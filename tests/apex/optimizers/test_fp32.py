@@ -1,7 +1,5 @@
 """The fused optimizers against the fp32 arithmetic of Apex's kernels, where numbers arrive rounded to fp32."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """FusedSGD with fp32 masters, driven through the names that amp keeps on an optimizer."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

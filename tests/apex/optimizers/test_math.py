@@ -1,7 +1,5 @@
 """Each fused optimizer against its formulas, written out per parameter in fp64."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """What fused optimizers keep, save and restore; groups of every kind; errors; known defects, repaired and strict."""
 
-from __future__ import annotations
-
 import copy
 import io
 import warnings

@@ -1,7 +1,5 @@
 """Every fused optimizer under `amp.initialize`, at the levels that patch no torch function."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

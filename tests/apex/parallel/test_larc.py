@@ -1,7 +1,5 @@
 """LARC against its formula in fp64, and as a wrapper."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

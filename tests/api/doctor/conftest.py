@@ -1,7 +1,5 @@
 """Import paths with small fake packages on them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

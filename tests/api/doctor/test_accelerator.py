@@ -1,7 +1,5 @@
 """The accelerators besides CUDA that torch sees."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

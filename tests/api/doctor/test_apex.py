@@ -1,7 +1,5 @@
 """Each state that `import apex` can be in is named rightly, with what to do."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Findings on the driver and on GPUs, from answers made here."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Findings on CPU, switches, memory, disk, threads and extras."""
 
-from __future__ import annotations
-
 import ast
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Whether arms can run, for machines made here."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Answers of child processes: done, raised, died, hung."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

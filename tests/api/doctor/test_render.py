@@ -1,7 +1,5 @@
 """The report as text."""
 
-from __future__ import annotations
-
 from ampcompare.api.doctor.examine import Examination, render
 from ampcompare.api.doctor.finding import Check
 from ampcompare.api.doctor.needs import ArmNeeds

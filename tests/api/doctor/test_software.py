@@ -1,7 +1,5 @@
 """Findings on Python, torch and its build, from answers made here."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

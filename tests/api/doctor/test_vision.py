@@ -1,7 +1,5 @@
 """Pairs of torch and torchvision, told by fake metadata, and ways in which torchvision imports or not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What torch certainly lacks."""
 
-from __future__ import annotations
-
 import pytest
 
 from ampcompare.base.environment import gpus

@@ -1,7 +1,5 @@
 """Entry points and versions are read once, and again where a package has come."""
 
-from __future__ import annotations
-
 import importlib.metadata
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What stands under the name apex, told by files alone, and the fingerprint of this machine."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import platform

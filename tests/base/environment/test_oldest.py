@@ -1,7 +1,5 @@
 """A Python or torch that is too old is named in one line, whatever is run."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The place of a process among others, read from what torchrun, mpirun, srun or a user has set."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

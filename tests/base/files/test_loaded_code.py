@@ -1,7 +1,5 @@
 """The code that a run loads: which files count, under which names, and what is found changed."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

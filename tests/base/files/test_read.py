@@ -1,7 +1,5 @@
 """Reading files of users: bounded in kind, size, depth and number of values."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

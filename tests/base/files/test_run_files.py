@@ -1,7 +1,5 @@
 """The names of the files of a run directory: in one file of the package, and all on their page."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterable
 from pathlib import Path

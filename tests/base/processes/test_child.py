@@ -1,7 +1,5 @@
 """A process that ends with the one that started it, whatever it is doing."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """What processes in a sandbox write, and what of it reaches the user's files."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import signal

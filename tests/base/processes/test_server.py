@@ -1,7 +1,5 @@
 """Processes that one server forks: what they are given, what they tell, and how they end."""
 
-from __future__ import annotations
-
 import os
 import signal
 import types

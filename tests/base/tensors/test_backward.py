@@ -1,7 +1,5 @@
 """The backward pass that starts from a kept gradient."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

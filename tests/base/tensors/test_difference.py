@@ -1,7 +1,5 @@
 """The first difference of two states, by name."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Lists of tensors of several dtypes: each call of a list operation gets one, in all that copies such lists."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The rule of a dynamic loss scale: on the host, on a device, and in torch's GradScaler."""
 
-from __future__ import annotations
-
 import math
 import random
 

@@ -1,7 +1,5 @@
 """Steps that are skipped on the device, in every arm with a dynamic scale, against those skipped on the host."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """TF32 as a switch of the process, whatever a script has set before."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

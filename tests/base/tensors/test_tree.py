@@ -1,7 +1,5 @@
 """Tests of tensors inside containers."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import UserDict, namedtuple
 from typing import Any

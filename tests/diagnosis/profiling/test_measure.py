@@ -1,7 +1,5 @@
 """A loop is profiled: parts add up, memory adds up to the peak, and counts are those of torch."""
 
-from __future__ import annotations
-
 import functools
 from collections import Counter
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What holds the peak of memory, from events of allocators that are written down."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

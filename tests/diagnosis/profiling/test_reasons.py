@@ -1,7 +1,5 @@
 """Rules of reasons, each from a profile that was written down."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

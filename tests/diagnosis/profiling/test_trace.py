@@ -1,7 +1,5 @@
 """The account of a step, from recorded events of a CPU and of a GPU."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

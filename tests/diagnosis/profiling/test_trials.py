@@ -1,7 +1,5 @@
 """Changes that are trained next to an arm: which are tried, and what a trial says."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

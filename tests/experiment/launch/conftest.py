@@ -1,7 +1,5 @@
 """One launcher for all cells of these tests, started in a folder with a user's module, and a Slurm of this machine."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -4,8 +4,6 @@ Usage: cuda_cells.py FOLDER CELLS. CELLS is a JSON object of names and configura
 and notes: status and error of the record, device, host reads and calls of list operations by phase.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections import Counter

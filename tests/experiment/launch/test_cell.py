@@ -1,7 +1,5 @@
 """A cell as a command that any scheduler starts, in a process of its own; and started again."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal

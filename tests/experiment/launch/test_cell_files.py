@@ -1,7 +1,5 @@
 """The files in the folder of a cell."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from ampcompare.base.files.run_files import CellFile

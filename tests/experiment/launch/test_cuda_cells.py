@@ -1,7 +1,5 @@
 """Whole cells on "cuda", of every arm, with the package's CUDA stand-in under them: what a GPU would be asked to do."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

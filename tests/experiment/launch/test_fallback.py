@@ -1,7 +1,5 @@
 """A cell that diverges trains again under the next arm of a list, and says so."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Cells in processes of their own: what they leave, and what happens when they end badly."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """What killed processes leave in a run directory, and disks that are full."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Cells of several processes, started for real: what they leave, and how they end when one of them goes wrong."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """How a machine is shared out among cells: pretended GPUs by a pretended nvidia-smi, and the cores of this machine."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Cells that run at the same time, each on its own cores: real ones on two cores, and pretended launchers."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

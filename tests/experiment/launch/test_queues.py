@@ -1,7 +1,5 @@
 """Cells that a queue runs several at a time: followed together, kept as they end, lost, and run again."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import sys

@@ -3,8 +3,6 @@
 A cluster is started by `ray start --head --block`, and its processes are killed: `ray stop` would end those of others.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Cells under a real Slurm of this machine alone, where it is installed and may be started."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

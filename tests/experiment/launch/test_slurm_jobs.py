@@ -1,7 +1,5 @@
 """Cells as jobs of a real Slurm of this machine alone, where it may be started: what they leave and how they end."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

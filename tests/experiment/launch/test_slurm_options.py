@@ -1,7 +1,5 @@
 """What is asked of Slurm and what it answers, without one: options, missing programs, and how a job ended."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

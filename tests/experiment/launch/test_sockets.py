@@ -1,7 +1,5 @@
 """What the processes of a run listen at, and what they do with what comes from there."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Callable
 from pathlib import Path

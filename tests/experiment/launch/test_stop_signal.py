@@ -1,7 +1,5 @@
 """Signals that are raised at the end of a block, so that they cut nothing off in the middle of it."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A process that one thread starts and another stops: pretended ones, in every order of events."""
 
-from __future__ import annotations
-
 import pytest
 
 from ampcompare.experiment.launch.contract import LauncherClosed, Stoppable

@@ -1,7 +1,5 @@
 """A quick way to verdicts, for simulations."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import cache

@@ -1,7 +1,5 @@
 """Accuracies that are counts of few images: tests against the margin where the spread of the counts says little."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache

@@ -1,7 +1,5 @@
 """Limits for CI: how they are read, what they look at, and how they come out as JUnit XML."""
 
-from __future__ import annotations
-
 from typing import Any
 from xml.etree import ElementTree
 

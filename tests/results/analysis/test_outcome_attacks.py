@@ -1,7 +1,5 @@
 """Attacks by what runs did: nothing learned, steps skipped, equal losses, and margins that exclude nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

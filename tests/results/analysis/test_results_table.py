@@ -1,7 +1,5 @@
 """Verdicts on tables of results that someone else measured."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Attacks on what is compared: other work, machines and mixtures end in `not comparable` or in the reading."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """From records to rows and a reading: what is said, and what is not."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy import stats

@@ -1,7 +1,5 @@
 """Verdicts that rest on the seeds that survived are conditional, and nothing is recommended on them alone."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Evaluations of older records, which knew top-1 and top-5 alone, are read as those of any task."""
 
-from __future__ import annotations
-
 from ampcompare.results.records.comparison import ArmSummary, Comparison
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.run import RunSummary

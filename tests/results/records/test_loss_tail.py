@@ -1,7 +1,5 @@
 """The training loss at the end of a run."""
 
-from __future__ import annotations
-
 import math
 from array import array
 

@@ -1,7 +1,5 @@
 """A metric: its scores, its differences and how both are written."""
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

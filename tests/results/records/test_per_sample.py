@@ -1,7 +1,5 @@
 """Per-image results: what is packed comes back, and what was damaged is refused by name."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Records, to and from strict JSON; files that are written whole or not at all."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

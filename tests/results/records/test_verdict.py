@@ -1,7 +1,5 @@
 """Each kind of verdict with its words, and the words of older reports as verdicts."""
 
-from __future__ import annotations
-
 from typing import Any, get_args
 
 import pytest

@@ -1,7 +1,5 @@
 """Comparisons of records that no process has to train for."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import pytest

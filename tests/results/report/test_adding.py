@@ -1,7 +1,5 @@
 """A new column and a new format are one line each."""
 
-from __future__ import annotations
-
 import csv
 import io
 import sys

@@ -1,7 +1,5 @@
 """A diagnosis on the terminal and as a page."""
 
-from __future__ import annotations
-
 import pytest
 
 from ampcompare.results.records.diagnosis import (

@@ -1,7 +1,5 @@
 """Documents: what an outline chooses of them, and that every format renders every block."""
 
-from __future__ import annotations
-
 import re
 from itertools import chain
 from pathlib import Path

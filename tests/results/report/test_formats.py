@@ -1,7 +1,5 @@
 """What each format shows, how it treats odd numbers and hostile texts, and that it holds many records."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

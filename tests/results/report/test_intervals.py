@@ -1,7 +1,5 @@
 """The printed interval and the verdict beside it are one statement, whatever the numbers."""
 
-from __future__ import annotations
-
 import math
 import random
 import re

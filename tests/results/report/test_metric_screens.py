@@ -4,8 +4,6 @@ The comparisons are made from records by `summarize`, as those of real runs. Aft
 `WRITE_SCREENS=1 pytest tests/results/report/test_metric_screens.py` writes them anew; read the diff.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path

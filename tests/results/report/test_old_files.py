@@ -1,7 +1,5 @@
 """Files that earlier versions wrote stay readable; one file per schema lies beside this test."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

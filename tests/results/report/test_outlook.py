@@ -1,7 +1,5 @@
 """The outlook of some arms, in a terminal and on a page."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from ampcompare.results.records.outlook import ArmOutlook, Outlook, Prefix, ShareLost

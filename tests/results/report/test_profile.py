@@ -1,7 +1,5 @@
 """A profile on the terminal, as Markdown and as a page."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

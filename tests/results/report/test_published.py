@@ -1,7 +1,5 @@
 """The table of published figures: what it shows, what it leaves out, and that its texts are harmless."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -3,8 +3,6 @@
 After a wanted change, `WRITE_SCREENS=1 pytest tests/results/report/test_screens.py` writes them anew; read the diff.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tables that fit a terminal: folded columns, wrapped text, and whole lines elsewhere."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 

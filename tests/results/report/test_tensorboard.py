@@ -1,7 +1,5 @@
 """Event files, read back by TensorBoard's own reader."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -1,7 +1,5 @@
 """`import apex` finds the engine, under every spelling, and says clearly what the engine lacks."""
 
-from __future__ import annotations
-
 IMPORTS = """
     import importlib.util
     assert importlib.util.find_spec("apex") is not None

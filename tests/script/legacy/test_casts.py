@@ -1,7 +1,5 @@
 """Casts of autocast for CUDA, on the CPU."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

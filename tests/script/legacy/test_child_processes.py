@@ -1,7 +1,5 @@
 """Ranks that a launcher of the script starts by a command of Python run under the settings of the script."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`--compat-torch`: what torch and Python have changed works again, and is said once."""
 
-from __future__ import annotations
-
 import pytest
 
 OLD = """

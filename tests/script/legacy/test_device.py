@@ -1,7 +1,5 @@
 """`--device cpu`: what a script does on CUDA happens on the CPU, also in the processes that it starts."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A script under `ampcompare exec` sees, prints and ends as it does under plain Python."""
 
-from __future__ import annotations
-
 import os
 from importlib.util import find_spec
 

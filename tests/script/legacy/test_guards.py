@@ -1,7 +1,5 @@
 """`ampcompare exec` watches for mistakes: one line each, errors on request, or nothing."""
 
-from __future__ import annotations
-
 import pytest
 
 MISTAKES = """

@@ -1,7 +1,5 @@
 """Errors of old scripts are recognized."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

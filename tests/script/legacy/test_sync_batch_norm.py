@@ -1,7 +1,5 @@
 """Scripts with `torch.nn.SyncBatchNorm` run under `--device cpu`."""
 
-from __future__ import annotations
-
 import pytest
 
 TRAIN = """

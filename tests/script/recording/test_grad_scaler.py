@@ -1,7 +1,5 @@
 """What is recorded of a GradScaler."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """`--record` and `--opt-level`: what a script's own eyes see is what the record says."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A record is summed up, in every format, without torch; what is broken in it is said."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

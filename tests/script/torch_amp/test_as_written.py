@@ -1,7 +1,5 @@
 """The arm `script` equals plain Python, and records everything."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

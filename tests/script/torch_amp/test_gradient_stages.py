@@ -1,7 +1,5 @@
 """Stages of gradients that no everyday script shows, and what finding them out costs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

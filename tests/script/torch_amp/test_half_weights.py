@@ -1,7 +1,5 @@
 """A script for `torch.amp` under arms with 16-bit weights trains as ampcompare's own loop does, bit for bit."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from dataclasses import replace

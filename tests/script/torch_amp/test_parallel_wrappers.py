@@ -1,7 +1,5 @@
 """A script that wraps its model in DDP before an arm casts it trains as one that wraps it afterwards."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

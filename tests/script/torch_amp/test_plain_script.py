@@ -1,7 +1,5 @@
 """A script without mixed precision trains under an arm as the same script written by hand for it, bit for bit."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Scripts that train by a library which has a precision of its own: the arm decides."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Scripts with a mistake and without it, for the tests of the forms that mistakes have."""
 
-from __future__ import annotations
-
 from textwrap import dedent
 
 from ampcompare.source.lint.check import check_text

@@ -1,7 +1,5 @@
 """The catalog: every mistake has its texts, its pair of examples, and its section in the documentation."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from pathlib import Path

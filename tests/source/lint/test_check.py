@@ -1,7 +1,5 @@
 """Every rule, by the pair of examples of its mistake, and by code that only looks wrong."""
 
-from __future__ import annotations
-
 from textwrap import dedent
 
 import pytest

@@ -1,7 +1,5 @@
 """Branches on the flag that guards the wrap: clipping the gradients of the model itself is right in fp32."""
 
-from __future__ import annotations
-
 from textwrap import dedent
 
 import pytest

@@ -1,7 +1,5 @@
 """pre-commit itself runs the hooks, where it is installed."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil

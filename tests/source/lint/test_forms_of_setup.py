@@ -1,7 +1,5 @@
 """Forms of mistakes with optimizers, models, autocast and checkpoints, and right code that differs by a little."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.source.lint.forms import codes_of_pair

@@ -1,7 +1,5 @@
 """Forms of mistakes between backward pass and step, and right code that differs by a little."""
 
-from __future__ import annotations
-
 from textwrap import dedent
 
 import pytest

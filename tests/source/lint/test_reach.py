@@ -1,7 +1,5 @@
 """Which functions of a module are followed."""
 
-from __future__ import annotations
-
 from textwrap import dedent
 
 import pytest

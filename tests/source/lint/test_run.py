@@ -1,7 +1,5 @@
 """Files: what is read, what is corrected, and what keeps nothing else from being examined."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Which codes are reported."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

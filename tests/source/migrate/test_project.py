@@ -1,7 +1,5 @@
 """Files and folders: what cannot be read or parsed is reported, and what is written keeps its mode and encoding."""
 
-from __future__ import annotations
-
 import json
 import stat
 from pathlib import Path

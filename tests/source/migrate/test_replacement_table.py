@@ -1,7 +1,5 @@
 """What the table of torch's equivalents names is rewritten."""
 
-from __future__ import annotations
-
 import pytest
 
 from ampcompare.source.migrate.replacement_table import IMPORTED, OPTIMIZERS

@@ -1,7 +1,5 @@
 """What `migrate --write` loads, with files of Apex and with those that `convert --to native` makes of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

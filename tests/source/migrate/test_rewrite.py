@@ -1,7 +1,5 @@
 """Scripts before and after, as text: each file of `cases` has the script, the result and the findings."""
 
-from __future__ import annotations
-
 import ast
 import re
 from functools import cache

@@ -1,7 +1,5 @@
 """`migrate --verify`: comparisons of invented runs, and real runs of small scripts."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import sys

@@ -1,7 +1,5 @@
 """`migrate --verify` on scripts with several losses, micro-batches or files, as they are after `migrate`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """For tests of checkpoints as files: a small state with all that a checkpoint may hold."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What `convert --inspect` says about checkpoints."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

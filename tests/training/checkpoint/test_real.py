@@ -1,7 +1,5 @@
 """Checkpoints that timm, mmengine and Lightning have written themselves; `real/README.md` says how."""
 
-from __future__ import annotations
-
 import pickle
 import sys
 from pathlib import Path

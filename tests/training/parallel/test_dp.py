@@ -1,7 +1,5 @@
 """Arms under `DataParallel`, whose replicas are made here as it makes them, since it does nothing on a CPU."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """What ranks compare, without processes: one rank alone, and values as several would give them."""
 
-from __future__ import annotations
-
 import hashlib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which parts of a model are gathered together, and what sharding does to an optimizer."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Arms to test, and the end of O1's patches after each test."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import pytest

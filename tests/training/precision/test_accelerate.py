@@ -1,7 +1,5 @@
 """Accelerate as it is installed: what it says it runs, and that it runs what our own arm runs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Packed activations: what is packed and what is not, gradients right in the mean, and nothing else changed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What the `apex` backend tells of steps whose overflow only the device knows."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from types import ModuleType

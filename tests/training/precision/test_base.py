@@ -1,7 +1,5 @@
 """What a backend inherits: fp32, with `prepare` checked once; and what passes calls on to another backend."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Sequence
 from typing import Any

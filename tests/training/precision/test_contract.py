@@ -1,7 +1,5 @@
 """Every registered backend against the traps that the contract encodes; a new backend is tested by its description."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 
 import pytest

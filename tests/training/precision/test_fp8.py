@@ -1,7 +1,5 @@
 """fp8 products: their rounding, which layers have them, and what is refused."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Casting what goes into and comes out of a model, for all `half` arms."""
 
-from __future__ import annotations
-
 import copy
 import io
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """`half` with masters and with a dynamic scale: what fp16 optimizers do, step by step."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from typing import Any

@@ -1,7 +1,5 @@
 """The Horovod backend on a stub with the calls that it makes: what is broadcast, exchanged, awaited and stepped."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Modules that `keep_fp32` keeps: stored and computed in fp32, inside of a model in 16 bits."""
 
-from __future__ import annotations
-
 import copy
 import io
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Outcomes that stay on the device: read together, and settled in order."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

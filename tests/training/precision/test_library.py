@@ -1,7 +1,5 @@
 """What docs/backends.md says of other libraries, against what the installed ones do."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """mmengine as it is installed; what needs its GPU is run on the CPU with torch's own scaler in its place."""
 
-from __future__ import annotations
-
 import functools
 import sys
 from types import ModuleType

@@ -1,7 +1,5 @@
 """Types that an arm chooses one by one: where they are held, and that numbers follow them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

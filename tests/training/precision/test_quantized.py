@@ -1,7 +1,5 @@
 """Packed tensors: how large, how far off, right in the mean, and true to shape, type and order of memory."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Roundings that keep small updates, against float64: in the mean where they draw random numbers."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

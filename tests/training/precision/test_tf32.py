@@ -1,7 +1,5 @@
 """TF32 as an arm."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -6,8 +6,6 @@ copy), only those are divided by the scale, and the stashed gradients, already u
 Source: Apex 25.05, `apex/amp/_process_optimizer.py`; the order of roundings is the same: multiply, then add.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Sequence
 from types import TracebackType

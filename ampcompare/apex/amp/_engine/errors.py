@@ -1,7 +1,5 @@
 """Errors of the Apex surface: ampcompare's families, with the built-in types that scripts written for Apex catch."""
 
-from __future__ import annotations
-
 from ampcompare.base.errors import CheckpointError, ConfigError, PreparationError, ScalingError
 
 __all__ = [

@@ -1,7 +1,5 @@
 """Give optimizer state the dtype of its parameters, without the detours that lose precision."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar

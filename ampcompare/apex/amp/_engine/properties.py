@@ -4,8 +4,6 @@ Source: Apex 25.05, `apex/amp/frontend.py`; the briefs are printed, and scripts 
 ROCm's Apex, by the options that its `apex/amp/frontend.py` sets.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

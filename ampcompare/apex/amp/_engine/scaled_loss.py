@@ -3,8 +3,6 @@
 Source: Apex 25.05, `apex/amp/handle.py`; scripts parse the overflow line.
 """
 
-from __future__ import annotations
-
 import sys
 import types
 from collections.abc import Callable

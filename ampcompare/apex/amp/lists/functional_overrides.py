@@ -3,8 +3,6 @@
 Source: Apex 25.05, `apex/amp/lists/functional_overrides.py`.
 """
 
-from __future__ import annotations
-
 from types import ModuleType
 
 import torch.nn.functional

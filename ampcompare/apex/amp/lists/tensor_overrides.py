@@ -3,8 +3,6 @@
 Source: Apex 25.05, `apex/amp/lists/tensor_overrides.py`.
 """
 
-from __future__ import annotations
-
 import torch
 
 from . import torch_overrides

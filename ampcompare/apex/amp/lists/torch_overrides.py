@@ -3,8 +3,6 @@
 Source: Apex 25.05, `apex/amp/lists/torch_overrides.py`, as built with CUDA: batched products are half.
 """
 
-from __future__ import annotations
-
 from types import ModuleType
 
 import torch

@@ -1,7 +1,5 @@
 """`clip_grad_norm_`: clip by the norm of all gradients, which is taken in fp32."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

@@ -1,7 +1,5 @@
 """`FastLayerNorm`, with the name of `apex.contrib.layer_norm`."""
 
-from __future__ import annotations
-
 from ampcompare.apex.contrib.layer_norm.layer_norm import FastLayerNorm
 
 __all__ = ["FastLayerNorm"]

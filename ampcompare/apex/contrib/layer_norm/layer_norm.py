@@ -1,7 +1,5 @@
 """`FastLayerNorm`: layer normalization over the last dimension, of any size."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Multi-head attention, with the names of `apex.contrib.multihead_attn`."""
 
-from __future__ import annotations
-
 from .self_multihead_attn import SelfMultiheadAttn, fast_mask_softmax_dropout_func
 
 __all__ = ["SelfMultiheadAttn", "fast_mask_softmax_dropout_func"]

@@ -1,7 +1,5 @@
 """`SelfMultiheadAttn`: attention of a sequence of shape (time, batch, channel) to itself."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`FP16_Optimizer` of 2018 around a fused optimizer: fp32 master weights, one loss scale, and skipped steps."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`FusedAdam` of 2018: Adam that receives scaled gradients, clips by given norms, and writes model weights."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """`SoftmaxCrossEntropyLoss`: softmax and cross entropy with label smoothing, which keeps little for backward."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

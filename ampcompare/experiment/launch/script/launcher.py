@@ -1,7 +1,5 @@
 """Run a user's script as a cell: `ampcompare exec` with the arm, in a separate process."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

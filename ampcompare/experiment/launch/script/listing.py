@@ -1,7 +1,5 @@
 """What a script shows: run it briefly, and list the metrics that it prints and logs, or the types that it trains in."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import tempfile

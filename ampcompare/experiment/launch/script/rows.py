@@ -1,7 +1,5 @@
 """Read the rows that a script's process has written: its updates, and what it logged."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@
 Signals that ask to end are left to the command, which is in the same process group.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -3,8 +3,6 @@
 Sampled in the process of the cell between two blocks of steps, so that no timed step contains a sample.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """What neither the headline nor the tables show: rates, events, looks, and what was computed otherwise."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 

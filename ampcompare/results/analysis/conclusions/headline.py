@@ -1,7 +1,5 @@
 """The answer in a few sentences: what to use, what it costs, and what these runs cannot show."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 from ampcompare.base.formatting import printable

@@ -1,7 +1,5 @@
 """Names of arms and numbers, as written in sentences."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 

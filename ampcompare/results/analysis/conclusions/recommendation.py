@@ -1,7 +1,5 @@
 """Which arm to use, and what it keeps and saves."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from ampcompare.results.analysis.effects.samples import samples_noun

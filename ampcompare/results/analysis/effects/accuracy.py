@@ -1,7 +1,5 @@
 """Accuracy from pairs of runs: an effect on the metric and a verdict for each arm."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -5,8 +5,6 @@ batches, so the difference of two means is the mean of the differences step by s
 the test is over seeds.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What is tested of an arm: in each quantity, what pairs of runs say, the margin, and the unit of effects."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ are averaged into one pair. They share its data, weights and minutes, and what t
 pairs they would pass for seeds that never ran.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Sequence

@@ -5,8 +5,6 @@ share the 5 %: what all of them spend is at most that (Bonferroni), however many
 decided.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

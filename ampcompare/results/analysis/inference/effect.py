@@ -5,8 +5,6 @@ error. It may come from pairs, from two separate samples, or from single runs wi
 verdicts are the same for all of these. Units are those of the input.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

@@ -1,8 +1,6 @@
 """The number of pairs a test needs: from a known spread, from the upper limit of an observed one, and by Stein's
 method."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """The verdict on each arm: non-inferiority, equivalence and difference, tested by Holm's method."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar

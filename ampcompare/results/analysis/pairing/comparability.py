@@ -4,8 +4,6 @@ What is refused and what is only named is a table in docs/fairness.md. A setting
 refused where it is not visible, and compared where the label of the row names it, as `half threads=8` of a sweep does.
 """
 
-from __future__ import annotations
-
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What an arm declares next to what its ledger shows: where the two differ, the run is not one of that arm."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 

@@ -4,8 +4,6 @@ Of runs that learned nothing, equal accuracies say nothing about the arms. Each 
 older record is judged by the rest.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from bisect import bisect_left, bisect_right

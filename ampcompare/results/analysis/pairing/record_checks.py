@@ -4,8 +4,6 @@ A fault is one sentence: what was read, and what was expected. A record with a f
 here needs torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple

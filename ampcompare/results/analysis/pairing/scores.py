@@ -5,8 +5,6 @@ one step show a spread of 0, which is not what is known. The step comes from the
 values themselves where they lie on a coarser grid.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """Plots of what arms cost: peak memory, step time, time to accuracy, and accuracy vs. time."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

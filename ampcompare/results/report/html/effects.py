@@ -1,7 +1,5 @@
 """The plots of differences to the reference: the metric and step time, with the margin, the interval and each seed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 from ampcompare.base.formatting import format_decimal, printable

@@ -1,7 +1,5 @@
 """Charts of how arms learn: as differences to the reference of the same seed, or absolute."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 

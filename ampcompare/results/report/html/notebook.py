@@ -1,7 +1,5 @@
 """Results as notebooks show them: text, and HTML without scripts whose style reaches nothing else on the page."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from typing import Any

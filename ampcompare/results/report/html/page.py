@@ -3,8 +3,6 @@
 A page is made of templates, a style, a script with the policy that allows only this one, and a look for each arm.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The arms of a page with their runs, and why an arm's times do not count."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

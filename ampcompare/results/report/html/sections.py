@@ -1,7 +1,5 @@
 """What only pages show of a comparison: the answer as their title, figures, runs, settings."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

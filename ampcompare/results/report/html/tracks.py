@@ -1,7 +1,5 @@
 """Plots with one line per arm, drawn without a script: an interval, a box or a bar on a scale from 0 to 100 percent."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

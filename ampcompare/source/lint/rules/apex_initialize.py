@@ -1,7 +1,5 @@
 """Rules about `amp.initialize` and what must come before or after it."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 
@@ -18,7 +16,6 @@ from ampcompare.source.lint.module import (
 )
 from ampcompare.source.lint.update_events import Event, Kind, plain
 from ampcompare.source.syntax import argument
-
 
 GPU_WORDS = ("cuda", "device", "gpu", "rank")
 TYPOS = {f"{wrong}{level}": f"O{level}" for wrong in ("0", "o") for level in range(4)}

@@ -1,7 +1,5 @@
 """Rules about `amp.scale_loss`, and what happens to gradients in and after its block."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator, Mapping
@@ -22,7 +20,6 @@ from ampcompare.source.lint.module import (
 from ampcompare.source.lint.update_events import Event, Kind, plain, without_star
 from ampcompare.source.module import Scope
 from ampcompare.source.syntax import argument, is_literal, last_name
-
 
 EMPTIES = ("zero_", "detach_", "requires_grad_")
 FLAGS = (ast.Name, ast.Attribute, ast.BoolOp, ast.UnaryOp, ast.Compare)  # values that another flag may have

@@ -1,7 +1,5 @@
 """Rules about autocast: where it is entered, for which device, and what runs under it."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Rules about checkpoints: the state of the loss scale is saved and loaded along with that of the optimizer."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator
@@ -9,7 +7,6 @@ from collections.abc import Iterator
 from ampcompare.source.lint.module import Finding, LintModule, Mistake, is_off, literal, name_of, rule
 from ampcompare.source.lint.update_events import Kind, plain
 from ampcompare.source.syntax import argument, argument_values
-
 
 SCALER_STATE = re.compile(r"scaler\w*(?:\[[^\]]*\])?\.state_dict|scaler_state|scaler_dict|['\"]\w*scaler\w*['\"]\s*:")
 AMP_STATE = re.compile(r"\bamp\w*\.state_dict|amp_state|['\"]amp['\"]\s*[:\]]")

@@ -1,7 +1,5 @@
 """Rules about gradients that are read, changed or skipped while a GradScaler has them scaled."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator
@@ -24,7 +22,6 @@ from ampcompare.source.lint.module import (
 from ampcompare.source.lint.update_events import FINITE, Event, Kind, plain
 from ampcompare.source.module import Scope
 from ampcompare.source.syntax import argument, is_literal
-
 
 IN_PLACE = ("add_", "sub_", "clamp_", "clip_", "addcmul_", "addcdiv_")  # `mul_` by a mask is right at any scale
 READS = ("norm", "vector_norm", "pow", "square", "abs", "get_total_norm")

@@ -1,7 +1,5 @@
 """Rules about numbers that fp16 cannot hold."""
 
-from __future__ import annotations
-
 import ast
 import math
 import operator
@@ -13,7 +11,6 @@ from ampcompare.source.lint.module import Finding, LintModule, Mistake, name_of,
 from ampcompare.source.lint.rules.autocast import is_fp16, is_in_fp16_block
 from ampcompare.source.module import Scope
 from ampcompare.source.syntax import argument, last_name
-
 
 LARGEST = 65504.0
 LARGEST_FP32 = 3.4028234663852886e38

@@ -1,7 +1,5 @@
 """Rules about names that were removed, are deprecated, or never were."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

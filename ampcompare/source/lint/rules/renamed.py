@@ -1,7 +1,5 @@
 """Rules about names that newer versions of torch and transformers have replaced."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 
@@ -9,7 +7,6 @@ from ampcompare.source.edits import Edits
 from ampcompare.source.lint.module import Finding, LintModule, Mistake, literal, rule
 from ampcompare.source.lint.rules.removed import OLD_TF32, TF32_NAMES, is_fallback
 from ampcompare.source.syntax import last_name
-
 
 MATMUL, ON_CPU = "torch.backends.cuda.matmul", "torch.backends.mkldnn.matmul"
 # The new switches in the place of an old one.

@@ -1,7 +1,5 @@
 """Rules about the calls of one GradScaler: scale, unscale_, step and update."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from functools import partial
@@ -9,7 +7,6 @@ from functools import partial
 from ampcompare.source.edits import Edit, Edits
 from ampcompare.source.lint.module import Finding, LintModule, Mistake, Trace, events_between, last_before, rule
 from ampcompare.source.lint.update_events import Event, Kind, plain
-
 
 UNKNOWN = (Kind.OPAQUE, Kind.FOREIGN_BACKWARD)
 

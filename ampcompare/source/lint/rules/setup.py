@@ -1,7 +1,5 @@
 """Rules about a GradScaler: what it is built for, where, and what it steps."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

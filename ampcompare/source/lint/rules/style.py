@@ -1,14 +1,11 @@
 """Rules about what works, and reads or ages badly."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator
 
 from ampcompare.source.lint.module import Finding, LintModule, Mistake, is_off, literal, name_of, rule
 from ampcompare.source.syntax import argument
-
 
 PRECISION = re.compile(r"(?i)\bamp\b|fp16|float16|half|mixed|bf16|apex|autocast")
 

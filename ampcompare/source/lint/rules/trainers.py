@@ -1,7 +1,5 @@
 """Rules about mixed precision in the trainers of Lightning and transformers."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator
@@ -10,7 +8,6 @@ from itertools import pairwise
 from ampcompare.source.edits import Edit
 from ampcompare.source.lint.module import Finding, LintModule, Mistake, literal, name_of, rule
 from ampcompare.source.syntax import is_literal
-
 
 PACKAGES = ("pytorch_lightning.", "lightning.pytorch.", "lightning.")
 OF_APEX = ("amp_backend", "amp_level")

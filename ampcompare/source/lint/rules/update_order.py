@@ -1,7 +1,5 @@
 """Rules about the order within an update, whatever scales the loss: accumulation, clipping, schedule, zero_grad."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator
@@ -23,7 +21,6 @@ from ampcompare.source.lint.module import (
 from ampcompare.source.lint.update_events import FINITE, Event, Kind, plain
 from ampcompare.source.module import Scope, flat_values
 from ampcompare.source.syntax import last_name
-
 
 STEPS = (Kind.STEP, Kind.SCALER_STEP)
 LIBRARIES = ("torch.", "transformers.", "optim.", "lr_scheduler.")

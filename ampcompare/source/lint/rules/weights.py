@@ -1,7 +1,5 @@
 """Rules about weights that are stored in 16 bits."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator
@@ -10,7 +8,6 @@ from typing import NamedTuple
 from ampcompare.source.lint.module import Finding, LintModule, Mistake, Trace, literal, rule
 from ampcompare.source.lint.update_events import Event, Kind, plain
 from ampcompare.source.syntax import argument
-
 
 TYPES = {
     **dict.fromkeys(("torch.float16", "torch.half", "float16", "fp16"), "fp16"),

@@ -1,7 +1,5 @@
 """What the rewriting of the core of a module works on, and the words of its target."""
 
-from __future__ import annotations
-
 import ast
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Rewrite the core of `apex.amp` for `torch.amp`: initialize, scale_loss, steps, gradients that are read, state."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """The loss scaler of a migrated module, and how each of its functions reaches it."""
 
-from __future__ import annotations
-
 import ast
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Step optimizers by their scaler, which unscales gradients before they are read or clipped, once per step."""
 
-from __future__ import annotations
-
 import ast
 
 from ampcompare.source.amp_names import CLIPS

@@ -1,7 +1,5 @@
 """Find the forward pass of each scaled loss by data flow, so that it can be put under autocast."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Which names of a module mean something of Apex or torch, by its imports, wherever they stand."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Collection, Iterator
 

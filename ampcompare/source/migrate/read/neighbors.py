@@ -1,7 +1,5 @@
 """What the files around a module say about it: whether training begins in one of them and goes on in another."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

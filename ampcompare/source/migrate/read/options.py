@@ -1,7 +1,5 @@
 """Look up the dict that a call gets as `**options`."""
 
-from __future__ import annotations
-
 import ast
 
 from ampcompare.source.migrate.finding import Unsure

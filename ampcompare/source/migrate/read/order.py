@@ -1,7 +1,5 @@
 """In which order backward passes, reads of gradients and steps happen, across the functions of a module."""
 
-from __future__ import annotations
-
 import ast
 from dataclasses import dataclass, field
 

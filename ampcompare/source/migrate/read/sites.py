@@ -1,7 +1,5 @@
 """Where a module uses the core of `apex.amp`: initialize, scale_loss, steps, gradients that are read."""
 
-from __future__ import annotations
-
 import ast
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Carry the state of a run from one arm to another."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Convert a checkpoint file from Apex to torch.amp and back, and list what is lost."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Find weights, optimizers and loss scalers in a checkpoint of any program, and identify the program."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import compress

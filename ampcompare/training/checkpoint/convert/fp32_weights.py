@@ -1,7 +1,5 @@
 """Put the tensors of a checkpoint into fp32, whatever they were saved in, and say what that could not bring back."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

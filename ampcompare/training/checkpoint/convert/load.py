@@ -1,7 +1,5 @@
 """Bring a checkpoint of any program into memory as tensors and plain values."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

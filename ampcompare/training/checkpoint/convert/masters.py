@@ -4,8 +4,6 @@ A copy rounds to its weight. Programs keep copies as lists by parameter group, a
 optimizer, or as one flat tensor for each group.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeGuard

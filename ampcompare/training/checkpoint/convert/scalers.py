@@ -4,8 +4,6 @@ Source: `amp.state_dict` of Apex 25.05, `FP16_Optimizer.state_dict` with the sca
 of `apex.fp16_utils`, and `torch.amp.GradScaler.state_dict` of torch 2.4 to 2.13.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

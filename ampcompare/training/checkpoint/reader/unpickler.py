@@ -7,8 +7,6 @@ and giving it a state, reaches the methods of `Opaque` and the builders of this 
 Names and arguments are those that torch 1.0 to 2.13, NumPy 1 and 2 and Python 2 and 3 write.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import pickle

@@ -3,8 +3,6 @@
 Weights, optimizers and precision are restored while a run is assembled. The rest, `Session.load_state_dict` restores.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ A run reads its own files, whose checksum holds and whose recipe and arm are tho
 the model that the user's code builds, and its order and groups of parameters.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -7,8 +7,6 @@ by a stored name: the class is looked up in the module of its name, which the op
 Of a sharded tensor each rank may hold such a tensor. Their blocks do not add up to those of the whole: it is refused.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Which checkpoint a run resumes from, and whether it belongs to this run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -5,8 +5,6 @@ comment at the end of this zip archive: XXH3 of 128 bits over every byte that `t
 damage, not forgery. A forged file cannot run code either: torch reads plain data and tensors only.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping

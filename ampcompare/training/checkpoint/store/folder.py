@@ -1,7 +1,5 @@
 """The checkpoints of one run in one folder: the last few, the best, and how damaged ones are skipped."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

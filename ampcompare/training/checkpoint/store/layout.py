@@ -1,7 +1,5 @@
 """The entries of an ampcompare checkpoint and the version of this layout."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """What the tests of the engine share."""
 
-from __future__ import annotations
-
 import pytest
 
 from ampcompare.apex.amp._engine import device_skip

@@ -1,7 +1,5 @@
 """Training steps of optimizers whose fused kernels take the overflow flag."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

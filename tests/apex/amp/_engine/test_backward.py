@@ -1,7 +1,5 @@
 """The backward pass of a scaled loss starts below the product if that is unobservable, and only then."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Callable

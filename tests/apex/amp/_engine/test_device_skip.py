@@ -1,7 +1,5 @@
 """Loss scaling without host reads, for optimizers whose fused kernels take the overflow flag."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Steps without host reads are those with them, bit for bit."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Scripts that misbehave: each cell ends with one line, and the next one runs."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The metrics that a script prints are listed with a pattern that reads them again."""
 
-from __future__ import annotations
-
 import math
 import shlex
 

@@ -1,7 +1,5 @@
 """From the rows of a script's process to the record of its cell."""
 
-from __future__ import annotations
-
 import io
 import json
 import math

@@ -1,7 +1,5 @@
 """Whole cells of other libraries' arms and of packed activations: their records, their twins, and a resumed run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Readings of the machine: a GPU that says what the test wants, and a real watch on this processor."""
 
-from __future__ import annotations
-
 import time
 from types import SimpleNamespace
 

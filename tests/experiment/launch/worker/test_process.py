@@ -1,7 +1,5 @@
 """What happens inside the process of a cell."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

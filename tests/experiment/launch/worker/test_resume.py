@@ -1,7 +1,5 @@
 """Cells that go on from a checkpoint: their files, their record, and what is refused."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

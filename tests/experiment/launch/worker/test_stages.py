@@ -1,7 +1,5 @@
 """The four stages of a cell, each alone, in this process."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterator

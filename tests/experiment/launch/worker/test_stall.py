@@ -1,7 +1,5 @@
 """Ranks that stand still while others wait for them."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Guards of our own loop: silent for our backends, awake for code of others, gone before the timed steps."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator
 from pathlib import Path

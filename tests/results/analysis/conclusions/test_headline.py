@@ -1,7 +1,5 @@
 """The headline: the right sentence within five lines for each kind of comparison, and what it never claims."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Next steps: each is a command that works, within the looks that are left, and none changes a margin."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path

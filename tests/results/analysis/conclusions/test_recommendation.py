@@ -1,7 +1,5 @@
 """The recommendation: what qualifies an arm, and when there is none."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

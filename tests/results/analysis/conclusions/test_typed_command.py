@@ -1,7 +1,5 @@
 """A typed command with other options: each stays a command that `compare` can parse."""
 
-from __future__ import annotations
-
 import shlex
 
 import pytest

@@ -1,7 +1,5 @@
 """Verdicts on the training loss over the last fifth of the steps: what is paired, tested, refused and said."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """What weights lose in other precisions, summed up over seeds, and the tables of it."""
 
-from __future__ import annotations
-
 import csv
 import io
 from typing import Any

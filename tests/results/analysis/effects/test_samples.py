@@ -1,7 +1,5 @@
 """Per-image results in a comparison: intervals for new images, pairs of single models, and what cannot be used."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

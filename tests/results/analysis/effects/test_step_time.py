@@ -1,7 +1,5 @@
 """Step times over timing rounds, and what tables show of a time that is invalid."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

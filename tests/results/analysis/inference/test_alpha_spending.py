@@ -1,7 +1,5 @@
 """The error rates of looks, and what is said of them."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

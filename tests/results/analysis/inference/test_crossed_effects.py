@@ -1,7 +1,5 @@
 """Images and seeds as crossed random effects: mean squares, error for new images, images needed."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.special import stdtrit

@@ -1,7 +1,5 @@
 """The step between neighboring values of a metric."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

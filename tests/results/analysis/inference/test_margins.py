@@ -1,7 +1,5 @@
 """Margins: how they are read, what they give for a reference, and that tests at a computed margin keep their level."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Numbers of pairs: upper limits of a spread, Stein's number, and whether what is promised comes true."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Effects, tests, and the fixed words: against scipy's own tests, published tables and simulation."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import assume, given

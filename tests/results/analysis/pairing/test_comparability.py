@@ -1,7 +1,5 @@
 """Which settings two runs may differ in, and how a difference is told."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ampcompare.results.analysis.pairing.comparability import (

@@ -1,7 +1,5 @@
 """Arms of other libraries against our own arm of the precision that they really ran in."""
 
-from __future__ import annotations
-
 import pytest
 
 from ampcompare.results.records.comparison import ArmSummary, Comparison, Twin

@@ -1,7 +1,5 @@
 """An arm that did not run as it declares has no verdict; old records, which have no ledger, are judged as before."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Arms that computed the same: what is called identical, and what only has equal losses."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

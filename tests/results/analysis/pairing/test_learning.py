@@ -1,7 +1,5 @@
 """Runs that learned nothing: how they are told from others, and what is not said of them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

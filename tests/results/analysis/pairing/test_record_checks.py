@@ -1,7 +1,5 @@
 """Records that were edited, copied or mixed up: each is named, and none moves a verdict."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Sequence

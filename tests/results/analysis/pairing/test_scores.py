@@ -1,7 +1,5 @@
 """Verdicts, margins, limits and signs of learning for metrics that are no counts of images."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Runs of a script are pairs only if they began alike."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

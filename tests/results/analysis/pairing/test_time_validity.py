@@ -1,7 +1,5 @@
 """When step times mean nothing: each reading at its threshold, and what old records lack."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The page in a real browser: it draws, follows its checkboxes, fits a phone, and reports no error."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

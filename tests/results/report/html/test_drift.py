@@ -1,7 +1,5 @@
 """Step times over wall-clock time, and the start of each cell, on the page."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

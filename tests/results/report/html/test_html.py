@@ -1,7 +1,5 @@
 """What the page says, that it is one harmless file, and that it holds many records."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """Results in notebooks: text and HTML, without scripts, in the notebook's colors, and their pictures of curves."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

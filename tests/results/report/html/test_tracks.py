@@ -1,7 +1,5 @@
 """Where values stand on the plots with one line per arm."""
 
-from __future__ import annotations
-
 import pytest
 
 from ampcompare.results.report.html.tracks import Scale, make_scale

@@ -1,7 +1,5 @@
 """Names that newer versions of torch and transformers have replaced, and versions that do not have the new ones."""
 
-from __future__ import annotations
-
 import pytest
 
 from ampcompare.source.lint.check import check_text

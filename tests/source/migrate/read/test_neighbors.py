@@ -1,7 +1,5 @@
 """Training functions that several scripts call: each optimizer carries its scaler there."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Small scripts with `apex.amp` and with `torch.amp`, and what they save."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

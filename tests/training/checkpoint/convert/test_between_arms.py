@@ -1,7 +1,5 @@
 """The state of a run carried from one arm to another."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

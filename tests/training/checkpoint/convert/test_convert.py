@@ -1,7 +1,5 @@
 """Checkpoints between Apex and torch.amp."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Checkpoints that are not converted, and objects that are left out."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import ModuleType

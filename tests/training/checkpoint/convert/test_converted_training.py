@@ -1,7 +1,5 @@
 """Training that resumes from a converted checkpoint."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Checkpoints of scripts with `apex.fp16_utils.FP16_Optimizer`, converted with their masters."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Weights, fp32 copies and loss scales in the layouts of other programs, found by what they are."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A checkpoint that can be read but holds something unexpected: the error names the entry."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """Files of any program, read without running what they hold."""
 
-from __future__ import annotations
-
 import collections
 import datetime
 import importlib

@@ -1,7 +1,5 @@
 """Checkpoints of other models are refused before anything is loaded."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

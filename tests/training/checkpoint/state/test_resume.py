@@ -1,7 +1,5 @@
 """Runs that stop at a random step and go on from a checkpoint: the rest is that of the unbroken run to the last bit."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """XXH3 over the bytes of a file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The checkpoints of one run in one folder, and saving in the background."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable
