@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcompare.apex import amp
 from ampcompare.apex.amp._engine import device_skip
@@ -14,18 +13,9 @@ from ampcompare.apex.amp.scaler import LossScaler
 from ampcompare.base.tensors.loss_scale import DeviceLossScale
 from tests.apex.amp._engine.fused_steps import OPTIMIZERS, Make, bits, passes_on_device, start, train_step
 from tests.apex.amp.small_net import Net, X, loss_of
+from tests.host_reads import HostReads
 
 pytestmark = pytest.mark.usefixtures("as_on_a_gpu")
-
-
-class CountReads(TorchDispatchMode):
-    """Count what makes the host wait for a value of the device."""
-
-    reads = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.reads += func.overloadpacket is torch.ops.aten._local_scalar_dense
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("name", ["sgd-momentum", "adam"])
@@ -36,10 +26,10 @@ def test_no_host_reads(level: str, name: str) -> None:
     for host in (False, True):
         model, optimizer = start(level, OPTIMIZERS[name], host=host)
         train_step(model, optimizer)
-        with CountReads() as mode:
+        with HostReads() as mode:
             for factor in (1.0, math.inf, 1.0):
                 train_step(model, optimizer, factor)
-        counts.append(mode.reads)
+        counts.append(mode.count)
         assert amp.state_dict()["loss_scaler0"] == {"loss_scale": 32768.0, "unskipped": 1}
         amp._amp_state.close()
     assert counts == [0, 3]
