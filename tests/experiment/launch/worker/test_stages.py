@@ -74,20 +74,6 @@ def test_configure_process_selects_the_gpu(make_config: MakeConfig, monkeypatch:
     assert selected == [torch.device("cuda", 1)]
 
 
-def test_build_trains_nothing(build_cell: Callable[..., Cell], tmp_path: Path) -> None:
-    """A cell that is built is at step 0, with an empty `steps.jsonl`, the precision of its arm and its fp16 mode."""
-    cell = build_cell(arm="half", cpu_half="native")
-
-    assert cell.session.position.step == 0
-    assert cell.metrics.num_steps == 0
-    assert cell.fp16_mode == "fp16 native"
-    assert cell.precision.half_dtype is torch.float16
-    assert {parameter.dtype for parameter in cell.session.assembly.models[0].parameters()} == {torch.float16}
-    assert cell.steps_path == tmp_path / "steps.jsonl"
-    assert cell.steps_path.read_text() == ""
-    assert cell.device_facts["device"] == "cpu"
-
-
 def test_build_changes_no_file_if_a_checkpoint_does_not_fit(build_cell: Callable[..., Cell], tmp_path: Path) -> None:
     """A checkpoint of another model is refused, and the steps of the earlier run are unchanged."""
     run(build_cell(saving={"stop_at_step": 2}))
