@@ -105,26 +105,6 @@ def test_a_cpu_without_memory_is_out_of_memory(size: int) -> None:
     assert (failed_with(RunConfig(), RuntimeError("shapes")).error or "") == "RuntimeError: shapes"
 
 
-def test_settings_for_a_gpu_change_nothing_on_a_cpu(
-    launcher: ForkedLauncher, make_config: MakeConfig, tmp_path: Path
-) -> None:
-    """Two processes that train the same cell agree to the last bit; pinned memory, prefetch and cuDNN's choice of
-    kernels leave notes in the record and the losses as they are."""
-    plain = launcher.launch(make_config(), tmp_path / "plain")
-    asked = make_config(pin_memory=True, prefetch=2, recipe={"cudnn_benchmark": True})
-    record = launcher.launch(asked, tmp_path / "asked")
-    assert plain.notes == []
-    assert sorted(record.notes) == [
-        "--cudnn-benchmark has no effect here: it is for cuDNN, but the device is cpu",
-        *(
-            f"{name} has no effect here: it is for copies to a GPU, but the device is cpu"
-            for name in ("--pin-memory", "--prefetch")
-        ),
-    ]
-    assert record.summary.losses_sha256 == plain.summary.losses_sha256
-    assert record.summary.epochs[0].loss == plain.summary.epochs[0].loss
-
-
 def test_deterministic_refuses_what_is_not(launcher: ForkedLauncher, make_config: MakeConfig, tmp_path: Path) -> None:
     """An operation without a deterministic version ends such a cell with torch's words, and no other cell."""
     arch = "launched:puts_in_any_order"
