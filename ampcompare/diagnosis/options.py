@@ -21,7 +21,6 @@ class DiagnoseOptions:
     steps: int = 8
     reference: Literal["float32", "float64", "none"] = "float32"
     cures: bool = True
-    gpus: str | None = None
 
     def check(self) -> None:
         """Refuse what cannot be diagnosed."""
