@@ -25,15 +25,10 @@ MAX_NEAR = 2
 
 @dataclass(frozen=True)
 class Reason:
-    """What is said of a fault, and where to look first.
-
-    Attributes:
-        text: the reason.
-        at: place among the events where it was made; None if that is the fault's own.
-    """
+    """What is said of a fault, and where to look first."""
 
     text: str
-    at: int | None = None
+    at: int | None = None  # place among the events where it was made; None if that is the fault's own
 
 
 def reason_of(events: Sequence[Event], origin: int) -> Reason | None:
@@ -131,8 +126,7 @@ def _of_step(facts: StepFacts) -> Iterator[Fault]:
 def _of_skipped_step(facts: StepFacts, fallen_from: float | None) -> Iterator[Fault]:
     """Yield the fault of a step that was skipped, unless a smaller loss scale may be all that it needs.
 
-    Args:
-        fallen_from: a scale far above this step's at which others are applied; None if there is none.
+    `fallen_from` is a scale far above this step's at which others are applied.
     """
     events, end = facts.step.events, facts.step.loss
     if end is not None and _nonfinite(events[end]):
@@ -173,9 +167,7 @@ def _gradient_overflow(
 ) -> Fault:
     """Return the fault of gradients that are not finite.
 
-    Args:
-        always: they were not in any step, whatever the loss scale.
-        fallen_from: a scale from which the loss scale has fallen to this step's.
+    `always`: they were not in any step. `fallen_from`: a scale from which the loss scale has fallen to this step's.
     """
     events = facts.step.events
     origin = min(_origins(events, broken))

@@ -232,11 +232,7 @@ class GuardHooks:
             self._events.wrap(kind, "__init__", init)
 
     def watch_accelerate(self, kind: Any) -> None:
-        """Record each `Accelerator` that is asked for fp16 and neither casts nor scales: it has no fp16 on a CPU.
-
-        Args:
-            kind: the class, once it is imported.
-        """
+        """Record each `Accelerator` that is asked for fp16 and neither casts nor scales: it has no fp16 on a CPU."""
 
         def init(original: Any, accelerator: Any, *args: Any, **kwargs: Any) -> None:
             original(accelerator, *args, **kwargs)
