@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from ampcompare.base.errors import ConfigError
@@ -27,10 +27,6 @@ class ProfileOptions:
     def reference(self) -> RunConfig:
         """What the others are compared with."""
         return self.configs[0]
-
-    def of(self, config: RunConfig) -> ProfileOptions:
-        """Return the same for one arm."""
-        return replace(self, configs=(config,))
 
     def check(self) -> None:
         """Refuse what cannot be profiled."""

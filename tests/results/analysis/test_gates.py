@@ -28,21 +28,6 @@ def _failed(checks: list[Check]) -> list[tuple[str, str]]:
     return [(check.arm, check.failure) for check in checks if check.failure]
 
 
-@pytest.mark.parametrize(
-    ("text", "measure", "above", "limit"),
-    [
-        ("accuracy<-0.5", "accuracy", False, -0.5),
-        (" time > 1.10x ", "time", True, 1.1),
-        ("memory>5%", "memory", True, 1.05),
-        ("diverged>0", "diverged", True, 0),
-    ],
-)
-def test_gates_are_read(text: str, measure: str, above: bool, limit: float) -> None:
-    """A limit names a measure, a side and a number with its unit."""
-    gate = parse_gate(text)
-    assert (gate.measure, gate.above, gate.limit) == (measure, above, pytest.approx(limit))
-
-
 @pytest.mark.parametrize("text", ["", "speed>1", "accuracy<-0.5x", "time>1.1", "time=1.1x", "accuracy<", "diverged>1%"])
 def test_bad_gates_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"accuracy<-0\.5"):
