@@ -326,8 +326,5 @@ def conclusion_of(found: Diagnosis) -> str:
     fault = f"{first.kind} at step {first.step}: {first.text}{where}{why}"
     if cure is None:
         return f"{fault}; {UNCURED}" if found.trials else fault
-    return f"{fault}; {' and '.join([*cure.keeps, *([cure.option] if cure.option else [])])} {_verb(cure)} it"
-
-
-def _verb(cure: Cure) -> str:
-    return "in fp32 cures" if cure.keeps and not cure.option else "cures"
+    verb = "in fp32 cures" if cure.keeps and not cure.option else "cures"
+    return f"{fault}; {' and '.join([*cure.keeps, *([cure.option] if cure.option else [])])} {verb} it"
