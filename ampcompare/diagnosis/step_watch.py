@@ -26,15 +26,10 @@ class StepWatch(StepObserver):
     """The modes and counters of one run.
 
     Args:
-        observation: gets the numbers of each step.
         steps: updates to make; up to 20 skipped ones are added.
         is_idle: only count the steps, as on a rank that is not watched.
         reference: type of the wide run; None for ranges alone.
         kept_lines: file:line of calls that run in fp32.
-
-    Attributes:
-        scale: loss scale of the present step.
-        operations: the mode that sees them.
     """
 
     def __init__(
@@ -95,11 +90,7 @@ class StepWatch(StepObserver):
         self.end_step(all(outcome.applied), optimizers)
 
     def end_step(self, applied: bool, optimizers: Sequence[Optimizer]) -> None:
-        """Hand over what the step has shown.
-
-        Args:
-            optimizers: which have changed weights.
-        """
+        """Hand over what the step has shown, in which `optimizers` have changed weights."""
         self.sites.forget()
         step = self.operations.drain()
         updates = self.updates.take()
@@ -156,9 +147,6 @@ class UpdateCounter:
     """Compares weights before and after each step of optimizers; its two methods for that are hooks of torch.
 
     An update is lost where it is smaller than half a unit in the last place of the weight.
-
-    Args:
-        named: returns each parameter of the models with its name.
     """
 
     def __init__(self, named: Callable[[], Iterable[tuple[str, nn.Parameter]]]) -> None:

@@ -57,14 +57,11 @@ def evaluate(
 ) -> Evaluation:
     """Measure `models` in evaluation mode on `batches`; what is summed stays on the device until the end.
 
-    Args:
-        total: sums a float64 tensor over all ranks, each of which evaluates a part; counts below 2^53 stay exact.
-        indices: of the samples of `batches` in the validation set, in order: `range(rank, num_val, world_size)`. If
-            any rank gets another number of samples, such as padded batches, there are no results by sample.
-        any_batch: returns a batch that a rank without samples learns the shapes of the sums from.
-        extra: returns further numbers of each sample, (samples,), from outputs, what the task measured, and the batch.
-        any_rank: returns whether a flag is set on any rank, if forward passes wait for other ranks: a rank that has run
-            out of batches then repeats `any_batch`, which is not counted, until all have.
+    `total` sums a float64 tensor over all ranks, each of which evaluates a part; counts below 2^53 stay exact.
+    `indices` are those of the samples of `batches`; if any rank gets another number of samples, there are no results by
+    sample. A rank without samples learns the shapes of the sums from `any_batch`. `extra` returns further numbers of
+    each sample, (samples,). With `any_rank` forward passes wait for other ranks: one that has run out of batches
+    repeats `any_batch`, which is not counted, until all have.
     """
     first = task.metrics[0]
     on_host = not has_float64(device)  # what is summed in float64 is measured where there is one
@@ -137,10 +134,8 @@ def _evaluation(task: Task, sums: Sums, samples: int, per_sample: SampleResults 
 def _by_index(outcomes: Sequence[Tensor], indices: range | None, device: torch.device) -> Tensor:
     """Return values and labels at the indices of their samples, after a flag: whether there are more or fewer samples.
 
-    The indices of other ranks hold zeros, so that the sum over ranks has all of them and counts the flags.
-
-    Returns:
-        (1 + 2 * validation samples,), float64; empty without indices.
+    The indices of other ranks hold zeros, so that the sum over ranks has all of them and counts the flags. Its shape is
+    (1 + 2 * validation samples,), in float64; it is empty without indices.
     """
     if indices is None:
         return torch.zeros(0, dtype=torch.float64, device=device)

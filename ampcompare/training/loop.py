@@ -38,16 +38,10 @@ def update(
     clip_norm: float | None = None,
     loss_id: int = 0,
 ) -> tuple[list[Tensor], Tensor | None, StepOutcome]:
-    """Make one update of the weights from one or more micro-batches.
+    """Make one update of the weights from one or more micro-batches, with gradients clipped for each optimizer.
 
-    Args:
-        loss_of: the mean loss of models on a micro-batch, a tensor of one element.
-        clip_norm: largest norm of the unscaled gradients of each optimizer.
-        loss_id: which loss scaler, for tasks with several losses.
-
-    Returns:
-        The losses divided by the number of micro-batches (detached, still on the device), the largest gradient norm
-        before clipping (None without clipping), and the outcome of the step.
+    Returns the losses divided by the number of micro-batches (detached, still on the device), the largest gradient norm
+    before clipping (None without clipping), and the outcome of the step.
     """
     *early, last = microbatches
     count = len(microbatches)
@@ -204,16 +198,10 @@ class Loop:
 def allreduce_share(loop: Loop, batch: tuple[Tensor, ...], ranks: Communicator, step_seconds: float) -> float:
     """Time further steps with and without all-reduce, alternating, and return the share that the all-reduce takes.
 
-    Communication that overlaps with the backward pass is not counted; the wait for the slowest rank is. Call it on all
-    ranks after the run is over and recorded: without all-reduce the weights of the ranks diverge.
-
-    Args:
-        loop: of the finished run; its models are unusable afterwards.
-        batch: of this rank, on its device.
-        step_seconds: of the slowest rank, equal on all; decides how many pairs of steps fit into a few seconds.
-
-    Returns:
-        1 - (median step without) / (median step with), the median over ranks, not below 0.
+    It is 1 - (median step without) / (median step with), the median over ranks, not below 0. Communication that
+    overlaps with the backward pass is not counted; the wait for the slowest rank is. Call it on all ranks after the run
+    is over and recorded: without all-reduce the weights of the ranks diverge. `step_seconds` of the slowest rank
+    decides how many pairs of steps fit into a few seconds.
     """
     pairs = max(MIN_PAIRS, min(MAX_PAIRS, int(PAIRS_SECONDS / (2 * max(step_seconds, 1e-6)))))
     for model in loop.models:

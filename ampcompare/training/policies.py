@@ -39,15 +39,7 @@ class Policy:
         """Start at `step` updates, before the first update of this process."""
 
     def after_steps(self, step: int, records: Sequence[StepRecord]) -> bool:
-        """Apply the rule to a drained block of steps.
-
-        Args:
-            step: updates made so far.
-            records: of the block.
-
-        Returns:
-            Whether the policy changed weights and loss scales.
-        """
+        """Apply the rule to a drained block of steps; return whether it changed weights and loss scales."""
         return False
 
     def after_epoch(self, result: EpochResult) -> None:
@@ -69,21 +61,11 @@ def weights_finite(models: Sequence[nn.Module]) -> bool:
 
 
 class DivergenceDetector(Policy):
-    """Finds out whether a run has diverged, block by block.
+    """Finds out whether a run has diverged, block by block, on all ranks alike.
 
-    A non-finite loss alone is not divergence: under dynamic scaling its step is skipped and the weights stay good.
-
-    Args:
-        patience: consecutive non-finite losses that count as divergence.
-        models: whose weights are checked after each block.
-        any_rank: returns whether a flag is set on any rank; all ranks must stop together.
-        stops: whether a run that has diverged ends.
-
-    Attributes:
-        first_nonfinite_loss_step: of the whole run.
-        diverged_step: the first bad step, once the run has diverged.
-        reason: why the run counts as diverged.
-        is_final: whether a limit was passed, from which a run does not recover.
+    A non-finite loss alone is not divergence: under dynamic scaling its step is skipped and the weights stay good. So
+    many consecutive ones are, and non-finite weights. `diverged_step` is the first bad step; `is_final` says that a
+    limit was passed, from which a run does not recover.
     """
 
     name = "watch"
@@ -166,10 +148,7 @@ class DivergenceDetector(Policy):
 class EarlyStop(Policy):
     """Decides after each evaluation whether training may end, by the metric of the weights (not of their EMA).
 
-    Args:
-        patience: consecutive epochs without a better value; None for any number.
-        target: value that is enough, as it is shown; None for none.
-        metric: of the task.
+    It ends after `patience` consecutive epochs without a better value, or at the target, as it is shown.
     """
 
     name = "early_stop"
@@ -207,13 +186,7 @@ class EarlyStop(Policy):
 
 
 class ScaleLimits(Policy):
-    """Ends a run as diverged if its loss scale collapses: each overflow lowers the scale, and no step is applied.
-
-    Args:
-        divergence: records the end and its reason.
-        stop_loss_scale: the run ends if a loss scale is below it; None for no floor.
-        max_skipped: the run ends after more consecutive skipped steps than this; None for no maximum.
-    """
+    """Ends a run as diverged if its loss scale collapses: each overflow lowers the scale, and no step is applied."""
 
     name = "limits"
 
@@ -252,15 +225,10 @@ class ScaleLimits(Policy):
 
 
 class SkippingPrecision(PrecisionWrapper):
-    """A prepared precision that drops updates with a non-finite loss.
+    """A prepared precision that drops updates with a non-finite loss on any rank.
 
     A scaler inside still sees the gradients of a dropped update, and lowers its scale. Buffers that the batch has
     changed, such as running statistics, are restored. Each step waits for its losses.
-
-    Args:
-        inner: prepared.
-        models: as `prepare` returned them.
-        any_rank: returns whether a flag is set on any rank.
     """
 
     def __init__(self, inner: Precision, models: Sequence[nn.Module], any_rank: Callable[[bool], bool] = bool) -> None:
@@ -358,13 +326,7 @@ def _copy_state(state: Mapping[str, Any]) -> dict[str, Any]:
 class Rollback(Policy):
     """Takes a snapshot every few good steps, and restores the last one after divergence, a limited number of times.
 
-    Args:
-        divergence: of the run; a rollback clears it, unless a limit has ended the run.
-        every: steps between two snapshots.
-        max_rollbacks: how often a run may go back.
-
-    Attributes:
-        steps: updates made at each rollback; the count of updates itself is not set back.
+    `steps` has the updates made at each rollback; the count of updates itself is not set back.
     """
 
     name = "rollback"
@@ -422,11 +384,7 @@ class Rollback(Policy):
 
 
 def make_policies(config: RunConfig, assembly: Assembly, divergence: DivergenceDetector) -> list[Policy]:
-    """Return the policies that a configuration asks for; each applies its rule to what those before it left.
-
-    Args:
-        divergence: finds divergence first; a limit may add to it, and a rollback may clear it.
-    """
+    """Return the policies that a configuration asks for; each applies its rule to what those before it left."""
     recipe = config.recipe
     policies: list[Policy] = [divergence]
     if recipe.early_stop is not None or recipe.target is not None:

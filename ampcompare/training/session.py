@@ -157,10 +157,7 @@ class Session:
     def state_dict(self) -> dict[str, Any] | None:
         """Return the state of the run at a drain point, in the layout of `checkpoint.store.layout`.
 
-        Every rank calls it. Tensors are those that training continues with, not copies.
-
-        Returns:
-            None on all ranks but the first.
+        Every rank calls it; None on all but the first. Tensors are those that training continues with, not copies.
         """
         assembly, config = self.assembly, self.config
         training = training_state(assembly.replicas, assembly.optimizers, assembly.precision, assembly.names)
@@ -246,11 +243,7 @@ class Session:
     def evaluate_with(
         self, models: Sequence[nn.Module], precision: Precision, extra: Extra | None = None
     ) -> Evaluation:
-        """Measure models on the validation data of the run; every rank calls it.
-
-        Args:
-            extra: as for `evaluate`.
-        """
+        """Measure models on the validation data of the run; every rank calls it."""
         assembly, ranks = self.assembly, self.assembly.ranks
         data, batch_size = assembly.task.data, self.config.recipe.batch_size
         return evaluate(

@@ -13,19 +13,7 @@ from ampcompare.base.errors import BackendUnavailable
 ABSENT = Library(("no_such_library",), ("no-such-library",), "pip install no-such-library", "it is not there")
 
 
-def test_the_twin_of_an_arm_has_its_roles() -> None:
-    """mmengine scales the loss in bf16 too, and fp8 multiplies in another type than the arm underneath."""
-    arms = [
-        *("accelerate:fp16", "fabric:bf16-true", "mmengine:fp16", "mmengine:bf16", "horovod:compression=fp16"),
-        *("fp8:rowwise", "actnn:over=native:bf16", "native:bf16"),
-    ]
-    twins = {text: str(twin) for text in arms if (twin := Arm.parse(text).twin)}
-    assert twins == {
-        "accelerate:fp16": "native:fp16",
-        "fabric:bf16-true": str(Arm.parse("half:bf16")),
-        "mmengine:fp16": "native:fp16",
-        "actnn:over=native:bf16": "native:bf16",
-    }
+def test_mmengine_scales_the_loss_in_bf16_too() -> None:
     roles = Arm.parse("mmengine:bf16").roles
     assert roles is not None
     assert (roles.products, roles.loss_scale is None) == ("bf16", False)

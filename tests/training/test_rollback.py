@@ -141,13 +141,6 @@ def test_it_goes_back_this_often_and_no_more(averaged_run: Any) -> None:
     assert not diverge(resumed, divergence, 9)
 
 
-def test_without_a_good_state_there_is_no_way_back(averaged_run: Any) -> None:
-    """Before the first snapshot a run that diverges ends."""
-    policy, divergence = rollback(averaged_run("fp32"), max_rollbacks=5)
-    assert not diverge(policy, divergence, 1)
-    assert divergence.ends_run
-
-
 def test_a_limit_is_not_rolled_back(averaged_run: Any) -> None:
     """A run that a limit has ended stays ended, although a snapshot could be restored."""
     policy, divergence = rollback(averaged_run("fp32"))

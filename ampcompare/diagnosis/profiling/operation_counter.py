@@ -42,47 +42,32 @@ def size_of(tensor: Tensor) -> int:
 
 @dataclass(frozen=True)
 class ProductShape:
-    """A product of the forward pass.
-
-    Attributes:
-        sizes: that tensor cores see, by name.
-    """
+    """A product of the forward pass."""
 
     module: str
     operation: str
     dtype: str
-    sizes: tuple[tuple[str, int], ...]
+    sizes: tuple[tuple[str, int], ...]  # that tensor cores see, by name
 
 
 @dataclass
 class Counts:
-    """What was counted in some steps.
-
-    Attributes:
-        cast_chains: casts of one tensor to one type: by line, module, type, with the number for each tensor.
-        steps: that were counted; all but host reads are of the first.
-        syncs, sync_steps: host reads by line and sort, and the steps that have any.
-    """
+    """What was counted in some steps; all but host reads are of the first."""
 
     steps: int = 0
     flops: int = 0
     bytes: int = 0
     cast_bytes: int = 0
     products: Counter[ProductShape] = field(default_factory=Counter)
-    syncs: Counter[tuple[str, str]] = field(default_factory=Counter)
-    sync_steps: Counter[tuple[str, str]] = field(default_factory=Counter)
+    syncs: Counter[tuple[str, str]] = field(default_factory=Counter)  # host reads by line and sort
+    sync_steps: Counter[tuple[str, str]] = field(default_factory=Counter)  # the steps that have any
     casts: dict[tuple[int, int, str], list[tuple[str, str, int]]] = field(default_factory=lambda: defaultdict(list))
     keep: list[Any] = field(default_factory=list)  # storages whose address must not be used again meanwhile
     optimizer_operations: int = 0
 
 
 class OperationCounter(OperationMode):
-    """Counts the operations of a step, and host reads of the steps after it.
-
-    Args:
-        marks: says phase and module.
-        device: on which the loop trains.
-    """
+    """Counts the operations of a step, and host reads of the steps after it."""
 
     def __init__(self, marks: Marks, device: torch.device) -> None:
         super().__init__()

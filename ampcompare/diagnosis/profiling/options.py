@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from ampcompare.base.errors import ConfigError
@@ -28,16 +28,8 @@ class ProfileOptions:
         """What the others are compared with."""
         return self.configs[0]
 
-    def of(self, config: RunConfig) -> ProfileOptions:
-        """Return the same for one arm."""
-        return replace(self, configs=(config,))
-
     def check(self) -> None:
-        """Refuse what cannot be profiled.
-
-        Raises:
-            ConfigError: no arms, no steps, several processes of a recipe, or sharded weights.
-        """
+        """Refuse what cannot be profiled."""
         if not self.configs:
             raise ConfigError("profile needs at least one arm; name one with --arm")
         for name, value in (("--steps", self.steps), ("--profiled-steps", self.profiled)):
@@ -57,16 +49,11 @@ class ProfileOptions:
 
 @dataclass(frozen=True)
 class ProfileRequest(ScriptRequest):
-    """How many steps to profile.
-
-    Attributes:
-        steps, profiled: timed steps, and those under torch.profiler.
-        answers: folder for the profile of each rank, and for the trace of rank 0.
-    """
+    """How many steps to profile."""
 
     steps: int
     profiled: int
-    answers: str
+    answers: str  # folder for the profile of each rank, and for the trace of rank 0
 
     def answer(self, rank: int) -> Path:
         """Return the file for the profile of a rank."""
@@ -86,14 +73,7 @@ def profile_in_child(
     trials: bool,
     trace: Path | None = None,
 ) -> ArmProfile:
-    """Profile an arm on a recipe in a separate process.
-
-    Args:
-        trace: file for the trace.
-
-    Raises:
-        ConfigError, EnvironmentUnfit, LaunchError: as `examine_in_child`.
-    """
+    """Profile an arm on a recipe in a separate process; `trace` is the file for the trace."""
     options = {
         "steps": steps,
         "profiled": profiled,

@@ -81,13 +81,7 @@ class Event:
 
 @dataclass
 class Account:
-    """What a trace says about its steps; seconds are sums over all of them.
-
-    Attributes:
-        operations: seconds by name, phase, kind and type.
-        layers, fp32_layers: seconds of the operations of each module, and of those in fp32 but casts.
-        waits: seconds in which the host waited for the device, by the call.
-    """
+    """What a trace says about its steps; seconds are sums over all of them."""
 
     steps: int = 0
     seconds: float = 0.0
@@ -110,11 +104,7 @@ class Account:
 
 
 def read_trace(events: Iterable[Mapping[str, Any]]) -> Account:
-    """Return the account of all steps in a trace.
-
-    Args:
-        events: of the trace; steps, phases and modules are ranges with the names above.
-    """
+    """Return the account of all steps in a trace."""
     known = [_read_event(event) for event in events if event.get("ph") == "X" and "dur" in event]
     marks = [event for event in known if event.name == STEP and event.category == "user_annotation"]
     account = Account(steps=len(marks))
@@ -401,11 +391,7 @@ def _kind_of_kernel(kernel: str, operation: str) -> WorkKind:
 
 
 def merged_trace(traces: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
-    """Return the events of some traces in one, each with an arm's name on its processes.
-
-    Args:
-        traces: name of the arm, and its trace; those without a step are left out.
-    """
+    """Return the events of some arms' traces in one, each with the arm's name; one without a step is left out."""
     merged: list[dict[str, Any]] = []
     for place, (name, trace) in enumerate(traces):
         events = trace.get("traceEvents", [])

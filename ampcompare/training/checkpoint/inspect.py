@@ -61,11 +61,7 @@ class Inspection:
 
 
 def inspect_file(path: Path) -> Inspection:
-    """Look into a checkpoint of any program without running anything in it.
-
-    Raises:
-        CheckpointError: it cannot be read.
-    """
+    """Look into a checkpoint of any program without running anything in it."""
     contents = open_foreign(path)
     with name_faults(path):
         return _inspect(path, contents)

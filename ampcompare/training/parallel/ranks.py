@@ -85,11 +85,7 @@ class SingleProcess(Communicator):
 
 
 class ProcessGroup(Communicator):
-    """The default process group of torch.
-
-    Args:
-        device: of this process; messages are on it if the backend needs that (NCCL).
-    """
+    """The default process group of torch; messages are on the device of this process under NCCL."""
 
     def __init__(self, device: torch.device) -> None:
         self.rank = dist.get_rank()
@@ -153,11 +149,7 @@ def _unpack(message: Tensor) -> Any:
 
 
 def require_equal(ranks: Communicator, what: str, value: Any, remedy: str) -> None:
-    """Check that all ranks hold the same value, or the same items of a mapping.
-
-    Raises:
-        RanksDiffer: on every rank; names those that differ from rank 0 and in what.
-    """
+    """Check that all ranks hold the same value, or items of a mapping; the error, on every rank, names what differs."""
     values = ranks.gather(value)
     different = [rank for rank, other in enumerate(values) if other != values[0]]
     if not different:

@@ -51,17 +51,8 @@ def shard(
 ) -> None:
     """Replace the parameters of models, and those of their optimizers with their state, by shards, in place.
 
-    Parameters and buffers of rank 0 are those of all ranks, as under torch's DDP. Every rank calls it.
-
-    Args:
-        models: on their device, with equal parameters in shape on all ranks.
-        optimizers: of parameters of the models alone.
-        kept: modules that compute in fp32.
-
-    Raises:
-        BackendUnavailable: the models are on a CPU, and this torch shards on GPUs only.
-        PreparationError: there is no process group, or an optimizer holds something else than parameters of a model, or
-            skips its steps on the device.
+    Parameters and buffers of rank 0 are those of all ranks, as under torch's DDP. Every rank calls it. Modules in
+    `kept` compute in fp32.
     """
     if not dist.is_available() or not dist.is_initialized():
         raise PreparationError(

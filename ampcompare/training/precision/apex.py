@@ -201,14 +201,7 @@ def _copy(entry: Any) -> Any:
 
 
 def choose_engine(engine: str, opt_level: str, device: str) -> tuple[Any, EngineInfo]:
-    """Import the implementation of `apex.amp` to use, and return the reason for the choice.
-
-    Args:
-        engine: "nvidia", "compat" or "auto", which uses the real Apex if it can work.
-
-    Raises:
-        BackendUnavailable: "nvidia" was asked for and is not usable here.
-    """
+    """Import the implementation of `apex.amp` to use, and return the reason; "auto" takes one that works."""
     choice = select_engine(engine, opt_level, device, torch_version=torch.__version__)
     if choice.caution:
         warnings.warn(choice.caution, stacklevel=2)
@@ -228,11 +221,7 @@ def choose_engine(engine: str, opt_level: str, device: str) -> tuple[Any, Engine
 def make_apex(
     *, device: str = "cpu", opt_level: str = "O1", engine: str = "auto", num_losses: int = 1, **overrides: Any
 ) -> Apex:
-    """Build the backend of an `apex` arm: choose the engine, read dtypes by name.
-
-    Raises:
-        BackendUnavailable: as for `choose_engine`.
-    """
+    """Build the backend of an `apex` arm: choose the engine, read dtypes by name."""
     amp, info = choose_engine(engine, opt_level, device)
     if "cast_model_outputs" in overrides:
         overrides["cast_model_outputs"] = getattr(torch, overrides["cast_model_outputs"])

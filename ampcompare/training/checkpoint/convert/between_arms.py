@@ -34,14 +34,8 @@ NEW_SCALER = {
 def into_arm(state: Mapping[str, Any], arm: str) -> Conversion:
     """Convert an ampcompare checkpoint into one that another arm resumes from; the source is untouched.
 
-    Weights become fp32, from masters if any, so that nothing is lost when the source is O2. A level with masters
-    gets them from these weights. Loss scalers keep scale and count as far as the arm has such.
-
-    Args:
-        arm: text of the arm that will resume.
-
-    Raises:
-        ConversionError: the state is not one of ampcompare, or its loss scale is not usable.
+    Weights become fp32, from masters if any, so that nothing is lost when the source is O2. A level with masters gets
+    them from these weights. Loss scalers keep scale and count as far as the arm has such.
     """
     parts = find_parts(state)
     if parts.arm is None or not parts.models:
@@ -87,11 +81,7 @@ def _forget_scale(state: dict[str, Any]) -> None:
 
 
 def has_masters(arm: str) -> bool:
-    """Return whether an arm keeps fp32 masters of its 16-bit weights.
-
-    Args:
-        arm: its text.
-    """
+    """Return whether an arm keeps fp32 masters of its 16-bit weights."""
     target = _inner(arm)
     return target.roles is not None and bool(target.roles.masters)
 

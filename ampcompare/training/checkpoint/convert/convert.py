@@ -48,16 +48,9 @@ LIGHTNING_BEFORE_2 = ("native_amp_scaling_state", "NativeMixedPrecisionPlugin")
 
 
 def convert_state(root: Mapping[str, Any], to: Target, *, opt_level: str | None = None) -> Conversion:
-    """Convert a checkpoint in memory; the source is untouched.
+    """Convert a checkpoint in memory, of tensors and plain values; the source is untouched.
 
-    Args:
-        root: tensors and plain values.
-        to: "native" for torch.amp, "apex" for `apex.amp`.
-        opt_level: of the Apex side: what the source was saved at, or what the result is for. By default inferred from
-            the numbers of the source; O1 for the result.
-
-    Raises:
-        ConversionError: it already is of the wanted kind, or has nothing to convert.
+    `opt_level` is that of the Apex side. By default it is inferred from the numbers of a source, and O1 for a result.
     """
     parts = find_parts(root)
     if not parts.models:
@@ -213,13 +206,7 @@ def convert_file(
 ) -> Conversion:
     """Convert a file. An ampcompare checkpoint stays one; any other keeps the layout of its program.
 
-    Args:
-        legacy_layout: write precisely what a legacy script would, with `to="apex"`.
-
-    Raises:
-        CheckpointError: the source cannot be read.
-        ConversionError: as for `convert_state`; or source and target are one file.
-        EnvironmentUnfit: the target cannot be written.
+    The legacy layout is precisely what a legacy script would save, with `to="apex"`.
     """
     if legacy_layout and to != "apex":
         raise ConversionError("--save-apex-format is what an Apex script saves; it needs --to apex")

@@ -129,11 +129,7 @@ def _is_dict(value: Any) -> bool:
 
 
 def find_parts(root: Any) -> CheckpointContents:
-    """Sort the entries of a checkpoint, looking at most six levels deep.
-
-    Args:
-        root: tensors and plain values.
-    """
+    """Sort the entries of a checkpoint, of tensors and plain values, looking at most six levels deep."""
     alone = _alone(root)
     if alone is not None:
         return alone

@@ -73,11 +73,7 @@ def key_at(holder: Any, name: str) -> Any:
 
 
 def into_fp32(parts: CheckpointContents, result: Conversion, level: str | None) -> None:
-    """Make weights and optimizer state fp32: from masters if any, else from the 16-bit values.
-
-    Args:
-        level: opt level that they were saved at, if it was one of Apex.
-    """
+    """Make weights and optimizer state fp32, from masters if any; `level` is the one of Apex that saved them."""
     _full_weights(parts, result, level)
     _full_optimizers(parts, result)
 
@@ -132,9 +128,6 @@ def unflatten(optimizer: dict[str, Any], name: str, parts: CheckpointContents, r
 
     The weights are those of the flat fp32 copies; without these, all of the model in their order, if their elements are
     as many.
-
-    Args:
-        name: of the optimizer's entry in the checkpoint.
     """
     shapes = [_shapes(model) for model in parts.models.values()]
     layouts = [*parts.layouts, *((sum(shape.numel() for shape in model), model) for model in shapes)]
@@ -198,14 +191,7 @@ def _pieces(entry: Mapping[str, Any], shapes: list[torch.Size]) -> list[dict[str
 
 
 def unfuse(optimizer: dict[str, Any], name: str, result: Conversion) -> None:
-    """Give the state of `apex.optimizers.FusedAdam` the step counts that torch keeps with each parameter.
-
-    Args:
-        name: of the optimizer's entry in the checkpoint.
-
-    Raises:
-        ConversionError: a group lacks its parameters, or its step is not a number.
-    """
+    """Give the state of `apex.optimizers.FusedAdam` the step counts that torch keeps with each parameter."""
     for number, group in enumerate(optimizer["param_groups"]):
         if not isinstance(group, dict) or "bias_correction" not in group or "step" not in group:
             continue

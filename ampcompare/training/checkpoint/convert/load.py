@@ -11,11 +11,7 @@ from ampcompare.training.checkpoint.store.file import read_checkpoint
 def load_any(path: Path) -> tuple[dict[str, Any], list[str]]:
     """Read a checkpoint of any program into tensors and plain values; whole models become state dicts.
 
-    Returns:
-        What it holds, and place and class of each object that is left out.
-
-    Raises:
-        CheckpointError: it cannot be read, or holds something else.
+    Returns it with place and class of each object that is left out.
     """
     contents = open_foreign(path)
     if contents.comment.startswith(b"ampcompare checkpoint"):

@@ -97,11 +97,8 @@ def half_dtype(model: Mapping[str, Any]) -> torch.dtype | None:
 def find_masters(root: Any, models: Mapping[Place, Mapping[str, Any]], wrappers: Sequence[Place] = ()) -> Masters:
     """Find the fp32 copies of the 16-bit weights of models, anywhere in a checkpoint.
 
-    Weights of one shape and equal values get their copies by name, else in the order of both.
-
-    Args:
-        root: the whole checkpoint, as tensors and plain values.
-        wrappers: places of optimizers that are known to keep copies.
+    Weights of one shape and equal values get their copies by name, else in the order of both. `wrappers` are places of
+    optimizers that are known to keep copies.
     """
     found = Masters([{} for _ in models])
     halves = {place for place, model in models.items() if half_dtype(model)}

@@ -22,13 +22,7 @@ MAX_LENGTH = 80
 
 
 class FoundCheckpoint(NamedTuple):
-    """A checkpoint that was read.
-
-    Attributes:
-        path: of its file.
-        state: what it holds.
-        notes: newer ones that were skipped, and why.
-    """
+    """A checkpoint that was read, with a note for each newer one that was skipped."""
 
     path: Path
     state: dict[str, Any]
@@ -36,18 +30,10 @@ class FoundCheckpoint(NamedTuple):
 
 
 def find_checkpoint(resume: str, own: Path) -> FoundCheckpoint | None:
-    """Read the checkpoint to resume from.
+    """Read the checkpoint to resume from: a file, a folder of checkpoints or of a cell, or a run with one such cell.
 
-    Args:
-        resume: a file, a folder of checkpoints, the folder of a cell, a run directory in which one cell has
-            checkpoints, or "auto".
-        own: folder of the run's own checkpoints, which "auto" searches.
-
-    Returns:
-        None if "auto" finds no checkpoint: the run starts at its first step.
-
-    Raises:
-        CheckpointError: it does not exist, or cannot be read.
+    "auto" searches the folder of the run's own checkpoints; None if it finds none, and the run starts at its first
+    step.
     """
     from ampcompare.training.checkpoint.store.file import read_checkpoint
     from ampcompare.training.checkpoint.store.folder import CheckpointFolder
@@ -75,11 +61,7 @@ def find_checkpoint(resume: str, own: Path) -> FoundCheckpoint | None:
 def validate_resume(
     checkpoint: FoundCheckpoint, config: RunConfig, world_size: int
 ) -> tuple[dict[str, Any], Resumption]:
-    """Return the state that a run resumes from, converted to another arm if asked for, and the entry for its record.
-
-    Raises:
-        CheckpointError: it is of another arm, another recipe or another total batch, or is not the state of a run.
-    """
+    """Return the state that a run resumes from, converted to another arm if asked for, and the entry for its record."""
     path, state, notes = checkpoint
     progress, arm = state["progress"], str(state["arm"])
     if arm != config.arm and not config.saving.resume_into_other_arm:

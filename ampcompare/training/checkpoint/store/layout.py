@@ -62,11 +62,7 @@ def one_or_list(entries: Sequence[Any]) -> Any:
 
 
 def require_plain(state: Any) -> None:
-    """Check that a state holds only tensors, plain values, and dicts, lists and tuples of these.
-
-    Raises:
-        CheckpointError: naming the place of the first other object.
-    """
+    """Check that a state holds only tensors, plain values, and dicts, lists and tuples of these."""
     seen: set[int] = set()
     todo: list[tuple[str, Any]] = [("the state", state)]
     while todo:
@@ -96,9 +92,6 @@ def apex_layout(state: Mapping[str, Any]) -> dict[str, Any]:
 
     Masters, random states, position and all else that such a script does not know are left out; the model's entries are
     fp32, as `state_dict` gives them after `amp.initialize`.
-
-    Raises:
-        CheckpointError: the state is not one of an Apex arm, or no plain torch loads it.
     """
     if "amp" not in state:
         raise CheckpointError(
