@@ -222,7 +222,6 @@ class _Check:
         return self.reference
 
     def _run(self, arm: Arm, rounding: _Rounding | None = None) -> _Capture:
-        """Return the figures of a run."""
         __tracebackhide__ = True
         with trained_under(arm, self.conditions) as precision:
             captured = _Capture(precision, self.conditions.steps, rounding)

@@ -65,21 +65,8 @@ class ProfileRequest(ScriptRequest):
         return Path(self.answers) / RunFile.TRACE
 
 
-def profile_in_child(
-    config: RunConfig,
-    *,
-    steps: int,
-    profiled: int,
-    trials: bool,
-    trace: Path | None = None,
-) -> ArmProfile:
-    """Profile an arm on a recipe in a separate process; `trace` is the file for the trace."""
-    options = {
-        "steps": steps,
-        "profiled": profiled,
-        "trials": trials,
-        "trace": "" if trace is None else str(trace),
-    }
-    folders = [] if trace is None else [trace.parent]
-    found = examine_in_child(PROGRAM, config, f"{config.arm} cannot be profiled", options, folders=folders)
-    return ArmProfile.model_validate(found)
+def profile_in_child(config: RunConfig, options: ProfileOptions, trace: Path) -> ArmProfile:
+    """Profile an arm on a recipe in a separate process, which writes its trace."""
+    asked = {"steps": options.steps, "profiled": options.profiled, "trials": options.trials, "trace": str(trace)}
+    failed = f"{config.arm} cannot be profiled"
+    return ArmProfile.model_validate(examine_in_child(PROGRAM, config, failed, asked, folders=[trace.parent]))
