@@ -143,7 +143,7 @@ LONG = {
     "source": "migrate/read/neighbors migrate/rewrite",
     "tasks": "boxes dataloader detection imagefolder lm models",
     "training": "cuda_graph ema memory optimizers other_precisions rollback session skip_nonfinite without_float64",
-    "training/precision": "actnn apex_steps base contract fabric fp8 keep_fp32 quantized",
+    "training/precision": "actnn apex_steps contract fabric fp8 keep_fp32",
 }
 STARTS_PROCESSES = re.compile(r"\bsubprocess\b|\bmultiprocessing\b|\bos\.fork\b|\breplayed\b|\bfork(ed_\w+|ing)\b")
 STARTS = ("subprocess.Popen", "os.fork", "os.posix_spawn", "os.system")

@@ -32,7 +32,6 @@ def diagnose(
     reference: Literal["float32", "float64", "none"] = DiagnoseOptions.reference,
     cures: bool = DiagnoseOptions.cures,
     script: Sequence[str] | None = None,
-    gpus: str | None = DiagnoseOptions.gpus,
     preflight: bool = True,
     recipe: Recipe | str | None = None,
     size: str | None = None,
@@ -54,7 +53,6 @@ def diagnose(
         cures: train with each candidate cure for some steps, to test it.
         script: a user's own script with its arguments, or "-m" and a module, as for `run`: it is started again for each
             candidate, in separate processes.
-        gpus: numbers of the GPUs to choose from, such as 0,2-3; by default all that are free.
         preflight: of a script, first train a few steps without a watch: what cannot work is said at once.
         recipe, size, config_file, settings: as for `run`.
         output_dir: folder of `diagnosis.json` and, where the extra is installed, `diagnosis.html`; by default none.
@@ -74,12 +72,12 @@ def diagnose(
     arm = Arm.parse(arm) if isinstance(arm, str) else arm
     request = settings_request(recipe, size, config_file, with_script({**settings, "arm": str(arm)}, script, ()))
     config = collect_settings(request, one_run=True).config
-    options = DiagnoseOptions(config, steps, reference, cures, gpus)
+    options = DiagnoseOptions(config, steps, reference, cures)
     options.check()
     if loop is None:
         check_cells([config])
     if script is not None and preflight:
-        preflight_of([config], gpus=gpus)
+        preflight_of([config])
     return _diagnose(options, loop, output_dir=None if output_dir is None else Path(output_dir))
 
 
@@ -148,7 +146,6 @@ def look_ahead(
     steps: int | None = None,
     twin: bool = True,
     script: Sequence[str] | None = None,
-    gpus: str | None = None,
     recipe: Recipe | str | None = None,
     size: str | None = None,
     config_file: str | Path | None = None,
@@ -162,7 +159,6 @@ def look_ahead(
         steps: optimizer steps of the whole training, where its scheduler does not say; by default the rate stays.
         twin: run them again from weights changed by one part in 512: how far apart two equal trainings can end.
         script: a user's own script with its arguments, or "-m" and a module, as for `run`.
-        gpus: numbers of the GPUs to choose from, such as 0,2-3; by default the first that is free.
         recipe, size, config_file, settings: as for `run`.
 
     Returns:
@@ -180,7 +176,7 @@ def look_ahead(
     given = with_script({**settings, "arm": "fp32"}, script, ())
     config = collect_settings(settings_request(recipe, size, config_file, given), one_run=True).config
     judged = [Arm.parse(name) for name in _names_of(arms)]
-    return _look_ahead(AheadOptions(config, judged, prefix, steps, twin, gpus))
+    return _look_ahead(AheadOptions(config, judged, prefix, steps, twin))
 
 
 def find_batch(
@@ -200,7 +196,7 @@ def find_batch(
 
     Args:
         arms: such as "apex:O2", or `Arm`s.
-        memory_limit: GiB that a run may take; by default the memory of the GPU. Required on a CPU.
+        memory_limit: GiB that a run may take, required on a CPU; by default that of the GPU.
         margin: percentage of the memory that stays free.
         gpus: numbers of the GPUs to choose from, such as 0,2-3; by default the first that is free.
         note: receives a line about each try.

@@ -10,7 +10,7 @@ from ampcompare.api.diagnosis import diagnose as api_diagnose
 from ampcompare.api.diagnosis import look_ahead as api_look_ahead
 from ampcompare.backends.arm import parse_arms
 from ampcompare.base.errors import ConfigError
-from ampcompare.cli.help import ARMS, MACHINE, OUTPUT, SCRIPT, option, options_of
+from ampcompare.cli.help import ARMS, OUTPUT, SCRIPT, option, options_of
 from ampcompare.cli.launching import ended_by_signals
 from ampcompare.cli.output import note, text_width
 from ampcompare.cli.settings import ScriptCommand, request_from, watched_script_options
@@ -58,7 +58,6 @@ ahead_option = options_of(api_look_ahead)
 @diagnose_option("--reference", group=OUTPUT)
 @diagnose_option("--cures/--no-cures", group=OUTPUT)
 @watched_script_options
-@diagnose_option("--gpus", metavar="LIST", group=MACHINE)
 @diagnose_option("--preflight/--no-preflight", group=SCRIPT)
 @recipe_options
 @option(
@@ -95,7 +94,8 @@ def command(**parameters: Any) -> int:
     options = DiagnoseOptions(
         config,
         steps=parameters["steps"] or DiagnoseOptions.steps,
-        **{name: parameters[name] for name in ("reference", "cures", "gpus")},
+        reference=parameters["reference"],
+        cures=parameters["cures"],
     )
     options.check()
     check_cells([config])
@@ -106,7 +106,7 @@ def command(**parameters: Any) -> int:
 
     with ended_by_signals():
         if config.script is not None and parameters["preflight"]:
-            preflight_of([config], say, gpus=options.gpus)
+            preflight_of([config], say)
         folder = parameters["output_dir"]
         diagnosis = diagnose(options, output_dir=Path(folder) if folder else None, say=say)
     if parameters["as_json"]:
@@ -126,9 +126,7 @@ def _ahead(parameters: dict[str, Any]) -> int:
     derived = {"arm_text": "fp32", "processes": parameters["nproc_per_node"], "metric": ()}
     config = collect_settings(request_from({**parameters, **derived}), one_run=True).config
     arms = parse_arms(parameters["arms"] or (DEFAULT_ARM,))
-    options = AheadOptions(
-        config, arms, parameters["prefix"], parameters["steps"], parameters["twin"], parameters["gpus"]
-    )
+    options = AheadOptions(config, arms, parameters["prefix"], parameters["steps"], parameters["twin"])
 
     def say(line: str) -> None:
         note(f"ampcompare: {line}")

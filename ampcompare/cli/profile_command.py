@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from ampcompare.api.diagnosis import profile as api_profile
-from ampcompare.backends.arm import Arm, parse_arms
+from ampcompare.backends.arm import parse_arms
 from ampcompare.cli.help import ARMS, OUTPUT, SCRIPT, default_of, option, options_of
 from ampcompare.cli.launching import ended_by_signals
 from ampcompare.cli.output import note, text_width
@@ -23,7 +23,7 @@ profile_option = options_of(api_profile)
     "profile",
     cls=ScriptCommand,
     common=[
-        *("--arm", "--reference", "--steps", "--trials", "--arch", "--data", "--data-dir", "--batch-size"),
+        *("--arm", "--steps", "--trials", "--arch", "--data", "--data-dir", "--batch-size"),
         *("--lr", "--optimizer", "--recipe", "--device", "--output-dir", "--json"),
     ],
     examples=[
@@ -38,9 +38,8 @@ profile_option = options_of(api_profile)
     multiple=True,
     metavar="ARM[,ARM...]",
     group=ARMS,
-    help="what to profile; repeatable, or comma-separated  [default: fp32,bf16]",
+    help="what to profile, next to the first; repeatable, or comma-separated  [default: fp32,bf16]",
 )
-@option("--reference", metavar="ARM", group=ARMS, help="what the others are next to  [default: the first arm]")
 @profile_option("--steps", metavar="N", group=OUTPUT)
 @profile_option("--profiled-steps", metavar="N", group=OUTPUT)
 @profile_option("--trials/--no-trials", group=OUTPUT)
@@ -62,7 +61,7 @@ def command(**parameters: Any) -> int:
     from ampcompare.results.report.terminal import Terminal
 
     configs = []
-    for arm in _arms(parameters):
+    for arm in dict.fromkeys(map(str, parse_arms(parameters["arms"] or default_of(api_profile, "arms")))):
         derived = {"arm_text": arm, "processes": parameters["nproc_per_node"], "metric": ()}
         configs.append(collect_settings(request_from({**parameters, **derived}), one_run=True).config)
     options = ProfileOptions(
@@ -88,11 +87,3 @@ def command(**parameters: Any) -> int:
         return 0
     click.echo(Terminal(text_width()).render(found), nl=False)
     return 0
-
-
-def _arms(parameters: dict[str, Any]) -> list[str]:
-    """Return the arms in canonical form, the reference first."""
-    given = map(str, parse_arms(parameters["arms"] or default_of(api_profile, "arms")))
-    reference = parameters["reference"]
-    first = [] if reference is None else [str(Arm.parse(reference))]
-    return list(dict.fromkeys([*first, *given]))

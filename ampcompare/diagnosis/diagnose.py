@@ -60,12 +60,7 @@ def headroom(steps: Iterable[StepFacts]) -> Headroom | None:
 
 
 def diagnose_given(loop: Loop, options: DiagnoseOptions, *, subject: str = "") -> Diagnosis:
-    """Diagnose a loop as `DiagnoseOptions` say; of their recipe only the seed applies.
-
-    Raises:
-        ConfigError: as for `diagnose_loop`, and options that cannot be used.
-        EnvironmentUnfit: this machine lacks the device.
-    """
+    """Diagnose a loop as `DiagnoseOptions` say; of their recipe only the seed applies."""
     options.check()
     config = options.config
     conditions = Conditions(
@@ -89,12 +84,7 @@ def diagnose_loop(
 ) -> Diagnosis:
     """Train a loop for some steps under an arm, find its faults, and test what removes them.
 
-    Args:
-        loop: gets a precision, calls its `prepare` once, and trains; it is called again for each candidate, and must
-            begin from the same weights and batches each time.
-        subject: what is trained, for the report.
-        cures: test candidates.
-        left_out: kinds of faults that are not looked for.
+    The loop is called again for each candidate, and must begin from the same weights and batches each time.
 
     Raises:
         ConfigError: the loop made no step that was watched.
@@ -122,14 +112,7 @@ def report_of(
     notes: Sequence[str] = (),
     left_out: Collection[FaultKind] = (),
 ) -> Diagnosis:
-    """Return what one watched run showed; no cure is sought.
-
-    Args:
-        reference: type of the wide run.
-        subject: what was trained.
-        notes: what else a reader must know.
-        left_out: kinds of faults that are not looked for.
-    """
+    """Return what one watched run showed; no cure is sought."""
     found = Diagnosis(
         arm=str(arm),
         subject=subject,

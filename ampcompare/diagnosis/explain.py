@@ -37,17 +37,11 @@ HEADERS = ("module", "type", "parameters", "weights", "inputs", "outputs")
 
 @dataclass(frozen=True)
 class Explanation(Shown):
-    """All that is known of an arm without running it.
-
-    Attributes:
-        parts: what its backend states.
-        roles: in which type each part of a step is held or computed; None if the backend does not state it.
-        memory: bytes per parameter; None if the backend does not state them.
-    """
+    """All that is known of an arm without running it; None for what its backend does not state."""
 
     arm: str
-    parts: ArmExplanation
-    roles: Roles | None
+    parts: ArmExplanation  # what its backend states
+    roles: Roles | None  # in which type each part of a step is held or computed
     memory: BytesPerParameter | None
 
     _view: ClassVar[str] = "ampcompare.results.report.html.notebook:result_view"
@@ -136,13 +130,7 @@ def _memory(held: BytesPerParameter) -> str:
 
 
 def observe_in_child(config: RunConfig) -> dict[str, Any]:
-    """Prepare the model of `config` in a separate process, and return what one step of it shows.
-
-    Types do not depend on the number of samples, so that at most `MAX_SAMPLES` are used.
-
-    Raises:
-        ConfigError, EnvironmentUnfit, LaunchError: as `examine_in_child`.
-    """
+    """Prepare the model of `config` in a separate process, and return what one step of at most `MAX_SAMPLES` shows."""
     recipe = config.recipe
     changes = {"batch_size": min(recipe.batch_size, MAX_SAMPLES), "grad_accum_steps": 1}
     small = config.model_copy(update={"recipe": recipe.model_copy(update=changes)})

@@ -25,15 +25,10 @@ MAX_NEAR = 2
 
 @dataclass(frozen=True)
 class Reason:
-    """What is said of a fault, and where to look first.
-
-    Attributes:
-        text: the reason.
-        at: place among the events where it was made; None if that is the fault's own.
-    """
+    """What is said of a fault, and where to look first."""
 
     text: str
-    at: int | None = None
+    at: int | None = None  # place among the events where it was made; None if that is the fault's own
 
 
 def reason_of(events: Sequence[Event], origin: int) -> Reason | None:
@@ -51,7 +46,7 @@ def reason_of(events: Sequence[Event], origin: int) -> Reason | None:
     small = [at for at in zeros if 0 < abs(events[at].number) <= FP16_ZERO]
     at = max(small, default=zeros[0])
     name = _name_near(events[at], events[origin])
-    made = None if _line(events[at]) == _line(events[origin]) else at
+    made = None if _where(events[at]) == _where(events[origin]) else at
     if small:
         return Reason(f"{events[at].number:g} in {name} is zero in fp16", made)
     return Reason(f"{100 * lost_share(events[at]):.2g} % of the results of {name} are zero in the arm alone", made)
@@ -63,14 +58,10 @@ def lost_share(event: Event) -> float:
     return lost / elements if elements else 0.0
 
 
-def _line(event: Event) -> tuple[str, str]:
-    return event.key[0], event.key[2]
-
-
 def _name_near(event: Event, other: Event) -> str:
     """Return the name of a place for a reader who knows another one."""
     place = place_of(event.key)
-    if _line(event) == _line(other):
+    if _where(event) == _where(other):
         return place.operation
     return f"{place.name} ({place.where})" if place.where else place.name
 
@@ -131,8 +122,7 @@ def _of_step(facts: StepFacts) -> Iterator[Fault]:
 def _of_skipped_step(facts: StepFacts, fallen_from: float | None) -> Iterator[Fault]:
     """Yield the fault of a step that was skipped, unless a smaller loss scale may be all that it needs.
 
-    Args:
-        fallen_from: a scale far above this step's at which others are applied; None if there is none.
+    `fallen_from` is a scale far above this step's at which others are applied.
     """
     events, end = facts.step.events, facts.step.loss
     if end is not None and _nonfinite(events[end]):
@@ -173,9 +163,7 @@ def _gradient_overflow(
 ) -> Fault:
     """Return the fault of gradients that are not finite.
 
-    Args:
-        always: they were not in any step, whatever the loss scale.
-        fallen_from: a scale from which the loss scale has fallen to this step's.
+    `always`: they were not in any step. `fallen_from`: a scale from which the loss scale has fallen to this step's.
     """
     events = facts.step.events
     origin = min(_origins(events, broken))

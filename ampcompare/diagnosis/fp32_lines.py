@@ -28,11 +28,7 @@ ONE_TYPE = frozenset(
 
 @contextmanager
 def lines_in_fp32(lines: Iterable[str], called: set[str]) -> Iterator[None]:
-    """Run the torch functions that are called from `lines`, each file:line, in fp32 until the end of the block.
-
-    Args:
-        called: receives the names of these functions, such as torch.exp.
-    """
+    """Run the torch functions that are called from `lines`, each file:line, in fp32; add their names to `called`."""
     kept = frozenset(lines)
     with _InFp32(kept, called) if kept else nullcontext():
         yield

@@ -36,11 +36,7 @@ def _written_places(func: Any) -> tuple[tuple[int, str], ...]:
 
 
 class Fp32Reference:
-    """The wide storages of all 16-bit tensors of a step, and of what was computed from them.
-
-    Args:
-        dtype: float32 or float64.
-    """
+    """The wide storages of all 16-bit tensors of a step, and of what was computed from them."""
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         self.dtype = dtype

@@ -171,32 +171,19 @@ class DoesNotHold(AssertionError):
 
 @dataclass
 class _Check:
-    """A training loop, and what it gives in fp32.
-
-    Attributes:
-        has_steps: its optimizer steps count; else weights are left as they are.
-        has_own_loss: its loss is a random weighting, and no result.
-        name: of what runs outside of modules; "" for nothing.
-    """
+    """A training loop, and what it gives in fp32."""
 
     loop: Loop
     conditions: Conditions
     rtol: float | Literal["auto"]
     cures: bool
-    has_steps: bool
-    has_own_loss: bool
-    name: str
+    has_steps: bool  # its optimizer steps count; else weights are left as they are
+    has_own_loss: bool  # its loss is a random weighting, and no result
+    name: str  # of what runs outside of modules; "" for nothing
     reference: dict[str, Tensor] = field(default_factory=dict)
     rounded: dict[float, list[dict[str, Tensor]]] = field(default_factory=dict)  # figures with added rounding, by unit
 
     def arm(self, arm: Arm | str) -> Held:
-        """Check one arm.
-
-        Raises:
-            DoesNotHold: it does not hold.
-            ConfigError: there is no such arm, or the subject cannot be checked.
-            EnvironmentUnfit: this machine lacks something that the arm needs.
-        """
         __tracebackhide__ = True
         arm = _undoable(Arm.parse(arm) if isinstance(arm, str) else arm)
         reference = self._in_fp32()
@@ -234,11 +221,6 @@ class _Check:
         return self.reference
 
     def _run(self, arm: Arm, rounding: _Rounding | None = None) -> _Capture:
-        """Return the figures of a run.
-
-        Raises:
-            DoesNotHold: a step raised under another arm than fp32.
-        """
         __tracebackhide__ = True
         with trained_under(arm, self.conditions) as precision:
             captured = _Capture(precision, self.conditions.steps, rounding)
@@ -276,11 +258,7 @@ def _undoable(arm: Arm) -> Arm:
 
 
 def _place_of(error: BaseException, modules: Mapping[int, str]) -> str:
-    """Return the innermost module of a traceback, and file:line of the innermost frame of the user's code.
-
-    Args:
-        modules: names by identity.
-    """
+    """Return the innermost module of a traceback, and file:line of the innermost frame of the user's code."""
     module = line = ""
     trace = error.__traceback__
     while trace is not None:
@@ -332,11 +310,7 @@ class _Rounding:
     """Changes weights, inputs and the result of each module by one unit of rounding, up or down at random.
 
     What a step then deviates from itself is what rounding explains: the error of a perfect implementation of each
-    module in a type of this precision and of any range.
-
-    Args:
-        unit: largest relative error of one rounding.
-        seed: of the directions; torch's own random numbers are not used.
+    module in a type of this precision and of any range. Torch's own random numbers are not used.
     """
 
     def __init__(self, unit: float, seed: int) -> None:
@@ -344,7 +318,6 @@ class _Rounding:
         self._draws = torch.Generator().manual_seed(seed)
 
     def apply(self, value: Any) -> Any:
-        """Return a value with its floating tensors changed."""
         return tree_map(self._round, value)
 
     def _round(self, value: Any) -> Any:
@@ -367,18 +340,7 @@ class _Rounding:
 
 
 class _Capture(PrecisionWrapper):
-    """Keeps loss, outputs and gradients of the first applied update, and raises `Enough` after the last one.
-
-    Args:
-        inner: the arm.
-        steps: updates to make; up to 20 skipped ones are added.
-        rounding: that is added to the models.
-
-    Attributes:
-        figures: fp32 tensors on the CPU, by name; empty until an update is applied.
-        dtypes: that they had.
-        modules: their names by identity.
-    """
+    """Keeps loss, outputs and gradients of the first applied update, and raises `Enough` after the last one."""
 
     def __init__(self, inner: Precision, steps: int, rounding: _Rounding | None = None) -> None:
         super().__init__(inner)
@@ -452,12 +414,7 @@ class _Capture(PrecisionWrapper):
 
 
 def _loop_of(subject: Callable[..., Any], inputs: Inputs, loss: Callable[[Any], Any] | None, device: str) -> Loop:
-    """Return a loop that trains a copy of a module, or the inputs of a function, and leaves the weights as they are.
-
-    Args:
-        inputs: positional or keyword arguments; tensors are moved to the device and passed as copies.
-        loss: of the output; None for a fixed random weighting.
-    """
+    """Return a loop that trains a copy of a module, or the inputs of a function, and leaves the weights as they are."""
     given: Any = ((), dict(inputs)) if isinstance(inputs, Mapping) else (tuple(inputs), {})
 
     def train(precision: Precision) -> None:
@@ -500,11 +457,7 @@ def weighted_mean(output: Any) -> Tensor:
 
 
 class _Function(nn.Module):
-    """A function whose floating arguments are parameters, cast as the results of a layer are.
-
-    Args:
-        dtype: 16-bit type of the arm; None for none.
-    """
+    """A function whose floating arguments are parameters, cast as the results of a layer are."""
 
     def __init__(
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], dtype: torch.dtype | None
@@ -556,11 +509,7 @@ def _errors_of(figures: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -
 def tolerances(
     rounded: Iterable[Mapping[str, Tensor]], reference: Mapping[str, Tensor], half: torch.dtype | None
 ) -> dict[str, float]:
-    """Return the tolerance of each figure under "auto".
-
-    Args:
-        rounded: figures of fp32 runs with `Rounding`, each of another seed.
-        half: 16-bit type of the arm.
+    """Return the tolerance of each figure under "auto", from fp32 runs with `_Rounding`, each of another seed.
 
     An error of half the size, or nine tenths in bf16, is never within it: there `diagnose` calls a gradient wrong.
     """

@@ -30,11 +30,7 @@ def twin_distance(losses: Sequence[float], twin: Sequence[float]) -> float | Non
 
 
 def outlook_of(arm: Arm, prefix: Prefix, twin: float | None) -> ArmOutlook:
-    """Return what is to be expected of an arm.
-
-    Args:
-        twin: distance of a twin of the prefix; None if there is none.
-    """
+    """Return what is to be expected of an arm; `twin` is the distance of a twin of the prefix."""
     roles = _roles_of(arm, prefix)
     name = str(arm)
     if roles is None:

@@ -22,18 +22,12 @@ Loop = Callable[[Precision], Any]
 
 @dataclass(frozen=True)
 class Conditions:
-    """How a loop is run and watched.
+    """How a loop is run and watched."""
 
-    Attributes:
-        steps: updates.
-        reference: type of the wide run; None for ranges alone.
-        half: how 16-bit arithmetic is computed on a CPU.
-    """
-
-    steps: int = 8
-    reference: torch.dtype | None = torch.float32
+    steps: int = 8  # updates
+    reference: torch.dtype | None = torch.float32  # type of the wide run; None for ranges alone
     device: str = "cpu"
-    half: str = "auto"
+    half: str = "auto"  # how 16-bit arithmetic is computed on a CPU
     seed: int = 0
 
 
@@ -43,8 +37,7 @@ def trained_under(
 ) -> Iterator[Precision]:
     """Yield the precision of an arm with torch seeded and warnings off; at the end torch is as it was before.
 
-    Args:
-        beneath: makes a context to enter below an emulation of 16 bits, if there is one.
+    `beneath` makes a context to enter below an emulation of 16 bits, if there is one.
     """
     torch.manual_seed(conditions.seed)
     precision = make_precision(arm, device=conditions.device)
@@ -54,16 +47,10 @@ def trained_under(
         with below, arithmetic, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield precision
-    finally:
-        _release(precision)
-
-
-def _release(precision: Precision) -> None:
-    """Undo the patches of O1, so that the next run begins with torch as it is."""
-    amp = getattr(precision, "amp", None)
-    close = getattr(getattr(amp, "_amp_state", None), "close", None)
-    if close is not None:
-        close()
+    finally:  # undo the patches of O1
+        state: Any = getattr(getattr(precision, "amp", None), "_amp_state", None)
+        if hasattr(state, "close"):
+            state.close()
 
 
 def recipe_loop(
@@ -81,9 +68,7 @@ def recipe_loop(
     Args:
         is_twin: change the weights by one part in 512.
         show: called with what is trained, before the first step.
-        epochs: to train; None for those of the recipe.
         batches_of: what the loop iterates over, from the precision and the batches of an epoch.
-        drain_every: steps between two reads of losses.
     """
     recipe = config.recipe
     task = make_task(recipe)

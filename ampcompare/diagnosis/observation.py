@@ -16,16 +16,11 @@ MAX_BROKEN_LOSSES = 3  # in a row
 
 @dataclass
 class StepFacts:
-    """One watched step.
-
-    Attributes:
-        applied: whether the weights were updated.
-        scale: of the loss, in this step.
-    """
+    """One watched step."""
 
     index: int
-    applied: bool
-    scale: float
+    applied: bool  # whether the weights were updated
+    scale: float  # of the loss
     step: Step
     updates: list[LostUpdates]
 
@@ -50,25 +45,16 @@ class _Total:
 
 
 class Observation:
-    """Receives steps from `StepWatch`.
-
-    Attributes:
-        facts: the steps themselves, as numbers; at most `keep` of them, the last ones.
-        is_broken: whether a weight is no longer finite, or no loss of the last steps was, so that further steps show
-            nothing new. A dynamic loss scale that settles leaves the loss alone.
-        modules: in the order of their first call.
-        failures: operations that have no wide run.
-        functions: names of those that ran in fp32 because of their line.
-        device_type: of the weights.
-    """
+    """Receives steps from `StepWatch`, and keeps the last ones."""
 
     def __init__(self, keep: int = 64) -> None:
         self.facts: list[StepFacts] = []
         self.steps = self.skipped = 0
+        # A weight is not finite, or no loss of the last steps was: further ones show nothing new.
         self.is_broken = False
         self.modules: list[str] = []
-        self.failures: set[str] = set()
-        self.functions: set[str] = set()
+        self.failures: set[str] = set()  # operations that have no wide run
+        self.functions: set[str] = set()  # that ran in fp32 because of their line
         self.device_type = "cpu"
         self.updates: dict[str, LostUpdates] = {}
         self._keep = keep
@@ -82,7 +68,6 @@ class Observation:
         self.skipped += not applied
 
     def add(self, facts: StepFacts) -> None:
-        """Add a watched step."""
         self.skip(facts.applied)
         self.facts = [*self.facts, facts][-self._keep :]
         loss = facts.step.loss
@@ -119,7 +104,6 @@ class Observation:
 
 
 def place_of(key: Key) -> Place:
-    """Return the place of a key."""
     return Place(module=key[0], operation=key[1], where=key[2], phase=key[3])
 
 

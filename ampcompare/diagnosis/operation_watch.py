@@ -22,14 +22,9 @@ MIN_SQUARE = 1e-30  # of sums in fp32: what is below has lost digits
 
 
 def errors_of(result: Tensor, exact: Tensor, own: Tensor | None) -> Any:
-    """Return what errors are computed from: norms of the difference, of the wide result and of the own difference.
+    """Return norms of the difference, of the wide result and of the own difference, in the wide type; 0 without `own`.
 
-    Args:
-        exact: the result of the wide run, fp32 or float64, of the shape of `result`.
-        own: the result of the operation alone in the wide type; None if unknown, and its norm is 0.
-
-    Returns:
-        (3,) floats for tensors on the host; a float64 tensor on another device, unread.
+    (3,) floats for tensors on the host; a float64 tensor on another device, unread.
     """
     wide = exact.detach().reshape(-1)
     values = result.detach().reshape(-1).to(wide.dtype, copy=True)
@@ -86,41 +81,26 @@ def no_modes() -> Iterator[None]:
 
 @dataclass(slots=True)
 class Event:
-    """One floating result of an operation, in the order of a step.
-
-    Attributes:
-        row: counts of `ranges.range_row`.
-        errors: see `errors.errors_of`; None without a wide run.
-        sources: places in the step's list of the results that went in.
-        constant: whether the values were asked for rather than computed, or are gradients that no step has used.
-        wide: counts of the wide result, for gradients.
-        version: of the tensor when it was counted, with its number of elements.
-        decided: places of the results from which an index or a mask was computed that went in.
-        number: that the operation adds, takes as a limit or multiplies by and that fp16 lacks; 0 for none.
-    """
+    """One floating result of an operation, in the order of a step."""
 
     key: Key
     dtype: torch.dtype
-    row: Any
-    errors: Any
-    sources: tuple[int, ...]
-    constant: bool = False
-    wide: Any = None
-    version: tuple[int, int] = (-1, -1)
-    decided: tuple[int, ...] = ()
-    number: float = 0.0
+    row: Any  # counts of `ranges.range_row`
+    errors: Any  # of `errors_of`; None without a wide run
+    sources: tuple[int, ...]  # places in the step's list of the results that went in
+    constant: bool = False  # values were asked for rather than computed, or are gradients that no step has used
+    wide: Any = None  # counts of the wide result, for gradients
+    version: tuple[int, int] = (-1, -1)  # of the tensor when it was counted, with its number of elements
+    decided: tuple[int, ...] = ()  # places of the results from which an index or a mask was computed that went in
+    number: float = 0.0  # that it adds, takes as a limit or multiplies by and that fp16 lacks; 0 for none
 
 
 @dataclass
 class Step:
-    """What one step showed, drained from the device.
-
-    Attributes:
-        losses: their places among the events.
-    """
+    """What one step showed, drained from the device."""
 
     events: list[Event] = field(default_factory=list)
-    losses: list[int] = field(default_factory=list)
+    losses: list[int] = field(default_factory=list)  # places among the events
 
     @property
     def loss(self) -> int | None:
@@ -130,12 +110,7 @@ class Step:
 
 
 class OperationWatch(TorchDispatchMode):
-    """Counts the results of each operation while it is entered and not paused.
-
-    Args:
-        sites: say where an operation belongs.
-        reference: the wide run; None for ranges alone.
-    """
+    """Counts the results of each operation while it is entered and not paused."""
 
     def __init__(self, sites: Sites, reference: Fp32Reference | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -152,7 +127,6 @@ class OperationWatch(TorchDispatchMode):
         return False  # nothing is compiled under a watch, and the guard against it costs time at each operation
 
     def mark_loss(self, loss: Tensor) -> None:
-        """Remember which result of this step is a loss."""
         place = self._producer.get(_storage(loss))
         if place is not None:
             self._step.losses.append(place)
@@ -181,11 +155,7 @@ class OperationWatch(TorchDispatchMode):
         return step
 
     def add(self, tensors: Iterable[tuple[Key, Tensor]], unused: Container[Key] = ()) -> None:
-        """Count weights, or gradients, of which those that no operation of this step made are left from another one.
-
-        Args:
-            unused: gradients that no step uses.
-        """
+        """Count weights, or gradients; one that no operation of this step made, or no step uses, is constant."""
         with no_modes():
             for key, tensor in tensors:
                 self._add(key, tensor, key in unused)
@@ -346,7 +316,6 @@ def _missing(args: Sequence[Any]) -> float:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    """Return the tensors of the arguments or the result of an operation."""
     if isinstance(value, Tensor):
         return [value]
     found: list[Tensor] = []

@@ -21,14 +21,8 @@ class DiagnoseOptions:
     steps: int = 8
     reference: Literal["float32", "float64", "none"] = "float32"
     cures: bool = True
-    gpus: str | None = None
 
     def check(self) -> None:
-        """Refuse what cannot be diagnosed.
-
-        Raises:
-            ConfigError: operations that cannot be seen one by one, several processes, or steps that are never made.
-        """
         recipe = self.config.recipe
         if recipe.compile != "none" or recipe.cuda_graph:
             name = "--cuda-graph" if recipe.cuda_graph else "--compile"
@@ -44,43 +38,24 @@ class DiagnoseOptions:
 
 @dataclass(frozen=True)
 class Request(ScriptRequest):
-    """What to see of some steps.
-
-    Attributes:
-        lines: file:line of calls that run in fp32.
-        answer: file for the diagnosis and the names of functions in fp32.
-    """
+    """What to see of some steps."""
 
     steps: int
     reference: str
-    lines: list[str]
-    answer: str
+    lines: list[str]  # file:line of calls that run in fp32
+    answer: str  # file for the diagnosis and the names of functions in fp32
 
 
 @dataclass(frozen=True)
 class PrefixRequest(ScriptRequest):
-    """Which first steps to watch.
-
-    Attributes:
-        steps: of the prefix.
-        total: optimizer steps of the whole training; None if only its scheduler knows.
-        answer: file for what was seen.
-    """
+    """Which first steps to watch."""
 
     steps: int
-    total: int | None
-    answer: str
+    total: int | None  # optimizer steps of the whole training; None if only its scheduler knows
+    answer: str  # file for what was seen
 
 
 def diagnose_in_child(options: DiagnoseOptions, *, environment: Mapping[str, str] | None = None) -> Diagnosis:
-    """Diagnose a recipe in a separate process.
-
-    Args:
-        environment: variables that the process gets in addition.
-
-    Raises:
-        ConfigError, EnvironmentUnfit, LaunchError: as `examine_in_child`.
-    """
     options.check()
     asked = {name: getattr(options, name) for name in ("steps", "reference", "cures")}
     what = f"{options.config.arm} cannot be diagnosed"

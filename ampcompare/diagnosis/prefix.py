@@ -32,7 +32,6 @@ class PrefixWatch(StepObserver):
     """Looks at each step of every optimizer, until `steps` of one are made.
 
     Args:
-        steps: of the prefix.
         total: optimizer steps of the whole training; None if only its scheduler knows.
         probes: steps whose updates are rounded; None for some of the second half.
     """
@@ -59,18 +58,12 @@ class PrefixWatch(StepObserver):
         ]
 
     def follow(self, schedule: Callable[[int], float] | None, total: int) -> None:
-        """Take the rates ahead from a function of the step, as ampcompare's own loop does.
-
-        Args:
-            schedule: factor on the rates by step; None if they are constant.
-            total: steps of the whole training.
-        """
+        """Take the rates ahead from a factor by step, as ampcompare's own loop does; None if they are constant."""
         self._schedule = schedule or (lambda step: 1.0)
         self.total = total
 
     @property
     def is_over(self) -> bool:
-        """Whether the prefix is made."""
         return max(self._made.values(), default=0) >= self.steps
 
     def see_loss(self, loss: Any) -> None:
@@ -81,7 +74,6 @@ class PrefixWatch(StepObserver):
             self.losses.append(loss)
 
     def close(self) -> None:
-        """See nothing any more."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -159,13 +151,7 @@ class PrefixWatch(StepObserver):
 
 
 def share_lost(weight: Tensor, update: Tensor, dtype: torch.dtype, factors: Sequence[float]) -> Tensor:
-    """Return for each factor the mass of the update, and the mass that rounding to nearest loses, float64 (factors, 2).
-
-    Args:
-        weight, update: fp32.
-        dtype: in which the weight is held.
-        factors: of the update, for other learning rates.
-    """
+    """Return for each factor the mass of the fp32 update, and the mass that rounding loses, float64 (factors, 2)."""
     held = weight.to(dtype)
     wide, mass = held.float(), update.abs().double()
     rows = []

@@ -20,8 +20,7 @@ FP16_SMALLEST, FP16_TOP = -24, 15
 def range_row(tensor: Tensor, exact: Tensor | None = None) -> Tensor | np.ndarray:
     """Return the counts of a floating tensor, on its device; float64 is read as fp32.
 
-    Args:
-        exact: the same tensor in a wider type; what is zero here and not there counts as lost.
+    What is zero here and not in `exact` counts as lost.
 
     Returns:
         (WIDTH,) int64: elements by biased exponent, zeros, lost, and the bits of the smallest magnitude that is not

@@ -18,21 +18,13 @@ from torch.optim.lr_scheduler import LinearLR, LRScheduler, PolynomialLR, Reduce
 
 @dataclass(frozen=True)
 class Rates:
-    """The learning rates of one optimizer from a step on.
+    """The learning rates of one optimizer from a step on."""
 
-    Attributes:
-        basis: where they come from; "" for rates that stay, as nothing has moved them.
-        known: whether the rest of the training has these rates.
-        total: optimizer steps of the training; None if that is not known.
-        first: the step of the first row.
-        rows: by step, by group; empty for rates that stay.
-    """
-
-    basis: str
-    known: bool
-    total: int | None = None
-    first: int = 0
-    rows: Sequence[Sequence[float]] = ()
+    basis: str  # where they come from; "" for rates that stay, as nothing has moved them
+    known: bool  # whether the rest of the training has these rates
+    total: int | None = None  # optimizer steps of the training
+    first: int = 0  # the step of the first row
+    rows: Sequence[Sequence[float]] = ()  # by step, by group; empty for rates that stay
 
     @property
     def is_falling(self) -> bool:
@@ -64,9 +56,7 @@ class RateHistory:
     def ahead(self, total: int | None = None, loops: Sequence[float] = ()) -> Rates:
         """Return the rates from the step on that was noted last: a copy of each scheduler steps a dummy optimizer.
 
-        Args:
-            total: steps of the whole training, if the user says so.
-            loops: how often each loop of the script around a step runs, innermost first.
+        `loops`: how often each loop of the script around a step runs, innermost first.
         """
         now = len(self._rows) - 1
         schedulers = self._schedulers

@@ -39,7 +39,6 @@ class Change:
         )
 
     def parts(self) -> list[Change]:
-        """Return the single changes that it is made of."""
         return [
             *(Change(modules=(name,)) for name in self.modules),
             *(Change(lines=(line,)) for line in self.lines),
@@ -50,11 +49,6 @@ class Change:
         return ", ".join([*self.modules, *self.lines, *(f"{name}={value}" for name, value in self.options)])
 
     def applied_to(self, arm: Arm) -> Arm:
-        """Return the arm with the modules and options of this change.
-
-        Raises:
-            ConfigError: the arm takes none of them.
-        """
         names = [name.rpartition(":")[2] for name in self.modules]  # a pattern is of every model
         kept = [*filter(None, str(arm.options.get("keep_fp32", "")).split("|")), *names]
         changed = {**arm.options, **dict(self.options)}
@@ -65,14 +59,10 @@ class Change:
 
 @dataclass(frozen=True)
 class Tested:
-    """What a run under a candidate showed.
-
-    Attributes:
-        functions: names of those that ran in fp32 because of their line, such as torch.exp.
-    """
+    """What a run under a candidate showed."""
 
     faults: Sequence[Fault]
-    functions: Sequence[str] = ()
+    functions: Sequence[str] = ()  # that ran in fp32 because of their line, such as torch.exp
 
 
 @dataclass(frozen=True)
@@ -93,7 +83,7 @@ def search(
     *,
     most: int = _MAX_TRIALS,
 ) -> _Found:
-    """Test candidates until the faults are gone.
+    """Test candidates until the faults are gone, in at most `most` runs.
 
     A round tests each candidate that the present faults suggest, in addition to what is kept already. If none removes
     all faults, the first that moves them to another place is kept for the next round; if none does, the first few are
@@ -103,7 +93,6 @@ def search(
         scale: a loss scale under which no gradient overflows and most are kept; None if unknown.
         run: trains for some steps under an arm, with lines in fp32.
         modules: names, in the order of their first call.
-        most: runs that are allowed.
     """
     tested: dict[Change, Tested | None] = {}
     trials: list[Trial] = []
@@ -235,11 +224,7 @@ def _options(arm: Arm, fault: Fault, scale: float | None) -> Iterator[Change]:
 
 
 def cure_of(arm: Arm, change: Change, functions: Sequence[str], device: str) -> Cure:
-    """Return the cure that a change is.
-
-    Args:
-        functions: names such as torch.exp that its lines call.
-    """
+    """Return the cure that a change is, whose lines call `functions` such as torch.exp."""
     changed = change.applied_to(arm)
     lines = [*_arm_code(arm, changed, change), *(code for line in change.lines for code in _line_code(line, device))]
     if change.lines and arm.options.get("opt_level") == "O1":
@@ -276,7 +261,6 @@ def _attribute(name: str) -> str:
 
 
 def _line_code(place: str, device: str) -> list[str]:
-    """Return a line of the user's code in a block without casts."""
     name, _, number = place.rpartition(":")
     is_file = name not in linecache.cache and not os.path.exists(name)
     source = linecache.getline(os.path.abspath(name) if is_file else name, int(number)).strip()
@@ -307,10 +291,7 @@ def with_cure(
 ) -> Diagnosis:
     """Return a diagnosis with the smallest change that removes its faults; as it is, if it has none.
 
-    Args:
-        run: trains for some steps under an arm, with lines in fp32.
-        device_type: "cpu" or "cuda", for code to paste.
-        most: runs that are allowed.
+    `run` trains for some steps under an arm, with lines in fp32.
     """
     if not found.faults:
         return found
@@ -342,8 +323,5 @@ def conclusion_of(found: Diagnosis) -> str:
     fault = f"{first.kind} at step {first.step}: {first.text}{where}{why}"
     if cure is None:
         return f"{fault}; {UNCURED}" if found.trials else fault
-    return f"{fault}; {' and '.join([*cure.keeps, *([cure.option] if cure.option else [])])} {_verb(cure)} it"
-
-
-def _verb(cure: Cure) -> str:
-    return "in fp32 cures" if cure.keeps and not cure.option else "cures"
+    verb = "in fp32 cures" if cure.keeps and not cure.option else "cures"
+    return f"{fault}; {' and '.join([*cure.keeps, *([cure.option] if cure.option else [])])} {verb} it"

@@ -26,15 +26,10 @@ class StepWatch(StepObserver):
     """The modes and counters of one run.
 
     Args:
-        observation: gets the numbers of each step.
         steps: updates to make; up to 20 skipped ones are added.
         is_idle: only count the steps, as on a rank that is not watched.
         reference: type of the wide run; None for ranges alone.
         kept_lines: file:line of calls that run in fp32.
-
-    Attributes:
-        scale: loss scale of the present step.
-        operations: the mode that sees them.
     """
 
     def __init__(
@@ -68,7 +63,6 @@ class StepWatch(StepObserver):
         self.begin_step()
 
     def open(self) -> None:
-        """Enter the modes."""
         self._stack.callback(self.sites.close)
         self._stack.enter_context(lines_in_fp32(self._kept_lines, self.observation.functions))
         self._stack.enter_context(self.operations)
@@ -86,7 +80,6 @@ class StepWatch(StepObserver):
         return is_made or self.observation.is_broken
 
     def begin_step(self) -> None:
-        """Count the weights with which a step begins."""
         self.operations.is_paused = not self.is_watched
         if self.is_watched:
             self.add_weights()
@@ -95,11 +88,7 @@ class StepWatch(StepObserver):
         self.end_step(all(outcome.applied), optimizers)
 
     def end_step(self, applied: bool, optimizers: Sequence[Optimizer]) -> None:
-        """Hand over what the step has shown.
-
-        Args:
-            optimizers: which have changed weights.
-        """
+        """Hand over what the step has shown, in which `optimizers` have changed weights."""
         self.sites.forget()
         step = self.operations.drain()
         updates = self.updates.take()
@@ -118,7 +107,6 @@ class StepWatch(StepObserver):
         self._applied += applied
 
     def add_weights(self, model: nn.Module | None = None) -> None:
-        """Count the weights of all models, or of one."""
         self._add("weight", model)
 
     def add_gradients(self) -> None:
@@ -156,9 +144,6 @@ class UpdateCounter:
     """Compares weights before and after each step of optimizers; its two methods for that are hooks of torch.
 
     An update is lost where it is smaller than half a unit in the last place of the weight.
-
-    Args:
-        named: returns each parameter of the models with its name.
     """
 
     def __init__(self, named: Callable[[], Iterable[tuple[str, nn.Parameter]]]) -> None:
@@ -184,7 +169,6 @@ class UpdateCounter:
         ]
 
     def before_step(self, optimizer: Optimizer, *_arguments: Any) -> None:
-        """Keep the weights that a step will change."""
         with no_modes():
             self._before = [(one, one.detach().clone(), grad != 0) for one, grad in moving_params(optimizer)]
 

@@ -15,11 +15,7 @@ from ampcompare.training.precision.base import Precision, StepOutcome
 
 
 def watch_loop(loop: Loop, arm: Arm, conditions: Conditions, lines: Sequence[str] = ()) -> Observation:
-    """Run `loop` under `arm` from its beginning and return what was seen.
-
-    Args:
-        lines: file:line of calls that run in fp32.
-    """
+    """Run `loop` under `arm`, with `lines` in fp32, from its beginning and return what was seen."""
     observation = Observation()
     watch = StepWatch(observation, steps=conditions.steps, reference=conditions.reference, kept_lines=lines)
     with trained_under(arm, conditions) as precision, closing(watch), suppress(Enough):
@@ -28,12 +24,7 @@ def watch_loop(loop: Loop, arm: Arm, conditions: Conditions, lines: Sequence[str
 
 
 class ObservedPrecision(WatchedPrecision):
-    """Shows the operations of a step too, without those of the arm itself, such as its unscaling.
-
-    Args:
-        inner: the arm.
-        watch: sees the operations.
-    """
+    """Shows the operations of a step too, without those of the arm itself, such as its unscaling."""
 
     def __init__(self, inner: Precision, watch: StepWatch) -> None:
         super().__init__(inner, watch)

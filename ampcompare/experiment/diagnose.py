@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.environment.fingerprint import THREAD_VARIABLES
-from ampcompare.base.errors import ConfigError, LaunchError
+from ampcompare.base.errors import LaunchError
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.formatting import format_count, printable
 from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, can_sandbox
@@ -79,12 +79,7 @@ def diagnose(
         found = diagnose_given(loop, options)
     else:
         # Of the places that a comparison would have, the first.
-        places = find_places([options.config], None, options.gpus)
-        if options.gpus is not None and len(places.all) > 1:
-            raise ConfigError(
-                f"--gpus {options.gpus} is for {len(places.all)} runs at the same time, but diagnose makes one after "
-                "the other; name the GPUs of one"
-            )
+        places = find_places([options.config], None)
         for note in places.notes:
             say(note)
         environment = places.all[0].gpu_environment

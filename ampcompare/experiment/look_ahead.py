@@ -32,7 +32,6 @@ class AheadOptions:
         prefix: steps that are run.
         steps: optimizer steps of the whole training; None: its scheduler or recipe says, or the rate stays.
         twin: run the prefix again from weights changed by one part in 512.
-        gpus: numbers of the GPUs to choose from, such as 0,2-3; None: the first that is free.
     """
 
     config: RunConfig
@@ -40,7 +39,6 @@ class AheadOptions:
     prefix: int = 100
     steps: int | None = None
     twin: bool = True
-    gpus: str | None = None
 
     def check(self) -> None:
         """Refuse what cannot be looked at."""
@@ -66,7 +64,7 @@ def look_ahead(options: AheadOptions, say: Callable[[str], None] = lambda line: 
         LaunchError: the training failed, or made no step.
     """
     options.check()
-    environment = find_places([options.config], None, options.gpus).all[0].gpu_environment
+    environment = find_places([options.config], None).all[0].gpu_environment
     if options.config.script is not None:
         say_limits(say)
     say(f"running the first {options.prefix} steps in fp32")

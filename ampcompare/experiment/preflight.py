@@ -131,20 +131,18 @@ def preflight_of(
     configs: Sequence[RunConfig],
     say: Callable[[str], Any] = lambda line: None,
     *,
-    gpus: str | None = None,
     min_steps: int = 0,
 ) -> None:
     """Train a few steps under each of some configurations, one for each arm, and say what they show.
 
     Args:
         say: called with each line.
-        gpus: that they may use.
         min_steps: that a script has to make.
 
     Raises:
         ConfigError, EnvironmentUnfit, LaunchError: none can train, or the script says that it ends earlier.
     """
-    place = find_places(configs[:1], 1, gpus).all[0]
+    place = find_places(configs[:1], 1).all[0]
     with DispatchingLauncher(place=place) as launcher:
         launcher.on_note = say
         found = check_arms({config.arm: config for config in configs}, launcher, [configs[0].recipe.seed])

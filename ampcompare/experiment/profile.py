@@ -98,9 +98,7 @@ def _one(options: ProfileOptions, config: RunConfig, loop: Loop | None) -> tuple
         if config.script is not None:
             return profile_script(config, Path(folder), steps=options.steps, profiled=options.profiled)
         path = Path(folder) / RunFile.TRACE
-        found = profile_in_child(
-            config, steps=options.steps, profiled=options.profiled, trials=options.trials, trace=path
-        )
+        found = profile_in_child(config, options, path)
         return found, json.loads(path.read_text(encoding="utf-8"))
 
 

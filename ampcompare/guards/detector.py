@@ -17,19 +17,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Guard:
-    """The text of one guard.
+    """The text of one guard."""
 
-    Attributes:
-        name: in messages and in the documentation.
-        mistake: what the script does.
-        matters: what that does to the training.
-        remedy: what to write instead.
-    """
-
-    name: str
-    mistake: str
-    matters: str
-    remedy: str
+    name: str  # in messages and in the documentation
+    mistake: str  # what the script does
+    matters: str  # what that does to the training
+    remedy: str  # what to write instead
 
 
 def guard_of(name: str) -> Guard:
@@ -42,10 +35,6 @@ class Detector:
     """Detects one mistake: overrides the events that it needs, and reports.
 
     Each event comes before the thing happens, unless its name starts with `after_`.
-
-    Attributes:
-        guard: the text; every subclass has its own.
-        defined: all subclasses, in the order of their definition.
     """
 
     guard: ClassVar[Guard]

@@ -9,11 +9,7 @@ from typing import Any
 
 
 class ImportHook(MetaPathFinder):
-    """Watches imports; the other finders load the modules.
-
-    Args:
-        awaited: what to call, by the name of the module.
-    """
+    """Watches imports, which the other finders do, and calls what awaits a module, by its name."""
 
     def __init__(self, awaited: dict[str, Callable[[], None]]) -> None:
         self._awaited = dict(awaited)
@@ -28,7 +24,6 @@ class ImportHook(MetaPathFinder):
             sys.meta_path.insert(0, self)
 
     def end(self) -> None:
-        """Stop watching imports."""
         self._awaited.clear()
         if self in sys.meta_path:
             sys.meta_path.remove(self)

@@ -21,17 +21,11 @@ FRAME = re.compile(r'^ *File "([^"\n]+)", line (\d+), in ', re.MULTILINE)
 
 @dataclass(frozen=True)
 class Location:
-    """A line.
-
-    Attributes:
-        file: as the interpreter knows it.
-        line: from 1.
-        caller: the line of the user's own code that led there, where `file` belongs to an installed package.
-    """
+    """A line, from 1, of a file as the interpreter knows it."""
 
     file: str
     line: int
-    caller: Location | None = None
+    caller: Location | None = None  # the user's own line that led there, where `file` belongs to an installed package
 
     def __str__(self) -> str:
         text = f"{_short(self.file)}:{self.line}"

@@ -35,12 +35,7 @@ def warn(violation: Violation) -> None:
 
 
 class ViolationSink:
-    """Passes violations on, each guard and line once.
-
-    Args:
-        say: receives a violation; on the first rank only.
-        strict: raise instead, on every rank.
-    """
+    """Passes violations on, each guard and line once: to `say` on the first rank, or raised on all if `strict`."""
 
     def __init__(self, say: Callable[[Violation], None], *, strict: bool) -> None:
         self._say = say
@@ -48,13 +43,7 @@ class ViolationSink:
         self._reported: set[tuple[str, str, int]] = set()
 
     def report(self, guard: str, what: str, remedy: str, location: Location | None = None) -> None:
-        """Report a mistake.
-
-        Args:
-            guard: name of the guard.
-            what: what happened, in words that follow the line.
-            remedy: what to write instead.
-            location: None for the line of the user's code that is running.
+        """Report what happened, in words that follow the line, and what to write instead, by default at this line.
 
         Raises:
             GuardError: reporting is strict.

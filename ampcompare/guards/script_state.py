@@ -15,79 +15,47 @@ if TYPE_CHECKING:
 
 @dataclass
 class Block:
-    """One `with amp.scale_loss(...)`.
-
-    Attributes:
-        optimizers: those listed.
-        scaled: whether the loss that it yields differs from the one it got.
-        backwards: passes made inside so far.
-    """
+    """One `with amp.scale_loss(...)`."""
 
     optimizers: list[Any]
-    scaled: bool
-    backwards: int = 0
+    scaled: bool  # whether the loss that it yields differs from the one it got
+    backwards: int = 0  # passes made inside so far
 
 
 @dataclass
 class EnteredAutocast:
-    """One entry of `with torch.autocast(...)` that asks for casts.
+    """One entry of `with torch.autocast(...)` that asks for casts."""
 
-    Attributes:
-        device: the type of device that the script names.
-        dtype: what autocast casts to.
-        is_dtype_given: whether the script names it.
-        location: of the `with`.
-        on_for: the types of device for which autocast was on inside.
-    """
-
-    device: str
+    device: str  # that the script names
     dtype: Any
-    is_dtype_given: bool
+    is_dtype_given: bool  # whether the script names it
     location: Location
-    on_for: set[str] = field(default_factory=set)
+    on_for: set[str] = field(default_factory=set)  # types of device for which autocast was on inside
 
 
 @dataclass
 class ScriptState:
-    """The state of the script.
+    """The state of the script."""
 
-    Attributes:
-        backwards: backward passes so far; one inside another does not count.
-        attempts: steps requested so far, skipped ones included.
-        stepping: optimizers whose step is running, outermost first.
-        scaler_stepping: one entry for each GradScaler step that is running: the optimizers that it has stepped.
-        blocks: open `scale_loss` blocks.
-        scalers: GradScalers that have scaled a loss.
-        scaled: losses that a scaler or a block has scaled, by id.
-        scale_calls: losses scaled by GradScalers since the last `update`; like the next three.
-        window_backwards: backward passes.
-        scale_read: `get_scale` was called after the first of them.
-        unscaled: optimizers whose gradients are unscaled.
-        amp: the watched module `apex.amp`; None before it is imported.
-        prepared: optimizers that went through `amp.initialize`, and the number of the call.
-        initialized: modules that did.
-        autocasts: entered since the last backward pass, the latest ones.
-        scalers_off: device and line of GradScalers that torch has switched off, not yet reported.
-        accelerators_off: the same of Accelerators that are asked for fp16 and have none.
-    """
-
-    backwards: int = 0
-    attempts: int = 0
-    stepping: list[Any] = field(default_factory=list)
-    scaler_stepping: list[list[Any]] = field(default_factory=list)
+    backwards: int = 0  # passes so far; one inside another does not count
+    attempts: int = 0  # steps requested so far, skipped ones included
+    stepping: list[Any] = field(default_factory=list)  # optimizers, outermost first
+    scaler_stepping: list[list[Any]] = field(default_factory=list)  # what each running step of a GradScaler has stepped
     blocks: list[Block] = field(default_factory=list)
-    scalers: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
+    scalers: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)  # that have scaled a loss
+    # Losses that a scaler or a block has scaled, by id.
     scaled: weakref.WeakValueDictionary[int, Tensor] = field(default_factory=weakref.WeakValueDictionary)
-    scale_calls: int = 0
+    scale_calls: int = 0  # since the last `update`; like the next three
     window_backwards: int = 0
-    scale_read: bool = False
+    scale_read: bool = False  # `get_scale` was called after the first of them
     unscaled: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
     amp: Any = None
+    # Optimizers that went through `amp.initialize`, and the number of the call.
     prepared: weakref.WeakKeyDictionary[Any, int] = field(default_factory=weakref.WeakKeyDictionary)
-    initialized: weakref.WeakSet[nn.Module] = field(default_factory=weakref.WeakSet)
-    autocasts: list[EnteredAutocast] = field(default_factory=list)
-    scalers_off: list[tuple[str, Location]] = field(default_factory=list)
-    accelerators_off: list[tuple[str, Location]] = field(default_factory=list)
+    initialized: weakref.WeakSet[nn.Module] = field(default_factory=weakref.WeakSet)  # modules
+    autocasts: list[EnteredAutocast] = field(default_factory=list)  # since the last backward pass, the latest ones
+    scalers_off: list[tuple[str, Location]] = field(default_factory=list)  # by torch, not yet reported
+    accelerators_off: list[tuple[str, Location]] = field(default_factory=list)  # asked for fp16
 
     def end_window(self) -> None:
         """Clear what is counted between two updates of a scaler."""
@@ -112,13 +80,19 @@ class ScriptState:
         return scalers
 
 
+def first_loss(losses: Any) -> Tensor | None:
+    """Return the first loss of a backward pass, if it is a tensor."""
+    from torch import Tensor
+
+    loss = losses if isinstance(losses, Tensor) else next(iter(losses), None)
+    return loss if isinstance(loss, Tensor) else None
+
+
 def first_with_gradient(parameters: Iterable[Tensor]) -> Tensor | None:
-    """Return the first parameter that has a gradient."""
     return next((parameter for parameter in parameters if parameter.grad is not None), None)
 
 
 def parameters_of(optimizer: Any) -> Iterator[Tensor]:
-    """Yield what an optimizer updates."""
     for group in optimizer.param_groups:
         yield from group["params"]
 

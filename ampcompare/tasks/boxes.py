@@ -7,15 +7,7 @@ from torch import Tensor
 
 
 def box_iou(boxes: Tensor, others: Tensor) -> Tensor:
-    """Return intersection over union of each box with each other one; 0 for boxes without an area.
-
-    Args:
-        boxes: (..., n, 4), as left, top, right, bottom.
-        others: (..., m, 4).
-
-    Returns:
-        (..., n, m).
-    """
+    """Return intersection over union of boxes (..., n, 4) with others (..., m, 4): (..., n, m), 0 without an area."""
     ours, theirs = boxes[..., :, None, :], others[..., None, :, :]
     shared = torch.minimum(ours[..., 2:], theirs[..., 2:]) - torch.maximum(ours[..., :2], theirs[..., :2])
     both = shared.clamp(min=0).prod(-1)
@@ -24,12 +16,7 @@ def box_iou(boxes: Tensor, others: Tensor) -> Tensor:
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
-    """Non-maximum suppression: keep a box unless one with a higher score that is kept overlaps it by more.
-
-    Args:
-        boxes: (n, 4), as left, top, right, bottom.
-        scores: (n,).
-        iou_threshold: in [0, 1].
+    """Non-maximum suppression: keep a box (n, 4) unless one with a higher score that is kept overlaps it by more.
 
     Returns:
         Indices of the boxes that are kept, int64, by falling score.
@@ -48,10 +35,8 @@ def right_detections(boxes: Tensor, labels: Tensor, true_boxes: Tensor, true_lab
     """Return which detections are right: by falling score, each takes the free object of its class that it fits best.
 
     Args:
-        boxes: of detections, (images, detections, 4), by falling score.
-        labels: (images, detections), 0 where there is none.
-        true_boxes: of objects, (images, objects, 4).
-        true_labels: (images, objects), 0 where there is none.
+        boxes, labels: of detections, (images, detections, 4) and (images, detections); 0 where there is none.
+        true_boxes, true_labels: of objects, (images, objects, 4) and (images, objects).
         iou: the least overlap of a right detection.
 
     Returns:
@@ -71,10 +56,7 @@ def right_detections(boxes: Tensor, labels: Tensor, true_boxes: Tensor, true_lab
 def average_precision(right: NDArray[np.float64], found: NDArray[np.float64], objects: float) -> float:
     """Return the area under the curve of precision over recall, where precision is the best at that recall or above.
 
-    Args:
-        right: number of right detections in each interval of scores, lowest first.
-        found: number of all detections in each.
-        objects: number of objects, at least 1.
+    `right` and all `found` detections are counted in intervals of scores, lowest first.
     """
     hits, all_found = (np.cumsum(part[::-1]) for part in (right, found))
     precision = np.divide(hits, all_found, out=np.zeros_like(hits), where=all_found > 0)

@@ -92,27 +92,16 @@ TORCHVISION_FILES: dict[str, tuple[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """A task that ships.
-
-    Attributes:
-        summary: one line.
-        implementation: `module:function`, which is called with the recipe.
-        metrics: what it measures; verdicts are about the first.
-        data_sets: names that `--data` takes, with their descriptions.
-        models: names that `--arch` takes, with their descriptions; `module:factory` besides.
-        uses: settings of data, labels and evaluation that it uses.
-        libraries: prefixes of `MODEL_LIBRARIES` that `--arch` takes too.
-        torchvision: kind of torchvision's models that `--arch` takes too.
-    """
+    """A task that ships."""
 
     summary: str
-    implementation: str
-    metrics: Sequence[Metric]
-    data_sets: Mapping[str, str]
-    models: Mapping[str, str]
-    uses: frozenset[str]
-    libraries: tuple[str, ...] = ()
-    torchvision: str | None = None
+    implementation: str  # `module:function`, which is called with the recipe
+    metrics: Sequence[Metric]  # verdicts are about the first
+    data_sets: Mapping[str, str]  # that `--data` takes, with their descriptions
+    models: Mapping[str, str]  # that `--arch` takes; `module:factory` besides
+    uses: frozenset[str]  # settings of data, labels and evaluation
+    libraries: tuple[str, ...] = ()  # prefixes of `MODEL_LIBRARIES` that `--arch` takes too
+    torchvision: str | None = None  # kind of torchvision's models that `--arch` takes too
 
 
 TASKS = {
@@ -177,11 +166,7 @@ TASKS = {
 
 
 def task_path(name: str) -> tuple[str, bool]:
-    """Return where a task is implemented, as `module:factory`, and whether it ships with this package.
-
-    Raises:
-        ConfigError: there is none of that name.
-    """
+    """Return where a task is implemented, as `module:factory`, and whether it ships with this package."""
     if name in TASKS:
         return TASKS[name].implementation, True
     if ":" in name:
@@ -201,11 +186,7 @@ def list_tasks() -> list[tuple[str, bool, str]]:
 
 
 def list_data(data_dir: str | Path | None = None) -> list[tuple[str, bool, str]]:
-    """Return (name, available, reason) of each data set.
-
-    Args:
-        data_dir: folder of downloaded sets; None is the folder `data`.
-    """
+    """Return (name, available, reason) of each data set; downloaded ones are in `data_dir`, or the folder `data`."""
     rows = []
     for name, description in DATA_SETS.items():
         reason = _missing_package(name) or missing_reason(name, Path(data_dir or DEFAULT_DATA_DIR))
@@ -252,15 +233,9 @@ def _of_libraries() -> Iterator[tuple[str, bool, str]]:
 
 
 def torchvision_models(folder: Path | None = None) -> dict[str, str] | None:
-    """Return the models of torchvision, each with its kind, by its source alone.
+    """Return the models of torchvision by its source alone; None if it is not installed or not readable.
 
-    A kind is classification, or the name of the folder: segmentation, detection, video and others.
-
-    Args:
-        folder: of the package torchvision; by default where an import would find it.
-
-    Returns:
-        None if torchvision is not installed, or its sources are not readable.
+    The kind of each is classification, or the name of the folder: segmentation, detection, video and others.
     """
     if folder is None:
         spec = find_spec("torchvision")
@@ -303,11 +278,7 @@ def _missing_package(name: str) -> str:
 
 
 def check_task(recipe: Recipe) -> None:
-    """Check that there are task, model and data set of these names, and that the task uses the settings that are given.
-
-    Raises:
-        ConfigError: there is no such task, model or data set.
-    """
+    """Check that there are task, model and data set of these names, and that the task uses all settings given."""
     _, ships = task_path(recipe.task)
     if not ships:
         return
@@ -328,11 +299,6 @@ def _check_settings(recipe: Recipe) -> None:
 
 
 def check_model(arch: str, task: str = DEFAULT_TASK) -> None:
-    """Check that a task can have a model of this name.
-
-    Raises:
-        ConfigError: there is none.
-    """
     spec = TASKS[task]
     prefix, colon, name = arch.partition(":")
     if prefix in MODEL_LIBRARIES and colon:
@@ -357,11 +323,6 @@ def check_model(arch: str, task: str = DEFAULT_TASK) -> None:
 
 
 def check_data(name: str, task: str = DEFAULT_TASK) -> None:
-    """Check that a task can have a data set of this name.
-
-    Raises:
-        ConfigError: there is none.
-    """
     known = TASKS[task].data_sets
     kind, _, path = name.partition(":")
     is_known = name in known or (path and (f"{kind}:PATH" in known or "module:factory" in known))
@@ -372,15 +333,7 @@ def check_data(name: str, task: str = DEFAULT_TASK) -> None:
 
 @contextmanager
 def needs_package(purpose: str, package: str) -> Iterator[None]:
-    """Turn a failed import in the block into an error that says what to install.
-
-    Args:
-        purpose: the beginning of the message, such as "digits need".
-        package: its name, by which pip finds it too.
-
-    Raises:
-        BackendUnavailable: an import failed.
-    """
+    """Turn a failed import in the block into an error that says what to install."""
     try:
         yield
     except ImportError as error:
@@ -397,12 +350,7 @@ def refuse_errors(
     errors: tuple[type[Exception], ...] = (Exception,),
     fault: type[AmpCompareError] = ConfigError,
 ) -> Iterator[None]:
-    """Turn an error of another library in the block into one line: what cannot be done, the error, and the remedy.
-
-    Args:
-        errors: that are turned, of which a library may have many.
-        fault: what they become.
-    """
+    """Turn an error of another library in the block into one line: what cannot be done, the error, and the remedy."""
     try:
         yield
     except AmpCompareError:

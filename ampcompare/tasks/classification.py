@@ -22,16 +22,7 @@ View = Callable[[Tensor], Tensor]
 
 
 def make_views(name: str, sample_shape: tuple[int, ...]) -> Sequence[View]:
-    """Return the further views of a batch of images (N, C, H, W); none for "none".
-
-    Args:
-        name: "none", "flips" (mirrored left to right) or "shifts" (one pixel up, down, left and right; the edge is
-            repeated).
-        sample_shape: of one sample.
-
-    Raises:
-        UnsupportedCombination: the samples are not images.
-    """
+    """Return the further views of a batch of images (N, C, H, W): mirrored, or moved by a pixel, the edge repeated."""
     if name == "none":
         return ()
     if len(sample_shape) != 3:
@@ -78,11 +69,6 @@ def classification_loss(logits: Tensor, labels: Tensor, *, label_smoothing: floa
 
 
 def classification(recipe: Recipe) -> Classification:
-    """Return the task of a recipe, with its data.
-
-    Raises:
-        AmpCompareError: data, model or views of the recipe cannot be had.
-    """
     data = load_data(
         recipe.data.name,
         seed=recipe.seed,
@@ -101,8 +87,6 @@ class Classification(Task):
     """One model that gives logits (batch, classes) for a batch of samples and labels.
 
     Args:
-        data: samples and labels.
-        model: which one is built for them.
         label_smoothing: part of the target spread over all classes, in [0, 1).
         tta: further views of an image whose logits are averaged with its own: none, flips or shifts.
     """

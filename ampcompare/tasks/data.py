@@ -29,15 +29,7 @@ Part = Literal["train", "val"]
 
 @dataclass(frozen=True)
 class SampleOptions:
-    """What is wanted of a data set; None takes the set's own.
-
-    Attributes:
-        seed: orders and augmentation follow from it.
-        image_size: height and width in pixels.
-        channels: that the model needs.
-        train_size, val_size: samples to use.
-        augment: change training images at random.
-    """
+    """What is wanted of a data set; None takes the set's own."""
 
     seed: int
     image_size: int | None = None
@@ -54,7 +46,6 @@ class SampleOptions:
 
     @property
     def sizes(self) -> dict[str, int | None]:
-        """The samples to use of each part."""
         return {"train": self.train_size, "val": self.val_size}
 
 
@@ -65,20 +56,13 @@ class Data(abc.ABC):
     A batch is what the task takes: tensors on the device that was asked for, alone or in tuples and dicts, each with
     the batch as its first dimension. Two objects created with the same arguments give bitwise equal batches, whatever
     was drawn from global generators in between; the state of those generators does not change.
-
-    Attributes:
-        name: as given on the command line.
-        num_train: training samples.
-        num_val: validation samples.
-        seed: of the order of each epoch.
-        on_device: whether samples are gathered on the device, by indices that are there too.
     """
 
     name: str
     num_train: int
     num_val: int
-    seed: int
-    on_device: ClassVar[bool] = False
+    seed: int  # of the order of each epoch
+    on_device: ClassVar[bool] = False  # samples are gathered there, by indices that are there too
 
     def train_batches(
         self,
@@ -136,12 +120,7 @@ class Data(abc.ABC):
         workers: int,
         pin_memory: bool | None,
     ) -> Iterator[Any]:
-        """Yield the samples of each batch of positions, on `device`.
-
-        Args:
-            batches: int64, on the device if `on_device`, and else on the CPU.
-            workers, pin_memory: for samples that are loaded; those that are on the device need neither.
-        """
+        """Yield the samples of each batch of positions, on `device`."""
 
     def _cut(
         self, order: Tensor, batch_size: int, count: int, device: torch.device, rank: int, world_size: int
@@ -150,11 +129,7 @@ class Data(abc.ABC):
         return list(order.to(device if self.on_device else "cpu")[rank::world_size].split(batch_size)[:count])
 
     def num_batches(self, batch_size: int, world_size: int = 1, *, drop_last: bool = True) -> int:
-        """Return how many training batches an epoch has, equal for all ranks.
-
-        Raises:
-            ConfigError: there are too few samples for one batch.
-        """
+        """Return how many training batches an epoch has, equal for all ranks."""
         if batch_size < 1:
             raise ConfigError(f"the batch size is {batch_size}; it must be at least 1")
         full, rest = divmod(self.num_train, batch_size * world_size)
@@ -173,10 +148,6 @@ class LabeledData(Data):
     """Samples with one class each.
 
     A batch is a pair: float32 samples of shape `(batch, *sample_shape)` and int64 labels of shape `(batch,)`.
-
-    Attributes:
-        num_classes: labels are 0 ... num_classes - 1.
-        sample_shape: of one sample; (channels, height, width) for images.
     """
 
     num_classes: int
@@ -189,15 +160,9 @@ def training_order(seed: int, epoch: int, num_samples: int) -> Tensor:
 
 
 def spread(num_samples: int, size: int | None, *, what: str, labels: Tensor | None = None) -> Tensor:
-    """Choose `size` of `num_samples` samples evenly, over the classes too if `labels` are given.
+    """Choose `size` of `num_samples` samples evenly, over the classes too if `labels` are given; all if `size` is None.
 
-    The choice depends on nothing random: a subset is the same for every seed.
-
-    Returns:
-        Ascending positions, int64; all of them if `size` is None.
-
-    Raises:
-        ConfigError: there are fewer.
+    The choice depends on nothing random: a subset is the same for every seed. Positions ascend, int64.
     """
     if size is None or size == num_samples:
         return torch.arange(num_samples)
@@ -227,7 +192,6 @@ def channels_last(batch: Any) -> Any:
 
 
 def in_fp32(outputs: Any) -> Any:
-    """Return outputs with 16-bit floating-point tensors cast to float32."""
     return map_tree(
         outputs, lambda tensor: tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
     )

@@ -26,7 +26,6 @@ Detections = Sequence[Mapping[str, Tensor]]
 
 
 def detection(recipe: Recipe) -> Detection:
-    """Return the task of a recipe, with its data."""
     data = boxed_shapes(SampleOptions.of(recipe, fixed_channels(recipe.model.arch, "detection")))
     return Detection(data, CLASSES, recipe.model)
 
@@ -36,16 +35,10 @@ class Detection(Task):
 
     In training mode it takes a list of images and a list of dicts with `boxes` and `labels`, and returns a dict of
     losses, which are added up. In evaluation mode it takes images, and returns for each a dict with `boxes`, `labels`
-    and `scores`.
+    and `scores`. Batches are those of `boxed_shapes`; class 0 is the background.
 
     Average precision is the area under the curve of precision over recall, with precision made to fall; it is the mean
     over the classes that are there. Scores are counted in 500 intervals, so that counts of all ranks can be added up.
-
-    Args:
-        data: batches of dicts with `image`, float32 (batch, channels, height, width); `boxes`, float32 (batch, objects,
-            4), as left, top, right, bottom in pixels; `labels`, int64 (batch, objects), 0 where there is no box.
-        num_classes: with the background, which is 0.
-        model: which one is built for them.
     """
 
     metrics = DETECTION

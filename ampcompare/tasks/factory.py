@@ -15,11 +15,7 @@ ADDED: list[str] = []  # to sys.path: the working directory of the last factory
 
 
 def check_module(path: str) -> None:
-    """Check that there is the module that `package.module:function` names; nothing is imported.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """Check that there is the module that `package.module:function` names; nothing is imported."""
     module = path.partition(":")[0]
     if not find_module(module)[0]:
         raise ConfigError(
@@ -28,11 +24,6 @@ def check_module(path: str) -> None:
 
 
 def resolve_factory(path: str) -> Callable[..., Any]:
-    """Import what `package.module:function` names.
-
-    Raises:
-        ConfigError: the text, the module or the function is wrong, or importing the module raises.
-    """
     module_name, _, attribute = path.partition(":")
     if not module_name or not attribute:
         raise ConfigError(f"{path!r} does not name a factory; write it as package.module:function")
@@ -70,9 +61,6 @@ def blame_factory(path: str, action: str) -> Iterator[None]:
 
     From then on, modules are also looked for in the working directory, last: a file there never takes the place of a
     library. A model may import its neighbor in `forward`, or a data set in a worker of a DataLoader.
-
-    Raises:
-        ConfigError: the block raised; the cause is chained.
     """
     folder = os.getcwd()
     if folder not in sys.path:

@@ -30,7 +30,6 @@ BORDER = 1.5  # of the histogram; what lies outside counts in its outer cells
 
 
 def gan(recipe: Recipe) -> Gan:
-    """Return the task of a recipe, with its data."""
     train = _points("training", recipe.data.train_size or TRAIN)
     val = _points("validation", recipe.data.val_size or VAL)
     latents = torch.randn(len(val), LATENT, generator=generator("latents of validation"))
@@ -59,14 +58,10 @@ class Gan(Task):
     """A generator and a discriminator that are updated in turn, with the non-saturating loss.
 
     The metric compares histograms of validation points and of as many generated ones, on a grid of 10 by 10 cells: the
-    total variation distance, 0 where they are equal and 1 where they share no cell.
+    total variation distance, 0 where they are equal and 1 where they share no cell. Training batches are float32 points
+    (batch, 2) and two sets of latents (batch, 4).
 
     Sources: Goodfellow et al., NeurIPS 2014; eight modes on a circle: Metz et al., ICLR 2017.
-
-    Args:
-        data: training batches of points (batch, 2) and two sets of latents (batch, 4), validation batches of points
-            and latents; float32.
-        model: `mlp`, or a factory that returns generator and discriminator.
     """
 
     metrics = GAN

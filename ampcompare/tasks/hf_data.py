@@ -12,16 +12,7 @@ SAVED = ("dataset_dict.json", "dataset_info.json")  # of `save_to_disk`
 
 
 class LabeledImages:
-    """Images and labels of two columns, map-style.
-
-    Args:
-        rows: a `datasets.Dataset`.
-        image, label: names of its columns.
-        transform: of an RGB image of Pillow.
-
-    Attributes:
-        labels: of all rows, as integers.
-    """
+    """Images, transformed from RGB of Pillow, and integer labels of two columns of a `datasets.Dataset`, map-style."""
 
     def __init__(self, rows: Any, image: str, label: str, transform: Callable[[Any], Any]) -> None:
         self.labels = [int(value) for value in rows[label]]
@@ -35,16 +26,7 @@ class LabeledImages:
 
 
 def image_parts(name: str, transforms: Mapping[str, Callable[[Any], Any]]) -> tuple[dict[str, LabeledImages], int]:
-    """Return the images of a data set, and the number of classes.
-
-    Args:
-        name: `hf:PATH_OR_NAME`.
-        transforms: for `train` and `val`, of an RGB image.
-
-    Raises:
-        ConfigError: it cannot be read, or has not one column of images and one of classes.
-        BackendUnavailable: `datasets` is not installed.
-    """
+    """Return the images of `hf:PATH_OR_NAME`, transformed by part, and the number of classes."""
     parts = _parts(name)
     features = parts["train"].features
     image = _column(name, features, "images", {"Image": lambda feature: True})
@@ -55,15 +37,7 @@ def image_parts(name: str, transforms: Mapping[str, Callable[[Any], Any]]) -> tu
 
 
 def text_parts(name: str) -> tuple[bytes, bytes]:
-    """Return the texts of a data set for training and validation, a row per line, in UTF-8.
-
-    Args:
-        name: `hf:PATH_OR_NAME`.
-
-    Raises:
-        ConfigError: it cannot be read, or has not one column of texts.
-        BackendUnavailable: `datasets` is not installed.
-    """
+    """Return the texts of `hf:PATH_OR_NAME` for training and validation, a row per line, in UTF-8."""
     parts = _parts(name)
     column = _column(name, parts["train"].features, "texts", {"Value": lambda feature: "string" in feature.dtype})
     train, val = ("\n".join(parts[part][column]).encode() for part in ("train", "val"))
@@ -71,7 +45,6 @@ def text_parts(name: str) -> tuple[bytes, bytes]:
 
 
 def _parts(name: str) -> dict[str, Any]:
-    """Return the splits for training and validation."""
     with needs_package(f"--data {name} needs", "datasets"):
         import datasets
     place = name.removeprefix("hf:")
@@ -89,11 +62,7 @@ def _parts(name: str) -> dict[str, Any]:
 
 
 def _column(name: str, features: Mapping[str, Any], what: str, kinds: Mapping[str, Callable[[Any], bool]]) -> str:
-    """Return the one column of the first kind that any column has.
-
-    Args:
-        kinds: by the name of a feature's class, whether a feature of it will do.
-    """
+    """Return the one column of the first kind, a class of features, that any column has and that will do."""
     for kind, is_usable in kinds.items():
         usable = [
             column for column, feature in features.items() if type(feature).__name__ == kind and is_usable(feature)

@@ -20,9 +20,6 @@ class TensorData(Data):
     """Samples as tensors in tuples and dicts, whose first dimension counts the samples; batches have their structure.
 
     `workers` and `pin_memory` are ignored: the tensors are on the device.
-
-    Args:
-        train, val: structures of tensors, each with the samples of its part as the first dimension.
     """
 
     on_device = True
@@ -32,11 +29,6 @@ class TensorData(Data):
 
     @classmethod
     def of(cls, name: str, train: Any, val: Any, *, seed: int) -> TensorData:
-        """Return a data set of these tensors.
-
-        Raises:
-            ConfigError: the tensors of a part do not have the same number of samples, or none.
-        """
         counts = [_count(name, part, value) for part, value in (("training", train), ("validation", val))]
         return cls(name, num_train=counts[0], num_val=counts[1], seed=seed, train=train, val=val)
 
@@ -52,7 +44,6 @@ class TensorData(Data):
         return _gather(self._training(epoch, device) if part == "train" else self._on(device)[1], batches)
 
     def _training(self, epoch: int, device: torch.device) -> Any:
-        """Return the training samples of an epoch, on a device."""
         return self._on(device)[0]
 
     def _on(self, device: torch.device) -> tuple[Any, Any]:
@@ -115,13 +106,7 @@ def memory_data(
 ) -> MemoryData:
     """Choose samples, resize images, repeat their channels, and build a data set.
 
-    Args:
-        train: float32 images (N, C, H, W) and int64 labels (N,); `val` likewise.
-        moved_share: share of the training images that an epoch shifts by up to one pixel, if they are augmented.
-        background: value of an empty pixel.
-
-    Raises:
-        ConfigError: too few samples, or a number of channels that is not possible.
+    Each part is float32 images (N, C, H, W) and int64 labels (N,).
     """
     parts = []
     for (images, labels), (part, size) in zip((train, val), options.sizes.items(), strict=True):
@@ -153,13 +138,7 @@ def resize_images(images: Tensor, size: int) -> Tensor:
 
 
 def shift_images(images: Tensor, shifts: Tensor, fill: float = 0.0) -> Tensor:
-    """Move each image by its own whole number of pixels.
-
-    Args:
-        images: (N, C, H, W).
-        shifts: (N, 2) int64, rows down and columns right.
-        fill: value of the pixels that come in from outside.
-    """
+    """Move each image (N, C, H, W) by its own whole pixels, int64 (N, 2): rows down and columns right."""
     count, channels, height, width = images.shape
     margin = int(shifts.abs().max()) if count else 0
     shifts = shifts.to(images.device)

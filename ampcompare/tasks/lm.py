@@ -58,7 +58,6 @@ NEWLINE = 10
 
 
 def lm(recipe: Recipe) -> LanguageModeling:
-    """Return the task of a recipe, with its data."""
     length = recipe.data.sequence_length or SEQUENCE_LENGTH
     data = text_data(
         recipe.data.name,
@@ -76,12 +75,6 @@ class LanguageModeling(Task):
     What fills up a sample comes after its text, where a causal model does not see it, and has no part in loss and
     metrics. Every byte has the same weight in an epoch: the loss is summed over the bytes of a batch and divided by
     their average number in so many samples, so that the mean over micro-batches, or ranks, is that of the whole batch.
-
-    Args:
-        data: batches as `text_data` describes them.
-        model: which one is built for them.
-        sequence_length: the longest sequence.
-        label_smoothing: part of the target spread over all bytes, in [0, 1).
     """
 
     metrics = LANGUAGE_MODELING
@@ -189,12 +182,6 @@ class Gpt(nn.Module):
     Attention is written with `matmul` and `softmax`, so that each arm's casts reach it; a fused kernel would hide them.
     Weights begin as those of GPT-2 (Radford et al., 2019): normal of standard deviation 0.02, divided by
     sqrt(2 * depth) where a branch ends. Rotary positions: Su et al., arXiv 2104.09864.
-
-    Args:
-        vocabulary: number of tokens.
-        width: of a token; a multiple of twice the heads.
-        depth: number of blocks.
-        heads: attention heads.
     """
 
     def __init__(self, vocabulary: int, *, width: int = 64, depth: int = 2, heads: int = 4) -> None:
@@ -232,11 +219,9 @@ class _CausalBlock(AttentionBlock):
 
 
 def _rotate(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """Rotate each pair of features (i, i + features / 2) by an angle that grows with the position.
+    """Rotate each pair of features (i, i + features / 2) of (batch, heads, length, features) by its position.
 
-    Args:
-        query, key: (batch, heads, length, features). Angles are computed in float32 whatever their dtype: fp16 could
-            not tell late positions apart.
+    Angles are computed in float32: fp16 could not tell late positions apart.
     """
     length, features = query.shape[-2:]
     steps = torch.arange(0, features, 2, device=query.device, dtype=torch.float32) / features
@@ -254,9 +239,6 @@ def _causal_model(name: str, *, vocabulary: int, sequence_length: int, arguments
     """Build a model of Transformers that gives logits, with weights from torch's global generator.
 
     Attention is Transformers' "eager" one, written in matrix products and softmax, so that each arm's casts reach it.
-
-    Args:
-        arguments: of the configuration, such as n_layer of gpt2; they override the others.
     """
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when Transformers is imported
     with contextlib.suppress(BackendUnavailable):
@@ -299,16 +281,8 @@ def build_language_model(
 ) -> nn.Module:
     """Build the causal model called `arch`, in fp32 on the CPU, with weights from torch's global generator.
 
-    Args:
-        arch: `gpt`, `hf:NAME` for a causal model of Transformers, or `package.module:factory`. A user's factory is
-            called with those of `vocabulary` and `sequence_length` that it names as parameters.
-        vocabulary: number of tokens.
-        sequence_length: the longest sequence.
-        model_args: further keyword arguments; they override those above.
-
-    Raises:
-        ConfigError: unknown name, or unknown arguments.
-        BackendUnavailable: Transformers is not installed.
+    A user's factory is called with those of `vocabulary` and `sequence_length` that it names as parameters;
+    `model_args` override them.
     """
     arguments = dict(model_args or {})
     if arch == "gpt":
@@ -389,21 +363,13 @@ def text_data(
 ) -> TensorData:
     """Load text by its name. The last tenth is for validation, whatever the seed.
 
-    Args:
-        name: `grammar`, `text:PATH`, `hf:PATH_OR_NAME` or `module:factory` are cut into windows that
-            overlap by one byte; `sentences` and `lines:PATH` have one line a sample, and longer lines are cut.
-        seed: of the order of each epoch.
-        sequence_length: bytes of a sample that are predicted, or the most of them.
-        train_size: use this many samples, spread evenly over the text; `val_size` likewise.
+    `sentences` and `lines:PATH` have one line a sample, and longer lines are cut; other texts are cut into windows that
+    overlap by one byte.
 
     Returns:
         Batches of a dict with `tokens`, uint8 (batch, length + 1), whose first byte is only read. For lines there is
         `mask`, bool (batch, length), too: which of the bytes to predict are not padding. A line begins after a newline
         and ends with one.
-
-    Raises:
-        ConfigError: unknown name, a file that cannot be read, or too little text for a sample of each part.
-        BackendUnavailable: `datasets` is not installed.
     """
     train, val, cut = _read(name)
     parts: list[Any] = []

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 from ampcompare.base.errors import AmpCompareError, ConfigError, EnvironmentUnfit
-from ampcompare.base.files.read import FileFault, open_regular
+from ampcompare.base.files.read import open_regular
 from ampcompare.base.formatting import few
 from ampcompare.tasks.catalog import (
     DEFAULT_DATA_DIR,
@@ -50,7 +50,6 @@ _DEFAULT_SIZE = 224
 _RESIZE_RATIO = 256 / 224
 _IMAGENET_MEAN = (0.485, 0.456, 0.406)
 _IMAGENET_STD = (0.229, 0.224, 0.225)
-_MAX_PIXELS = 64_000_000  # 192 MB as RGB, whatever the size of the file
 _NETWORK_TIMEOUT_SECONDS = 15.0
 _LAYOUT = "they lie in PATH/train/CLASS and PATH/val/CLASS; write imagefolder:PATH, or imagefolder and --data-dir PATH"
 _WANTED = (
@@ -104,11 +103,7 @@ def _photo_transforms(name: str, options: SampleOptions) -> dict[str, Callable[[
 
 
 def _hf_images(name: str, options: SampleOptions) -> _StreamData:
-    """Read images and classes of a data set of Hugging Face, cropped and normalized as those of a folder.
-
-    Args:
-        name: `hf:PATH_OR_NAME`.
-    """
+    """Read images and classes of a data set of Hugging Face, cropped and normalized as those of a folder."""
     images, num_classes = image_parts(name, _photo_transforms(name, options))
     parts = {
         part: _Samples(images[part], f"the {part} split of {name}", torch.tensor(images[part].labels))
@@ -126,8 +121,6 @@ def _open_image(path: str) -> Any:
         os.fdopen(open_regular(Path(path)), "rb") as file,
         Image.open(file) as image,
     ):
-        if image.width * image.height > _MAX_PIXELS:
-            raise FileFault(f"{image.width}x{image.height} pixels are more than the {_MAX_PIXELS:,} that are read")
         return image.convert("RGB")
 
 
@@ -152,15 +145,7 @@ _KINDS = {
 
 
 class SmallImages(torch.utils.data.Dataset[tuple[Tensor, int]]):
-    """Images held as bytes, each cropped, flipped, normalized and resized when it is read.
-
-    Args:
-        images: uint8 (N, C, H, W).
-        labels: int64 (N,).
-        kind: normalization and augmentation.
-        image_size: height and width to give; None keeps them.
-        augment: crop out of an image widened by black margins, and flip, at random from torch's global generator.
-    """
+    """Images uint8 (N, C, H, W), each cropped and flipped at random, normalized and resized when it is read."""
 
     def __init__(self, images: Tensor, labels: Tensor, kind: _Kind, *, image_size: int | None, augment: bool) -> None:
         self.images = images
@@ -365,45 +350,27 @@ Key: TypeAlias = tuple[int, int]
 
 
 class _Samples(NamedTuple):
-    """A part of a data set, map-style.
-
-    Attributes:
-        what: it is called in errors.
-        labels: over which samples are spread; None without.
-    """
+    """A part of a data set, map-style."""
 
     samples: Any
-    what: str
-    labels: Tensor | None = None
+    what: str  # it is called in errors
+    labels: Tensor | None = None  # over which samples are spread
 
 
 @dataclass
 class _KeyedSamples(Dataset[tuple[Tensor, int]]):
-    """A data set whose keys are (epoch, position): the epoch travels with each request, so workers can outlive it.
-
-    Args:
-        samples: map-style, gives (float tensor, int).
-        positions: which of the samples to use, int64.
-        name: of the data set, for errors.
-        purpose: part of every sample's seed; keeps training and validation apart.
-        seed: of the run.
-        num_classes: labels must lie below it.
-        channels: repeat gray images this many times; None does not change samples.
-    """
+    """A data set whose keys are (epoch, position): the epoch travels with each request, so workers can outlive it."""
 
     samples: Any
-    positions: Tensor
+    positions: Tensor  # which of the samples to use, int64
     name: str
-    purpose: str
+    purpose: str  # part of every sample's seed; keeps training and validation apart
     seed: int
     num_classes: int
-    channels: int | None
+    channels: int | None  # repeat gray images this many times; None does not change samples
 
     def __len__(self) -> int:
         return len(self.positions)
-
-    def __getitem__(self, key: Key) -> tuple[Tensor, int]:
-        return self.__getitems__([key])[0]
 
     def __getitems__(self, keys: Sequence[Key]) -> list[tuple[Tensor, int]]:
         """Return the samples of one batch, seeding the global generators before each; torch's loader calls this."""
@@ -541,9 +508,6 @@ def digits(options: SampleOptions) -> MemoryData:
 
     Every fifth digit of each class is for validation, whatever the seed. Augmentation shifts one in ten images by up
     to one pixel: the digits fill their frame, and shifting all of them cuts off so much that accuracy stays below 97 %.
-
-    Raises:
-        BackendUnavailable: scikit-learn is not installed.
     """
     with needs_package("digits need", "scikit-learn"):
         from sklearn.datasets import load_digits

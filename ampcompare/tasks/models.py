@@ -17,18 +17,7 @@ from ampcompare.tasks.torchvision_loader import load_torchvision
 
 
 def timm_model(name: str, *, num_classes: int, sample_shape: Sequence[int], arguments: Mapping[str, Any]) -> nn.Module:
-    """Build a model of timm with weights from torch's global generator; nothing is downloaded.
-
-    Args:
-        name: as timm has it, such as resnet50.
-        num_classes: width of the output.
-        sample_shape: (channels, height, width); any number of channels.
-        arguments: further keyword arguments of the model; they override those above.
-
-    Raises:
-        ConfigError: unknown name or arguments, or samples that are not images.
-        BackendUnavailable: timm is not installed.
-    """
+    """Build a model of timm for images (channels, height, width), with weights from torch's global generator."""
     with contextlib.suppress(BackendUnavailable):
         load_torchvision()  # timm imports it, and could not where its operators do not fit torch
     with needs_package(f"--arch timm:{name} needs", "timm"):
@@ -104,14 +93,7 @@ def build_model(
 
 
 def fixed_channels(arch: str, kind: str = "classification") -> int | None:
-    """Return how many channels `arch` requires: 3 for torchvision's; None if it adapts or is not known.
-
-    Args:
-        kind: of model, classification, segmentation or detection.
-
-    Raises:
-        BackendUnavailable: it is not built in, and there is no torchvision.
-    """
+    """Return how many channels `arch` requires: 3 for torchvision's; None if it adapts or is not known."""
     if arch in _NETWORKS[kind] or ":" in arch:
         return None
     load_torchvision()
@@ -119,16 +101,7 @@ def fixed_channels(arch: str, kind: str = "classification") -> int | None:
 
 
 def user_model(path: str, offered: Mapping[str, Any], arguments: Mapping[str, Any]) -> nn.Module:
-    """Return the model of a user's factory.
-
-    Args:
-        path: `package.module:factory`.
-        offered: arguments, of which it gets those that it names as parameters.
-        arguments: further ones, which override those.
-
-    Raises:
-        ConfigError: there is no such factory, it raises, or returns no module.
-    """
+    """Return the model of a user's factory, called with those of `offered` that it names, and with `arguments`."""
     factory = resolve_factory(path)
     with blame_factory(path, "calling it"):
         model = factory(**{**named_by(factory, offered), **arguments})
@@ -184,11 +157,6 @@ def _check_forward(arch: str, model: nn.Module, shape: tuple[int, ...]) -> None:
 
 
 def check_arguments(arch: str, network: Callable[..., nn.Module], arguments: Mapping[str, Any]) -> None:
-    """Check that a network has these arguments.
-
-    Raises:
-        ConfigError: names one that it does not have.
-    """
     parameters = inspect.signature(network).parameters.values()
     known = [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
     for name in arguments:

@@ -19,11 +19,8 @@ SPREAD = 1 / 6  # of the map around a center, as a share of the box
 class ConvNet(nn.Module):
     """Stages of two 3x3 convolutions, each with batch norm and ReLU, then the mean over pixels and a linear layer.
 
-    Args:
-        num_classes: width of the output.
-        sample_shape: (channels, height, width).
-        width: channels of the first stage; each later stage doubles them and halves the image.
-        depth: number of stages. Defaults give 65,834 parameters on gray images and 10 classes.
+    Each later stage doubles the channels and halves the image. Defaults give 65,834 parameters on gray images and 10
+    classes.
     """
 
     def __init__(self, num_classes: int, sample_shape: Sequence[int], *, width: int = 32, depth: int = 2) -> None:
@@ -49,14 +46,7 @@ class ConvNet(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Linear layers with ReLU over the flattened sample.
-
-    Args:
-        num_classes: width of the output.
-        sample_shape: any.
-        width: of the hidden layers.
-        depth: number of hidden layers.
-    """
+    """Linear layers with ReLU over the flattened sample."""
 
     def __init__(self, num_classes: int, sample_shape: Sequence[int], *, width: int = 128, depth: int = 2) -> None:
         super().__init__()
@@ -77,14 +67,7 @@ class Transformer(nn.Module):
     """Pre-norm self-attention over tokens: patches of an image, or the rows of a matrix.
 
     Attention is written with `matmul` and `softmax`, so that each arm's casts reach it; a fused kernel would hide them.
-
-    Args:
-        num_classes: width of the output.
-        sample_shape: (channels, height, width), or (rows, features).
-        width: of a token; a multiple of `heads`.
-        depth: number of blocks.
-        heads: attention heads.
-        patch_size: pixels on a side; by default such that the longer side has 8 patches or fewer, and at least 2.
+    By default the longer side of an image has 8 patches or fewer, of at least 2 pixels.
     """
 
     def __init__(
@@ -157,14 +140,7 @@ class AttentionBlock(nn.Module):
         return hidden + self.narrow(F.gelu(self.widen(self.mlp_norm(hidden))))  # type: ignore[no-any-return]
 
     def scores(self, query: Tensor, key: Tensor) -> Tensor:
-        """Return how much each token looks at each other one, before the softmax.
-
-        Args:
-            query, key: (batch, heads, tokens, features).
-
-        Returns:
-            (batch, heads, tokens, tokens).
-        """
+        """Return how much each token looks at each other one, before the softmax: (batch, heads, tokens, tokens)."""
         # The query is scaled before the product, which keeps half precision farther from overflow.
         return torch.matmul(query * query.shape[-1] ** -0.5, key.transpose(-2, -1))
 
@@ -177,11 +153,7 @@ class AttentionBlock(nn.Module):
 
 
 def require_positive(**sizes: int) -> None:
-    """Check that sizes of a network are whole numbers from 1 on.
-
-    Raises:
-        ConfigError: names the one that is not.
-    """
+    """Check that sizes of a network are whole numbers from 1 on."""
     for name, value in sizes.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ConfigError(f"{name} is {value!r}; it must be a whole number from 1 on")
@@ -191,12 +163,6 @@ class UNet(nn.Module):
     """Stages of two 3x3 convolutions with batch norm; each halves the image on the way down and doubles it back.
 
     Source: Ronneberger, Fischer and Brox, MICCAI 2015; padded convolutions, so that sizes stay.
-
-    Args:
-        num_classes: channels of the output.
-        sample_shape: (channels, height, width).
-        width: channels of the first stage; each later stage doubles them.
-        depth: number of stages on the way down.
     """
 
     def __init__(self, num_classes: int, sample_shape: Sequence[int], *, width: int = 8, depth: int = 3) -> None:
@@ -235,15 +201,10 @@ def _stage(before: int, after: int) -> nn.Sequential:
 
 
 class CenterNet(nn.Module):
-    """Objects as points on a U-Net's output, with the interface of torchvision's detectors.
+    """Objects as points on a U-Net's output, with the interface of torchvision's detectors; class 0 is the background.
 
     Source: Zhou, Wang and Krähenbühl, arXiv 1904.07850; at the resolution of the image, and with the distances to four
     sides instead of size and offset.
-
-    Args:
-        num_classes: with the background, which is 0.
-        sample_shape: (channels, height, width).
-        width: channels of the U-Net's first stage; depth: its number of stages.
     """
 
     def __init__(self, num_classes: int, sample_shape: Sequence[int], *, width: int = 8, depth: int = 3) -> None:
@@ -325,7 +286,6 @@ def _detections(centers: Tensor, sides: Tensor) -> list[dict[str, Tensor]]:
 
 
 def _pixels(maps: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the row and the column of the center of each pixel, both (height, width)."""
     rows, columns = (torch.arange(size, device=maps.device) + 0.5 for size in maps.shape[2:])
     down, right = torch.meshgrid(rows, columns, indexing="ij")
     return down, right

@@ -27,12 +27,6 @@ Part = tuple[Tensor, Tensor]
 
 
 def regression(recipe: Recipe) -> Regression:
-    """Return the task of a recipe, with its data.
-
-    Raises:
-        ConfigError: data that the task does not have.
-        BackendUnavailable: scikit-learn is not installed.
-    """
     name = recipe.data.name
     train, val = diabetes() if name == "diabetes" else _from_factory(name)
     train = _subset(train, recipe.data.train_size, f"the training part of {name}")
@@ -41,15 +35,9 @@ def regression(recipe: Recipe) -> Regression:
 
 
 class Regression(Task):
-    """One model that gives a number (batch, 1) for each sample (batch, ...); RMSE is in the unit of the targets.
+    """One model that gives a number (batch, 1) for each float32 sample (batch, ...); RMSE has the targets' unit.
 
     Samples and targets are standardized by the training part, and what the model gives is a standardized target.
-
-    Args:
-        train: float32 samples (count, ...) and targets (count,); `val` likewise.
-        model: which one is built for them.
-        name: of the data.
-        seed: of the order of each epoch.
     """
 
     metrics = REGRESSION
@@ -90,11 +78,7 @@ def diabetes() -> tuple[Part, Part]:
     """Load scikit-learn's table of 442 patients: ten measurements, and how far their disease went within a year.
 
     Every fourth patient in the order of the targets is for validation, so that both parts have all of their range.
-
     Source: Efron et al., Least Angle Regression, Annals of Statistics 2004.
-
-    Raises:
-        BackendUnavailable: scikit-learn is not installed.
     """
     with needs_package("diabetes needs", "scikit-learn"):
         from sklearn.datasets import load_diabetes

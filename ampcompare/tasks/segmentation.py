@@ -19,20 +19,12 @@ from ampcompare.tasks.task import Sums, Task
 
 
 def segmentation(recipe: Recipe) -> Segmentation:
-    """Return the task of a recipe, with its data."""
     data = shapes(SampleOptions.of(recipe, fixed_channels(recipe.model.arch, "segmentation")))
     return Segmentation(data, CLASSES, recipe.model, label_smoothing=recipe.label_smoothing)
 
 
 class Segmentation(Task):
-    """One model that gives logits (batch, classes, height, width) for images, or a dict with them as `out`.
-
-    Args:
-        data: batches of float32 images (batch, channels, height, width) and int64 classes (batch, height, width).
-        num_classes: classes are 0 ... num_classes - 1.
-        model: which one is built for them.
-        label_smoothing: part of the target spread over all classes, in [0, 1).
-    """
+    """One model that gives logits (batch, classes, height, width) for images, or a dict with them as `out`."""
 
     metrics = SEGMENTATION
     unit = "images"

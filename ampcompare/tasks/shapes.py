@@ -43,12 +43,7 @@ def boxed_shapes(options: SampleOptions) -> TensorData:
 
 
 def _box(seen: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the box and the class of what is seen of one shape in each image; zeros where that is too little.
-
-    Args:
-        seen: bool (count, size, size).
-        classes: int64 (count, size, size).
-    """
+    """Return the box and the class of what is seen (count, size, size) of one shape; zeros where that is too little."""
     there = seen.flatten(1).sum(1) >= MIN_PIXELS
     ends = []
     for axis in (1, 2):  # columns, then rows

@@ -141,13 +141,7 @@ class Task(abc.ABC):
 
 
 def make_task(recipe: Recipe) -> Task:
-    """Build the task of a recipe, with its data.
-
-    Raises:
-        ConfigError: there is no such task, model or data set, the task ignores a setting that is given, or the user's
-            factory returned something else.
-        EnvironmentUnfit: a package or a download is missing.
-    """
+    """Build the task of a recipe, with its data."""
     path, ships = task_path(recipe.task)
     if ships:
         check_task(recipe)

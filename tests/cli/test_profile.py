@@ -18,7 +18,7 @@ def test_a_recipe(call: Call, tmp_path: Path) -> None:
     """Each arm has a sentence and a column, and the folder gets the record, the page and one trace of both arms."""
     folder = tmp_path / "found"
     steps = ["--steps", "2", "--profiled-steps", "1", "--no-trials"]
-    done = call("profile", "--arm", "O2", "--reference", "fp32", *steps, "-o", str(folder), "--arch", "mlp", *TINY)
+    done = call("profile", "--arm", "fp32,O2", *steps, "-o", str(folder), "--arch", "mlp", *TINY)
     assert done.code == 0, done.err
     assert done.out.startswith("fp32 takes ")
     assert "apex:O2 computes in fp32 and rounds" in " ".join(done.out.split())

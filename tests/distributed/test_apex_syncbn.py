@@ -302,12 +302,3 @@ def test_conversion_keeps_what_the_layers_were() -> None:
     with pytest.warns(DeprecatedFeatureWarning):
         root = convert_syncbn_model(old)
     assert isinstance(root, SyncBatchNorm)
-
-
-def test_group_and_layout_can_be_set_later() -> None:
-    """The two helpers by which Apex's own code sets them are there."""
-    layer = SyncBatchNorm(3)
-    layer._specify_channel_last(True)
-    layer._specify_process_group(None)
-    assert layer.channel_last
-    assert layer(torch.randn(2, 4, 3)).shape == (2, 4, 3)

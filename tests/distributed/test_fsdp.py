@@ -23,13 +23,12 @@ from ampcompare.results.records.run import StepRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble, make_parallel
-from ampcompare.training.checkpoint.convert.between_arms import into_arm
 from ampcompare.training.checkpoint.state.resume import find_checkpoint, validate_resume
 from ampcompare.training.checkpoint.state.saver import Saver
-from ampcompare.training.checkpoint.store.file import read_checkpoint, write_checkpoint
+from ampcompare.training.checkpoint.store.file import read_checkpoint
 from ampcompare.training.hashes import weights_sha256
 from ampcompare.training.other_precisions import evaluate_in_others
-from ampcompare.training.parallel.ranks import ProcessGroup, SingleProcess
+from ampcompare.training.parallel.ranks import Communicator, ProcessGroup
 from ampcompare.training.precision.base import make_precision
 from ampcompare.training.precision.cpu_half import cpu_half
 from ampcompare.training.run_summary import RunMetrics
@@ -84,7 +83,7 @@ def configuration(
 
 def trained(config: RunConfig, folder: str | None = None, stop: int | None = None) -> dict[str, Any]:
     """Train to the end or to a stop, from the newest checkpoint of the folder if there is one."""
-    ranks = ProcessGroup(CPU) if dist.get_world_size() > 1 else SingleProcess()
+    ranks = ProcessGroup(CPU) if dist.get_world_size() > 1 else Communicator()
     found = None if folder is None else find_checkpoint("auto", Path(folder))
     precision = make_precision(config.arm, device="cpu")
     parallel = make_parallel(config.parallel, CPU)
@@ -306,34 +305,6 @@ def test_another_number_of_ranks_resumes(ranks: Run, two_first: bool, tmp_path: 
     for part in ("model", "optimizer", "scaler"):
         assert first_difference({part: saved[part]}, {part: second["loaded"][part]}, apart=()) == ""
     assert second["losses"] == pytest.approx(whole["losses"][3:], rel=1e-2)
-
-
-@pytest.mark.parametrize(
-    ("arm", "other", "kind"),
-    [
-        (FP16, "apex:O2,engine=compat", "none"),
-        (BF16, "half:bf16,masters=fp32", "none"),
-        ("half:bf16", "native:bf16", "none"),
-        ("apex:O5,engine=compat", BF16, "fsdp"),
-        ("native:fp16", FP16, "fsdp"),
-    ],
-)
-def test_converted_checkpoints_train_on(
-    ranks: Run, unbroken: Callable[[str], Unbroken], arm: str, other: str, kind: str, tmp_path: Path
-) -> None:
-    """What two ranks hold in shards becomes a whole checkpoint of another arm, and the reverse."""
-    if kind == "none":
-        (whole, _), folder = unbroken(arm)
-    else:
-        saving = {"every_steps": 4, "keep_last": 9}
-        whole = alone(ranks, arm=arm, kind="none", folder=str(tmp_path), saving=saving, **SIX_UPDATES)
-        folder = tmp_path
-    conversion = into_arm({"schema": 1, **read_checkpoint(folder / "step-00000004.pt")}, other)
-    write_checkpoint(tmp_path / "b" / "step-00000004.pt", conversion.state)
-    converted = {"arm": other, "kind": kind, "folder": str(tmp_path / "b"), **SIX_UPDATES}
-    second = ranks(1 if kind == "none" else 2, on_ranks, **converted)[0]
-    assert len(second["losses"]) == 2
-    assert second["losses"] == pytest.approx(whole["losses"][4:], rel=1e-2)
 
 
 def one_shard_overflows() -> tuple[list[Any], list[Any]]:

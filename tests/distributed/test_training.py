@@ -253,17 +253,6 @@ def test_a_run_that_diverges_on_all(ranks: Run) -> None:
     assert one["diverged"] == other["diverged"] is not None
 
 
-def buffers() -> list[float]:
-    layer = nn.BatchNorm1d(2)
-    layer.running_mean.fill_(float(dist.get_rank() + 1))  # type: ignore[union-attr]
-    ProcessGroup(CPU).equalize_buffers([layer])
-    return layer.running_mean.tolist()  # type: ignore[union-attr, no-any-return]
-
-
-def test_buffers_follow_rank_0(ranks: Run) -> None:
-    assert ranks(2, buffers) == [[1.0, 1.0]] * 2
-
-
 def spoken() -> tuple[list[float], list[float], list[bool], list[Any]]:
     group = ProcessGroup(CPU)
     values = torch.tensor([1.0, float(group.rank)], dtype=torch.float16)

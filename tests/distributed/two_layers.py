@@ -37,10 +37,6 @@ def local_grads(module: nn.Module, x: Tensor, **arguments: Any) -> list[Tensor |
     return [param.grad for param in twin.parameters()]
 
 
-def grads(module: nn.Module) -> list[Tensor | None]:
-    return [None if param.grad is None else param.grad.clone() for param in module.parameters()]
-
-
 def assert_grads(module: nn.Module, expected: list[Any], rtol: float = 1e-6) -> None:
     for param, grad in zip(module.parameters(), expected, strict=True):
         if grad is None:

@@ -35,20 +35,6 @@ def test_one_optimizer_has_one_name(text: str, name: str) -> None:
     assert OptimizerConfig(name=text).name == name
 
 
-def test_a_mistyped_name_meets_the_nearest() -> None:
-    """A word that is neither a name nor a path is refused with what it was meant to be."""
-    with pytest.raises(ConfigError, match="there is no optimizer 'fused_adm': did you mean 'fused_adam'"):
-        canonical_name("fused_adm")
-
-
-def test_digests_of_older_cells_stay() -> None:
-    """Without arguments the digest is that of a configuration that had no such setting; with them it is another."""
-    plain = RunConfig()
-    assert plain.digest() == "4df56dc61c50"
-    other = validate(RunConfig, {"recipe": {"optimizer": {"args": {"dampening": 0.1}}}})
-    assert other.digest() != plain.digest()
-
-
 @pytest.mark.parametrize(
     ("args", "text"),
     [

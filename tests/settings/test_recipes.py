@@ -59,24 +59,6 @@ def test_published_figures_have_their_rows(name: str) -> None:
         assert [places[line.row or ""] for line in published.rows] == [found[line.row or ""] for line in again.rows]
 
 
-def test_learning_rates_follow_the_batch() -> None:
-    """The study over batch sizes keeps one learning rate per sample, as published and small."""
-    recipe = load_recipe("articles/r50-imagenet-fp16bn")
-    layers = [Layer("recipe", recipe.settings)]
-    for matrix, below in (
-        (recipe.matrix, layers),
-        (recipe.smaller("small", "it").matrix, [*layers, Layer("small", recipe.smaller("small", "it").settings)]),
-    ):
-        plan = plan_rows(resolve_settings(below).config, expand_matrix(join_settings(recipe.matrix, matrix)), [0])
-        ratios = {round(cell.recipe.optimizer.lr / cell.total_batch_size, 9) for cell in plan.cells}
-        assert len(ratios) == 1
-    lrs = sorted(
-        cell.recipe.optimizer.lr
-        for cell in plan_rows(resolve_settings(layers).config, expand_matrix(recipe.matrix), [0]).cells
-    )
-    assert lrs == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6])
-
-
 def test_the_recipe_of_the_digits_is_what_runs_without_one() -> None:
     """`digits` spells out the defaults, so that leaving it out changes nothing."""
     assert resolve_settings([Layer("recipe", load_recipe("digits").settings)]).config == RunConfig()
@@ -94,9 +76,3 @@ def test_a_mistyped_name_has_its_nearest(name: str, meant: str) -> None:
     """A recipe that does not exist is answered with the one that was meant, with or without its folder."""
     with pytest.raises(ConfigError, match=f"did you mean {meant}"):
         load_recipe(name)
-
-
-def test_a_name_like_none_is_answered_with_all() -> None:
-    """Where nothing is near, all names are said."""
-    with pytest.raises(ConfigError, match=r"known are cifar10-r18, digits, "):
-        load_recipe("zzz")

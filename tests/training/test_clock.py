@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 import torch
 
@@ -21,14 +19,6 @@ class Event:
 
     def elapsed_time(self, end: Event) -> float:
         return 1e3 * (end.seconds - self.seconds)
-
-
-def test_host_clock_measures_what_passes() -> None:
-    """The time between two marks covers what lies between them."""
-    clock = make_clock(torch.device("cpu"))
-    start = clock.mark()
-    time.sleep(0.02)
-    assert 0.02 <= clock.seconds(start, clock.mark()) < 5
 
 
 @pytest.mark.requires(cuda=1)

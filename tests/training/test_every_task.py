@@ -12,7 +12,6 @@ from torch import Tensor
 
 from ampcompare.apex.amp import _amp_state
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.base.tensors.tree import tensors_in
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.run import Resumption, StepRecord
 from ampcompare.settings.config import RunConfig
@@ -104,24 +103,6 @@ def _untimed(event: list[StepRecord] | EpochResult) -> Any:
     if isinstance(event, EpochResult):
         return event.values, event.counts, event.loss
     return [step._replace(seconds=0.0, data_seconds=0.0) for step in event]
-
-
-@pytest.mark.parametrize("world_size", [2])
-@pytest.mark.parametrize("task", ["gan", "lm"])
-def test_ranks_share_the_batches_of_one_process(task: str, world_size: int) -> None:
-    recipe = config(task).recipe
-    alone = make_task(recipe).data.train_batches(1, 4 * world_size, device=CPU)
-    shared = []
-    for rank in range(world_size):
-        torch.rand(rank + 1)
-        shared.append(make_task(recipe).data.train_batches(1, 4, device=CPU, rank=rank, world_size=world_size))
-    count = 0
-    for whole, *parts in zip(alone, *shared, strict=True):
-        for tensor, *pieces in zip(tensors_in(whole), *map(tensors_in, parts), strict=True):
-            woven = torch.stack(pieces, 1).flatten(0, 1)
-            assert torch.equal(woven, tensor)
-        count += 1
-    assert count == 32 // (4 * world_size)
 
 
 @pytest.mark.parametrize("task", ["classification", "segmentation", "detection", "gan"])

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcompare.results.records.run import StepRecord
 from ampcompare.training.loop import Loop
 from ampcompare.training.meters import HostClock
 from ampcompare.training.parallel.replication import Single
 from ampcompare.training.precision.base import make_precision
+from tests.host_reads import HostReads
 
 
 def net() -> nn.Sequential:
@@ -142,15 +142,6 @@ def test_scale_before_and_after_are_those_of_gradscaler() -> None:
     assert [record.applied for record in records] == [(step not in (0, 5),) for step in range(9)]
 
 
-def test_accumulation_sees_the_same_samples_and_records_their_mean_loss() -> None:
-    """An update cut into three micro-batches records the loss of the whole batch and lands at its weights."""
-    whole, cut = make_loop(), make_loop(accumulation=3)
-    a, b = records_of(whole, batches(4)), records_of(cut, batches(4))
-    assert [record.loss for record in b] == pytest.approx([record.loss for record in a], rel=1e-6)
-    for left, right in zip(weights(whole), weights(cut), strict=True):
-        torch.testing.assert_close(left, right)
-
-
 def test_schedule_sets_the_rate_of_each_step() -> None:
     seen: list[float] = []
 
@@ -175,49 +166,14 @@ def test_schedule_sets_the_rate_of_each_step() -> None:
     assert seen == [0.5, 0.25, 0.5 / 3]
 
 
-class _Reads(TorchDispatchMode):
-    """Counts the operations by which the host waits for a value of the device."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen += func is torch.ops.aten._local_scalar_dense.default
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("arm", ["fp32", "native:bf16", "half", "half:loss_scale=8"])
 def test_between_drains_nothing_is_read_from_the_device(arm: str) -> None:
     """Where the backend itself reads nothing, the loop reads nothing either until a block is full."""
     loop = make_loop(arm, drain_every=8)
     records_of(loop, batches(8))  # first steps set up the optimizer's state
-    with _Reads() as reads:
+    with HostReads() as reads:
         steps = loop.run(batches(7), epoch=0)
         original, loop._drain = loop._drain, lambda pending, epoch: []  # type: ignore[method-assign]
         list(steps)
-        assert reads.seen == 0
+        assert reads.count == 0
         loop._drain = original  # type: ignore[method-assign]
-
-
-def test_calls_per_step_do_not_grow_with_the_parameters() -> None:
-    """The loop makes the same number of Python calls of its own for 4 parameters and for 40."""
-    import sys
-
-    def own_calls(depth: int) -> int:
-        torch.manual_seed(0)
-        model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(depth)])
-        loop = Loop([model], [SGD(model.parameters(), lr=0.01)], make_precision("fp32"), Single(), loss_of, HostClock())
-        count = 0
-
-        def see(frame: Any, event: str, argument: Any) -> None:
-            nonlocal count
-            count += event == "call" and "ampcompare" in frame.f_code.co_filename
-
-        list(loop.run(batches(4), epoch=0))
-        sys.setprofile(see)
-        list(loop.run(batches(4), epoch=0))
-        sys.setprofile(None)
-        return count
-
-    assert own_calls(2) == own_calls(20) > 0

@@ -1,15 +1,16 @@
 """From steps and evaluations to the numbers of a run."""
 
+import math
 from typing import Any
 
 import numpy as np
 import pytest
 
 from ampcompare.results.records.evaluation import EpochResult, pack_right
-from ampcompare.results.records.run import StepRecord
+from ampcompare.results.records.run import StepRecord, Trace
 from ampcompare.training.meters import PeakMemory
 from ampcompare.training.policies import DivergenceDetector
-from ampcompare.training.run_summary import RunMetrics
+from ampcompare.training.run_summary import MAX_LENGTH, RunMetrics, Tracer, halves, outlier_share
 
 
 def record(step: int, seconds: float, applied: bool = True, scale: float = 8.0) -> StepRecord:
@@ -66,3 +67,68 @@ def test_equal_losses_have_equal_digests() -> None:
     c.add_steps([record(0, 1.0)._replace(loss=1.0 + 2**-52)])
     digests = [t.summary(DivergenceDetector(1, []), PeakMemory(0, None), 1.0).losses_sha256 for t in (a, b, c)]
     assert digests[0] == digests[1] != digests[2]
+
+
+def traced(count: int, scales: tuple[float, ...] = (8.0,)) -> Trace:
+    """The trace of so many steps, every third of which was skipped."""
+    tracer = Tracer()
+    for step in range(count):
+        tracer.add(record(step, 0.1)._replace(loss=1 / (step + 1), loss_scales=scales), step // 3)
+        assert len(tracer.points) <= MAX_LENGTH
+    trace = tracer.trace([0.1 * (step + 1) for step in range(count)])
+    assert trace is not None
+    return trace
+
+
+@pytest.mark.parametrize("count", [1, 2, 99, 100, 101, 1000, 12345])
+def test_points_are_few_even_and_reach_the_end(count: int) -> None:
+    """Whatever the length, the points begin at the first step, are evenly apart, and end at the last step."""
+    trace = traced(count)
+    assert trace.steps[0] == 0
+    assert trace.steps[-1] == count - 1
+    assert min(count, MAX_LENGTH // 2) <= len(trace.steps) <= MAX_LENGTH + 1
+    apart = {b - a for a, b in zip(trace.steps[:-2], trace.steps[1:-1], strict=True)}
+    assert len(apart) <= 1
+    assert trace.skipped == [step // 3 for step in trace.steps]
+    assert trace.losses == pytest.approx([1 / (step + 1) for step in trace.steps], rel=1e-5)
+
+
+def test_quantiles_go_from_fastest_to_slowest() -> None:
+    """21 quantiles of the step times, from the minimum over the median to the maximum."""
+    quantiles = traced(101).step_seconds
+    assert len(quantiles) == 21
+    assert quantiles == sorted(quantiles)
+    assert (quantiles[0], quantiles[10], quantiles[20]) == pytest.approx((0.1, 5.1, 10.1))
+    assert traced(1).step_seconds == []
+
+
+def test_without_steps_or_scales_there_is_nothing_to_trace() -> None:
+    assert Tracer().trace([]) is None
+    assert traced(5, scales=()).loss_scales == []
+
+
+def test_outliers_by_hand() -> None:
+    """Of eleven times one lies beyond three scaled deviations of the median."""
+    assert outlier_share([10, 11, 9, 10, 12, 8, 10, 11, 9, 10, 50]) == pytest.approx(1 / 11)
+
+
+def test_what_is_near_the_median_is_no_outlier() -> None:
+    """However steady the other steps are, one within a hundredth of the median is none, and one beyond it is."""
+    assert outlier_share([1.0] * 9 + [1.009]) == 0
+    assert outlier_share([1.0] * 9 + [1.011]) == pytest.approx(0.1)
+    assert outlier_share([]) is None
+
+
+def test_halves_by_hand() -> None:
+    """Each half has its median, and the error is that of two medians by the deviations in each half."""
+    two = halves([1.0, 1.1, 0.9, 2.0, 2.2, 1.8])
+    assert two is not None
+    assert (two.first, two.second) == (1.0, 2.0)
+    one = math.sqrt(math.pi / 2) * 1.4826 * 0.1 / math.sqrt(3)
+    assert two.error == pytest.approx(math.hypot(one, one))
+
+
+@pytest.mark.parametrize("seconds", [[], [1.0], [0.0, 0.0, 1.0, 1.0]])
+def test_no_halves(seconds: list[float]) -> None:
+    """Fewer than two steps, or a median of zero, have no halves to compare."""
+    assert halves(seconds) is None

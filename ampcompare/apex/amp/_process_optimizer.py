@@ -32,8 +32,6 @@ from ._engine.optimizer_state import (
 if TYPE_CHECKING:
     from ._engine.properties import Properties
 
-__all__ = ["check_unprocessed"]
-
 _INSTALLED = (
     "_lazy_init_maybe_master_weights",
     "_master_params_to_model_params",

@@ -17,16 +17,6 @@ from ._engine.casts import float_cast, half_cast
 from .handle import AmpHandle, NoOpHandle
 from .lists import functional_overrides, tensor_overrides, torch_overrides
 
-__all__ = [
-    "float_function",
-    "half_function",
-    "init",
-    "promote_function",
-    "register_float_function",
-    "register_half_function",
-    "register_promote_function",
-]
-
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _HALF, _FLOAT, _PROMOTE = "half", "float", "promote"

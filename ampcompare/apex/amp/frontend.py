@@ -16,14 +16,6 @@ from ._engine.errors import AmpCheckpointError, AmpNotInitialized, AmpOptionErro
 from ._engine.properties import Properties, opt_levels
 from ._initialize import _initialize
 
-__all__ = [
-    "Properties",
-    "initialize",
-    "load_state_dict",
-    "opt_levels",
-    "state_dict",
-]
-
 
 def initialize(
     models: Any,

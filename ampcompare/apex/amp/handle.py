@@ -16,10 +16,8 @@ from torch import Tensor
 
 from ._amp_state import _amp_state, master_params, maybe_print, overflow_message
 from ._engine.errors import AmpScalingError
-from ._engine.scaled_loss import scale_loss
+from ._engine.scaled_loss import scale_loss as scale_loss
 from .scaler import LossScaler
-
-__all__ = ["AmpHandle", "CastGroups", "NoOpHandle", "disable_casts", "scale_loss"]
 
 _MAX_GROUP = 8
 _SMALLEST = 4

@@ -13,8 +13,6 @@ from ampcompare.base.tensors.loss_scale import FLOAT32_MAX, DeviceLossScale, is_
 
 from ._amp_state import _amp_state, maybe_print
 
-__all__ = ["LossScaler"]
-
 
 class LossScaler:
     """Hold one loss scale: static, or dynamic (halved on overflow, doubled after 2000 clean backward passes).

@@ -12,8 +12,6 @@ from ampcompare.apex import deprecated_warning
 from ampcompare.apex.fp16_utils.fp16util import clip_grad_norm, master_params_to_model_params
 from ampcompare.base.tensors.lists import by_type
 
-__all__ = ["AroundOptimizer", "FP16_Optimizer"]
-
 
 class AroundOptimizer:
     """Shows the fields of the optimizer inside."""

@@ -14,20 +14,6 @@ from torch.nn.utils import clip_grad_norm_
 from ampcompare.apex import deprecated_warning
 from ampcompare.base.tensors.lists import copy_by_dtype, flatten, unflatten
 
-__all__ = [
-    "BN_convert_float",
-    "FP16Model",
-    "clip_grad_norm",
-    "convert_module",
-    "convert_network",
-    "master_params_to_model_params",
-    "model_grads_to_master_grads",
-    "network_to_half",
-    "prep_param_lists",
-    "to_python_float",
-    "tofp16",
-]
-
 clip_grad_norm = clip_grad_norm_
 
 

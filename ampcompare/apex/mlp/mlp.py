@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from ampcompare.apex._autocast_utils import _cast_if_autocast_enabled
 
-__all__ = ["MLP", "MlpFunction", "mlp_function"]
-
 ACTIVATIONS = ("none", "relu", "sigmoid")
 
 

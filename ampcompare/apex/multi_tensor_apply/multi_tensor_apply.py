@@ -5,8 +5,6 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-__all__ = ["MultiTensorApply"]
-
 
 class MultiTensorApply:
     """Call `amp_C` operations with a fixed chunk size.

@@ -17,27 +17,6 @@ from torch import Tensor, nn
 from ampcompare.apex import fused_layer_norm_cuda
 from ampcompare.apex._autocast_utils import _cast_if_autocast_enabled
 
-__all__ = [
-    "FusedLayerNorm",
-    "FusedLayerNormAffineFunction",
-    "FusedLayerNormAffineMixedDtypesFunction",
-    "FusedLayerNormFunction",
-    "FusedRMSNorm",
-    "FusedRMSNormAffineFunction",
-    "FusedRMSNormAffineMixedDtypesFunction",
-    "FusedRMSNormFunction",
-    "MixedFusedLayerNorm",
-    "MixedFusedRMSNorm",
-    "fused_layer_norm",
-    "fused_layer_norm_affine",
-    "fused_layer_norm_cuda",
-    "fused_rms_norm",
-    "fused_rms_norm_affine",
-    "manual_rms_norm",
-    "mixed_dtype_fused_layer_norm_affine",
-    "mixed_dtype_fused_rms_norm_affine",
-]
-
 Kernel = Callable[..., Any]
 
 

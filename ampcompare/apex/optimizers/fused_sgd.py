@@ -10,8 +10,6 @@ from torch.optim.optimizer import required
 from ampcompare.apex.multi_tensor_apply import optimizer_math
 from ampcompare.apex.optimizers.fused_optimizer import FusedOptimizer
 
-__all__ = ["FusedSGD"]
-
 
 class FusedSGD(FusedOptimizer):
     """SGD for fp16 and fp32 parameters, equal to `torch.optim.SGD` unless `wd_after_momentum`.
@@ -72,15 +70,6 @@ class FusedSGD(FusedOptimizer):
         super().__setstate__(state)
         for group in self.param_groups:
             group.setdefault("nesterov", False)
-
-    def _settings(self) -> tuple[str, ...]:
-        added_attributes = (
-            "wd_after_momentum",
-            "materialize_master_grads",
-            "most_recent_scale",
-            "scale_set_by_backward",
-        )
-        return (*super()._settings(), *added_attributes)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -18,19 +18,6 @@ from torch import Tensor, nn
 from ampcompare.base.errors import PreparationError
 from ampcompare.base.tensors.lists import by_type, flatten, unflatten
 
-__all__ = [
-    "Bucket",
-    "Options",
-    "ParallelPreparationError",
-    "Reduction",
-    "Synchronizer",
-    "broadcast_from_first",
-    "check_equal_models",
-    "flat_dist_call",
-    "plan_by_type",
-    "require_group",
-]
-
 _TYPE_ORDER = (torch.float16, torch.float32, torch.float64)
 
 

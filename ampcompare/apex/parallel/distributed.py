@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ampcompare.apex import deprecated_warning
-from ampcompare.apex.apex_C import flatten, unflatten
+from ampcompare.apex.apex_C import flatten as flatten
+from ampcompare.apex.apex_C import unflatten as unflatten
 from ampcompare.base.errors import ConfigError, PreparationError
 from ampcompare.base.tensors.tree import tensors_in
 
@@ -30,14 +31,6 @@ from ._synchronizer import (
     plan_by_type,
     require_group,
 )
-
-__all__ = [
-    "DistributedDataParallel",
-    "Reducer",
-    "flat_dist_call",
-    "flatten",
-    "unflatten",
-]
 
 DEFAULT_MESSAGE_SIZE = 10_000_000
 # Sending costs more per element without a GPU, and less per message: earlier messages overlap more.

@@ -24,13 +24,6 @@ from ampcompare.base.errors import ConfigError, PreparationError
 
 from ._synchronizer import require_group
 
-__all__ = [
-    "SyncBatchNorm",
-    "SyncBatchnormFunction",
-    "convert_syncbn_model",
-    "create_syncbn_process_group",
-]
-
 
 class ParallelArgumentError(ConfigError, AssertionError):
     """An argument that Apex checks by an assertion."""

@@ -26,25 +26,15 @@ WRAPPER = r"^module(\.|$)"  # in names of what DistributedDataParallel has wrapp
 
 
 class Marks(Sites):
-    """Follows the phases of steps and the modules that run; a step ends where `end_step` is called.
-
-    Attributes:
-        phase: in which the loop is.
-        seconds: by phase, of the present step.
-        learns_models: models are those whose forward pass a loop calls.
-        ranges: whether phases and modules are ranges of a trace.
-        on_print: called where a tensor becomes text.
-        on_phase: called with the phase that ends and the one that begins.
-        optimizers: those that have stepped.
-    """
+    """Follows the phases of steps and the modules that run; a step ends where `end_step` is called."""
 
     def __init__(self, on_phase: Callable[[Phase, Phase], None] = lambda old, new: None) -> None:
         super().__init__()
         self.phase: Phase = "other"
         self.seconds: dict[Phase, float] = defaultdict(float)
-        self.ranges = False
-        self.learns_models = False
-        self.on_print: Callable[[], None] | None = None
+        self.ranges = False  # of phases and modules in a trace
+        self.learns_models = False  # models are those whose forward pass a loop calls
+        self.on_print: Callable[[], None] | None = None  # called where a tensor becomes text
         self.on_phase = on_phase
         self.optimizers: list[Any] = []
         self._since = time.perf_counter()
@@ -85,7 +75,6 @@ class Marks(Sites):
                 self.name(model, prefix, wrapper=WRAPPER)
 
     def begin_phase(self, phase: Phase) -> None:
-        """Begin a phase."""
         if phase == self.phase or self._is_over:
             return
         now = time.perf_counter()
@@ -117,13 +106,11 @@ class Marks(Sites):
         self.seconds = defaultdict(float)
 
     def begin_ranges(self) -> None:
-        """Open the range of a step and its first phase in the trace."""
         self.ranges = True
         self._open_range(STEP)
         self._open_range(f"{PHASE}{self.phase}")
 
     def end_ranges(self) -> None:
-        """Close the ranges of a step."""
         while self._open:
             self._open.pop().__exit__(None, None, None)
         self.ranges = False

@@ -53,12 +53,7 @@ TYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "b
 
 
 class ProfiledPrecision(WatchedPrecision):
-    """Ends a step after `step`; or where the next batch is asked for, if the loop takes its batches from `batches`.
-
-    Args:
-        inner: the arm.
-        profiler: sees the steps.
-    """
+    """Ends a step after `step`; or where the next batch is asked for, if the loop takes its batches from `batches`."""
 
     def __init__(self, inner: Precision, profiler: StepProfiler) -> None:
         super().__init__(inner, profiler)
@@ -91,14 +86,7 @@ Loop = Callable[[ProfiledPrecision], Any]
 def measure_loop(
     loop: Loop, arm: Arm, steps: Steps, device: torch.device, *, half: str = "auto", seed: int = 0
 ) -> tuple[StepProfiler, torch.dtype | None, str | None]:
-    """Train a loop until all steps are made.
-
-    Args:
-        half: how 16-bit types are computed on a CPU.
-
-    Returns:
-        What has measured the steps, the 16-bit type of the arm, and how it was computed.
-    """
+    """Train a loop until all steps are made; return what measured them, the 16-bit type, and how that was computed."""
     profiler = StepProfiler(steps, device)
     conditions = Conditions(device=str(device), half=half, seed=seed)
     with (
@@ -112,12 +100,6 @@ def measure_loop(
 
 
 def profile_of(arm: Arm, profiler: StepProfiler, half_dtype: torch.dtype | None, mode: str | None) -> ArmProfile:
-    """Return the profile of an arm, with the peaks of the device.
-
-    Args:
-        half_dtype: 16-bit type of the arm.
-        mode: how it was computed on a CPU.
-    """
     measured, device = profiler.measured, profiler.device
     half = "" if half_dtype is None else dtype_name(half_dtype)
     profile = build_profile(
@@ -139,7 +121,6 @@ def profile_of(arm: Arm, profiler: StepProfiler, half_dtype: torch.dtype | None,
 
 
 def device_name(device: torch.device) -> str:
-    """Return the device as reports name it."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
@@ -162,11 +143,7 @@ def _has_tf32() -> bool:
 
 
 def build_profile(arm: str, measured: Measured, **facts: object) -> ArmProfile:
-    """Return the profile of an arm without reasons, limits of the device and trials.
-
-    Args:
-        facts: further fields of the profile.
-    """
+    """Return the profile of an arm without reasons, limits of the device and trials; `facts` are further fields."""
     account, counts = measured.account, measured.counts
     factors = _factors(measured)
     whole = measured.step_seconds / account.seconds if account.seconds else 0.0
@@ -316,11 +293,7 @@ def known_peak(device_name: str, dtype: str) -> _Peak | None:
 
 
 def _peak_of(device: torch.device, dtype: str, *, emulated: bool = False) -> _Peak:
-    """Return the peak of a device for a type such as "bf16" or "tf32"; it is measured where no data sheet is known.
-
-    Args:
-        emulated: products of the type are computed in fp32, which then is the type that is measured.
-    """
+    """Return the peak of a device for a type such as "bf16"; measured (in fp32 if emulated) without a data sheet."""
     if device.type == "cuda":
         known = known_peak(torch.cuda.get_device_name(device), dtype)
         if known is not None:
@@ -358,12 +331,8 @@ def _fastest(call: Callable[[], object], device: torch.device) -> float:
 def profile_loop(loop: Loop, config: RunConfig, *, steps: int, profiled: int) -> tuple[ArmProfile, dict[str, Any]]:
     """Train a loop under the arm of a configuration, and return its profile and trace.
 
-    Args:
-        loop: gets a precision, calls its `prepare` once, and trains; `step` ends it after the last step.
-
     Raises:
         ConfigError: it made fewer steps than a profile needs.
-        EnvironmentUnfit: this machine lacks the device.
     """
     arm, device = config.parsed_arm, resolve_device(config.device)
     wanted = Steps(timed=steps, profiled=profiled)

@@ -28,48 +28,32 @@ TEMPORARY = "results in use"
 
 @dataclass(frozen=True)
 class Block:
-    """A block of an allocator that is in use, and when it was allocated, in ns since 1970.
-
-    Attributes:
-        end: when its address was allocated again, at the earliest.
-    """
+    """A block of an allocator that is in use, and when it was allocated, in ns since 1970."""
 
     address: int
     bytes: int
     begin: int
-    end: float
+    end: float  # when its address was allocated again, at the earliest
 
 
 @dataclass
 class _Storage:
-    """A storage while it lives.
-
-    Attributes:
-        kind: what it is for; "" until it is known.
-        source: the storage that it is a cast of.
-        saved: it is kept for the backward pass.
-        address, made, ended: where it lies; when it was first seen and when it was freed, in ns since 1970.
-    """
+    """A storage while it lives; times in ns since 1970."""
 
     bytes: int
     dtype: str
     module: str
     phase: str
-    kind: str = ""
-    source: _Storage | None = None
-    saved: bool = False
+    kind: str = ""  # what it is for; "" until it is known
+    source: _Storage | None = None  # of which it is a cast
+    saved: bool = False  # for the backward pass
     address: int = 0
     made: int = 0
     ended: int | None = None
 
 
 class MemoryLedger(OperationMode):
-    """Counts storages from `begin` to `end`, those that operations make while it is entered.
-
-    Args:
-        marks: says phase, module, models and optimizers.
-        device: whose memory counts.
-    """
+    """Counts storages from `begin` to `end`, those that operations make while it is entered."""
 
     def __init__(self, marks: Marks, device: torch.device) -> None:
         super().__init__()
@@ -107,7 +91,6 @@ class MemoryLedger(OperationMode):
         self._first = [one for one in self._first if one.ended is None]
 
     def end(self) -> None:
-        """Stop following storages."""
         self.is_idle = True
         self._hooks.__exit__(None, None, None)
         for finalizer in self._finalizers:
@@ -134,7 +117,6 @@ class MemoryLedger(OperationMode):
                     one.kind = CACHED_CASTS
 
     def note_gradients(self) -> None:
-        """Label the gradients that exist now."""
         models, stepped = self._marks.models, map(owned_params, self._marks.optimizers)
         for param in chain(*(model.parameters() for model in models), *stepped):
             if param.grad is not None:
@@ -143,12 +125,9 @@ class MemoryLedger(OperationMode):
                     self._live[key].kind = GRADIENTS
 
     def memory_of(self, blocks: Sequence[Block], measured: int | None = None, reserved: int | None = None) -> Memory:
-        """Return what holds the peak, from the blocks of the allocator that are in use then.
+        """Return what holds the peak, from the allocator's blocks since `begin` that are in use then.
 
-        Args:
-            blocks: allocated since `begin`.
-            measured: peak bytes of the allocator; None for the sum of its blocks, on a CPU.
-            reserved: bytes held by the allocator; None on a CPU.
+        `measured` and `reserved` are bytes of a GPU's allocator; on a CPU its blocks are summed up.
         """
         storages = [*self._first]
         for block in blocks:

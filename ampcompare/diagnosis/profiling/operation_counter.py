@@ -36,53 +36,37 @@ ALLOCATIONS = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_s
 
 
 def size_of(tensor: Tensor) -> int:
-    """Return the bytes of the elements of a tensor."""
     return tensor.numel() * tensor.element_size()
 
 
 @dataclass(frozen=True)
 class ProductShape:
-    """A product of the forward pass.
-
-    Attributes:
-        sizes: that tensor cores see, by name.
-    """
+    """A product of the forward pass."""
 
     module: str
     operation: str
     dtype: str
-    sizes: tuple[tuple[str, int], ...]
+    sizes: tuple[tuple[str, int], ...]  # that tensor cores see, by name
 
 
 @dataclass
 class Counts:
-    """What was counted in some steps.
-
-    Attributes:
-        cast_chains: casts of one tensor to one type: by line, module, type, with the number for each tensor.
-        steps: that were counted; all but host reads are of the first.
-        syncs, sync_steps: host reads by line and sort, and the steps that have any.
-    """
+    """What was counted in some steps; all but host reads are of the first."""
 
     steps: int = 0
     flops: int = 0
     bytes: int = 0
     cast_bytes: int = 0
     products: Counter[ProductShape] = field(default_factory=Counter)
-    syncs: Counter[tuple[str, str]] = field(default_factory=Counter)
-    sync_steps: Counter[tuple[str, str]] = field(default_factory=Counter)
+    syncs: Counter[tuple[str, str]] = field(default_factory=Counter)  # host reads by line and sort
+    sync_steps: Counter[tuple[str, str]] = field(default_factory=Counter)  # the steps that have any
     casts: dict[tuple[int, int, str], list[tuple[str, str, int]]] = field(default_factory=lambda: defaultdict(list))
     keep: list[Any] = field(default_factory=list)  # storages whose address must not be used again meanwhile
     optimizer_operations: int = 0
 
 
 class OperationCounter(OperationMode):
-    """Counts the operations of a step, and host reads of the steps after it.
-
-    Args:
-        marks: says phase and module.
-        device: on which the loop trains.
-    """
+    """Counts the operations of a step, and host reads of the steps after it."""
 
     def __init__(self, marks: Marks, device: torch.device) -> None:
         super().__init__()
@@ -103,7 +87,6 @@ class OperationCounter(OperationMode):
         self._calls.__exit__(*error)  # type: ignore[no-untyped-call]
 
     def end_step(self) -> None:
-        """Add the host reads of the step that ends."""
         self.counts.syncs.update(self._reads)
         self.counts.sync_steps.update(self._reads.keys())
         self.counts.steps += 1
@@ -120,7 +103,6 @@ class OperationCounter(OperationMode):
             self._reads[self._reader("copy to the host")] += 1
 
     def count_print(self) -> None:
-        """Count that the host reads a tensor to print it."""
         self._reads[self._reader("print")] += 1
 
     def see(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:

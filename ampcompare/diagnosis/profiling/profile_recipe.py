@@ -42,11 +42,7 @@ def _loop(config: RunConfig, device: torch.device) -> Loop:
 
 
 def profile_config(config: RunConfig, steps: Steps, *, trials: bool) -> tuple[ArmProfile, dict[str, Any]]:
-    """Return the profile of the arm of a configuration in this process, without reasons, and its trace.
-
-    Raises:
-        AmpCompareError: a setting or the device does not fit.
-    """
+    """Return the profile of the arm of a configuration in this process, without reasons, and its trace."""
     device = resolve_device(config.device)
     if config.tf32 != "torch":
         set_tf32(config.tf32 == "on")
@@ -90,16 +86,11 @@ def graph_breaks() -> dict[str, int]:
 
 @answering_errors
 def profile_recipe(config: dict[str, Any], steps: int, profiled: int, trials: bool, trace: str) -> dict[str, Any]:
-    """Profile the arm and recipe of a configuration.
-
-    Args:
-        trace: file for the trace; "" writes none.
-    """
+    """Profile the arm and recipe of a configuration; `trace` is the file for the trace."""
     settings = validate(RunConfig, config)
     torch.set_num_threads(settings.threads)
     found, events = profile_config(settings, Steps(timed=steps, profiled=profiled), trials=trials)
-    if trace:
-        Path(trace).write_text(json.dumps(events), encoding="utf-8")
+    Path(trace).write_text(json.dumps(events), encoding="utf-8")
     return found.model_dump(mode="json")
 
 
@@ -140,9 +131,6 @@ def run_trials(
     """Train the arm and each variant in turns, some rounds, and return the fastest step of both.
 
     A change that the model, the data or the optimizer does not have gives no trial.
-
-    Args:
-        measure_step: trains some steps of a configuration and returns the seconds of one.
     """
     trials = []
     for variant in variants:

@@ -50,35 +50,24 @@ class Steps:
 
     @property
     def total(self) -> int:
-        """All steps."""
         return self.warmup + self.timed + self.profiled + (2 + self.watched if self.watched else 0)
 
 
 @dataclass
 class Measured:
-    """What the steps of one arm showed.
+    """What the steps of one arm showed."""
 
-    Attributes:
-        phases, step_seconds: seconds by phase, and in all, of the timed steps that count: the faster half.
-        trace: events of torch.profiler.
-    """
-
-    phases: dict[Phase, float] = field(default_factory=dict)
+    phases: dict[Phase, float] = field(default_factory=dict)  # seconds of the timed steps that count: the faster half
     step_seconds: float = 0.0
     account: Account = field(default_factory=Account)
     memory: Memory | None = None
     counts: Counts | None = None
     steps: int = 0
-    trace: dict[str, Any] = field(default_factory=dict)
+    trace: dict[str, Any] = field(default_factory=dict)  # events of torch.profiler
 
 
 class StepProfiler(StepObserver):
-    """Runs through the sorts of steps as the loop makes them.
-
-    Args:
-        steps: how many of each.
-        device: on which the loop trains.
-    """
+    """Runs through the sorts of steps as the loop makes them."""
 
     def __init__(self, steps: Steps, device: torch.device) -> None:
         self.measured = Measured()
@@ -98,7 +87,6 @@ class StepProfiler(StepObserver):
 
     @property
     def is_over(self) -> bool:
-        """Whether all steps are made."""
         return self._count >= self._steps.total
 
     def beneath(self) -> MemoryLedger:
@@ -112,7 +100,6 @@ class StepProfiler(StepObserver):
         self.open()
 
     def open(self) -> None:
-        """Begin with the first step."""
         self.marks.install()
         self._begun = time.perf_counter()
 
@@ -218,12 +205,7 @@ class StepProfiler(StepObserver):
 
 
 def blocks_at_peak(trace: Mapping[str, Any], device: torch.device) -> list[Block]:
-    """Return the blocks of an allocator that are in use at its peak after the mark `BEGIN`.
-
-    Args:
-        trace: of torch.profiler with `profile_memory`.
-        device: whose allocator counts; a GPU has its index.
-    """
+    """Return the blocks of a device's allocator in use at its peak after `BEGIN`, by a trace with `profile_memory`."""
     events = trace["traceEvents"]
     base = int(trace.get("baseTimeNanoseconds", 0))
     begin = next((float(event["ts"]) for event in events if event.get("name") == BEGIN), 0.0)

@@ -81,13 +81,7 @@ class Event:
 
 @dataclass
 class Account:
-    """What a trace says about its steps; seconds are sums over all of them.
-
-    Attributes:
-        operations: seconds by name, phase, kind and type.
-        layers, fp32_layers: seconds of the operations of each module, and of those in fp32 but casts.
-        waits: seconds in which the host waited for the device, by the call.
-    """
+    """What a trace says about its steps; seconds are sums over all of them."""
 
     steps: int = 0
     seconds: float = 0.0
@@ -99,7 +93,6 @@ class Account:
     is_gpu: bool = False
 
     def add(self, phase: Phase, kind: WorkKind, name: str, dtype: str, module: str, microseconds: float) -> None:
-        """Add the own time of an operation or kernel."""
         seconds = microseconds * MICROSECOND
         self.parts[phase, kind] += seconds
         self.operations[name, phase, kind, dtype] += seconds
@@ -110,11 +103,6 @@ class Account:
 
 
 def read_trace(events: Iterable[Mapping[str, Any]]) -> Account:
-    """Return the account of all steps in a trace.
-
-    Args:
-        events: of the trace; steps, phases and modules are ranges with the names above.
-    """
     known = [_read_event(event) for event in events if event.get("ph") == "X" and "dur" in event]
     marks = [event for event in known if event.name == STEP and event.category == "user_annotation"]
     account = Account(steps=len(marks))
@@ -334,7 +322,6 @@ def _add_gap(account: Account, start: float, end: float, phases: Sequence[tuple[
 
 
 def _merge_spans(spans: Iterable[Span]) -> list[Span]:
-    """Return the union of spans, in order."""
     merged: list[Span] = []
     for start, end in sorted(spans):
         if merged and start <= merged[-1][1]:
@@ -401,11 +388,7 @@ def _kind_of_kernel(kernel: str, operation: str) -> WorkKind:
 
 
 def merged_trace(traces: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
-    """Return the events of some traces in one, each with an arm's name on its processes.
-
-    Args:
-        traces: name of the arm, and its trace; those without a step are left out.
-    """
+    """Return the events of some arms' traces in one, each with the arm's name; one without a step is left out."""
     merged: list[dict[str, Any]] = []
     for place, (name, trace) in enumerate(traces):
         events = trace.get("traceEvents", [])

@@ -203,18 +203,6 @@ PAIRS = {
                 torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
                 self.optimizer.step()
     """,
-    "AMP235: clipping by another function where the scaler steps": """
-        if self.use_amp:
-            self.scaler.scale(loss).backward()
-            clip_gradients(self.net, self.optimizer)  # right
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-        else:
-            loss.backward()
-            if self.max_norm > 0:
-                torch.nn.utils.clip_grad_norm_(self.net.parameters(), self.max_norm)
-            self.optimizer.step()
-    """,
     "AMP201: a pass in either branch, then clipping": """
         if self.fp16:
             self.scaler.scale(loss).backward()
@@ -296,16 +284,6 @@ PAIRS = {
             scaled_loss.backward()
         writer.add_scalar("loss", scaled_loss.item(), step)  # wrong
         writer.add_scalar("scaled_loss", scaled_loss.item(), step)  # right
-    """,
-    "AMP204: a second step": """
-        def train(a, b):
-            scaler.scale(a).backward()
-            scaler.step(optimizer)
-            scaler.update()  # right
-            optimizer.zero_grad()
-            scaler.scale(b).backward()
-            scaler.step(optimizer)
-            scaler.update()
     """,
     "AMP214: gradients that are dropped where they are not finite": """
         for batch in loader:

@@ -13,7 +13,7 @@ from ampcompare.source.lint.run import Selection, read_selection
     ("select", "ignore", "reported", "silent"),
     [
         ((), (), list(CODES), []),
-        (("AMP4",), (), ["AMP401", "AMP409"], ["AMP201"]),
+        (("AMP4",), (), ["AMP401", "AMP404"], ["AMP201"]),
         (("AMP2",), ("AMP201",), ["AMP202"], ["AMP201", "AMP302"]),
         (("AMP201",), ("AMP2",), ["AMP201"], ["AMP202"]),
         ((), ("AMP3",), ["AMP201"], ["AMP302"]),

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ampcompare.training.checkpoint.convert.convert import convert_file
-from ampcompare.training.checkpoint.convert.load import load_any
+from ampcompare.training.checkpoint.convert.convert import convert_file, load_any
 from ampcompare.training.checkpoint.inspect import inspect_file
 
 REAL = Path(__file__).parent / "real"
@@ -78,14 +77,3 @@ def test_a_real_file_converts_there_and_back(name: str, tmp_path: Path) -> None:
     convert_file(tmp_path / "there.pt", tmp_path / "back.pt", back)  # type: ignore[arg-type]
     again = load_any(tmp_path / "back.pt")[0]
     assert repr(again) == repr(source)
-
-
-def test_only_the_history_of_logs_is_not_carried(tmp_path: Path) -> None:
-    """mmengine's buffers are left out by name, and with them nothing else."""
-    result = convert_file(REAL / "mmengine.pth", tmp_path / "a.pt", "apex")
-    assert [line.partition(":")[0] for line in result.lost] == [
-        f"message_hub.log_scalars.train/{name}" for name in ("lr", "data_time", "loss", "time")
-    ]
-    hubs = [load_any(path)[0]["message_hub"] for path in (REAL / "mmengine.pth", tmp_path / "a.pt")]
-    assert hubs[0]["runtime_info"] == hubs[1]["runtime_info"]
-    assert hubs[1]["runtime_info"]["last_ckpt"] == "saved/mmengine/epoch_1.pth"

@@ -8,25 +8,15 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcompare.apex.amp._engine import device_skip
 from ampcompare.base.environment.apex import ApexInstall
 from ampcompare.training.precision.apex import Apex, choose_engine, make_apex
 from ampcompare.training.precision.base import StepOutcome
+from tests.host_reads import HostReads
 
 Change = Callable[[Apex, Any], None]
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
-
-
-class CountReads(TorchDispatchMode):
-    """Count what makes the host wait for a value of the device."""
-
-    reads = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.reads += func.overloadpacket is torch.ops.aten._local_scalar_dense
-        return func(*args, **(kwargs or {}))
 
 
 def train(level: str, *, fused: bool, change: Change | None = None) -> Any:
@@ -39,7 +29,7 @@ def train(level: str, *, fused: bool, change: Change | None = None) -> Any:
     if change is not None:
         change(precision, prepared)
     outcomes: list[StepOutcome] = []
-    with CountReads() as mode:
+    with HostReads() as mode:
         for step in range(12):
             for loss_id, (model, optimizer) in enumerate(zip(models, prepared, strict=True)):
                 loss = model(X).float().square().mean() / 64
@@ -49,7 +39,7 @@ def train(level: str, *, fused: bool, change: Change | None = None) -> Any:
             outcomes.append(precision.step(*prepared))
             for optimizer in prepared:
                 optimizer.zero_grad()
-        reads = mode.reads
+        reads = mode.count
     facts = [(outcome.applied, outcome.loss_scales) for outcome in outcomes]
     precision.amp._amp_state.close()
     return facts, reads, [param.detach().tolist() for model in models for param in model.parameters()]

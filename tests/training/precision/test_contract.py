@@ -1,5 +1,6 @@
 """Every registered backend against the traps that the contract encodes; a new backend is tested by its description."""
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 
 import pytest
@@ -16,7 +17,7 @@ from ampcompare.backends.spec import BackendSpec, ContractArm
 from ampcompare.base.errors import PreparationError, UnsupportedCombination
 from ampcompare.base.tensors.sharded import whole
 from ampcompare.base.tensors.skippable_step import skip_on_device
-from ampcompare.training.precision.base import Precision, make_precision
+from ampcompare.training.precision.base import Precision, PrecisionWrapper, make_precision
 from ampcompare.training.process_group import choose_backend, group_of_one
 
 LR = 0.5
@@ -354,3 +355,24 @@ def test_a_group_added_later_is_trained(arm: str, device: torch.device) -> None:
     backward(precision, prepared, [optimizer], batch(device))  # type: ignore[list-item]
     precision.step(optimizer)
     assert not any(torch.equal(a, b) for a, b in zip(weights(model[2]), before, strict=True))
+
+
+def test_a_wrapper_passes_everything_on() -> None:
+    """No public method of the contract is left at its fp32 default, except those of CUDA graphs, which are refused."""
+    public = {name for name, value in vars(Precision).items() if inspect.isfunction(value) and name[0] != "_"}
+    left_out = {name for name in public if name not in vars(PrecisionWrapper)} - {"prepare"}
+    assert left_out == {"why_no_cuda_graph", "capturing", "replayed_outcome"}
+    assert PrecisionWrapper(make_precision("fp32")).why_no_cuda_graph([]) is not None
+    assert "_prepare" in vars(PrecisionWrapper)
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_arguments_of_backward_are_explicit(name: str) -> None:
+    """Every backend names `loss_id` and `delay_unscale`, so that a mistyped keyword is an error."""
+    spec = BUILT_IN[name]
+    arm = spec.contract[0].text if spec.contract else name
+    if spec.library is not None and spec.library.missing():
+        pytest.skip(spec.library.missing())
+    parameters = inspect.signature(make_precision(arm).backward).parameters
+    assert list(parameters) == ["loss", "optimizers", "loss_id", "delay_unscale"]
+    assert all(parameters[key].kind is inspect.Parameter.KEYWORD_ONLY for key in ("loss_id", "delay_unscale"))

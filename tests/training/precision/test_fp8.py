@@ -1,6 +1,5 @@
 """fp8 products: their rounding, which layers have them, and what is refused."""
 
-import copy
 from typing import Any
 
 import pytest
@@ -99,25 +98,6 @@ def test_products_in_mxfp8_are_those_of_the_formula(shape: tuple[int, int, int],
 
 
 @needs_torchao
-@pytest.mark.parametrize("over", ["native:bf16", "half:dtype=bf16"])
-def test_an_mxfp8_layer_stays_a_linear_layer(over: str) -> None:
-    """It keeps its class and its names, and copies and replicas of it multiply in MXFP8 with weights of their own."""
-    layer: Any = nn.Linear(32, 32)
-    precision = make_precision(f"fp8:mxfp8,over={over}")
-    ((layer,), _), x = precision.prepare([layer], [SGD(layer.parameters(), lr=1.0)]), torch.randn(4, 32)
-    assert precision.notes == ()
-    assert type(layer) is nn.Linear
-    assert list(layer.state_dict()) == ["weight", "bias"]
-    with torch.no_grad(), precision.autocast():
-        expected = layer(x)
-        for other in (copy.deepcopy(layer), layer._replicate_for_data_parallel()):
-            other.weight = nn.Parameter(-layer.weight)
-            other.bias = nn.Parameter(-layer.bias)
-            assert torch.equal(other(x), -expected)
-        assert torch.equal(layer(x), expected)
-
-
-@needs_torchao
 @pytest.mark.parametrize("arm", ["fp8", "fp8:mxfp8", "fp8:mxfp8,over=half:dtype=bf16"])
 def test_layers_that_are_not_converted_are_named(arm: str) -> None:
     """A head of 10 classes, convolutions and attention stay in bf16, the projection inside attention too."""
@@ -171,13 +151,6 @@ def test_hardware_is_used_where_it_is(
     if not emulated:
         with pytest.raises(BackendUnavailable, match="multiples of 16, but align is 8"):
             make_precision(f"fp8:{scaling},align=8", device="cuda:0")
-
-
-def test_without_torchao_the_arm_is_refused_with_the_line_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
-    absent = Library(("no_such",), ("no-such",), description.LIBRARY.install)
-    monkeypatch.setattr("ampcompare.training.precision.fp8.LIBRARY", absent)
-    with pytest.raises(BackendUnavailable, match=r"fp8 is not installed: pip install 'ampcompare\[fp8\]'"):
-        make_precision("fp8")
 
 
 @needs_torchao

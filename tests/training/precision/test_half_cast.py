@@ -1,7 +1,5 @@
 """Casting what goes into and comes out of a model, for all `half` arms."""
 
-import copy
-import io
 from typing import Any, NamedTuple
 
 import pytest
@@ -53,39 +51,6 @@ class Scale(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.weight
-
-
-def saved_and_loaded(model: nn.Module) -> nn.Module:
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    loaded: nn.Module = torch.load(file, weights_only=False)
-    return loaded
-
-
-@pytest.mark.parametrize("twice", [copy.deepcopy, saved_and_loaded])
-def test_a_copy_runs_its_own_weights(twice: Any) -> None:
-    """A model that was copied or pickled casts, and no longer looks at the weights of the first."""
-    model = Scale()
-    cast_model(model, torch.float16, bn_fp32=False)
-    other = twice(model)
-    with torch.no_grad():
-        other.weight.fill_(3.0)
-    x = torch.full((2,), 1 + 2**-12)
-    assert model(x).tolist() == [1.0, 1.0]
-    assert other(x).tolist() == [3.0, 3.0]
-    assert other(x).dtype is torch.float32
-
-
-def test_replicas_of_replicas_run_their_own_weights() -> None:
-    """What DataParallel makes of a model has a forward of its own, and so has what is made of that."""
-    model = Scale()
-    cast_model(model, torch.float16, bn_fp32=False)
-    replica: Any = model._replicate_for_data_parallel()
-    again: Any = replica._replicate_for_data_parallel()
-    replica.weight, again.weight = model.weight * 2, model.weight * 3
-    x = torch.ones(2)
-    assert [each(x).tolist() for each in (model, replica, again)] == [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]
 
 
 def test_hooks_of_the_user_run_around_the_casts() -> None:

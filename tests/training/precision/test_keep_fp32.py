@@ -129,20 +129,6 @@ def test_under_casts_of_functions_a_kept_module_runs_without_them(arm: str) -> N
         assert torch.equal(kept, exact(X))
 
 
-@pytest.mark.parametrize("arm", [*CASTING, *AROUND])
-def test_gradients_of_kept_weights_are_fp32(arm: str) -> None:
-    precision, model, optimizer = prepared(arm, "Linear")
-    with precision.autocast():
-        loss = model(X).float().square().mean()
-    precision.backward(loss, [optimizer])
-    params = precision.unscale(optimizer)
-    assert all(param.grad is not None and param.grad.dtype is param.dtype for param in params)
-    before = model.lm_head.weight.detach().clone()
-    assert precision.step(optimizer).applied == (True,)
-    assert not torch.equal(model.lm_head.weight, before)
-    assert model.lm_head.weight.dtype is torch.float32
-
-
 def test_a_module_that_shares_a_weight_is_kept_too() -> None:
     model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4), nn.Linear(4, 5, bias=False))
     model[2].weight = model[0].weight

@@ -6,22 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampcompare.apex.amp._engine import device_skip
 from ampcompare.training.precision.base import LateOutcomes, make_precision
+from tests.host_reads import HostReads
 
 X = torch.linspace(-1, 1, 24).reshape(6, 4)
-
-
-class Reads(TorchDispatchMode):
-    """Counts what makes the host wait for a value of the device."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += func.overloadpacket is torch.ops.aten._local_scalar_dense
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.fixture
@@ -56,45 +45,15 @@ def test_a_block_is_one_transfer(transfers: list[int]) -> None:
     assert (transfers, order) == ([40], list(range(20)))
 
 
-def train(arm: str, steps: int, *, parts: int = 1, fused: bool | None = None) -> Any:
-    """Return the outcomes of some steps and how often the host waited in them."""
-    torch.manual_seed(0)
-    model: nn.Module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
-    precision = make_precision(arm)
-    shares = [list(model.parameters())[place::parts] for place in range(parts)]
-    optimizers = [SGD(share, lr=0.1, momentum=0.9, fused=fused) for share in shares]
-    (model,), prepared = precision.prepare([model], optimizers)
-    outcomes = []
-    with Reads() as mode:
-        for step in range(steps):
-            with precision.autocast():
-                loss = model(X).float().square().mean() * (float("inf") if step == 1 else 1.0)
-            precision.backward(loss, prepared)
-            outcomes.append(precision.step(*prepared))
-            for optimizer in prepared:
-                optimizer.zero_grad()
-            if step == 1:
-                model[1].reset_running_stats()  # type: ignore[index,operator]
-    return outcomes, mode.count
-
-
-@pytest.mark.parametrize("level", ["O1", "O2"])
-def test_steps_without_a_wait_are_read_together(
-    transfers: list[int], level: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Flags and scales that the engine leaves on the device come over in one transfer for a whole block."""
-    monkeypatch.setattr(device_skip, "_DEVICE_TYPES", frozenset({"cpu"}))  # as on a GPU
-    outcomes, waits = train(f"apex:{level},engine=compat", 6, fused=True)
-    assert waits == 0
-    transfers.clear()
-    assert [outcome.loss_scales[0] for outcome in outcomes] == [2.0**16] + [2.0**15] * 5
-    assert [all(outcome.applied) for outcome in outcomes] == [True, False, True, True, True, True]
-    assert len(transfers) == 1
-
-
 @pytest.mark.parametrize("arm", ["half:dynamic", "half:bn_fp32,dynamic", "half:bf16,bn_fp32,dynamic"])
 def test_a_dynamic_scale_without_amp_reads_once_a_step(transfers: list[int], arm: str) -> None:
     """One transfer tells of all dtypes and all optimizers of an update."""
-    outcomes, waits = train(arm, 4, parts=2)
-    assert (waits, len(transfers)) == (0, 4)
-    assert [outcome.applied[0] for outcome in outcomes] == [True, False, True, True]
+    model: nn.Module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    precision = make_precision(arm)
+    optimizers = [SGD(list(model.parameters())[place::2], lr=0.1) for place in range(2)]
+    (model,), prepared = precision.prepare([model], optimizers)
+    with HostReads() as reads:
+        for _ in range(3):
+            precision.backward(model(X).float().square().mean(), prepared)
+            assert precision.step(*prepared).applied == (True, True)
+    assert (reads.count, len(transfers)) == (0, 3)

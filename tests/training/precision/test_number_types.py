@@ -2,13 +2,11 @@
 
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
-from ampcompare.training.parallel.replication import reduction_type
-from ampcompare.training.precision.base import Precision, make_precision, owned_params
+from ampcompare.training.precision.base import Precision, make_precision
 
 X = torch.linspace(-1, 1, 24).reshape(6, 4)
 
@@ -29,35 +27,6 @@ def step(precision: Precision, model: nn.Module, optimizer: Optimizer, *batches:
         precision.backward(loss, [optimizer], delay_unscale=index < len(batches) - 1)
     precision.step(optimizer)
     optimizer.zero_grad()
-
-
-@pytest.mark.parametrize(
-    ("arm", "weights", "held", "state"),
-    [
-        ("half:bf16", torch.bfloat16, torch.bfloat16, torch.bfloat16),
-        ("half:bf16,state=fp32", torch.bfloat16, torch.bfloat16, torch.float32),
-        ("half:bf16,rounding=stochastic", torch.bfloat16, torch.bfloat16, torch.bfloat16),
-        ("half:bf16,kahan,state=fp32", torch.bfloat16, torch.bfloat16, torch.float32),
-        ("half:bf16,masters=fp32", torch.bfloat16, torch.float32, torch.float32),
-        ("half:bf16,masters=fp32,state=bf16", torch.bfloat16, torch.float32, torch.bfloat16),
-        ("native:bf16", torch.float32, torch.float32, torch.float32),
-        ("native:bf16,state=bf16", torch.float32, torch.float32, torch.bfloat16),
-        ("native:bf16,weights=bf16", torch.bfloat16, torch.bfloat16, torch.bfloat16),
-        ("native:bf16,weights=bf16,state=fp32", torch.bfloat16, torch.bfloat16, torch.float32),
-        ("native:bf16,weights=bf16,masters=fp32", torch.bfloat16, torch.float32, torch.float32),
-    ],
-)
-def test_types_between_steps(arm: str, weights: torch.dtype, held: torch.dtype, state: torch.dtype) -> None:
-    precision, model, optimizer = start(arm)
-    for count in (1, 2):
-        step(precision, model, optimizer)
-        assert model[0].weight.dtype is weights  # type: ignore[index]
-        first = owned_params(optimizer)[0]
-        assert first.dtype is held
-        entries = optimizer.state[first]
-        assert {entries[name].dtype for name in ("exp_avg", "exp_avg_sq")} == {state}
-        assert float(entries["step"]) == count
-        assert ("compensation" in entries) == ("kahan" in arm)
 
 
 def test_a_step_without_masters_is_one_in_fp32_rounded_once() -> None:
@@ -121,9 +90,3 @@ def test_a_skipped_step_keeps_compensation_and_state() -> None:
     for param, old in kept.items():
         assert old.keys() == states[param].keys()
         assert all(torch.equal(value, states[param][name]) for name, value in old.items())
-
-
-def test_reduction_is_asked_of_the_wrapper() -> None:
-    """`reduce` is noted on the model; arms without it leave the model as it is."""
-    found = [reduction_type(start(arm)[1]) for arm in ("native:bf16,reduce=bf16", "half:reduce=fp32", "half")]
-    assert found == [torch.bfloat16, torch.float32, None]

@@ -19,17 +19,6 @@ from ampcompare.apex.amp.scaler import LossScaler
 
 from .optimizer_state import AmpOptimizerState
 
-__all__ = [
-    "GradientsOff",
-    "abandon_backward",
-    "drop_leftovers",
-    "post_backward_no_master_weights",
-    "post_backward_with_master_weights",
-    "prepare_backward_no_master_weights",
-    "prepare_backward_with_master_weights",
-    "take_grads",
-]
-
 # The reference count of a tensor to which only one list refers.
 _UNSHARED = max(map(sys.getrefcount, [object()]))
 

@@ -19,8 +19,6 @@ from .errors import AmpScalingError
 if TYPE_CHECKING:
     from ampcompare.apex.amp.handle import AmpHandle
 
-__all__ = ["Cast", "cached_weight_cast", "cast_tree", "collect_dtypes", "float_cast", "half_cast"]
-
 Cast = Callable[[Tensor], Tensor]
 """Takes a floating-point tensor of another dtype, returns the cast one."""
 

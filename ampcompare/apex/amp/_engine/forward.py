@@ -16,8 +16,6 @@ from torch import Tensor, nn
 from ampcompare.apex.amp._amp_state import _amp_state
 from ampcompare.base.tensors.tree import first_floating_type, map_tree
 
-__all__ = ["CastForward", "applier", "to_type"]
-
 
 def to_type(dtype: torch.dtype, t: Any, *, expect_cuda: bool = False) -> Any:
     """Return `t` cast to `dtype` if it is a floating tensor, or an object with a method `to`; else `t` itself.

@@ -10,8 +10,6 @@ from torch import Tensor
 if TYPE_CHECKING:
     from ampcompare.apex.amp.scaler import LossScaler
 
-__all__ = ["AmpOptimizerState", "Flag", "cast_state", "load_state_keeping_precision", "recast_through_state_dict"]
-
 HALF_TYPES = (torch.float16, torch.bfloat16)
 # Devices whose allocator returns released memory without cost.
 _CACHED_DEVICES = frozenset({"cuda"})

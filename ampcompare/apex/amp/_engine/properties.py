@@ -12,8 +12,6 @@ from ampcompare.apex.amp._amp_state import warn_or_err
 
 from .errors import AmpOptionValueError
 
-__all__ = ["OptLevel", "Properties", "opt_levels"]
-
 PATCHING = ("O1", "O4")
 _DEFAULTS: dict[str, Any] = {
     "enabled": False,

@@ -21,8 +21,6 @@ from .backward import abandon_backward
 from .errors import AmpNotInitialized, AmpScalingError, UnknownLossId, UnknownOptimizer
 from .optimizer_state import AmpOptimizerState
 
-__all__ = ["ScaledLoss", "backward", "scale_loss"]
-
 _FLOAT32 = torch.float32
 _state = _amp_state.__dict__  # stays valid: `close` clears it in place
 

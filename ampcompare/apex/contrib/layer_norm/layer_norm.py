@@ -7,8 +7,6 @@ from torch import Tensor, nn
 
 from ampcompare.apex.normalization.fused_layer_norm import FusedLayerNormAffineFunction, fused_layer_norm_affine
 
-__all__ = ["FastLayerNorm", "FastLayerNormFN"]
-
 
 class FastLayerNormFN:
     """Layer normalization over the last dimension, called by `apply`."""

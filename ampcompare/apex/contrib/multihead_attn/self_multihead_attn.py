@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from ampcompare.apex.normalization import FusedLayerNorm
 from ampcompare.apex.normalization.fused_layer_norm import fused_layer_norm_affine
 
-__all__ = ["SelfMultiheadAttn", "fast_mask_softmax_dropout_func"]
-
 
 def fast_mask_softmax_dropout_func(
     is_training: bool, heads: int, inputs: Tensor, pad_mask: Tensor | None, mask_additive: bool, dropout_prob: float

@@ -11,8 +11,6 @@ from ampcompare.apex.fp16_utils.fp16_optimizer import AroundOptimizer
 from ampcompare.apex.multi_tensor_apply.arithmetic import global_norm, scale
 from ampcompare.base.tensors.lists import copy_by_dtype
 
-__all__ = ["FP16_Optimizer"]
-
 
 class FP16_Optimizer(AroundOptimizer):
     """Train a model of any floating dtype through fp32 copies of its parameters, which `init_optimizer` steps.

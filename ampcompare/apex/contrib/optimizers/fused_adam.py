@@ -11,8 +11,6 @@ from torch.optim import Optimizer
 from ampcompare.apex.multi_tensor_apply.arithmetic import as_fp32, global_norm, to_fp32, write_back
 from ampcompare.base.tensors.lists import copy_by_dtype
 
-__all__ = ["FusedAdam", "TensorGroups", "per_group"]
-
 TensorGroups = Iterable[Tensor] | Sequence[Sequence[Tensor | None]]
 
 

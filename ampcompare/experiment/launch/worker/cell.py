@@ -59,7 +59,7 @@ from ampcompare.training.hashes import parameters_sha256, weights_sha256
 from ampcompare.training.loop import allreduce_share
 from ampcompare.training.meters import MemoryMeter, make_memory_meter
 from ampcompare.training.other_precisions import evaluate_in_others
-from ampcompare.training.parallel.ranks import Communicator, SingleProcess, weights_digest
+from ampcompare.training.parallel.ranks import Communicator, weights_digest
 from ampcompare.training.precision.base import Precision, make_precision
 from ampcompare.training.precision.cpu_half import cpu_half
 from ampcompare.training.precision.fp32 import require_tf32
@@ -124,7 +124,7 @@ def train_cell(
         attempt = 0 if world is None else world.attempt
         if on_progress is not None:
             on_progress(Progress(0, 0, 0, phase="loading data"))
-        cell = build(config, folder, own_device, ranks or SingleProcess(), attempt)
+        cell = build(config, folder, own_device, ranks or Communicator(), attempt)
         run(cell, on_progress)
         seconds = time.perf_counter() - begin
         result = record(cell, world, start_seconds=start_seconds, seconds=seconds)

@@ -135,24 +135,6 @@ model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
 model = apex.parallel.convert_syncbn_model(model)  # AMP114  # wrong
 """,
     ),
-    Mistake(
-        "AMP121",
-        "optimizer-after-initialize",
-        "an optimizer that `amp.initialize` has patched is replaced by a new one",
-        "the new one has no loss scaler and no master weights: `scale_loss` ends with an AttributeError",
-        "build the optimizer before `amp.initialize`, or change `optimizer.param_groups`",
-        """
-import torch
-from apex import amp
-
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)  # right
-model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)  # AMP121  # wrong
-other = torch.optim.SGD(head.parameters(), lr=0.01)  # right
-with amp.scale_loss(loss, optimizer) as scaled_loss:
-    scaled_loss.backward()
-""",
-    ),
 )
 def order_around_initialize(module: LintModule) -> Iterator[Finding]:
     """What comes before `amp.initialize` and should come after it, or the reverse."""
@@ -170,7 +152,6 @@ def order_around_initialize(module: LintModule) -> Iterator[Finding]:
                     continue  # two options, of which one may exclude the other
                 yield module.finding("AMP112", other.call, f"`{other.name}` is cast before `amp.initialize`")
         yield from _after(module, trace, event, after, models)
-        yield from _built_again(module, event, after)
 
 
 def _is_of_callee(wrap: Event, event: Event) -> bool:
@@ -179,19 +160,6 @@ def _is_of_callee(wrap: Event, event: Event) -> bool:
         return False
     target = wrap.statement.targets[0]
     return isinstance(target, ast.Name) and not _is_returned(target.id, wrap)
-
-
-def _built_again(module: LintModule, event: Event, after: list[Event]) -> Iterator[Finding]:
-    """Yield the optimizers that replace one that `amp.initialize` has patched."""
-    optimizer = name_of(argument(event.call, "optimizers", 1) or event.call)
-    if not optimizer or any(other.kind is Kind.INITIALIZE for other in after):
-        return
-    for index, other in enumerate(after):
-        if other.kind is Kind.NEW_OPTIMIZER and other.scope is event.scope and other.name == optimizer:
-            scaled = [one for one in after[index:] if one.kind is Kind.SCALE_LOSS and one.may_follow(other)]
-            if any(one.target == other.subject for one in scaled) or _is_returned(optimizer, other):
-                shown = f"`{optimizer}` went through `amp.initialize` in line {event.call.lineno}"
-                yield module.finding("AMP121", other.call, shown)
 
 
 def _is_returned(name: str, event: Event) -> bool:
@@ -355,40 +323,17 @@ model = amp.initialize(model, opt_level="O1")  # right
 """,
         fixable=True,
     ),
-    Mistake(
-        "AMP402",
-        "initialize-discarded",
-        "the result of `amp.initialize` is discarded",
-        "it works only because Apex changes model and optimizer in place",
-        "write `model, optimizer = amp.initialize(model, optimizer, ...)`",
-        """
-from apex import amp
-
-amp.initialize(model, optimizer, opt_level="O1")  # AMP402  # wrong
-model, optimizer = amp.initialize(model, optimizer, opt_level="O1")  # right
-""",
-        fixable=True,
-    ),
 )
 def result_of_initialize(module: LintModule) -> Iterator[Finding]:
     """What the result of `amp.initialize` is bound to."""
     for call in module.calls_of("apex.amp.initialize"):
-        model, optimizer = argument(call, "models", 0), argument(call, "optimizers", 1)
+        named = [name_of(argument(call, "models", 0) or call), name_of(argument(call, "optimizers", 1) or call)]
         statement = module.parents[call]
-        if any(isinstance(one, ast.Starred) for one in call.args) or model is None:
-            continue
-        named = [name_of(one) for one in (model, optimizer) if one is not None]
-        right = ", ".join(named) if all(named) else ""
-        if isinstance(statement, ast.Expr):
-            edits = module.insert_text(module.start(statement), f"{right} = ") if right else ()
-            yield module.finding("AMP402", call, "the result of `amp.initialize` is discarded", edits)
-        elif isinstance(statement, ast.Assign) and len(statement.targets) == 1 and optimizer is not None:
+        if isinstance(statement, ast.Assign) and len(statement.targets) == 1 and all(named):
             target = statement.targets[0]
             bound = [name_of(one) for one in (target.elts if isinstance(target, ast.Tuple) else [target])]
-            if not right or bound == named:
-                continue
             if bound == named[:1] or bound == named[::-1] or _overwrites(module, call, named, bound):
-                shown = ", ".join(bound)
+                right, shown = ", ".join(named), ", ".join(bound)
                 edits = module.replace(target, right)
                 yield module.finding("AMP109", call, f"`{right}` are returned, but bound to `{shown}`", edits)
 

@@ -17,7 +17,7 @@ from ampcompare.source.lint.module import (
     name_of,
     rule,
 )
-from ampcompare.source.lint.update_events import Event, Kind, plain, without_star
+from ampcompare.source.lint.update_events import Event, Kind, without_star
 from ampcompare.source.module import Scope
 from ampcompare.source.syntax import argument, is_literal, last_name
 
@@ -63,43 +63,17 @@ with amp.scale_loss(loss, optimizer) as scaled_loss:
 optimizer.step()  # right
 """,
     ),
-    Mistake(
-        "AMP106",
-        "backward-unscaled",
-        "`backward()` is called on the loss inside `scale_loss`, not on the scaled loss",
-        "the gradients are unscaled without having been scaled: they are too small by the loss scale",
-        "call `backward()` on the name that `as` binds",
-        """
-from apex import amp
-
-with amp.scale_loss(loss, optimizer) as scaled_loss:  # wrong
-with amp.scale_loss(loss, optimizer) as loss:  # right
-    loss.backward()  # AMP106
-optimizer.step()
-""",
-        fixable=True,
-    ),
 )
 def inside_the_block(module: LintModule) -> Iterator[Finding]:
-    """Clipping, stepping, and the wrong loss, inside a `scale_loss` block."""
-    for trace, _, event in module.events(Kind.CLIP, Kind.STEP, Kind.BACKWARD):
+    """Clipping and stepping inside a `scale_loss` block."""
+    for trace, _, event in module.events(Kind.CLIP, Kind.STEP):
         block = event.apex_block()
-        if block is None or block.call is None:
-            continue
-        if event.kind is not Kind.BACKWARD:
-            if any(other.apex_block() is block for other in events_before(trace, event, Kind.BACKWARD)):
+        if block and any(other.apex_block() is block for other in events_before(trace, event, Kind.BACKWARD)):
+            if event.kind is Kind.STEP:
                 shown = f"`{event.name}` steps with gradients that are still scaled"
-                code = "AMP105" if event.kind is Kind.STEP else "AMP103"
-                shown = shown if event.kind is Kind.STEP else "the gradients are still scaled inside this block"
-                yield module.finding(code, event.call, shown)
-        elif isinstance(event.call.func, ast.Attribute):
-            loss = argument(block.call, "loss", 0)
-            if loss is None or block.name == event.subject or event.scope is not module.scope_of[block.call]:
-                continue
-            if name_of(event.receiver) and name_of(event.receiver) == name_of(loss):
-                bound = next(item.optional_vars for item in block.node.items if item.context_expr is block.call)
-                edits = () if bound is None else module.replace(event.receiver, name_of(bound))
-                yield module.finding("AMP106", event.call, f"`{name_of(loss)}` is not the scaled loss", edits)
+                yield module.finding("AMP105", event.call, shown)
+            else:
+                yield module.finding("AMP103", event.call, "the gradients are still scaled inside this block")
 
 
 @rule(
@@ -284,73 +258,6 @@ def _is_gradient(node: ast.expr) -> bool:
     if isinstance(node, ast.Subscript):
         return _is_gradient(node.value)
     return name_of(node).removesuffix(".data").endswith(".grad")
-
-
-@rule(
-    Mistake(
-        "AMP107",
-        "scale-loss-without-with",
-        "`amp.scale_loss` is called without `with`",
-        "it returns a context manager: the loss is not scaled and the gradients are not unscaled",
-        "write `with amp.scale_loss(loss, optimizer) as scaled_loss:`",
-        """
-from apex import amp
-
-scaled_loss = amp.scale_loss(loss, optimizer)  # AMP107  # wrong
-scaled_loss.backward()  # wrong
-block = amp.scale_loss(loss, optimizer)  # right
-with block as scaled_loss:  # right
-    scaled_loss.backward()  # right
-""",
-    )
-)
-def without_with(module: LintModule) -> Iterator[Finding]:
-    """`scale_loss` whose result is used as if it were the loss."""
-    for call in module.calls_of("apex.amp.scale_loss"):
-        parent = module.parents[call]
-        used = isinstance(parent, (ast.Attribute, ast.Expr))
-        if isinstance(parent, ast.Assign) and parent.value is call:
-            name = name_of(parent.targets[0])
-            uses = [name_of(other.func) for other in module.calls]
-            used = bool(name) and f"{name}.backward" in uses
-            entered = any(
-                isinstance(node, ast.withitem) and name_of(node.context_expr) == name for node in ast.walk(module.tree)
-            )
-            used = used and not entered
-        if used:
-            yield module.finding("AMP107", call, "`amp.scale_loss` is not entered by `with`")
-
-
-@rule(
-    Mistake(
-        "AMP110",
-        "never-unscaled",
-        "every `scale_loss` of an optimizer has `delay_unscale=True`, and the optimizer steps",
-        "the gradients are never unscaled: each step is too large by the loss scale",
-        "leave `delay_unscale` out for the last backward pass before the step",
-        """
-from apex import amp
-
-for batch in loader:
-    with amp.scale_loss(loss, optimizer, delay_unscale=True) as scaled_loss:  # AMP110
-        scaled_loss.backward()
-    with amp.scale_loss(other_loss, optimizer) as scaled_loss:  # right
-        scaled_loss.backward()  # right
-    optimizer.step()
-    optimizer.zero_grad()  # right
-""",
-    )
-)
-def never_unscaled(module: LintModule) -> Iterator[Finding]:
-    """Optimizers of which every `scale_loss` delays unscaling."""
-    for trace, index, event in module.events(Kind.SCALE_LOSS):
-        of_same = [other for other in trace if other.kind is Kind.SCALE_LOSS and other.target == event.target]
-        delays = (is_literal(argument(other.call, "delay_unscale", 4), True) for other in of_same)
-        if event is not of_same[-1] or not all(delays):
-            continue
-        steps = [other for other in trace[index:] if other.kind is Kind.STEP and other.subject == event.target]
-        if any(step.may_follow(event) for step in steps):
-            yield module.finding("AMP110", event.call, f"the gradients of `{plain(event.target)}` are never unscaled")
 
 
 @rule(

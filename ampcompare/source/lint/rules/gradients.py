@@ -21,7 +21,6 @@ from ampcompare.source.lint.module import (
 )
 from ampcompare.source.lint.update_events import FINITE, Event, Kind, plain
 from ampcompare.source.module import Scope
-from ampcompare.source.syntax import argument, is_literal
 
 IN_PLACE = ("add_", "sub_", "clamp_", "clip_", "addcmul_", "addcdiv_")  # `mul_` by a mask is right at any scale
 READS = ("norm", "vector_norm", "pow", "square", "abs", "get_total_norm")
@@ -146,57 +145,6 @@ def _source_around(module: LintModule, event: Event) -> str:
 
 @rule(
     Mistake(
-        "AMP235",
-        "clipped-in-fp32-only",
-        "gradients are clipped where the loss is not scaled, and not clipped where a GradScaler steps",
-        "mixed precision trains without the requested clipping, and is compared with a run that has it",
-        "call `scaler.unscale_(optimizer)` and clip before `scaler.step(optimizer)` too",
-        """
-import torch
-
-if use_amp:
-    scaler.scale(loss).backward()
-    scaler.unscale_(optimizer)  # right
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # right
-    scaler.step(optimizer)  # AMP235
-    scaler.update()
-else:
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-""",
-    )
-)
-def clipped_without_scaler(module: LintModule) -> Iterator[Finding]:
-    """Clipping in the branch of a plain step, where the branch of the scaler's step has none."""
-    for trace, _, event in module.events(Kind.SCALER_STEP):
-        clips = [other for other in trace if other.kind is Kind.CLIP]
-        for clip in clips if clips and not _may_clip(module, trace, event) else ():
-            steps = [other for other in events_after(trace, clip, Kind.STEP) if other.subject == event.target]
-            keys = {key for key, value in clip.facts.items() if event.facts.get(key, value) != value}
-            if keys and steps and steps[0].loops == event.loops == clip.loops:
-                if all(step.facts.get(key) == clip.facts[key] for step in steps for key in keys):
-                    step = f"`{plain(event.target)}.step()`"
-                    shown = f"the gradients are clipped in line {clip.call.lineno}, before {step} alone"
-                    yield module.finding("AMP235", event.call, shown)
-                    break
-
-
-def _may_clip(module: LintModule, trace: Trace, event: Event) -> bool:
-    """Return whether gradients may be clipped before a step of the scaler, by a function of any name."""
-    if not any(other.scaler == event.subject for other in events_before(trace, event, Kind.BACKWARD)):
-        return True
-    if events_before(trace, event, Kind.CLIP, Kind.GRADIENT, Kind.OPAQUE, Kind.UNSCALE):
-        return True
-    known = {id(other.call) for other in trace if other.kind is Kind.CLIP}
-    return any(
-        isinstance(node, ast.Call) and id(node) not in known and re.search(r"clip|norm_grad|agc", name_of(node.func))
-        for node in ast.walk(event.scope.node)
-    )
-
-
-@rule(
-    Mistake(
         "AMP219",
         "update-skipped",
         "gradients are unscaled, and `scaler.update` runs only if what is found out then allows it",
@@ -288,35 +236,3 @@ def _ends_otherwise(module: LintModule, scope: Scope, key: str, value: object) -
                 if any(isinstance(one, ast.Call) and EXITS.search(name_of(one.func)) for one in ast.walk(last)):
                     return True
     return False
-
-
-@rule(
-    Mistake(
-        "AMP220",
-        "penalty-scaled",
-        "a gradient penalty is computed from the gradients of a scaled loss",
-        "the penalty is too large by the loss scale, and changes with it",
-        "multiply the gradients by `1 / scaler.get_scale()` before their norm is taken",
-        """
-import torch
-
-grads = torch.autograd.grad(scaler.scale(loss), model.parameters(), create_graph=True)  # AMP220
-penalty = sum(grad.pow(2).sum() for grad in grads).sqrt()  # wrong
-penalty = sum((grad / scaler.get_scale()).pow(2).sum() for grad in grads).sqrt()  # right
-scaler.scale(loss + penalty).backward()
-scaler.step(optimizer)
-scaler.update()
-""",
-    )
-)
-def penalty_of_scaled(module: LintModule) -> Iterator[Finding]:
-    """A gradient penalty from gradients of a scaled loss, in a function that divides by no scale."""
-    for call in module.calls_of("torch.autograd.grad"):
-        graph, outputs = argument(call, "create_graph"), argument(call, "outputs", 0)
-        if not is_literal(graph, True) or outputs is None:
-            continue
-        scope = module.scope_of[call]
-        values = scope.values.get(outputs.id, []) if isinstance(outputs, ast.Name) else [outputs]
-        scaled = [value for value in values if module.kinds.of_method(value, "scale", scope) == "scaler"]
-        if len(scaled) == len(values) == 1 and not re.search(r"get_scale|inv_|/ *\w*scale", ast.unparse(scope.node)):
-            yield module.finding("AMP220", call, "the gradients of a scaled loss are scaled too")

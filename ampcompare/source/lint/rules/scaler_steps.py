@@ -138,51 +138,6 @@ def update_missing(module: LintModule) -> Iterator[Finding]:
             break
 
 
-@rule("AMP204")
-def steps_again(module: LintModule) -> Iterator[Finding]:
-    """A second step of an optimizer before the scaler is updated."""
-    for trace, _, event in module.events(Kind.SCALER_STEP):
-        if "[" in event.target:
-            continue
-        again = (Kind.SCALER_STEP, Kind.UPDATE, Kind.OPAQUE)
-        first = last_before(trace, event, *again)
-        if first is None or first.kind is not Kind.SCALER_STEP or first.call is event.call:
-            continue
-        if (first.subject, first.target, first.loops) == (event.subject, event.target, event.loops):
-            shown = f"`{plain(event.target)}` steps again in line {event.call.lineno}, without an update between"
-            yield module.finding("AMP204", first.call, shown)
-
-
-@rule(
-    Mistake(
-        "AMP234",
-        "update-before-step",
-        "`scaler.update()` runs between the backward pass and `scaler.step`",
-        "it ends with an AssertionError; after `unscale_` the step divides the gradients by the scale a second time",
-        "call `scaler.update()` after `scaler.step(optimizer)`",
-        """
-scaler.scale(loss).backward()
-scaler.unscale_(optimizer)
-scaler.step(optimizer)  # right
-scaler.update()  # AMP234
-scaler.step(optimizer)  # wrong
-""",
-    )
-)
-def update_first(module: LintModule) -> Iterator[Finding]:
-    """An update between a scaled backward pass and the step."""
-    kinds = (Kind.SCALER_STEP, Kind.BACKWARD, Kind.UPDATE, *UNKNOWN)
-    for trace, index, event in module.events(Kind.UPDATE):
-        last = last_before(trace, event, *kinds)
-        if last is None or last.kind is not Kind.BACKWARD or last.scaler != event.subject:
-            continue
-        after = (one for one in trace[index + 1 :] if one.kind in kinds and one.may_follow(event))
-        step = next((one for one in after if one.may_follow(last)), None)
-        if step is not None and step.kind is Kind.SCALER_STEP and step.subject == event.subject:
-            if step.loops == event.loops == last.loops:
-                yield module.finding("AMP234", event.call, f"`{plain(step.target)}` steps in line {step.call.lineno}")
-
-
 @rule(
     Mistake(
         "AMP205",

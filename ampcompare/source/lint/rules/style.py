@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ampcompare.source.lint.module import Finding, LintModule, Mistake, is_off, literal, name_of, rule
+from ampcompare.source.lint.module import Finding, LintModule, Mistake, literal, rule
 from ampcompare.source.syntax import argument
 
 PRECISION = re.compile(r"(?i)\bamp\b|fp16|float16|half|mixed|bf16|apex|autocast")
@@ -65,84 +65,3 @@ def boolean_flag(module: LintModule) -> Iterator[Finding]:
             flag = next((flag for flag in flags if PRECISION.search(flag.replace("_", " ").replace("-", " "))), "")
             if flag:
                 yield module.finding("AMP403", call, f"`{flag} False` is true")
-
-
-@rule(
-    Mistake(
-        "AMP409",
-        "scaler-of-main",
-        "a function reads a global GradScaler that is None or off until the function that runs the script sets it",
-        "a script that imports the function silently trains in fp32, whatever its options say",
-        "pass the scaler as an argument",
-        """
-import argparse
-import torch
-
-scaler = None  # wrong
-
-
-def train(model, batch, optimizer):  # wrong
-def train(model, batch, optimizer, scaler=None):  # right
-    if scaler is None:
-        model(batch).backward()
-        optimizer.step()
-    else:
-        scaler.scale(model(batch)).backward()  # AMP409
-        scaler.step(optimizer)
-        scaler.update()
-
-
-def main():
-    global scaler  # wrong
-    args = argparse.ArgumentParser().parse_args()
-    scaler = torch.amp.GradScaler("cuda")
-""",
-    )
-)
-def scaler_of_main(module: LintModule) -> Iterator[Finding]:
-    """Functions that read a global scaler which is None or off until the function that runs the script sets it."""
-    for name, values in module.top.values.items():
-        if not values or not all(_is_none_or_off(module, value) for value in values):
-            continue
-        setters = [
-            scope
-            for scope in module.top.functions.values()
-            if any(isinstance(node, ast.Global) and name in node.names for node in ast.walk(scope.node))
-        ]
-        if not setters or not all(_runs_as_script(module, scope.node) for scope in setters):
-            continue
-        if not any(module.kinds.is_new_scaler(value, one) for one in setters for value in one.values.get(name, ())):
-            continue
-        for scope in module.top.functions.values():
-            if scope in setters or name in scope.parameters or name in scope.values:
-                continue
-            uses = [
-                call
-                for call in module.calls
-                if module.scope_of[call] is scope and name_of(call.func) in (f"{name}.scale", f"{name}.step")
-            ]
-            if uses:
-                setter = setters[0].node
-                assert isinstance(setter, (ast.FunctionDef, ast.AsyncFunctionDef))
-                yield module.finding("AMP409", uses[0], f"only `{setter.name}` turns the global `{name}` on")
-                break
-
-
-def _is_none_or_off(module: LintModule, value: ast.expr) -> bool:
-    if isinstance(value, ast.Constant):
-        return value.value is None
-    return isinstance(value, ast.Call) and is_off(value) and module.kinds.is_new_scaler(value, module.top)
-
-
-def _runs_as_script(module: LintModule, node: ast.AST) -> bool:
-    """Return whether a function reads the command line, or is called only under `if __name__ == "__main__"`."""
-    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-        if any(isinstance(part, ast.Attribute) and part.attr == "parse_args" for part in ast.walk(node)):
-            return True
-        calls = [call for call in module.calls if name_of(call.func) == node.name]
-        return bool(calls) and all(_under_main(module, call) for call in calls)
-    return False
-
-
-def _under_main(module: LintModule, node: ast.AST) -> bool:
-    return any(isinstance(outer, ast.If) and "__name__" in ast.unparse(outer.test) for outer in module.ancestors(node))

@@ -1,13 +1,10 @@
 """Rules about mixed precision in the trainers of Lightning and transformers."""
 
 import ast
-import re
 from collections.abc import Iterator
 from itertools import pairwise
 
-from ampcompare.source.edits import Edit
 from ampcompare.source.lint.module import Finding, LintModule, Mistake, literal, name_of, rule
-from ampcompare.source.syntax import is_literal
 
 PACKAGES = ("pytorch_lightning.", "lightning.pytorch.", "lightning.")
 OF_APEX = ("amp_backend", "amp_level")
@@ -18,7 +15,6 @@ APEX_OPTIONS = {
     "fp16_backend": ("apex",),
     "fp16_opt_level": ("O0", "O1", "O2", "O3"),
 }
-HALF = re.compile(r"precision\s*=\s*(?:16\b|[\"']16(?:-mixed)?[\"'])")
 
 
 @rule(
@@ -83,60 +79,3 @@ def _options_in(module: LintModule, node: ast.AST) -> Iterator[tuple[ast.AST, st
         for one in node.elts:  # --option=value
             option, _, text = (literal(one) or "").removeprefix("--").partition("=")
             yield one, option, ast.Constant(text)
-
-
-@rule(
-    Mistake(
-        "AMP233",
-        "manual-backward",
-        "a LightningModule with manual optimization calls `loss.backward()`, and its Trainer uses fp16",
-        "the loss is not scaled: gradients underflow, or the step ends with an AssertionError",
-        "call `self.manual_backward(loss)`",
-        """
-import lightning.pytorch as pl
-
-
-class Module(pl.LightningModule):
-    def __init__(self):
-        self.automatic_optimization = False
-
-    def training_step(self, batch, index):
-        loss = self.model(batch)  # wrong
-        loss.backward()  # AMP233  # wrong
-        self.manual_backward(self.model(batch))  # right
-        self.optimizers().step()
-
-
-trainer = pl.Trainer(precision="16-mixed")
-""",
-        fixable=True,
-    )
-)
-def backward_of_module(module: LintModule) -> Iterator[Finding]:
-    """Backward passes past Lightning, in a module that optimizes by hand and trains in fp16."""
-    if not HALF.search(module.code):
-        return
-    for scope in module.scopes:
-        if not isinstance(scope.node, ast.ClassDef) or not _optimizes_by_hand(module, scope.node):
-            continue
-        for call in module.calls:
-            function = call.func
-            if not isinstance(function, ast.Attribute) or function.attr != "backward" or call.args:
-                continue
-            if module.scope_of[call].owner is scope and isinstance(function.value, (ast.Name, ast.BinOp)):
-                edits: tuple[Edit, ...] = ()
-                if isinstance(function.value, ast.Name) and not call.keywords:
-                    edits = module.replace(call, f"self.manual_backward({function.value.id})")
-                yield module.finding("AMP233", call, "this backward pass does not go through Lightning", edits)
-
-
-def _optimizes_by_hand(module: LintModule, node: ast.ClassDef) -> bool:
-    bases = [module.resolve(base) or "" for base in node.bases]
-    if not any(base.startswith(PACKAGES) and base.endswith("LightningModule") for base in bases):
-        return False
-    return any(
-        isinstance(part, ast.Assign)
-        and name_of(part.targets[0]) == "self.automatic_optimization"
-        and is_literal(part.value, False)
-        for part in ast.walk(node)
-    )

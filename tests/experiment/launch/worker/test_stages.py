@@ -13,7 +13,7 @@ from ampcompare.experiment.launch.contract import Progress
 from ampcompare.experiment.launch.worker.cell import Cell, build, configure_process, record, run
 from ampcompare.settings.config import RunConfig
 from ampcompare.training.hashes import parameters_sha256, weights_sha256
-from ampcompare.training.parallel.ranks import SingleProcess
+from ampcompare.training.parallel.ranks import Communicator
 
 MakeConfig = Callable[..., RunConfig]
 CPU = torch.device("cpu")
@@ -36,7 +36,7 @@ def build_cell(make_config: MakeConfig, tmp_path: Path) -> Callable[..., Cell]:
     """Build the smallest cell in `tmp_path`."""
 
     def make(**options: object) -> Cell:
-        return build(make_config(drain_every=1, **options), tmp_path, CPU, SingleProcess())
+        return build(make_config(drain_every=1, **options), tmp_path, CPU, Communicator())
 
     return make
 

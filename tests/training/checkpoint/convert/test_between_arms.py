@@ -7,7 +7,7 @@ import torch
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConversionError
-from ampcompare.training.checkpoint.convert.between_arms import into_arm, native_twin
+from ampcompare.training.checkpoint.convert.between_arms import into_arm
 
 SCALER = {"scale": 512.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000, "_growth_tracker": 7}
 STATES: dict[str, dict[str, Any]] = {
@@ -83,14 +83,6 @@ def test_options_of_the_target_arm_stand() -> None:
     scaler = into_arm(state, "native:fp16,growth_factor=4,growth_interval=100").state["scaler"]
     assert (scaler["growth_factor"], scaler["growth_interval"], scaler["_growth_tracker"]) == (4.0, 100, 0)
     assert into_arm(state, "half:loss_scale=8").state["precision"] == {"loss_scale": 8.0}
-
-
-def test_native_twins() -> None:
-    """The arm that a conversion to torch.amp ends in."""
-    assert native_twin("apex:O0") == "fp32"
-    assert native_twin("half:loss_scale=8") == "native:fp16"
-    assert native_twin("apex:O2,loss_scale=dynamic") == "native:fp16"
-    assert native_twin("apex:O1,loss_scale=64") == "native:fp16,init_scale=64,growth_interval=2147483647"
 
 
 def test_foreign_states_have_no_arm() -> None:

@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -51,3 +52,30 @@ def test_objects_are_left_out_and_listed(tmp_path: Path, monkeypatch: pytest.Mon
         assert all(torch.equal(value, expected[key]) for key, value in found.items())
     assert result.lost[-2] == "hub: lost_program.Hub (no tensor and no plain value)"
     assert all(line.isprintable() and len(line) < 200 for line in result.lost)
+
+
+def _fused_adam(**group: Any) -> dict[str, Any]:
+    return {"state": {}, "param_groups": [{"bias_correction": True, "step": 3, **group}]}
+
+
+@pytest.mark.parametrize(
+    ("entries", "to", "message"),
+    [
+        ({"amp": APEX, "optimizer": _fused_adam()}, "native", "entry optimizer.param_groups.0 .* it has no 'params'"),
+        (
+            {"amp": APEX, "optimizer": _fused_adam(params=[0], step="three")},
+            "native",
+            "entry optimizer.param_groups.0 .* 'three'",
+        ),
+        ({"scaler": {**SCALER, "growth_factor": "two"}}, "apex", "growth_factor is two"),
+    ],
+)
+def test_the_entry_is_named(
+    entries: dict[str, Any], to: Literal["native", "apex"], message: str, tmp_path: Path
+) -> None:
+    """An entry that lacks a key or has a value of another type is refused by its path in the checkpoint."""
+    torch.save({"model": {"weight": torch.ones(2).half()}, **entries}, tmp_path / "a.pt")
+    with pytest.raises(ConversionError, match=message) as caught:
+        convert_file(tmp_path / "a.pt", tmp_path / "b.pt", to)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "b.pt").exists()

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from ampcompare.training.checkpoint.convert.convert import convert_file, convert_state
+from ampcompare.training.checkpoint.convert.convert import convert_file
 from tests.training.checkpoint.convert.small_scripts import STEPS, ApexScript, NativeScript, steps, train_apex
 
 pytestmark = pytest.mark.filterwarnings("ignore::ampcompare.apex.DeprecatedFeatureWarning")
@@ -42,20 +42,3 @@ def test_native_training_goes_on_from_a_legacy_checkpoint_and_back(
     script.load(torch.load(tmp_path / "back.pt"))
     assert amp.state_dict() == {"loss_scaler0": {"loss_scale": scale["loss_scale"], "unskipped": STEPS + 20}}
     assert script.step(STEPS + 20) == pytest.approx(expected, rel=HALF)
-
-
-def test_what_an_o2_checkpoint_has_lost_is_listed_exactly(tmp_path: Path, amp: Any) -> None:
-    """Of a legacy O2 file two things cannot be carried, and the optimizer state is carried to the last bit."""
-    path = tmp_path / "legacy.pt"
-    train_apex(amp, path, "O2")
-    saved = torch.load(path)
-    result = convert_state(saved, "native")
-    assert result.lost == [
-        "min_loss_scale and max_loss_scale, if they were set: no file has them, nor has GradScaler",
-        "the last bits of the weights: they were saved as fp16 values, without masters",
-    ]
-    assert list(result.state) == ["model", "optimizer", "amp", "scaler", "epoch"]
-    for index, state in saved["optimizer"]["state"].items():
-        for name, value in state.items():
-            assert torch.equal(result.state["optimizer"]["state"][index][name], value)
-    assert list(saved) == ["model", "optimizer", "amp", "epoch"], "the source is untouched"

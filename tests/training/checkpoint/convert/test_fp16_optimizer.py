@@ -1,6 +1,5 @@
 """Checkpoints of scripts with `apex.fp16_utils.FP16_Optimizer`, converted with their masters."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from ampcompare.apex.fp16_utils import BN_convert_float, DynamicLossScaler, FP16
 from ampcompare.apex.fp16_utils.loss_scaler import LossScaler
 from ampcompare.base.errors import ConversionError
 from ampcompare.training.checkpoint.convert.convert import convert_file, convert_state
-from ampcompare.training.checkpoint.convert.load import load_any
 from ampcompare.training.checkpoint.convert.scalers import held_scale
 from ampcompare.training.checkpoint.inspect import inspect_file
 
@@ -110,34 +108,6 @@ def test_native_training_goes_on_with_masters_state_and_scale(trained: tuple[Scr
     assert (scaler.get_scale(), scaler.get_growth_interval(), scaler._get_growth_tracker()) == (1024.0, 50, 6)
     assert abs(loss_of(model, 6).item() - script.loss(6).item()) < HALF
     assert result.lost == ["max_loss_scale 1.67772e+07: GradScaler has none"]
-
-
-def test_apex_amp_goes_on_from_it_at_o2(trained: tuple[Script, Path], tmp_path: Path, amp: Any) -> None:
-    """`amp.initialize` takes weights, state, scale and count; what its layout cannot hold is listed exactly."""
-    script, path = trained
-    result = convert_file(path, tmp_path / "b.pt", "apex")
-    saved = torch.load(tmp_path / "b.pt")
-    assert saved["amp"] == {"loss_scaler0": {"loss_scale": 1024.0, "unskipped": 6}}
-    assert result.lost == [
-        "growth_interval 50: Apex always has 2000",
-        "the last bits of the weights, when O2 loads them: the layout of an Apex script has no masters",
-    ]
-    model = net()
-    model.load_state_dict(saved["state_dict"])
-    model, optimizer = amp.initialize(
-        model, torch.optim.AdamW(model.parameters(), lr=1e-2), opt_level="O2", verbosity=0
-    )
-    optimizer.load_state_dict(saved["optimizer"])
-    amp.load_state_dict(saved["amp"])
-    loss = loss_of(model, 6)
-    assert abs(loss.item() - script.loss(6).item()) < HALF
-    with amp.scale_loss(loss, optimizer) as scaled_loss:
-        scaled_loss.backward()
-    optimizer.step()
-    script.step(6)
-    assert amp.state_dict()["loss_scaler0"] == {"loss_scale": 1024.0, "unskipped": 7}
-    for ours, theirs in zip(model.parameters(), script.model.parameters(), strict=True):
-        assert torch.allclose(ours.float(), theirs.float(), atol=1e-3)
 
 
 def test_bounds_flags_and_a_static_scale_are_listed(tmp_path: Path) -> None:
@@ -248,21 +218,3 @@ def test_another_scaler_says_what_to_do(tmp_path: Path) -> None:
     for scale in (0.0, float("nan"), True, None):
         with pytest.raises(ConversionError, match="not a usable loss scale"):
             held_scale({"loss_scaler": {"_loss_scale": scale}})
-
-
-@pytest.mark.parametrize("package", ["apex", "megatron"])
-def test_the_class_of_the_real_apex_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str) -> None:
-    """A scaler with the attributes that Apex gives it is read under any package's name."""
-    module: Any = type(sys)(f"{package}.amp.scaler")
-    module.LossScaler = type("LossScaler", (), {"__module__": module.__name__, "__qualname__": "LossScaler"})
-    for name in (package, f"{package}.amp"):
-        monkeypatch.setitem(sys.modules, name, type(sys)(name))
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    scaler = module.LossScaler()
-    vars(scaler).update(dynamic=True, _loss_scale=512.0, _unskipped=3, _scale_seq_len=2000, _has_overflow=False)
-    vars(scaler).update(_min_loss_scale=None, _max_loss_scale=2.0**24, _overflow_buf=torch.zeros(1, dtype=torch.int32))
-    torch.save(_with(scaler), tmp_path / "a.pt")
-    monkeypatch.setitem(sys.modules, module.__name__, None)
-    assert convert_state(load_any(tmp_path / "a.pt")[0], "apex").state["amp"] == {
-        "loss_scaler0": {"loss_scale": 512.0, "unskipped": 3}
-    }

@@ -218,7 +218,9 @@ def test_a_file_of_one_state_is_named(state: dict[str, Any], writer: str, tmp_pa
         convert_file(tmp_path / "a.pt", tmp_path / "b.pt", "native")
 
 
-@pytest.mark.parametrize(("kind", "scale"), [("amp", 0.0), ("scaler", 2.0**-140), ("contrib", float("nan"))])
+@pytest.mark.parametrize(
+    ("kind", "scale"), [("amp", 0.0), ("scaler", 2.0**-140), ("scaler", float("inf")), ("contrib", float("nan"))]
+)
 def test_a_scale_that_no_training_survives_is_remarked_on(scale: float, kind: str, tmp_path: Path) -> None:
     case = Case()
     states: dict[str, dict[str, Any]] = {
@@ -248,8 +250,3 @@ def test_values_that_are_not_finite_are_remarked_on(tmp_path: Path) -> None:
     assert "2 values that are NaN or infinite (1 in 0.weight, 1 in 2.bias)" in weights
     assert "optimizer holds 1 values" in moments
     assert convert_file(tmp_path / "a.pt", tmp_path / "b.pt", "native").notes == [weights, moments]
-
-
-def test_names_lose_what_wrappers_put_before_them() -> None:
-    state = {"model": {"module._orig_mod." + name: value for name, value in Case().half.items()}}
-    assert list(convert_state(state, "native").state["model"]) == list(Case().half)

@@ -37,7 +37,7 @@ def same(left: Any, right: Any) -> bool:
 def test_a_state_comes_back_to_the_last_bit(tmp_path: Path, make_state: Make) -> None:
     """What is written is read again, dtypes, tuples and int keys included, and the schema number is added."""
     path = tmp_path / "new" / "a.pt"
-    state = make_state(1 / 3)
+    state = {**make_state(1 / 3), "more than a chunk": torch.rand(300_000)}
     write_checkpoint(path, state)
     assert same(read_checkpoint(path), {"schema": SCHEMA, **state})
     assert os.listdir(path.parent) == ["a.pt"]
@@ -70,12 +70,6 @@ def test_other_files_are_named_for_what_they_are(tmp_path: Path, content: bytes,
     assert "\n" not in str(caught.value)
 
 
-def test_no_file_and_a_folder(tmp_path: Path) -> None:
-    for path in (tmp_path / "none.pt", tmp_path):
-        with pytest.raises(CheckpointError, match="cannot read the checkpoint"):
-            read_checkpoint(path)
-
-
 def test_every_flipped_bit_and_every_cut_is_seen(tmp_path: Path, make_state: Make) -> None:
     """Damage at any place of the file, its end included, is an error before anything is unpickled."""
     path = tmp_path / "a.pt"
@@ -88,14 +82,6 @@ def test_every_flipped_bit_and_every_cut_is_seen(tmp_path: Path, make_state: Mak
         path.write_bytes(good[:at])
         with pytest.raises(CheckpointError):
             verify_file(path)
-
-
-def test_a_newer_schema(tmp_path: Path, make_state: Make) -> None:
-    """A newer layout asks for an upgrade."""
-    path = tmp_path / "a.pt"
-    write_checkpoint(path, {**make_state(), "schema": SCHEMA + 1})
-    with pytest.raises(CheckpointError, match=f"schema {SCHEMA + 1}, and this version reads up to {SCHEMA}; upgrade"):
-        read_checkpoint(path)
 
 
 def test_objects_are_refused_before_writing(tmp_path: Path, make_state: Make) -> None:

@@ -13,7 +13,7 @@ from ampcompare.settings.config import SavingConfig
 from ampcompare.training.checkpoint.state.saver import Position, Saver
 from ampcompare.training.checkpoint.store import folder as folder_module
 from ampcompare.training.checkpoint.store.file import read_checkpoint, write_checkpoint
-from ampcompare.training.checkpoint.store.folder import CheckpointFolder, snapshot
+from ampcompare.training.checkpoint.store.folder import CheckpointFolder
 
 Make = Callable[..., dict[str, Any]]
 
@@ -101,17 +101,6 @@ def test_a_failing_write_is_tried_once_more(tmp_path: Path, make_state: Make, mo
     folder.save(make_state(3), step=3)
     assert os.listdir(tmp_path) == ["step-00000003.pt"]
     assert "trying once more" in notes[1]
-
-
-def test_a_snapshot_is_apart_from_its_source(make_state: Make) -> None:
-    """Training may change every tensor while it is written, and one tensor under two names stays one."""
-    state = make_state(1.0)
-    state["model"]["tied"] = state["model"]["weight"]
-    copied = snapshot(state)
-    state["model"]["weight"].fill_(9)
-    assert value_of(copied) == 1.0
-    assert copied["model"]["tied"] is copied["model"]["weight"]
-    assert copied["optimizer"]["param_groups"] == state["optimizer"]["param_groups"]
 
 
 def test_saving_in_the_background(tmp_path: Path, make_state: Make, monkeypatch: pytest.MonkeyPatch) -> None:
