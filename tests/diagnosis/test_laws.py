@@ -64,19 +64,6 @@ def test_rates_that_are_not_known() -> None:
 
 
 @pytest.mark.parametrize(
-    ("basis", "is_floor", "figure"),
-    [
-        ("its scheduler, to step 300", True, "at least 60 % of the update is below half an ulp over the rest of"),
-        ("its scheduler, to step 300", False, "60 % of the update is below half an ulp over the rest of the schedule"),
-        ("", True, "at least 10 % of the update is below half an ulp if the rate stays"),
-    ],
-)
-def test_a_figure_is_a_floor_where_updates_shrink(basis: str, is_floor: bool, figure: str) -> None:
-    found = outlook_of(Arm.parse("half:bf16"), _prefix(0.6, 0.1, basis=basis, is_floor=is_floor), twin=0.0)
-    assert found.why.startswith(figure)
-
-
-@pytest.mark.parametrize(
     ("arm", "largest", "word"),
     [
         ("half", 65505.0, "will not hold"),

@@ -32,18 +32,17 @@ from ampcompare.results.analysis.pairing.comparability import (
     incomparable_memory,
     script_sentences,
 )
-from ampcompare.results.analysis.pairing.declared import not_as_declared, options_without_effect, why_not_as_declared
+from ampcompare.results.analysis.pairing.declared import not_as_declared, options_without_effect
 from ampcompare.results.analysis.pairing.pairs import (
     Pair,
     Pairing,
     counterparts,
-    equal_losses,
     finished_runs,
     pairs_by_seed,
 )
 from ampcompare.results.analysis.pairing.record_checks import unique_runs
 from ampcompare.results.analysis.pairing.scores import metric_of, one_metric
-from ampcompare.results.records.comparison import ArmSummary, Comparison, Published, Quantity, SampleComparison, Twin
+from ampcompare.results.records.comparison import ArmSummary, Comparison, Published, Quantity, SampleComparison
 from ampcompare.results.records.metric import Metric
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.verdict import Verdict
@@ -87,7 +86,6 @@ def summarize(
         by_arm.setdefault(record.arm, []).append(record)
     margin = accuracy_margin(by_arm.get(reference, []), reference, terms, metric)
     rows = _rows(by_arm, arms, reference, terms, design)
-    twins = _twins(by_arm, rows, reference, terms, design)
     changed = {record.arm for record in records if record.config.first_weights == "twin"}
     comparison = conclude(
         rows,
@@ -105,7 +103,6 @@ def summarize(
         excluded=excluded,
         only_copies=only_copies,
         precisions=precision_rows({arm: by_arm[arm] for arm in arms}, metric),
-        twins=twins,
         records=list(records),
         published=published,
     )
@@ -118,7 +115,6 @@ def summarize(
                 *(f"Not used: {text}." for text in excluded),
                 *details(comparison),
                 *sample_sentences(rows, margin.points, metric, samples_noun(records)),
-                *(_twin_sentence(twin, metric) for twin in twins),
                 *_without_effect(by_arm),
                 *script_sentences(records, reference),
                 *circumstances(records, reference),
@@ -338,37 +334,6 @@ def _status(records: Sequence[RunRecord]) -> str:
     return "; ".join(words)
 
 
-def _twins(
-    by_arm: Mapping[str, list[RunRecord]], rows: Sequence[ArmSummary], reference: str, terms: Criteria, design: Design
-) -> list[Twin]:
-    """Compare each arm that another library ran, or that packs what another one saves, with ampcompare's own.
-
-    Args:
-        rows: of the table, against its reference.
-    """
-    twins = {row.arm: twin for row in rows if (twin := _twin_label(row.arm, by_arm[row.arm]))}
-    results = []
-    for label, twin in twins.items():
-        bare = Twin(arm=label, twin=twin, library=next((one.library for one in by_arm[label] if one.library), ""))
-        if twin not in {row.arm for row in rows}:
-            results.append(bare)
-            continue
-        together = [other for other, its in twins.items() if its == twin]
-        against = rows if twin == reference else _rows(by_arm, [twin, *together], twin, terms, design)
-        row = next(row for row in against if row.arm == label)
-        results.append(
-            bare.model_copy(
-                update={
-                    "pairs": row.pairs,
-                    "quality": row.quality,
-                    "time": row.time,
-                    "same_bits": equal_losses(pairs_by_seed(by_arm[label], by_arm[twin])),
-                }
-            )
-        )
-    return results
-
-
 def _without_effect(by_arm: Mapping[str, Sequence[RunRecord]]) -> list[str]:
     """Return a line for each option of an arm that had no effect in one of its runs."""
     found = {
@@ -379,20 +344,6 @@ def _without_effect(by_arm: Mapping[str, Sequence[RunRecord]]) -> list[str]:
         for text in options_without_effect(record.config.parsed_arm, record.ledger)
     }
     return list(found)
-
-
-def _twin_sentence(twin: Twin, metric: Metric) -> str:
-    """Return a verdict in words."""
-    library = f" ({twin.library})" if twin.library else ""
-    who = f"{twin.arm}{library} against {twin.twin}, the precision that it ran in"
-    if twin.pairs:
-        pairs = f"{twin.pairs} seed{'s' if twin.pairs > 1 else ''}"
-        if twin.same_bits:
-            return f"{who}: {twin.quality}, every loss the same to the last bit, {pairs}."
-        effect = twin.quality.effect
-        difference = "" if effect is None else f", {metric.difference_with_unit(effect)}"
-        return f"{who}: {twin.quality}{difference}, {pairs}."
-    return f"{who}: {twin.quality or f'not known, add --arm {twin.twin}'}."
 
 
 def _floor_sentence(
@@ -420,9 +371,3 @@ def _floor_sentence(
     if not below:
         return f"{end}: smaller differences cannot be told."
     return f"{end}: no larger is the difference of {', '.join(below)}, which this training cannot tell from a path."
-
-
-def _twin_label(label: str, records: Sequence[RunRecord]) -> str:
-    """Return the row of an arm's twin: that arm, and behind it what is varied in the matrix; "" if there is none."""
-    twin = records[0].config.parsed_arm.twin if finished_runs(records) and not why_not_as_declared(records) else None
-    return "" if twin is None else f"{twin}{label.removeprefix(records[0].config.arm)}"

@@ -118,12 +118,6 @@ def test_a_change_that_saves_nothing_is_no_reason() -> None:
     assert find_reasons(arm, _arm("fp32")) == []
 
 
-def test_what_counts_on_a_gpu_alone_comes_last() -> None:
-    """On a CPU a read of the loss stands behind what costs time here, though its share may be equal."""
-    arm = _arm(data_host=0.3).model_copy(update={"syncs": [Sync(where="a.py:3", what="item", calls=1)]})
-    assert [(one.kind, one.on_gpu) for one in find_reasons(arm, arm)] == [("data", False), ("synchronization", True)]
-
-
 def test_the_headline_says_why() -> None:
     """An arm that is not faster has its first reason in its sentence."""
     slow = _arm(forward_host=0.61)

@@ -41,7 +41,6 @@ EVERYWHERE = ("numpy",)  # which torch loads, so that it need not be part of wha
 MAX_NAMED = 3
 MAX_SKIPPED = 0.25  # share of the steps: beyond, as for other outliers, a median may be that of the skipped ones
 MAX_NAMED_VALUES = 4
-MIN_SKIPPED = 0.01  # share of steps above which skipped steps affect the median step time
 FROM_THE_START = "Remove the file and run with --force to train from the start"
 SEED_IT = "Seed what the script draws, or pass the seed on with --seed-arg"
 
@@ -92,12 +91,8 @@ def accuracy_incomparable_reason(arm: RunRecord, reference: RunRecord, *, same_s
         or foreign_steps(reference)
         or _recipe_reason(arm, reference)
         or _script_reason(arm, reference)
-        or _without_arm(arm)
-        or _without_arm(reference)
         or _other_arm(reference)
         or _switch_reason(arm, reference)
-        or _inherited_reason(arm)
-        or _inherited_reason(reference)
         or (code_reason(arm, reference) if same_software else "")
         or _unnamed_differences(POLICY, arm, reference)
         or _outcome_reason(arm.summary, reference.summary)
@@ -256,15 +251,6 @@ def _other_arm(reference: RunRecord) -> str:
     return f"{reference.arm}, the reference, is not as declared: {why}" if why else ""
 
 
-def _without_arm(record: RunRecord) -> str:
-    """Return that an arm did not act on all steps of a script, so that it is another arm."""
-    facts = record.script
-    if facts is None or not facts.without_arm or not facts.optimizer_steps:
-        return ""
-    acted = facts.optimizer_steps - facts.without_arm
-    return f"{record.arm} acted on {acted} of {facts.optimizer_steps} steps, and the script took the others without it"
-
-
 def _outcome_reason(arm: RunSummary, reference: RunSummary) -> str:
     """Return how the updates and the validation of two runs differ.
 
@@ -372,7 +358,6 @@ def circumstances(records: Sequence[RunRecord], reference: str) -> Iterator[str]
             yield f"{arm}: {count} of {len(runs)} runs {text}, so its results are not those of {arm} alone."
         for text, count in _count_texts(filter(None, map(resumed_elsewhere, runs))):
             yield f"{arm}: {count} of {len(runs)} runs {text}."
-    yield from _lighter_steps(rows)
     unread = sorted({arm for arm, runs in rows.items() if any(map(_is_unread, runs))})
     if unread:
         yield (
@@ -403,32 +388,8 @@ def _count_texts(texts: Iterator[str]) -> list[tuple[str, int]]:
     return [(text, every.count(text)) for text in dict.fromkeys(every)]
 
 
-def _lighter_steps(rows: dict[str, list[RunRecord]]) -> Iterator[str]:
-    parts = []
-    for arm, runs in rows.items():
-        skipped = sum(run.summary.skipped_steps for run in runs)
-        steps = sum(run.summary.num_steps for run in runs)
-        if steps and skipped >= MIN_SKIPPED * steps:
-            parts.append(f"{arm} {skipped} of {steps}")
-    if parts:
-        yield (
-            f"Skipped steps do less work and count in the median step time: {'; '.join(parts)}. "
-            "Startup and compilation are not included."
-        )
-
-
 def _is_unread(record: RunRecord) -> bool:
     return device_kind(record) == "cuda" and (record.readings is None or record.readings.clock_low_mhz is None)
-
-
-def _inherited_reason(record: RunRecord) -> str:
-    """Return from which file that another run had written a script's cell has read; "" if there is none."""
-    files = record.script.inherited if record.script is not None else []
-    more = f" and {len(files) - 1} more" if len(files) > 1 else ""
-    if not files:
-        return ""
-    cell = f"{record.config.arm}, seed {record.config.recipe.seed},"
-    return f"{cell} read {os.path.basename(files[0])}{more}, which another run had written"
 
 
 def are_pairs(records: Sequence[RunRecord], reference: str) -> bool:
