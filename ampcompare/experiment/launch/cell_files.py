@@ -322,20 +322,13 @@ def remove_leftovers_of_cell(folder: Path, *, remote: bool = False) -> None:
     with contextlib.suppress(OSError):  # a file that cannot be removed costs space only
         for entry in os.scandir(folder):
             match = LEFTOVER.fullmatch(entry.name)
-            if match is not None and _is_left(entry, match, remote=remote):
-                _remove(entry)
-
-
-def _is_left(entry: os.DirEntry[str], match: re.Match[str], *, remote: bool) -> bool:
-    writer = match["writer"] or match["agent"]
-    may_be_reused = match["writer"] and psutil.pid_exists(int(match["writer"]))  # another process may have this PID
-    if remote or may_be_reused:
-        return time.time() - entry.stat(follow_symlinks=False).st_mtime > MAX_AGE_SECONDS
-    return not psutil.pid_exists(int(writer))
-
-
-def _remove(entry: os.DirEntry[str]) -> None:
-    if entry.is_dir(follow_symlinks=False):
-        remove_tree(entry.path)
-    else:
-        Path(entry.path).unlink(missing_ok=True)
+            if match is None:
+                continue
+            is_old = time.time() - entry.stat(follow_symlinks=False).st_mtime > MAX_AGE_SECONDS
+            may_run = remote or psutil.pid_exists(int(match["writer"] or match["agent"]))
+            if may_run and not (is_old and (remote or match["writer"])):  # another process may have its PID
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                remove_tree(entry.path)
+            else:
+                Path(entry.path).unlink(missing_ok=True)
