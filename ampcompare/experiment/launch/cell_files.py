@@ -175,9 +175,6 @@ def with_code(record: RunRecord, folder: Path) -> RunRecord:
 def continue_steps(folder: Path, others: Sequence[Path], step: int) -> bool:
     """Write `steps.jsonl` in `folder` with the first `step` steps, from the first file that has them all.
 
-    Args:
-        others: files to read after the folder's own.
-
     Returns:
         Whether such a file exists; otherwise `steps.jsonl` is empty.
     """
@@ -215,11 +212,7 @@ def archive_checkpoints(folder: Path) -> None:
 
 
 def progress_writer(folder: Path, place: str = "") -> Callable[[Progress], None]:
-    """Return a function that writes the progress of a cell to a file in its folder.
-
-    Args:
-        place: where the cell runs, for the reader; it is written at once.
-    """
+    """Return a function that writes the progress of a cell, and where it runs, to a file in its folder."""
 
     path = folder / CellFile.PROGRESS
     temporary = folder / f".{CellFile.PROGRESS}.{os.getpid()}.tmp"
@@ -247,12 +240,7 @@ def progress_reader(
     on_place: Callable[[str], None] = lambda place: None,
     last: str = "",
 ) -> Callable[[], None]:
-    """Return a function that reads the file, and calls `on_progress` if the progress is new.
-
-    Args:
-        on_place: is called before that with where the cell runs, if that is new.
-        last: content of the file that is no news.
-    """
+    """Return a function that reads the file, and reports a new place and new progress; what is in `last` is no news."""
     last_place = ""
 
     def read() -> None:

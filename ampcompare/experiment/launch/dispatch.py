@@ -65,7 +65,6 @@ class LauncherPool(Launcher):
 
     Args:
         are_equal: whether cells at any of them can be timed.
-        names: of their places, for progress.
     """
 
     def __init__(self, launchers: Sequence[Launcher], *, are_equal: bool = False, names: Sequence[str] = ()) -> None:
@@ -119,8 +118,6 @@ def make_launcher(
 
     Args:
         several_cells: whether more than one cell will be launched.
-        dist_url: address of the rendezvous.
-        options: further arguments of `DispatchingLauncher`.
 
     Raises:
         ConfigError: the environment describes one of several processes incompletely.

@@ -98,9 +98,7 @@ class RayLauncher(QueueLauncher):
         there = self._ray.cluster_resources()
         for name, word in (("CPU", "num_cpus"), ("GPU", "num_gpus")):
             if needs[word] > (found := there.get(name, 0)):
-                text = (
-                    f"a cell needs {needs[word]} {name}s (processes, threads and loaders), and Ray has {found:g}"
-                )
+                text = f"a cell needs {needs[word]} {name}s (processes, threads and loaders), and Ray has {found:g}"
                 if self._is_ours and not os.environ.get("RAY_ADDRESS"):
                     raise EnvironmentUnfit(text)
                 self.note(f"{text} now; it waits for more")
@@ -185,8 +183,6 @@ def train(settings: str, folder: str, secrets_: dict[str, str]) -> dict[str, byt
     """Train a cell in processes of this machine; runs in a worker of Ray.
 
     Args:
-        settings: JSON of the configuration, which is in the folder too where that is shared.
-        folder: of the cell, on the machine that submitted it.
         secrets_: of the arguments of a script, by their placeholders.
 
     Returns:
