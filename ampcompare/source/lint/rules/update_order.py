@@ -84,7 +84,7 @@ def every_microbatch(module: LintModule) -> Iterator[Finding]:
                 continue
             for event in trace:
                 condition = _accumulates(step, event) if event.loops == step.loops and event.may_follow(step) else ""
-                if not condition or any("%" in key for key in event.facts) or _runs_each_time(trace, event, *STEPS):
+                if not condition or any("%" in key for key in event.facts) or _steps_each_time(trace, event):
                     continue
                 if code := _code_of_microbatch(trace, event, step):
                     yield module.finding(code, event.call, f"the step runs only if `{condition}`")
@@ -107,13 +107,14 @@ def _code_of_microbatch(trace: Trace, event: Event, step: Event) -> str:
     if step.kind is not Kind.SCALER_STEP:
         return ""
     unscales = event.kind is Kind.UNSCALE and event.target == step.target
-    return "AMP210" if unscales and not _runs_each_time(trace, event, Kind.UPDATE) else ""
+    updates = [other for other in trace if other.kind is Kind.UPDATE and other.loops == event.loops]
+    return "AMP210" if unscales and all(any("%" in key for key in other.facts) for other in updates) else ""
 
 
-def _runs_each_time(trace: Trace, event: Event, *kinds: Kind) -> bool:
-    """Return whether another event, of some kinds, runs as often as a call does, which then belongs to that one."""
+def _steps_each_time(trace: Trace, event: Event) -> bool:
+    """Return whether another step runs as often as a call does, which then belongs to that one."""
     return any(
-        other.kind in kinds
+        other.kind in STEPS
         and other.loops == event.loops
         and other.may_follow(event)
         and not any("%" in key for key in other.facts)
