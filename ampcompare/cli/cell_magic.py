@@ -94,22 +94,16 @@ def run_cell(line: str, cell: str, variables: Mapping[str, Any]) -> Any:
 
 def _shared_names(words: list[str]) -> tuple[list[str], list[str]]:
     """Return the names after `--with`, and the other words."""
-    names: list[str] = []
-    rest: list[str] = []
-    at = 0
-    while at < len(words):
-        flag, equals, value = words[at].partition("=")
-        if flag != "--with":
-            rest.append(words[at])
-        else:
-            if not equals:
-                at += 1
-                value = words[at] if at < len(words) else ""
-            if not value:
-                raise ConfigError(f"--with names no variable; write {USAGE}")
-            names += [name.strip() for name in value.split(",") if name.strip()]
-        at += 1
-    return names, rest
+    params = [click.Option(["--with"], multiple=True), click.Argument(["rest"], nargs=-1, type=click.UNPROCESSED)]
+    settings = {"ignore_unknown_options": True}
+    reader = click.Command("%%ampcompare", params=params, add_help_option=False, context_settings=settings)
+    try:
+        found = reader.make_context("%%ampcompare", words).params
+    except click.UsageError:  # without a value
+        found = {"with": [""]}
+    if "" in found["with"]:
+        raise ConfigError(f"--with names no variable; write {USAGE}")
+    return [name.strip() for text in found["with"] for name in text.split(",") if name.strip()], list(found["rest"])
 
 
 def _value(name: str, variables: Mapping[str, Any]) -> str:

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 from ampcompare.base.errors import AmpCompareError, ConfigError, Ended
-from ampcompare.cli.help import MACHINE, PROCESSES, add_options, option, options_of
+from ampcompare.cli.help import PROCESSES, add_options, option, options_of
 from ampcompare.cli.output import leave_closed_terminal
 from ampcompare.cli.shared_options import typed_command
-from ampcompare.cli.values import JOBS
 
 if TYPE_CHECKING:
     from ampcompare.experiment.launch.contract import Launcher
@@ -51,24 +50,6 @@ def launch_options(function: Function) -> Function:
         option_of("--dist-url", metavar="URL"),
     ]
     return add_options(options, function)
-
-
-def gpus_option(function: Function) -> Function:
-    """Add which GPUs are used."""
-    from ampcompare.experiment.run_options import CompareOptions
-
-    decorated: Function = options_of(CompareOptions)("--gpus", metavar="LIST", group=MACHINE)(function)
-    return decorated
-
-
-def pool_options(help_of_jobs: str) -> Callable[[Function], Function]:
-    """Return what adds how many cells run at the same time, and on which GPUs."""
-
-    def add(function: Function) -> Function:
-        jobs = option("--jobs", type=JOBS, metavar="N|auto", group=MACHINE, help=help_of_jobs)
-        return jobs(gpus_option(function))
-
-    return add
 
 
 def count_processes(parameters: Mapping[str, Any]) -> int | None:

@@ -293,7 +293,9 @@ def _laid_out(table: Table, choice: _Choice, width: int | None, paint: Paint) ->
     widths = [max(_widest(head), *map(_widest, text)) for head, text in zip(names, texts, strict=True)]
     if width is not None and sum(widths) + len(GAP) * (len(widths) - 1) > width:
         return None
-    lines = _head_lines(names, widths, rights)
+    height = max(map(len, names))
+    heads = [[*[""] * (height - len(head)), *head] for head in names]
+    lines = [*_row_lines(heads, widths, [""] * len(heads), rights, paint), GAP.join("-" * width for width in widths)]
     for index in range(len(rows)):
         lines += _row_lines([column[index] for column in texts], widths, [tone[index] for tone in tones], rights, paint)
     return _LaidOut(lines, [*everywhere, *_group_columns(table, notes)], _hidden_columns(table, choice))
@@ -311,16 +313,6 @@ def _widest(lines: Sequence[str]) -> int:
     return max(map(len, lines), default=0)
 
 
-def _head_lines(names: Sequence[Sequence[str]], widths: Sequence[int], rights: Sequence[bool]) -> list[str]:
-    height = max(map(len, names))
-    full = [[*([""] * (height - len(head))), *head] for head in names]
-    lines = [
-        GAP.join(_justify(head[index], width, right) for head, width, right in zip(full, widths, rights, strict=True))
-        for index in range(height)
-    ]
-    return [*(line.rstrip() for line in lines), GAP.join("-" * width for width in widths)]
-
-
 def _row_lines(
     cells: Sequence[Sequence[str]], widths: Sequence[int], tones: Sequence[Tone], rights: Sequence[bool], paint: Paint
 ) -> list[str]:
@@ -335,10 +327,6 @@ def _row_lines(
             line += "" if last else GAP
         lines.append(line.rstrip())
     return lines
-
-
-def _justify(text: str, width: int, right: bool) -> str:
-    return text.rjust(width) if right else text.ljust(width)
 
 
 def _group_columns(table: Table, notes: Sequence[Sequence[str]]) -> list[str]:
