@@ -77,7 +77,7 @@ def step_time_plot(arms: Sequence[ArmRuns]) -> TrackPlot:
             if arm.index in times
         ],
         [(scale.at(tick), f"{tick:,g}") for tick in scale.ticks(5)],
-        sentence="" if times else NO_STEP_TIMES,
+        sentence="" if times else _why_none(arms) or NO_STEP_TIMES,
         mark=time_marks([arm for arm in arms if arm.ran]),
     )
 
@@ -85,6 +85,12 @@ def step_time_plot(arms: Sequence[ArmRuns]) -> TrackPlot:
 def time_charts(arms: Sequence[ArmRuns], reference: str, most: int) -> list[Chart]:
     """Return the metric over the time of training, and its final value against that time."""
     return [_time_to_accuracy(arms, reference, most), _accuracy_against_time(arms)]
+
+
+def _why_none(arms: Sequence[ArmRuns]) -> str:
+    """Return why a figure of times is empty if the times of all arms that ran are invalid; else ""."""
+    ran = [arm for arm in arms if arm.ran]
+    return time_marks(ran) if ran and not any(arm.timed_runs for arm in ran) else ""
 
 
 def _seconds(record: RunRecord) -> list[float]:
@@ -119,7 +125,7 @@ def _time_to_accuracy(arms: Sequence[ArmRuns], reference: str, most: int) -> Cha
             )
         ],
         None if target is None else _time_to(arms, target),
-        sentence="" if series else "No epoch was evaluated.",
+        sentence="" if series else _why_none(arms) or "No epoch was evaluated.",
         mark=time_marks([arm for arm in arms if arm.ran]),
         whole_x=False,
     )
@@ -191,7 +197,7 @@ def _accuracy_against_time(arms: Sequence[ArmRuns]) -> Chart:
         f"{undrawn_sentences(arms, drawn, _why_not_drawn)}",
         "seconds of training",
         [View("", head, series, decimals=metric.decimals, unit=_unit(metric))],
-        sentence="" if series else "No run was completed.",
+        sentence="" if series else _why_none(arms) or "No run was completed.",
         mark=time_marks([arm for arm in arms if arm.completed_runs]),
         whole_x=False,
     )
