@@ -36,7 +36,7 @@ from ampcompare.tasks.task import Task
 from ampcompare.training.checkpoint.state.capture import restore_training
 from ampcompare.training.checkpoint.state.check_checkpoint import Names, check_position, parameter_names
 from ampcompare.training.ema import ModelEma
-from ampcompare.training.parallel.ranks import Communicator, SingleProcess, model_facts, require_equal
+from ampcompare.training.parallel.ranks import Communicator, model_facts, require_equal
 from ampcompare.training.parallel.replication import (
     DDP,
     DP,
@@ -90,36 +90,23 @@ def make_schedule(config: ScheduleConfig, *, steps_per_epoch: int, total_steps: 
 
 @dataclass
 class Assembly:
-    """Everything that one training loop needs.
-
-    Attributes:
-        models: as the loop calls them.
-        replicas: the same models without their wrappers, whose calls would wait for other ranks.
-        optimizers: as `Precision.prepare` returned them.
-        schedule: factor on the learning rates by step; None if they are constant.
-        base_lrs: per optimizer and group, the learning rate that the factor multiplies.
-        steps_per_epoch, total_steps: updates.
-        ranks: the processes of this run.
-        average: EMA of the weights, evaluated as well; None if there is none.
-        names: of the parameters that the optimizers hold.
-        workers: data loader processes.
-    """
+    """Everything that one training loop needs."""
 
     task: Task
-    models: list[nn.Module]
-    replicas: list[nn.Module]
-    optimizers: list[Optimizer]
+    models: list[nn.Module]  # as the loop calls them
+    replicas: list[nn.Module]  # without their wrappers, whose calls would wait for other ranks
+    optimizers: list[Optimizer]  # as `Precision.prepare` returned them
     precision: Precision
     parallel: Parallel
     device: torch.device
-    schedule: Callable[[int], float] | None
-    base_lrs: list[list[float]]
+    schedule: Callable[[int], float] | None  # factor on the learning rates by step; None if they are constant
+    base_lrs: list[list[float]]  # per optimizer and group, what the factor multiplies
     steps_per_epoch: int
     total_steps: int
     ranks: Communicator
-    names: Names
-    average: ModelEma | None = None
-    workers: int = 0
+    names: Names  # of the parameters that the optimizers hold
+    average: ModelEma | None = None  # EMA of the weights, evaluated as well
+    workers: int = 0  # data loader processes
 
 
 def assemble(
@@ -138,7 +125,7 @@ def assemble(
 
     A twin begins with each weight changed by one part in 512.
     """
-    ranks, parallel = ranks or SingleProcess(), parallel or Single()
+    ranks, parallel = ranks or Communicator(), parallel or Single()
     torch.manual_seed(recipe.seed)
     seed_globals(recipe.seed)  # numpy and Python too: a user's model may draw from their generators
     built = [parallel.convert_batchnorm(model).to(device) for model in task.make_models()]
@@ -146,7 +133,7 @@ def assemble(
         built = [model.to(memory_format=torch.channels_last) for model in built]  # type: ignore[call-overload]
     if recipe.checkpoint_activations:
         checkpoint_activations(task, built)
-    engine = None if precision.engine is None else precision.engine.name
+    engine = precision.engine.name if precision.engine else None
     unprepared = task.make_optimizers(built, functools.partial(make_optimizer, recipe.optimizer, engine=engine))
     if is_twin:
         change_weights(param for optimizer in unprepared for param in owned_params(optimizer))
@@ -449,11 +436,7 @@ def ready_compiler(backend: str) -> None:
     It records them at its first use. After O1 it would take ampcompare's functions for torch's.
     """
     if backend != "none":
-        torch.compile(_first_use, backend="eager")(torch.zeros(1))
-
-
-def _first_use(value: Tensor) -> Tensor:
-    return torch.relu(value).add(1).float()
+        torch.compile(lambda value: torch.relu(value).add(1).float(), backend="eager")(torch.zeros(1))
 
 
 def compile_model(model: nn.Module, backend: str) -> nn.Module:

@@ -1,6 +1,7 @@
 """When a run stops early, goes back, or drops an update: one class for each policy, behind one protocol."""
 
 import copy
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -69,6 +70,7 @@ class DivergenceDetector(Policy):
     """
 
     name = "watch"
+    STATE = ("first_nonfinite_loss_step", "diverged_step", "reason", "run_start")
 
     def __init__(
         self,
@@ -86,7 +88,7 @@ class DivergenceDetector(Policy):
         self.first_nonfinite_loss_step: int | None = None
         self.diverged_step: int | None = None
         self.reason: str | None = None
-        self._run_start: int | None = None
+        self.run_start: int | None = None
 
     @property
     def ends_run(self) -> bool:
@@ -99,22 +101,15 @@ class DivergenceDetector(Policy):
 
     def recover(self) -> None:
         """Record that the run is back in a good state; the first non-finite loss stays recorded."""
-        self.diverged_step = self.reason = self._run_start = None
+        self.diverged_step = self.reason = self.run_start = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was found: plain values."""
-        return {
-            "first_nonfinite_loss_step": self.first_nonfinite_loss_step,
-            "diverged_step": self.diverged_step,
-            "reason": self.reason,
-            "run_start": self._run_start,
-        }
+        return {name: getattr(self, name) for name in self.STATE}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.first_nonfinite_loss_step = state["first_nonfinite_loss_step"]
-        self.diverged_step = state["diverged_step"]
-        self.reason = state["reason"]
-        self._run_start = state["run_start"]
+        for name in self.STATE:
+            setattr(self, name, state[name])
 
     def after_steps(self, step: int, records: Sequence[StepRecord]) -> bool:
         """Check the losses of a block and the weights after it; never changes them."""
@@ -124,19 +119,19 @@ class DivergenceDetector(Policy):
         first_applied_bad: int | None = None
         for record in records:
             if math.isfinite(record.loss):
-                self._run_start = None
+                self.run_start = None
                 continue
             if self.first_nonfinite_loss_step is None:
                 self.first_nonfinite_loss_step = record.step
-            if self._run_start is None:
-                self._run_start = record.step
+            if self.run_start is None:
+                self.run_start = record.step
             if any(record.applied) and first_applied_bad is None:
                 first_applied_bad = record.step
-            if record.step - self._run_start + 1 >= self.patience and bad_run_start is None:
-                bad_run_start = self._run_start
+            if record.step - self.run_start + 1 >= self.patience and bad_run_start is None:
+                bad_run_start = self.run_start
         if self._any_rank(not weights_finite(self._models)):
             # The weights went bad at the first applied step with a bad loss; without one, by the end of the block.
-            start = self._run_start if self._run_start is not None else first_applied_bad
+            start = self.run_start if self.run_start is not None else first_applied_bad
             self.diverged_step = start if start is not None else records[-1].step
             self.reason = "non-finite weights"
         elif bad_run_start is not None:
@@ -243,17 +238,8 @@ class SkippingPrecision(PrecisionWrapper):
             self._kept = [buffer.clone() for buffer in self._buffers]
         return self.inner.autocast()
 
-    def scale_loss(
-        self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
-    ) -> AbstractContextManager[Tensor]:
+    def see_loss(self, loss: Tensor, loss_id: int) -> None:
         self._losses.append(loss.detach())
-        return super().scale_loss(loss, optimizers, loss_id=loss_id, delay_unscale=delay_unscale)
-
-    def backward(
-        self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
-    ) -> None:
-        self._losses.append(loss.detach())
-        super().backward(loss, optimizers, loss_id=loss_id, delay_unscale=delay_unscale)
 
     @torch.no_grad()
     def step(self, *optimizers: Optimizer) -> StepOutcome:
@@ -332,17 +318,9 @@ class Rollback(Policy):
     name = "rollback"
 
     def __init__(
-        self,
-        models: Sequence[nn.Module],
-        optimizers: Sequence[Optimizer],
-        precision: Precision,
-        average: ModelEma | None = None,
-        *,
-        divergence: DivergenceDetector,
-        every: int,
-        max_rollbacks: int,
+        self, take: Callable[[], Snapshot], divergence: DivergenceDetector, every: int, max_rollbacks: int
     ) -> None:
-        self._training = models, optimizers, precision, average
+        self._take = take
         self._divergence = divergence
         self._every = every
         self._max_rollbacks = max_rollbacks
@@ -372,7 +350,7 @@ class Rollback(Policy):
 
     def _keep(self, step: int) -> None:
         if self._snapshot is None or step - self._snapshot_step >= self._every:
-            self._snapshot = Snapshot(*self._training)
+            self._snapshot = self._take()
             self._snapshot_step = step
 
     def state_dict(self) -> dict[str, Any]:
@@ -392,15 +370,6 @@ def make_policies(config: RunConfig, assembly: Assembly, divergence: DivergenceD
     if config.stop_loss_scale is not None or config.max_skipped is not None:
         policies.append(ScaleLimits(divergence, config.stop_loss_scale, config.max_skipped))
     if config.on_nan == "rollback":
-        policies.append(
-            Rollback(
-                assembly.replicas,
-                assembly.optimizers,
-                assembly.precision,
-                assembly.average,
-                divergence=divergence,
-                every=config.rollback_every,
-                max_rollbacks=config.max_rollbacks,
-            )
-        )
+        take = functools.partial(Snapshot, assembly.replicas, assembly.optimizers, assembly.precision, assembly.average)
+        policies.append(Rollback(take, divergence, config.rollback_every, config.max_rollbacks))
     return policies

@@ -33,21 +33,8 @@ TrainingPhase = Literal["training", "evaluating", "saving"]
 class Session:
     """Trains an assembly as a configuration says: iterate over `events`.
 
-    Args:
-        saver: writes checkpoints when they are due.
-        stop: asks for the end of the run.
-
-    Attributes:
-        divergence: whether the run has diverged, where and why.
-        policies: the rules of the run, in the order in which they are applied.
-        stateful: every part with state, by the name under which it is saved; a consumer of the events may add its own.
-        position: how far the run is.
-        best: value and step of the best evaluation.
-        resumed: checkpoints that the run resumed from.
-        ledger: in which types the steps run.
-        interrupted: whether the run was asked to stop before its end.
-        on_phase: is called with "training", "evaluating" or "saving" when that begins; never between two steps of a
-            block.
+    A consumer of the events may add its own parts with state to `stateful`, by the name under which each is saved.
+    `on_phase` is called with "training", "evaluating" or "saving" when that begins; never between two steps of a block.
     """
 
     def __init__(

@@ -19,12 +19,10 @@ ARMS = [
     *("apex:O3,keep_batchnorm_fp32=true,loss_scale=128", "apex:O2,min_loss_scale=1", "half:dtype=bf16"),
     *("apex:O3,master_weights=true", "half:loss_scale=64", "native:fp16,init_scale=1024,growth_interval=100"),
     *("half:master_weights,dynamic", "half:dynamic", "half:master_weights,bn_fp32", "half:bf16,master_weights"),
-    *("apex:O3,loss_scale=dynamic", "half:master_weights,loss_scale=64"),
     *("apex:O2,cast_model_outputs=fp16", "apex:O1,loss_scale=128", "apex:O0,loss_scale=dynamic"),
     *("actnn:bits=2", "actnn:bits=8,over=native:bf16", "half:keep_fp32=2", "native:fp16,keep_fp32=BatchNorm*"),
     *("apex:O4", "apex:O5", "apex:O5,loss_scale=dynamic", "apex:O5,keep_batchnorm_fp32=false,loss_scale=128"),
     *("half:bf16,kahan", "half:bf16,rounding=stochastic,state=fp32", "half:bf16,masters=fp32,grads=fp32,reduce=bf16"),
-    *("half:state=fp16", "native:bf16,weights=bf16,masters=fp32", "native:bf16,weights=bf16,state=fp32"),
     *("native:bf16,weights=bf16", "native:fp16,state=bf16,reduce=bf16"),
     *("apex:O2,keep_fp32=*.norm|lm_head", "apex:O1,keep_fp32=LayerNorm", "apex:O3,keep_fp32=2"),
 ]

@@ -30,17 +30,11 @@ LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 @dataclass(frozen=True)
 class ShardTypes:
-    """The types of `torch.distributed.fsdp.MixedPrecisionPolicy`; None for those of the weights.
+    """The types of `torch.distributed.fsdp.MixedPrecisionPolicy`; None for those of the weights."""
 
-    Attributes:
-        param: of gathered weights and of what they compute; batch norms stay in fp32, as their statistics are.
-        reduce: in which gradients are averaged.
-        output: of what the model returns.
-    """
-
-    param: torch.dtype | None = None
-    reduce: torch.dtype | None = None
-    output: torch.dtype | None = None
+    param: torch.dtype | None = None  # of gathered weights and what they compute; batch norms stay in fp32
+    reduce: torch.dtype | None = None  # in which gradients are averaged
+    output: torch.dtype | None = None  # of what the model returns
 
 
 def shard(

@@ -22,22 +22,15 @@ from ampcompare.training.precision.half import step_seed
 
 @dataclass(frozen=True)
 class Quantized:
-    """A tensor of floating point, packed.
+    """A tensor of floating point, packed."""
 
-    Attributes:
-        codes: uint8; `8 // bits` values in each byte, padded to whole groups.
-        lows, steps: fp32, of each group: value = low + code * step.
-        shape, dtype: of the tensor.
-        channels_last: whether its memory format is that one.
-    """
-
-    codes: Tensor
-    lows: Tensor
+    codes: Tensor  # uint8; `8 // bits` values in each byte, padded to whole groups
+    lows: Tensor  # fp32, of each group: value = low + code * step
     steps: Tensor
     bits: int
     shape: torch.Size
     dtype: torch.dtype
-    channels_last: bool
+    channels_last: bool  # its memory format
 
     @property
     def nbytes(self) -> int:

@@ -28,14 +28,8 @@ from ampcompare.training.precision.keep_fp32 import kept_in_fp32, without_casts
 class Apex(Precision):
     """One opt level of `apex.amp`: when `scale_loss` exits, overflow is known and `step` replaced.
 
-    Args:
-        amp: module or object with the functions of `apex.amp`.
-        opt_level: O0, O1, O2 or O3; O4 or O5 with an `amp` that has them.
-        num_losses: loss scalers to make; `scale_loss(..., loss_id=...)` picks one.
-        engine: which implementation `amp` is; reported in the record.
-        keep_fp32: patterns of modules that stay in fp32, as for `kept_in_fp32`; not an option of Apex, and the same
-            with any implementation.
-        overrides: keyword arguments of `amp.initialize`.
+    `amp` has the functions of `apex.amp`; O4 and O5 need one that has them. `keep_fp32` is not an option of Apex, and
+    the same with any implementation; `overrides` are keyword arguments of `amp.initialize`.
     """
 
     key = "amp"

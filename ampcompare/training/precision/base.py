@@ -219,14 +219,17 @@ class PrecisionWrapper(Precision):
     def __init__(self, inner: Precision) -> None:
         self.inner = inner
         self.key = inner.key  # type: ignore[misc]  # checkpoints hold the state of the inner precision
-        self.half_dtype = inner.half_dtype
-        self.engine = inner.engine
-        self.packages = inner.packages
-        self.state_dtype = inner.state_dtype
-        self.added_state = inner.added_state
-        self.kept_fp32 = inner.kept_fp32
-        self.steps_copies = inner.steps_copies
-        self.emulated = inner.emulated
+        for name in [
+            "half_dtype",
+            "engine",
+            "packages",
+            "kept_fp32",
+            "state_dtype",
+            "added_state",
+            "steps_copies",
+            "emulated",
+        ]:
+            setattr(self, name, getattr(inner, name))
 
     def expect_losses(self, count: int) -> None:
         self.inner.expect_losses(count)

@@ -50,9 +50,7 @@ LOW_BITS = 16  # of an fp32 number, which its bfloat16 lacks
 def cast_model(model: nn.Module, dtype: torch.dtype, *, bn_fp32: bool) -> None:
     """Cast the parameters and buffers of `model` in place, and from now on its inputs and outputs.
 
-    Args:
-        dtype: float16 or bfloat16; float64 for an evaluation.
-        bn_fp32: keep the weights and statistics of batch norm in fp32.
+    Float64 is for an evaluation. `bn_fp32` keeps the weights and statistics of batch norm in fp32.
     """
     cast_weights(model, dtype, bn_fp32=bn_fp32)
     _CastForward(model, model.forward, dtype).install()

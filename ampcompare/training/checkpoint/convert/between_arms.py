@@ -56,8 +56,9 @@ def into_arm(state: Mapping[str, Any], arm: str) -> Conversion:
         result.changed.append("fp32 weights are carried as masters too")
     state_now[CONVERTED] = True
     state_now.setdefault(TRAINER, parts.arm)
-    if not entry:
-        _forget_scale(state_now)
+    tally = (state_now.get("parts") or {}).get("tally")
+    if not entry and isinstance(tally, dict):
+        tally["final_loss_scale"] = None  # the containers of a conversion are copies
     state_now.update(arm=text, engine=None, masters=one_or_list(masters) if masters else {})
     if "zeroed" in state_now:
         state_now["zeroed"] = []
@@ -71,13 +72,6 @@ def _drop_compensation(state: dict[str, Any], result: Conversion) -> None:
     dropped = [entry.pop(COMPENSATION) for entry in entries if isinstance(entry, dict) and COMPENSATION in entry]
     if dropped:
         result.lost.append(f"the compensation of {len(dropped)} weights: their values are those of the 16-bit weights")
-
-
-def _forget_scale(state: dict[str, Any]) -> None:
-    """Remove the final loss scale from the run's totals, for an arm without one."""
-    tally = (state.get("parts") or {}).get("tally")
-    if isinstance(tally, dict):
-        tally["final_loss_scale"] = None  # the containers of a conversion are copies
 
 
 def has_masters(arm: str) -> bool:

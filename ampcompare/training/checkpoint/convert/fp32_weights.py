@@ -20,23 +20,16 @@ PREFIXES = ("module.", "_orig_mod.")
 class Conversion:
     """A converted checkpoint.
 
-    Attributes:
-        state: in the layout of the program that wrote the source, with the other kind of precision state.
-        source: what it was: "native", "apex", or the backend of another ampcompare arm.
-        level: opt level of the source or of the target, whichever is Apex.
-        arm: of the result, if it is an ampcompare checkpoint.
-        changed: a line for each entry that is written in another form with the same meaning.
-        lost: a line for each thing that is lost.
-        notes: a line for each thing in the source that no training resumes from.
+    The lists have a line for each thing.
     """
 
-    state: dict[str, Any]
-    source: str
-    level: str | None
-    arm: str | None = None
-    changed: list[str] = field(default_factory=list)
-    lost: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    state: dict[str, Any]  # in the layout of the program that wrote the source, with the other kind of precision state
+    source: str  # "native", "apex", another kind of optimizer or weights, or the backend of an ampcompare arm
+    level: str | None  # opt level of the source or of the target, whichever is Apex
+    arm: str | None = None  # of the result, if it is an ampcompare checkpoint
+    changed: list[str] = field(default_factory=list)  # what is written in another form with the same meaning
+    lost: list[str] = field(default_factory=list)  # what is lost
+    notes: list[str] = field(default_factory=list)  # what no training resumes from
 
 
 def copy_containers(root: Mapping[str, Any]) -> dict[str, Any]:

@@ -66,22 +66,14 @@ def _as_text(value: Any) -> str:
 
 @dataclass(frozen=True)
 class HeldScale:
-    """The values of a loss scaler.
-
-    Attributes:
-        dynamic: whether it moves.
-        clean: steps since the scale last changed.
-        interval: clean steps in a row after which it grows; None if it does not.
-        factor: it grows by this, and falls by its inverse.
-        least, most: bounds of the scale; None if unbounded.
-    """
+    """The values of a loss scaler."""
 
     scale: float
-    dynamic: bool = False
-    clean: int = 0
-    interval: int | None = None
-    factor: float = APEX_FACTOR
-    least: float | None = None
+    dynamic: bool = False  # whether it moves
+    clean: int = 0  # steps since the scale last changed
+    interval: int | None = None  # clean steps in a row after which it grows; None if it does not
+    factor: float = APEX_FACTOR  # it grows by this, and falls by its inverse
+    least: float | None = None  # bounds of the scale; None if unbounded
     most: float | None = None
 
 

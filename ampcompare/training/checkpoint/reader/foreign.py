@@ -39,20 +39,13 @@ MAX_SHOWN = 20
 
 @dataclass(frozen=True)
 class Contents:
-    """What a file holds.
-
-    Attributes:
-        format: "torch archive", "torch before 1.6", "pickle" or "safetensors".
-        root: as `unpickle` gives it.
-        calls: what unpickling by torch would call beyond plain data and tensors.
-        comment: what stands at the end of an archive.
-    """
+    """What a file holds."""
 
     path: Path
-    format: str
-    root: Any
-    calls: list[str]
-    comment: bytes = b""
+    format: str  # "torch archive", "torch before 1.6", "pickle" or "safetensors"
+    root: Any  # as `unpickle` gives it
+    calls: list[str]  # what unpickling by torch would call beyond plain data and tensors
+    comment: bytes = b""  # at the end of an archive
 
     @property
     def size(self) -> int:

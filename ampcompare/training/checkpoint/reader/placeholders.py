@@ -58,22 +58,15 @@ class Global(type):
 
 
 class Opaque(metaclass=Global):
-    """An object that only calling `name` would make, and what pickle gives it.
-
-    Attributes:
-        arguments: what it would be called with.
-        state: what it would be given after; None where nothing.
-        value: array or plain value that was built from it.
-        receive: takes the state of an object that can be built from it.
-    """
+    """An object that only calling `name` would make, and what pickle gives it."""
 
     name = "object"
     builder = None
     calls: dict[str, None] = {}  # noqa: RUF012  # each class that a file names has that of the file
-    arguments: tuple[Any, ...]
-    state: Any
-    value: Any
-    receive: Callable[[Opaque, Any], None] | None
+    arguments: tuple[Any, ...]  # what it would be called with
+    state: Any  # what it would be given after; None where nothing
+    value: Any  # array or plain value that was built from it
+    receive: Callable[[Opaque, Any], None] | None  # takes the state of what can be built
 
     def __new__(cls, *arguments: Any, **keywords: Any) -> Any:
         if cls.builder is not None and not keywords:

@@ -42,7 +42,11 @@ def training_state(
         "optimizer": one_or_list([plain_state(optimizer.state_dict()) for optimizer in optimizers]),
         precision.key: precision.state_dict(),
         "masters": one_or_list(_masters(models, optimizers, names)),
-        "zeroed": [_params_with_gradient(optimizer) for optimizer in optimizers],
+        # Parameters whose gradient is a tensor of zeros, not None: the sign of a zero may depend on it.
+        "zeroed": [
+            [index for index, param in enumerate(owned_params(optimizer)) if param.grad is not None]
+            for optimizer in optimizers
+        ],
     }
 
 
@@ -181,11 +185,6 @@ def _masters(models: Sequence[nn.Module], optimizers: Sequence[Optimizer], names
             if id(param) not in own:
                 masters[index][name] = param.detach()
     return masters
-
-
-def _params_with_gradient(optimizer: Optimizer) -> list[int]:
-    """Return the indices of parameters whose gradient is a tensor, not None; the sign of a zero may depend on it."""
-    return [index for index, param in enumerate(owned_params(optimizer)) if param.grad is not None]
 
 
 def _buffers(models: Sequence[nn.Module]) -> dict[str, Tensor]:

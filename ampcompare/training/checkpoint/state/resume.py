@@ -1,6 +1,6 @@
 """Which checkpoint a run resumes from, and whether it belongs to this run."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,9 +10,11 @@ from pydantic_core import PydanticSerializationError
 from ampcompare.base.environment.fingerprint import fingerprint, host_name
 from ampcompare.base.errors import CheckpointError
 from ampcompare.base.files.run_files import RunFile
+from ampcompare.base.formatting import printable
 from ampcompare.results.records.run import Resumption
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.recipe import Recipe
+from ampcompare.settings.validation import flatten
 
 AUTO = "auto"
 FOLLOW_TOTAL_BATCH = ("batch_size", "global_batch_size", "grad_accum_steps")
@@ -100,17 +102,16 @@ def validate_resume(
 def _require_recipe(path: Path, saved: Mapping[str, Any], recipe: Recipe, *, same_size: bool) -> None:
     try:
         # Validation fills in defaults of settings that are newer than the checkpoint.
-        before = dict(_flatten(Recipe.model_validate(saved).model_dump(mode="json")))
+        before = dict(flatten(Recipe.model_validate(saved).model_dump(mode="json")))
     except (ValidationError, PydanticSerializationError, TypeError, ValueError):
-        before = dict(_flatten(saved))
-    now = dict(_flatten(recipe.model_dump(mode="json")))
+        before = dict(flatten(saved))
+    now = dict(flatten(recipe.model_dump(mode="json")))
     different = [key for key in {**before, **now} if repr(before.get(key)) != repr(now.get(key))]
     if not same_size:  # the total is the same, and the share of a process is another
         different = [key for key in different if key not in FOLLOW_TOTAL_BATCH]
     if different:
         named = "; ".join(
-            f"{_short(key)} is {_short(before.get(key))} there and {_short(now.get(key))} here"
-            for key in different[:MAX_NAMED]
+            f"{key} is {_short(before.get(key))} there and {_short(now.get(key))} here" for key in different[:MAX_NAMED]
         )
         more = f"; and {len(different) - MAX_NAMED} more" if len(different) > MAX_NAMED else ""
         raise CheckpointError(
@@ -118,17 +119,8 @@ def _require_recipe(path: Path, saved: Mapping[str, Any], recipe: Recipe, *, sam
         )
 
 
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, dict) and name != "args":  # arguments of a user's model are compared as a whole
-            yield from _flatten(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
-
-
 def _short(value: Any) -> str:
-    text = " ".join(str(value).split())
-    return text if len(text) <= MAX_LENGTH else f"{text[: MAX_LENGTH - 1]}…"
+    return printable(str(value), MAX_LENGTH)
 
 
 def _changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:

@@ -117,21 +117,13 @@ class Saver:
 
 @dataclass
 class Position:
-    """How far a run is at a drain point.
+    """How far a run is at a drain point."""
 
-    Attributes:
-        step: updates made.
-        epoch: epochs completed, their evaluation included.
-        batch: updates made in the current epoch.
-        train_seconds: time spent on them.
-        skipped: updates that were skipped, over all optimizers.
-    """
-
-    step: int = 0
-    epoch: int = 0
-    batch: int = 0
-    train_seconds: float = 0.0
-    skipped: int = 0
+    step: int = 0  # updates made
+    epoch: int = 0  # completed, their evaluation included
+    batch: int = 0  # updates made in the current epoch
+    train_seconds: float = 0.0  # spent on them
+    skipped: int = 0  # updates, over all optimizers
 
     def state_dict(self) -> dict[str, Any]:
         """Return the fields."""

@@ -80,15 +80,13 @@ class CheckpointFolder:
         """Give the file a second name; where a file system has no links, copy it."""
         temporary = self.folder / f".{BEST}.{os.getpid()}.tmp"
         try:
+            temporary.unlink(missing_ok=True)
             try:
-                temporary.unlink(missing_ok=True)
                 os.link(path, temporary)
             except OSError:
                 shutil.copyfile(path, temporary)
             os.replace(temporary, self.folder / BEST)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
             raise EnvironmentUnfit(
                 f"cannot keep {path} as {BEST}: {error.strerror or error}; free some space or choose another "
                 "--output-dir"
