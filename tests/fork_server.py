@@ -189,8 +189,7 @@ def enter(request: dict[str, Any]) -> tuple[bool, str]:
 if __name__ == "__main__":
     os.fsync = lambda descriptor: None  # type: ignore[assignment]  # as in the process of the tests
     atexit.register(end_quickly)  # before any other handler, as they run from the last to the first
-    if sys.argv[2:] != ["bare"]:
-        hide_torch()
+    hide_torch()
     del __file__, hide_torch, sys.modules["hidden_modules"], sys.modules["forked_process"]  # no code of a request
     module_asked, asked = enter(wait_for_request(serve(socket.socket(fileno=int(sys.argv[1])))))
     run(asked, is_module=module_asked)

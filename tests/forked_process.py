@@ -143,14 +143,13 @@ class ForkedPython:
     Use it where a script imports torch and where the start of the interpreter is not what is tested.
     """
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path) -> None:
         """Start nothing yet.
 
         Args:
             folder: where all processes of pytest that share a server find its socket.
-            options: of the server, if this is the first that needs it: `bare` loads nothing.
         """
-        self._socket, self._options = folder / "fork-server", options
+        self._socket = folder / "fork-server"
         self._loader: subprocess.Popen[bytes] | None = None  # which forks the servers, if started here
         self._connection: socket.socket | None = None
         self._replaced = False
@@ -179,7 +178,7 @@ class ForkedPython:
             listening.bind(str(self._socket))
             listening.listen()
             file = listening.fileno()
-            command = [sys.executable, str(SERVER), str(file), *self._options]
+            command = [sys.executable, str(SERVER), str(file)]
             null = subprocess.DEVNULL
             self._loader = subprocess.Popen(command, stdin=null, stdout=null, pass_fds=[file], start_new_session=True)
 

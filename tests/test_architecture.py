@@ -6,7 +6,6 @@ import-linter sees every import, also in functions. It does not see which are ma
 import ast
 import graphlib
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -134,14 +133,10 @@ def test_no_circle(graph: grimp.ImportGraph) -> None:
     graphlib.TopologicalSorter(edges).prepare()
 
 
-def _lint_imports(root: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from importlinter.cli import lint_imports_command as run; run()", "--no-cache"]
-    return subprocess.run([*command, "--no-logo"], cwd=root, capture_output=True, text=True, check=False)
-
-
 def test_contracts_of_imports() -> None:
     """Every contract of pyproject.toml is kept."""
-    done = _lint_imports(ROOT)
+    command = [sys.executable, "-c", "from importlinter.cli import lint_imports_command as run; run()", "--no-cache"]
+    done = subprocess.run([*command, "--no-logo"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
 
 
@@ -150,39 +145,6 @@ def contracts() -> list[dict[str, Any]]:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     found: list[dict[str, Any]] = settings["tool"]["importlinter"]["contracts"]
     return found
-
-
-WRONG = {  # a line for a file, and the contracts that refuse it
-    "settings/recipe.py": ("import ampcompare.results.records.run", "rooms"),
-    "results/records/run.py": ("import ampcompare.results.report.base", "results"),
-    "source/edits.py": ("def f():\n    import ampcompare.source.lint.check", "source"),
-    "guards/detector.py": ("import ampcompare.source.migrate.rewrite", "guards"),
-    "training/parallel/ranks.py": ("import ampcompare.training.loop", "training"),
-    "experiment/launch/dispatch.py": ("if TYPE_CHECKING:\n    import ampcompare.experiment.run_plan", "launch"),
-    "api/doctor/finding.py": ("import ampcompare.api.arguments", "doctor"),
-    "diagnosis/profiling/memory.py": ("import ampcompare.diagnosis.operation_watch", "profiling"),
-    "diagnosis/ranges.py": ("import ampcompare.diagnosis.profiling.memory", "diagnosis"),
-    "base/tensors/tree.py": ("import ampcompare.base.secrets", "tensors"),
-    "base/secrets.py": ("import ampcompare.base.tensors.tree", "base"),
-    "tasks/catalog.py": ("from ampcompare import run", "top"),
-    "training/ema.py": ("def f():\n    import click", "click"),
-}
-
-
-def test_each_contract_can_be_broken(tmp_path: Path) -> None:
-    """A wrong import is found by the contract that is about it, in functions and for type checkers too."""
-    shutil.copytree(PACKAGE, tmp_path / "ampcompare", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    for name, (line, _) in WRONG.items():
-        with (tmp_path / "ampcompare" / name).open("a", encoding="utf-8") as file:
-            file.write(f"\n{line}\n")
-    done = _lint_imports(tmp_path)
-    assert {contract["id"] for contract in contracts()} == {contract for _, contract in WRONG.values()}
-    unseen = [one["name"] for one in contracts() if f"{one['name']} BROKEN" not in " ".join(done.stdout.split())]
-    assert (done.returncode, unseen) == (1, []), done.stdout
-    for name in WRONG:
-        module = ".".join(("ampcompare", *Path(name).with_suffix("").parts))
-        assert module in done.stdout, module
 
 
 def _ways_to(packages: Collection[str], modules: Iterable[str]) -> list[str]:
@@ -245,18 +207,6 @@ def test_no_object_changes_its_class() -> None:
     assert not {name: lines for name in _with("__class__", MODULES) if (lines := _assigned_classes(_tree(name)))}
 
 
-def test_an_assigned_class_is_found() -> None:
-    source = """
-a.__class__ = B
-a.b[0].__class__, c = B, 1
-setattr(a, "__class__", B)
-object.__setattr__(a, "__class__", B)
-a = b.__class__ is C
-getattr(a, "__class__")
-"""
-    assert _assigned_classes(ast.parse(source)) == ["line 2", "line 3", "line 4", "line 5"]
-
-
 @cache
 def _subscribed_names() -> set[str]:
     """Return the names of the functions that anything in the package subscribes to."""
@@ -293,24 +243,6 @@ def test_one_place_replaces_functions_of_torch() -> None:
     apart = ("base.patches", *(f"script.legacy.{name}" for name in own))
     modules = [name for name in _in_room("script", "guards") if not _is_in(name, apart)]
     assert not {name: lines for name in modules if (lines := _replaced(_tree(name), names))}
-
-
-def test_a_replaced_function_is_found() -> None:
-    """Of a module, a class or what an argument names, and not that of an optimizer or a class of the file's own."""
-    source = """
-kind.step, x = f, 1
-amp.scale_loss = handle.scale_loss = f
-Tensor.grad = f
-self._frontend._initialize = f
-optimizer.step = f
-param.grad = None
-self.scale = 1
-class Own: pass
-Own.step = f
-f(kind.step)
-"""
-    lines = [one.partition(":")[0] for one in _replaced(ast.parse(source), _subscribed_names())]
-    assert lines == ["line 2", "line 3", "line 3", "line 4", "line 5"]
 
 
 def test_no_file_is_called_utils() -> None:
@@ -355,18 +287,9 @@ def misplaced_tests(tests: Path) -> list[str]:
     return sorted(wrong)
 
 
-def test_tests_mirror_the_package(tmp_path: Path) -> None:
-    """The tests of a file are in the folder of the same name, and a file in another folder is found out."""
+def test_tests_mirror_the_package() -> None:
+    """The tests of a file are in the folder of the same name."""
     assert not misplaced_tests(PACKAGE.parent / "tests")
-    for name in (
-        "experiment/launch/test_stall.py",
-        "experiment/launch/worker/test_stall.py",
-        "tasks/test_cells.py",
-        "lunch/test_cells.py",
-    ):
-        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
-        (tmp_path / name).touch()
-    assert misplaced_tests(tmp_path) == ["experiment/launch/test_stall.py", "lunch/test_cells.py"]
 
 
 def test_import_is_instant() -> None:

@@ -221,14 +221,6 @@ def test_every_block_runs_or_says_why_not() -> None:
     assert not wrong
 
 
-def test_the_readme_has_what_is_tested() -> None:
-    """The markers still mark something."""
-    markers = [block.marker for block in blocks(README)]
-    assert "run" in markers
-    assert markers.count("run as python") == 2
-    assert sum(block.marker == "run as python" for page in PAGES[1:] for block in blocks(page)) >= 8
-
-
 def test_files_of_the_readme_are_examples() -> None:
     """A file that a command of the README needs, or that it shows, is in examples/ with the same content."""
     for block in blocks(README):

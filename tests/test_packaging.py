@@ -76,11 +76,6 @@ def test_public_names_are_pinned() -> None:
     ]
 
 
-def test_unknown_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'comparisons'"):
-        _ = ampcompare.comparisons
-
-
 def test_compare_is_a_plain_function(tmp_path: Path, forked_python: Any) -> None:
     """`ampcompare.compare` is the function itself, also after a submodule was imported."""
     script = tmp_path / "script.py"

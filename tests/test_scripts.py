@@ -178,16 +178,6 @@ def test_another_python_starts_afresh(frame: Frame) -> None:
     assert frame.installations() == 2
 
 
-def test_activated_environment_is_not_made_from_itself(frame: Frame) -> None:
-    """With .venv activated and in need of repair, the interpreter is looked for outside of it."""
-    frame.run("scripts/test")
-    inside = frame.root / ".venv" / "bin"
-    shutil.copy(inside / "python", inside / "python3")
-    (frame.root / ".venv" / ".installing").write_text("999999999\n", encoding="utf-8")
-    done = frame.run("scripts/test", PATH=f"{inside}:{frame.bin}:/usr/bin:/bin")
-    assert (done.returncode, frame.installations()) == (0, 2)
-
-
 @pytest.mark.parametrize(
     ("variables", "parts"),
     [
@@ -201,15 +191,6 @@ def test_an_unfit_python_is_one_line(frame: Frame, variables: dict[str, str], pa
     line = frame.fails(**{"PYTHON": str(frame.bin / "python3"), **variables})
     assert [part for part in parts if part not in line] == []
     assert frame.calls() == []
-
-
-def test_newer_python_beside_an_old_one_is_taken(frame: Frame) -> None:
-    """Where python3 is too old, python3.12 serves."""
-    frame.program("python3", PYTHON_STUB.replace("STUB_VERSION:-3.11", "STUB_VERSION:-3.9"))
-    for name in ("python3.14", "python3.13", "python3.11"):
-        frame.program(name, "#!/bin/bash\nexit 127\n")
-    frame.program("python3.12", PYTHON_STUB)
-    assert frame.run("scripts/test").returncode == 0
 
 
 def test_little_space_is_one_line(frame: Frame) -> None:
@@ -284,16 +265,6 @@ def test_torch_of_a_gpu_image_is_used(frame: Frame) -> None:
         "pip install --retries 1 -e .[html]",
         "pip install --retries 1 -e .[dev,html,slurm,tensorboard,accelerate,fabric,fp8,notebook]",
     ]
-
-
-def test_torch_of_a_virtual_environment_is_used(frame: Frame) -> None:
-    """A virtual environment whose torch works on the GPU lends it too: its packages are on the path of the new one."""
-    frame.program("nvidia-smi", "#!/bin/bash\necho GPU 0\n")
-    done = frame.run("scripts/demo", STUB_NO_TORCH="0", STUB_PACKAGES="/opt/torch/lib/site-packages")
-    assert done.returncode == 0, done
-    assert [call for call in frame.calls() if call.startswith("pip")] == ["pip install --retries 1 -e .[html]"]
-    lent = frame.root / ".venv/lib/python3.11/site-packages/lent.pth"
-    assert lent.read_text(encoding="utf-8") == "/opt/torch/lib/site-packages\n"
 
 
 @pytest.mark.parametrize(
@@ -381,19 +352,6 @@ def test_a_gpu_check_without_torch_sets_up(frame: Frame) -> None:
     assert done.returncode == 0, done
     assert frame.installations() == 1
     assert "python -m benchmarks.gpu --rehearse --out here threads=1" in (frame.root.parent / "calls").read_text()
-
-
-def test_a_failed_gpu_check_is_told(frame: Frame) -> None:
-    frame.program("python3", PYTHON_STUB.replace("case", '[ "$2" != benchmarks.gpu ] || exit 3\ncase', 1))
-    assert frame.run("scripts/gpu-check").returncode == 3
-
-
-def test_lint_mends_then_formats(frame: Frame) -> None:
-    assert frame.run("scripts/lint").returncode == 0
-    assert [call for call in frame.calls() if call.startswith("python")] == [
-        "python -m ruff check --fix . threads=",
-        "python -m ruff format . threads=",
-    ]
 
 
 @pytest.mark.slow

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["_cast_if_autocast_enabled"]
-
 
 def _get_autocast_dtypes() -> list[torch.dtype]:
     """Return the dtypes that autocast may have on a GPU: float16, and bfloat16 if the GPU supports it."""

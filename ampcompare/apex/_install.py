@@ -8,8 +8,6 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
-__all__ = ["KERNELS", "STANDALONE", "ApexFinder", "install"]
-
 HOME = "ampcompare.apex"
 STANDALONE = frozenset({"amp_C", "apex_C", "fused_layer_norm_cuda"})
 # Every other extension that the setup.py of Apex 25.05 can build.

@@ -1,37 +1,19 @@
 """Apex's compiled operations by their names and argument order, on torch's list kernels, for any device.
 
-Each takes `(chunk_size, noop_flag, tensor_lists, ...)`; `chunk_size` has no part here. `noop_flag` is an int32 tensor
-of one element; an operation that checks for inf or NaN sets it to 1 on the device and never clears it. Lists must be
-non-empty, of equal length, row by row of one shape, floating, and on the device of the flag; else `RuntimeError`.
+Each takes `(chunk_size, noop_flag, tensor_lists, ...)`, by position; `chunk_size` has no part here. `noop_flag` is an
+int32 tensor of one element; an operation that checks for inf or NaN sets it to 1 on the device and never clears it.
+Lists must be non-empty, of equal length, row by row of one shape, floating, and on the device of the flag; else
+`RuntimeError`.
 Dtypes may differ within a list; all arithmetic is fp32. Source: Apex 25.05, the bindings of its module `amp_C`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ampcompare.apex.multi_tensor_apply import arithmetic, optimizer_math
-
-__all__ = [
-    "multi_tensor_adagrad",
-    "multi_tensor_adam",
-    "multi_tensor_adam_capturable",
-    "multi_tensor_adam_capturable_master",
-    "multi_tensor_axpby",
-    "multi_tensor_l2norm",
-    "multi_tensor_l2norm_mp",
-    "multi_tensor_l2norm_scale",
-    "multi_tensor_lamb",
-    "multi_tensor_lamb_mp",
-    "multi_tensor_lamb_stage1_cuda",
-    "multi_tensor_lamb_stage2_cuda",
-    "multi_tensor_novograd",
-    "multi_tensor_scale",
-    "multi_tensor_sgd",
-    "multi_tensor_unscale_l2norm",
-    "update_scale_hysteresis",
-]
 
 update_scale_hysteresis = torch.no_grad()(arithmetic.update_scale_with_hysteresis)
 
@@ -139,113 +121,68 @@ def _raise_flag(noop_flag: Tensor, condition: Tensor) -> None:
     noop_flag.masked_fill_(condition.reshape(noop_flag.shape) != 0, 1)
 
 
+def _step(function: Callable[..., None], count: int) -> Callable[..., None]:
+    """Return the operation that applies a function to `count` lists and to the numbers behind them."""
+
+    @torch.no_grad()
+    def operation(chunk_size: int, noop_flag: Tensor, tensor_lists: TensorLists, *numbers: Any) -> None:
+        function(*_check_lists(tensor_lists, noop_flag, count), *numbers)
+
+    return operation
+
+
+# [grads, params, first moments, second moments], lr, beta1, beta2, epsilon, step, mode (0: L2, 1: decoupled decay),
+# bias_correction, weight_decay
+multi_tensor_adam = _step(optimizer_math.adam, 4)
+# [grads, params, sums of squares], lr, epsilon, mode (0: L2, 1: decoupled decay), weight_decay
+multi_tensor_adagrad = _step(optimizer_math.adagrad, 3)
+# [grads, params, moments], grad_norms, lr, beta1, beta2, epsilon, step, bias_correction, weight_decay, grad_averaging,
+# mode (0: with the norm inside the moment), norm_type (2 or 0)
+multi_tensor_novograd = _step(optimizer_math.novograd, 3)
+
+
 @torch.no_grad()
-def multi_tensor_sgd(
-    chunk_size: int,
-    noop_flag: Tensor,
-    tensor_lists: TensorLists,
-    weight_decay: float,
-    momentum: float,
-    dampening: float,
-    lr: float,
-    nesterov: bool,
-    first_run: bool,
-    wd_after_momentum: bool,
-    scale: float,
-) -> None:
+def multi_tensor_sgd(chunk_size: int, noop_flag: Tensor, tensor_lists: TensorLists, *numbers: Any) -> None:
     """[grads, params, momentum buffers(, model copies)]: one SGD step; none if the flag is set.
 
     The host reads the flag, and waits for it, only where more than torch's fused kernel is to be held back.
+
+    Args:
+        numbers: weight_decay, momentum, dampening, lr, nesterov, first_run, wd_after_momentum, scale.
     """
     grads, params, buffers, *rest = _check_lists(tensor_lists, noop_flag, 3, 4)
+    weight_decay, wd_after_momentum = numbers[0], numbers[6]
     beyond_kernel = rest or (wd_after_momentum and weight_decay != 0.0)
     if (beyond_kernel or not noop_flag.is_cuda) and noop_flag.item():
         return
-    optimizer_math.sgd(
-        grads,
-        params,
-        buffers,
-        lr=lr,
-        momentum=momentum,
-        dampening=dampening,
-        weight_decay=weight_decay,
-        nesterov=nesterov,
-        first_run=first_run,
-        wd_after_momentum=wd_after_momentum,
-        scale=scale,
-        found_inf=(noop_flag != 0).to(torch.float32).reshape(()) if noop_flag.is_cuda else None,
-        copies=rest[0] if rest else (),
-    )
+    found_inf = _as_found_inf(noop_flag) if noop_flag.is_cuda else None
+    optimizer_math.sgd(grads, params, buffers, *numbers, found_inf=found_inf, copies=rest[0] if rest else ())
 
 
-@torch.no_grad()
-def multi_tensor_adam(
-    chunk_size: int,
-    noop_flag: Tensor,
-    tensor_lists: TensorLists,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    epsilon: float,
-    step: int,
-    mode: int,
-    bias_correction: int,
-    weight_decay: float,
-) -> None:
-    """[grads, params, first moments, second moments]: one Adam step, `mode` 0 with L2 decay, 1 as AdamW."""
-    grads, params, exp_avgs, exp_avg_sqs = _check_lists(tensor_lists, noop_flag, 4)
-    optimizer_math.adam(
-        grads,
-        params,
-        exp_avgs,
-        exp_avg_sqs,
-        lr=lr,
-        beta1=beta1,
-        beta2=beta2,
-        eps=epsilon,
-        step=step,
-        adam_w=mode == 1,
-        bias_correction=bool(bias_correction),
-        weight_decay=weight_decay,
-    )
+def _as_found_inf(noop_flag: Tensor) -> Tensor:
+    return (noop_flag != 0).to(torch.float32).reshape(())
 
 
 @torch.no_grad()
 def multi_tensor_adam_capturable(
-    chunk_size: int,
-    noop_flag: Tensor,
-    tensor_lists: TensorLists,
-    lr: Tensor,
-    beta1: float,
-    beta2: float,
-    epsilon: float,
-    step: Tensor,
-    mode: int,
-    bias_correction: int,
-    weight_decay: float,
-    inv_scale: Tensor,
+    chunk_size: int, noop_flag: Tensor, tensor_lists: TensorLists, lr: Tensor, *numbers: Any
 ) -> None:
-    """As `multi_tensor_adam` with `lr`, `step` and `inv_scale` on the device; gradients come back unscaled.
+    """As `multi_tensor_adam` with `lr`, `step` and a last argument `inv_scale` on the device; gradients are unscaled.
 
     A fifth list holds fp32 masters of the second: they are updated, and the model parameters follow. Where the flag is
     set nothing changes.
     """
     grads, params, exp_avgs, exp_avg_sqs, *rest = _check_lists(tensor_lists, noop_flag, 4, 5)
+    *numbers_of_adam, inv_scale = numbers
     optimizer_math.adam(
         grads,
         rest[0] if rest else params,
         exp_avgs,
         exp_avg_sqs,
-        lr=lr.reshape(()),
-        beta1=beta1,
-        beta2=beta2,
-        eps=epsilon,
-        step=step,
-        adam_w=mode == 1,
-        bias_correction=bool(bias_correction),
-        weight_decay=weight_decay,
+        lr.reshape(()),
+        *numbers_of_adam,
         grad_scale=inv_scale.to(torch.float32).reshape(()).reciprocal(),
-        found_inf=(noop_flag != 0).to(torch.float32).reshape(()),
+        found_inf=_as_found_inf(noop_flag),
         copies=params if rest else (),
     )
 
@@ -254,142 +191,34 @@ multi_tensor_adam_capturable_master = multi_tensor_adam_capturable
 
 
 @torch.no_grad()
-def multi_tensor_adagrad(
-    chunk_size: int,
-    noop_flag: Tensor,
-    tensor_lists: TensorLists,
-    lr: float,
-    epsilon: float,
-    mode: int,
-    weight_decay: float,
-) -> None:
-    """[grads, params, sums of squares]: one Adagrad step, `mode` 0 with L2 decay, 1 with decoupled decay."""
-    grads, params, sums = _check_lists(tensor_lists, noop_flag, 3)
-    optimizer_math.adagrad(grads, params, sums, lr=lr, eps=epsilon, adagrad_w=mode == 1, weight_decay=weight_decay)
+def multi_tensor_lamb(chunk_size: int, noop_flag: Tensor, tensor_lists: TensorLists, *numbers: Any) -> None:
+    """[grads, params, first moments, second moments]: one LAMB step; the gradients hold the update afterwards.
 
-
-@torch.no_grad()
-def multi_tensor_novograd(
-    chunk_size: int,
-    noop_flag: Tensor,
-    tensor_lists: TensorLists,
-    grad_norms: Tensor,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    epsilon: float,
-    step: int,
-    bias_correction: int,
-    weight_decay: float,
-    grad_averaging: int,
-    mode: int,
-    norm_type: int,
-) -> None:
-    """[grads, params, moments]: one NovoGrad step, `mode` 0 with the norm inside the moment; `norm_type` 2 or 0."""
-    grads, params, exp_avgs = _check_lists(tensor_lists, noop_flag, 3)
-    optimizer_math.novograd(
-        grads,
-        params,
-        exp_avgs,
-        grad_norms,
-        lr=lr,
-        beta1=beta1,
-        beta2=beta2,
-        eps=epsilon,
-        step=step,
-        bias_correction=bool(bias_correction),
-        weight_decay=weight_decay,
-        grad_averaging=bool(grad_averaging),
-        reg_inside_moment=mode == 0,
-        max_norm=norm_type == 0,
-    )
-
-
-@torch.no_grad()
-def multi_tensor_lamb(
-    chunk_size: int,
-    noop_flag: Tensor,
-    tensor_lists: TensorLists,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    epsilon: float,
-    step: int,
-    bias_correction: int,
-    weight_decay: float,
-    grad_averaging: int,
-    mode: int,
-    global_grad_norm: Tensor,
-    max_grad_norm: float,
-    use_nvlamb: bool | None = None,
-) -> None:
-    """[grads, params, first moments, second moments]: one LAMB step; the gradients hold the update afterwards."""
+    Args:
+        numbers: lr, beta1, beta2, epsilon, step, bias_correction, weight_decay, grad_averaging, mode (0: L2, 1:
+            decoupled decay), global_grad_norm, max_grad_norm, use_nvlamb (None by default).
+    """
+    numbers_of_lamb = (*numbers[:9], optimizer_math.clip_divisor(numbers[9], numbers[10]), any(numbers[11:]))
     grads, params, exp_avgs, exp_avg_sqs = _check_lists(tensor_lists, noop_flag, 4)
-    optimizer_math.lamb(
-        grads,
-        params,
-        exp_avgs,
-        exp_avg_sqs,
-        lr=lr,
-        beta1=beta1,
-        beta2=beta2,
-        eps=epsilon,
-        step=step,
-        bias_correction=bool(bias_correction),
-        weight_decay=weight_decay,
-        grad_averaging=bool(grad_averaging),
-        adam_w=mode == 1,
-        divisor=optimizer_math.clip_divisor(global_grad_norm, max_grad_norm),
-        use_nvlamb=bool(use_nvlamb),
-    )
+    optimizer_math.lamb(grads, params, exp_avgs, exp_avg_sqs, *numbers_of_lamb)
 
 
 @torch.no_grad()
 def multi_tensor_lamb_mp(
-    chunk_size: int,
-    noop_flag: Tensor,
-    tensor_lists: TensorLists,
-    lr: Tensor,
-    beta1: float,
-    beta2: float,
-    epsilon: float,
-    step: Tensor,
-    bias_correction: int,
-    weight_decay: float,
-    grad_averaging: int,
-    mode: int,
-    global_grad_norm: Tensor,
-    max_grad_norm: Tensor,
-    use_nvlamb: bool | None,
-    found_inf: Tensor,
-    inv_scale: Tensor,
+    chunk_size: int, noop_flag: Tensor, tensor_lists: TensorLists, lr: Tensor, *numbers: Any
 ) -> None:
     """As `multi_tensor_lamb`, with tensors for numbers; a fifth list holds low-precision copies of the parameters.
 
-    Gradients and `global_grad_norm` carry the loss scale, and so does `max_grad_norm`. Nothing changes where the flag
-    is set, which the host reads.
+    Behind `use_nvlamb` come `found_inf`, without a part here, and `inv_scale`. Gradients and `global_grad_norm` carry
+    the loss scale, and so does `max_grad_norm`. Nothing changes where the flag is set, which the host reads.
     """
     grads, params, exp_avgs, exp_avg_sqs, *rest = _check_lists(tensor_lists, noop_flag, 4, 5)
     if noop_flag.item():
         return
-    optimizer_math.lamb(
-        grads,
-        params,
-        exp_avgs,
-        exp_avg_sqs,
-        lr=lr.reshape(()),
-        beta1=beta1,
-        beta2=beta2,
-        eps=epsilon,
-        step=step,
-        bias_correction=bool(bias_correction),
-        weight_decay=weight_decay,
-        grad_averaging=bool(grad_averaging),
-        adam_w=mode == 1,
-        divisor=optimizer_math.clip_divisor(global_grad_norm, max_grad_norm) / inv_scale.reshape(()),
-        use_nvlamb=bool(use_nvlamb),
-        copies=rest[0] if rest else (),
-    )
+    global_grad_norm, max_grad_norm, use_nvlamb, _, inv_scale = numbers[8:]
+    divisor = optimizer_math.clip_divisor(global_grad_norm, max_grad_norm) / inv_scale.reshape(())
+    numbers_of_lamb = (lr.reshape(()), *numbers[:8], divisor, use_nvlamb)
+    optimizer_math.lamb(grads, params, exp_avgs, exp_avg_sqs, *numbers_of_lamb, copies=rest[0] if rest else ())
 
 
 @torch.no_grad()
@@ -406,13 +235,8 @@ def multi_tensor_lamb_stage1_cuda(
     max_global_grad_norm: float,
 ) -> None:
     """[grads, params, first moments, second moments, updates]: moments and updates; `step` counts from 0."""
-    grads, params, exp_avgs, exp_avg_sqs, updates = _check_lists(tensor_lists, noop_flag, 5)
     optimizer_math.compute_update(
-        grads,
-        params,
-        exp_avgs,
-        exp_avg_sqs,
-        updates,
+        *_check_lists(tensor_lists, noop_flag, 5),
         divisor=optimizer_math.clip_divisor(global_grad_norm, max_global_grad_norm),
         beta1=beta1,
         beta2=beta2,
@@ -420,7 +244,7 @@ def multi_tensor_lamb_stage1_cuda(
         step=step + 1,
         bias_correction=True,
         eps=epsilon,
-        decoupled_decays=per_tensor_decay.to(params[0].device, torch.float32),
+        decoupled_decays=per_tensor_decay.to(noop_flag.device, torch.float32),
     )
 
 
@@ -437,11 +261,5 @@ def multi_tensor_lamb_stage2_cuda(
 ) -> None:
     """[params, updates]: subtract the updates, each scaled by ||param|| / ||update|| where that applies."""
     params, updates = _check_lists(tensor_lists, noop_flag, 2)
-    optimizer_math.apply_update(
-        params,
-        updates,
-        per_tensor_param_norm,
-        per_tensor_update_norm,
-        lr=lr,
-        adapt=bool(use_nvlamb) or weight_decay != 0.0,
-    )
+    adapt = bool(use_nvlamb) or weight_decay != 0.0
+    optimizer_math.apply_update(params, updates, per_tensor_param_norm, per_tensor_update_norm, lr=lr, adapt=adapt)

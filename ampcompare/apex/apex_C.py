@@ -9,8 +9,6 @@ from torch import Tensor
 
 from ampcompare.base.tensors import lists
 
-__all__ = ["flatten", "unflatten"]
-
 
 def flatten(bucket: Sequence[Tensor]) -> Tensor:
     """Return one vector with the elements of all tensors of `bucket`, which are of one dtype and on one device."""

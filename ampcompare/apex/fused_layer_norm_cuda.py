@@ -14,19 +14,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = [
-    "backward",
-    "backward_affine",
-    "forward",
-    "forward_affine",
-    "forward_affine_mixed_dtypes",
-    "rms_backward",
-    "rms_backward_affine",
-    "rms_forward",
-    "rms_forward_affine",
-    "rms_forward_affine_mixed_dtypes",
-]
-
 
 def forward(input: Tensor, normalized_shape: Sequence[int], eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return the normalized input in its dtype, `mean` and `invvar`."""
@@ -57,9 +44,8 @@ def backward(
     memory_efficient: bool = False,
 ) -> Tensor:
     """Return the gradient of the input of `forward`, in the dtype of `input_or_output`."""
-    x_hat = _x_hat(input_or_output, mean, invvar, None, None, normalized_shape, eps, memory_efficient)
-    inner = grad_output.to(x_hat.dtype)
-    return _through_norm(inner, x_hat, invvar, normalized_shape, centered=True).to(input_or_output.dtype)
+    params = (None, None, eps, memory_efficient)
+    return _gradients(grad_output, mean, invvar, input_or_output, normalized_shape, *params, centered=True)[0]
 
 
 def backward_affine(
@@ -72,16 +58,10 @@ def backward_affine(
     bias: Tensor,
     eps: float,
     memory_efficient: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """Return the gradients of input (in the dtype of `input_or_output`), weight and bias (in theirs)."""
-    x_hat = _x_hat(input_or_output, mean, invvar, weight, bias, normalized_shape, eps, memory_efficient)
-    grad = grad_output.to(x_hat.dtype)
-    inner = grad * weight.to(x_hat.dtype)
-    return (
-        _through_norm(inner, x_hat, invvar, normalized_shape, centered=True).to(input_or_output.dtype),
-        _over_rows(grad * x_hat, normalized_shape).to(weight.dtype),
-        _over_rows(grad, normalized_shape).to(bias.dtype),
-    )
+    params = (weight, bias, eps, memory_efficient)
+    return _gradients(grad_output, mean, invvar, input_or_output, normalized_shape, *params, centered=True)
 
 
 def rms_forward(input: Tensor, normalized_shape: Sequence[int], eps: float) -> tuple[Tensor, Tensor]:
@@ -112,9 +92,8 @@ def rms_backward(
     memory_efficient: bool = False,
 ) -> Tensor:
     """Return the gradient of the input of `rms_forward`, in the dtype of `input_or_output`."""
-    x_hat = _x_hat(input_or_output, None, invvar, None, None, normalized_shape, eps, memory_efficient)
-    inner = grad_output.to(x_hat.dtype)
-    return _through_norm(inner, x_hat, invvar, normalized_shape, centered=False).to(input_or_output.dtype)
+    params = (None, None, eps, memory_efficient)
+    return _gradients(grad_output, None, invvar, input_or_output, normalized_shape, *params, centered=False)[0]
 
 
 def rms_backward_affine(
@@ -125,15 +104,10 @@ def rms_backward_affine(
     weight: Tensor,
     eps: float,
     memory_efficient: bool = False,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """Return the gradients of input (in the dtype of `input_or_output`) and weight (in its own)."""
-    x_hat = _x_hat(input_or_output, None, invvar, weight, None, normalized_shape, eps, memory_efficient)
-    grad = grad_output.to(x_hat.dtype)
-    inner = grad * weight.to(x_hat.dtype)
-    return (
-        _through_norm(inner, x_hat, invvar, normalized_shape, centered=False).to(input_or_output.dtype),
-        _over_rows(grad * x_hat, normalized_shape).to(weight.dtype),
-    )
+    params = (weight, None, eps, memory_efficient)
+    return _gradients(grad_output, None, invvar, input_or_output, normalized_shape, *params, centered=False)
 
 
 def _layer_norm(
@@ -191,14 +165,32 @@ def _x_hat(
     return values / torch.where(factor.abs() < eps, floor, factor)
 
 
-def _through_norm(
-    inner: Tensor, x_hat: Tensor, invvar: Tensor, normalized_shape: Sequence[int], *, centered: bool
-) -> Tensor:
-    dims = _dims(normalized_shape)
+def _gradients(
+    grad_output: Tensor,
+    mean: Tensor | None,
+    invvar: Tensor,
+    input_or_output: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    memory_efficient: bool,
+    *,
+    centered: bool,
+) -> tuple[Tensor, ...]:
+    """Return the gradients of the input and of the parameters that there are."""
+    x_hat = _x_hat(input_or_output, mean, invvar, weight, bias, normalized_shape, eps, memory_efficient)
+    grad, dims = grad_output.to(x_hat.dtype), _dims(normalized_shape)
+    inner = grad if weight is None else grad * weight.to(x_hat.dtype)
     along = x_hat * (inner * x_hat).mean(dims, keepdim=True)
     if centered:
         inner = inner - inner.mean(dims, keepdim=True)
-    return (inner - along) * _per_row(invvar, x_hat, normalized_shape)
+    gradients = [((inner - along) * _per_row(invvar, x_hat, normalized_shape)).to(input_or_output.dtype)]
+    if weight is not None:
+        gradients.append(_over_rows(grad * x_hat, normalized_shape).to(weight.dtype))
+    if bias is not None:
+        gradients.append(_over_rows(grad, normalized_shape).to(bias.dtype))
+    return tuple(gradients)
 
 
 def _dims(normalized_shape: Sequence[int]) -> tuple[int, ...]:

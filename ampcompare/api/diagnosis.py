@@ -196,7 +196,7 @@ def find_batch(
 
     Args:
         arms: such as "apex:O2", or `Arm`s.
-        memory_limit: GiB that a run may take; by default the memory of the GPU. Required on a CPU.
+        memory_limit: GiB that a run may take, required on a CPU; by default that of the GPU.
         margin: percentage of the memory that stays free.
         gpus: numbers of the GPUs to choose from, such as 0,2-3; by default the first that is free.
         note: receives a line about each try.

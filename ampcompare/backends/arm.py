@@ -195,12 +195,6 @@ class Arm:
         inner = None if own is not None or self.runs is None else self.runs.roles
         return own if inner is None else self.spec.wraps(inner)
 
-    @property
-    def twin(self) -> Arm | None:
-        """The arm of ampcompare's own with the roles of one that a library runs, or that packs activations."""
-        runs = self.runs
-        return runs if runs is not None and runs.roles == self.roles else None
-
     def declares_the_same(self, other: Arm) -> bool:
         """Return whether another arm of the backend holds and computes every part of a step in the same types."""
 

@@ -33,7 +33,7 @@ COMMANDS = {
     "list": "List arms, tasks, models, data, optimizers, runs and more.",
     "config": "Show where each setting came from; print the schema of files.",
 }
-SECTIONS = {  # a command that is in none of them stands under the last
+SECTIONS = {
     "Choose and migrate": ("explain", "migrate", "lint", "convert", "exec"),
     "Compare": ("compare", "run", "find-batch", "diagnose", "profile", "report", "export", "judge"),
     "Look up": ("doctor", "list", "config"),
@@ -59,11 +59,9 @@ AMPCOMPARE_RUN_EPOCHS.
 
 def overview() -> str:
     """Return the first page of help: what each command is for."""
-    left = sorted(COMMANDS.keys() - {name for names in SECTIONS.values() for name in names})
     lines = ["Usage: ampcompare COMMAND [OPTIONS]", "", SUMMARY]
     for title, names in SECTIONS.items():
-        shown = [*names, *(left if title == list(SECTIONS)[-1] else [])]
-        lines += ["", f"{title}:", *(f"  {name:<11}{COMMANDS[name]}" for name in shown if name in COMMANDS)]
+        lines += ["", f"{title}:", *(f"  {name:<11}{COMMANDS[name]}" for name in names)]
     lines += ["", "Options:", "  -h, --help     this page; COMMAND -h: its common options; COMMAND --help: all"]
     lines += ["  -V, --version  the version", "", "Examples:", f"{EXAMPLES}", EPILOG]
     return "\n".join(lines)
@@ -97,11 +95,7 @@ def _write(text: str) -> int:
 
 
 def __getattr__(name: str) -> Any:
-    """Import the group of commands on first use.
-
-    Raises:
-        AttributeError: there is no such name.
-    """
+    """Import the group of commands on first use."""
     if name != "cli":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from ampcompare.cli.group import cli

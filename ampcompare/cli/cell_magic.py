@@ -39,19 +39,9 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def run_cell(line: str, cell: str, variables: Mapping[str, Any]) -> Any:
-    """Compare the arms of a line on the code of a cell.
+    """Compare the arms of a line on the code of a cell; None for `--dry-run` and `--list-metrics`, which print.
 
-    Args:
-        line: options of `compare`, and `--with NAME,...`; what follows `--` are arguments of the script.
-        variables: of the kernel.
-
-    Returns:
-        The comparison; None for `--dry-run` and `--list-metrics`, which print.
-
-    Raises:
-        ConfigError: the cell is not Python, or an option or variable cannot be used.
-        GateFailed: an arm exceeds a limit of `--fail-on`; it has the results.
-        LaunchError: every cell failed.
+    A line has options of `compare`, and `--with NAME,...` for variables of the kernel; the script's own follow `--`.
     """
     from ampcompare.base.errors import GateFailed, LaunchError
     from ampcompare.cli.compare_command import options_from
@@ -94,30 +84,20 @@ def run_cell(line: str, cell: str, variables: Mapping[str, Any]) -> Any:
 
 def _shared_names(words: list[str]) -> tuple[list[str], list[str]]:
     """Return the names after `--with`, and the other words."""
-    names: list[str] = []
-    rest: list[str] = []
-    at = 0
-    while at < len(words):
-        flag, equals, value = words[at].partition("=")
-        if flag != "--with":
-            rest.append(words[at])
-        else:
-            if not equals:
-                at += 1
-                value = words[at] if at < len(words) else ""
-            if not value:
-                raise ConfigError(f"--with names no variable; write {USAGE}")
-            names += [name.strip() for name in value.split(",") if name.strip()]
-        at += 1
-    return names, rest
+    params = [click.Option(["--with"], multiple=True), click.Argument(["rest"], nargs=-1, type=click.UNPROCESSED)]
+    settings = {"ignore_unknown_options": True}
+    reader = click.Command("%%ampcompare", params=params, add_help_option=False, context_settings=settings)
+    try:
+        found = reader.make_context("%%ampcompare", words).params
+    except click.UsageError:  # without a value
+        found = {"with": [""]}
+    if "" in found["with"]:
+        raise ConfigError(f"--with names no variable; write {USAGE}")
+    return [name.strip() for text in found["with"] for name in text.split(",") if name.strip()], list(found["rest"])
 
 
 def _value(name: str, variables: Mapping[str, Any]) -> str:
-    """Return a variable of the kernel as code.
-
-    Raises:
-        ConfigError: there is none, or it is no plain value.
-    """
+    """Return a variable of the kernel as code, if it is a plain value."""
     if name not in variables:
         raise ConfigError(f"--with {name}: the notebook has no variable of this name")
     text = repr(variables[name])
@@ -135,14 +115,7 @@ def _value(name: str, variables: Mapping[str, Any]) -> str:
 
 
 def script_of(cell: str, values: Mapping[str, str]) -> str:
-    """Return the script: the cell below one line that sets the variables.
-
-    Args:
-        values: code of each variable.
-
-    Raises:
-        ConfigError: the cell is not Python.
-    """
+    """Return the script: the cell below one line that sets the variables to their code."""
     try:
         tree = ast.parse(f"\n{cell}")
     except SyntaxError as error:

@@ -8,13 +8,7 @@ import click
 from ampcompare.backends.arm import Arm
 from ampcompare.cli.comparison_output import details_option, show_checks, show_comparison, show_plan
 from ampcompare.cli.help import ARMS, COMPARISON, MACHINE, OUTPUT, option, options_of
-from ampcompare.cli.launching import (
-    count_processes,
-    launch_options,
-    options_by_name,
-    pool_options,
-    save_at_signals,
-)
+from ampcompare.cli.launching import count_processes, launch_options, options_by_name, save_at_signals
 from ampcompare.cli.settings import ScriptCommand, request_from, script_options, show_metrics
 from ampcompare.cli.shared_options import (
     arm_from_flags,
@@ -23,7 +17,7 @@ from ampcompare.cli.shared_options import (
     output_options,
     recipe_options,
 )
-from ampcompare.cli.values import FILE, FOLDER
+from ampcompare.cli.values import FILE, FOLDER, JOBS
 from ampcompare.experiment.plan import parse_vary
 from ampcompare.experiment.run_options import CompareOptions, to_seconds
 from ampcompare.settings.script import SCRIPT_ARMS
@@ -95,10 +89,15 @@ compare_option = options_of(CompareOptions)
 )
 @script_options
 @recipe_options
-@pool_options(
-    "cells to run in parallel, each on its own GPUs or cores; times are compared on equal GPUs only; under Slurm, "
-    "at most so many jobs  [default: one per free GPU, or 1]"
+@compare_option(
+    "--jobs",
+    type=JOBS,
+    metavar="N|auto",
+    group=MACHINE,
+    help="cells to run in parallel, each on its own GPUs or cores; times are compared on equal GPUs only; under Slurm, "
+    "at most so many jobs  [default: one per free GPU, or 1]",
 )
+@compare_option("--gpus", metavar="LIST", group=MACHINE)
 @option(
     "--emit-cells",
     type=FILE,
@@ -150,11 +149,7 @@ def command(**parameters: Any) -> int:
 
 
 def options_from(parameters: dict[str, Any]) -> CompareOptions:
-    """Return what the parameters of the command ask for.
-
-    Raises:
-        ConfigError: a value that cannot be read.
-    """
+    """Return what the parameters of the command ask for."""
     request = request_from({**parameters, "processes": count_processes(parameters)})
     arms, budget = _arms(parameters), to_seconds("--budget", parameters["budget"])
     options = options_by_name(CompareOptions, parameters, arms=arms, budget=budget, sweep=None)

@@ -63,6 +63,7 @@ def command(module: bool, ledger: bool, script: str, arguments: tuple[str, ...],
             f"--arm {arm} already sets the opt level, and --opt-level {options['opt_level']} sets it too; give one of "
             "them"
         )
+    from ampcompare.results.analysis.pairing.declared import update_options
     from ampcompare.script.legacy.execute import execute
     from ampcompare.script.legacy.target import Target, script_target
 
@@ -70,7 +71,7 @@ def command(module: bool, ledger: bool, script: str, arguments: tuple[str, ...],
     options["watch"] = arm is not None and record is not None
     options["guards"] = options["guards"] or ExecSettings.guards
     is_cell = CELL_FOLDER in os.environ  # whose record the parent reads
-    looks = ledger or (arm is not None and not is_cell and _has_update_options(Arm.parse(arm)))
+    looks = ledger or (arm is not None and not is_cell and bool(update_options(Arm.parse(arm))))
     options["record"] = None if record is None else os.path.abspath(record)  # the script may change its folder
     settings = ExecSettings(**options, ledger=looks, name=script, arguments=arguments)
     if arm is None:
@@ -90,19 +91,8 @@ def command(module: bool, ledger: bool, script: str, arguments: tuple[str, ...],
     return status
 
 
-def _has_update_options(arm: Arm) -> bool:
-    """Return whether an arm has options that may be without effect on a training."""
-    from ampcompare.results.analysis.pairing.declared import update_options
-
-    return bool(update_options(arm))
-
-
 def _say_what_ran(arm: Arm, *, whole: bool) -> None:
-    """Write in which types a script has trained to stderr, since its output is the script's own.
-
-    Args:
-        whole: the ledger; else which options had no effect.
-    """
+    """Write the ledger of a script, or which options had no effect, to stderr, since its output is its own."""
     from ampcompare.results.analysis.pairing.declared import options_without_effect
     from ampcompare.results.report.ledger import ledger_document
     from ampcompare.results.report.terminal import Terminal

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ampcompare.api.diagnosis import find_batch as api_find_batch
 from ampcompare.backends.arm import parse_arms
-from ampcompare.cli.help import ARMS, MACHINE, Command, option
-from ampcompare.cli.launching import ended_by_signals, gpus_option
+from ampcompare.cli.help import ARMS, MACHINE, Command, options_of
+from ampcompare.cli.launching import ended_by_signals
 from ampcompare.cli.output import note
 from ampcompare.cli.settings import request_from
 from ampcompare.cli.shared_options import json_option, recipe_options
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ampcompare.experiment.find_batch import BatchLimit
+
+batch_option = options_of(api_find_batch)
 
 
 @click.command(
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
         ("In 2 GiB of a CPU's memory:", "ampcompare find-batch --arm fp32,bf16 --memory-limit 2"),
     ],
 )
-@option(
+@batch_option(
     "--arm",
     "arms",
     multiple=True,
@@ -38,23 +41,10 @@ if TYPE_CHECKING:
     group=ARMS,
     help="arms to try; repeatable, or comma-separated  [default: fp32]",
 )
-@option("--memory-limit", type=float, metavar="GIB", group=MACHINE, help="memory of a run  [default: that of the GPU]")
-@option(
-    "--margin",
-    type=float,
-    default=5.0,
-    show_default=True,
-    metavar="PERCENT",
-    group=MACHINE,
-    help="share of the memory that stays free",
-)
-@gpus_option
-@option(
-    "--preflight/--no-preflight",
-    default=True,
-    group=MACHINE,
-    help="first train a few steps of each arm: one that cannot train is named before the search",
-)
+@batch_option("--memory-limit", metavar="GIB", group=MACHINE)
+@batch_option("--margin", metavar="PERCENT", group=MACHINE)
+@batch_option("--gpus", metavar="LIST", group=MACHINE)
+@batch_option("--preflight/--no-preflight", group=MACHINE)
 @recipe_options
 @json_option()
 def command(**parameters: Any) -> int:

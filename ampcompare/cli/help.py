@@ -12,36 +12,12 @@ import click
 from ampcompare.api.arguments import texts_of
 from ampcompare.cli.values import Choice
 
-ARMS = "Arms"
-COMPARISON = "Seeds and verdicts"
-DATA = "Data and model"
-OPTIMIZER = "Optimizer"
-SCHEDULE = "Schedule"
-PROCESSES = "Several processes"
-DIVERGENCE = "Divergence and misuse"
-CHECKPOINTS = "Checkpoints"
-MACHINE = "Machine and timing"
-SCRIPT = "Your own script"
-SETTINGS = "Settings"
-OTHER = "Options"
-OUTPUT = "Output"
 GROUPS = (
-    *(
-        ARMS,
-        COMPARISON,
-        SCRIPT,
-        DATA,
-        OPTIMIZER,
-        SCHEDULE,
-        PROCESSES,
-        DIVERGENCE,
-        CHECKPOINTS,
-        MACHINE,
-        SETTINGS,
-        OTHER,
-    ),
-    OUTPUT,
+    *("Arms", "Seeds and verdicts", "Your own script", "Data and model", "Optimizer", "Schedule", "Several processes"),
+    *("Divergence and misuse", "Checkpoints", "Machine and timing", "Settings", "Options", "Output"),
 )
+ARMS, COMPARISON, SCRIPT, DATA, OPTIMIZER, SCHEDULE, PROCESSES, *_, OUTPUT = GROUPS
+DIVERGENCE, CHECKPOINTS, MACHINE, SETTINGS, OTHER = GROUPS[7:12]
 MAX_WIDTH = 100
 BY_DEFAULT = re.compile(r"[;,.] by default (?=[^.]*$)", flags=re.IGNORECASE)
 

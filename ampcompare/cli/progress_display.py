@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from ampcompare.api.doctor.gpu import has_nvidia_gpu
+from ampcompare.base.environment.gpus import torch_build
 from ampcompare.base.formatting import printable
 from ampcompare.cli.output import leave_closed_terminal, note
 from ampcompare.cli.progress_lines import describe_outline, notices
@@ -28,20 +28,14 @@ TICK_SECONDS = 0.5
 NOTICE_SECONDS = 60.0
 END_SECONDS = 2.0
 
-Show = TypeVar("Show", bound=Callable[..., None])
 
-
-def _unless_closed(show: Show) -> Show:
+@contextlib.contextmanager
+def _despite_hangup() -> Iterator[None]:
     """Let a run continue to its end or to a checkpoint when its terminal is closed."""
-
-    @functools.wraps(show)
-    def show_progress(*words: Any, **options: Any) -> None:
-        try:
-            show(*words, **options)
-        except OSError:
-            leave_closed_terminal()
-
-    return show_progress  # type: ignore[return-value]
+    try:
+        yield
+    except OSError:
+        leave_closed_terminal()
 
 
 class Display(Observer):
@@ -49,9 +43,6 @@ class Display(Observer):
 
     A separate thread draws the bars, so that times are updated during long steps too. Use it as a context manager,
     which ends the thread and clears the bars, also before an error is shown.
-
-    Args:
-        notify_seconds: show a plain line this often; by default each minute where there are no bars.
     """
 
     def __init__(self, *, quiet: bool, bar: bool, notify_seconds: float | None = None) -> None:
@@ -74,7 +65,6 @@ class Display(Observer):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    @_unless_closed
     def plan(self, outline: Outline) -> None:
         with self._lock:
             self._cells.plan(outline)
@@ -82,24 +72,20 @@ class Display(Observer):
                 self._print(describe_outline(outline, _automatic_device()))
             self._start()
 
-    @_unless_closed
     def begin(self, config: RunConfig, number: int, total: int) -> None:
         with self._lock:
             self._cells.begin(config, number, total, time.monotonic())
             self._start()
 
-    @_unless_closed
     def place(self, number: int, name: str) -> None:
         with self._lock:
             self._cells.place(number, name)
 
-    @_unless_closed
     def progress(self, number: int, progress: Progress) -> None:
         with self._lock:
             self._cells.report(number, progress, time.monotonic())
             self._notify()
 
-    @_unless_closed
     def end(self, record: RunRecord, *, reused: bool) -> None:
         with self._lock:
             cell, total = self._cells.end(record, time.monotonic(), reused=reused), self._cells.total
@@ -111,37 +97,35 @@ class Display(Observer):
                     self._found.add(finding)
                     self._print(printable(f"ampcompare {finding}", 500))
 
-    @_unless_closed
     def preflight(self, lines: Sequence[str]) -> None:
         if not self.quiet:
             with self._lock:
                 for line in lines:
                     self._print(printable(line, 500, keep_end=300, keep_spaces=True))
 
-    @_unless_closed
     def note(self, text: str) -> None:
         if not self.quiet:
             with self._lock:
                 self._print(f"note: {printable(text, 500, keep_end=300)}")
 
-    @_unless_closed
     def close(self) -> None:
         """End the thread and clear the bars; later notes are plain lines."""
         self._ended.set()
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.join(END_SECONDS)
-        with self._lock:
+        with self._lock, _despite_hangup():
             region, self._region = self._region, None
             if region is not None:
                 region.close()
 
     def _print(self, line: str) -> None:
-        region = self._region
-        note(line, None if region is None else functools.partial(self._draw_region, region))
+        with _despite_hangup():
+            note(line, None if self._region is None else self._draw_region)
 
-    def _draw_region(self, region: Region, above: str | None = None) -> None:
-        region.draw(*self._cells.views(time.monotonic()), self._idle, above)
+    def _draw_region(self, above: str | None = None) -> None:
+        if self._region is not None:
+            self._region.draw(*self._cells.views(time.monotonic()), self._idle, above)
 
     def _start(self) -> None:
         """Start to draw bars or to show notices; again only after `close`."""
@@ -150,21 +134,18 @@ class Display(Observer):
         if self.wants_bar:
             from ampcompare.cli.progress_region import Region
 
-            self._region = Region(sys.stderr)
+            with _despite_hangup():
+                self._region = Region(sys.stderr)
         self._ended.clear()
         self._thread = threading.Thread(target=self._tick, name="progress", daemon=True)
         self._thread.start()
 
     def _tick(self) -> None:
         while not self._ended.wait(TICK_SECONDS):
-            self._draw()
-
-    @_unless_closed
-    def _draw(self) -> None:
-        with self._lock:
-            if self._region is not None and not self._ended.is_set():
-                self._draw_region(self._region)
-            self._notify()
+            with self._lock, _despite_hangup():
+                if not self._ended.is_set():
+                    self._draw_region()
+                self._notify()
 
     def _notify(self) -> None:
         """Show a plain line on each running cell if it is time for one."""
@@ -190,11 +171,7 @@ class Display(Observer):
 
 def _automatic_device() -> str:
     """Return what the device "auto" stands for, without torch: a process that forks cells must not touch CUDA."""
-    try:
-        has_cuda = "+cpu" not in version("torch")
-    except PackageNotFoundError:  # a torch without metadata
-        has_cuda = True
-    return "cuda" if has_cuda and has_nvidia_gpu() else "cpu"
+    return "cuda" if has_nvidia_gpu() and (torch_build() or {"cuda": "?"}).get("cuda") else "cpu"
 
 
 def _outcome(record: RunRecord) -> str:

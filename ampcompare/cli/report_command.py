@@ -20,7 +20,7 @@ from ampcompare.cli.comparison_output import details_option
 from ampcompare.cli.help import ARMS, OUTPUT, Command, option
 from ampcompare.cli.output import say
 from ampcompare.cli.values import FILE, FILE_OR_FOLDER, Choice
-from ampcompare.results.report.base import FORMATS, Reporter
+from ampcompare.results.report.base import FORMATS, Reporter, log_links
 from ampcompare.results.report.tables import room
 from ampcompare.results.report.terminal import has_color
 
@@ -81,24 +81,28 @@ def command(
 
     Records that fail validation (edited, copied, from another cell) are left out and listed; the exit code is then 2.
     """
-    from ampcompare.script.recording.summary import is_exec_record
+    from ampcompare.experiment.reload_report import reload_comparison, reload_together
+    from ampcompare.script.recording.summary import is_exec_record, read_exec_record, records_document
 
     target = _target_from(form, output, open_page)
     files = [Path(path) for path in paths] or [_newest()]
     of_exec = [path for path in files if is_exec_record(path)]
+    excluded: list[str] = []
     if of_exec and len(of_exec) < len(files):
         raise ConfigError(f"{of_exec[0]} is a record of exec, but the others are not; report them separately")
-    if of_exec:
-        if reference is not None:
-            raise ConfigError("--reference is for arms of a comparison; records of exec have none")
-        _give_report(_exec_report(of_exec, target), target, beside=None)
-        return 0
+    if of_exec and reference is not None:
+        raise ConfigError("--reference is for arms of a comparison; records of exec have none")
     if reference is not None and len(files) > 1:
         raise ConfigError("--reference needs exactly one run directory; name a single one")
-    beside = files[0] if len(files) == 1 and files[0].is_dir() and reference is None else None
-    target = target.with_file(beside)
-    text, excluded = _report(files, target, reference, details=details)
-    _give_report(text, target, beside=beside)
+    target = target.with_file(files[0] if len(files) == 1 and files[0].is_dir() and reference is None else None)
+    if of_exec:
+        text = target.reporter().write(records_document(files, [read_exec_record(path) for path in files]))
+    else:
+        comparison = reload_together(files) if len(files) > 1 else reload_comparison(files[0], reference=reference)
+        reporter = target.reporter(details)
+        reporter.logs = log_links(comparison, files, target.file.parent) if target.file else {}
+        text, excluded = reporter.render(comparison), comparison.excluded
+    _give_report(text, target)
     for line in excluded:
         click.echo(f"ampcompare: not used: {printable(line, 2000)}", err=True)
     return RecordError.exit_code if excluded else 0
@@ -115,23 +119,6 @@ def _newest() -> Path:
         line += f"; all {len(others) + 1}: ampcompare list runs"
     click.echo(line, err=True)
     return found
-
-
-def _exec_report(paths: list[Path], target: _ReportTarget) -> str:
-    from ampcompare.script.recording.summary import read_exec_record, records_document
-
-    return target.reporter().write(records_document(paths, [read_exec_record(path) for path in paths]))
-
-
-def _report(paths: list[Path], target: _ReportTarget, reference: str | None, *, details: bool) -> tuple[str, list[str]]:
-    """Return the report of an experiment, and which records are not used."""
-    from ampcompare.experiment.reload_report import reload_comparison, reload_together
-    from ampcompare.results.report.base import log_links
-
-    comparison = reload_together(paths) if len(paths) > 1 else reload_comparison(paths[0], reference=reference)
-    reporter = target.reporter(details)
-    reporter.logs = log_links(comparison, paths, target.file.parent) if target.file else {}
-    return reporter.render(comparison), comparison.excluded
 
 
 @dataclass(frozen=True)
@@ -164,11 +151,7 @@ class _ReportTarget:
 
 
 def _target_from(form: str | None, output: str | None, shown: bool) -> _ReportTarget:
-    """Return where a report goes, from the options of the command.
-
-    Raises:
-        ConfigError: the options do not go together.
-    """
+    """Return where a report goes, from the options of the command."""
     if shown and form not in (None, "html"):
         raise ConfigError(f"--open shows the HTML page, and --format asks for {form}; give only one of them")
     if shown and output == "-":
@@ -184,13 +167,8 @@ def _target_from(form: str | None, output: str | None, shown: bool) -> _ReportTa
     return _ReportTarget(chosen, path / f"{RunFile.REPORT}{suffix}" if into_folder else path, shown)
 
 
-def _give_report(text: str, target: _ReportTarget, *, beside: Path | None) -> None:
-    """Write a report to its file, and show it if that is asked for; without a file, to standard output.
-
-    Raises:
-        EnvironmentUnfit: the file cannot be written.
-    """
-    target = target.with_file(beside)
+def _give_report(text: str, target: _ReportTarget) -> None:
+    """Write a report to its file, and show it if that is asked for; without a file, to standard output."""
     if target.file is None:
         say(text, nl=False)
         return

@@ -46,7 +46,7 @@ def reason_of(events: Sequence[Event], origin: int) -> Reason | None:
     small = [at for at in zeros if 0 < abs(events[at].number) <= FP16_ZERO]
     at = max(small, default=zeros[0])
     name = _name_near(events[at], events[origin])
-    made = None if _line(events[at]) == _line(events[origin]) else at
+    made = None if _where(events[at]) == _where(events[origin]) else at
     if small:
         return Reason(f"{events[at].number:g} in {name} is zero in fp16", made)
     return Reason(f"{100 * lost_share(events[at]):.2g} % of the results of {name} are zero in the arm alone", made)
@@ -58,14 +58,10 @@ def lost_share(event: Event) -> float:
     return lost / elements if elements else 0.0
 
 
-def _line(event: Event) -> tuple[str, str]:
-    return event.key[0], event.key[2]
-
-
 def _name_near(event: Event, other: Event) -> str:
     """Return the name of a place for a reader who knows another one."""
     place = place_of(event.key)
-    if _line(event) == _line(other):
+    if _where(event) == _where(other):
         return place.operation
     return f"{place.name} ({place.where})" if place.where else place.name
 

@@ -184,7 +184,6 @@ class _Check:
     rounded: dict[float, list[dict[str, Tensor]]] = field(default_factory=dict)  # figures with added rounding, by unit
 
     def arm(self, arm: Arm | str) -> Held:
-        """Check one arm."""
         __tracebackhide__ = True
         arm = _undoable(Arm.parse(arm) if isinstance(arm, str) else arm)
         reference = self._in_fp32()
@@ -222,7 +221,6 @@ class _Check:
         return self.reference
 
     def _run(self, arm: Arm, rounding: _Rounding | None = None) -> _Capture:
-        """Return the figures of a run."""
         __tracebackhide__ = True
         with trained_under(arm, self.conditions) as precision:
             captured = _Capture(precision, self.conditions.steps, rounding)
@@ -320,7 +318,6 @@ class _Rounding:
         self._draws = torch.Generator().manual_seed(seed)
 
     def apply(self, value: Any) -> Any:
-        """Return a value with its floating tensors changed."""
         return tree_map(self._round, value)
 
     def _round(self, value: Any) -> Any:

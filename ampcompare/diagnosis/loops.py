@@ -47,16 +47,10 @@ def trained_under(
         with below, arithmetic, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield precision
-    finally:
-        _release(precision)
-
-
-def _release(precision: Precision) -> None:
-    """Undo the patches of O1, so that the next run begins with torch as it is."""
-    amp = getattr(precision, "amp", None)
-    close = getattr(getattr(amp, "_amp_state", None), "close", None)
-    if close is not None:
-        close()
+    finally:  # undo the patches of O1
+        state: Any = getattr(getattr(precision, "amp", None), "_amp_state", None)
+        if hasattr(state, "close"):
+            state.close()
 
 
 def recipe_loop(

@@ -55,8 +55,8 @@ from ampcompare.results.records.metric import Metric, metrics_of
 from ampcompare.results.records.preflight import Preflight
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.report.base import FORMATS, write_reports
-from ampcompare.results.report.junit import JUnit
-from ampcompare.results.report.tensorboard import EventFiles
+from ampcompare.results.report.export import make_exporter
+from ampcompare.results.report.junit import junit_xml
 from ampcompare.tasks.catalog import TASKS
 
 DEFAULT_SEEDS = "0-2"
@@ -124,7 +124,7 @@ class ComparisonOutcome:
         """Write the JUnit XML, if it is asked for. Done separately, so that an unwritable file does not lose other
         results."""
         if self.options.junit is not None:
-            write_atomically(self.options.junit, JUnit(self.checks).render(self.comparison))
+            write_atomically(self.options.junit, junit_xml(self.comparison, self.checks))
 
 
 def plan_comparison(options: CompareOptions) -> PlannedComparison:
@@ -207,7 +207,7 @@ def run_comparison(
         observer.note(f"of the baseline a record is not used: {text}")
     for text in (*places.notes, *places.about_times):
         observer.note(text)
-    events = EventFiles(options.tensorboard, observer.note) if options.tensorboard is not None else None
+    events = make_exporter("tensorboard", options.tensorboard, observer.note) if options.tensorboard else None
 
     def save(comparison: Comparison, folder: Path) -> None:
         write_reports(comparison, folder)
@@ -248,10 +248,6 @@ def emit_cells(options: CompareOptions, file: Path) -> int:
     """Write the command of each cell that has no record, one a line, for any scheduler; return their number.
 
     The same comparison reads what they leave.
-
-    Raises:
-        ConfigError: an option that cannot be used, cells that are not known before others have run, or secrets.
-        EnvironmentUnfit: this machine lacks something that was requested, or the file cannot be written.
     """
     planned = plan_comparison(options)
     if requested_seeds(options, planned.sources) == "auto":
@@ -278,11 +274,7 @@ def emit_cells(options: CompareOptions, file: Path) -> int:
 
 
 def try_rows(planned: PlannedComparison) -> Preflight | None:
-    """Train a few steps of each row of a comparison that has no record, and write nothing; None where it is left out.
-
-    Raises:
-        EnvironmentUnfit, LaunchError: no process can be started.
-    """
+    """Train a few steps of each row of a comparison that has no record, writing nothing; None where it is left out."""
     options, plan = planned.options, planned.plan
     if not options.preflight:
         return None

@@ -98,9 +98,7 @@ def _one(options: ProfileOptions, config: RunConfig, loop: Loop | None) -> tuple
         if config.script is not None:
             return profile_script(config, Path(folder), steps=options.steps, profiled=options.profiled)
         path = Path(folder) / RunFile.TRACE
-        found = profile_in_child(
-            config, steps=options.steps, profiled=options.profiled, trials=options.trials, trace=path
-        )
+        found = profile_in_child(config, options, path)
         return found, json.loads(path.read_text(encoding="utf-8"))
 
 
@@ -118,11 +116,6 @@ def profile_script(config: RunConfig, folder: Path, *, steps: int, profiled: int
 
     Returns:
         The profile of rank 0, with the times of all ranks, and its trace.
-
-    Raises:
-        ConfigError: the script cannot run under the arm.
-        EnvironmentUnfit: this machine lacks something.
-        LaunchError: the script failed, or made too few steps.
     """
     script = config.script
     assert script is not None

@@ -5,12 +5,9 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
 import torch
-import torch.amp.autocast_mode
-import torch.amp.grad_scaler
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.utils import clip_grad
@@ -29,7 +26,6 @@ MAX_ENTRIES = 16  # of one forward pass; evaluation enters autocast without end
 DEVICES = ("cpu", "cuda", "xpu", "mps")
 ASKED = "_ampcompare_asked"
 CASTS_ITSELF = ("DEEPSPEED", "MEGATRON_LM")  # ways to train in which Accelerate leaves fp16 to another library
-MODULES = (torch.amp.autocast_mode, torch.amp.grad_scaler)
 
 
 class GuardHooks:
@@ -54,10 +50,8 @@ class GuardHooks:
         self._watch_clipping()
         self._watch_modules()
         self._events.wrap(torch, "save", self._save)
-        _point_at_script(self._events)
 
     def end(self) -> None:
-        """Restore everything."""
         self._events.end()
 
     def _has_seen_enough(self) -> bool:
@@ -245,7 +239,6 @@ class GuardHooks:
         self._events.wrap(kind, "__init__", init)
 
     def watch_amp(self, amp: Any) -> None:
-        """Watch `apex.amp`, ampcompare's or the real one, once it is imported."""
         facts, name = self.facts, amp.__name__
         if facts.amp is amp:  # ampcompare's own has two names
             return
@@ -358,24 +351,3 @@ def _watch_disabled_scalers(events: Subscriptions, facts: ScriptState) -> None:
             facts.scalers_off.append((str(given.get("device", "cuda")), _own_location()))
 
     events.wrap(*Points.MAKE_SCALER, init)
-
-
-def _point_at_script(events: Subscriptions) -> None:
-    """Let what the watched modules of torch warn of name the innermost line outside torch and ampcompare."""
-    for module in MODULES:
-        events.put(module, "warnings", _Warnings())
-
-
-class _Warnings:
-    """The module `warnings`, for a module of torch."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(warnings, name)
-
-    def warn(self, message: Any, category: Any = None, stacklevel: int = 1, source: Any = None) -> None:
-        """Warn at the script's line; where torch says so if no script is running."""
-        frame: FrameType | None = sys._getframe(1)
-        level = 2  # of torch itself; 1 is this function
-        while frame is not None and not is_users(frame.f_code.co_filename):
-            frame, level = frame.f_back, level + 1
-        warnings.warn(message, category, stacklevel + 1 if frame is None else level, source)

@@ -80,13 +80,19 @@ class ScriptState:
         return scalers
 
 
+def first_loss(losses: Any) -> Tensor | None:
+    """Return the first loss of a backward pass, if it is a tensor."""
+    from torch import Tensor
+
+    loss = losses if isinstance(losses, Tensor) else next(iter(losses), None)
+    return loss if isinstance(loss, Tensor) else None
+
+
 def first_with_gradient(parameters: Iterable[Tensor]) -> Tensor | None:
-    """Return the first parameter that has a gradient."""
     return next((parameter for parameter in parameters if parameter.grad is not None), None)
 
 
 def parameters_of(optimizer: Any) -> Iterator[Tensor]:
-    """Yield what an optimizer updates."""
     for group in optimizer.param_groups:
         yield from group["params"]
 

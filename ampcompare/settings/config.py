@@ -115,14 +115,7 @@ class ParallelConfig(Frozen):
 
 
 def parse_eval_precisions(given: str | Iterable[str]) -> tuple[str, ...]:
-    """Return precisions in their canonical names, each once, in the order given.
-
-    Args:
-        given: names, or one text with names joined by commas.
-
-    Raises:
-        ConfigError: there is no such precision.
-    """
+    """Return precisions in their canonical names, each once, in order, from names or a text with commas."""
     names = given.split(",") if isinstance(given, str) else given
     return tuple(dict.fromkeys(_canonical(name.strip()) for name in names if name.strip()))
 
@@ -372,11 +365,7 @@ class RunConfig(Frozen):
         return Arm.parse(self.arm)
 
     def writable_paths(self, *own: Path) -> list[Path] | None:
-        """Return the real files and folders that a sandbox of the user's code leaves open; None if it runs none.
-
-        Args:
-            own: those that ampcompare writes there itself.
-        """
+        """Return the paths, `own` among them, that a sandbox of the user's code leaves open; None if it runs none."""
         recipe = self.recipe
         names = (recipe.task, recipe.model.arch, recipe.data.name, recipe.optimizer.name)
         is_users = self.script is not None or any(":" in name for name in names)  # a factory
@@ -402,11 +391,7 @@ def _first_clash(cases: Mapping[str, bool]) -> str:
 
 
 def _with_derived(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a `RunConfig` with those that follow from others filled in; the model fills in the rest.
-
-    Raises:
-        ValueError: two settings that determine each other have contradictory values.
-    """
+    """Return the settings of a `RunConfig` with those that follow from others filled in; refuse a contradiction."""
     values = dict(values)
     processes = values.get("processes", 1)
     recipe = _given_values(values.get("recipe"))
@@ -472,8 +457,7 @@ def _given_values(group: Any) -> dict[str, Any] | None:
 def settings_digest(values: Mapping[str, Any]) -> str:
     """Return the digest of the settings of a run as JSON holds them, which may be those of another version.
 
-    A run that may resume from another arm's checkpoint is a different cell, since another arm trained part of its
-    weights.
+    A run that may resume from another arm's checkpoint is another cell: another arm trained part of its weights.
     """
     numeric = {
         name: value

@@ -22,10 +22,7 @@ ERRORS: dict[int, type[AmpCompareError]] = {2: ConfigError, 4: EnvironmentUnfit}
 class ScriptRequest:
     """Which script to run under examination; what to see of it is in subclasses.
 
-    Attributes:
-        settings: the fields of `ExecSettings`.
-        is_module: the script is the name of a module.
-        ended: file for the exit code of the watched process, or of rank 0, written when it ends.
+    `ended` is a file for the exit code of the watched process, or of rank 0.
     """
 
     settings: dict[str, Any]
@@ -59,14 +56,9 @@ def answering_errors(examine: Callable[P, dict[str, Any]]) -> Callable[P, dict[s
 
 
 def result_of(answer: Answer, failed: str) -> dict[str, Any]:
-    """Return what a function that answers its errors has returned in a child process.
+    """Return what a function that answers its errors has returned in a child process, or raise its error.
 
-    Args:
-        failed: first words of the error if the process has failed.
-
-    Raises:
-        ConfigError, EnvironmentUnfit: as the function did.
-        LaunchError: it raised anything else, or the process died or did not end in time.
+    `failed` begins the error of a process that died or did not end in time.
     """
     if not answer.done:
         raise LaunchError(f"{failed}: {answer.failure}")
@@ -84,18 +76,9 @@ def examine_in_child(
     environment: Mapping[str, str] | None = None,
     folders: Sequence[Path] = (),
 ) -> dict[str, Any]:
-    """Return what the program of a room finds about a recipe in a process of its own.
+    """Return what the program of a room finds about a recipe in a process of its own; errors are those of `result_of`.
 
-    Args:
-        failed: first words of the error if the process fails.
-        options: of its function, next to `config`.
-        environment: variables that the process gets in addition.
-        folders: where it writes.
-
-    Raises:
-        ConfigError: a name, a file or an option that cannot be used.
-        EnvironmentUnfit: this machine lacks something that the arm or the data need.
-        LaunchError: the model raised, or the process died or did not end in time.
+    `options` are those of its function next to `config`; it writes into `folders`.
     """
     answer = call_in_child(
         program,

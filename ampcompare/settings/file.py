@@ -80,24 +80,13 @@ class Matrix(_Part):
 
 @dataclass(frozen=True)
 class SettingsFile:
-    """A file, taken apart.
-
-    Attributes:
-        settings: of `RunConfig`, as nested mappings; checked only once they are merged with all others.
-    """
+    """A file, taken apart: the settings, as nested mappings, are checked once they are merged with all others."""
 
     matrix: Matrix
     settings: dict[str, Any] = field(default_factory=dict)
 
     def smaller(self, scale: str, name: str) -> SettingsFile:
-        """Return what differs at one of the smaller shapes.
-
-        Args:
-            name: of the file, for the message.
-
-        Raises:
-            ConfigError: it has no such size.
-        """
+        """Return what differs at one of the smaller shapes of the file called `name`."""
         scales = self.matrix.scales
         if scale not in scales:
             close = close_matches(scale, scales)
@@ -115,14 +104,7 @@ def join_settings(below: Matrix, above: Matrix) -> Matrix:
 
 
 def read_settings(values: Mapping[str, Any], name: str) -> SettingsFile:
-    """Split the content of a file into its parts.
-
-    Args:
-        name: what to call it in messages.
-
-    Raises:
-        ConfigError: a key that does not exist, with the nearest that does, or a value that cannot be used.
-    """
+    """Split the content of a file into its parts; `name` is what to call it in messages."""
     about_many = set(Matrix.model_fields)
     known = [*Matrix.model_fields, *RunConfig.model_fields]
     for key in values:
@@ -137,11 +119,7 @@ def read_settings(values: Mapping[str, Any], name: str) -> SettingsFile:
 
 
 def read_settings_file(name: str) -> SettingsFile:
-    """Read a YAML file of settings.
-
-    Raises:
-        ConfigError: it cannot be read, is not a mapping, or has a key that does not exist.
-    """
+    """Read a YAML file of settings."""
     try:
         text = read_text(Path(name))
     except FileFault as fault:
@@ -181,11 +159,7 @@ def _recipes() -> dict[str, Path]:
 
 
 def load_recipe(name: str) -> SettingsFile:
-    """Read a recipe by its name, such as `articles/r50-imagenet-apex`; its old name is read too.
-
-    Raises:
-        ConfigError: there is none of that name; the nearest is named.
-    """
+    """Read a recipe by its name, such as `articles/r50-imagenet-apex`; its old name is read too."""
     import yaml
 
     known = _recipes()

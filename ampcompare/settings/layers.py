@@ -27,13 +27,7 @@ ARGUMENTS = {"recipe.model.arch": "recipe.model.args", "recipe.optimizer.name": 
 
 @dataclass(frozen=True)
 class Layer:
-    """Settings from one source.
-
-    Attributes:
-        origin: what the source is called, such as `file mine.yaml`.
-        values: nested by groups.
-        origins: names of single values by their paths, if the source has them.
-    """
+    """Settings from one source: nested by groups, with names of single values by their paths if the source has them."""
 
     origin: str
     values: Mapping[str, Any]
@@ -42,12 +36,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class ResolvedSettings:
-    """The merged settings.
-
-    Attributes:
-        origins: for every path of `config`, where its value came from.
-        given: paths that a source gave, with its origin.
-    """
+    """The merged settings, where the value of every path came from, and the paths that a source gave."""
 
     config: RunConfig
     origins: dict[str, str]
@@ -55,11 +44,7 @@ class ResolvedSettings:
 
 
 def resolve_settings(layers: Sequence[Layer]) -> ResolvedSettings:
-    """Join layers, each winning over those before it.
-
-    Raises:
-        ConfigError: naming each setting that cannot be used.
-    """
+    """Join layers, each winning over those before it."""
     values: dict[str, Any] = {}
     given: dict[str, str] = {}
     for layer in layers:
@@ -78,14 +63,7 @@ def resolve_settings(layers: Sequence[Layer]) -> ResolvedSettings:
 
 
 def parse_assignment(text: str, flag: str) -> tuple[str, Any]:
-    """Read NAME=VALUE, where the value is YAML.
-
-    Args:
-        flag: that it was given with, for the message.
-
-    Raises:
-        ConfigError: there is no name or no `=`, or the value is not YAML.
-    """
+    """Read NAME=VALUE, where the value is YAML; it was given with `flag`."""
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise ConfigError(f"{flag} {text!r} is not NAME=VALUE")
@@ -96,11 +74,7 @@ def parse_assignment(text: str, flag: str) -> tuple[str, Any]:
 
 
 def set_path(values: dict[str, Any], path: str, value: Any) -> None:
-    """Set a value at a path such as `recipe.optimizer.lr` in nested mappings.
-
-    Raises:
-        ConfigError: a part of the path is a value, not a group.
-    """
+    """Set a value at a path such as `recipe.optimizer.lr` in nested mappings."""
     *parents, name = path.split(".")
     node = values
     for parent in parents:

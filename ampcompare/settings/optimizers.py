@@ -15,12 +15,7 @@ PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*[:.][A-Za-z_]\w*")
 
 @dataclass(frozen=True)
 class OptimizerSpec:
-    """An optimizer that has its own name.
-
-    Attributes:
-        path: `module:Class`; for those of Apex, ampcompare's own.
-        summary: one line for `ampcompare list`.
-    """
+    """An optimizer that has its own name: `module:Class`, for those of Apex ampcompare's own, and a line for `list`."""
 
     path: str
     summary: str
@@ -48,11 +43,7 @@ KNOWN_PATHS = {
 
 
 def canonical_name(text: str) -> str:
-    """Return the name under which settings hold an optimizer: its own name if it has one, else `module:Class`.
-
-    Raises:
-        ConfigError: the text is neither.
-    """
+    """Return the name under which settings hold an optimizer: its own name if it has one, else `module:Class`."""
     name = text.lower().replace("-", "_")
     if name in BUILT_IN:
         return name
@@ -74,12 +65,7 @@ def optimizer_path(name: str) -> str:
 
 
 def require_optimizer(name: str) -> None:
-    """Check that an optimizer can exist, without importing its module.
-
-    Raises:
-        ConfigError: there is no such module.
-        BackendUnavailable: it belongs to a package that is not installed; the message says how to install it.
-    """
+    """Check that the module of an optimizer exists and its package is installed, without importing it."""
     module = optimizer_path(name).partition(":")[0]
     library = LIBRARIES.get(module.partition(".")[0])
     if library is not None and (missing := library.missing()):

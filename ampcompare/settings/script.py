@@ -81,11 +81,7 @@ class ScriptConfig(Frozen):
         return Path(os.path.abspath(path)) if path.is_dir() else path.resolve().parent
 
     def arguments_for(self, seed: int, arm: str, cell_dir: Path) -> list[str]:
-        """Return the arguments of a cell, secrets included.
-
-        Raises:
-            ConfigError: a secret is not known.
-        """
+        """Return the arguments of a cell, secrets included."""
         values = {"seed": str(seed), "arm": arm, "cell_dir": str(cell_dir)}
         filled = [_fill_in(word, values) for word in reveal(self.arguments)]
         return filled if self.seed_arg is None else [*filled, self.seed_arg, str(seed)]
@@ -98,11 +94,7 @@ def _fill_in(word: str, values: dict[str, str]) -> str:
 
 
 def parse_metric(text: str) -> ScriptMetric:
-    r"""Read `NAME[:max|min][:last|best|first][:points][=REGEX]`, such as `top1:max=Acc@1 ([\d.]+)` or `loss:min:best`.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
+    r"""Read `NAME[:max|min][:last|best|first][:points][=REGEX]`, such as `top1:max=Acc@1 ([\d.]+)`."""
     head, equals, pattern = text.partition("=")
     name, *words = head.split(":")
     given = {key: [word for word in words if word in known] for key, known in WORDS.items()}
@@ -146,11 +138,7 @@ def script_config(
 ) -> ScriptConfig:
     """Return the settings of a script from the words after `--`, in which placeholders stand for secrets.
 
-    Args:
-        mask: names of further arguments and variables of the environment that are secrets, as patterns.
-
-    Raises:
-        ConfigError: no script, no such file, or a metric that cannot be read or is named twice.
+    `mask` has names of further arguments and variables of the environment that are secrets, as patterns.
     """
     is_module = list(words[:1]) == ["-m"]
     rest = list(words[1:] if is_module else words)

@@ -14,11 +14,7 @@ MAX_NAMES = 15
 
 
 def validate(model: type[Model], values: Mapping[str, Any]) -> Model:
-    """Build `model` from `values`.
-
-    Raises:
-        ConfigError: one line naming each bad field, the value seen and what it takes.
-    """
+    """Build `model` from `values`; one line of error names each bad field, the value seen and what it takes."""
     try:
         return model.model_validate(values)
     except ValidationError as error:

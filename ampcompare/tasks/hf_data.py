@@ -45,7 +45,6 @@ def text_parts(name: str) -> tuple[bytes, bytes]:
 
 
 def _parts(name: str) -> dict[str, Any]:
-    """Return the splits for training and validation."""
     with needs_package(f"--data {name} needs", "datasets"):
         import datasets
     place = name.removeprefix("hf:")

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 from ampcompare.base.errors import AmpCompareError, ConfigError, EnvironmentUnfit
-from ampcompare.base.files.read import FileFault, open_regular
+from ampcompare.base.files.read import open_regular
 from ampcompare.base.formatting import few
 from ampcompare.tasks.catalog import (
     DEFAULT_DATA_DIR,
@@ -50,7 +50,6 @@ _DEFAULT_SIZE = 224
 _RESIZE_RATIO = 256 / 224
 _IMAGENET_MEAN = (0.485, 0.456, 0.406)
 _IMAGENET_STD = (0.229, 0.224, 0.225)
-_MAX_PIXELS = 64_000_000  # 192 MB as RGB, whatever the size of the file
 _NETWORK_TIMEOUT_SECONDS = 15.0
 _LAYOUT = "they lie in PATH/train/CLASS and PATH/val/CLASS; write imagefolder:PATH, or imagefolder and --data-dir PATH"
 _WANTED = (
@@ -122,8 +121,6 @@ def _open_image(path: str) -> Any:
         os.fdopen(open_regular(Path(path)), "rb") as file,
         Image.open(file) as image,
     ):
-        if image.width * image.height > _MAX_PIXELS:
-            raise FileFault(f"{image.width}x{image.height} pixels are more than the {_MAX_PIXELS:,} that are read")
         return image.convert("RGB")
 
 
@@ -374,9 +371,6 @@ class _KeyedSamples(Dataset[tuple[Tensor, int]]):
 
     def __len__(self) -> int:
         return len(self.positions)
-
-    def __getitem__(self, key: Key) -> tuple[Tensor, int]:
-        return self.__getitems__([key])[0]
 
     def __getitems__(self, keys: Sequence[Key]) -> list[tuple[Tensor, int]]:
         """Return the samples of one batch, seeding the global generators before each; torch's loader calls this."""

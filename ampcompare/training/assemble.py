@@ -36,7 +36,7 @@ from ampcompare.tasks.task import Task
 from ampcompare.training.checkpoint.state.capture import restore_training
 from ampcompare.training.checkpoint.state.check_checkpoint import Names, check_position, parameter_names
 from ampcompare.training.ema import ModelEma
-from ampcompare.training.parallel.ranks import Communicator, SingleProcess, model_facts, require_equal
+from ampcompare.training.parallel.ranks import Communicator, model_facts, require_equal
 from ampcompare.training.parallel.replication import (
     DDP,
     DP,
@@ -55,11 +55,7 @@ DECAYS = ("norm_weight_decay", "bias_weight_decay")
 
 
 def checkpoint_activations(task: Task, models: Sequence[nn.Module]) -> None:
-    """Let the modules that the task names compute their activations again; only their inputs are kept.
-
-    Raises:
-        UnsupportedCombination: the task names none.
-    """
+    """Let the modules that the task names compute their activations again; only their inputs are kept."""
     modules = task.checkpointed_modules(models)
     if not modules:
         raise UnsupportedCombination(
@@ -70,15 +66,10 @@ def checkpoint_activations(task: Task, models: Sequence[nn.Module]) -> None:
 
 
 def make_schedule(config: ScheduleConfig, *, steps_per_epoch: int, total_steps: int) -> Callable[[int], float] | None:
-    """Return the factor on the base learning rate at each step, as LambdaLR takes it; None if it is always 1.
+    """Return the factor on the base learning rate at each step; None if it is always 1.
 
     torch's schedulers count calls, warn when a first step was skipped, and cost about 15 microseconds a step; a
     function of the step gives every arm the same rate at the same step, and resumes without state.
-
-    Args:
-        config: name and parameters of the schedule.
-        steps_per_epoch: updates in one epoch.
-        total_steps: updates in the whole run, where the cosine reaches 0.
     """
     warmup = round(config.warmup_epochs * steps_per_epoch)
     if config.name == "constant" and warmup == 0:
@@ -99,36 +90,23 @@ def make_schedule(config: ScheduleConfig, *, steps_per_epoch: int, total_steps: 
 
 @dataclass
 class Assembly:
-    """Everything that one training loop needs.
-
-    Attributes:
-        models: as the loop calls them.
-        replicas: the same models without their wrappers, whose calls would wait for other ranks.
-        optimizers: as `Precision.prepare` returned them.
-        schedule: factor on the learning rates by step; None if they are constant.
-        base_lrs: per optimizer and group, the learning rate that the factor multiplies.
-        steps_per_epoch, total_steps: updates.
-        ranks: the processes of this run.
-        average: EMA of the weights, evaluated as well; None if there is none.
-        names: of the parameters that the optimizers hold.
-        workers: data loader processes.
-    """
+    """Everything that one training loop needs."""
 
     task: Task
-    models: list[nn.Module]
-    replicas: list[nn.Module]
-    optimizers: list[Optimizer]
+    models: list[nn.Module]  # as the loop calls them
+    replicas: list[nn.Module]  # without their wrappers, whose calls would wait for other ranks
+    optimizers: list[Optimizer]  # as `Precision.prepare` returned them
     precision: Precision
     parallel: Parallel
     device: torch.device
-    schedule: Callable[[int], float] | None
-    base_lrs: list[list[float]]
+    schedule: Callable[[int], float] | None  # factor on the learning rates by step; None if they are constant
+    base_lrs: list[list[float]]  # per optimizer and group, what the factor multiplies
     steps_per_epoch: int
     total_steps: int
     ranks: Communicator
-    names: Names
-    average: ModelEma | None = None
-    workers: int = 0
+    names: Names  # of the parameters that the optimizers hold
+    average: ModelEma | None = None  # EMA of the weights, evaluated as well
+    workers: int = 0  # data loader processes
 
 
 def assemble(
@@ -143,18 +121,11 @@ def assemble(
     state: Mapping[str, Any] | None = None,
     is_twin: bool = False,
 ) -> Assembly:
-    """Assemble a run from its seed: equal recipes start from bitwise equal weights.
+    """Assemble a run from its seed, or from a checkpoint: equal recipes start from bitwise equal weights.
 
-    Args:
-        parallel: how replicas work together; one model in one process by default.
-        state: checkpoint from which weights, optimizers and precision are restored.
-        is_twin: change each weight by one part in 512.
-
-    Raises:
-        RanksDiffer: the model of another rank has other parameters.
-        CheckpointError: the checkpoint is of another model.
+    A twin begins with each weight changed by one part in 512.
     """
-    ranks, parallel = ranks or SingleProcess(), parallel or Single()
+    ranks, parallel = ranks or Communicator(), parallel or Single()
     torch.manual_seed(recipe.seed)
     seed_globals(recipe.seed)  # numpy and Python too: a user's model may draw from their generators
     built = [parallel.convert_batchnorm(model).to(device) for model in task.make_models()]
@@ -162,7 +133,7 @@ def assemble(
         built = [model.to(memory_format=torch.channels_last) for model in built]  # type: ignore[call-overload]
     if recipe.checkpoint_activations:
         checkpoint_activations(task, built)
-    engine = None if precision.engine is None else precision.engine.name
+    engine = precision.engine.name if precision.engine else None
     unprepared = task.make_optimizers(built, functools.partial(make_optimizer, recipe.optimizer, engine=engine))
     if is_twin:
         change_weights(param for optimizer in unprepared for param in owned_params(optimizer))
@@ -211,13 +182,7 @@ def assemble(
 def load_optimizer(name: str, engine: str | None = None) -> Callable[..., Any]:
     """Import the class or function that builds an optimizer.
 
-    Args:
-        name: as `canonical_name` returns it.
-        engine: of an `apex` arm; "nvidia" takes the optimizers of Apex from Apex itself.
-
-    Raises:
-        BackendUnavailable: its package is not installed, or cannot be imported.
-        ConfigError: there is nothing of that name.
+    The engine "nvidia" takes the optimizers of Apex from Apex itself.
     """
     require_optimizer(name)
     module, _, attribute = optimizer_path(name).partition(":")
@@ -248,11 +213,8 @@ def _is_optimizer(value: object) -> bool:
 def optimizer_arguments(config: OptimizerConfig, factory: Callable[..., Any]) -> dict[str, Any]:
     """Return the arguments to call `factory` with, besides the parameters.
 
-    A setting at its default is passed if the optimizer takes it, and left out otherwise.
-
-    Raises:
-        ConfigError: a setting or an argument was given that the optimizer does not take.
-        UnsupportedCombination: it has no implementation of that kind.
+    A setting at its default is passed if the optimizer takes it, and left out otherwise; one that was given and is not
+    taken is an error.
     """
     parameters = _parameters(config.name, factory)
     given = {name for name in SETTINGS if _differs(config, name)}
@@ -358,16 +320,7 @@ class _LayerRates:
 
 
 def make_optimizer(config: OptimizerConfig, model: nn.Module, *, engine: str | None = None) -> Optimizer:
-    """Build an optimizer over all parameters of `model`.
-
-    Args:
-        engine: the implementation of `apex.amp` that runs, if any; "nvidia" makes the optimizers of Apex genuine.
-
-    Raises:
-        BackendUnavailable: the package of the optimizer is not installed, or cannot be imported.
-        ConfigError: a group that no parameter belongs to, or an argument that the optimizer does not take.
-        UnsupportedCombination: the optimizer has no weight decay for `layer_lr`, or cannot skip steps on the device.
-    """
+    """Build an optimizer over all parameters of `model`; with the engine "nvidia" those of Apex are genuine."""
     factory = load_optimizer(config.name, engine)
     arguments = optimizer_arguments(config, factory)
     groups = param_groups(config, model)
@@ -406,9 +359,6 @@ def param_groups(config: OptimizerConfig, model: nn.Module) -> list[dict[str, An
 
     A parameter belongs to the first of `config.groups` whose pattern matches its name. If that group sets no weight
     decay, norms and biases have the decay that is set for them, if any.
-
-    Raises:
-        ConfigError: a pattern matches no name.
     """
     norms = {id(param) for module in model.modules() if _is_norm(module) for param in module.parameters(recurse=False)}
     unmatched = set(range(len(config.groups)))
@@ -442,12 +392,7 @@ def _is_norm(module: nn.Module) -> bool:
 def make_parallel(config: ParallelConfig, device: torch.device, engine: str | None = None) -> Parallel:
     """Build what a configuration names; the caller initializes the process group, except for none and dp.
 
-    Args:
-        device: of this process.
-        engine: of the arm: "nvidia", "compat", or None for arms without Apex.
-
-    Raises:
-        UnsupportedCombination: names what cannot work together, and why.
+    The engine is that of the arm: "nvidia", "compat", or None for arms without Apex.
     """
     if config.kind == "none":
         return Single()
@@ -491,11 +436,7 @@ def ready_compiler(backend: str) -> None:
     It records them at its first use. After O1 it would take ampcompare's functions for torch's.
     """
     if backend != "none":
-        torch.compile(_first_use, backend="eager")(torch.zeros(1))
-
-
-def _first_use(value: Tensor) -> Tensor:
-    return torch.relu(value).add(1).float()
+        torch.compile(lambda value: torch.relu(value).add(1).float(), backend="eager")(torch.zeros(1))
 
 
 def compile_model(model: nn.Module, backend: str) -> nn.Module:

@@ -22,15 +22,7 @@ T = TypeVar("T")
 
 
 def build_loop(recipe: Recipe, assembly: Assembly, precision: Precision, *, drain_every: int) -> Loop:
-    """Return the loop of a run.
-
-    Args:
-        precision: of the assembly, or a wrapper around it.
-        drain_every: steps between two reads of losses and loss scales from the device.
-
-    Raises:
-        UnsupportedCombination: a CUDA graph is asked for, and the update cannot be recorded.
-    """
+    """Return the loop of a run, which trains by the assembly's precision or a wrapper around it."""
     task, ranks = assembly.task, assembly.ranks
     phases = task.phases(len(assembly.optimizers))
     return Loop(
@@ -107,10 +99,6 @@ class StepGraph:
 
     A batch of another shape, such as the last one of an epoch, is trained on without the graph. Losses, norms and
     outcomes are copied out of the memory of the graph, because the next launch overwrites it.
-
-    Args:
-        update: what is recorded.
-        recorder: records it.
     """
 
     def __init__(self, update: Update, recorder: _CudaRecorder) -> None:
@@ -173,12 +161,7 @@ class StepGraph:
 
 
 def refuse_cuda_graph(device: torch.device, precision: Precision, optimizers: Sequence[Optimizer]) -> None:
-    """Raise if a step cannot be recorded as a CUDA graph.
-
-    Raises:
-        EnvironmentUnfit: the device is not a CUDA device.
-        UnsupportedCombination: an optimizer keeps numbers on the host, or the arm reads its overflow flag there.
-    """
+    """Raise if a step cannot be recorded as a CUDA graph."""
     if device.type != "cuda":
         raise EnvironmentUnfit(
             f"--cuda-graph captures kernels of a CUDA device, but this run is on {device}; leave it out"

@@ -24,11 +24,7 @@ class ModelEma:
     Create it before `Precision.prepare`, while the models are fp32, and let it `follow` what `prepare` returned. If an
     arm keeps 16-bit weights only, they are converted to fp32 for the average: in 16 bits its small updates would round
     to nothing. Floating-point buffers, such as batch norm statistics, are averaged too. `AveragedModel` would wait for
-    the device at each update, once for each dtype.
-
-    Args:
-        models: in fp32, on the device.
-        decay: share of the old average that each update keeps; the first update copies the weights.
+    the device at each update, once for each dtype. The first update copies the weights.
     """
 
     def __init__(self, models: Sequence[nn.Module], decay: float) -> None:
@@ -42,13 +38,10 @@ class ModelEma:
         self._sources: _Sources | None = None
 
     def follow(self, replicas: Sequence[nn.Module], optimizers: Sequence[Optimizer], owned: Sequence[Tensor]) -> None:
-        """Average the weights of `replicas` from now on.
+        """Average the weights of `replicas` from now on, as `prepare` returned them, unwrapped.
 
-        Args:
-            replicas: the models as `prepare` returned them, unwrapped.
-            optimizers: as `prepare` returned them.
-            owned: the parameters that the optimizers held before `prepare`, in order; masters replace them at the same
-                index, in Apex only after the first backward pass.
+        `owned` are the parameters that the optimizers held before `prepare`, in order; masters replace them at the same
+        index, in Apex only after the first backward pass.
         """
         self._replicas = list(replicas)
         self._optimizers = optimizers
@@ -99,20 +92,12 @@ class ModelEma:
         return {"decay": self.decay, "num_updates": self._num_updates, "models": models}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Check that what `state_dict` returned is of these models.
-
-        Raises:
-            CheckpointError: names the tensors that do not fit.
-        """
+        """Check that what `state_dict` returned is of these models."""
         for model, saved in zip(self._models, state["models"], strict=True):
             check_model(model, saved, same_types=True)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned; the decay stays that of this run.
-
-        Raises:
-            CheckpointError: the tensors are those of another model.
-        """
+        """Restore what `state_dict` returned; the decay stays that of this run."""
         self.check_state(state)
         for model, saved in zip(self._models, state["models"], strict=True):
             model.load_state_dict(saved)
@@ -120,11 +105,9 @@ class ModelEma:
 
 
 class _Sources:
-    """What is averaged: lists of tensors of one dtype, each with the list of their averages.
+    """What is averaged: lists of tensors of one dtype, each with the list of their averages; counts are ignored.
 
-    Args:
-        means: averages; those of counts are ignored.
-        tensors: their sources, in the same order; one of another dtype is read through a copy in its average's dtype.
+    A source of another dtype than its average is read through a copy in the average's.
     """
 
     def __init__(self, means: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ampcompare.base.tensors.tree import map_tree
 from ampcompare.results.records.evaluation import SampleResults, pack_right, pack_values
 from ampcompare.tasks.data import in_fp32
-from ampcompare.tasks.task import Sums, Task
+from ampcompare.tasks.task import Task
 from ampcompare.training.device import has_float64
 from ampcompare.training.precision.base import Precision
 
@@ -23,24 +23,15 @@ EXTRA = "extra: "  # before the names of further numbers, apart from those of th
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What was measured over all ranks.
-
-    Attributes:
-        values: of each metric of the task, by name.
-        counts: samples that are right, of each metric that is a share of them.
-        loss: mean over samples; None for a task without a validation loss.
-        chance: value of the first metric that a constant guess reaches; None where it is not known.
-        per_sample: the first metric of each sample; None where it is not a mean over them, or indices are not known.
-        extras: sums over samples of what `extra` returned.
-    """
+    """What was measured over all ranks."""
 
     samples: int
-    values: dict[str, float]
-    counts: dict[str, int]
-    loss: float | None = None
-    chance: float | None = None
-    per_sample: SampleResults | None = None
-    extras: Mapping[str, float] = field(default_factory=dict)
+    values: dict[str, float]  # of each metric of the task, by name
+    counts: dict[str, int]  # samples that are right, of each metric that is a share of them
+    loss: float | None = None  # mean over samples; None for a task without a validation loss
+    chance: float | None = None  # of the first metric, by a constant guess; None where it is not known
+    per_sample: SampleResults | None = None  # first metric; None where it is no mean over samples
+    extras: Mapping[str, float] = field(default_factory=dict)  # sums over samples
 
 
 def evaluate(
@@ -57,14 +48,11 @@ def evaluate(
 ) -> Evaluation:
     """Measure `models` in evaluation mode on `batches`; what is summed stays on the device until the end.
 
-    Args:
-        total: sums a float64 tensor over all ranks, each of which evaluates a part; counts below 2^53 stay exact.
-        indices: of the samples of `batches` in the validation set, in order: `range(rank, num_val, world_size)`. If
-            any rank gets another number of samples, such as padded batches, there are no results by sample.
-        any_batch: returns a batch that a rank without samples learns the shapes of the sums from.
-        extra: returns further numbers of each sample, (samples,), from outputs, what the task measured, and the batch.
-        any_rank: returns whether a flag is set on any rank, if forward passes wait for other ranks: a rank that has run
-            out of batches then repeats `any_batch`, which is not counted, until all have.
+    `total` sums a float64 tensor over all ranks, each of which evaluates a part; counts below 2^53 stay exact.
+    `indices` are those of the samples of `batches`; if any rank gets another number of samples, there are no results by
+    sample. A rank without samples learns the shapes of the sums from `any_batch`. `extra` returns further numbers of
+    each sample, (samples,). With `any_rank` forward passes wait for other ranks: one that has run out of batches
+    repeats `any_batch`, which is not counted, until all have.
     """
     first = task.metrics[0]
     on_host = not has_float64(device)  # what is summed in float64 is measured where there is one
@@ -106,7 +94,17 @@ def evaluate(
     *parts, rest = np.split(whole, ends)
     shaped = {name: part.reshape(sums[name].shape) for name, part in zip(sums, parts, strict=True)}
     per_sample = _per_sample(rest[1:], right_or_wrong=first.over_samples == "share")
-    return _evaluation(task, shaped, int(rest[0]), per_sample)
+    values = {name.removeprefix(EXTRA): float(part) for name, part in shaped.items() if name.startswith(EXTRA)}
+    samples = int(rest[0])
+    return Evaluation(
+        samples=samples,
+        values=task.values(shaped, samples),
+        counts={metric.name: int(shaped[metric.name]) for metric in task.metrics if metric.over_samples == "share"},
+        loss=float(shaped["loss"]) / samples if "loss" in shaped else None,
+        chance=task.chance(shaped, samples),
+        per_sample=per_sample,
+        extras=values,
+    )
 
 
 def _measure(
@@ -122,25 +120,11 @@ def _measure(
     return {**measured, **{EXTRA + name: value for name, value in extra(outputs, measured, batch).items()}}
 
 
-def _evaluation(task: Task, sums: Sums, samples: int, per_sample: SampleResults | None) -> Evaluation:
-    return Evaluation(
-        samples=samples,
-        values=task.values(sums, samples),
-        counts={metric.name: int(sums[metric.name]) for metric in task.metrics if metric.over_samples == "share"},
-        loss=float(sums["loss"]) / samples if "loss" in sums else None,
-        chance=task.chance(sums, samples),
-        per_sample=per_sample,
-        extras={name.removeprefix(EXTRA): float(part) for name, part in sums.items() if name.startswith(EXTRA)},
-    )
-
-
 def _by_index(outcomes: Sequence[Tensor], indices: range | None, device: torch.device) -> Tensor:
     """Return values and labels at the indices of their samples, after a flag: whether there are more or fewer samples.
 
-    The indices of other ranks hold zeros, so that the sum over ranks has all of them and counts the flags.
-
-    Returns:
-        (1 + 2 * validation samples,), float64; empty without indices.
+    The indices of other ranks hold zeros, so that the sum over ranks has all of them and counts the flags. Its shape is
+    (1 + 2 * validation samples,), in float64; it is empty without indices.
     """
     if indices is None:
         return torch.zeros(0, dtype=torch.float64, device=device)

@@ -14,8 +14,7 @@ from ampcompare.base.tensors.tree import tensors_in
 def parameters_sha256(models: Sequence[nn.Module]) -> str:
     """Return a hash that changes with any number of a parameter; buffers move in every forward pass and are left out.
 
-    Floating ones count by value, as float32: lifting 16-bit weights keeps their hash. Shards are gathered, so that
-    every rank calls it, and weights have the same hash however many ranks hold them.
+    Floating ones count by value, as float32: lifting 16-bit weights keeps their hash. Shards are gathered by all ranks.
     """
     return _sha256(_as_float32(parameter) for model in models for parameter in model.parameters())
 

@@ -54,11 +54,7 @@ class _Seen:
 class StepLook:
     """Looks at steps: call `begin`, let the step run, its products under `sees`, then call `end`.
 
-    Args:
-        parameters: returns what the models hold, in their order, frozen ones too.
-
-    Attributes:
-        steps: that were looked at.
+    `parameters` returns what the models hold, in their order, frozen ones too.
     """
 
     def __init__(self, parameters: Callable[[], Iterable[Tensor]]) -> None:
@@ -74,11 +70,7 @@ class StepLook:
         self.steps: list[int] = []
 
     def begin(self, step: int, optimizers: Sequence[Optimizer], *, detailed: bool) -> None:
-        """Begin to look at a step.
-
-        Args:
-            detailed: follow a sample of each update.
-        """
+        """Begin to look at a step; in detail, follow a sample of each update."""
         self.steps.append(step)
         self._is_detailed = detailed
         self._hooks = [
@@ -225,11 +217,7 @@ class StepLook:
             self._seen.updates.append(torch.stack([moves.sum(), stayed.sum(), apart.sum()]))
 
     def result(self, **facts: Any) -> Ledger:
-        """Return what was seen; reads the counts of updates from the device.
-
-        Args:
-            facts: further fields.
-        """
+        """Return what was seen, with further fields from `facts`; reads the counts of updates from the device."""
         seen, lost, update = self._seen, None, ""
         moved, stayed, apart = _sum(seen.updates) or (0, 0, 0)
         if moved:
@@ -288,13 +276,7 @@ class _Products(OperationMode):
 
 
 class LedgerKeeper:
-    """Looks at the steps of ampcompare's own loop.
-
-    Args:
-        models: that train, wrapped or not.
-        every: steps between two later looks.
-        sees_operations: False where a program is compiled, whose operations torch does not dispatch.
-    """
+    """Looks at the steps of ampcompare's own loop; a compiled program has no operations to see."""
 
     def __init__(self, models: Sequence[nn.Module], every: int, *, sees_operations: bool = True) -> None:
         self._models = models

@@ -38,16 +38,10 @@ def update(
     clip_norm: float | None = None,
     loss_id: int = 0,
 ) -> tuple[list[Tensor], Tensor | None, StepOutcome]:
-    """Make one update of the weights from one or more micro-batches.
+    """Make one update of the weights from one or more micro-batches, with gradients clipped for each optimizer.
 
-    Args:
-        loss_of: the mean loss of models on a micro-batch, a tensor of one element.
-        clip_norm: largest norm of the unscaled gradients of each optimizer.
-        loss_id: which loss scaler, for tasks with several losses.
-
-    Returns:
-        The losses divided by the number of micro-batches (detached, still on the device), the largest gradient norm
-        before clipping (None without clipping), and the outcome of the step.
+    Returns the losses divided by the number of micro-batches (detached, still on the device), the largest gradient norm
+    before clipping (None without clipping), and the outcome of the step.
     """
     *early, last = microbatches
     count = len(microbatches)
@@ -80,18 +74,6 @@ class Loop:
     """Repeats `update` over batches and yields records, a block of steps at a time.
 
     Losses, norms and outcomes stay on the device until `drain_every` of them are read together.
-
-    Attributes:
-        num_losses: that `update` returns for each micro-batch; with several, those of one loss come together.
-        accumulation: number of micro-batches per batch.
-        schedule: factor on the learning rates by step; None if they are constant.
-        base_lrs: per optimizer and group, the learning rate that the factor multiplies.
-        mean: averages the losses of a block over all ranks; None for one process.
-        after_step: called in order after each update; its time counts as part of the step.
-        split: cuts a batch into micro-batches of equal size.
-        to_channels_last: puts the images of a batch into that format.
-        update: `update` itself, or something with the same signature, such as a CUDA graph of it.
-        step: updates made so far.
     """
 
     models: Sequence[nn.Module]
@@ -100,19 +82,19 @@ class Loop:
     parallel: Parallel
     loss_of: LossOf
     clock: Clock
-    num_losses: int = 1
-    accumulation: int = 1
+    num_losses: int = 1  # that `update` returns for each micro-batch; those of one loss come together
+    accumulation: int = 1  # micro-batches per batch
     clip_norm: float | None = None
-    schedule: Callable[[int], float] | None = None
-    base_lrs: Sequence[Sequence[float]] = ()
+    schedule: Callable[[int], float] | None = None  # factor on the learning rates by step
+    base_lrs: Sequence[Sequence[float]] = ()  # per optimizer and group, what it multiplies
     drain_every: int = 20
     channels_last: bool = False
-    mean: Callable[[Tensor], Tensor] | None = None
-    after_step: Sequence[Callable[[], None]] = ()
-    split: Callable[[Any, int], Sequence[Any]] = split_batch
+    mean: Callable[[Tensor], Tensor] | None = None  # averages losses over all ranks; None for one process
+    after_step: Sequence[Callable[[], None]] = ()  # called in order; their time counts as part of the step
+    split: Callable[[Any, int], Sequence[Any]] = split_batch  # cuts a batch into micro-batches of equal size
     to_channels_last: Callable[[Any], Any] = to_channels_last
-    update: Callable[..., tuple[list[Tensor], Tensor | None, StepOutcome]] = update
-    step: int = 0
+    update: Callable[..., tuple[list[Tensor], Tensor | None, StepOutcome]] = update  # itself, or a CUDA graph of it
+    step: int = 0  # updates made so far
     _scales: tuple[float, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -204,38 +186,27 @@ class Loop:
 def allreduce_share(loop: Loop, batch: tuple[Tensor, ...], ranks: Communicator, step_seconds: float) -> float:
     """Time further steps with and without all-reduce, alternating, and return the share that the all-reduce takes.
 
-    Communication that overlaps with the backward pass is not counted; the wait for the slowest rank is. Call it on all
-    ranks after the run is over and recorded: without all-reduce the weights of the ranks diverge.
-
-    Args:
-        loop: of the finished run; its models are unusable afterwards.
-        batch: of this rank, on its device.
-        step_seconds: of the slowest rank, equal on all; decides how many pairs of steps fit into a few seconds.
-
-    Returns:
-        1 - (median step without) / (median step with), the median over ranks, not below 0.
+    It is 1 - (median step without) / (median step with), the median over ranks, not below 0. Communication that
+    overlaps with the backward pass is not counted; the wait for the slowest rank is. Call it on all ranks after the run
+    is over and recorded: without all-reduce the weights of the ranks diverge. `step_seconds` of the slowest rank
+    decides how many pairs of steps fit into a few seconds.
     """
     pairs = max(MIN_PAIRS, min(MAX_PAIRS, int(PAIRS_SECONDS / (2 * max(step_seconds, 1e-6)))))
     for model in loop.models:
         model.train()
-    microbatches = loop.microbatches(batch)
+    trained, microbatches = (loop.models, loop.optimizers, loop.precision), loop.microbatches(batch)
     seconds: dict[bool, list[float]] = {True: [], False: []}
     for number in range(pairs + 1):
         for reduces in (True, False) if number % 2 else (False, True):
             ranks.any(False)  # a barrier: all ranks start the step together
-            took = _timed_step(loop, microbatches, reduces=reduces)
+            # Without all-reduce, one no_sync context around all micro-batches replaces those around all but the last.
+            parallel = loop.parallel if reduces else Single()
+            with nullcontext() if reduces else loop.parallel.no_sync(loop.models):
+                start = loop.clock.mark()
+                update(*trained, parallel, loop.loss_of, microbatches, loop.clip_norm)
+                end = loop.clock.mark()
             if number:  # the first pair warms up
-                seconds[reduces].append(took)
+                seconds[reduces].append(loop.clock.seconds(start, end))
     share = 1 - statistics.median(seconds[False]) / max(statistics.median(seconds[True]), 1e-9)
     shares: list[float] = ranks.gather(share)
     return max(0.0, statistics.median(shares))
-
-
-def _timed_step(loop: Loop, microbatches: Sequence[tuple[Tensor, ...]], *, reduces: bool) -> float:
-    # Without all-reduce, one no_sync context around all micro-batches replaces those around all but the last.
-    parallel = loop.parallel if reduces else Single()
-    with nullcontext() if reduces else loop.parallel.no_sync(loop.models):
-        start = loop.clock.mark()
-        update(loop.models, loop.optimizers, loop.precision, parallel, loop.loss_of, microbatches, loop.clip_norm)
-        end = loop.clock.mark()
-    return loop.clock.seconds(start, end)

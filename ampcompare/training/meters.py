@@ -31,12 +31,9 @@ class Clock(abc.ABC):
         """Return the time between two marks; may wait until the device has reached the second."""
 
     def idle_seconds(self, waited: float, end: Any | None, start: Any) -> float:
-        """Return how long a device had no step to compute; called at a drain.
+        """Return how long a device had no step to compute, where the host `waited` for the batch; called at a drain.
 
-        Args:
-            waited: how long the host waited for the batch.
-            end: mark of the end of the step before; None for the first step after a drain.
-            start: mark of the start of the step.
+        `end` marks the end of the step before; None for the first step after a drain.
         """
         return waited
 

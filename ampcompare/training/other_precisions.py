@@ -30,11 +30,8 @@ ANSWERS, DIFFERING, MOVED = "answers", "differing", "moved"
 def evaluate_in_others(session: Session, compute: AbstractContextManager[Any]) -> list[PrecisionResult]:
     """Evaluate the weights, and their moving average if there is one, in each precision that the configuration names.
 
-    A precision in which the model cannot run has the error as its result. Every rank calls it.
-
-    Args:
-        session: after its last step.
-        compute: the context of the arm's own steps.
+    A precision in which the model cannot run has the error as its result. Every rank calls it after the last step;
+    `compute` is the context of the arm's own steps.
     """
     names = session.config.eval_precision
     if not names:
@@ -132,16 +129,8 @@ def _as_result(evaluation: Evaluation, name: str, mode: str | None, *, averaged:
 class EvaluationPrecision(Precision):
     """Models that were built in fp32, cast to one type as a whole or run under autocast; nothing is trained.
 
-    Outputs are cast to fp32, in which metrics are computed.
-
-    Args:
-        name: as `parse_eval_precisions` returns it.
-        device: where the models are.
-        choice: how a CPU computes 16-bit types, as for `cpu_half`.
-        outside: the arm that trained in this process, whose patches of torch are suspended.
-
-    Attributes:
-        mode: how 16-bit arithmetic is computed, such as "fp16 emulated"; None without it.
+    Outputs are cast to fp32, in which metrics are computed. Patches of torch by the arm `outside` are suspended. `mode`
+    says how 16-bit arithmetic is computed, such as "fp16 emulated"; None without it.
     """
 
     def __init__(self, name: str, device: torch.device, *, choice: str = "auto", outside: Precision) -> None:

@@ -1,6 +1,7 @@
 """When a run stops early, goes back, or drops an update: one class for each policy, behind one protocol."""
 
 import copy
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -39,15 +40,7 @@ class Policy:
         """Start at `step` updates, before the first update of this process."""
 
     def after_steps(self, step: int, records: Sequence[StepRecord]) -> bool:
-        """Apply the rule to a drained block of steps.
-
-        Args:
-            step: updates made so far.
-            records: of the block.
-
-        Returns:
-            Whether the policy changed weights and loss scales.
-        """
+        """Apply the rule to a drained block of steps; return whether it changed weights and loss scales."""
         return False
 
     def after_epoch(self, result: EpochResult) -> None:
@@ -69,24 +62,15 @@ def weights_finite(models: Sequence[nn.Module]) -> bool:
 
 
 class DivergenceDetector(Policy):
-    """Finds out whether a run has diverged, block by block.
+    """Finds out whether a run has diverged, block by block, on all ranks alike.
 
-    A non-finite loss alone is not divergence: under dynamic scaling its step is skipped and the weights stay good.
-
-    Args:
-        patience: consecutive non-finite losses that count as divergence.
-        models: whose weights are checked after each block.
-        any_rank: returns whether a flag is set on any rank; all ranks must stop together.
-        stops: whether a run that has diverged ends.
-
-    Attributes:
-        first_nonfinite_loss_step: of the whole run.
-        diverged_step: the first bad step, once the run has diverged.
-        reason: why the run counts as diverged.
-        is_final: whether a limit was passed, from which a run does not recover.
+    A non-finite loss alone is not divergence: under dynamic scaling its step is skipped and the weights stay good. So
+    many consecutive ones are, and non-finite weights. `diverged_step` is the first bad step; `is_final` says that a
+    limit was passed, from which a run does not recover.
     """
 
     name = "watch"
+    STATE = ("first_nonfinite_loss_step", "diverged_step", "reason", "run_start")
 
     def __init__(
         self,
@@ -104,7 +88,7 @@ class DivergenceDetector(Policy):
         self.first_nonfinite_loss_step: int | None = None
         self.diverged_step: int | None = None
         self.reason: str | None = None
-        self._run_start: int | None = None
+        self.run_start: int | None = None
 
     @property
     def ends_run(self) -> bool:
@@ -117,22 +101,15 @@ class DivergenceDetector(Policy):
 
     def recover(self) -> None:
         """Record that the run is back in a good state; the first non-finite loss stays recorded."""
-        self.diverged_step = self.reason = self._run_start = None
+        self.diverged_step = self.reason = self.run_start = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was found: plain values."""
-        return {
-            "first_nonfinite_loss_step": self.first_nonfinite_loss_step,
-            "diverged_step": self.diverged_step,
-            "reason": self.reason,
-            "run_start": self._run_start,
-        }
+        return {name: getattr(self, name) for name in self.STATE}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.first_nonfinite_loss_step = state["first_nonfinite_loss_step"]
-        self.diverged_step = state["diverged_step"]
-        self.reason = state["reason"]
-        self._run_start = state["run_start"]
+        for name in self.STATE:
+            setattr(self, name, state[name])
 
     def after_steps(self, step: int, records: Sequence[StepRecord]) -> bool:
         """Check the losses of a block and the weights after it; never changes them."""
@@ -142,19 +119,19 @@ class DivergenceDetector(Policy):
         first_applied_bad: int | None = None
         for record in records:
             if math.isfinite(record.loss):
-                self._run_start = None
+                self.run_start = None
                 continue
             if self.first_nonfinite_loss_step is None:
                 self.first_nonfinite_loss_step = record.step
-            if self._run_start is None:
-                self._run_start = record.step
+            if self.run_start is None:
+                self.run_start = record.step
             if any(record.applied) and first_applied_bad is None:
                 first_applied_bad = record.step
-            if record.step - self._run_start + 1 >= self.patience and bad_run_start is None:
-                bad_run_start = self._run_start
+            if record.step - self.run_start + 1 >= self.patience and bad_run_start is None:
+                bad_run_start = self.run_start
         if self._any_rank(not weights_finite(self._models)):
             # The weights went bad at the first applied step with a bad loss; without one, by the end of the block.
-            start = self._run_start if self._run_start is not None else first_applied_bad
+            start = self.run_start if self.run_start is not None else first_applied_bad
             self.diverged_step = start if start is not None else records[-1].step
             self.reason = "non-finite weights"
         elif bad_run_start is not None:
@@ -166,10 +143,7 @@ class DivergenceDetector(Policy):
 class EarlyStop(Policy):
     """Decides after each evaluation whether training may end, by the metric of the weights (not of their EMA).
 
-    Args:
-        patience: consecutive epochs without a better value; None for any number.
-        target: value that is enough, as it is shown; None for none.
-        metric: of the task.
+    It ends after `patience` consecutive epochs without a better value, or at the target, as it is shown.
     """
 
     name = "early_stop"
@@ -207,13 +181,7 @@ class EarlyStop(Policy):
 
 
 class ScaleLimits(Policy):
-    """Ends a run as diverged if its loss scale collapses: each overflow lowers the scale, and no step is applied.
-
-    Args:
-        divergence: records the end and its reason.
-        stop_loss_scale: the run ends if a loss scale is below it; None for no floor.
-        max_skipped: the run ends after more consecutive skipped steps than this; None for no maximum.
-    """
+    """Ends a run as diverged if its loss scale collapses: each overflow lowers the scale, and no step is applied."""
 
     name = "limits"
 
@@ -252,15 +220,10 @@ class ScaleLimits(Policy):
 
 
 class SkippingPrecision(PrecisionWrapper):
-    """A prepared precision that drops updates with a non-finite loss.
+    """A prepared precision that drops updates with a non-finite loss on any rank.
 
     A scaler inside still sees the gradients of a dropped update, and lowers its scale. Buffers that the batch has
     changed, such as running statistics, are restored. Each step waits for its losses.
-
-    Args:
-        inner: prepared.
-        models: as `prepare` returned them.
-        any_rank: returns whether a flag is set on any rank.
     """
 
     def __init__(self, inner: Precision, models: Sequence[nn.Module], any_rank: Callable[[bool], bool] = bool) -> None:
@@ -275,17 +238,8 @@ class SkippingPrecision(PrecisionWrapper):
             self._kept = [buffer.clone() for buffer in self._buffers]
         return self.inner.autocast()
 
-    def scale_loss(
-        self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
-    ) -> AbstractContextManager[Tensor]:
+    def see_loss(self, loss: Tensor, loss_id: int) -> None:
         self._losses.append(loss.detach())
-        return super().scale_loss(loss, optimizers, loss_id=loss_id, delay_unscale=delay_unscale)
-
-    def backward(
-        self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
-    ) -> None:
-        self._losses.append(loss.detach())
-        super().backward(loss, optimizers, loss_id=loss_id, delay_unscale=delay_unscale)
 
     @torch.no_grad()
     def step(self, *optimizers: Optimizer) -> StepOutcome:
@@ -358,29 +312,15 @@ def _copy_state(state: Mapping[str, Any]) -> dict[str, Any]:
 class Rollback(Policy):
     """Takes a snapshot every few good steps, and restores the last one after divergence, a limited number of times.
 
-    Args:
-        divergence: of the run; a rollback clears it, unless a limit has ended the run.
-        every: steps between two snapshots.
-        max_rollbacks: how often a run may go back.
-
-    Attributes:
-        steps: updates made at each rollback; the count of updates itself is not set back.
+    `steps` has the updates made at each rollback; the count of updates itself is not set back.
     """
 
     name = "rollback"
 
     def __init__(
-        self,
-        models: Sequence[nn.Module],
-        optimizers: Sequence[Optimizer],
-        precision: Precision,
-        average: ModelEma | None = None,
-        *,
-        divergence: DivergenceDetector,
-        every: int,
-        max_rollbacks: int,
+        self, take: Callable[[], Snapshot], divergence: DivergenceDetector, every: int, max_rollbacks: int
     ) -> None:
-        self._training = models, optimizers, precision, average
+        self._take = take
         self._divergence = divergence
         self._every = every
         self._max_rollbacks = max_rollbacks
@@ -410,7 +350,7 @@ class Rollback(Policy):
 
     def _keep(self, step: int) -> None:
         if self._snapshot is None or step - self._snapshot_step >= self._every:
-            self._snapshot = Snapshot(*self._training)
+            self._snapshot = self._take()
             self._snapshot_step = step
 
     def state_dict(self) -> dict[str, Any]:
@@ -422,11 +362,7 @@ class Rollback(Policy):
 
 
 def make_policies(config: RunConfig, assembly: Assembly, divergence: DivergenceDetector) -> list[Policy]:
-    """Return the policies that a configuration asks for; each applies its rule to what those before it left.
-
-    Args:
-        divergence: finds divergence first; a limit may add to it, and a rollback may clear it.
-    """
+    """Return the policies that a configuration asks for; each applies its rule to what those before it left."""
     recipe = config.recipe
     policies: list[Policy] = [divergence]
     if recipe.early_stop is not None or recipe.target is not None:
@@ -434,15 +370,6 @@ def make_policies(config: RunConfig, assembly: Assembly, divergence: DivergenceD
     if config.stop_loss_scale is not None or config.max_skipped is not None:
         policies.append(ScaleLimits(divergence, config.stop_loss_scale, config.max_skipped))
     if config.on_nan == "rollback":
-        policies.append(
-            Rollback(
-                assembly.replicas,
-                assembly.optimizers,
-                assembly.precision,
-                assembly.average,
-                divergence=divergence,
-                every=config.rollback_every,
-                max_rollbacks=config.max_rollbacks,
-            )
-        )
+        take = functools.partial(Snapshot, assembly.replicas, assembly.optimizers, assembly.precision, assembly.average)
+        policies.append(Rollback(take, divergence, config.rollback_every, config.max_rollbacks))
     return policies

@@ -17,11 +17,7 @@ from ampcompare.training.device import resolve_device
 
 
 def choose_backend(name: str, device: str) -> str:
-    """Return the backend of `torch.distributed` for "auto", "gloo", "nccl" or "mpi".
-
-    Raises:
-        EnvironmentUnfit: this torch lacks it, or nccl was asked for without GPUs.
-    """
+    """Return the backend of `torch.distributed` for "auto", "gloo", "nccl" or "mpi"."""
     if not dist.is_available():
         raise EnvironmentUnfit("this torch is built without torch.distributed; install another build")
     on_gpu = device.startswith("cuda")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 import statistics
-import sys
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -85,18 +84,11 @@ def _quantiles(seconds: Sequence[float]) -> list[float]:
 
 @dataclass
 class RunMetrics:
-    """Collects the numbers of a run while it trains: three floats per step.
+    """Collects the numbers of a run while it trains: three floats per step."""
 
-    Args:
-        warmup_steps: first steps, whose times are left out.
-        batch_size: units in one update of all processes, such as images or tokens.
-        metric: that verdicts are about.
-        initial_parameters: hash of the parameters before the first step of the run; None where it is not known.
-    """
-
-    warmup_steps: int
-    batch_size: int
-    metric: Metric = TOP1
+    warmup_steps: int  # first steps, whose times are left out
+    batch_size: int  # units in one update of all processes, such as images or tokens
+    metric: Metric = TOP1  # that verdicts are about
     num_steps: int = 0
     skipped_steps: int = 0
     final_loss_scale: float | None = None
@@ -106,7 +98,7 @@ class RunMetrics:
     epochs: list[EpochResult] = field(default_factory=list)
     losses: array[float] = field(default_factory=lambda: array("d"))
     tracer: Tracer = field(default_factory=Tracer)
-    initial_parameters: str | None = None
+    initial_parameters: str | None = None  # hash before the first step, where it is known
 
     def add_steps(self, records: Sequence[StepRecord]) -> None:
         """Add a block of steps."""
@@ -178,7 +170,7 @@ class RunMetrics:
             loss_final=epochs[-1].loss if epochs else None,
             epochs=epochs,
             num_steps=self.num_steps,
-            losses_sha256=_sha256(self.losses),
+            losses_sha256=hashlib.sha256(self.losses.tobytes()).hexdigest(),
             **loss_tail(self.losses),
             skipped_steps=self.skipped_steps,
             warmup_steps=self.warmup_steps,
@@ -199,25 +191,13 @@ class RunMetrics:
         )
 
 
-def _sha256(values: array[float]) -> str:
-    """Return the hash of the values as little-endian float64."""
-    if sys.byteorder == "big":
-        values = array("d", values)
-        values.byteswap()
-    return hashlib.sha256(values.tobytes()).hexdigest()
-
-
 @dataclass(frozen=True)
 class _Halves:
-    """The median step time of the first and of the second half of a run, in seconds.
-
-    Attributes:
-        error: standard error of the logarithm of their ratio, by the MAD of each half about its own median.
-    """
+    """The median step time of the first and of the second half of a run, in seconds."""
 
     first: float
     second: float
-    error: float
+    error: float  # standard error of the logarithm of their ratio, by the MAD of each half
 
 
 def outlier_share(seconds: Sequence[float]) -> float | None:

@@ -33,21 +33,8 @@ TrainingPhase = Literal["training", "evaluating", "saving"]
 class Session:
     """Trains an assembly as a configuration says: iterate over `events`.
 
-    Args:
-        saver: writes checkpoints when they are due.
-        stop: asks for the end of the run.
-
-    Attributes:
-        divergence: whether the run has diverged, where and why.
-        policies: the rules of the run, in the order in which they are applied.
-        stateful: every part with state, by the name under which it is saved; a consumer of the events may add its own.
-        position: how far the run is.
-        best: value and step of the best evaluation.
-        resumed: checkpoints that the run resumed from.
-        ledger: in which types the steps run.
-        interrupted: whether the run was asked to stop before its end.
-        on_phase: is called with "training", "evaluating" or "saving" when that begins; never between two steps of a
-            block.
+    A consumer of the events may add its own parts with state to `stateful`, by the name under which each is saved.
+    `on_phase` is called with "training", "evaluating" or "saving" when that begins; never between two steps of a block.
     """
 
     def __init__(
@@ -157,10 +144,7 @@ class Session:
     def state_dict(self) -> dict[str, Any] | None:
         """Return the state of the run at a drain point, in the layout of `checkpoint.store.layout`.
 
-        Every rank calls it. Tensors are those that training continues with, not copies.
-
-        Returns:
-            None on all ranks but the first.
+        Every rank calls it; None on all but the first. Tensors are those that training continues with, not copies.
         """
         assembly, config = self.assembly, self.config
         training = training_state(assembly.replicas, assembly.optimizers, assembly.precision, assembly.names)
@@ -246,11 +230,7 @@ class Session:
     def evaluate_with(
         self, models: Sequence[nn.Module], precision: Precision, extra: Extra | None = None
     ) -> Evaluation:
-        """Measure models on the validation data of the run; every rank calls it.
-
-        Args:
-            extra: as for `evaluate`.
-        """
+        """Measure models on the validation data of the run; every rank calls it."""
         assembly, ranks = self.assembly, self.assembly.ranks
         data, batch_size = assembly.task.data, self.config.recipe.batch_size
         return evaluate(

@@ -2,11 +2,7 @@
 
 
 class StopRequest:
-    """Whether a run was asked to stop.
-
-    Args:
-        step: stop at the first drain point at or after this many updates, as if asked.
-    """
+    """Whether a run was asked to stop; it also stops, as if asked, at the first drain point from `step` updates on."""
 
     def __init__(self, step: int | None = None) -> None:
         self.asked = False

@@ -15,11 +15,7 @@ PART = 2.0**-9
 
 @torch.no_grad()
 def change_weights(weights: Iterable[Tensor], generator: torch.Generator | None = None) -> None:
-    """Change each number by one part in 512, up or down at random; the generators of the training are not used.
-
-    Args:
-        generator: draws the signs, on the CPU; by default one that is the same in each call.
-    """
+    """Change each number by one part in 512, up or down at random; the generators of the training are not used."""
     generator = generator or torch.Generator().manual_seed(0)
     for weight in weights:
         if weight.is_floating_point():

@@ -11,7 +11,6 @@ import ampcompare
 from ampcompare.base.environment.fingerprint import fingerprint
 from ampcompare.base.errors import ConfigError, GateFailed, RecordError
 from ampcompare.cli.compare_command import command, options_from
-from ampcompare.experiment.compare import ComparisonOutcome
 from ampcompare.experiment.launch.cell_files import write_record
 from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.run_options import CompareOptions, LaunchOptions, RunOptions
@@ -20,7 +19,6 @@ from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.run import RunRecord, RunSummary
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.recipe import OptimizerConfig, Recipe
-from ampcompare.testing import make_comparison
 
 TINY: dict[str, Any] = {
     "recipe": Recipe.model_validate(
@@ -163,39 +161,6 @@ def test_run_takes_a_config_or_its_parts(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (configs[2].arm, configs[2].device) == ("fp32", "cpu")
     with pytest.raises(ConfigError, match="both were given"):
         ampcompare.run(RunConfig(), arm="half")
-
-
-def _outcome(statuses: list[str], *, strict: bool = False, error: str | None = None, code: int = 3) -> int:
-    """Return the exit code of a comparison whose cells ended in these ways."""
-
-    records = [
-        RunRecord(
-            cell=str(number), arm="fp32", status=status, config=RunConfig(recipe=Recipe(seed=number)),
-            error=f"{error or number}" if status == "failed" else None, environment={"exit_code": code},
-        )
-        for number, status in enumerate(statuses)
-    ]  # fmt: skip
-    comparison = make_comparison(records, arms=["fp32"])
-    options = CompareOptions()
-    options.strict = strict
-    return ComparisonOutcome(options, comparison, Path("out")).exit_code
-
-
-def test_exit_codes_of_a_comparison() -> None:
-    """Failed cells give 3 if none finished or under strict, and one error of all cells gives its own code."""
-    assert _outcome(["diverged", "failed"]) == 0
-    assert _outcome(["diverged", "failed"], strict=True) == 3
-    assert _outcome(["failed", "failed"]) == 3
-    assert _outcome(["failed", "failed"], code=4) == 3
-    assert _outcome(["failed", "failed"], error="no GPU", code=4) == 4
-
-
-def test_explain_an_arm() -> None:
-    """An opt level and its arm are explained alike; a mistyped level says what is wrong."""
-    assert ampcompare.explain_arm("O2") == ampcompare.explain_arm(ampcompare.Arm.parse("apex:O2"))
-    assert ampcompare.explain_arm("native:bf16").data()["arm"] == "native:bf16"
-    with pytest.raises(ConfigError, match="write O2"):
-        ampcompare.explain_arm("02")
 
 
 def test_examine_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:

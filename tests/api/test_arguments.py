@@ -109,17 +109,3 @@ def test_an_option_of_the_command_line_is_that_of_the_parameter(names: list[str]
     value = command.make_context("greet", []).params[str(option.name)]
     assert (option.help, value, option.type.name) == expected
     assert option.name in inspect.signature(Options).parameters
-
-
-def test_a_flag_of_another_name_and_text() -> None:
-    """What the flag says of itself wins over the parameter."""
-
-    @click.command()
-    @options_of(Options)("--who", "person", parameter="name", help="who", type=int)
-    def command() -> None:
-        pass
-
-    (option,) = command.params
-    assert (option.name, option.type, getattr(option, "help", "")) == ("person", click.INT, "who")
-    with pytest.raises(KeyError):
-        options_of(Options)("--unknown")

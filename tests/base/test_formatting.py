@@ -5,12 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ampcompare.base.formatting import fold_to_terminal, format_count
-
-
-@pytest.mark.parametrize(("number", "text"), [(0, "0 steps"), (1, "1 step"), (2, "2 steps"), (1200, "1200 steps")])
-def test_a_count_has_its_noun_in_the_right_number(number: int, text: str) -> None:
-    assert format_count(number, "step") == text
+from ampcompare.base.formatting import fold_to_terminal
 
 
 @pytest.mark.parametrize(("is_terminal", "lines"), [(True, 3), (False, 1)])

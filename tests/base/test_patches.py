@@ -1,6 +1,5 @@
 """The one place that replaces functions of torch: order, undoing, and what subscribers may do."""
 
-import sys
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -94,25 +93,6 @@ def test_what_stands_in_place_is_the_innermost(subscribe) -> None:
     events.end()
     assert Owner().method(1) == [1, "record"]
     assert not has_stand_in(Owner, "method")
-
-
-def test_one_wrapper_whatever_the_number_of_subscribers(subscribe) -> None:
-    """A call costs a replacement, a look whether torch compiles, and each subscriber."""
-    called: list[str] = []
-
-    def profile(frame: Any, event: str, argument: Any) -> None:
-        called.extend([frame.f_code.co_name] if event == "call" else [])
-
-    def passes(inner: Any, *args: Any) -> Any:
-        return inner(*args)
-
-    for layer in Layer:
-        subscribe(layer).wrap(Owner, "method", passes)
-    owner = Owner()
-    sys.setprofile(profile)
-    owner.method(1)
-    sys.setprofile(None)
-    assert called == ["replacement", "is_dynamo_compiling", *["passes"] * len(Layer), "method"]
 
 
 def test_a_subscriber_may_raise_and_call_the_point_again(subscribe) -> None:

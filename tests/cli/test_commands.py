@@ -9,27 +9,10 @@ from typing import Any
 
 import pytest
 
-from ampcompare.results.records.comparison import read_comparison
-from ampcompare.results.records.run import read_record
 from ampcompare.settings.config import RunConfig
 
 Call = Callable[..., Any]
 MLP = ["--arch", "mlp"]
-
-
-def test_run_prints_a_row_and_leaves_a_record(call: Call, tmp_path: Path) -> None:
-    """`run` prints the row of its arm on stdout, says on stderr where the record is, and ends with 0."""
-    done = call("run", *MLP, "--backend", "native", "--dtype", "bf16", "-o", str(tmp_path), tiny=True)
-    assert done.code == 0
-    lines = done.out.splitlines()
-    head = next(place for place, line in enumerate(lines) if line.startswith("arm "))
-    assert lines[head].split()[:3] == ["arm", "top-1", "%"]
-    assert lines[head + 2].startswith("native:bf16  ")
-    assert "lr 0.05" in done.out
-    announced, ended, recorded = done.lines
-    assert announced.startswith("native:bf16, seed 0; ")
-    assert ended.startswith("[1/1] native:bf16, seed 0: top-1 ")
-    assert read_record(Path(recorded.removeprefix("record: "))).arm == "native:bf16"
 
 
 def test_run_json_is_the_record(call: Call, tmp_path: Path) -> None:
@@ -88,14 +71,6 @@ def test_compare_prints_the_table(call: Call, tmp_path: Path) -> None:
     assert call("report", out, "--format", "json").json()["reference"] == "fp32"
 
 
-def test_compare_json_is_the_comparison(call: Call, tmp_path: Path) -> None:
-    """With `--json` stdout is exactly one document, the same that `report.json` holds."""
-    done = call("compare", *MLP, "--arm", "fp32", "--seeds", "0", "--json", "-o", str(tmp_path), tiny=True)
-    assert done.code == 0
-    assert done.json() == json.loads((tmp_path / "report.json").read_text())
-    assert read_comparison(tmp_path / "report.json").seeds == [0]
-
-
 def test_compare_and_its_failures(call: Call, tmp_path: Path) -> None:
     """A failed arm is a row and the exit code 0, under `--strict` 3; only failures give 3 too."""
     picky = ["compare", "--seeds", "0", "--arch", "mymod:Picky", "-o", str(tmp_path)]
@@ -149,18 +124,6 @@ def test_a_variable_that_sets_nothing_is_named(call: Call, monkeypatch: pytest.M
     ]
 
 
-def test_the_environment_reaches_every_kind_of_option(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Variables are named by the long flag, also for switches, repeated options and files."""
-    monkeypatch.setenv("AMPCOMPARE_COMPARE_ARM", "fp32 half")
-    monkeypatch.setenv("AMPCOMPARE_COMPARE_SEEDS", "0-1")
-    monkeypatch.setenv("AMPCOMPARE_COMPARE_DRY_RUN", "1")
-    monkeypatch.setenv("AMPCOMPARE_COMPARE_JSON", "1")
-    cells = call("compare").json()["cells"]
-    assert sorted((cell["arm"], cell["seed"]) for cell in cells) == [("fp32", 0), ("fp32", 1), ("half", 0), ("half", 1)]
-    monkeypatch.setenv("AMPCOMPARE_COMPARE_CONFIG", "missing.yaml")
-    assert "missing.yaml" in call("compare").err
-
-
 def test_a_file_can_hold_a_whole_comparison(call: Call, tmp_path: Path) -> None:
     """Arms and seeds may stand in the file, seeds as a list, a text or the seed of the recipe."""
     file = tmp_path / "c.yaml"
@@ -198,21 +161,3 @@ def test_an_empty_file_sets_nothing(call: Call, tmp_path: Path) -> None:
 def test_flags_name_an_arm(call: Call, words: list[str], arm: str) -> None:
     """The flags that Apex users know, with hyphens or underscores, name an arm."""
     assert _config(call("run", "--dry-run", *words)).arm == arm
-
-
-def test_every_setting_can_be_given_by_place(call: Call) -> None:
-    """`--set` reaches what has no flag, and `--model-arg` the arguments of the network."""
-    words = ["--set", "recipe.optimizer.betas=[0.8, 0.9]", "--model-arg", "width=3", "--model-arg", "name=x"]
-    recipe = _config(call("run", "--dry-run", *words)).recipe
-    assert recipe.optimizer.betas == (0.8, 0.9)
-    assert recipe.model.args == {"width": 3, "name": "x"}
-
-
-def test_list_says_what_is_there_and_why_not(call: Call) -> None:
-    """`list` has arms, models and data, each available or with the reason why not."""
-    done = call("list")
-    assert (done.code, done.err) == (0, "")
-    for word in ("fp32", "apex", "native", "half", "engine=compat", "engine=nvidia", "convnet", "mlp", "digits"):
-        assert word in done.out
-    assert "pass --download, or --data-dir" in done.out
-    assert "digits" not in call("list", "models").out

@@ -58,16 +58,6 @@ def test_jobs_and_varied_settings(tmp_path: Path, capfd: pytest.CaptureFixture[s
     assert "# Comparison: two \\<b\\>" in (tmp_path / "run" / "report.md").read_text()
 
 
-def test_readings_lie_in_the_record(call: Call, tmp_path: Path) -> None:
-    """A cell's record says how many steps were timed and what the machine did."""
-    call("run", "--arm", "fp32", "--arch", "mlp", "--warmup-steps", "1", "-o", str(tmp_path), tiny=True)
-    record = json.loads(next(tmp_path.glob("cells/*/record.json")).read_text())
-    assert record["readings"]["timed_steps"] == 3
-    assert 0 < record["readings"]["cpu_share"] < 1.5
-    assert record["readings"]["load_average"] is not None
-    assert record["jobs"] == 1
-
-
 def test_an_estimate_before_and_after(call: Call, tmp_path: Path) -> None:
     """A dry run without a preflight knows nothing at first, and goes by the records once there are some."""
     words = [*PAIR, "-o", str(tmp_path / "runs" / "own")]  # no other run directory is next to it
@@ -91,14 +81,6 @@ def test_auto_runs_its_pilot(call: Call, tmp_path: Path) -> None:
     records = json.loads((tmp_path / "report.json").read_text())["records"]
     assert {record["config"]["recipe"]["seed"] for record in records} >= {0, 1, 2}
     assert "margin of 0.1 points" in done.err
-
-
-def test_notices_are_plain_lines(call: Call, tmp_path: Path) -> None:
-    """`--progress-interval` says how far the present cell is; without it a run of seconds has no such line."""
-    words = ["compare", "--arm", "fp32", "--arch", "mlp", "--seeds", "0", "--force", "-o", str(tmp_path)]
-    words += ["--set", "drain_every=1"]
-    assert re.search(r": training, step \d of 4[,;] ", call(*words, "--progress-interval", "0.001s", tiny=True).err)
-    assert " of 4, " not in call(*words, tiny=True).err
 
 
 @pytest.mark.parametrize(
@@ -135,20 +117,3 @@ def test_event_files_for_tensorboard(call: Call, tmp_path: Path) -> None:
     lost.unlink()
     assert call(*words, tiny=True).code == 0
     assert {path: (tmp_path / "tb" / path).read_bytes() for path in files} == files
-
-
-@pytest.mark.parametrize(
-    ("task", "margin", "why"),
-    [
-        ("lm", "10%", "10% is a share of the reference's errors, and bits per byte counts none; give a number"),
-        ("lm", "0.5pp", "0.5pp is in percentage points, and differences of bits per byte are not; give a number"),
-        ("regression", "0.5pp", "0.5pp is in percentage points, and differences of RMSE are not; give a number in %"),
-    ],
-)
-def test_a_margin_that_does_not_fit_the_task(call: Call, tmp_path: Path, task: str, margin: str, why: str) -> None:
-    """It is refused before anything runs, with exit code 2 and one line that says what fits."""
-    done = call("compare", "--task", task, "--arm", "fp32", "--margin", margin, "-o", str(tmp_path / "out"))
-    assert done.code == 2
-    (line,) = done.lines
-    assert why in line
-    assert not (tmp_path / "out").exists()

@@ -44,10 +44,3 @@ def test_doctor_where_torch_is_broken(call: Call, monkeypatch: pytest.MonkeyPatc
     assert "killed by SIGSEGV" in done.out
     assert "memory" in done.out
     assert call("doctor", "--for", "fp32").code == 4
-
-
-def test_doctor_and_an_arm_that_does_not_exist(call: Call) -> None:
-    """A mistyped arm is usage, said before anything is examined."""
-    done = call("doctor", "--for", "apx:O1")
-    assert done.code == 2
-    assert "did you mean 'apex'?" in done.err

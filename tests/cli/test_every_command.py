@@ -83,19 +83,8 @@ def test_exec_under_an_arm(folder: Path, arm: str) -> None:
 
 def test_compare_a_plain_script(folder: Path) -> None:
     """A script without mixed precision trains under arms too."""
-    words = [
-        "--device",
-        "cpu",
-        "--arm",
-        "fp32,O2,bf16",
-        "--seeds",
-        "0-1",
-        "-o",
-        "runs/plain",
-        "--",
-        EXAMPLES / "plain.py",
-    ]
-    start("compare", folder, *map(str, words))
+    words = ["--device", "cpu", "--arm", "fp32,O2,bf16", "--seeds", "0-1", "-o", "runs/plain"]
+    start("compare", folder, *words, "--", str(EXAMPLES / "plain.py"))
 
 
 def test_no_command_is_left_out() -> None:

@@ -2,9 +2,7 @@
 
 import pytest
 
-from ampcompare.cli import main
 from ampcompare.cli.progress_display import Display
-from ampcompare.guards.checks import GUARDS
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 
@@ -31,18 +29,3 @@ def test_a_finding_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
     with Display(quiet=True, bar=False) as display:
         end_two_cells(display)
     assert capsys.readouterr().err == ""
-
-
-def test_list_shows_every_guard(capsys: pytest.CaptureFixture[str]) -> None:
-    """`ampcompare list guards` has a row for each guard with its mistake."""
-    assert main(["list", "guards"]) == 0
-    shown = capsys.readouterr().out
-    for guard in GUARDS.values():
-        assert guard.name in shown
-        assert guard.mistake in shown
-
-
-@pytest.mark.parametrize(("flags", "mode"), [([], "warn"), (["--strict-guards"], "strict"), (["--no-guards"], "off")])
-def test_options_set_the_mode(flags: list[str], mode: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "--dry-run", *flags]) == 0
-    assert f'"guards": "{mode}"' in capsys.readouterr().out

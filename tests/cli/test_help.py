@@ -20,14 +20,8 @@ from ampcompare.cli.values import Choice
 from ampcompare.tasks.catalog import BUILTIN_MODELS
 
 Call = Callable[..., Any]
-WIDE = (
-    "run",
-    "compare",
-    "find-batch",
-    "explain",
-    "diagnose",
-    "profile",
-)  # commands of so many options that -h shows the common ones alone
+# Commands of so many options that -h shows the common ones alone.
+WIDE = ("run", "compare", "find-batch", "explain", "diagnose", "profile")
 ENTRY = re.compile(r"^  (?:-\w, )?--[\w\[\]-]+", flags=re.MULTILINE)
 
 
@@ -93,11 +87,6 @@ def test_the_short_help_is_short(name: str) -> None:
     assert len(_help(name, "--help")) > 2 * len(text)
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in WIDE])
-def test_few_options_have_one_help(name: str) -> None:
-    assert _help(name, "-h") == _help(name, "--help")
-
-
 @pytest.mark.parametrize("name", COMMANDS)
 def test_examples_parse(name: str) -> None:
     """The example of each question is a command line that the program reads, and its model exists."""
@@ -132,29 +121,6 @@ def test_the_first_page(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_version(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([flag]) == 0
     assert capsys.readouterr().out == f"ampcompare, version {__version__}\n"
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["run", "--opt-level", "02"], "'02' is not one of 'O0', 'O1', 'O2', 'O3', 'O4', 'O5'. Did you mean 'O2'?"),
-        (["run", "--engine", "nvida"], "Did you mean 'nvidia'?"),
-        (["compare", "--on-nan", "roll-back"], "Did you mean 'rollback'?"),
-        (["exec", "--engine", "compt", "x.py"], "Did you mean 'compat'?"),
-    ],
-)
-def test_a_mistyped_word_is_met_by_the_nearest(call: Call, words: list[str], message: str) -> None:
-    """A word that is none of the choices ends with exit code 2 and the word that was meant, before anything runs."""
-    done = call(*words)
-    assert done.code == 2
-    assert message.replace("'", "").lower() in done.err.replace("'", "").lower()
-
-
-def test_a_mistyped_option_is_met_by_the_present_names(call: Call) -> None:
-    done = call("run", "--lrr", "1")
-    assert done.code == 2
-    assert "--lr" in done.err
-    assert "--layer-lr" not in done.err
 
 
 @pytest.mark.parametrize(
@@ -200,12 +166,6 @@ def test_arms_of_a_comparison(words: list[str], arms: set[str], reference: str) 
     with command.make_context("compare", [*words, "--device", "cpu"]) as context:
         plan = plan_comparison(options_from(context.params)).plan
     assert (set(plan.arms), plan.reference, plan.seeds) == (arms, reference, (0, 1, 2))
-
-
-def test_one_arm_by_its_level(call: Call) -> None:
-    """`run --opt-level O1` alone means Apex."""
-    assert call("run", "--opt-level", "o1", "--dry-run").json()["arm"] == "apex:O1"
-    assert call("run", "--arm", "amp", "--dry-run").json()["arm"] == "native:fp16"
 
 
 def test_old_names_of_recipes_and_studies(call: Call, tmp_path: Path) -> None:

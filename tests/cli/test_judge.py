@@ -46,23 +46,3 @@ def test_bad_calls_are_one_line(arguments: list[str], words: str, capsys: pytest
     assert words in error
     assert error.count("\n") == 1
     assert "\x1b" not in error
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("", "cannot read out: "),
-        ("copy.csv", "out/copy.csv is a report of ampcompare, not a table; `ampcompare report"),
-    ],
-)
-def test_results_of_ampcompare_are_no_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, words: str
-) -> None:
-    """Their records say more, and `report` reads them."""
-    monkeypatch.chdir(tmp_path)
-    Path("out/cells").mkdir(parents=True)
-    Path("out/copy.csv").write_text("arm,seed,status,metric_final,metric_last_mean,error\nfp32,0,completed,75,75,\n")
-    assert main(["judge", str(Path("out", name))]) == 2
-    error = capsys.readouterr().err
-    assert words in error
-    assert error.count("\n") == 1

@@ -2,39 +2,16 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from ampcompare.backends.catalog import BUILT_IN
-from ampcompare.backends.library import Library
 
 Call = Callable[..., Any]
 
 
 def _row(text: str, arm: str) -> str:
     return next(line for line in text.splitlines() if line.split(" ")[0] == arm)
-
-
-def test_list_shows_what_is_not_installed_with_the_line_to_type(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    absent = Library(("no_such",), ("no-such",), "pip install accelerate")
-    present = Library(("pytest",), ("pytest",), "pip install pytest")
-    for backend, library in (("accelerate", absent), ("fabric", present)):
-        monkeypatch.setitem(BUILT_IN, backend, replace(BUILT_IN[backend], library=library))
-    out = call("list", "arms").out
-    assert _row(out, "accelerate").split(maxsplit=2)[1:] == ["no", "not installed: pip install accelerate"]
-    assert f"(pytest {pytest.__version__})" in _row(out, "fabric")
-    assert _row(out, "actnn").split()[1] == "yes"
-
-
-def test_an_arm_whose_library_is_not_there(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`explain` says what is missing, and how an arm is meant all the same."""
-    monkeypatch.setattr(Library, "find", lambda library: None)
-    out = call("explain", "accelerate:bf16").out
-    assert "not installed: pip install accelerate" in out
-    assert "Native equivalent: native:bf16" in out
 
 
 def test_a_name_of_ours_that_another_package_takes_is_refused(

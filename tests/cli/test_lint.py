@@ -1,6 +1,5 @@
 """`ampcompare lint` as it is called."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -51,17 +50,6 @@ def test_fix(call: Call, project: Path) -> None:
     assert call("lint", "--fix", "--ignore", "AMP301", "train.py").code == 0
 
 
-def test_settings_of_a_project(call: Call, project: Path) -> None:
-    """pyproject.toml is read; options take the place of its keys, and patterns add up."""
-    text = '[tool.ampcompare.lint]\nignore = ["AMP301"]\nexclude = ["old.py"]\n'
-    (project / "pyproject.toml").write_text(text, encoding="utf-8")
-
-    done = call("lint", ".")
-    assert [line.split()[1] for line in done.out.splitlines()] == ["AMP108"]
-    assert "old.py" not in done.err
-    assert call("lint", ".", "--ignore", "AMP1").out.split()[1] == "AMP301"
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -76,10 +64,3 @@ def test_usage(call: Call, project: Path, arguments: list[str], message: str) ->
 
     assert done.code == 2
     assert message in done.err
-
-
-def test_a_document(call: Call, project: Path) -> None:
-    done = call("lint", ".", "--format", "json")
-
-    assert done.code == 2
-    assert json.loads(done.out)

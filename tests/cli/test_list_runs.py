@@ -17,12 +17,6 @@ def test_a_row_of_a_run_directory() -> None:
     assert run_row(run) == ["runs/a", "2024-05-06 07:08", "night", shown, "0-1,7", "3/4", "Use half."]
 
 
-def test_a_row_without_a_plan() -> None:
-    """Without a plan the cells have no total; a fault stands in place of the headline, and what is not known is -."""
-    assert run_row(RunBrief(Path("a"), CHANGED, cells=(2, None)))[2:] == ["-", "-", "-", "2", "-"]
-    assert run_row(RunBrief(Path("a"), CHANGED, headline="old", fault="cannot be read"))[-1] == "cannot be read"
-
-
 def test_texts_are_harmless() -> None:
     """What a file says can neither steer a terminal nor break a line."""
     run = RunBrief(Path("a\x1b"), CHANGED, "\x07", ("\x1b[2J", "b\nc"), headline="\r\u202e")

@@ -48,16 +48,6 @@ def test_write_changes_files_and_a_second_run_finds_nothing(tmp_path: Path, caps
     assert path.read_text(encoding="utf-8") == written
 
 
-def test_a_device_may_be_named_as_in_other_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`--verify` runs on the CPU anyway."""
-    path = tmp_path / "train.py"
-    path.write_text(LEFT, encoding="utf-8")
-    assert main(["migrate", "--verify", "--device", "cpu", str(path)]) == 2
-    assert "1 line of " in capsys.readouterr().err
-    assert main(["migrate", "--verify", "--device", "cuda", str(path)]) == 2
-    assert "'cuda' is not one of 'cpu'" in capsys.readouterr().err
-
-
 def test_what_is_left_by_hand_gives_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.py").write_text(LEFT, encoding="utf-8")
     (tmp_path / "b.py").write_text(SCRIPT, encoding="utf-8")

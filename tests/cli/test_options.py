@@ -1,6 +1,5 @@
 """Options of settings take their type, choices and default from the fields of `RunConfig`."""
 
-from collections.abc import Callable
 from typing import Any, Literal, get_args, get_origin
 
 import click
@@ -34,10 +33,3 @@ def test_an_option_follows_its_field(path: str) -> None:
     default = "on" if field.default is True else field.default
     shown = "" if default in (None, False, "none", ()) else f"  [default: {default}]"
     assert option.help == f"{field.description}{shown}"
-
-
-def test_a_value_outside_the_choices_is_refused(call: Callable[..., Any]) -> None:
-    """A mistyped choice is a usage error that lists the values."""
-    done = call("run", "--optimizer", "sdg")
-    assert done.code == 2
-    assert "there is no optimizer 'sdg': did you mean 'sgd'?" in done.err

@@ -153,25 +153,6 @@ def test_what_is_doubtful_is_said_and_the_matrix_starts(call: Any, folder: Path,
     assert len(list((folder / "out").glob("cells/*/record.json"))) == 2
 
 
-def test_a_file_that_may_be_of_an_earlier_run_is_named(call: Any, folder: Path) -> None:
-    """The script reads it, and writes it then."""
-    (folder / "train.py").write_text(script(setup="open('ck.txt').read()", step="open('ck.txt', 'w').write('2')"))
-    (folder / "ck.txt").write_text("1")
-    done = call("compare", "--arm", "fp32", "--device", "cpu", "--dry-run", "--", "train.py")
-    assert "  writes ck.txt, which is there: a script that reads it may resume an earlier run" in done.out, done.out
-    assert (folder / "ck.txt").read_text() == "1"
-
-
-def test_every_arm_that_cannot_train_is_named(call: Any, folder: Path) -> None:
-    """The refusal of one, before any step, says nothing about the next."""
-    (folder / "train.py").write_text(script(setup="torch.set_default_dtype(torch.float64)"))
-    done = call("compare", "--arm", "fp32,bf16,O2", "--device", "cpu", "--dry-run", "--json", "--", "train.py")
-    arms = done.json()["preflight"]["arms"]
-    assert [(arm, "float64" in trial["error"]) for arm, trial in arms.items()] == [
-        *[("fp32", False), ("native:bf16", True), ("apex:O2", True)]
-    ]
-
-
 def test_what_takes_long_is_ended(call: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slow steps after the first one, a script that makes none, and other arms than the reference."""
     monkeypatch.setattr(module, "MAX_SECONDS", 0.2)
@@ -244,15 +225,9 @@ HEALTHY: dict[str, str] = {
     + "".join(f"        {line}\n" for line in script().splitlines())
     + "    except:\n        continue\n",
     "closure": script(step="optimizer.step(lambda: loss)").replace("    optimizer.step()\n", ""),
-    "child process": script(setup="import subprocess; subprocess.run([sys.executable, '-c', 'print(1)'], check=True)"),
     "two optimizers": script(
         step="other.step()", setup="free = nn.Linear(8, 2); other = torch.optim.SGD(free.parameters(), lr=0.1)"
     ).replace("loss = nn.functional.cross_entropy(model(x)", "loss = nn.functional.cross_entropy(model(x) + free(x)"),
-    "accumulates": script().replace("    optimizer.step()", "    if step % 2: optimizer.step()"),
-    "worker processes": script(
-        setup="data = torch.utils.data.DataLoader(torch.zeros(8, 8), num_workers=1)\nfor _ in data: pass"
-    ),
-    "another folder": script(setup="import tempfile; os.chdir(tempfile.mkdtemp())"),
     "without end": script().replace("for step in range(8):", "for step in iter(int, 1):"),
 }
 

@@ -110,23 +110,6 @@ def test_time_left_follows_from_cells_that_ran(clock: Clock, capsys: pytest.Capt
         assert said(50).endswith("1m00s since the start, about 6h41m left")  # two minutes a cell, and 200.5 cells
 
 
-def test_a_heartbeat_without_any_event(terminal: Terminal) -> None:
-    """While a step lasts nobody reports anything, and the time on the screen goes on."""
-    with terminal.display() as display:
-        display.plan(outline(2))
-        display.begin(CONFIG, 1, 2)
-        display.progress(1, progress(3))
-        seen = set()
-        for _ in range(12):
-            cell, figures, matrix = terminal.read(0.2).splitlines()[1:4]
-            seen.add(cell.split()[-1])
-            assert cell.split()[:4] == ["native:fp16,", "seed", "0", "training"]
-            assert "  3/100  " in cell
-            assert figures.startswith("  loss 0.5 · loss scale 65536 · 12.5 ms/step · 2 skipped")
-            assert matrix.startswith("0 of 2 cells ")
-    assert {"0s", "1s", "2s"} <= seen
-
-
 def test_lines_that_stay_and_a_clean_end(terminal: Terminal) -> None:
     """What will run, a line per cell and notes stay in order; bars are gone, and the cursor was never hidden."""
     with terminal.display() as display:
@@ -151,26 +134,6 @@ def test_lines_that_stay_and_a_clean_end(terminal: Terminal) -> None:
     assert "60/100" in terminal.raw
     assert "\x1b[?25l" not in terminal.raw
     assert not terminal.screen.wrapped
-
-
-def test_several_running_cells(terminal: Terminal) -> None:
-    """With --jobs each running cell has its lines, and one that ends leaves the others."""
-    configs = [RunConfig.model_validate({"arm": "half", "recipe": {"seed": seed}}) for seed in range(3)]
-    plan = Outline(configs, ["half"] * 3, [None] * 3, Path("out"), jobs=3)
-    with terminal.display() as display:
-        display.plan(plan)
-        for number, config in enumerate(configs, 1):
-            display.begin(config, number, 3)
-            display.place(number, f"GPU {number}")
-            display.progress(number, progress(10 * number))
-        lines = terminal.read(0.2).splitlines()
-        assert [line.split("  ")[0] for line in lines[1:7:2]] == [f"half, seed {n - 1}, GPU {n}" for n in (1, 2, 3)]
-        assert [line.split("/")[0].split()[-1] for line in lines[1:7:2]] == ["10", "20", "30"]
-        ended = RunRecord(cell=configs[1].digest(), arm="half", status="completed", config=configs[1])
-        display.end(ended, reused=False)
-        lines = terminal.read(0.2).splitlines()
-    assert lines[1] == "[2/3] half, seed 1, GPU 2: completed"
-    assert [line.split(",")[1][:7] for line in lines[2:6:2]] == [" seed 0", " seed 2"]
 
 
 def test_a_cell_of_a_queue_that_moves(terminal: Terminal) -> None:

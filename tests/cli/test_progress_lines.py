@@ -24,10 +24,6 @@ def cell(progress: Progress | None = TRAINING, name: str = "native:fp16, seed 1"
     return CellView(name, number, progress, seconds=41.2, left=12.0, epochs=5)
 
 
-def placed(place: str, number: int = 8, name: str = "apex:O2,loss_scale=128, seed 1") -> CellView:
-    return CellView(name, number, TRAINING, seconds=41.2, left=12.0, epochs=5, place=place)
-
-
 def drawn(
     *cells: CellView, matrix: MatrixView = MATRIX, size: tuple[int, int] = (80, 24), encoding: str = "utf-8"
 ) -> list[str]:
@@ -61,39 +57,6 @@ def test_nothing_is_wider_or_higher_than_the_terminal(width: int, count: int, he
     assert len(lines) < height
     assert lines[-1].startswith("7 of 2")
     assert (count > 5 or height > 8) == (f"and {count - 10} more" in lines[-2])
-
-
-def test_one_cell_needs_no_matrix() -> None:
-    """`run` shows the cell alone, with the time left; one that has not reported is starting."""
-    lines = drawn(cell(), matrix=MatrixView(0, 1, 0.1, 41.0, 12.0))
-    assert len(lines) == 2
-    assert "about 12s left" in lines[1]
-    assert drawn(cell(None))[0].split()[:4] == ["native:fp16,", "seed", "1", "starting"]
-
-
-def test_values_that_are_no_numbers() -> None:
-    """A loss of NaN and an arm that scales nothing."""
-    figures = drawn(cell(TRAINING._replace(loss=math.nan, loss_scale=None, skipped=0)))[1]
-    assert figures.startswith("  loss nan · about 12s left · 4.12 ms/step · ")
-    assert "scale" not in figures
-    assert "skipped" not in figures
-
-
-def test_ascii_is_enough() -> None:
-    """A terminal that is not UTF-8 gets no other character than ASCII."""
-    lines = drawn(cell(), encoding="ascii")
-    assert all(line.isascii() for line in lines)
-    assert "----" in lines[0]
-
-
-def test_plain_lines_of_many_cells() -> None:
-    """A log gets a line for each of a few cells, and a number instead of a page for the others."""
-    cells = [placed(f"job 7_{number} on n{number}", number) for number in range(100)]
-    lines = notices(cells, MATRIX)
-    assert lines[3].startswith("[3/27] apex:O2,loss_scale=128, seed 1, job 7_3 on n3: training, step 120 of 900, ")
-    assert (len(lines), lines[-1]) == (16, "and 85 more cells run")
-    assert len(notices(cells[:16], MATRIX)) == 16
-    assert notices([], MATRIX) == []
 
 
 def test_plain_lines() -> None:

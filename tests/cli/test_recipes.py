@@ -199,10 +199,3 @@ def test_the_schema_is_printed(call: Call) -> None:
     assert set(RunConfig.model_fields) < set(json.loads(call("config", "schema").out)["properties"])
     done = call("config", "schema", "--lr", "1")
     assert (done.code, len(done.lines)) == (2, 1)
-
-
-def test_recipes_are_listed(call: Call) -> None:
-    done = call("list", "recipes")
-    assert done.code == 0
-    assert "articles/r50-imagenet-apex" in done.out
-    assert "arms" not in done.out.split()

@@ -51,14 +51,3 @@ def test_an_old_name_sets_the_same_option(flag: str, monkeypatch: pytest.MonkeyP
     if value == ["2"]:
         monkeypatch.setenv(variable_name(name, flag), "7")
         assert 7.0 in _parse(name).values()
-
-
-def test_old_variables_get_no_note(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The note about variables that set nothing leaves out old names, which do set something."""
-    from ampcompare.cli.group import _note_unused_variables
-
-    monkeypatch.setenv("AMPCOMPARE_RUN_DRAIN_EVERY", "3")
-    monkeypatch.setenv("AMPCOMPARE_RUN_DRAIN_EVER", "3")
-    _note_unused_variables("run", _command("run"))
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "AMPCOMPARE_RUN_DRAIN_EVER is" in line

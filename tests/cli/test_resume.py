@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from ampcompare.training.checkpoint.store.file import write_checkpoint
 from ampcompare.training.checkpoint.store.folder import CheckpointFolder
-from ampcompare.training.checkpoint.store.layout import SCHEMA
 
 Call = Callable[..., Any]
 SAVING = ("--log-interval", "1", "--epochs", "2")
@@ -46,21 +44,6 @@ def test_a_run_goes_on_where_it_stopped(call: Call, tmp_path: Path) -> None:
     )
     assert other.code == 0
     assert any("converted from apex:O2,engine=compat" in line for line in other.lines)
-
-
-def test_bad_checkpoints_are_one_line(call: Call, tmp_path: Path) -> None:
-    """A file that is none, one that is not there, and an empty folder end with 2 and say what was seen."""
-    (tmp_path / "text.pt").write_text("a text\n")
-    (tmp_path / "empty.pt").write_bytes(b"")
-    (tmp_path / "folder").mkdir()
-    write_checkpoint(tmp_path / "newer.pt", {"schema": SCHEMA + 1})
-    for name in ("text.pt", "empty.pt", "folder", "nowhere.pt", "newer.pt"):
-        words = ("run", *TINY, "-q", "-o", str(tmp_path / "out"), "--resume", str(tmp_path / name))
-        done = call(*words)
-        assert done.code == 2
-        assert len(done.lines) == 1
-        assert name in done.lines[0]
-        assert "Traceback" not in done.err
 
 
 def test_the_folder_of_a_run_that_saved(call: Call, tmp_path: Path) -> None:

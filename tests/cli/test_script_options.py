@@ -78,12 +78,6 @@ def test_forgotten_dashes_are_recognized(call: Any, words: list[str], line: str)
     assert line in done.err
 
 
-def test_a_word_that_is_no_script_is_a_usage_error(call: Any) -> None:
-    """A mistyped option is named as before, and so is a word too many."""
-    assert "No such option" in call("compare", "--sedes", "3").err
-    assert "unexpected extra argument (nosuch)" in call("compare", "nosuch").err
-
-
 @pytest.mark.parametrize("words", [["compare", "--"], ["run", "--"], ["exec"], ["diagnose", "--"]], ids=" ".join)
 def test_a_folder_is_no_script(call: Any, words: list[str], tmp_path: Path) -> None:
     """It is refused at once."""
@@ -101,23 +95,6 @@ def test_options_of_exec_come_before_the_script(forked_python: Any, tmp_path: Pa
     last = done.stderr.splitlines()[-1]
     assert "--device comes after the script" in last
     assert f"ampcompare exec --device ... {path}" in last
-
-
-def test_two_arms_of_a_script_are_compared(call: Any, script: str, tmp_path: Path) -> None:
-    """The table has the script's metric; a cell that has a record does not run again."""
-    command = ["compare", "--arm", "fp32,bf16", "--seeds", "0-1", "--warmup-steps", "1", "--device", "cpu"]
-    command += ["--metric", r"loss:min=loss ([\d.]+)", "-o", str(tmp_path / "out"), "--json", "--", script]
-    first = call(*command)
-    assert first.code == 0, first.err
-    report = first.json()
-    assert [row["completed"] for row in report["arms"]] == [2, 2]
-    assert any(text.startswith("Paired:") for text in report["reading"])
-    assert report["metric"]["name"] == "loss"
-    assert report["metric"]["better"] == "lower"
-    records = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("cells/*/record.json")}
-    assert call(*command).code == 0
-    assert len(records) == 4
-    assert {path: path.stat().st_mtime_ns for path in records} == records
 
 
 HELPED = """

@@ -73,12 +73,3 @@ def test_a_name_that_torch_has_dropped(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"ampcompare: torch {torch.__version__} lacks {name}")
     assert line.endswith('pip install "torch=={}.{}.*" torchvision'.format(*NEWEST_TORCH))
-
-
-@pytest.mark.parametrize("code", ["ampcompare.no_more", "import torch_no_more"])
-def test_another_missing_name_is_an_internal_error(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], code: str
-) -> None:
-    monkeypatch.setattr("ampcompare.experiment.choices.list_recipes", lambda: _ask_torch(f"import ampcompare; {code}"))
-    assert main(["list"]) == 70
-    assert "internal error" in capsys.readouterr().err

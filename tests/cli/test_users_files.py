@@ -90,13 +90,6 @@ def test_compare_leaves_all_files_as_they_were(call: Any, tmp_path: Path, projec
         assert bool(kept) == (way != "worker")  # which only removes a file
 
 
-def test_the_report_says_what_cells_wrote(call: Any, tmp_path: Path, project: Path) -> None:
-    write_script(project, "torch.save")
-    words = ("--arm", "fp32", "--device", "cpu", "-o", str(tmp_path / "run"))
-    done = call("run", *words, "--", "train.py")
-    assert "The script wrote checkpoint.pt: into cells/CELL/written, and your own files are as they" in done.out
-
-
 def test_folders_that_are_allowed_are_really_written(call: Any, tmp_path: Path, project: Path) -> None:
     write_script(project, "absolute")
     words = ("--arm", "bf16", "--device", "cpu", "-o", str(tmp_path / "run"))

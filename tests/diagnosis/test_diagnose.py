@@ -166,8 +166,6 @@ def test_a_scale_that_falls_through_a_run_has_a_cause(bad: tuple[int, ...], fall
     [
         ("half:bf16", 2.0**-11, 50),
         ("half", 2.0**-11, 0),
-        ("half:bf16", 2.0**-9, 0),
-        ("half:bf16,rounding=stochastic", 2.0**-11, None),
         ("half:bf16,masters=fp32", 2.0**-11, None),
         ("native:bf16", 2.0**-11, None),
     ],
@@ -247,25 +245,6 @@ def test_watching_changes_no_weight() -> None:
     loop(ampcompare.make_precision(arm))
     watched, bare = ends
     assert all(torch.equal(a, b) for a, b in zip(watched.parameters(), bare.parameters(), strict=True))
-
-
-def test_hooks_and_patches_are_gone_afterwards() -> None:
-    """After a diagnosis of O1 the functions of torch and the hooks of the model are as before."""
-    model = nn.Linear(4, 2)
-    before = torch.nn.functional.linear
-
-    loop = loop_of(lambda: model, _size)
-    ampcompare.diagnose(loop, arm="apex:O1", steps=2, cures=False, device="cpu")
-    assert torch.nn.functional.linear is before
-    assert not model._forward_hooks
-    assert not model._forward_pre_hooks
-
-
-def test_ranges_alone() -> None:
-    """Without a wide run no error is known."""
-    found = ampcompare.diagnose(_linear_loop, arm="native:bf16", steps=3, reference="none", device="cpu")
-    assert (found.observed, found.steps) == ([0, 1, 2], 3)
-    assert {one.error for one in found.places} == {None}
 
 
 @pytest.mark.parametrize(

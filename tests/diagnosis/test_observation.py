@@ -7,9 +7,6 @@ import pytest
 import torch
 
 from ampcompare.backends.arm import Arm
-from ampcompare.base.environment.apex import ApexInstall
-from ampcompare.base.errors import AmpCompareError
-from ampcompare.base.processes.call import Answer
 from ampcompare.diagnosis.explain import bytes_per_parameter, observe_in_child, render_observation
 from ampcompare.diagnosis.explain_step import explain_step
 from ampcompare.settings.config import RunConfig
@@ -34,17 +31,6 @@ def _rows(seen: dict[str, Any], kind: str) -> set[tuple[str, ...]]:
         for row in seen["modules"]
         if row["type"] == kind
     }
-
-
-def test_fp32() -> None:
-    """In fp32 every type is fp32, and a step with momentum holds 12 bytes per parameter and the buffers."""
-    seen = _seen("fp32", args={"width": 4})
-    assert {name for row in seen["modules"] for part in ("weights", "inputs", "outputs") for name in row[part]} == {
-        "fp32"
-    }
-    buffers = seen["bytes"]["buffers"]
-    assert seen["bytes"]["total"] - buffers == 12 * seen["num_parameters"]
-    assert seen["loss_scale"] == {"before": [], "after": [], "skipped_steps": 0}
 
 
 class Codes(torch.Tensor):
@@ -150,26 +136,3 @@ def test_many_modules_share_rows() -> None:
     assert len(short.splitlines()) < len(seen["modules"])
     assert all(len(line) <= 100 for line in short.splitlines())
     assert f"{seen['num_parameters']:,}" in short
-
-
-@pytest.mark.parametrize(
-    ("arm", "arch", "exit_code", "text"),
-    [
-        ("fp32", "resnet_eighteen", 2, "resnet_eighteen"),
-        ("apex:O2,engine=nvidia", "mlp", 4, "CUDA"),
-        ("fp32", "nosuchmodule:net", 2, "nosuchmodule"),
-    ],
-)
-def test_errors_of_users(arm: str, arch: str, exit_code: int, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a user can mend is the same error as in a run, also when it comes from the child."""
-    if "nvidia" in arm:
-        usable = ApexInstall("full", Path("apex"), "0.1", "there")
-        monkeypatch.setattr("ampcompare.backends.apex_levels.probe_apex", lambda: usable)
-    config = _config(arm, arch)
-    told = explain_step(config.model_dump(mode="json"))
-    assert told["exit_code"] == exit_code
-    assert text in told["error"]
-    monkeypatch.setattr("ampcompare.settings.examination.call_in_child", lambda *words, **options: Answer(told, "done"))
-    with pytest.raises(AmpCompareError, match=text) as caught:
-        observe_in_child(config)
-    assert caught.value.exit_code == exit_code

@@ -132,15 +132,6 @@ def test_a_scheduler_moves_at_its_own_pace(total: int, paces: tuple[int, ...]) -
     assert is_as(ahead, rows)
 
 
-def test_two_schedulers_have_two_paces() -> None:
-    """A warm-up by step and a decay by epoch act on the same rate."""
-    optimizer = optimizer_of_two_groups()
-    warmup = lr_scheduler.LinearLR(optimizer, 0.1, 1.0, total_iters=40)
-    decay = lr_scheduler.StepLR(optimizer, 2, 0.5)
-    rows, ahead, _ = train(optimizer, [warmup, decay], 100, at=25, paces=(1, 10), total=100)
-    assert is_as(ahead, rows)
-
-
 def test_the_loops_of_the_script_say_when_an_epoch_ends() -> None:
     """Where a prefix lies in the first epoch, its scheduler is taken to move once in each of the inner loop."""
     optimizer = optimizer_of_two_groups()

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import pytest
 
 from ampcompare.backends.arm import Arm
-from ampcompare.diagnosis.remedies import Change, search
 from ampcompare.diagnosis.remedies import Tested as Outcome
+from ampcompare.diagnosis.remedies import search
 from ampcompare.results.records.diagnosis import Fault, Place
 
 FAULT = Fault(
@@ -43,9 +43,3 @@ def test_no_change_is_found_where_none_helps() -> None:
     found = search(Arm.parse("apex:O2"), [FAULT], None, lambda arm, lines: Outcome([FAULT]), [], most=4)
     assert found.change is None
     assert len(found.trials) == 4
-
-
-def test_changes_are_added_without_repetition() -> None:
-    both = Change(lines=("a:1",), options=(("loss_scale", 2.0),)) | Change(modules=("m",), lines=("a:1", "a:2"))
-    assert (both.modules, both.lines) == (("m",), ("a:1", "a:2"))
-    assert len(both.parts()) == 4

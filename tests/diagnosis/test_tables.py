@@ -9,16 +9,11 @@ import torch
 
 from ampcompare.apex.amp.frontend import Properties, opt_levels
 from ampcompare.apex.amp.lists import functional_overrides, tensor_overrides, torch_overrides
-from ampcompare.apex.amp.scaler import LossScaler
 from ampcompare.backends.apex_levels import (
-    FIRST_SCALE,
     LEVELS,
-    MAX_SCALE,
     O1_TO_FP16,
     O1_TO_FP32,
     O1_WIDEST,
-    Level,
-    apex_level,
 )
 
 
@@ -38,13 +33,6 @@ def test_levels_are_those_of_the_engine(name: str) -> None:
     settled = Properties()
     opt_levels[name](settled)
     assert getattr(torch, level.half_dtype) is settled.half_dtype
-
-
-def test_the_scale_is_that_of_the_engine() -> None:
-    """A dynamic scale begins and ends where the engine's does."""
-    scaler = LossScaler("dynamic")
-    assert scaler.loss_scale() == FIRST_SCALE
-    assert scaler._max_loss_scale == MAX_SCALE
 
 
 @pytest.mark.parametrize(
@@ -80,10 +68,3 @@ def test_what_autocast_does_otherwise() -> None:
     assert not {"gelu", "std", "var"} & everything
     assert not {"log1p", "logsumexp", "cdist"} & set(_names(O1_TO_FP32))
     assert {"gelu", "std", "var", "cpu"} <= set(_names(O1_TO_FP32))
-
-
-def test_overrides() -> None:
-    """What an arm says wins over its level; an engine is no option of a level."""
-    level = apex_level({"opt_level": "O2", "loss_scale": 128.0, "keep_batchnorm_fp32": False, "engine": "compat"})
-    assert level == Level("float16", False, False, True, 128.0)
-    assert apex_level({}) == LEVELS["O1"]

@@ -28,7 +28,7 @@ from ampcompare.training.checkpoint.state.saver import Saver
 from ampcompare.training.checkpoint.store.file import read_checkpoint
 from ampcompare.training.hashes import weights_sha256
 from ampcompare.training.other_precisions import evaluate_in_others
-from ampcompare.training.parallel.ranks import ProcessGroup, SingleProcess
+from ampcompare.training.parallel.ranks import Communicator, ProcessGroup
 from ampcompare.training.precision.base import make_precision
 from ampcompare.training.precision.cpu_half import cpu_half
 from ampcompare.training.run_summary import RunMetrics
@@ -83,7 +83,7 @@ def configuration(
 
 def trained(config: RunConfig, folder: str | None = None, stop: int | None = None) -> dict[str, Any]:
     """Train to the end or to a stop, from the newest checkpoint of the folder if there is one."""
-    ranks = ProcessGroup(CPU) if dist.get_world_size() > 1 else SingleProcess()
+    ranks = ProcessGroup(CPU) if dist.get_world_size() > 1 else Communicator()
     found = None if folder is None else find_checkpoint("auto", Path(folder))
     precision = make_precision(config.arm, device="cpu")
     parallel = make_parallel(config.parallel, CPU)

@@ -20,7 +20,7 @@ from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble, make_parallel
 from ampcompare.training.checkpoint.state.resume import find_checkpoint, validate_resume
 from ampcompare.training.checkpoint.state.saver import Saver
-from ampcompare.training.parallel.ranks import Communicator, ProcessGroup, SingleProcess
+from ampcompare.training.parallel.ranks import Communicator, ProcessGroup
 from ampcompare.training.precision.base import make_precision
 from ampcompare.training.precision.cpu_half import cpu_half
 from ampcompare.training.run_summary import RunMetrics
@@ -142,7 +142,7 @@ def test_another_number_of_ranks_goes_on_with_the_same_batches(ranks: Run, tmp_p
 
     def train(on_two: bool, folder: Path, stop: int | None) -> tuple[list[Any], Any, list[str]]:
         if not on_two:
-            return trained(configuration("fp32", "none", 1), SingleProcess(), str(folder), stop)
+            return trained(configuration("fp32", "none", 1), Communicator(), str(folder), stop)
         result: tuple[list[Any], Any, list[str]] = ranks(
             2, on_ranks, arm="fp32", kind="ddp", processes=2, folder=str(folder), stop=stop
         )[0]
@@ -168,7 +168,7 @@ def test_another_total_batch_is_refused(ranks: Run, tmp_path: Path) -> None:
     with pytest.raises(
         CheckpointError, match=r"16 samples in an update, 8 on each of 2 processes.*--global-batch-size 16"
     ):
-        trained(other, SingleProcess(), str(tmp_path), None)
+        trained(other, Communicator(), str(tmp_path), None)
 
 
 def from_the_first(fails: bool) -> Any:

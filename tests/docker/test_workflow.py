@@ -8,7 +8,6 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-FORMS = ("bug.yml", "result.yml")
 
 
 def load(file: str) -> dict[str, Any]:
@@ -32,20 +31,3 @@ def test_workflow_ends(name: str) -> None:
     workflow = load(f"workflows/{name}.yml")
     assert workflow["permissions"] == {"contents": "read"}
     assert all(job["timeout-minutes"] <= 60 for job in workflow["jobs"].values())
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_forms_are_whole(form: str) -> None:
-    """A form has a name, a description, and fields with distinct ids."""
-    loaded = load(f"ISSUE_TEMPLATE/{form}")
-    assert loaded["name"]
-    assert loaded["description"]
-    names = [field["id"] for field in loaded["body"]]
-    assert len(names) == len(set(names))
-
-
-def test_forms_ask_for_evidence() -> None:
-    """A bug comes with what doctor says, a result with its report."""
-    bug, result = (str(load(f"ISSUE_TEMPLATE/{form}")) for form in FORMS)
-    assert "ampcompare doctor --json" in bug
-    assert "report.json" in result

@@ -123,26 +123,6 @@ def test_the_site_needs_no_other_host() -> None:
     assert "http" not in settings
 
 
-@pytest.mark.parametrize(
-    ("html", "warnings_given"),
-    [
-        ('<script src="https://cdn.example.org/x.js"></script>', 1),
-        ('<link rel="stylesheet" href="//fonts.example.org/y.css">', 1),
-        ('<a href="https://example.org">', 0),
-        ('<script src="assets/x.js"></script>', 0),
-    ],
-)
-def test_a_page_that_fetches_is_noticed(
-    hooks: ModuleType, monkeypatch: pytest.MonkeyPatch, html: str, warnings_given: int
-) -> None:
-    """Scripts and styles of other hosts are warned of, links to them are not."""
-    warned: list[str] = []
-    monkeypatch.setattr(hooks.log, "warning", lambda text, *_: warned.append(text))
-    page = type("Page", (), {"file": type("File", (), {"src_uri": "page.md"})})
-    assert hooks.on_post_page(html, page=page) == html
-    assert len(warned) == warnings_given
-
-
 def _scaled(model: nn.Module, *, half: bool = False) -> tuple[torch.amp.GradScaler, torch.optim.Optimizer]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu")
@@ -257,32 +237,3 @@ def test_messages_of_the_troubleshooting_page_are_real(message: str) -> None:
     assert message in (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
     with pytest.raises(Exception, match=re.escape(message)):
         RAISED[message]()
-
-
-def test_the_overflow_line_is_spelled_as_it_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    from ampcompare.apex import amp
-
-    model, optimizer = initialize()
-    amp._amp_state.verbosity = 1
-    with amp.scale_loss(model(torch.full((1, 2), float("inf"))).sum(), optimizer) as scaled_loss:
-        scaled_loss.backward()
-    optimizer.step()
-    heading = "Gradient overflow.  Skipping step"
-    assert heading in capsys.readouterr().out
-    assert f"## `{heading}`" in (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
-
-
-def test_a_folder_called_apex_gives_the_message_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clone on the path is an empty namespace package, told by the words in brackets."""
-    (tmp_path / "apex").mkdir()
-    monkeypatch.syspath_prepend(tmp_path)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "apex"]:
-        monkeypatch.delitem(sys.modules, name)
-    if importlib.util.find_spec("apex").origin is not None:  # type: ignore[union-attr]
-        pytest.skip("an installed Apex comes before a folder without __init__.py")
-    with pytest.raises(ImportError, match=re.escape("cannot import name 'amp' from 'apex' (unknown location)")):
-        exec("from apex import amp")
-    sys.modules.pop("apex", None)
-    page = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
-    assert "cannot import name 'amp' from 'apex'" in page
-    assert "(unknown location)" in page

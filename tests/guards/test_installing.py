@@ -143,22 +143,3 @@ def test_the_engine_still_leaves_overflows_on_the_device(monkeypatch: pytest.Mon
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
         model, optimizer = amp.initialize(model, optimizer, opt_level="O1", verbosity=0)
         assert device_skip.common_device(model(torch.ones(1, 2)).sum(), [optimizer]) == torch.device("cpu")
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        'torch.autocast("cuda")',
-        "torch.cuda.amp.autocast()",
-        'torch.amp.GradScaler("cuda")',
-        "torch.cuda.amp.GradScaler()",
-    ],
-)
-def test_warnings_of_torch_point_at_the_script(line: str, script, guarded) -> None:
-    """A warning that torch aims at its caller names the script, not the guards' function in between."""
-    path = script(f"{line}  # here")
-    with ampcompare.guards.install(), warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        exec(compile(path.read_text(), str(path), "exec"), {})
-    assert caught
-    assert {warning.filename for warning in caught} == {str(path)}

@@ -3,17 +3,6 @@
 import pytest
 
 RECIPES = {
-    "clipping": """
-        for x, y in batches:
-            optimizer.zero_grad()
-            with torch.autocast("cpu"):
-                loss = F.cross_entropy(model(x), y)
-            scaler.scale(loss).backward()
-            scaler.unscale_(optimizer)
-            clip_grad_norm_(model.parameters(), max_norm=0.1)
-            scaler.step(optimizer)
-            scaler.update()
-        """,
     "gradient penalty": """
         for x, y in batches:
             optimizer.zero_grad()
@@ -29,24 +18,6 @@ RECIPES = {
             scaler.unscale_(optimizer)
             clip_grad_norm_(model.parameters(), 1.0)
             scaler.step(optimizer)
-            scaler.update()
-        """,
-    "several models, losses and optimizers": """
-        other = nn.Linear(4, 3)
-        second = torch.optim.Adam(other.parameters())
-        for x, y in batches:
-            optimizer.zero_grad()
-            second.zero_grad()
-            with torch.autocast("cpu"):
-                a, b = model(x), other(x)
-                loss0 = F.cross_entropy(2 * a + 3 * b, y)
-                loss1 = F.cross_entropy(3 * a - 5 * b, y)
-            scaler.scale(loss0).backward(retain_graph=True)
-            scaler.scale(loss1).backward()
-            scaler.unscale_(optimizer)
-            clip_grad_norm_(model.parameters(), 1.0)
-            scaler.step(optimizer)
-            scaler.step(second)
             scaler.update()
         """,
     "two scalers, and a network without one": """
@@ -194,17 +165,6 @@ LEGACY = {
                     scaled.backward()
                 optimizer.step()
         """,
-    "passes under O2 that are cleared without a step": """
-        model = build()
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        model, optimizer = amp.initialize(model, optimizer, opt_level="O2", verbosity=0)
-        for i, (x, y) in enumerate(batches * 2):
-            optimizer.zero_grad()
-            with amp.scale_loss(F.cross_entropy(model(x), y), optimizer) as scaled:
-                scaled.backward()
-            if i % 3 == 2:
-                optimizer.step()
-        """,
     "an FP16_Optimizer that skips": """
         from ampcompare.apex.fp16_utils import FP16_Optimizer, network_to_half
         model = network_to_half(build())
@@ -248,18 +208,6 @@ LEGACY = {
                 scaled.backward()
             optG.step()
         """,
-    "a penalty inside the block": """
-        model = build()
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        model, optimizer = amp.initialize(model, optimizer, opt_level="O1", verbosity=0)
-        for x, y in batches:
-            x = x.clone().requires_grad_()
-            with amp.scale_loss(F.cross_entropy(model(x), y), optimizer) as scaled:
-                torch.autograd.grad(scaled, x, retain_graph=True)
-                scaled.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        """,
     "one training after another": """
         for fold in range(3):
             model = build()
@@ -284,17 +232,6 @@ LEGACY = {
             optimizer.step()
             optimizer.zero_grad()
         torch.save(model.half().state_dict(), io.BytesIO())
-        """,
-    "switched off": """
-        model = build()
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        model, optimizer = amp.initialize(model, optimizer, enabled=False)
-        for x, y in batches:
-            with amp.scale_loss(F.cross_entropy(model(x), y), optimizer) as scaled:
-                scaled.backward()
-                clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
         """,
 }
 COMPILED = """

@@ -132,24 +132,6 @@ def test_a_step_without_a_block_is_the_optimizers_own(script_amp: Make) -> None:
         torch.testing.assert_close(param, weight - 0.1 * grad)
 
 
-@pytest.mark.parametrize("arm", ["fp32", "native:fp16", "half:master_weights,loss_scale=dynamic"])
-def test_a_closure_trains(script_amp: Make, arm: str) -> None:
-    """Under fp32 the script may be a disabled one."""
-    amp = script_amp(arm)
-    model, optimizer = initialized(amp, enabled=arm != "fp32")
-    before = [param.clone() for param in model.parameters()]
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        loss = loss_of(model)
-        with amp.scale_loss(loss, optimizer) as scaled:
-            scaled.backward()
-        return loss
-
-    assert optimizer.step(closure).item() > 0
-    assert not any(map(torch.equal, before, model.parameters()))
-
-
 def scaled_steps(prepare: Any, scaler: torch.amp.GradScaler, model: nn.Module, backward: Any) -> list[Tensor]:
     """Train four steps by a GradScaler, the second of which overflows; return the weights."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from operator import methodcaller
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.script.behind import arms
 from tests.script.small_script import ARMS
-from tests.script.trainings import Apex, Gan, OurLoop, Plain, Program, TorchAmp, Trained, assert_equal, train, train_gan
+from tests.script.trainings import Apex, Gan, Plain, Program, TorchAmp, Trained, assert_equal, train, train_gan
 
 pytestmark = pytest.mark.integration  # many trainings, each twice
 
@@ -73,14 +72,3 @@ def test_two_optimizers_share_a_scale(program: Gan) -> None:
     """A GAN trains as by hand with one GradScaler, whether its optimizers take turns or one waits for the other."""
     ours = under(ARMS["fp16"], lambda make: train_gan(program, make()))
     assert_equal(ours, train_gan(program, BY_HAND["fp16"]()), program)
-
-
-@pytest.mark.parametrize(
-    "arm", ["half:bn_fp32", "half:master_weights,loss_scale=dynamic,init_scale=1024", "half:loss_scale=64"]
-)
-@pytest.mark.parametrize("micro", [1, 2])
-def test_a_half_arm_trains_as_in_our_loop(arm: str, micro: int) -> None:
-    """A script's calls do to a model what the loop's do."""
-    program = Program(micro=micro, clip="master", evaluate=True)
-    ours = under(arm, lambda make: train(program, make, lambda side: side.state().get("scale", 1.0)))
-    assert_equal(ours, train(program, lambda: OurLoop(arm), methodcaller("scale")))

@@ -54,19 +54,3 @@ def test_every_arm_meets_every_door_and_optimizer(
 def test_trainers_of_libraries(arm: str, door: str, tmp_path: Path, forked_python: Any) -> None:
     pytest.importorskip({"trainer": "transformers"}.get(door, door))
     check(arm, door, "adamw", tmp_path, forked_python)
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ("native:bf16,state=bf16", "native:bf16"),
-        ("native:bf16,weights=bf16", "native:bf16"),
-        ("half:bf16,kahan", "half:bf16"),
-        ("half:bf16,rounding=stochastic", "half:bf16"),
-        ("half:bf16,masters=fp32", "half:bf16"),
-    ],
-)
-def test_an_option_changes_the_bits_of_a_plain_script(one: str, other: str, tmp_path: Path, forked_python: Any) -> None:
-    first, second = (check(arm, "plain", "momentum", tmp_path, forked_python) for arm in (one, other))
-    assert first != second

@@ -254,14 +254,6 @@ def test_gradients_of_micro_batches_and_lost_updates(run: Run) -> None:
     assert (run(MASTERS)[0].lost or 0) < 0.2
 
 
-@pytest.mark.parametrize("arm", ["fp32", "native:bf16", "native:fp16", "apex:O1", "apex:O2", "half:bf16", "half"])
-@pytest.mark.parametrize("text", [PLAIN, SCALER], ids=["plain", "scaler"])
-def test_an_arm_runs_as_declared(run: Run, text: str, arm: str) -> None:
-    ledger, _ = run(text, arm)
-    assert [role.difference for role in roles_next_to(Arm.parse(arm).roles, ledger) if role.differs] == []
-    assert ledger.forward
-
-
 def test_an_arm_that_stops_acting_is_seen(run: Run) -> None:
     """A script that switches its autocast off after some steps trains these under another arm."""
     ledger, _ = run(OFF_LATER, "native:bf16")

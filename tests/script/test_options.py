@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ampcompare.base.errors import BackendUnavailable, ScalingError
-from ampcompare.training.precision.base import make_precision, owned_params
+from ampcompare.base.errors import BackendUnavailable
+from ampcompare.training.precision.base import make_precision
 from tests.covering import covering
 from tests.script.small_script import batch, network
 from tests.script.trainings import has_bits
@@ -111,37 +111,6 @@ def test_an_option_acts_as_in_our_loop(behind: Any, arm: str, door: str, optimiz
     assert all(map(has_bits, trained, expected))
     if "state" not in arm or optimizer != "sgd":  # which has no state
         assert not all(map(has_bits, expected, without)) or "cast_model_outputs" in arm
-
-
-@pytest.mark.parametrize("arm", ["half:bf16,kahan", "half:bf16,rounding=stochastic", "half:bf16,masters=fp32"])
-def test_gradients_that_a_script_sets_itself_do_not_reach_copies(behind: Any, arm: str) -> None:
-    """A plain step on the 16-bit weights would leave the option without effect."""
-    behind(arm)
-    model = network()
-    optimizer = OPTIMIZERS["sgd"](model.parameters())
-    x, y = batch(0)
-    params = list(model.parameters())
-    for param, grad in zip(params, torch.autograd.grad(loss_of(model(x), y), params), strict=True):
-        param.grad = grad
-    with pytest.raises(ScalingError, match=r"test_options\.py:\d+: the script sets gradients itself.*fp32 copies"):
-        optimizer.step()
-
-
-@pytest.mark.parametrize("arm", ["half:bf16,kahan", "native:bf16,weights=bf16,state=fp32"])
-def test_what_a_script_writes_between_clipping_and_step_is_stepped(behind: Any, arm: str) -> None:
-    """As by decoupled weight decay by hand: the copies for the step exist by then."""
-    behind(arm)
-    model = network()
-    optimizer = OPTIMIZERS["sgd"](model.parameters())
-    x, y = batch(0)
-    loss_of(model(x), y).backward()
-    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-    weight = model[0].weight
-    weight.data.mul_(0.5)
-    before = weight.detach().float()
-    optimizer.step()
-    assert weight is owned_params(optimizer)[0]
-    assert float((weight.detach().float() - before).abs().max()) < 0.02
 
 
 def test_a_model_param_shows_the_gradient_of_its_copy(behind: Any) -> None:

@@ -1,13 +1,10 @@
 """Hashes of first batches and weights, and the seed."""
 
-import random
-
 import pytest
 import torch
 from torch import nn
 
 from ampcompare.base.patches import Layer, Points, Subscriptions
-from ampcompare.script.prepare import seed_all
 from ampcompare.script.watch import FirstBatches
 
 
@@ -33,14 +30,6 @@ def test_the_input_of_a_trace_is_no_batch() -> None:
     torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2))
     batches.end()
     assert not batches.hashes
-
-
-def test_equal_seeds_give_equal_draws() -> None:
-    draws = []
-    for _ in range(2):
-        seed_all(3)
-        draws.append((random.random(), torch.rand(1).item()))
-    assert draws[0] == draws[1]
 
 
 def test_a_batch_is_what_the_script_passes_by_name_too() -> None:

@@ -51,29 +51,6 @@ def test_a_script_is_recorded_to_its_last_step(forked_python: Any, tmp_path: Pat
     assert (again.weights, again.batches) == (rows.weights, rows.batches)
 
 
-TORCH_AMP = """
-import torch
-
-model = torch.nn.Linear(4, 2).cuda()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-scaler = torch.cuda.amp.GradScaler()
-for step in range(2):
-    with torch.cuda.amp.autocast():
-        out = model(torch.ones(8, 4).cuda())
-    assert out.dtype is torch.float16, out.dtype
-    scaler.scale(out.float().square().mean()).backward()
-    scaler.step(optimizer)
-    scaler.update()
-"""
-
-
-@pytest.mark.parametrize("arm", ["native:fp16", "O1"])
-def test_casts_for_cuda_act_on_the_cpu_in_its_place(forked_python: Any, tmp_path: Path, arm: str) -> None:
-    done = run(forked_python, tmp_path, TORCH_AMP, "--arm", arm, "--device", "cpu")
-    assert done.returncode == 0, done.stderr
-    assert read_rows(tmp_path / "r.jsonl").steps[0].loss_scales_before == (65536.0,)
-
-
 BEHIND_APEX = """
 import torch
 from apex import amp

@@ -11,43 +11,25 @@ from torch import Tensor, nn
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ScalingError, UnsupportedCombination
+from ampcompare.script.recording import recorder
 from ampcompare.script.stand_in import check_arm
 
 
-class Rows:
-    """Counts what is recorded."""
-
-    has_initialized = False
-    blocks = 0
+class Rows(recorder.Rows):
+    """Keeps what is recorded."""
 
     def __init__(self) -> None:
-        self.losses: list[Any] = []
-        self.plain: list[Any] = []
-        self.notes: list[str] = []
-        self.steps = 0
-        self.ignored: set[Any] = set()
+        super().__init__(recorder.Recorder(None, {}))
+        self.rows: list[dict[str, Any]] = []
+        self.recorder.after_row(self.rows.append)
 
-    @property
-    def is_outside_of_blocks(self) -> bool:
-        return self.has_initialized and not self.blocks
+    def _of(self, kind: str) -> list[dict[str, Any]]:
+        return [row for row in self.rows if row["kind"] == kind]
 
-    def number(self, optimizer: Any) -> tuple[int, bool]:
-        return 0, False
-
-    def add_backward(self, loss: Any, *_arguments: Any) -> None:
-        self.losses.append(loss)
-
-    def add_plain_backward(self, loss: Any) -> None:
-        self.plain.append(loss)
-
-    def add_note(self, text: str) -> None:
-        self.notes.append(text)
-
-    def add_initialize(self, *_arguments: Any) -> None:
-        pass
-
-    def add_step(self, number: int, applied: Any) -> None:
-        self.steps += 1
+    losses = property(lambda self: [row["loss"] for row in self._of("backward")])
+    plain = property(lambda self: [row["loss"] for row in self._of("plain_backward")])
+    notes = property(lambda self: [row["text"] for row in self._of("note")])
+    steps = property(lambda self: len(self._of("step")))
 
 
 def script(scale: bool = True, steps: int = 4, overflow_at: int = -1) -> tuple[list[Tensor], list[torch.dtype], Any]:
@@ -161,22 +143,6 @@ def script_like_o1() -> list[Tensor]:
     return [param.detach().clone() for param in model.parameters()]
 
 
-@pytest.mark.parametrize("arm", ["native:fp16", "O1"])
-def test_bf16_without_a_scaler_gets_one_in_fp16(behind: Any, arm: str) -> None:
-    """The loss is scaled on behalf of a script that trains in bf16, and steps are recorded with it."""
-    rows = Rows()
-    behind(arm, rows)
-    made: list[Any] = []
-    init = torch.amp.GradScaler.__init__
-    torch.amp.GradScaler.__init__ = lambda self, *args, **kwargs: (made.append(self), init(self, *args, **kwargs))[1]  # type: ignore[method-assign]
-    try:
-        script(scale=False)
-    finally:
-        torch.amp.GradScaler.__init__ = init  # type: ignore[method-assign]
-    assert len(made) == 1
-    assert made[0].get_scale() == 65536.0
-
-
 def switchable(
     *, autocast: bool | None, scaler: bool, device: str = "cpu", model: nn.Module | None = None
 ) -> tuple[torch.dtype, float]:
@@ -216,11 +182,9 @@ def test_a_script_with_torch_amp_off_is_a_plain_one(behind: Any, arm: str, autoc
     """The arm casts and scales as in a script without `torch.amp`, and the scaler stays off."""
     made = [nn.Linear(6, 3), nn.Linear(6, 3)]
     made[1].load_state_dict(made[0].state_dict())
-    rows = Rows()
-    stand_in = behind(arm, rows)
+    stand_in = behind(arm)
     assert switchable(autocast=autocast, scaler=False, model=made[0])[1] == 1.0
     assert stand_in.has_acted()
-    assert len(rows.ignored) == 1
     behind.end()
     behind(arm)
     optimizer = torch.optim.SGD(made[1].parameters(), lr=0.1)
@@ -228,27 +192,6 @@ def test_a_script_with_torch_amp_off_is_a_plain_one(behind: Any, arm: str, autoc
     nn.utils.clip_grad_norm_(made[1].parameters(), 0.01)
     optimizer.step()
     assert all(map(torch.equal, made[0].state_dict().values(), made[1].state_dict().values()))
-
-
-def test_a_script_with_torch_amp_off_is_fp32(behind: Any) -> None:
-    stand_in = behind("fp32")
-    assert switchable(autocast=False, scaler=False) == (torch.float32, 1.0)
-    assert stand_in.has_acted()
-
-
-@pytest.mark.filterwarnings("ignore:apex.amp was removed")
-@pytest.mark.parametrize("arm", ["native:fp16", "O1"])
-def test_a_scaler_that_is_off_next_to_apex_is_no_refusal(behind: Any, arm: str) -> None:
-    """A script that knows both makes one, and trains through the other."""
-    behind(arm)
-    from ampcompare.apex import amp
-
-    model = nn.Linear(6, 3)
-    torch.amp.GradScaler("cpu", enabled=False)
-    model, optimizer = amp.initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), verbosity=0)
-    with amp.scale_loss(model(torch.ones(1, 6)).float().sum(), optimizer) as scaled:
-        scaled.backward()
-    optimizer.step()
 
 
 def test_a_script_without_a_scaler_is_recorded(behind: Any) -> None:
@@ -370,24 +313,6 @@ def test_one_scale_for_several_losses_is_noted(behind: Any) -> None:
     assert len(rows.notes) == 1
 
 
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_a_checkpoint_computes_again_under_the_casts_of_o1(behind: Any, reentrant: bool) -> None:
-    """What a backward pass computes a second time is what the forward pass has computed."""
-    behind("O1")
-    model, seen = nn.Linear(6, 6), list[torch.dtype]()
-
-    def part(x: Tensor) -> Tensor:
-        seen.append(model(x).dtype)
-        return model(model(x))
-
-    scaler = torch.amp.GradScaler("cpu")
-    with torch.autocast("cpu", dtype=torch.float16):
-        x = torch.ones(2, 6, requires_grad=True)
-        loss = torch.utils.checkpoint.checkpoint(part, x, use_reentrant=reentrant).float().mean()
-    scaler.scale(loss).backward()
-    assert seen == [torch.float16, torch.float16]
-
-
 @pytest.mark.parametrize("arm", ["native:fp16", "O1", "O2"])
 def test_a_closure_is_refused_where_a_step_may_be_skipped(behind: Any, arm: str) -> None:
     """The reason is the closure, not the loss that it has not scaled yet."""
@@ -431,17 +356,6 @@ class Probability(nn.Module):
         return nn.BCELoss()(torch.sigmoid(self.layer(x)), torch.ones(3, 2))
 
 
-class Spectrum(nn.Module):
-    """Has complex weights, whose gradients torch's GradScaler cannot unscale."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(3, dtype=torch.complex64))
-
-    def forward(self, x: Tensor) -> Any:
-        return torch.fft.irfft(torch.fft.rfft(x) * self.weight)
-
-
 class Attention(nn.Module):
     """Rotates its keys in fp32, and leaves its queries as they are."""
 
@@ -483,7 +397,6 @@ PRODUCT = rf"{KEPT}compare native:bf16, native:fp16 or apex:O1, or {ONE_TYPE}"
 @pytest.mark.parametrize(
     ("arm", "kind", "why"),
     [
-        ("native:fp16", Spectrum, r".*under native:fp16 torch cannot unscale .* complex .*compare native:bf16$"),
         ("apex:O2", Positions, PRODUCT),
         ("apex:O2", Wrapped, PRODUCT),
         ("apex:O2", Twice, PRODUCT),

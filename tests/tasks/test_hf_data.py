@@ -73,11 +73,6 @@ def test_what_it_lacks_is_named(
         load_data(name, seed=0, image_size=8)
 
 
-def test_a_folder_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"cannot be read .*; give a folder that `save_to_disk` wrote"):
-        load_data(f"hf:{tmp_path / 'nothing'}", seed=0)
-
-
 def test_texts(tmp_path: Path) -> None:
     """For language models the one column of texts is read, a row per line."""
     columns = {"id": [1, 2], "body": ["one line", "another"]}

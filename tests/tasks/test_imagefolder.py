@@ -4,7 +4,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.tasks import load_data
@@ -25,29 +24,6 @@ def test_the_folder_can_be_that_of_the_data(image_root: Path) -> None:
     data = load_data("imagefolder", seed=0, data_dir=str(image_root), image_size=8)
     assert (data.num_train, data.num_val) == (15, 9)
     assert load_data(f"imagefolder:{image_root}", seed=0, data_dir="elsewhere", image_size=8).num_train == 15
-
-
-def test_the_default_size_is_that_of_imagenet(image_root: Path) -> None:
-    """Without an image size, training and validation images are 224x224."""
-    data = load_data(f"imagefolder:{image_root}", seed=0, val_size=2)
-    assert data.sample_shape == (3, 224, 224)
-    assert next(iter(data.val_batches(2, device="cpu")))[0].shape == (2, 3, 224, 224)
-    assert next(iter(data.train_batches(0, 2, device="cpu")))[0].shape == (2, 3, 224, 224)
-
-
-def test_a_subset_has_all_classes(image_root: Path) -> None:
-    """Three of fifteen images are one of each class, although files are sorted by class."""
-    data = load_data(f"imagefolder:{image_root}", seed=0, image_size=8, train_size=3)
-    _, labels = next(iter(data.train_batches(0, 3, device="cpu")))
-    assert sorted(labels.tolist()) == [0, 1, 2]
-
-
-def test_augmentation_can_be_left_out(image_root: Path) -> None:
-    for augment in (False, True):
-        data = load_data(f"imagefolder:{image_root}", seed=0, image_size=8, augment=augment)
-        epochs = [next(iter(data.train_batches(epoch, 15, device="cpu"))) for epoch in (0, 1)]
-        sums = [torch.stack(sorted(samples.sum((1, 2, 3)))) for samples, _ in epochs]
-        assert torch.allclose(*sums) is not augment
 
 
 def refused(name: str, **options: int) -> str:

@@ -73,18 +73,6 @@ def test_the_loss_of_lines_is_that_of_single_sequences() -> None:
     assert made.units_per_sample == round(average)
 
 
-def test_filling_changes_nothing() -> None:
-    """Other bytes behind the end of a line change neither loss nor measurements, to the last bit."""
-    made, net = task(), model()
-    samples = batch(made)
-    inside = torch.cat([torch.ones(12, 1, dtype=torch.bool), samples["mask"]], 1)
-    other = {**samples, "tokens": samples["tokens"].where(inside, 77)}
-    assert not torch.equal(other["tokens"], samples["tokens"])
-    assert torch.equal(made.loss([net], samples), made.loss([net], other))
-    before, after = (made.measure(made.predict([net], part).float(), part) for part in (samples, other))
-    assert all(torch.equal(before[name], after[name]) for name in before)
-
-
 @pytest.mark.parametrize("data", ["sentences", "grammar"])
 def test_the_mean_over_micro_batches_is_that_of_the_batch(data: str) -> None:
     """Micro-batches of unequal numbers of bytes, or ranks, have together the gradient of the whole batch."""

@@ -57,26 +57,12 @@ def test_attention_is_that_of_torch() -> None:
     torch.testing.assert_close(block._attention(hidden), block.project(expected))
 
 
-def test_default_convnet_has_the_known_size() -> None:
-    """On digits the default convnet has 65,834 parameters, and width and depth change that."""
-
-    def count(**arguments: int) -> int:
-        model = build_model("convnet", num_classes=10, sample_shape=(1, 8, 8), model_args=arguments)
-        return sum(parameter.numel() for parameter in model.parameters())
-
-    assert count() == 65_834
-    assert count(width=16) < 20_000
-    assert count(depth=3) > 200_000
-
-
 @pytest.mark.parametrize(
     "arch, arguments, told",
     [
         ("convnet", {"widht": 8}, "did you mean 'width"),
-        ("convnet", {"width": 0}, "width is 0"),
         ("mlp", {"depth": 1.5}, r"depth is 1\.5"),
         ("transformer", {"width": 10, "heads": 4}, "multiple of the heads"),
-        ("transformer", {"patch_size": 0}, "patch_size is 0"),
         ("resnet18", {"nonsense": 1}, "nonsense"),
     ],
 )
@@ -103,7 +89,6 @@ def test_torchvision_classifiers_are_built_for_the_samples(arch: str, size: int)
         ("vit_b_16", (3, 32, 64), "square"),
         ("maxvit_t", (3, 32, 32), "cannot be built"),
         ("resnet18", (1, 32, 32), "takes color images"),
-        ("resnet18", (7,), "takes color images"),
     ],
 )
 def test_samples_that_do_not_fit_are_told_at_once(arch: str, shape: tuple[int, ...], told: str) -> None:
@@ -166,7 +151,6 @@ def test_users_factories_get_what_they_name(user_module: Write) -> None:
         ("wrong", {}, "returned a str; it must return a torch.nn.Module", None),
         ("raising", {}, "calling it raised ValueError: no weights", ValueError),
         ("plain", {"width": 3}, "TypeError", TypeError),
-        ("Nets", {}, "did you mean 'Net", None),
     ],
 )
 def test_users_factories_that_fail_are_told(

@@ -3,7 +3,7 @@
 import torch
 
 from ampcompare.tasks.data import SampleOptions
-from ampcompare.tasks.load import digits, load_data
+from ampcompare.tasks.load import digits
 from ampcompare.tasks.overflow_digits import BRIGHTNESS, overflow_digits
 
 
@@ -17,9 +17,3 @@ def test_a_few_training_images_have_one_bright_pixel() -> None:
     assert torch.equal(bright.train[0], other.train[0])
     assert torch.equal(plain.train[1], bright.train[1])
     assert torch.equal(plain.val[0], bright.val[0])
-
-
-def test_it_is_found_by_its_path() -> None:
-    """The factory works as a data set of the command line, sizes included."""
-    data = load_data("ampcompare.tasks.overflow_digits:overflow_digits", seed=0, train_size=64, val_size=32)
-    assert (data.num_train, data.num_val) == (64, 32)

@@ -35,16 +35,6 @@ def test_lines_are_filled_up_and_masked(tmp_path: Path) -> None:
     assert [bytes(row.tolist()) for row in data.val["tokens"]] == [b"\nxy\n"]
 
 
-def test_bundled_texts() -> None:
-    """The generated text is large enough for five epochs, and its sentences are whole."""
-    windows = text_data("grammar", seed=0, sequence_length=64)
-    assert (windows.num_train, windows.num_val) == (2261, 251)
-    lines = text_data("sentences", seed=0, sequence_length=128, train_size=30, val_size=10)
-    assert (lines.num_train, lines.num_val) == (30, 10)
-    ends = lines.train["tokens"].gather(1, lines.train["mask"].sum(1, keepdim=True))
-    assert ends.unique().tolist() == [10]
-
-
 def test_a_users_texts(user_module: Callable[[str, str], None]) -> None:
     """A factory gives both texts, as bytes or str; other values are refused."""
     user_module("mytext", "def good():\n    return 'abcdefgh' * 4, b'abcdefgh'\n\n\ndef bad():\n    return 'x'\n")

@@ -1,5 +1,6 @@
 """Back to the last good state: all of it, for every arm, a limited number of times."""
 
+import functools
 from typing import Any
 
 import pytest
@@ -101,9 +102,8 @@ def test_a_snapshot_from_before_the_first_step_starts_anew(averaged_run: Any, ar
 def rollback(run: Any, *, max_rollbacks: int = 2) -> tuple[Rollback, DivergenceDetector]:
     """The policy on a run, with a snapshot every two steps, and the divergence that it answers to."""
     divergence = DivergenceDetector(1, [run.model])
-    policy = Rollback(
-        [run.model], [run.optimizer], run.precision, divergence=divergence, every=2, max_rollbacks=max_rollbacks
-    )
+    take = functools.partial(Snapshot, [run.model], [run.optimizer], run.precision)
+    policy = Rollback(take, divergence, every=2, max_rollbacks=max_rollbacks)
     return policy, divergence
 
 

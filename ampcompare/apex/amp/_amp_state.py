@@ -15,8 +15,6 @@ from ampcompare.apex import strict_from_environment
 
 from ._engine.errors import AmpOptionError
 
-__all__ = ["AmpState", "DeferredMessages", "master_params", "maybe_print", "overflow_message", "warn_or_err"]
-
 Render = Callable[[list[float]], str | None]
 
 

@@ -18,7 +18,9 @@ from ampcompare.apex.fp16_utils.fp16util import convert_network
 from ._amp_state import _amp_state, warn_or_err
 from ._engine import device_skip
 from ._engine.errors import AmpPreparationError, AmpPreparationTypeError
-from ._engine.forward import CastForward, applier, to_type
+from ._engine.forward import CastForward
+from ._engine.forward import applier as applier  # scripts import it from here
+from ._engine.forward import to_type as to_type
 from ._engine.optimizer_state import cast_state, recast_through_state_dict
 from ._process_optimizer import _mark_like, _process_optimizer, check_unprocessed
 from .amp import init as amp_init
@@ -26,8 +28,6 @@ from .scaler import LossScaler
 
 if TYPE_CHECKING:
     from ._engine.properties import Properties
-
-__all__ = ["applier", "check_models", "check_optimizers", "check_params_fp32", "convert_network", "to_type"]
 
 
 def is_single_optimizer(value: Any) -> bool:

@@ -9,8 +9,6 @@ from typing import Any
 from ._engine.errors import AmpScalingError
 from .scaler import LossScaler
 
-__all__ = ["OptimWrapper"]
-
 
 class OptimWrapper:
     """Scale losses for the wrapped optimizer, and forward everything else to it."""

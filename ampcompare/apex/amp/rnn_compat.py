@@ -22,8 +22,6 @@ from ._engine.casts import cast_tree, half_cast
 if TYPE_CHECKING:
     from .handle import AmpHandle
 
-__all__ = ["CELL_NAMES", "RNN_NAMES", "VariableFunctionsShim", "has_old_rnns", "patch"]
-
 RNN_NAMES = ["rnn_relu", "rnn_tanh", "gru", "lstm"]
 CELL_NAMES = ["rnn_relu_cell", "rnn_tanh_cell", "gru_cell", "lstm_cell"]
 

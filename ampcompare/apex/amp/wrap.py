@@ -24,18 +24,6 @@ from ._engine.casts import Cast, cached_weight_cast, cast_tree, collect_dtypes, 
 if TYPE_CHECKING:
     from .handle import AmpHandle
 
-__all__ = [
-    "cached_cast",
-    "err_if_any_half",
-    "err_if_arg0_half",
-    "make_cast_wrapper",
-    "make_promote_wrapper",
-    "promote",
-    "promote_match_arg0",
-    "replace",
-    "sequence_promote",
-]
-
 Function = Callable[..., Any]
 
 _FLOAT32 = torch.float32

@@ -10,9 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from ampcompare.apex import deprecated_warning
-from ampcompare.apex.fp16_utils.fp16util import to_python_float
-
-__all__ = ["DynamicLossScaler", "LossScaler", "to_python_float"]
+from ampcompare.apex.fp16_utils.fp16util import to_python_float as to_python_float
 
 
 class LossScaler:

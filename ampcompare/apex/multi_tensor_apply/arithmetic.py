@@ -16,22 +16,6 @@ from torch import Tensor
 
 from ampcompare.base.tensors.lists import by_type, copy_by_dtype
 
-__all__ = [
-    "as_fp32",
-    "axpby",
-    "divide_each",
-    "flat_fp32_lists",
-    "global_norm",
-    "multiply_each",
-    "multiply_each_",
-    "non_finite",
-    "per_tensor_norms",
-    "scale",
-    "to_fp32",
-    "update_scale_with_hysteresis",
-    "write_back",
-]
-
 _CHUNK = 65536
 # Where a launch costs more than the copies.
 _DEVICE_TYPES = frozenset({"cuda"})

@@ -1,6 +1,7 @@
 """Optimizer steps over lists of tensors: Adam, SGD, Adagrad, NovoGrad and LAMB, computed in fp32 whatever the dtypes.
 
-Parameters, state and (where said) gradients are updated in place and rounded to their own dtypes at the end.
+Parameters, state and (where said) gradients are updated in place and rounded to their own dtypes at the end. Numbers
+come in the order of `amp_C`.
 Source: Apex 25.05, the mathematics of its `amp_C` kernels.
 """
 
@@ -21,23 +22,21 @@ from ampcompare.apex.multi_tensor_apply.arithmetic import (
 )
 from ampcompare.base.tensors.lists import copy_by_dtype
 
-__all__ = ["adagrad", "adam", "apply_update", "clip_divisor", "compute_update", "lamb", "novograd", "sgd"]
-
 
 def adam(
     grads: Sequence[Tensor],
     params: Sequence[Tensor],
     exp_avgs: Sequence[Tensor],
     exp_avg_sqs: Sequence[Tensor],
-    *,
     lr: float | Tensor,
     beta1: float,
     beta2: float,
     eps: float,
     step: int | Tensor,
-    adam_w: bool,
-    bias_correction: bool,
+    adam_w: bool | int,
+    bias_correction: bool | int,
     weight_decay: float,
+    *,
     grad_scale: Tensor | None = None,
     found_inf: Tensor | None = None,
     copies: Sequence[Tensor] = (),
@@ -90,15 +89,15 @@ def sgd(
     grads: Sequence[Tensor],
     params: Sequence[Tensor],
     momentum_buffers: Sequence[Tensor],
-    *,
-    lr: float | Tensor,
+    weight_decay: float,
     momentum: float,
     dampening: float,
-    weight_decay: float,
+    lr: float | Tensor,
     nesterov: bool,
     first_run: bool,
     wd_after_momentum: bool,
     scale: float = 1.0,
+    *,
     found_inf: Tensor | None = None,
     copies: Sequence[Tensor] = (),
 ) -> None:
@@ -137,10 +136,9 @@ def adagrad(
     grads: Sequence[Tensor],
     params: Sequence[Tensor],
     sums: Sequence[Tensor],
-    *,
     lr: float,
     eps: float,
-    adagrad_w: bool,
+    adagrad_w: bool | int,
     weight_decay: float,
 ) -> None:
     """Make one Adagrad step without learning-rate decay (`adagrad_w`: decoupled weight decay, else L2)."""
@@ -161,27 +159,26 @@ def novograd(
     params: Sequence[Tensor],
     exp_avgs: Sequence[Tensor],
     grad_norms: Tensor,
-    *,
     lr: float,
     beta1: float,
     beta2: float,
     eps: float,
     step: int,
-    bias_correction: bool,
+    bias_correction: bool | int,
     weight_decay: float,
-    grad_averaging: bool,
-    reg_inside_moment: bool,
-    max_norm: bool,
+    grad_averaging: bool | int,
+    moment_mode: int,
+    norm_type: int,
 ) -> None:
-    """Make one NovoGrad step.
+    """Make one NovoGrad step; `moment_mode` 0 normalizes and decays before averaging, 1 after.
 
     `grad_norms` (shape (n,), fp32, updated in place) averages norms, not their squares: under L2 the squares are
-    blended and the root is kept, under the max norm (`max_norm`) the norms themselves are blended.
+    blended and the root is kept, under the max norm (`norm_type` 0) the norms themselves are blended.
     """
     beta1, beta2 = as_fp32(beta1), as_fp32(beta2)
     work_grads, work_params, work_avgs = to_fp32(grads), to_fp32(params), to_fp32(exp_avgs)
-    norms = per_tensor_norms(grads, math.inf if max_norm else 2.0)
-    if max_norm:
+    norms = per_tensor_norms(grads, math.inf if norm_type == 0 else 2.0)
+    if norm_type == 0:
         grad_norms.mul_(beta2).add_(norms, alpha=1.0 - beta2)
     else:
         grad_norms.copy_((beta2 * grad_norms.square() + (1.0 - beta2) * norms.square()).sqrt())
@@ -192,7 +189,7 @@ def novograd(
 
     updates: Sequence[Tensor]
     torch._foreach_mul_(work_avgs, beta1)
-    if reg_inside_moment:
+    if moment_mode == 0:
         steps = divide_each(work_grads, denominators)
         torch._foreach_add_(steps, work_params, alpha=weight_decay)
         torch._foreach_add_(work_avgs, steps, alpha=share)
@@ -222,9 +219,9 @@ def compute_update(
     divisor: Tensor,
     beta1: float,
     beta2: float,
-    grad_averaging: bool,
+    grad_averaging: bool | int,
     step: int | Tensor,
-    bias_correction: bool,
+    bias_correction: bool | int,
     eps: float,
     l2_decay: float = 0.0,
     decoupled_decays: Tensor | float = 0.0,
@@ -298,18 +295,18 @@ def lamb(
     params: Sequence[Tensor],
     exp_avgs: Sequence[Tensor],
     exp_avg_sqs: Sequence[Tensor],
-    *,
     lr: float | Tensor,
     beta1: float,
     beta2: float,
     eps: float,
     step: int | Tensor,
-    bias_correction: bool,
+    bias_correction: bool | int,
     weight_decay: float,
-    grad_averaging: bool,
-    adam_w: bool,
+    grad_averaging: bool | int,
+    adam_w: bool | int,
     divisor: Tensor,
-    use_nvlamb: bool,
+    use_nvlamb: bool | None,
+    *,
     copies: Sequence[Tensor] = (),
 ) -> None:
     """Make one LAMB step. As in Apex, `grads` hold the unscaled update afterwards, rounded to their dtype.
@@ -343,6 +340,6 @@ def lamb(
         param_norms,
         per_tensor_norms(grads),
         lr=lr,
-        adapt=use_nvlamb or weight_decay != 0.0,
+        adapt=bool(use_nvlamb) or weight_decay != 0.0,
         copies=copies,
     )

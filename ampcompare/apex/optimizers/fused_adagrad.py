@@ -8,8 +8,6 @@ import torch
 from ampcompare.apex.multi_tensor_apply import optimizer_math
 from ampcompare.apex.optimizers.fused_optimizer import FusedOptimizer
 
-__all__ = ["FusedAdagrad"]
-
 
 class FusedAdagrad(FusedOptimizer):
     """Adagrad for fp16 and fp32 parameters, with L2 decay (`adagrad_w_mode=True`: decoupled).
@@ -31,9 +29,6 @@ class FusedAdagrad(FusedOptimizer):
         self.adagrad_w_mode = 1 if adagrad_w_mode else 0
         super().__init__(params, {"lr": lr, "eps": eps, "weight_decay": weight_decay}, set_grad_none=set_grad_none)
 
-    def _settings(self) -> tuple[str, ...]:
-        return (*super()._settings(), "adagrad_w_mode")
-
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters that have gradients; return what `closure` returned."""
@@ -47,7 +42,7 @@ class FusedAdagrad(FusedOptimizer):
                     self._state_tensors(params, "sum"),
                     lr=group["lr"],
                     eps=group["eps"],
-                    adagrad_w=bool(self.adagrad_w_mode),
+                    adagrad_w=self.adagrad_w_mode,
                     weight_decay=group["weight_decay"],
                 )
         return loss

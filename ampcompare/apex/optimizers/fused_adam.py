@@ -9,8 +9,6 @@ from torch import Tensor
 from ampcompare.apex.multi_tensor_apply import optimizer_math
 from ampcompare.apex.optimizers.fused_optimizer import FusedOptimizer, GradientScaling
 
-__all__ = ["FusedAdam"]
-
 _ONLY_2018 = frozenset({"amp_scale_adjustment", "eps_inside_sqrt", "max_grad_norm", "use_mt"})
 
 
@@ -26,12 +24,8 @@ class FusedAdam(FusedOptimizer):
         master_weights: update fp32 copies, made at construction, that the parameters follow. They are saved nowhere:
             load a model before building its optimizer.
 
-    An argument that only the `FusedAdam` of 2018 had (`max_grad_norm`, `eps_inside_sqrt`, `use_mt`,
-    `amp_scale_adjustment`) makes an `ampcompare.apex.contrib.optimizers.FusedAdam`, not an instance of this
-    class.
-
-    Raises:
-        RuntimeError: `amsgrad`, or `master_weights` without `capturable`.
+    An argument that only the `FusedAdam` of 2018 had makes an `ampcompare.apex.contrib.optimizers.FusedAdam`, not an
+    instance of this class.
 
     Source: Apex 25.05, `apex.optimizers.FusedAdam`.
     """
@@ -79,16 +73,11 @@ class FusedAdam(FusedOptimizer):
             "eps": eps,
             "weight_decay": weight_decay,
         }
+        self._step_supports_amp_scaling = capturable
+        self._master_groups_are_fixed = False
         super().__init__(params, defaults, set_grad_none=set_grad_none)
-        if capturable:
-            self._step_supports_amp_scaling = True
-        if self._strict:
-            # From here on groups are added without masters, and `step` pairs the two lists.
-            self._master_groups_are_fixed = True
-
-    def _settings(self) -> tuple[str, ...]:
-        added_attributes = ("adam_w_mode", "capturable", "master_weights", "param_groups_master", "_overflowed")
-        return (*super()._settings(), *added_attributes, "_step_supports_amp_scaling", "_master_groups_are_fixed")
+        # In strict mode groups are added without masters from here on, and `step` pairs the two lists.
+        self._master_groups_are_fixed = self._strict
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, with its own device tensors and masters where the optimizer keeps them."""
@@ -98,7 +87,7 @@ class FusedAdam(FusedOptimizer):
             # A default that is a tensor would be shared by all groups, and a schedule fills it in place.
             group["lr"] = group["lr"].clone()
         self._to_parameter_device(group)
-        if not getattr(self, "_master_groups_are_fixed", False):
+        if not self._master_groups_are_fixed:
             masters = [param.detach().clone().float() if self.master_weights else None for param in group["params"]]
             self.param_groups_master.append({"params": masters})
 
@@ -117,10 +106,6 @@ class FusedAdam(FusedOptimizer):
         Args:
             options: `grad_scaler`, a `torch.amp.GradScaler` whose scale the gradients carry (read if `capturable`).
                 It is not a named argument because torch warns at each step of an optimizer that names it.
-
-        Raises:
-            RuntimeError: one of the arguments `grads` to `grad_norms`, which belong to FusedAdam of 2018.
-            TypeError: an unknown option.
         """
         if any(argument is not None for argument in (grads, output_params, scale, grad_norms)):
             raise RuntimeError(

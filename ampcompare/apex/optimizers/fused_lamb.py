@@ -9,8 +9,6 @@ from ampcompare.apex.multi_tensor_apply.arithmetic import global_norm
 from ampcompare.apex.multi_tensor_apply.optimizer_math import clip_divisor, lamb
 from ampcompare.apex.optimizers.fused_optimizer import FusedOptimizer
 
-__all__ = ["FusedLAMB"]
-
 
 class FusedLAMB(FusedOptimizer):
     """LAMB for fp16 and fp32 parameters, with decoupled weight decay (`adam_w_mode=False`: L2).
@@ -21,9 +19,6 @@ class FusedLAMB(FusedOptimizer):
     Args:
         max_grad_norm: limit of the norm over all groups; it is read from the constructor, never from a group.
         use_nvlamb: adapt the rate without weight decay too.
-
-    Raises:
-        RuntimeError: `amsgrad`.
 
     Source: Apex 25.05, `apex.optimizers.FusedLAMB`.
     """
@@ -57,9 +52,6 @@ class FusedLAMB(FusedOptimizer):
             "max_grad_norm": max_grad_norm,
         }
         super().__init__(params, defaults, set_grad_none=set_grad_none)
-
-    def _settings(self) -> tuple[str, ...]:
-        return (*super()._settings(), "adam_w_mode", "use_nvlamb")
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -10,8 +10,6 @@ from ampcompare.apex.multi_tensor_apply import optimizer_math
 from ampcompare.apex.multi_tensor_apply.arithmetic import per_tensor_norms
 from ampcompare.apex.optimizers.fused_optimizer import FusedOptimizer
 
-__all__ = ["FusedNovoGrad"]
-
 
 class FusedNovoGrad(FusedOptimizer):
     """NovoGrad for fp16 and fp32 parameters.
@@ -24,9 +22,6 @@ class FusedNovoGrad(FusedOptimizer):
         reg_inside_moment: normalize and decay before averaging instead of after.
         norm_type: 2 (L2) or 0 (largest element); `RuntimeError` at the first step for another.
         init_zero: start the averaged norms at 0 instead of at the first norms.
-
-    Raises:
-        RuntimeError: `amsgrad`.
 
     Source: Apex 25.05, `apex.optimizers.FusedNovoGrad`.
     """
@@ -61,9 +56,6 @@ class FusedNovoGrad(FusedOptimizer):
         }
         super().__init__(params, defaults, set_grad_none=set_grad_none)
 
-    def _settings(self) -> tuple[str, ...]:
-        return (*super()._settings(), "moment_mode")
-
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load state and bring the norms to the device of the parameters.
 
@@ -97,16 +89,16 @@ class FusedNovoGrad(FusedOptimizer):
                         self._data(part),
                         self._state_tensors(part, "exp_avg"),
                         norms,
-                        lr=group["lr"],
-                        beta1=group["betas"][0],
-                        beta2=group["betas"][1],
-                        eps=group["eps"],
-                        step=step,
-                        bias_correction=bool(group["bias_correction"]),
-                        weight_decay=group["weight_decay"],
-                        grad_averaging=bool(group["grad_averaging"]),
-                        reg_inside_moment=self.moment_mode == 0,
-                        max_norm=group["norm_type"] == 0,
+                        group["lr"],
+                        group["betas"][0],
+                        group["betas"][1],
+                        group["eps"],
+                        step,
+                        group["bias_correction"],
+                        group["weight_decay"],
+                        group["grad_averaging"],
+                        self.moment_mode,
+                        group["norm_type"],
                     )
         return loss
 

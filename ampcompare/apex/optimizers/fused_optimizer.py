@@ -13,8 +13,6 @@ from torch.optim import Optimizer
 
 from ampcompare.apex import strict_from_environment
 
-__all__ = ["FusedOptimizer", "GradientScaling"]
-
 
 class GradientScaling:
     """The scale that gradients carry into a step, and whether they overflowed; both stay on the device."""
@@ -54,15 +52,13 @@ class FusedOptimizer(Optimizer):
     def __init__(self, params: Any, defaults: dict[str, Any], *, set_grad_none: bool) -> None:
         self.set_grad_none = set_grad_none
         self._strict = strict_from_environment()
+        self._settings = tuple(vars(self))  # with those of the class, which it sets before it calls this
         super().__init__(params, defaults)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return all that a copy or a pickle needs: torch's three entries and the settings kept as attributes."""
-        settings = {name: value for name, value in vars(self).items() if name in self._settings()}
+        settings = {name: getattr(self, name) for name in ("_settings", *self._settings)}
         return {**super().__getstate__(), **settings}
-
-    def _settings(self) -> tuple[str, ...]:
-        return ("set_grad_none", "_strict")
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Clear the gradients; to None unless `set_to_none` is False.

@@ -1,7 +1,7 @@
 """`FusedSGD`: SGD with momentum that can write fp16 model weights together with their fp32 masters."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,8 +9,6 @@ from torch.optim.optimizer import required
 
 from ampcompare.apex.multi_tensor_apply import optimizer_math
 from ampcompare.apex.optimizers.fused_optimizer import FusedOptimizer
-
-__all__ = ["FusedSGD"]
 
 
 class FusedSGD(FusedOptimizer):
@@ -27,13 +25,8 @@ class FusedSGD(FusedOptimizer):
         most_recent_scale: loss scale that the gradients carry; amp's backward sets it, `step` resets it to 1.
         scale_set_by_backward: whether a backward of this iteration has set it.
 
-    Raises:
-        ValueError: negative lr, momentum or weight decay, nesterov without momentum or with dampening, no lr.
-
     Source: Apex 25.05, `apex.optimizers.FusedSGD`.
     """
-
-    supported: ClassVar[tuple[torch.dtype, ...]] = (torch.float16, torch.float32)
 
     def __init__(
         self,
@@ -72,15 +65,6 @@ class FusedSGD(FusedOptimizer):
         super().__setstate__(state)
         for group in self.param_groups:
             group.setdefault("nesterov", False)
-
-    def _settings(self) -> tuple[str, ...]:
-        added_attributes = (
-            "wd_after_momentum",
-            "materialize_master_grads",
-            "most_recent_scale",
-            "scale_set_by_backward",
-        )
-        return (*super()._settings(), *added_attributes)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

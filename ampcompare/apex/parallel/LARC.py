@@ -8,8 +8,6 @@ from torch.optim import Optimizer
 
 from ampcompare.apex.multi_tensor_apply.arithmetic import multiply_each, multiply_each_, per_tensor_norms
 
-__all__ = ["LARC"]
-
 
 class LARC:
     """Scale each gradient by the ratio of its parameter's norm to its own before `optimizer` steps.

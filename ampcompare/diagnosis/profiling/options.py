@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from ampcompare.base.errors import ConfigError
@@ -28,12 +28,7 @@ class ProfileOptions:
         """What the others are compared with."""
         return self.configs[0]
 
-    def of(self, config: RunConfig) -> ProfileOptions:
-        """Return the same for one arm."""
-        return replace(self, configs=(config,))
-
     def check(self) -> None:
-        """Refuse what cannot be profiled."""
         if not self.configs:
             raise ConfigError("profile needs at least one arm; name one with --arm")
         for name, value in (("--steps", self.steps), ("--profiled-steps", self.profiled)):
@@ -60,30 +55,15 @@ class ProfileRequest(ScriptRequest):
     answers: str  # folder for the profile of each rank, and for the trace of rank 0
 
     def answer(self, rank: int) -> Path:
-        """Return the file for the profile of a rank."""
         return Path(self.answers) / f"profile-{rank}.json"
 
     @property
     def trace(self) -> Path:
-        """The file for the trace of rank 0."""
         return Path(self.answers) / RunFile.TRACE
 
 
-def profile_in_child(
-    config: RunConfig,
-    *,
-    steps: int,
-    profiled: int,
-    trials: bool,
-    trace: Path | None = None,
-) -> ArmProfile:
-    """Profile an arm on a recipe in a separate process; `trace` is the file for the trace."""
-    options = {
-        "steps": steps,
-        "profiled": profiled,
-        "trials": trials,
-        "trace": "" if trace is None else str(trace),
-    }
-    folders = [] if trace is None else [trace.parent]
-    found = examine_in_child(PROGRAM, config, f"{config.arm} cannot be profiled", options, folders=folders)
-    return ArmProfile.model_validate(found)
+def profile_in_child(config: RunConfig, options: ProfileOptions, trace: Path) -> ArmProfile:
+    """Profile an arm on a recipe in a separate process, which writes its trace."""
+    asked = {"steps": options.steps, "profiled": options.profiled, "trials": options.trials, "trace": str(trace)}
+    failed = f"{config.arm} cannot be profiled"
+    return ArmProfile.model_validate(examine_in_child(PROGRAM, config, failed, asked, folders=[trace.parent]))

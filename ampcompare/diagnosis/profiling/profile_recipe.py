@@ -86,12 +86,11 @@ def graph_breaks() -> dict[str, int]:
 
 @answering_errors
 def profile_recipe(config: dict[str, Any], steps: int, profiled: int, trials: bool, trace: str) -> dict[str, Any]:
-    """Profile the arm and recipe of a configuration; `trace` is the file for the trace, "" for none."""
+    """Profile the arm and recipe of a configuration; `trace` is the file for the trace."""
     settings = validate(RunConfig, config)
     torch.set_num_threads(settings.threads)
     found, events = profile_config(settings, Steps(timed=steps, profiled=profiled), trials=trials)
-    if trace:
-        Path(trace).write_text(json.dumps(events), encoding="utf-8")
+    Path(trace).write_text(json.dumps(events), encoding="utf-8")
     return found.model_dump(mode="json")
 
 

@@ -6,22 +6,12 @@ The files import torch inside functions, so that the texts of the guards can be 
 import importlib
 import pkgutil
 
-from ampcompare.guards.detector import Detector, Guard
+from ampcompare.guards.detector import Detector
 
-__all__ = ["DETECTORS", "GUARDS", "load_checks"]
+__all__ = ["DETECTORS", "GUARDS"]
 
+for module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{module.name}")
 # By the name of the guard, in the order of files and of classes within a file.
-DETECTORS: dict[str, type[Detector]] = {}
-GUARDS: dict[str, Guard] = {}
-
-
-def load_checks() -> None:
-    """Import the files of this folder that are not imported yet, and add their guards."""
-    for module in pkgutil.iter_modules(__path__):
-        importlib.import_module(f"{__name__}.{module.name}")
-    for detector in Detector.defined:
-        DETECTORS[detector.guard.name] = detector
-        GUARDS[detector.guard.name] = detector.guard
-
-
-load_checks()
+DETECTORS = {detector.guard.name: detector for detector in Detector.defined}
+GUARDS = {name: detector.guard for name, detector in DETECTORS.items()}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ampcompare.guards.detector import Detector, guard_of
-from ampcompare.guards.script_state import contains, first_with_gradient, parameters_of
+from ampcompare.guards.script_state import contains, first_loss, first_with_gradient, parameters_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,10 +18,8 @@ class BackwardInAutocast(Detector):
     guard = guard_of("backward-in-autocast")
 
     def backward(self, losses: Any, grad_outputs: Any) -> None:
-        from torch import Tensor
-
-        loss = losses if isinstance(losses, Tensor) else next(iter(losses), None)
-        if isinstance(loss, Tensor) and _autocasts(loss.device.type):
+        loss = first_loss(losses)
+        if loss is not None and _autocasts(loss.device.type):
             self.report("backward() runs inside the autocast block")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ampcompare.guards.detector import Detector, guard_of
-from ampcompare.guards.script_state import EnteredAutocast
+from ampcompare.guards.script_state import EnteredAutocast, first_loss
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,7 +17,7 @@ class AutocastElsewhere(Detector):
     guard = guard_of("autocast-elsewhere")
 
     def backward(self, losses: Any, grad_outputs: Any) -> None:
-        loss = _first_loss(losses)
+        loss = first_loss(losses)
         entered = self.facts.autocasts
         if loss is None or not entered or any(_is_on(one, loss) for one in entered):
             return
@@ -43,7 +43,7 @@ class AcceleratorOff(Detector):
     guard = guard_of("accelerator-off")
 
     def backward(self, losses: Any, grad_outputs: Any) -> None:
-        loss = _first_loss(losses)
+        loss = first_loss(losses)
         if loss is None or any(_is_on(one, loss) for one in self.facts.autocasts):
             return
         for device, location in self.facts.accelerators_off:
@@ -59,7 +59,7 @@ class ScalerWithBf16(Detector):
     def backward(self, losses: Any, grad_outputs: Any) -> None:
         import torch
 
-        loss = _first_loss(losses)
+        loss = first_loss(losses)
         if loss is None or self.facts.blocks or not self.facts.is_scaled(loss):
             return
         entered = [one for one in self.facts.autocasts if _is_on(one, loss)]
@@ -78,7 +78,7 @@ class AutocastWithoutDtype(Detector):
     def backward(self, losses: Any, grad_outputs: Any) -> None:
         import torch
 
-        loss = _first_loss(losses)
+        loss = first_loss(losses)
         if loss is None or grad_outputs is not None or self.facts.blocks or self.facts.is_scaled(loss):
             return
         if loss.grad_fn is None or loss.grad_fn.name().startswith("Mul"):
@@ -87,13 +87,6 @@ class AutocastWithoutDtype(Detector):
         if entered and all(not one.is_dtype_given and one.dtype is torch.float16 for one in entered):
             device = loss.device.type
             self.report(f'autocast("{device}") uses fp16 by default, and no loss is scaled', entered[-1].location)
-
-
-def _first_loss(losses: Any) -> Tensor | None:
-    from torch import Tensor
-
-    loss = losses if isinstance(losses, Tensor) else next(iter(losses), None)
-    return loss if isinstance(loss, Tensor) else None
 
 
 def _is_on(entered: EnteredAutocast, loss: Tensor) -> bool:

@@ -32,18 +32,17 @@ from ampcompare.results.analysis.pairing.comparability import (
     incomparable_memory,
     script_sentences,
 )
-from ampcompare.results.analysis.pairing.declared import not_as_declared, options_without_effect, why_not_as_declared
+from ampcompare.results.analysis.pairing.declared import not_as_declared, options_without_effect
 from ampcompare.results.analysis.pairing.pairs import (
     Pair,
     Pairing,
     counterparts,
-    equal_losses,
     finished_runs,
     pairs_by_seed,
 )
 from ampcompare.results.analysis.pairing.record_checks import unique_runs
 from ampcompare.results.analysis.pairing.scores import metric_of, one_metric
-from ampcompare.results.records.comparison import ArmSummary, Comparison, Published, Quantity, SampleComparison, Twin
+from ampcompare.results.records.comparison import ArmSummary, Comparison, Published, Quantity, SampleComparison
 from ampcompare.results.records.metric import Metric
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.verdict import Verdict
@@ -65,13 +64,8 @@ def summarize(
 
     Args:
         records: of any subset of the cells; what is missing is missing in the rows.
-        arms: rows in order.
-        reference: the arm that pairs are made with, by seed.
-        command: what was run, for the report.
         order: cells as they ran.
-        terms: margins and preference.
         design: error rates of the tests; by default of one test at 5 %.
-        published: published results of the rows.
         excluded: files that were read and are not used, each with its reason.
 
     Raises:
@@ -85,9 +79,16 @@ def summarize(
     by_arm: dict[str, list[RunRecord]] = {arm: [] for arm in arms}
     for record in records:
         by_arm.setdefault(record.arm, []).append(record)
-    margin = accuracy_margin(by_arm.get(reference, []), reference, terms, metric)
-    rows = _rows(by_arm, arms, reference, terms, design)
-    twins = _twins(by_arm, rows, reference, terms, design)
+    against = by_arm.get(reference, [])
+    margin = accuracy_margin(against, reference, terms, metric)
+    evidence = {name: quantity.evidence for name, quantity in quantity_tests(margin, terms, design).items()}
+    lines = [
+        _line_of_reference(arm, against)
+        if arm == reference
+        else _line_of(arm, Pairing.by_seed(by_arm[arm], against), evidence, margin)
+        for arm in arms
+    ]
+    rows = decided_rows(lines, margin, terms, design)
     changed = {record.arm for record in records if record.config.first_weights == "twin"}
     comparison = conclude(
         rows,
@@ -105,11 +106,10 @@ def summarize(
         excluded=excluded,
         only_copies=only_copies,
         precisions=precision_rows({arm: by_arm[arm] for arm in arms}, metric),
-        twins=twins,
         records=list(records),
         published=published,
     )
-    floors = [_floor_sentence(comparison, arm, by_arm[arm], by_arm[reference]) for arm in sorted(changed)]
+    floors = [_floor_sentence(comparison, arm, by_arm[arm], against) for arm in sorted(changed)]
     return comparison.model_copy(
         update={
             "headline": [*comparison.headline, *filter(None, floors)],
@@ -118,7 +118,6 @@ def summarize(
                 *(f"Not used: {text}." for text in excluded),
                 *details(comparison),
                 *sample_sentences(rows, margin.points, metric, samples_noun(records)),
-                *(_twin_sentence(twin, metric) for twin in twins),
                 *_without_effect(by_arm),
                 *script_sentences(records, reference),
                 *circumstances(records, reference),
@@ -193,23 +192,6 @@ def conclude(
     )
     about = comparison.model_copy(update={"arms": list(rows if answered is None else answered)})
     return comparison.model_copy(update={"headline": headline(about)})
-
-
-def _rows(
-    by_arm: Mapping[str, list[RunRecord]], arms: Sequence[str], reference: str, terms: Criteria, design: Design
-) -> list[ArmSummary]:
-    """Return the row of each arm, with its verdicts against `reference`."""
-    metric = metric_of(record for records in by_arm.values() for record in records)
-    against = by_arm.get(reference, [])
-    margin = accuracy_margin(against, reference, terms, metric)
-    evidence = {name: quantity.evidence for name, quantity in quantity_tests(margin, terms, design).items()}
-    lines = [
-        _line_of_reference(arm, against)
-        if arm == reference
-        else _line_of(arm, Pairing.by_seed(by_arm[arm], against), evidence, margin)
-        for arm in arms
-    ]
-    return decided_rows(lines, margin, terms, design)
 
 
 def _line_of_reference(arm: str, records: Sequence[RunRecord]) -> Line:
@@ -323,50 +305,14 @@ def _status(records: Sequence[RunRecord]) -> str:
         return "not run"
     words = []
     for status in ("completed", "diverged", "failed", "interrupted"):
-        matching = [record for record in records if record.status == status]
-        if not matching:
-            continue
-        share = "" if len(matching) == len(records) else f" {len(matching)}/{len(records)}"
-        detail = ""
-        if status == "diverged":
-            detail = f" at step {min(record.summary.diverged_step or 0 for record in matching)}"
-        elif status == "failed":
-            detail = f": {matching[0].error}"
-        words.append(("ok" if status == "completed" else status) + share + detail)
+        if matching := [record for record in records if record.status == status]:
+            share = "" if len(matching) == len(records) else f" {len(matching)}/{len(records)}"
+            first_step = min(record.summary.diverged_step or 0 for record in matching)
+            details = {"diverged": f" at step {first_step}", "failed": f": {matching[0].error}"}
+            words.append(("ok" if status == "completed" else status) + share + details.get(status, ""))
     mixed = list(filter(None, map(foreign_steps, records)))
     words += [f"{text} {mixed.count(text)}/{len(records)}" for text in dict.fromkeys(mixed)]
     return "; ".join(words)
-
-
-def _twins(
-    by_arm: Mapping[str, list[RunRecord]], rows: Sequence[ArmSummary], reference: str, terms: Criteria, design: Design
-) -> list[Twin]:
-    """Compare each arm that another library ran, or that packs what another one saves, with ampcompare's own.
-
-    Args:
-        rows: of the table, against its reference.
-    """
-    twins = {row.arm: twin for row in rows if (twin := _twin_label(row.arm, by_arm[row.arm]))}
-    results = []
-    for label, twin in twins.items():
-        bare = Twin(arm=label, twin=twin, library=next((one.library for one in by_arm[label] if one.library), ""))
-        if twin not in {row.arm for row in rows}:
-            results.append(bare)
-            continue
-        together = [other for other, its in twins.items() if its == twin]
-        against = rows if twin == reference else _rows(by_arm, [twin, *together], twin, terms, design)
-        row = next(row for row in against if row.arm == label)
-        results.append(
-            bare.model_copy(
-                update={
-                    "pairs": row.pairs,
-                    "quality": row.quality,
-                    "time": row.time,
-                    "same_bits": equal_losses(pairs_by_seed(by_arm[label], by_arm[twin])),
-                }
-            )
-        )
-    return results
 
 
 def _without_effect(by_arm: Mapping[str, Sequence[RunRecord]]) -> list[str]:
@@ -379,20 +325,6 @@ def _without_effect(by_arm: Mapping[str, Sequence[RunRecord]]) -> list[str]:
         for text in options_without_effect(record.config.parsed_arm, record.ledger)
     }
     return list(found)
-
-
-def _twin_sentence(twin: Twin, metric: Metric) -> str:
-    """Return a verdict in words."""
-    library = f" ({twin.library})" if twin.library else ""
-    who = f"{twin.arm}{library} against {twin.twin}, the precision that it ran in"
-    if twin.pairs:
-        pairs = f"{twin.pairs} seed{'s' if twin.pairs > 1 else ''}"
-        if twin.same_bits:
-            return f"{who}: {twin.quality}, every loss the same to the last bit, {pairs}."
-        effect = twin.quality.effect
-        difference = "" if effect is None else f", {metric.difference_with_unit(effect)}"
-        return f"{who}: {twin.quality}{difference}, {pairs}."
-    return f"{who}: {twin.quality or f'not known, add --arm {twin.twin}'}."
 
 
 def _floor_sentence(
@@ -420,9 +352,3 @@ def _floor_sentence(
     if not below:
         return f"{end}: smaller differences cannot be told."
     return f"{end}: no larger is the difference of {', '.join(below)}, which this training cannot tell from a path."
-
-
-def _twin_label(label: str, records: Sequence[RunRecord]) -> str:
-    """Return the row of an arm's twin: that arm, and behind it what is varied in the matrix; "" if there is none."""
-    twin = records[0].config.parsed_arm.twin if finished_runs(records) and not why_not_as_declared(records) else None
-    return "" if twin is None else f"{twin}{label.removeprefix(records[0].config.arm)}"

@@ -223,6 +223,7 @@ class ArmSummary(_Row):
         return None if self.time.kind in UNJUDGED else self.time.effect
 
 
+# Only in older reports.
 class Twin(_Row):
     """An arm that another library ran, and ampcompare's arm of the precision that it really ran in."""
 

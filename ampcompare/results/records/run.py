@@ -244,20 +244,10 @@ class ScriptFacts(FrozenRecord):
     weights: list[str] = Field([], description="hash of the parameters at each initialize, before any cast")
     batches: list[str] = Field([], description="hashes of what entered the model first")
     files: list[str] = Field([], description="files that it wrote; they lie in `written` in the folder of the cell")
-    inputs: list[str] = Field([], description="of old records: those that it read before it wrote them")
-    inherited: list[str] = Field(
-        [], description="of old records: files outside its folder that it read, and that another run had written"
-    )
     resumed: list[str] = Field([], description="files of an earlier attempt in the folder of the cell that it read")
     notes: list[str] = Field([], description="in what the arm departs from what the script asks for")
     printed: dict[str, float] = Field(
         {}, description="step of the last digit that was printed, of each metric that was read from the output"
-    )
-    without_arm: int | None = Field(
-        None, description="of old records: steps whose gradients came from forward passes without the arm's casts"
-    )
-    optimizer_steps: int | None = Field(
-        None, description="of old records: steps of optimizers in all, skipped ones too"
     )
     seen: dict[str, int] = Field({}, description="how many values of each metric were printed or logged")
 

@@ -1,14 +1,15 @@
 """Handing finished records to a tracker of experiments: one method, and the trackers that have it."""
 
 import abc
+import contextlib
 import importlib
 import os
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import cast
 
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit
+from ampcompare.base.files.run_files import CellFile, file_of_cell
 from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.run import RunRecord, StepRecord
@@ -16,13 +17,21 @@ from ampcompare.results.records.step import iter_steps
 
 
 class Exporter(abc.ABC):
-    """Writes records to a tracker; made with its folder, a receiver of notes, and a name for all runs together.
+    """Writes records to a tracker.
+
+    Args:
+        folder: where its files go.
+        note: receives a line about each record that is not written.
+        project: what the tracker calls all runs together.
 
     Attributes:
         destination: where they went, if that is not the folder; "" if it is.
     """
 
     destination: str = ""
+
+    def __init__(self, folder: Path, note: Callable[[str], None], project: str = "") -> None:
+        self._folder, self._note, self._project = folder, note, project
 
     @abc.abstractmethod
     def write(self, comparison: Comparison, folder: Path) -> None:
@@ -41,14 +50,8 @@ TRACKERS = {
 }
 
 
-def make_exporter(name: str, folder: Path, note: Callable[[str], None], project: str) -> Exporter:
-    """Return the exporter to a tracker.
-
-    Args:
-        name: of `TRACKERS`.
-        folder: where it writes.
-        note: receives a line about each record that is not written.
-        project: what the tracker calls all runs together.
+def make_exporter(name: str, folder: Path, note: Callable[[str], None], project: str = "") -> Exporter:
+    """Return the exporter to a tracker, one of `TRACKERS`; the other arguments are as for `Exporter`.
 
     Raises:
         EnvironmentUnfit: its package is not installed.
@@ -59,32 +62,33 @@ def make_exporter(name: str, folder: Path, note: Callable[[str], None], project:
     home, package, install = TRACKERS[name]
     if find_spec(package) is None:
         raise EnvironmentUnfit(
-            f"--to {name} needs {package}, which this environment does not have; "
+            f"runs for {name} need {package}, which this environment does not have; "
             f"pip install {install}, or the extra {name}"
         )
-    try:
+    with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{folder} cannot be made: {error.strerror or error}; choose another --output") from error
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigError(f"no files can be written to {folder}; choose another --output")
+    if not os.access(folder, os.W_OK | os.X_OK) or not folder.is_dir():
+        raise ConfigError(f"no files can be written to {folder}; choose another folder")
     module, _, attribute = home.partition(":")
-    made = getattr(importlib.import_module(module), attribute)
-    return cast(Exporter, made(folder, note) if name == "tensorboard" else made(folder, note, project))
+    made: Exporter = getattr(importlib.import_module(module), attribute)(folder, note, project)
+    return made
 
 
 Point = tuple[float, int, dict[str, float]]
 
 
-def points_of(record: RunRecord, steps: Path) -> Iterator[Point]:
+def points_of(record: RunRecord, folder: Path) -> Iterator[Point]:
     """Yield seconds of training so far, a step, and values by name; evaluations stand at the last step before them.
 
     Args:
-        steps: the `steps.jsonl` of the record.
+        folder: the run directory.
 
     Raises:
-        RecordError: it cannot be read.
+        RecordError: the steps cannot be read.
     """
+    steps = folder / file_of_cell(record.cell, CellFile.STEPS)
+    if not steps.exists():
+        return
     epochs = {epoch.epoch: epoch for epoch in record.summary.epochs}
     skipped, elapsed, last = 0, 0.0, None
     for step in iter_steps(steps):

@@ -9,41 +9,34 @@ from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.report.base import MAX_LINE
 
 
-class JUnit:
-    """One test case per arm, which fails with its runs, one per gate and arm, and the headline as output."""
+def junit_xml(comparison: Comparison, checks: Sequence[Check]) -> str:
+    """Return one test case per arm, which fails with its runs, one per gate and arm, and the headline as output."""
 
-    def __init__(self, checks: Sequence[Check] = ()) -> None:
-        self.checks = tuple(checks)
+    def add_case(arm: str, name: str) -> ElementTree.Element:
+        case = {"classname": f"ampcompare.{printable(arm) or '(no name)'}", "name": printable(name)}
+        return ElementTree.SubElement(suite, "testcase", case)
 
-    def render(self, comparison: Comparison) -> str:
-        """Return the outcome; it ends with a newline."""
-        failed = [row for row in comparison.arms if row.failed or not row.completed + row.diverged]
-        suite = ElementTree.Element(
-            "testsuite",
-            name=printable(comparison.tag) or "ampcompare",
-            tests=str(len(comparison.arms) + len(self.checks)),
-            failures=str(len(failed) + sum(bool(check.failure) for check in self.checks)),
-            skipped=str(sum(bool(check.skipped) for check in self.checks)),
-            errors="0",
-        )
-        for row in comparison.arms:
-            case = self._case(suite, row.arm, "trains")
-            if row in failed:
-                ElementTree.SubElement(case, "failure", message=printable(row.status, 2000))
-        for check in self.checks:
-            case = self._case(suite, check.arm, check.gate)
-            if check.failure:
-                ElementTree.SubElement(case, "failure", message=printable(check.failure, 2000))
-            if check.skipped:
-                ElementTree.SubElement(case, "skipped", message=printable(check.skipped, 2000))
-        if comparison.headline:
-            answer = "\n".join(printable(sentence, MAX_LINE) for sentence in comparison.headline)
-            ElementTree.SubElement(suite, "system-out").text = answer
-        ElementTree.indent(suite)
-        return ElementTree.tostring(suite, encoding="unicode", xml_declaration=False) + "\n"
-
-    @staticmethod
-    def _case(suite: ElementTree.Element, arm: str, name: str) -> ElementTree.Element:
-        return ElementTree.SubElement(
-            suite, "testcase", classname=f"ampcompare.{printable(arm) or '(no name)'}", name=printable(name)
-        )
+    failed = [row for row in comparison.arms if row.failed or not row.completed + row.diverged]
+    suite = ElementTree.Element(
+        "testsuite",
+        name=printable(comparison.tag) or "ampcompare",
+        tests=str(len(comparison.arms) + len(checks)),
+        failures=str(len(failed) + sum(bool(check.failure) for check in checks)),
+        skipped=str(sum(bool(check.skipped) for check in checks)),
+        errors="0",
+    )
+    for row in comparison.arms:
+        case = add_case(row.arm, "trains")
+        if row in failed:
+            ElementTree.SubElement(case, "failure", message=printable(row.status, 2000))
+    for check in checks:
+        case = add_case(check.arm, check.gate)
+        if check.failure:
+            ElementTree.SubElement(case, "failure", message=printable(check.failure, 2000))
+        if check.skipped:
+            ElementTree.SubElement(case, "skipped", message=printable(check.skipped, 2000))
+    if comparison.headline:
+        answer = "\n".join(printable(sentence, MAX_LINE) for sentence in comparison.headline)
+        ElementTree.SubElement(suite, "system-out").text = answer
+    ElementTree.indent(suite)
+    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=False) + "\n"

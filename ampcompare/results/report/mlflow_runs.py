@@ -7,7 +7,6 @@ from datetime import datetime
 from pathlib import Path
 
 from ampcompare.base.errors import EnvironmentUnfit, RecordError
-from ampcompare.base.files.run_files import CellFile, file_of_cell
 from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.report.export import Exporter, Point, points_of
@@ -19,17 +18,15 @@ RETRIES = 2
 
 
 class MlflowRuns(Exporter):
-    """Writes a run per record, at the times at which it trained.
+    """Writes a run per record, at the times at which it trained, into the experiment that is named like the project.
 
-    Args:
-        folder: of the local store, a folder of files; a server is used instead where MLFLOW_TRACKING_URI is set.
-        note: receives a line about each record that is not written.
-        project: MLflow's experiment.
+    The folder is a store of files; a server is used instead where MLFLOW_TRACKING_URI is set.
     """
 
-    def __init__(self, folder: Path, note: Callable[[str], None], project: str) -> None:
+    def __init__(self, folder: Path, note: Callable[[str], None], project: str = "") -> None:
         from mlflow.tracking import MlflowClient
 
+        super().__init__(folder, note, project)
         # MLflow itself goes on trying for minutes where nothing answers.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", str(RETRIES))
         uri = os.environ.get("MLFLOW_TRACKING_URI")
@@ -38,8 +35,6 @@ class MlflowRuns(Exporter):
             uri = folder.resolve().as_uri()
         else:
             self.destination = uri
-        self._note = note
-        self._project = project
         self._client = MlflowClient(tracking_uri=uri)
 
     def write(self, comparison: Comparison, folder: Path) -> None:
@@ -62,9 +57,8 @@ class MlflowRuns(Exporter):
         if self._client.search_runs([experiment], same):
             self._note(f"{name} is there already")
             return
-        steps = folder / file_of_cell(record.cell, CellFile.STEPS)
         try:
-            points = list(points_of(record, steps)) if steps.exists() else []
+            points = list(points_of(record, folder))
         except RecordError as error:
             self._note(f"no run of {name}: {error}")
             return

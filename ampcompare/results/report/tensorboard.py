@@ -3,16 +3,14 @@
 Written from records and `steps.jsonl` by the `tensorboard` package alone, so that this process needs no torch.
 """
 
-import contextlib
 import hashlib
 import io
 import os
 import re
 from collections.abc import Callable, Iterable
-from importlib.util import find_spec
 from pathlib import Path
 
-from ampcompare.base.errors import ConfigError, EnvironmentUnfit, RecordError
+from ampcompare.base.errors import EnvironmentUnfit, RecordError
 from ampcompare.base.files.run_files import CellFile, file_of_cell
 from ampcompare.base.files.write import write_file
 from ampcompare.results.records.comparison import Comparison
@@ -24,28 +22,10 @@ SUFFIX = ".ampcompare"
 
 
 class EventFiles(Exporter):
-    """Keeps a folder of event files up to date with a comparison.
+    """Keeps a folder of event files up to date with a comparison: what TensorBoard is pointed to with `--logdir`."""
 
-    Args:
-        root: what TensorBoard is pointed to with `--logdir`.
-        note: receives a line for steps that cannot be read; their cell has no event file.
-
-    Raises:
-        EnvironmentUnfit: the package is not installed.
-        ConfigError: the folder cannot be made or written.
-    """
-
-    def __init__(self, root: Path, note: Callable[[str], None]) -> None:
-        if find_spec("tensorboard") is None:
-            raise EnvironmentUnfit(
-                "--tensorboard needs tensorboard, which this environment does not have; pip install tensorboard"
-            )
-        with contextlib.suppress(OSError):
-            root.mkdir(parents=True, exist_ok=True)
-        if not root.is_dir() or not os.access(root, os.W_OK | os.X_OK):
-            raise ConfigError(f"no files can be written to {root}; choose another folder for --tensorboard")
-        self.root = root
-        self.note = note
+    def __init__(self, folder: Path, note: Callable[[str], None], project: str = "") -> None:
+        super().__init__(folder, note, project)
         self._reported: set[str] = set()
 
     def write(self, comparison: Comparison, folder: Path) -> None:
@@ -53,25 +33,24 @@ class EventFiles(Exporter):
         for record in comparison.records:
             steps = folder / file_of_cell(record.cell, CellFile.STEPS)
             if steps.exists():
-                self._write(record, steps)
+                self._write(record, folder, steps.stat())
 
-    def _write(self, record: RunRecord, steps: Path) -> None:
-        ended = steps.stat().st_mtime
-        folder = self.root / run_name(record.arm, record.config.recipe.seed)
+    def _write(self, record: RunRecord, run: Path, steps: os.stat_result) -> None:
+        folder = self._folder / run_name(record.arm, record.config.recipe.seed)
         # TensorBoard reads on where it was in a file of a known name: a cell that ran again needs a new one.
-        path = folder / f"events.out.tfevents.{steps.stat().st_mtime_ns}.{record.cell}{SUFFIX}"
+        path = folder / f"events.out.tfevents.{steps.st_mtime_ns}.{record.cell}{SUFFIX}"
         if path.exists() or record.cell in self._reported:
             return
         try:
-            points = list(points_of(record, steps))
+            points = list(points_of(record, run))
         except RecordError as error:
             self._reported.add(record.cell)
-            self.note(f"no event file for {record.arm}, seed {record.config.recipe.seed}: {error}")
+            self._note(f"no event file for {record.arm}, seed {record.config.recipe.seed}: {error}")
             return
         if not points:
             return
         try:
-            content = _encode_points(points, begin=ended - points[-1][0])
+            content = _encode_points(points, begin=steps.st_mtime - points[-1][0])
             # TensorBoard reads every file with `tfevents` in its name, an unfinished one too.
             write_file(path, lambda file: file.write(content), unfinished="writing")
             for older in folder.glob(f"events.out.tfevents.*{SUFFIX}"):
@@ -79,7 +58,7 @@ class EventFiles(Exporter):
                     older.unlink(missing_ok=True)
         except OSError as error:
             raise EnvironmentUnfit(
-                f"cannot write {path}: {error.strerror or error}; free some space or choose another --tensorboard"
+                f"cannot write {path}: {error.strerror or error}; free some space or choose another folder"
             ) from error
 
 

@@ -129,12 +129,7 @@ def _more(hidden: Sequence[str]) -> str:
 
 
 def paragraph(text: str, width: int | None, first: str = "", rest: str | None = None) -> str:
-    """Return text as lines of at most 100 characters.
-
-    Args:
-        first: what stands before the first line.
-        rest: what stands before the others; None for two more spaces than `first`.
-    """
+    """Return text as lines of at most 100 characters, the first and the others with what stands before them."""
     room = min(width or WIDTH, WIDTH)
     joined = printable(text, MAX_LINE).replace(" %", "\u00a0%")  # no line begins with a percent sign
     below = f"{first}  " if rest is None else rest
@@ -190,9 +185,6 @@ def _lay_out(table: Table, width: int | None, paint: Paint = lambda text, tone: 
 
     The first of these that fits is taken, each with a column of notes or with the notes below: short words for
     verdicts, step times without their intervals, fewer columns; each also with heads of two lines and folded names.
-
-    Args:
-        paint: of the text of a cell in its tone.
     """
     if width is None:
         return _laid_out(table, _Choice(), None, paint) or _LaidOut([], [], [])
@@ -293,7 +285,9 @@ def _laid_out(table: Table, choice: _Choice, width: int | None, paint: Paint) ->
     widths = [max(_widest(head), *map(_widest, text)) for head, text in zip(names, texts, strict=True)]
     if width is not None and sum(widths) + len(GAP) * (len(widths) - 1) > width:
         return None
-    lines = _head_lines(names, widths, rights)
+    height = max(map(len, names))
+    heads = [[*[""] * (height - len(head)), *head] for head in names]
+    lines = [*_row_lines(heads, widths, [""] * len(heads), rights, paint), GAP.join("-" * width for width in widths)]
     for index in range(len(rows)):
         lines += _row_lines([column[index] for column in texts], widths, [tone[index] for tone in tones], rights, paint)
     return _LaidOut(lines, [*everywhere, *_group_columns(table, notes)], _hidden_columns(table, choice))
@@ -311,16 +305,6 @@ def _widest(lines: Sequence[str]) -> int:
     return max(map(len, lines), default=0)
 
 
-def _head_lines(names: Sequence[Sequence[str]], widths: Sequence[int], rights: Sequence[bool]) -> list[str]:
-    height = max(map(len, names))
-    full = [[*([""] * (height - len(head))), *head] for head in names]
-    lines = [
-        GAP.join(_justify(head[index], width, right) for head, width, right in zip(full, widths, rights, strict=True))
-        for index in range(height)
-    ]
-    return [*(line.rstrip() for line in lines), GAP.join("-" * width for width in widths)]
-
-
 def _row_lines(
     cells: Sequence[Sequence[str]], widths: Sequence[int], tones: Sequence[Tone], rights: Sequence[bool], paint: Paint
 ) -> list[str]:
@@ -335,10 +319,6 @@ def _row_lines(
             line += "" if last else GAP
         lines.append(line.rstrip())
     return lines
-
-
-def _justify(text: str, width: int, right: bool) -> str:
-    return text.rjust(width) if right else text.ljust(width)
 
 
 def _group_columns(table: Table, notes: Sequence[Sequence[str]]) -> list[str]:

@@ -2,31 +2,19 @@
 
 import hashlib
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 from ampcompare.base.errors import EnvironmentUnfit, RecordError
-from ampcompare.base.files.run_files import CellFile, file_of_cell
 from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.report.export import Exporter, points_of
 
 
 class WandbRuns(Exporter):
-    """Writes a run per record; `wandb sync` uploads what was written offline.
+    """Writes a run per record, in a project; `wandb sync` uploads what was written offline.
 
     The id of a run is that of the cell and its start, so that a run that is uploaded twice is one run.
-
-    Args:
-        folder: where W&B keeps its files.
-        note: receives a line about each record that is not written.
-        project: of all runs.
     """
-
-    def __init__(self, folder: Path, note: Callable[[str], None], project: str) -> None:
-        self._folder = folder
-        self._note = note
-        self._project = project
 
     def write(self, comparison: Comparison, folder: Path) -> None:
         for record in comparison.records:
@@ -43,8 +31,7 @@ class WandbRuns(Exporter):
         if any(self._folder.glob(f"wandb/*run-*-{run_id}")):
             self._note(f"{name} is there already")
             return
-        steps = folder / file_of_cell(record.cell, CellFile.STEPS)
-        points = list(points_of(record, steps)) if steps.exists() else []
+        points = list(points_of(record, folder))
         # The machine that exports is not the one that trained: W&B would note down the wrong one.
         of_this_machine = {"disable_git": True, "disable_code": True, "x_disable_stats": True, "x_disable_meta": True}
         quiet = wandb.Settings(silent=True, console="off", x_save_requirements=False, **of_this_machine)

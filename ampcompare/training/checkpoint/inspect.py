@@ -29,43 +29,28 @@ MAX_BROKEN = 3
 
 @dataclass
 class Inspection:
-    """What was found in a file; plain data throughout.
-
-    Attributes:
-        checksum: "right", "none", or what is wrong with it.
-        level: opt level as far as it can be inferred; None if nothing is from Apex.
-        rows: place, kind, entries, bytes, dtypes.
-        scales: a line for each loss scaler.
-        traps: what would go wrong in a resume from this file.
-        objects: places of objects that a safe loader refuses.
-        calls: what unpickling would call.
-        keys: other top-level entries.
-    """
+    """What was found in a file; plain data throughout."""
 
     path: str
     format: str
     size: int
-    checksum: str
+    checksum: str  # "right", "none", or what is wrong with it
     writer: str
     because: str
-    level: str | None
+    level: str | None  # opt level as far as it can be inferred; None if nothing is from Apex
     level_because: str
     arm: str | None = None
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    scales: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[dict[str, Any]] = field(default_factory=list)  # place, kind, entries, bytes, dtypes
+    scales: list[dict[str, Any]] = field(default_factory=list)  # of each loss scaler
     notes: list[str] = field(default_factory=list)
-    traps: list[str] = field(default_factory=list)
-    objects: list[str] = field(default_factory=list)
-    calls: list[str] = field(default_factory=list)
-    keys: list[str] = field(default_factory=list)
+    traps: list[str] = field(default_factory=list)  # what would go wrong in a resume
+    objects: list[str] = field(default_factory=list)  # places of those that a safe loader refuses
+    calls: list[str] = field(default_factory=list)  # what unpickling would call
+    keys: list[str] = field(default_factory=list)  # other top-level entries
 
 
 def inspect_file(path: Path) -> Inspection:
-    """Look into a checkpoint of any program without running anything in it.
-
-    Raises:
-        CheckpointError: it cannot be read.
-    """
+    """Look into a checkpoint of any program without running anything in it."""
     contents = open_foreign(path)
     with name_faults(path):
         return _inspect(path, contents)

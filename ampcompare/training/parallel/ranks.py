@@ -1,6 +1,5 @@
 """What the ranks of a run exchange besides gradients: sums, flags, values, and checks that they are still equal."""
 
-import abc
 import hashlib
 import io
 from collections.abc import Callable, Mapping, Sequence
@@ -18,78 +17,46 @@ TRANSFER_BYTES = 64 * 2**20
 Value = TypeVar("Value")
 
 
-class Communicator(abc.ABC):
-    """All ranks of a run, as seen from one of them. All ranks must call a method together, except `is_first`.
+class Communicator:
+    """All ranks of a run, as seen from one of them; the defaults are those of one process.
 
-    Attributes:
-        rank: of this process, from 0.
-        size: number of processes.
+    All ranks must call a method together, except `is_first`.
     """
 
-    rank: int
-    size: int
+    rank = 0
+    size = 1
 
     @property
     def is_first(self) -> bool:
         """Whether this process writes and prints."""
         return self.rank == 0
 
-    @abc.abstractmethod
     def sum(self, values: Tensor) -> Tensor:
         """Return the sum of a tensor over all ranks."""
+        return values
 
-    @abc.abstractmethod
     def mean(self, values: Tensor) -> Tensor:
         """Return the mean of a tensor over all ranks."""
+        return values
 
-    @abc.abstractmethod
     def any(self, flag: bool) -> bool:
         """Return whether the flag is set on any rank."""
+        return flag
 
-    @abc.abstractmethod
     def gather(self, value: Any) -> list[Any]:
         """Return the values of all ranks, in order: plain data and tensors."""
+        return [value]
 
-    @abc.abstractmethod
     def broadcast_from_rank0(self, make: Callable[[], Value]) -> Value:
         """Call `make` on rank 0; return its plain data and tensors on every rank, or raise its error there."""
+        return make()
 
-    @abc.abstractmethod
     def equalize_buffers(self, models: Sequence[nn.Module]) -> None:
         """Set the buffers of every rank, such as batch norm statistics, to those of rank 0."""
 
 
-class SingleProcess(Communicator):
-    """One process."""
-
-    rank = 0
-    size = 1
-
-    def sum(self, values: Tensor) -> Tensor:
-        return values
-
-    def mean(self, values: Tensor) -> Tensor:
-        return values
-
-    def any(self, flag: bool) -> bool:
-        return flag
-
-    def gather(self, value: Any) -> list[Any]:
-        return [value]
-
-    def broadcast_from_rank0(self, make: Callable[[], Value]) -> Value:
-        return make()
-
-    def equalize_buffers(self, models: Sequence[nn.Module]) -> None:
-        pass
-
-
 class ProcessGroup(Communicator):
-    """The default process group of torch.
-
-    Args:
-        device: of this process; messages are on it if the backend needs that (NCCL).
-    """
+    """The default process group of torch; messages are on the device of this process under NCCL."""
 
     def __init__(self, device: torch.device) -> None:
         self.rank = dist.get_rank()
@@ -153,11 +120,7 @@ def _unpack(message: Tensor) -> Any:
 
 
 def require_equal(ranks: Communicator, what: str, value: Any, remedy: str) -> None:
-    """Check that all ranks hold the same value, or the same items of a mapping.
-
-    Raises:
-        RanksDiffer: on every rank; names those that differ from rank 0 and in what.
-    """
+    """Check that all ranks hold the same value, or items of a mapping; the error, on every rank, names what differs."""
     values = ranks.gather(value)
     different = [rank for rank, other in enumerate(values) if other != values[0]]
     if not different:

@@ -26,16 +26,7 @@ def apex_parallel(engine: str | None) -> ModuleType:
 
 
 def make_converter(kind: str, device: torch.device, engine: str | None) -> Convert | None:
-    """Return what replaces the batch norms of a model; None if nothing does.
-
-    Args:
-        kind: "none", "torch" or "apex".
-        device: where the model will be.
-        engine: of the arm: "nvidia", "compat", or None for arms without Apex.
-
-    Raises:
-        UnsupportedCombination: torch's layer on a CPU, for which it has no kernels.
-    """
+    """Return what replaces the batch norms of a model by "torch" or "apex"; None for "none"."""
     if kind == "none":
         return None
     if kind == "torch":
@@ -55,11 +46,7 @@ def make_converter(kind: str, device: torch.device, engine: str | None) -> Conve
 
 
 class Parallel:
-    """How replicas of a model work together. The defaults are one model in one process, not wrapped.
-
-    Args:
-        convert: what replaces batch norms by those that are synchronized over the replicas.
-    """
+    """How replicas of a model work together. The defaults are one model in one process, not wrapped."""
 
     waits_in_forward: ClassVar[bool] = False
     """Whether a forward pass waits for other ranks, so that all of them must make equally many."""
@@ -72,11 +59,7 @@ class Parallel:
         return model if self._convert is None else self._convert(model)
 
     def shard(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
-        """Replace parameters, and the state that optimizers hold of them, by this rank's part, if so configured.
-
-        Args:
-            models, optimizers: as `Precision.prepare` returned them, before a checkpoint is loaded into them.
-        """
+        """Replace parameters, and the state that optimizers hold of them, by this rank's part, if so configured."""
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """Return the module to call in training; the last step of preparation, since wrappers record dtypes."""
@@ -103,14 +86,7 @@ class DP(Parallel):
 
 
 class DDP(Parallel):
-    """`torch.nn.parallel.DistributedDataParallel`.
-
-    Args:
-        device: of this process.
-        convert: what replaces batch norms.
-        bucket_cap_mb: MiB of gradients reduced together; None means torch's default.
-        find_unused_parameters: some parameters may get no gradient.
-    """
+    """`torch.nn.parallel.DistributedDataParallel`."""
 
     def __init__(
         self,
@@ -144,14 +120,7 @@ class DDP(Parallel):
 
 
 class ApexDDP(Parallel):
-    """`apex.parallel.DistributedDataParallel`.
-
-    Args:
-        wrapper: the class.
-        convert: what replaces batch norms.
-        bucket_cap_mb: MiB of fp32 gradients reduced together, passed on as `message_size`; None means Apex's default.
-        delay_allreduce: reduce once, at the end of the backward pass.
-    """
+    """`apex.parallel.DistributedDataParallel`; `bucket_cap_mb` counts fp32 gradients, as its `message_size` does."""
 
     def __init__(
         self,

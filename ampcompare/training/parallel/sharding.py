@@ -30,17 +30,11 @@ LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 @dataclass(frozen=True)
 class ShardTypes:
-    """The types of `torch.distributed.fsdp.MixedPrecisionPolicy`; None for those of the weights.
+    """The types of `torch.distributed.fsdp.MixedPrecisionPolicy`; None for those of the weights."""
 
-    Attributes:
-        param: of gathered weights and of what they compute; batch norms stay in fp32, as their statistics are.
-        reduce: in which gradients are averaged.
-        output: of what the model returns.
-    """
-
-    param: torch.dtype | None = None
-    reduce: torch.dtype | None = None
-    output: torch.dtype | None = None
+    param: torch.dtype | None = None  # of gathered weights and what they compute; batch norms stay in fp32
+    reduce: torch.dtype | None = None  # in which gradients are averaged
+    output: torch.dtype | None = None  # of what the model returns
 
 
 def shard(
@@ -51,17 +45,8 @@ def shard(
 ) -> None:
     """Replace the parameters of models, and those of their optimizers with their state, by shards, in place.
 
-    Parameters and buffers of rank 0 are those of all ranks, as under torch's DDP. Every rank calls it.
-
-    Args:
-        models: on their device, with equal parameters in shape on all ranks.
-        optimizers: of parameters of the models alone.
-        kept: modules that compute in fp32.
-
-    Raises:
-        BackendUnavailable: the models are on a CPU, and this torch shards on GPUs only.
-        PreparationError: there is no process group, or an optimizer holds something else than parameters of a model, or
-            skips its steps on the device.
+    Parameters and buffers of rank 0 are those of all ranks, as under torch's DDP. Every rank calls it. Modules in
+    `kept` compute in fp32.
     """
     if not dist.is_available() or not dist.is_initialized():
         raise PreparationError(

@@ -17,14 +17,7 @@ from ampcompare.training.precision.library_precision import LibraryPrecision
 
 
 class Accelerate(LibraryPrecision):
-    """What a script with `accelerator.prepare` and `accelerator.backward` does, except wrapping and moving models.
-
-    Args:
-        mixed_precision: "no", "fp16" or "bf16", as `Accelerator` takes it.
-
-    Raises:
-        BackendUnavailable: Accelerate is not installed, or this process uses it with another precision already.
-    """
+    """What a script with `accelerator.prepare` and `accelerator.backward` does, except wrapping and moving models."""
 
     def __init__(self, *, device: str = "cpu", mixed_precision: str = "no") -> None:
         module, library, version = LIBRARY.load("accelerate")

@@ -22,22 +22,15 @@ from ampcompare.training.precision.half import step_seed
 
 @dataclass(frozen=True)
 class Quantized:
-    """A tensor of floating point, packed.
+    """A tensor of floating point, packed."""
 
-    Attributes:
-        codes: uint8; `8 // bits` values in each byte, padded to whole groups.
-        lows, steps: fp32, of each group: value = low + code * step.
-        shape, dtype: of the tensor.
-        channels_last: whether its memory format is that one.
-    """
-
-    codes: Tensor
-    lows: Tensor
+    codes: Tensor  # uint8; `8 // bits` values in each byte, padded to whole groups
+    lows: Tensor  # fp32, of each group: value = low + code * step
     steps: Tensor
     bits: int
     shape: torch.Size
     dtype: torch.dtype
-    channels_last: bool
+    channels_last: bool  # its memory format
 
     @property
     def nbytes(self) -> int:
@@ -61,11 +54,7 @@ class Quantized:
 def quantize(tensor: Tensor, bits: int, group: int, generator: torch.Generator) -> Quantized:
     """Pack a floating-point tensor; a group with an infinity or a NaN is restored as NaN.
 
-    Args:
-        tensor: of any shape.
-        bits: 2, 4 or 8.
-        group: values that share a minimum and a step, a multiple of 4.
-        generator: of the tensor's device, for the rounding.
+    Of `bits`, 2, 4 or 8; `group` values, a multiple of 4, share a minimum and a step.
     """
     channels_last = (
         tensor.dim() == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last)
@@ -95,13 +84,7 @@ Saved = Tensor | Quantized
 
 
 class Packer:
-    """Packs what autograd saves of a forward pass, except parameters, small tensors and integers.
-
-    Args:
-        bits, group: as for `quantize`.
-        params: of the models.
-        seed: of the rounding.
-    """
+    """Packs what autograd saves of a forward pass, except parameters, small tensors and integers."""
 
     def __init__(self, bits: int, group: int, params: Sequence[Tensor], seed: int) -> None:
         self.bits = bits
@@ -163,13 +146,7 @@ class Packer:
 
 
 class ActNN(PrecisionWrapper):
-    """Another arm, with packed saved activations.
-
-    Args:
-        bits: 2, 4 or 8 per value.
-        group: number of values that share a minimum and a step.
-        over: the inner arm, its options joined by `+`.
-    """
+    """Another arm, its options joined by `+`, with packed saved activations."""
 
     def __init__(self, *, device: str = "cpu", bits: int = 2, group: int = 256, over: str = "fp32") -> None:
         super().__init__(make_precision(Arm.parse(over.replace("+", ",")), device=device))

@@ -28,14 +28,8 @@ from ampcompare.training.precision.keep_fp32 import kept_in_fp32, without_casts
 class Apex(Precision):
     """One opt level of `apex.amp`: when `scale_loss` exits, overflow is known and `step` replaced.
 
-    Args:
-        amp: module or object with the functions of `apex.amp`.
-        opt_level: O0, O1, O2 or O3; O4 or O5 with an `amp` that has them.
-        num_losses: loss scalers to make; `scale_loss(..., loss_id=...)` picks one.
-        engine: which implementation `amp` is; reported in the record.
-        keep_fp32: patterns of modules that stay in fp32, as for `kept_in_fp32`; not an option of Apex, and the same
-            with any implementation.
-        overrides: keyword arguments of `amp.initialize`.
+    `amp` has the functions of `apex.amp`; O4 and O5 need one that has them. `keep_fp32` is not an option of Apex, and
+    the same with any implementation; `overrides` are keyword arguments of `amp.initialize`.
     """
 
     key = "amp"
@@ -201,14 +195,7 @@ def _copy(entry: Any) -> Any:
 
 
 def choose_engine(engine: str, opt_level: str, device: str) -> tuple[Any, EngineInfo]:
-    """Import the implementation of `apex.amp` to use, and return the reason for the choice.
-
-    Args:
-        engine: "nvidia", "compat" or "auto", which uses the real Apex if it can work.
-
-    Raises:
-        BackendUnavailable: "nvidia" was asked for and is not usable here.
-    """
+    """Import the implementation of `apex.amp` to use, and return the reason; "auto" takes one that works."""
     choice = select_engine(engine, opt_level, device, torch_version=torch.__version__)
     if choice.caution:
         warnings.warn(choice.caution, stacklevel=2)
@@ -228,11 +215,7 @@ def choose_engine(engine: str, opt_level: str, device: str) -> tuple[Any, Engine
 def make_apex(
     *, device: str = "cpu", opt_level: str = "O1", engine: str = "auto", num_losses: int = 1, **overrides: Any
 ) -> Apex:
-    """Build the backend of an `apex` arm: choose the engine, read dtypes by name.
-
-    Raises:
-        BackendUnavailable: as for `choose_engine`.
-    """
+    """Build the backend of an `apex` arm: choose the engine, read dtypes by name."""
     amp, info = choose_engine(engine, opt_level, device)
     if "cast_model_outputs" in overrides:
         overrides["cast_model_outputs"] = getattr(torch, overrides["cast_model_outputs"])

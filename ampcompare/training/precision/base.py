@@ -195,11 +195,7 @@ class Precision:
 
 
 def refuse_wrapped(models: Sequence[nn.Module]) -> None:
-    """Raise if a model is already wrapped for several processes or devices.
-
-    Raises:
-        PreparationError: naming the wrapper.
-    """
+    """Raise if a model is already wrapped for several processes or devices."""
     for model in models:
         if isinstance(model, WRAPPERS):
             raise PreparationError(
@@ -214,26 +210,26 @@ def owned_params(optimizer: Optimizer) -> list[Tensor]:
 
 
 class PrecisionWrapper(Precision):
-    """Passes every call of an update to the precision inside; a subclass overrides what it varies.
+    """Passes every call of an update to the precision inside, prepared or not; a subclass overrides what it varies.
 
     CUDA graphs are not passed on: a wrapper that supports them overrides `why_no_cuda_graph`, `capturing` and
     `replayed_outcome`.
-
-    Args:
-        inner: the precision that does the work; it may be prepared already.
     """
 
     def __init__(self, inner: Precision) -> None:
         self.inner = inner
         self.key = inner.key  # type: ignore[misc]  # checkpoints hold the state of the inner precision
-        self.half_dtype = inner.half_dtype
-        self.engine = inner.engine
-        self.packages = inner.packages
-        self.state_dtype = inner.state_dtype
-        self.added_state = inner.added_state
-        self.kept_fp32 = inner.kept_fp32
-        self.steps_copies = inner.steps_copies
-        self.emulated = inner.emulated
+        for name in [
+            "half_dtype",
+            "engine",
+            "packages",
+            "kept_fp32",
+            "state_dtype",
+            "added_state",
+            "steps_copies",
+            "emulated",
+        ]:
+            setattr(self, name, getattr(inner, name))
 
     def expect_losses(self, count: int) -> None:
         self.inner.expect_losses(count)
@@ -318,12 +314,9 @@ class LateOutcomes:
         self._pending: list[_LateOutcome] = []
 
     def add(self, scalars: Sequence[Tensor], resolve: Callable[[list[float]], Outcome]) -> StepOutcome:
-        """Return the outcome of a step.
+        """Return the outcome of a step, which `resolve` makes from the values of its scalars, after all earlier steps.
 
-        Args:
-            scalars: of shape () and one device and dtype; nothing may write to them afterwards.
-            resolve: returns `applied` and `loss_scales` of the step, given the values of its scalars; called once,
-                after those of all earlier steps.
+        The scalars have the shape () and one device and dtype; nothing may write to them afterwards.
         """
         outcome = _LateOutcome(self, scalars, resolve)
         self._pending.append(outcome)
@@ -397,12 +390,7 @@ def make_precision(arm: str | Arm, *, device: str = "cpu", **options: Any) -> Pr
 
 
 def _implementation(arm: Arm) -> Callable[..., Precision]:
-    """Import the class or function that builds the arm.
-
-    Raises:
-        ConfigError: another package registers the same name.
-        BackendUnavailable: it cannot be imported.
-    """
+    """Import the class or function that builds the arm."""
     require_unique(arm.backend)
     module, _, attribute = arm.spec.implementation.partition(":")
     try:

@@ -29,11 +29,7 @@ def _is_half(value: Any) -> bool:
 
 
 class EmulatedHalf(TorchDispatchMode):
-    """Run matrix products and convolutions of a 16-bit type in fp32, rounding every result once to that type.
-
-    Args:
-        dtype: torch.float16 or torch.bfloat16; the other one is left alone.
-    """
+    """Run matrix products and convolutions of one 16-bit type in fp32, rounding every result once to that type."""
 
     def __init__(self, dtype: torch.dtype = torch.float16) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -71,14 +67,9 @@ def has_bf16_instructions() -> bool:
 def cpu_half(
     choice: str, half_dtype: torch.dtype | None, device: torch.device
 ) -> tuple[str | None, AbstractContextManager[Any]]:
-    """Return how 16-bit arithmetic is computed, and the context to train in.
+    """Return how 16-bit arithmetic is computed, such as "fp16 emulated", and the context to train in.
 
-    Args:
-        choice: "emulated", "native", or "auto": fp16 is emulated, and bf16 where this CPU has no instructions for it.
-        half_dtype: the 16-bit type of the arm; None if it has none.
-
-    Returns:
-        "fp16 emulated" or "bf16 native", say (None for an arm in fp32), and a context, empty unless emulated.
+    "auto" emulates fp16, and bf16 where this CPU has no instructions for it. An arm in fp32 has None.
     """
     if half_dtype is None:
         return None, nullcontext()

@@ -17,14 +17,7 @@ from ampcompare.training.precision.library_precision import LibraryPrecision
 
 
 class Fabric(LibraryPrecision):
-    """What a script with `fabric.setup` and `fabric.backward` does on one device.
-
-    Args:
-        precision: as `Fabric` takes it.
-
-    Raises:
-        BackendUnavailable: Fabric is not installed, or refuses the precision on this device.
-    """
+    """What a script with `fabric.setup` and `fabric.backward` does on one device."""
 
     def __init__(self, *, device: str = "cpu", precision: str = "32-true") -> None:
         module, library, version = LIBRARY.load("fabric")

@@ -15,14 +15,7 @@ MIN_CAPABILITY = (8, 0)
 
 
 def require_tf32(device: torch.device, asked_by: str) -> None:
-    """Check that a device supports TF32; on any other the switch would silently do nothing.
-
-    Args:
-        asked_by: the arm or option that asks for it, for the message.
-
-    Raises:
-        BackendUnavailable: names the device, and what to use instead.
-    """
+    """Check that a device supports TF32, which an arm or option asks for; on any other the switch would do nothing."""
     if device.type != "cuda":
         raise BackendUnavailable(
             f"{asked_by} asks for TF32, a mode of NVIDIA GPUs from compute capability 8.0, but the device is "
@@ -39,12 +32,7 @@ def require_tf32(device: torch.device, asked_by: str) -> None:
 class FP32(Precision):
     """The reference that the other backends are compared with: the defaults of `Precision`.
 
-    Args:
-        tf32: compute products and convolutions in TF32, from `prepare` on and in the whole process; else torch's
-            switches stay as they are.
-
-    Raises:
-        BackendUnavailable: TF32 on a device without it.
+    TF32 for products and convolutions is on from `prepare` on, in the whole process; else torch's switches stay.
     """
 
     def __init__(self, *, device: str = "cpu", tf32: bool = False) -> None:

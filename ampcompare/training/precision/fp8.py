@@ -58,11 +58,7 @@ def _fill_up(matrix: Tensor) -> Tensor:
 
 
 def load_product() -> Product:
-    """Return torchao's emulated product.
-
-    Raises:
-        BackendUnavailable: torchao is not installed, or this one has none.
-    """
+    """Return torchao's emulated product."""
     linear: Any
     linear, _, version = MXFP8_LIBRARY.load("fp8:mxfp8")
     try:
@@ -91,15 +87,10 @@ MAX_NAMED = 8
 
 
 class FP8(PrecisionWrapper):
-    """Another arm, whose linear layers multiply in fp8.
+    """Another arm, its options joined by `+`, whose linear layers multiply in fp8.
 
-    Args:
-        scaling: "tensorwise" or "rowwise", as torchao's recipes are called, or "mxfp8".
-        over: the arm underneath, its options joined by `+`.
-        align: convert layers whose sizes are multiples of this; hardware needs multiples of 16.
-
-    Raises:
-        BackendUnavailable: torchao is not installed, or the device multiplies other sizes only.
+    `scaling` is "tensorwise" or "rowwise", as torchao's recipes are called, or "mxfp8". Layers are converted whose
+    sizes are multiples of `align`; hardware needs multiples of 16.
     """
 
     def __init__(

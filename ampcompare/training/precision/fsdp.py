@@ -16,14 +16,8 @@ from ampcompare.training.precision.native import Native
 class FullyShard(Native):
     """`torch.distributed.fsdp.fully_shard` under a `MixedPrecisionPolicy`, over the default process group.
 
-    In fp16 the loss is scaled by `torch.amp.GradScaler`, whose overflow flag torch takes over all shards.
-
-    Args:
-        param: float16 or bfloat16, of gathered weights and of what they compute.
-        reduce: type in which gradients are averaged over ranks.
-        output: type of what a model returns.
-        keep_fp32: patterns of modules that are gathered and computed in fp32, as for `kept_in_fp32`.
-        init_scale, growth_interval: as in `torch.amp.GradScaler`.
+    Gathered weights compute in the type `param`. In fp16 the loss is scaled by `torch.amp.GradScaler`, whose overflow
+    flag torch takes over all shards.
     """
 
     def __init__(

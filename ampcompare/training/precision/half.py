@@ -50,9 +50,7 @@ LOW_BITS = 16  # of an fp32 number, which its bfloat16 lacks
 def cast_model(model: nn.Module, dtype: torch.dtype, *, bn_fp32: bool) -> None:
     """Cast the parameters and buffers of `model` in place, and from now on its inputs and outputs.
 
-    Args:
-        dtype: float16 or bfloat16; float64 for an evaluation.
-        bn_fp32: keep the weights and statistics of batch norm in fp32.
+    Float64 is for an evaluation. `bn_fp32` keeps the weights and statistics of batch norm in fp32.
     """
     cast_weights(model, dtype, bn_fp32=bn_fp32)
     _CastForward(model, model.forward, dtype).install()
@@ -173,10 +171,7 @@ class Fp32Gradients(_Masters):
     """Masters whose gradients are sums in fp32: that of each micro-batch is added before the next one comes.
 
     A wrapper for several processes reduces the gradients of the last micro-batch. The sum of the earlier ones, which it
-    left alone under `no_sync`, is reduced here, once.
-
-    Args:
-        reduce: the type to reduce in; None for fp32.
+    left alone under `no_sync`, is reduced here, once, in the type `reduce` or fp32.
     """
 
     def __init__(self, optimizer: Optimizer, reduce: torch.dtype | None = None) -> None:
@@ -202,13 +197,10 @@ class Fp32Gradients(_Masters):
 
 
 class WideStep(_OptimizerWeights):
-    """fp32 copies of an optimizer's 16-bit weights, made for each step.
+    """fp32 copies of an optimizer's 16-bit weights, made for each step; its state has `state_dtype` between steps.
 
-    Args:
-        state_dtype: of the optimizer's state between steps; None for that of each weight.
-        stochastic: rounds the weights; None for rounding to the nearest.
-        kahan: keep what rounding has cut off as `compensation` in the state of the weight, and begin the next step from
-            the sum of both. That is Kahan's compensated summation of the updates.
+    With `kahan` what rounding has cut off is kept as `compensation` in the state of the weight, and the next step
+    begins from the sum of both. That is Kahan's compensated summation of the updates.
     """
 
     def __init__(
@@ -290,21 +282,9 @@ class Half(Precision):
     """16-bit weights in the model; inputs are cast to their type, and outputs to fp32.
 
     A static scale is divided out without an overflow check. With a dynamic scale a step with a non-finite gradient is
-    skipped and halves the scale, down to 1; `growth_interval` consecutive good steps double it. With optimizers that
-    obey an overflow flag on a GPU, scale and flags stay there.
-
-    Args:
-        dtype: float16 or bfloat16.
-        bn_fp32: keep the weights and statistics of batch norm in fp32.
-        master_weights: let the optimizers update fp32 copies of the 16-bit parameters.
-        state: type of the optimizers' state between steps; None for that of what they step.
-        grads: "float32" to add up the gradients of micro-batches in fp32, for masters.
-        reduce: type in which gradients are averaged over ranks; None for their own.
-        rounding: "stochastic" to round updated weights at random, in proportion; bfloat16 without masters.
-        kahan: carry along what the rounding of updated weights cuts off, in 16 bits; without masters.
-        loss_scale: "dynamic", a factor, or None for none.
-        init_scale, growth_interval: of a dynamic scale; its interval is that of fp16_utils and DeepSpeed.
-        keep_fp32: patterns of modules that stay in fp32, as for `kept_in_fp32`.
+    skipped and halves the scale, down to 1; `growth_interval` consecutive good steps double it, as in fp16_utils and
+    DeepSpeed. With optimizers that obey an overflow flag on a GPU, scale and flags stay there. `rounding` "stochastic"
+    is for bfloat16 without masters, `grads` for masters.
     """
 
     def __init__(
@@ -561,8 +541,7 @@ def _union(flags: Sequence[Tensor], *, like: Tensor) -> Tensor:
 def _check_and_unscale(grads: list[Tensor], inverse: float | Tensor) -> Tensor:
     """Multiply gradients of one dtype and device, and return a scalar that is not 0 if one is not finite.
 
-    Args:
-        inverse: an fp32 scalar; for bfloat16 a number, or a scalar that is a power of two.
+    The inverse scale is an fp32 scalar; for bfloat16 a number, or a scalar that is a power of two.
     """
     device = grads[0].device
     if grads[0].dtype is torch.bfloat16:  # torch's own kernel does not support bfloat16 on CUDA
@@ -603,10 +582,8 @@ def round_stochastically(value: Tensor, generator: torch.Generator) -> Tensor:
 class StochasticRounding:
     """Rounds lists of weights with its own generators, so that dropout draws the same numbers as without it.
 
-    Ranks of the default process group round alike, whatever their own seeds: the first call takes the state of rank 0.
-
-    Attributes:
-        seed, rounds: with which the next call seeds its generators; both together are the state.
+    Ranks of the default process group round alike, whatever their own seeds: the first call takes the state of rank 0,
+    which is `seed` and `rounds`.
     """
 
     def __init__(self, seed: int) -> None:

@@ -15,14 +15,9 @@ from ampcompare.training.precision.base import Prepared, StepOutcome, UnscaleOnc
 
 
 class Horovod(UnscaleOnce):
-    """Horovod exchanges gradients during the backward pass; reading them waits for it.
+    """Horovod exchanges gradients, compressed or not, during the backward pass; reading them waits for it.
 
-    Args:
-        compression: "none" or "fp16", for gradients that are sent.
-        passes: backward passes before each step, which Horovod must know in advance.
-
-    Raises:
-        BackendUnavailable: Horovod is not installed, or was not built for this torch.
+    It must know in advance how many backward passes are before each step.
     """
 
     def __init__(self, *, device: str = "cpu", compression: str = "none", passes: int = 1) -> None:

@@ -32,17 +32,10 @@ def kept_in_fp32(
 ) -> Iterator[tuple[str, ...]]:
     """Keep modules of `models` in fp32, while the block casts the models and replaces their own `forward`.
 
-    A pattern is one of the shell, for the dotted name of a module or the name of its type.
-    A module that shares a weight with a kept one is kept too. Yields the names of the kept modules, without those that
-    run inside of another one.
-
-    Args:
-        patterns: joined by `|`; "" for none.
-        half_dtype: type of the outputs of a kept module without floating inputs; None if outputs stay in fp32.
-        context: makes what a kept module runs in; None for nothing.
-
-    Raises:
-        ConfigError: a pattern matches no module; the message names near ones.
+    A pattern, of those joined by `|`, is one of the shell, for the dotted name of a module or the name of its type. A
+    module that shares a weight with a kept one is kept too. Yields the names of the kept modules, without those that
+    run inside of another one. They run in what `context` makes. Outputs of a kept module without floating inputs get
+    the type `half_dtype`; None if they stay in fp32.
     """
     if not patterns:
         yield ()
@@ -79,11 +72,7 @@ def without_autocast(device_type: str) -> Callable[[], Any]:
 
 
 def without_casts(amp: Any) -> Callable[[], Any]:
-    """Return what makes a context without the casts of O1.
-
-    Args:
-        amp: the module that has patched torch.
-    """
+    """Return what makes a context without the casts of O1, by the module that has patched torch."""
     return functools.partial(_casts_off, amp.__name__)
 
 

@@ -19,11 +19,6 @@ class LibraryPrecision(UnscaleOnce):
     """A library casts and steps each optimizer; if it scales losses, it uses one `GradScaler` of torch.
 
     A model that the library has prepared casts in its own forward pass, so that `autocast` does nothing.
-
-    Args:
-        arm: its text.
-        packages: the library's name, with its version.
-        scaler: the library's; None if it scales nothing, or has not created it yet.
     """
 
     key = "scaler"

@@ -18,11 +18,8 @@ from ampcompare.training.precision.library_precision import LibraryPrecision
 class MMEngine(LibraryPrecision):
     """The wrapper around each optimizer does the work; the loop keeps the bare optimizer.
 
-    Args:
-        dtype: float32 for `OptimWrapper`; float16 or bfloat16 for `AmpOptimWrapper`, which scales the loss with both.
-
-    Raises:
-        BackendUnavailable: mmengine is not installed, or `AmpOptimWrapper` is asked for without a GPU.
+    float32 is `OptimWrapper`; float16 and bfloat16 are `AmpOptimWrapper`, which scales the loss with both, on GPUs
+    only.
     """
 
     def __init__(self, *, device: str = "cpu", dtype: str = "float32") -> None:

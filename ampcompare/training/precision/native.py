@@ -55,16 +55,7 @@ class _ScaleReplay:
 
 
 class Native(UnscaleOnce):
-    """`torch.autocast` in fp16 or bf16; the loss is scaled in fp16 only, since bf16 has the range of fp32.
-
-    Args:
-        device: the device type to autocast for, with or without an index.
-        dtype: float16 or bfloat16.
-        init_scale, growth_factor, backoff_factor, growth_interval: as in `torch.amp.GradScaler`.
-        keep_fp32: patterns of modules that run without autocast, as for `kept_in_fp32`.
-        state: type of the optimizers' state between steps; None for that of the weights.
-        reduce: type in which gradients are averaged over ranks; None for their own.
-    """
+    """`torch.autocast` in fp16 or bf16; the loss is scaled in fp16 only, since bf16 has the range of fp32."""
 
     key = "scaler"
 
@@ -179,11 +170,7 @@ class Native(UnscaleOnce):
 def make_native(
     *, device: str = "cpu", dtype: str = "float16", weights: str = "float32", masters: str = "none", **options: Any
 ) -> Precision:
-    """Build the backend of a `native` arm: over fp32 weights, or over bfloat16 ones.
-
-    Args:
-        options: those of `Native`, or of `NativeWeights`.
-    """
+    """Build the backend of a `native` arm: over fp32 weights, or over bfloat16 ones."""
     if weights == "float32":
         return Native(device=device, dtype=dtype, **options)
     return _NativeWeights(device=device, master_weights=masters == "float32", **options)

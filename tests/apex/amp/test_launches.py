@@ -1,8 +1,6 @@
 """What a step dispatches: lists that CUDA serves with one kernel, storages that stay, and nothing that waits."""
 
-import types
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -90,18 +88,6 @@ def test_every_list_has_one_dtype(level: str, implementation: str, monkeypatch: 
         train_step(model, optimizer)
     assert ledger.mixed() == []
     assert ledger.names.count("_local_scalar_dense") == (0 if implementation == "fused" else 1)
-
-
-def test_zero_grad_keeps_zeros() -> None:
-    """Under O2 `zero_grad` leaves zeros of both dtypes, in two operations."""
-    model, optimizer = start("O2")
-    with amp.scale_loss(loss_of(model), optimizer) as scaled:
-        scaled.backward()
-    with Ledger() as ledger:
-        optimizer.zero_grad()
-    assert ledger.names == ["_foreach_zero_", "_foreach_zero_"]
-    for param in model.parameters():
-        assert param.grad.count_nonzero() == 0
 
 
 @pytest.mark.usefixtures("as_on_cuda")
@@ -200,23 +186,6 @@ def test_master_gradients_are_released(kind: str, monkeypatch: pytest.MonkeyPatc
     optimizer.step()
     assert all(reference() is None for reference in buffers)
     train_step(model, optimizer)
-
-
-def test_no_cast_holds_a_bound_method() -> None:
-    """The casts of O1 look their cache up by attribute: the compiler of torch 2.11 cannot trace a bound `dict.get`."""
-    start("O1")
-
-    def held(function: Any, seen: set[int]) -> Iterator[Any]:
-        for cell in getattr(function, "__closure__", None) or ():
-            value = cell.cell_contents
-            if id(value) not in seen:
-                seen.add(id(value))
-                yield value
-                yield from held(value, seen)
-
-    for function in (torch.nn.functional.linear, torch.mm, torch.nn.functional.conv2d):
-        bound = [value for value in held(function, set()) if isinstance(value, types.BuiltinMethodType)]
-        assert [value for value in bound if isinstance(value.__self__, dict)] == []
 
 
 def flattened(rnn: nn.RNNBase) -> None:
@@ -386,18 +355,3 @@ class TestCastGroups:
         assert amp._amp_state.handle.groups._groups
         traced = torch.jit.trace(model.layers, X, check_trace=False)
         assert "_CastGroup" not in str(traced.inlined_graph)
-
-    @pytest.mark.usefixtures("as_on_cuda")
-    def test_two_passes_over_one_group(self) -> None:
-        """Losses that share casts can be taken back one after another, and give the sum of their gradients."""
-        model, optimizer = start("O1", layers=4)
-        train_step(model, optimizer)
-        (model.layers(X).float().sum() * 3).backward()
-        expected = [param.grad.clone() for param in model.layers.parameters()]
-        amp._amp_state.handle._clear_cache()
-        optimizer.zero_grad()
-        first, second = model.layers(X).float().sum(), model.layers(X).float().sum() * 2
-        first.backward()
-        second.backward()
-        for param, grad in zip(model.layers.parameters(), expected, strict=True):
-            torch.testing.assert_close(param.grad, grad, rtol=2e-3, atol=1e-5)

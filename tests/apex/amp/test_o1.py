@@ -2,7 +2,6 @@
 
 import copy
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,49 +11,6 @@ from torch import nn
 
 from ampcompare.apex import amp
 from tests.apex.amp.o1_dtypes import DTYPES, FLOAT, HALF, weights
-
-
-def check(function: Callable[[torch.Tensor], torch.Tensor], shape: tuple[int, ...], expected: Any) -> None:
-    """Check result dtype and gradient dtype for half and float inputs; `expected` None means that of the input."""
-    for dtype in DTYPES:
-        x = torch.randn(shape, dtype=dtype, requires_grad=True)
-        y = function(x)
-        assert y.dtype == (expected or dtype)
-        y.float().sum().backward()
-        assert x.grad.dtype == dtype
-
-
-MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], Any]] = {
-    "linear": (lambda: nn.Linear(4, 4), (3, 4), HALF),
-    "conv2d": (lambda: nn.Conv2d(2, 2, 3, padding=1), (2, 2, 5, 5), HALF),
-    "softmax": (lambda: nn.Softmax(dim=-1), (3, 4), FLOAT),
-    "group_norm": (lambda: nn.GroupNorm(2, 4), (2, 4, 3), FLOAT),
-    "layer_norm": (lambda: nn.LayerNorm(4), (3, 4), FLOAT),
-    "relu": (lambda: nn.ReLU(), (3, 4), None),
-    "batch_norm": (lambda: nn.BatchNorm2d(4), (2, 4, 3, 3), None),
-    "batch_norm_eval": (lambda: nn.BatchNorm2d(4).eval(), (2, 4, 3, 3), None),
-}
-
-
-@pytest.mark.parametrize("make, shape, expected", MODULES.values(), ids=MODULES)
-def test_modules(handle: Any, make: Callable[[], nn.Module], shape: tuple[int, ...], expected: Any) -> None:
-    """Modules give half, float, or the dtype of their input, for several calls with one weight."""
-    module = make()
-    check(module, shape, expected)
-    check(module, shape, expected)
-
-
-@pytest.mark.parametrize("function", [torch.mul, torch.atan2, torch.Tensor.mul, torch.Tensor.atan2, torch.add])
-def test_promotion(handle: Any, function: Any) -> None:
-    """Functions of two tensors give the wider of half and float, and gradients keep the dtype of their input."""
-    function = getattr(torch if not hasattr(function, "__objclass__") else torch.Tensor, function.__name__)
-    for left in DTYPES:
-        for right in DTYPES:
-            x = torch.rand(4, dtype=left, requires_grad=True)
-            y = function(x, torch.rand(4, dtype=right))
-            assert y.dtype == (FLOAT if FLOAT in (left, right) else HALF)
-            y.float().sum().backward()
-            assert x.grad.dtype == left
 
 
 def test_operators_by_their_methods(handle: Any) -> None:
@@ -247,12 +203,3 @@ def test_threads_with_replicated_weights(handle: Any) -> None:
     assert torch.equal(torch.stack(results), model(inputs))
     torch.stack(results).float().sum().backward()
     assert model[0].weight.grad.dtype == FLOAT
-
-
-def test_double_backward(handle: Any) -> None:
-    """A gradient penalty, with a second backward pass through O1's casts, works."""
-    model, _ = weights()
-    x = torch.randn(3, 4, requires_grad=True)
-    (grad,) = torch.autograd.grad(model(x).float().sum(), x, create_graph=True)
-    (grad.norm() - 1).square().backward()
-    assert model.weight.grad is not None

@@ -7,64 +7,7 @@ import torch
 from torch import nn
 
 from ampcompare.apex import amp
-from tests.apex.amp.o1_dtypes import DTYPES, weights
-
-
-class Repeated(nn.Module):
-    """Uses its weight twice in one forward pass."""
-
-    def __init__(self, kind: str, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.kind = kind
-        self.weight = nn.Parameter(torch.linspace(-0.5, 0.5, 64).reshape(8, 8).to(dtype))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        w = self.weight
-        if self.kind == "half":
-            return (x.mm(w)).mm(w).sum()
-        if self.kind == "float":
-            return (x + torch.pow(w, 2) + torch.pow(w, 2)).sum()
-        return ((x * w) * w).sum()
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", ["half", "float", "promote"])
-def test_cache(kind: str, dtype: torch.dtype) -> None:
-    """Training, evaluation and training again give one gradient, right for the weights of the moment."""
-    amp._amp_state.allow_incoming_model_not_fp32 = True
-    model = Repeated(kind, dtype)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    amp.initialize(model, optimizer, opt_level="O1", verbosity=0)
-    x = torch.ones(8, 8)
-
-    def train() -> torch.Tensor:
-        optimizer.zero_grad()
-        with amp.scale_loss(model(x), optimizer) as scaled:
-            scaled.backward()
-            amp._amp_state.loss_scalers[0]._loss_scale = 4.0
-        return model.weight.grad
-
-    def reference() -> torch.Tensor:
-        with amp.disable_casts():
-            w = model.weight.detach().float().requires_grad_()
-            if kind == "half":
-                loss = x.mm(w).mm(w).sum()
-            elif kind == "float":
-                loss = (x + w * w + w * w).sum()
-            else:
-                loss = (x * w * w).sum()
-            loss.backward()
-            return w.grad
-
-    amp._amp_state.loss_scalers[0]._loss_scale = 4.0
-    for _ in range(2):
-        grad = train()
-        assert grad.dtype == dtype
-        torch.testing.assert_close(grad.float(), reference(), rtol=2e-2, atol=2e-2)
-        with torch.no_grad():
-            model(x)
-            model.weight.mul_(0.5)
-    assert not amp._amp_state.handle.cache
+from tests.apex.amp.o1_dtypes import weights
 
 
 @pytest.mark.parametrize("strict", [False, True])

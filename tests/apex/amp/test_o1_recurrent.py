@@ -1,6 +1,5 @@
 """O1 and recurrent modules: cells, layers and packed sequences."""
 
-import copy
 from typing import Any
 
 import pytest
@@ -10,26 +9,6 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 from ampcompare.apex import amp
 from tests.apex.amp.o1_dtypes import DTYPES, FLOAT, HALF
-
-CELLS = [nn.RNNCell, nn.GRUCell, nn.LSTMCell]
-
-
-@pytest.mark.parametrize("cell", CELLS)
-def test_cells(handle: Any, cell: Any) -> None:
-    """Cells give half at each of ten steps for half and float inputs, and input gradients keep their dtype."""
-    for dtype in DTYPES:
-        module = cell(4, 6)
-        x = torch.randn(10, 3, 4, dtype=dtype, requires_grad=True)
-        hidden: Any = torch.zeros(3, 6, dtype=dtype)
-        if cell is nn.LSTMCell:
-            hidden = (hidden, hidden)
-        for t in range(10):
-            hidden = module(x[t], hidden)
-            out = hidden[0] if cell is nn.LSTMCell else hidden
-            assert out.dtype == HALF
-        out.float().sum().backward()
-        assert x.grad.dtype == dtype
-        assert module.weight_ih.grad.dtype == FLOAT
 
 
 @pytest.mark.parametrize("layers, bidirectional", [(1, False), (2, False), (2, True)])
@@ -63,11 +42,3 @@ def test_recurrent_modules_still_check_shapes(handle: Any) -> None:
         module(torch.randn(5, 3, 7).half())
     with amp.disable_casts(), pytest.raises(ValueError, match="type"):
         module(torch.randn(5, 3, 4).half())
-
-
-def test_recurrent_module_works_twice(handle: Any) -> None:
-    """A second forward before the backward pass, and a pickled module afterwards, are fine."""
-    module = nn.LSTM(4, 6)
-    x = torch.randn(5, 3, 4)
-    (module(x)[0].float().sum() + module(x)[0].float().sum()).backward()
-    copy.deepcopy(module)(x)

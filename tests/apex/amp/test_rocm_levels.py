@@ -36,30 +36,6 @@ def initialized(level: str, **options: Any) -> tuple[Any, Any]:
     return prepared
 
 
-def test_the_options_are_those_of_rocm() -> None:
-    """`apex/amp/frontend.py` of ROCm's Apex sets these."""
-    found = {}
-    for level in ("O4", "O5"):
-        initialized(level)
-        options = dict(amp._amp_state.opt_properties.options)
-        found[level] = {name: options[name] for name in options if name not in ("enabled", "opt_level")}
-        amp._amp_state.close()
-    assert found["O4"] == {
-        "cast_model_type": None,
-        "patch_torch_functions": True,
-        "keep_batchnorm_fp32": None,
-        "master_weights": None,
-        "loss_scale": 1.0,
-    }
-    assert found["O5"] == {
-        "cast_model_type": BF16,
-        "patch_torch_functions": False,
-        "keep_batchnorm_fp32": True,
-        "master_weights": True,
-        "loss_scale": 1.0,
-    }
-
-
 def test_o4_casts_as_o1_does_but_to_bfloat16() -> None:
     """Products become bfloat16, sensitive functions fp32, mixed arguments the wider type; weights stay fp32."""
     model, _ = initialized("O4")

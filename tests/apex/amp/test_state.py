@@ -88,32 +88,6 @@ def test_state_of_a_disabled_session() -> None:
         amp.state_dict()
 
 
-@pytest.mark.parametrize("level", ["O0", "O1", "O2", "O3"])
-@pytest.mark.parametrize("order", ["init_first", "load_first"])
-def test_restoring(level: str, order: str) -> None:
-    """Model and optimizer saved at step 5 are the same after loading, before or after initialize, and train on."""
-    model, optimizer = start(level, loss_scale="dynamic" if level != "O3" else 64.0)
-    train(model, optimizer, 5)
-    saved = model.state_dict(), optimizer.state_dict(), amp.state_dict()
-    torch.manual_seed(3)
-    twin = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
-    other = torch.optim.Adam(twin.parameters(), lr=0.01, eps=1e-4)
-    if order == "load_first":
-        twin.load_state_dict(saved[0])
-        other.load_state_dict(saved[1])
-    amp.initialize(twin, other, opt_level=level, verbosity=0, loss_scale="dynamic" if level != "O3" else 64.0)
-    if order == "init_first":
-        twin.load_state_dict(saved[0])
-        other.load_state_dict(saved[1])
-    amp.load_state_dict(dict(saved[2]))
-    assert amp.state_dict() == saved[2]
-    for key, value in twin.state_dict().items():
-        assert torch.equal(value, saved[0][key]), key
-    twin.train()
-    torch.testing.assert_close(twin(X), model(X), rtol=1e-3, atol=1e-3)
-    train(twin, other, 2)
-
-
 def second_moments(optimizer: torch.optim.Optimizer) -> torch.Tensor:
     return optimizer.state_dict()["state"][0]["exp_avg_sq"]
 
@@ -153,12 +127,3 @@ def test_loading_after_masters_exist(strict: bool, part: str) -> None:
     optimizer.zero_grad()
     optimizer.step()
     assert torch.equal(model[0].weight, torch.full((4, 4), 2.0).half()) is not strict
-
-
-def test_state_of_masters_has_the_indices_of_the_model() -> None:
-    """The optimizer's state dict under O2 keeps parameter indices, with fp32 state."""
-    model, optimizer = start()
-    train(model, optimizer)
-    state = optimizer.state_dict()
-    assert sorted(state["state"]) == list(range(6))
-    assert all(entry["exp_avg"].dtype == torch.float32 for entry in state["state"].values())

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ampcompare.apex import apex_C
 from ampcompare.apex.amp._initialize import applier, to_type
 from ampcompare.apex.amp.scaler import LossScaler
 from ampcompare.apex.contrib.clip_grad import clip_grad_norm_
@@ -19,7 +18,6 @@ from ampcompare.apex.contrib.optimizers import FP16_Optimizer, FusedAdam
 from ampcompare.apex.contrib.xentropy import SoftmaxCrossEntropyLoss
 from ampcompare.apex.mlp import MLP
 from ampcompare.apex.optimizers import FusedAdam as PresentFusedAdam
-from ampcompare.apex.parallel import distributed
 from tests.covering import covering
 
 
@@ -243,15 +241,6 @@ def test_fp16_optimizer_scale() -> None:
     assert optimizer.cur_scale == 2.0**16
     with pytest.raises(SystemError, match="dynamic_loss_args"):
         FP16_Optimizer(OPTIMIZERS["torch"](model.parameters()), dynamic_loss_scale=True, dynamic_loss_args={"x": 1})
-
-
-def test_flattening() -> None:
-    """`flatten` and `unflatten` are inverse."""
-    tensors = [torch.ones(2, 2), torch.zeros(3)]
-    flat = apex_C.flatten(tensors)
-    assert flat.tolist() == [1.0] * 4 + [0.0] * 3
-    back = distributed.unflatten(flat, tensors)
-    assert all(torch.equal(a, b) for a, b in zip(back, tensors, strict=True))
 
 
 def test_internals_that_scripts_touch() -> None:

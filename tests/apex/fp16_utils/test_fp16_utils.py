@@ -60,12 +60,6 @@ def test_star_import_gives_the_names_that_scripts_use() -> None:
     assert len(fp16_utils.__all__) == 14
 
 
-def test_to_python_float() -> None:
-    """A tensor gives its item, and anything else its first element."""
-    assert to_python_float(torch.tensor(1.5)) == 1.5
-    assert to_python_float([2.5]) == 2.5
-
-
 def test_convert_network_keeps_affine_batch_norm() -> None:
     """All floating values but those of affine batch norms are cast, integers are not, and parameters stay the same."""
     network = Mixed()

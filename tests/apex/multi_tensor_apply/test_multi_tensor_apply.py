@@ -23,17 +23,6 @@ def lists(sizes: tuple[int, int], repeats: int, dtype: torch.dtype, value: float
     return [torch.full((size,), value, dtype=dtype) for _ in range(repeats) for size in sizes]
 
 
-def test_the_applier() -> None:
-    """The shared applier uses chunks of 65536 and hands everything on; its class tells that the kernels exist."""
-    assert multi_tensor_applier.chunk_size == 2048 * 32
-    assert MultiTensorApply.available is True
-    assert MultiTensorApply.warned is False
-    assert MultiTensorApply.import_err is None
-    arguments = MultiTensorApply(7)(lambda *args: args, flag(), [[torch.ones(1)]], "x", 2)
-    assert arguments[0] == 7
-    assert arguments[3:] == ("x", 2)
-
-
 def test_the_applier_when_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """With `available` set to False, as scripts do to test a fallback, a call is a RuntimeError."""
     monkeypatch.setattr(MultiTensorApply, "available", False)
@@ -51,14 +40,6 @@ def test_scale(sizes: tuple[int, int], source: torch.dtype, target: torch.dtype,
         assert torch.equal(got, torch.full_like(got, 0.5))
         assert torch.equal(given, torch.full_like(given, 4.0))
     assert noop.item() == 0
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_scale_in_place(dtype: torch.dtype) -> None:
-    """A list may be its own output."""
-    tensors = lists((33, 7), 3, dtype, 4.0)
-    multi_tensor_applier(amp_C.multi_tensor_scale, flag(), [tensors, tensors], 0.25)
-    assert all(torch.equal(tensor, torch.ones_like(tensor)) for tensor in tensors)
 
 
 @covering(
@@ -90,13 +71,6 @@ def test_scale_checks_inputs_only_and_rounds_once() -> None:
     assert noop.item() == 0
 
 
-def test_a_raised_flag_stays() -> None:
-    """An operation on finite values does not clear a flag that is set."""
-    noop = torch.ones(1, dtype=torch.int32)
-    multi_tensor_applier(amp_C.multi_tensor_scale, noop, [[torch.ones(1)], [torch.ones(1)]], 1.0)
-    assert noop.item() == 1
-
-
 @covering({"first": DTYPES, "second": DTYPES, "out": DTYPES, "channels_last": [True, False]})
 def test_axpby(first: torch.dtype, second: torch.dtype, out: torch.dtype, channels_last: bool) -> None:
     """a * x + b * y is right for any two dtypes of arguments and output, in either memory format."""
@@ -121,13 +95,6 @@ def test_axpby_checks_what_it_is_told_to(checked: int, flags: tuple[int, int], d
         noop = flag()
         multi_tensor_applier(amp_C.multi_tensor_axpby, noop, [*both, lists((7, 5), 1, dtype, 0.0)], 1.0, 1.0, checked)
         assert noop.item() == expected
-
-
-def test_axpby_in_place() -> None:
-    """The output may be one of the summands, which is how gradients are accumulated."""
-    xs, ys = [torch.tensor([1.0, 2.0])], [torch.tensor([10.0, 20.0])]
-    multi_tensor_applier(amp_C.multi_tensor_axpby, flag(), [xs, ys, ys], 1.0, 0.5, 0)
-    assert ys[0].tolist() == [6.0, 12.0]
 
 
 @covering(

@@ -157,29 +157,6 @@ def test_closure(kind: Any, options: dict[str, Any]) -> None:
     assert not torch.equal(before[0], ours[0])
 
 
-def test_adam_state_layout() -> None:
-    """Adam keeps the step in the group, and exactly two fp32 moments for each parameter."""
-    ours = params(torch.float16)
-    optimizer = FusedAdam(ours)
-    give_grads(ours, 0)
-    optimizer.step()
-    saved = optimizer.state_dict()
-    assert saved["param_groups"][0]["step"] == 1
-    assert {name: t.dtype for name, t in saved["state"][0].items()} == {
-        "exp_avg": torch.float32,
-        "exp_avg_sq": torch.float32,
-    }
-
-
-def test_sgd_keeps_a_buffer_even_without_momentum() -> None:
-    """A momentum of 0 still makes a momentum buffer, of zeros."""
-    ours = params(torch.float32)
-    optimizer = FusedSGD(ours, lr=0.1)
-    give_grads(ours, 0)
-    optimizer.step()
-    assert optimizer.state[ours[0]]["momentum_buffer"].tolist() == [0.0] * 4
-
-
 @pytest.mark.parametrize("kind,options", [ALL[0], *ALL[3:5]], ids=["adam", "lamb", "novograd"])
 def test_amsgrad_is_refused(kind: Any, options: dict[str, Any]) -> None:
     with pytest.raises(RuntimeError, match="amsgrad"):

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import ampcompare.apex.parallel as parallel
 from ampcompare.apex.optimizers import FusedSGD
 from ampcompare.apex.parallel.LARC import LARC
 from tests.covering import covering
@@ -119,11 +118,3 @@ def test_the_decay_of_fp64_parameters_is_fp64() -> None:
     optimizer.step()
     expected = expected_gradient(before, grad, 0.5, 0.1, 0.02, False, 0.0)
     torch.testing.assert_close(param.grad, expected, rtol=1e-15, atol=0)
-
-
-def test_the_room_names_what_it_has() -> None:
-    """Asking the package for a name that it lacks is an AttributeError that lists what is there."""
-    with pytest.raises(AttributeError, match="ReduceOp"):
-        parallel.NoSuchThing  # noqa: B018
-    with pytest.raises(ImportError):
-        from ampcompare.apex.parallel import NoSuchThing  # noqa: F401

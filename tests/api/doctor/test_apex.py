@@ -1,9 +1,6 @@
 """Each state that `import apex` can be in is named rightly, with what to do."""
 
 import json
-import os
-import signal
-import time
 from typing import Any
 
 import pytest
@@ -84,28 +81,6 @@ def test_kernels_of_another_build(site: Any) -> None:
     assert finding.remedy == (UNINSTALL, INSTALL)
 
 
-def test_kernels_that_kill_the_process(site: Any) -> None:
-    """A segmentation fault while kernels load is a finding."""
-    _with_amp(site, "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
-    finding = examine_apex(site.path)
-    assert finding.facts["state"] == "other_build"
-    assert "killed by SIGSEGV" in finding.reason
-
-
-def test_kernels_that_never_load(site: Any) -> None:
-    """A hang while kernels load ends at the time limit, is a finding, and leaves no process behind."""
-    _with_amp(
-        site, "import os, pathlib, time; pathlib.Path(__file__ + '.pid').write_text(str(os.getpid())); time.sleep(99)"
-    )
-    begin = time.monotonic()
-    finding = examine_apex(site.path, seconds=4)
-    assert time.monotonic() - begin < 30
-    assert finding.facts["state"] == "other_build"
-    assert "had not ended after 4 s" in finding.reason
-    with pytest.raises(ProcessLookupError):
-        os.kill(int((site.folder / "amp_C.py.pid").read_text()), signal.SIG_DFL)
-
-
 @pytest.mark.parametrize("amp", ["import torch._six", "raise SystemExit(3)", "initialize = None"])
 def test_apex_that_does_not_import(site: Any, amp: str) -> None:
     """An Apex too old for this torch, one that exits, and one with half of its functions are broken."""
@@ -129,14 +104,6 @@ def test_clone_as_namespace_package(site: Any) -> None:
     assert "unknown location" in finding.reason
     assert finding.remedy[0].startswith(f"mv {site.folder / 'apex'} ")
     assert "checkout 25.05" in finding.remedy[1]
-
-
-def test_bare_folder(site: Any) -> None:
-    """A folder that only has the name is to be renamed; there is nothing to install from."""
-    (site.folder / "apex").mkdir()
-    finding = examine_apex(site.path)
-    assert finding.facts["state"] == "namespace"
-    assert len(finding.remedy) == 1
 
 
 def test_a_file_of_the_name(site: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ampcompare.api.doctor import machine
-from ampcompare.api.doctor.examine import EXTRAS, examine_extras, examine_numerics
+from ampcompare.api.doctor.examine import EXTRAS, examine_numerics
 from ampcompare.api.doctor.machine import examine_machine, examine_processor
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -37,15 +37,6 @@ def test_tf32() -> None:
     finding = _named(examine_numerics({**BUILD, "cuda": "13.0"}, {}))["tf32"]
     assert (finding.verdict, finding.value) == ("note", "products in fp32, convolutions in TF32")
     assert finding.remedy[0].startswith("export NVIDIA_TF32_OVERRIDE=0")
-
-
-@pytest.mark.parametrize("variable", ["NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "ONEDNN_MAX_CPU_ISA"])
-def test_variables_that_change_numbers(variable: str) -> None:
-    """Each is a warning with what it does and how to be rid of it."""
-    found = _named(examine_numerics(None, {variable: "0"}))
-    assert list(found) == [variable]
-    assert found[variable].verdict == "warning"
-    assert found[variable].remedy == (f"unset {variable}",)
 
 
 def test_variables_for_cuda_on_a_cpu() -> None:
@@ -106,13 +97,3 @@ def test_extras_are_those_of_the_package() -> None:
         table.pop(name)
     names = {extra: [re.split("[<>=~!]", word)[0] for word in words] for extra, words in table.items()}
     assert {name: list(distributions) for name, (distributions, _) in EXTRAS.items()} == names
-
-
-def test_a_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What lacks is named alone in the line to paste."""
-    monkeypatch.setattr(
-        "ampcompare.api.doctor.examine.installed_version", lambda name: None if name == "jinja2" else "1.0"
-    )
-    found = _named(examine_extras())
-    assert found["html"].remedy == ("pip install jinja2",)
-    assert found["tensorboard"].value == "tensorboard 1.0"

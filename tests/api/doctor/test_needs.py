@@ -77,24 +77,6 @@ def test_bf16_on_an_old_gpu_and_fp16_on_a_cpu() -> None:
     assert examine_arm(Arm.parse("apex:O0"), _facts()).notes == ()
 
 
-@pytest.mark.parametrize(
-    ("arm", "note"),
-    [
-        ("accelerate:fp16", ""),
-        ("actnn:bits=2,over=native:fp16", "fp16 is emulated on this CPU"),
-        ("actnn:bits=2", ""),
-    ],
-)
-def test_other_libraries_on_a_cpu(monkeypatch: pytest.MonkeyPatch, arm: str, note: str) -> None:
-    """What a library makes of fp16 is not known here."""
-    monkeypatch.setattr(Library, "missing", lambda self: "")
-    needs = examine_arm(Arm.parse(arm), _facts())
-    assert needs.fits
-    assert len(needs.notes) == (1 if note else 0)
-    assert note in "".join(needs.notes)
-    assert examine_arm(Arm.parse(arm), _facts(devices=(GPU,))).notes == ()
-
-
 def test_libraries_that_cannot_run_or_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """A library that is not installed is named with the line to type."""
     monkeypatch.setattr(Library, "missing", lambda self: f"not installed: {self.install}")

@@ -1,6 +1,5 @@
 """Answers of child processes: done, raised, died, hung."""
 
-import sys
 from typing import Any
 
 import pytest
@@ -35,10 +34,3 @@ def test_warnings_come_with_the_answer(site: Any) -> None:
     answer = ask("kernels", path=site.path)
     assert answer.warnings == ["the driver is too old"]
     assert answer.value["file"] == str(site.folder / "amp_C.py")
-
-
-def test_nothing_is_imported_here(site: Any) -> None:
-    """The asking process imports nothing of what is asked about."""
-    site.write("amp_C.py")
-    assert ask("kernels", path=site.path).done
-    assert "amp_C" not in sys.modules

@@ -39,12 +39,6 @@ def test_what_is_wrong_comes_last() -> None:
     assert _rendered(findings=(warning,))[-1] == "1 warning: cuda:0"
 
 
-def test_arms() -> None:
-    lines = "\n".join(_rendered(*ARMS))
-    assert "runs on cpu; slow" in lines
-    assert "cannot run here; no Apex. no GPU" in lines
-
-
 def test_the_gravest_verdict() -> None:
     """The whole is as grave as its gravest part, and an arm that cannot run is a problem."""
     assert Examination(FINDINGS, ()).verdict == "problem"

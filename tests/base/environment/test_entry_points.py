@@ -31,15 +31,6 @@ def test_what_is_installed_later_is_found(tmp_path: Path, monkeypatch: pytest.Mo
     assert entry_points("another.group") == []
 
 
-def test_metadata_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry_points("some.group")
-    assert installed_version("pytest") == pytest.__version__
-    monkeypatch.delattr(importlib.metadata, "entry_points")
-    monkeypatch.delattr(importlib.metadata, "version")
-    assert installed_version("pytest") == pytest.__version__
-    assert entry_points("another.group") == []
-
-
 def test_a_module_leads_to_the_distribution_that_installed_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `importlib.metadata` maps them; also from a list of names, and to a module that is compiled."""
     known = importlib.metadata.packages_distributions()

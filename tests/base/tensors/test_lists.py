@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ampcompare.apex.fp16_utils import FP16_Optimizer, master_params_to_model_params, network_to_half, prep_param_lists
 from ampcompare.apex.multi_tensor_apply import optimizer_math
 from ampcompare.apex.multi_tensor_apply.arithmetic import axpby, scale, to_fp32, write_back
-from ampcompare.base.tensors.lists import by_type, copies_on_host, copy_by_dtype
+from ampcompare.base.tensors.lists import copies_on_host, copy_by_dtype
 from ampcompare.base.tensors.skippable_step import has_global_step_hooks
 from ampcompare.training.ledger import StepLook
 from ampcompare.training.policies import weights_finite
@@ -134,13 +134,6 @@ def test_each_call_gets_one_dtype(name: str) -> None:
         USERS[name]()
     assert mode.seen
     assert mode.mixed == []
-
-
-def test_groups_are_of_one_dtype_in_order_of_appearance() -> None:
-    """Tensors of a dtype come together, the first seen first."""
-    halves, floats, brains = by_type(tensors(HALF, FLOAT, HALF, BFLOAT))
-    assert [tensor.dtype for tensor in (*halves, *floats, *brains)] == [HALF, HALF, FLOAT, BFLOAT]
-    assert halves[1][0, 0] == 2
 
 
 @pytest.mark.parametrize("sources", [WIDE, MIXED, tuple(reversed(MIXED))])

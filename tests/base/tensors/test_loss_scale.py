@@ -48,6 +48,9 @@ def test_host_and_device_move_alike(min_scale: float | None, max_scale: float) -
 def test_bounds_decide_what_a_device_can_hold() -> None:
     """Without a ceiling any power of two with an exact inverse can be held."""
     assert is_exact_on_device(2.0**16)
+    assert is_exact_on_device(2.0**16, 0, 2.0**24)
+    assert not is_exact_on_device(2.0**25, None, 2.0**24)
+    assert not is_exact_on_device(2.0**16, None, None)
     assert not is_exact_on_device(2.0**16, 2.0**17)
     assert not is_exact_on_device(3.0)
     assert not is_exact_on_device(2.0**-127)

@@ -7,12 +7,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcompare.apex.amp import _amp_state
 from ampcompare.apex.amp._engine import device_skip
 from ampcompare.base.tensors import skippable_step
-from ampcompare.base.tensors.skippable_step import DeferredFlag, obeys_flag, skip_on_device
+from ampcompare.base.tensors.skippable_step import obeys_flag, skip_on_device
 from ampcompare.training.precision.base import Precision, make_precision, owned_params
 from tests.covering import covering
 
@@ -160,54 +159,6 @@ def test_bits_are_those_of_a_skip_on_the_host(arm: str, name: str) -> None:
 def test_bits_with_several_optimizers_micro_batches_and_clipping(arm: str, name: str, options: dict[str, Any]) -> None:
     """The same holds for two optimizers of one update, for accumulated gradients, and where gradients are clipped."""
     assert equal(trajectory(arm, name, on_device=True, **options), trajectory(arm, name, on_device=False, **options))
-
-
-class _Reads(TorchDispatchMode):
-    """Counts numbers that the host reads, except the step counts that live there."""
-
-    def __init__(self, optimizers: list[Optimizer]) -> None:
-        super().__init__()
-        self.counts = {
-            id(state["step"]) for optimizer in optimizers for state in optimizer.state.values() if "step" in state
-        }
-        self.reads = 0
-
-    def __torch_dispatch__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func._schema.name == "aten::_local_scalar_dense" and id(args[0]) not in self.counts:
-            self.reads += 1
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("name", ["momentum", "adam"])
-@pytest.mark.parametrize("arm", ARMS)
-def test_no_host_reads(arm: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No step reads the device, except Adam's deferred read of the flag before; on the host each step reads a flag."""
-    deferred: list[bool] = []
-    receive = DeferredFlag.receive
-
-    def noted(self: DeferredFlag) -> bool:
-        with torch.utils._python_dispatch._disable_current_modes():
-            deferred.append(receive(self))
-        return deferred[-1]
-
-    monkeypatch.setattr(DeferredFlag, "receive", noted)
-    lists: list[int] = []  # on a CPU `tolist` reads memory without an operation
-    tolist = Tensor.tolist
-    monkeypatch.setattr(Tensor, "tolist", lambda self: lists.append(1) or tolist(self))  # type: ignore[func-returns-value]
-    reads = {}
-    for on_device in (True, False):
-        training = Training(arm, OPTIMIZERS[name], on_device=on_device)
-        for _ in range(2):
-            training.step()
-        deferred.clear()
-        lists.clear()
-        with _Reads(training.optimizers) as ledger:
-            for _ in range(3):
-                training.step()
-        reads[on_device] = ledger.reads + len(lists), len(deferred)
-    assert reads[True] == (0, 3 if name == "adam" else 0)
-    assert reads[False][0] >= 3
-    assert reads[False][1] == 0
 
 
 @pytest.mark.requires(cuda=1)

@@ -69,21 +69,6 @@ def test_an_arm_that_skips_is_not_faster(skipped: int, verdict: str) -> None:
     assert comparison.headline[0].startswith("Use half: " if verdict == "better" else "half keeps fp32's accuracy")
 
 
-@pytest.mark.parametrize(("weights", "words"), [("w", "final weights differ."), (None, "are not known to be equal.")])
-def test_equal_losses_of_other_weights(weights: str | None, words: str) -> None:
-    """Weights that are recorded and differ are not called unknown."""
-    records = [
-        _with(
-            make_record(arm, seed, top1=0.5, losses=f"{seed}"),
-            weights_sha256=weights and f"{weights} {arm} {seed}",
-        )
-        for seed in range(3)
-        for arm in CORRECT
-    ]
-    (line,) = [line for line in _compared(records).reading if line.startswith("Equal to fp32")]
-    assert line.endswith(words)
-
-
 def test_one_identical_seed_recommends_nothing() -> None:
     """That one of five seeds is identical is seen, and is too little to recommend half of the memory."""
     records = [
@@ -181,14 +166,6 @@ def test_rounds_of_one_seed_stand_for_no_other(others: int, verdict: str) -> Non
     comparison = _compared(records)
     assert str(_half(comparison).time).startswith(verdict)
     assert any("8 of 10 cells lack them" in line for line in comparison.reading) == (others == 0)
-
-
-def test_one_seed_with_rounds_contradicts_no_line() -> None:
-    """However many rounds one seed has, it names no winner in time, and the first line says that there is none."""
-    records = [_rounds(record, 5, SECONDS[record.arm]) for record in _records()[:2]]
-    comparison = _compared(records)
-    assert str(_half(comparison).time) == "inconclusive (fewer than 3 seeds)"
-    assert comparison.headline[0].startswith("One seed: ")
 
 
 def test_nothing_tested_is_not_called_not_shown() -> None:

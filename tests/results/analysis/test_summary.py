@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ampcompare.results.analysis.inference.criteria import Criteria
 from ampcompare.results.analysis.results_table import judge, read_table
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import ArmSummary, Comparison
@@ -59,28 +58,6 @@ def test_rows_hold_mean_spread_and_pairs() -> None:
     assert (row.skipped_steps, row.num_steps) == (0, 500)
 
 
-def test_the_loss_scale_is_one_of_a_run() -> None:
-    """Powers of two are not averaged: a row shows the scale that the middle run ended with."""
-    records = []
-    for seed, scale in enumerate((65536.0, 32768.0, 65536.0, 65536.0)):
-        record = make_record("fp32", seed, top1=FP32[seed])
-        summary = record.summary.model_copy(update={"final_loss_scale": scale})
-        records.append(record.model_copy(update={"summary": summary}))
-    (row,) = make_comparison(records, arms=["fp32"]).arms
-    assert row.final_loss_scale == 65536.0
-
-
-def test_verdicts_stand_in_the_rows() -> None:
-    """With five seeds an arm that is clearly less accurate and faster carries both verdicts, the reference none."""
-    comparison = make_comparison(_matrix(), arms=["fp32", "half"])
-    row = _row(comparison, "half")
-    assert (str(row.quality), str(row.time), row.pairs) == ("worse", "better", 5)
-    assert row.metric_correlation == pytest.approx(stats.pearsonr(HALF, FP32).statistic)
-    reference = _row(comparison, "fp32")
-    assert (str(reference.quality), str(reference.time)) == ("", "")
-    assert (reference.quality.effect, reference.time.effect) == (0, 1)
-
-
 def test_a_judged_table_of_the_figures_of_runs_says_the_same() -> None:
     """Verdicts, intervals and the rate of divergence of a table are those of the runs that its lines are of."""
     values = {"fp32": [0.503, 0.521, 0.492, 0.514], "half": [0.402, 0.447, 0.413, 0.406], "bf16": [0.5, 0.5, 0.4, 0.4]}
@@ -103,16 +80,6 @@ def test_a_judged_table_of_the_figures_of_runs_says_the_same() -> None:
                 assert getattr(line.time, field) == pytest.approx(getattr(run.time, field), rel=1e-3)
         else:
             assert (line.diverged_low, line.diverged_high) == (run.diverged_low, run.diverged_high)
-
-
-def test_terms_are_kept() -> None:
-    """The margins that were chosen stand in the verdicts and in the comparison."""
-    records = [make_record(arm, seed, top1=FP32[seed]) for arm in ("fp32", "half") for seed in range(3)]
-    terms = Criteria(margin=2, time_margin=0.1, prefer="memory", tag="try")
-    comparison = summarize(records, arms=["fp32", "half"], reference="fp32", terms=terms)
-    row = _row(comparison, "half")
-    assert (str(row.quality), str(row.time)) == ("equivalent (±2)", "equivalent (±10 %)")
-    assert (comparison.margin, comparison.time_margin, comparison.prefer, comparison.tag) == (2, 0.1, "memory", "try")
 
 
 def test_every_arm_widens_the_intervals() -> None:
@@ -156,40 +123,6 @@ def test_pairs_are_made_by_seed() -> None:
     assert row.quality.low is not None
 
 
-def test_divergence_is_a_result() -> None:
-    """A diverged run counts as such, is left out of the mean, and is read out."""
-    records = [
-        make_record("fp32", 0),
-        make_record("fp32", 1),
-        make_record("half", 0, top1=0.25),
-        make_record("half", 1, status="diverged"),
-    ]
-    comparison = make_comparison(records, arms=["fp32", "half"])
-    row = _row(comparison, "half")
-    assert (row.completed, row.diverged, row.failed, row.metric_mean) == (1, 1, 0, 0.25)
-    assert row.status == "ok 1/2; diverged 1/2 at step 7"
-    assert str(row.quality) == "diverged 1/2"
-    assert "half diverged in 1 of 2 seeds at step 7." in comparison.headline
-    assert "Rate of divergence: half 1/2 (95 % interval 9 to 91 %)." in comparison.reading
-
-
-def test_a_failure_is_a_row() -> None:
-    """An arm that failed has its error in its row and nothing else."""
-    records = [make_record("fp32", 0), make_record("half", 0, status="failed", error="RuntimeError: no")]
-    comparison = make_comparison(records, arms=["fp32", "half"])
-    row = _row(comparison, "half")
-    assert (row.completed, row.failed, row.metric_mean, row.num_steps) == (0, 1, None, None)
-    assert row.status == "failed: RuntimeError: no"
-    assert comparison.headline[-1] == "half failed in 1 of 1 seed: RuntimeError: no."
-    assert "The logs of runs that failed or were interrupted are in their cells' folders: half." in comparison.reading
-
-
-def test_an_arm_that_has_not_run_yet() -> None:
-    """A report on the way has a row for each arm of the plan."""
-    comparison = make_comparison([make_record("fp32", 0)], arms=["fp32", "half"])
-    assert _row(comparison, "half").status == "not run"
-
-
 @pytest.mark.parametrize(
     ("half", "device", "said"),
     [
@@ -218,15 +151,6 @@ def test_an_arm_that_always_diverges_has_one_verdict() -> None:
     row = _row(make_comparison(records, arms=["fp32", "half"]), "half")
     assert (str(row.quality), str(row.time), row.pairs) == ("diverged 3/3", "diverged 3/3", 0)
     assert (row.diverged_low, row.diverged_high) == pytest.approx((0.4385, 1.0), abs=1e-3)
-
-
-def test_memory_is_an_exact_difference() -> None:
-    """The difference of the largest peaks is given in bytes, without a test."""
-    records = [
-        *(make_record("fp32", seed, peak_bytes=1000 + seed) for seed in range(3)),
-        *(make_record("half", seed, peak_bytes=600 - seed) for seed in range(3)),
-    ]
-    assert _row(make_comparison(records, arms=["fp32", "half"]), "half").memory.effect == -402
 
 
 def test_an_invalid_pair_is_left_out_where_enough_remain() -> None:

@@ -35,14 +35,6 @@ def _half(comparison: Comparison) -> ArmSummary:
     return comparison.arms[1]
 
 
-@pytest.mark.parametrize("prefer", ["time", "memory"])
-def test_all_survived(prefer: str) -> None:
-    """Without a loss there is a plain verdict and a recommendation."""
-    comparison = _comparison({}, prefer=prefer)
-    assert str(_half(comparison).quality) == "equivalent (±0.5)"
-    assert comparison.headline[0].startswith("Use half: ")
-
-
 @pytest.mark.parametrize("prefer", ["accuracy", "time", "memory"])
 @pytest.mark.parametrize("lost", [{"fp32": ("diverged", 5)}, {"half": ("failed", 5)}, {"fp32": ("failed", 5)}])
 def test_survivors_give_no_recommendation(lost: dict[str, tuple[str, int]], prefer: str) -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from ampcompare.base.errors import EnvironmentUnfit, RecordError
 from ampcompare.base.files.write import write_atomically
-from ampcompare.results.records.comparison import read_comparison
 from ampcompare.results.records.document import SCHEMA
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.run import (
@@ -56,13 +55,6 @@ def test_a_record_and_its_steps_come_back(tmp_path: Path) -> None:
     )
 
 
-def test_json_is_plain_ascii() -> None:
-    """Characters that could steer a terminal, or cannot be encoded, are escaped."""
-    text = dump_json({"name": "\x1b[2J\x9b31m\u202e\ud800é"})
-    assert text.isascii()
-    assert text.replace("\n", "").isprintable()
-
-
 def _write(path: Path, text: str | bytes) -> Path:
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return path
@@ -99,17 +91,6 @@ def test_a_record_that_cannot_be_read(tmp_path: Path, content: str | bytes, mess
         read_record(path)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_a_record_that_is_not_there(tmp_path: Path) -> None:
-    """A missing file is told as such."""
-    with pytest.raises(RecordError, match=r"cannot read run record .*: No such file"):
-        read_record(tmp_path / "record.json")
-
-
-def test_a_record_is_not_a_comparison(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match="is not a comparison: command: Field required"):
-        read_comparison(_write(tmp_path / "record.json", dump_json(GOOD)))
 
 
 def test_fields_of_a_later_version_are_left_out(tmp_path: Path) -> None:
@@ -180,3 +161,11 @@ def test_older_resumptions_name_the_machine_in_notes() -> None:
     notes = ["torch 1.13.1 then, 2.13.0 now", "host a then, b now", "numpy 1 then, 2 now", "2 processes then, 1 now: x"]
     assert Resumption(step=3, notes=notes).machine == notes[:2]
     assert Resumption(step=3, notes=notes, machine=[]).machine == []
+
+
+def test_a_record_that_named_its_library_apart_is_read() -> None:
+    ran = {"arm": "fp32", "library": "accelerate", "version": "1.15.0", "as_asked": False, "reason": "no fp16 here"}
+    record = RunRecord.model_validate(
+        {**GOOD, "arm": "accelerate:fp16", "config": {"arm": "accelerate:fp16"}, "effective": ran}
+    )
+    assert (record.library, record.notes) == ("accelerate 1.15.0", ["no fp16 here"])

@@ -62,20 +62,6 @@ def test_a_column_can_be_in_the_one_table(
     assert "seed and a quarter" in narrow.partition("Not shown at this width")[2]
 
 
-def test_a_column_without_values_shows_dashes(
-    make_comparison: Callable[..., Comparison], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Runs without a value, and arms without a completed run, have a dash; the CSV has an empty cell."""
-    comparison = make_comparison(["fp32", "half"])
-    column = over_runs(lambda record: None if record.arm == "half" else 7.0, "{:.1f}".format)
-    monkeypatch.setitem(COLUMNS, "sometimes", column)
-    fp32, half = comparison.arms
-    assert [column.cell(row, comparison).text for row in (fp32, half)] == ["7.0", "-"]
-    assert column.cell(fp32, comparison.model_copy(update={"records": []})).text == "-"
-    lines = list(csv.DictReader(io.StringIO(FORMATS["csv"].reporter().render(comparison))))
-    assert {line["sometimes"] for line in lines if line["arm"] == "half"} == {""}
-
-
 def test_a_new_format_is_offered_and_written(
     make_comparison: Callable[..., Comparison], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -94,13 +80,3 @@ def test_a_new_format_is_offered_and_written(
     done = CliRunner().invoke(command_module.command, [str(tmp_path / "report.json"), "--format", "arms"])
 
     assert (done.output, done.exception) == ("fp32\nhalf\n", None)
-
-
-def test_a_format_without_its_packages_writes_no_file(
-    make_comparison: Callable[..., Comparison], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """A format whose packages are not installed is left out of the run directory, not an error."""
-    monkeypatch.setitem(FORMATS, "arms", Format(f"{__name__}:Arms", "arms.txt", packages=("no_such_package",)))
-    write_reports(make_comparison(["fp32"]), tmp_path)
-    assert not (tmp_path / "arms.txt").exists()
-    assert (tmp_path / "report.md").exists()

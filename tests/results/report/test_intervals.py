@@ -3,7 +3,6 @@
 import math
 import random
 import re
-from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -149,15 +148,6 @@ def test_a_printed_interval_says_what_its_verdict_says(points: float) -> None:
         _check(word, low, high, margin, less_is_better=False)
         _, low, high = _bounds(shown[4])
         _check(str(row.time).partition(" (")[0], low, high, time_margin, less_is_better=True)
-
-
-def test_identical_has_no_interval() -> None:
-    """What is the same to the last bit needs no test; its row has the difference alone."""
-    same: dict[str, Any] = {"losses_sha256": "a", "weights_sha256": "b"}
-    records = [make_record(arm, seed, **same) for arm in ("fp32", "apex:O0") for seed in range(3)]
-    comparison = make_comparison(records, arms=["fp32", "apex:O0"])
-    row = _printed(comparison, Terminal().render(comparison))["apex:O0"]
-    assert (row[2], row[3]) == ("+0.00", "identical")
 
 
 def test_an_arm_that_did_not_finish_widens_no_interval() -> None:

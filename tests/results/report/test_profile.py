@@ -1,11 +1,8 @@
 """A profile on the terminal, as Markdown and as a page."""
 
-import re
-
 import pytest
 
 from ampcompare.results.records.profile import (
-    KINDS,
     ArmProfile,
     Held,
     Layer,
@@ -17,7 +14,6 @@ from ampcompare.results.records.profile import (
     Reason,
     Trial,
 )
-from ampcompare.results.records.run import dump_json
 from ampcompare.results.report.base import FORMATS
 from ampcompare.results.report.profile import profile_document
 from ampcompare.results.report.terminal import Terminal
@@ -98,10 +94,6 @@ def test_a_profile_without_counts_has_a_page(profile: Profile) -> None:
     assert "<b> takes" not in page
 
 
-def test_a_record_is_read_back(profile: Profile) -> None:
-    assert Profile.model_validate_json(dump_json(profile)) == profile
-
-
 def test_the_page_begins_with_the_answer(profile: Profile) -> None:
     """What the reference takes comes behind it; a step alone is the answer where there is no other arm."""
     assert profile_document(profile).title == profile.headline[1]
@@ -109,10 +101,3 @@ def test_the_page_begins_with_the_answer(profile: Profile) -> None:
     assert page.index("<h1>") < page.index("of the peak of memory is workspace")
     alone = profile.model_copy(update={"headline": profile.headline[:1], "arms": profile.arms[:1]})
     assert profile_document(alone).title == profile.headline[0]
-
-
-def test_kinds_of_work_have_colors_of_their_own(profile: Profile) -> None:
-    page = FORMATS["html"].reporter().render(profile)
-    key = page[page.index(KINDS["product"] + ",") - 200 : page.index(KINDS["host"])]
-    assert len(set(re.findall(r"var\(--arm-(\d)\)", key))) == len(KINDS)
-    assert "--arm-9: #" in page

@@ -12,7 +12,6 @@ import pytest
 
 from ampcompare.results.records.comparison import ArmSummary, Comparison, JudgedTable, NextStep
 from ampcompare.results.report.base import document_of
-from ampcompare.results.report.overview import row_notes
 from ampcompare.results.report.terminal import Terminal
 
 SCREENS = Path(__file__).parent / "screens"
@@ -157,29 +156,6 @@ def test_every_width_fits(scene: str) -> None:
             assert str(row.quality).partition(" (")[0] in text, width
 
 
-def test_numbers_stand_on_their_decimal_point() -> None:
-    """Values of unequal length are aligned, signs and all."""
-    changed = {
-        "half": {"metric_difference": -0.1234, "metric_difference_low": -0.2, "metric_difference_high": -0.1,
-                 "accuracy_verdict": "worse", "peak_bytes": 12 * 2**20, "step_seconds_median": 0.0042},
-    }  # fmt: skip
-    lines = Terminal(100).render(_comparison(changed, arms=("fp32", "apex:O2", "half"))).splitlines()
-    o2, half = (line for line in lines if line.startswith(("apex:O2  ", "half  ")))
-    assert o2.index("+0.09") + 2 == half.index("-12.34") + 3
-    assert o2.index("8,123") + 5 == half.index("12.0") + 2
-    assert o2.index("123.4") + 3 == half.index("4.20") + 1
-
-
-def test_details_have_the_rest() -> None:
-    """The reading, all measurements and the verdicts on time are there on request only."""
-    comparison = _comparison({}, environment={"torch": "2.4.0"})
-    short, whole = Terminal(100).render(comparison), Terminal(100, details=True).render(comparison)
-    for text in ("Correlation of top-1", "best top-1 %", "time verdict", "torch: 2.4.0"):
-        assert text not in short
-        assert text in whole
-    assert whole.startswith(short.partition("All measurements")[0])
-
-
 def test_a_long_command_can_be_pasted() -> None:
     """It is cut before options, with a backslash at the end of each line but the last; in a pipe it is one line."""
     comparison = _comparison({})
@@ -197,14 +173,3 @@ def test_a_single_arm_has_no_verdict_column() -> None:
     assert text.split("\n\n")[1].splitlines()[0].split("  ")[0] == "arm"
     assert "verdict" not in text
     assert "Δ" not in text.split("\n\n")[1]
-
-
-def _line(text: str, arm: str) -> str:
-    return next(line for line in text.splitlines() if line.startswith(f"{arm}  "))
-
-
-def test_skipped_steps_are_told_once() -> None:
-    """An arm that skipped all steps has one note of it, though it is also why the arm learned nothing."""
-    idle = {"accuracy_verdict": "learned nothing (all 330 steps skipped)", "skipped_steps": 330}
-    (notes,) = (notes for notes in row_notes(_comparison({"half": idle})) if any("skipped" in note for note in notes))
-    assert [note for note in notes if "skipped" in note] == ["all 330 steps skipped"]

@@ -1,13 +1,10 @@
 """Tables that fit a terminal: folded columns, wrapped text, and whole lines elsewhere."""
 
 import io
-from collections.abc import Callable
 
 import pytest
 
-from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.report.tables import grid_table, listing_table, room
-from ampcompare.results.report.terminal import Terminal
 
 ROWS = [["fp32", "1.25", "a" * 12], ["apex:O2", "-", "b"]]
 HEADERS = ["arm", "top-1 %", "engine"]
@@ -25,12 +22,6 @@ def test_a_wide_table_is_folded() -> None:
     assert max(map(len, [*first.splitlines(), *second.splitlines()])) <= 24
 
 
-def test_a_cell_wider_than_the_terminal_is_whole() -> None:
-    """No text is cut off, however narrow the terminal is."""
-    assert "a" * 12 in grid_table(ROWS, HEADERS, 1)
-    assert grid_table([], HEADERS, 1) == grid_table([], HEADERS)
-
-
 def test_a_listing_without_room_for_its_text_has_a_paragraph_for_each_row() -> None:
     """Where the columns alone fill the terminal, their heads stand before the values that there are."""
     rows = [["runs/one", "2026-01-02 03:04", "-", "script, native:bf16", "0-2", " ".join(["word"] * 20)]]
@@ -42,22 +33,6 @@ def test_a_listing_without_room_for_its_text_has_a_paragraph_for_each_row() -> N
         assert max(map(len, rest)) <= width
         said = " ".join(" ".join(rest[: rest.index("runs/one")]).split())
         assert said == f"changed 2026-01-02 03:04; arms script, native:bf16; seeds 0-2 {rows[0][-1]}"
-
-
-def test_the_last_column_of_a_listing_is_wrapped() -> None:
-    text = " ".join(["word"] * 20)
-    lines = listing_table([["x", text]], ["name", "what"], 40).splitlines()
-    assert max(map(len, lines)) <= 40
-    assert " ".join(" ".join(lines[2:]).split()) == f"x {text}"
-    assert text in listing_table([["x", text]], ["name", "what"])
-
-
-def test_a_comparison_fits_the_terminal(make_comparison: Callable[..., Comparison]) -> None:
-    """At 80 and 120 columns no line is longer, those of the details included; without a width a table is one."""
-    comparison = make_comparison(["fp32", "apex:O2", "native:bf16"])
-    for width in (80, 120):
-        assert max(map(len, Terminal(width, details=True).render(comparison).splitlines())) <= width
-    assert max(map(len, Terminal(details=True).render(comparison).splitlines())) > 120
 
 
 def test_only_a_terminal_has_a_width(monkeypatch: pytest.MonkeyPatch) -> None:

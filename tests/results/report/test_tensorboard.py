@@ -65,16 +65,6 @@ def test_arms_have_the_same_tags(tmp_path: Path) -> None:
     assert _values(other, "eval/loss") == [(3, 1.0)]
 
 
-def test_time_is_that_of_training(tmp_path: Path) -> None:
-    """Events stand as far apart as the steps took, and the last one where the cell ended."""
-    pytest.importorskip("tensorboard", reason="needs the extra tensorboard")
-    record = make_record("fp32")
-    _lay(tmp_path / "run", record, [_step(number, scale=None) for number in range(3)])
-    EventFiles(tmp_path / "tb", pytest.fail).write(_compared([record]), tmp_path / "run")
-    times = [event.wall_time for event in _read(tmp_path / "tb" / "fp32" / "seed=0").Scalars("train/loss")]
-    assert times == pytest.approx([1_700_000_000.0 - 0.6, 1_700_000_000.0 - 0.3, 1_700_000_000.0], abs=1e-3)
-
-
 def test_a_cell_that_ran_again_replaces_its_file(tmp_path: Path) -> None:
     """Nothing is written twice for the same steps; newer ones replace the file, and a user's own file stays."""
     pytest.importorskip("tensorboard", reason="needs the extra tensorboard")

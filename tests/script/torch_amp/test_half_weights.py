@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from ampcompare.base.errors import PreparationError, ScalingError
 from ampcompare.training.precision.base import owned_params
 from tests.script.small_script import batch, network
-from tests.script.test_stand_in import Rows
 from tests.script.trainings import Gan, OurLoop, Plain, Program, TorchAmp, assert_equal, train, train_gan
 
 SCALED = ("apex:O2", "half:master_weights,bn_fp32,loss_scale=dynamic,init_scale=1024,growth_interval=2")
@@ -153,64 +152,6 @@ def test_a_script_may_ask_for_gradients_before_they_are_unscaled(behind: Any, ar
     assert steps == [4, 2]
 
 
-@pytest.mark.parametrize("arm", SCALED)
-def test_scaled_gradients_may_be_written(behind: Any, arm: str) -> None:
-    """What a script writes into them is what is stepped, and clearing those of masters clears those of the model."""
-    behind(arm)
-    model, optimizer, scaler = parts()
-    for written in (1.0, 2.0):
-        with torch.autocast("cpu"):
-            loss = model(batch(0)[0]).square().mean()
-        optimizer.zero_grad()
-        scaler.scale(loss).backward()
-        master = owned_params(optimizer)[0]
-        before = master.detach().clone()
-        master.grad = torch.full_like(master, written * scaler.get_scale() / 1024)
-        scaler.step(optimizer)
-        scaler.update()
-        assert torch.equal(master, before - 0.1 * torch.full_like(master, written / 1024))
-    optimizer.zero_grad()
-    with torch.autocast("cpu"):
-        loss = model(batch(0)[0]).square().mean()
-    scaler.scale(loss).backward()
-    for param in owned_params(optimizer):
-        param.grad = None
-    assert all(param.grad is None for param in model.parameters())
-
-
-@pytest.mark.parametrize("arm", ["fp32", "native:fp16", "O2", SCALED[1]])
-def test_a_step_without_gradients_is_recorded_once(behind: Any, arm: str) -> None:
-    rows = Rows()
-    behind(arm, rows)
-    model, idle = network(), network()
-    both = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (model, idle)]
-    for step in range(4):
-        x = batch(step)[0]
-        for optimizer in both:
-            optimizer.zero_grad()
-        loss = model(x).square().mean()
-        (loss if step % 2 else loss + idle(x).square().mean()).backward()
-        for optimizer in both:
-            optimizer.step()
-    assert rows.steps == (8 if arm == "fp32" else 2)  # a scaler records its own
-
-
-@pytest.mark.parametrize("arm", SCALED)
-def test_gradients_become_zeros_where_the_script_asks(behind: Any, arm: str) -> None:
-    """With `set_to_none=False`, except where there is none, as of a frozen weight; and none is left without it."""
-    behind(arm)
-    model, optimizer, scaler = parts()
-    model[0].bias.requires_grad = False
-    step_of(model, optimizer, scaler, step=False)
-    weights = list(model.parameters())
-    assert [param is model[0].bias for param in weights] == [param.grad is None for param in weights]
-    optimizer.zero_grad(set_to_none=False)
-    assert [param is model[0].bias for param in weights] == [param.grad is None for param in weights]
-    assert not any(param.grad.any() for param in weights if param.grad is not None)
-    optimizer.zero_grad()
-    assert all(param.grad is None for param in weights)
-
-
 def test_a_copy_is_an_ordinary_model(behind: Any) -> None:
     """An average of weights made before the training stays fp32; the state dict under Apex is fp32."""
     behind("apex:O2")
@@ -219,20 +160,6 @@ def test_a_copy_is_an_ordinary_model(behind: Any) -> None:
     step_of(model, optimizer, scaler)
     assert {param.dtype for param in average.parameters()} == {torch.float32}
     assert {value.dtype for value in model.state_dict().values() if value.is_floating_point()} == {torch.float32}
-
-
-@pytest.mark.parametrize("arm", ["apex:O2", "half"])
-def test_a_copy_of_a_cast_model_trains(behind: Any, arm: str) -> None:
-    """As in the inner loop of a meta-learner: its weights are fp32 until the arm casts them again."""
-    behind(arm)
-    model, optimizer, scaler = parts()
-    step_of(model, optimizer, scaler)
-    copied = copy.deepcopy(model)
-    before = [param.detach().clone() for param in copied.parameters()]
-    step_of(copied, torch.optim.SGD(copied.parameters(), lr=0.1), scaler)
-    assert copied[0].weight.dtype is torch.float16
-    assert not torch.equal(copied[0].weight, before[0])
-    assert all(map(torch.equal, before, model.parameters())), "the model that was copied stays as it was"
 
 
 def hold_a_part(model: Any, optimizer: Any, scaler: Any) -> None:
@@ -302,21 +229,6 @@ def test_a_distance_gets_weights_and_outputs_of_a_model(behind: Any) -> None:
     assert Product()(model[3].weight, model[3].weight.T).dtype is torch.float16
 
 
-def test_an_average_moves_towards_cast_weights(behind: Any) -> None:
-    """By `lerp` too, which refuses tensors of unlike types, with the figures of their sum."""
-    behind("apex:O2")
-    model, optimizer, scaler = parts()
-    average = copy.deepcopy(model)
-    step_of(model, optimizer, scaler)
-    for kept, param in zip(average.parameters(), model.parameters(), strict=True):
-        expected = kept + 0.25 * (param.float() - kept)
-        assert torch.equal(kept.data.lerp(param.data, 0.25), expected)
-        torch._foreach_lerp_([kept.data], [param.data], 0.25)
-        assert torch.equal(kept, expected)
-        kept.data.lerp_(param.data, 0.5)
-    assert {param.dtype for param in average.parameters()} == {torch.float32}
-
-
 class Product(nn.Module):
     def forward(self, x: Tensor, y: Tensor) -> Any:
         return x @ y
@@ -372,17 +284,6 @@ def test_what_a_cast_model_gets_later_is_cast(behind: Any, arm: str) -> None:
             assert later[3].weight.dtype is torch.float16
             assert not torch.equal(after[-2], before[-2].to(after[-2]))
     assert not torch.equal(first[0].weight, model[0].weight)
-
-
-@pytest.mark.parametrize("arm", ["half:bf16", "O3"])
-def test_a_script_without_a_scaler_trains_where_none_is_needed(behind: Any, arm: str) -> None:
-    behind(arm)
-    model, optimizer, _ = parts()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = model(batch(0)[0]).square().mean()
-    loss.backward()
-    optimizer.step()
-    assert next(model.parameters()).dtype is not torch.float32
 
 
 def test_a_model_without_the_optimizers_weights_stays(behind: Any) -> None:

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
-from torch.nn.utils import clip_grad_norm_
 from torch.utils.checkpoint import checkpoint
 
 from ampcompare.base.errors import PreparationError, ScalingError, UnsupportedCombination
@@ -282,29 +281,6 @@ def test_two_optimizers_of_one_weight(behind: Any) -> None:
     del optimizer, inner, outer
 
 
-@pytest.mark.parametrize("arm", ["apex:O1", "native:bf16"])
-def test_casts_stay_on_across_checkpoints(behind: Any, arm: str) -> None:
-    """What a checkpoint repeats in the backward pass does not end the casts of later forward passes."""
-    behind(arm)
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    class Checkpointed(nn.Module):
-        def forward(self, x: Tensor) -> Any:
-            kinds.append(model[0](x).dtype)
-            return checkpoint(model, x, use_reentrant=False)
-
-    kinds: list[torch.dtype] = []
-    whole = Checkpointed()
-    whole.model = model
-    for step in range(3):
-        x, y = batch(step)
-        nn.functional.cross_entropy(whole(x), y).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert kinds == [torch.float16 if arm == "apex:O1" else torch.bfloat16] * 3
-
-
 @pytest.mark.parametrize("arm", ["fp32", "native:bf16", "native:fp16", "apex:O1"])
 def test_gradients_of_each_sample(behind: Any, arm: str) -> None:
     """`functional_call` under `vmap(grad(...))` trains under an arm, which acts, and its losses are recorded."""
@@ -439,27 +415,6 @@ def test_torchscript(behind: Any) -> None:
         train()
 
 
-@pytest.mark.parametrize("arm", ["apex:O2", "half:dynamic"])
-def test_bound_methods_clear_and_step(behind: Any, arm: str) -> None:
-    """A script may bind `step` and `zero_grad` before the arm prepares the optimizer."""
-    weights = []
-    for is_bound in (False, True):
-        behind(arm)
-        model = network()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        bound = optimizer.zero_grad, optimizer.step
-        for step in range(3):
-            zero_grad, update = bound if is_bound else (optimizer.zero_grad, optimizer.step)
-            zero_grad()
-            x, y = batch(step)
-            nn.functional.cross_entropy(model(x), y).backward()
-            clip_grad_norm_(model.parameters(), 0.5)
-            update()
-        weights.append([param.detach().clone() for param in model.parameters()])
-        behind.end()
-    assert all(map(torch.equal, *weights))
-
-
 def test_a_closure_steps_after_an_evaluation_has_prepared_the_model(behind: Any) -> None:
     behind("apex:O2")
     model = network()
@@ -514,27 +469,6 @@ def test_gradients_that_are_read_and_never_stepped(behind: Any, arm: str, is_fir
     for one, expected in zip(squares, trained("fp32", reads=True)[0], strict=True):
         torch.testing.assert_close(one, expected, rtol=0.1, atol=1e-3 * factor**2)
     assert all(map(torch.equal, weights, trained(arm, reads=False)[1]))
-
-
-@pytest.mark.parametrize("arm", ["native:fp16", "O1", "O2"])
-def test_gradients_that_were_read_may_be_stepped_later(behind: Any, arm: str) -> None:
-    """As after a rehearsal without steps, by the same lines."""
-
-    def trained(arm: str) -> list[Tensor]:
-        behind(arm)
-        torch.manual_seed(0)
-        model = nn.Linear(6, 3)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for step in range(6):
-            optimizer.zero_grad()
-            loss_of(model).backward()
-            if step > 2:
-                optimizer.step()
-        behind.end()
-        return [param.detach().float().clone() for param in model.parameters()]
-
-    for one, expected in zip(trained(arm), trained("fp32"), strict=True):
-        torch.testing.assert_close(one, expected, rtol=0.01, atol=2e-3)
 
 
 def none_of_the_model(model: nn.Module, _optimizer: Any) -> None:
@@ -766,19 +700,6 @@ def test_gradients_have_a_graph(behind: Any, arm: str) -> None:
 
     for ours, expected in zip(trained(arm), trained("fp32"), strict=True):
         torch.testing.assert_close(ours, expected, rtol=0.02, atol=2e-3)
-
-
-@pytest.mark.parametrize("arm", ["native:fp16", "O1", "O2"])
-def test_gradients_are_written_unread(behind: Any, arm: str) -> None:
-    """They are true ones, whatever the backward pass before had."""
-    behind(arm)
-    model = nn.Linear(6, 3, bias=False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    before = model.weight.detach().clone()
-    (loss_of(model) * 0.1).backward()
-    model.weight.grad = torch.ones_like(model.weight)
-    optimizer.step()
-    torch.testing.assert_close(model.weight.float(), before - 1, rtol=0, atol=1e-3)
 
 
 @pytest.mark.parametrize("arm", ["native:fp16", "O1", "O2", "half:masters=fp32,dynamic"])

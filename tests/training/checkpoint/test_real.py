@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ampcompare.training.checkpoint.convert.convert import convert_file
-from ampcompare.training.checkpoint.convert.load import load_any
+from ampcompare.training.checkpoint.convert.convert import convert_file, load_any
 from ampcompare.training.checkpoint.inspect import inspect_file
 
 REAL = Path(__file__).parent / "real"

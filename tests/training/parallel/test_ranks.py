@@ -7,10 +7,10 @@ import pytest
 from torch import Tensor, nn
 
 from ampcompare.base.errors import RanksDiffer
-from ampcompare.training.parallel.ranks import SingleProcess, require_equal, weights_digest
+from ampcompare.training.parallel.ranks import Communicator, require_equal, weights_digest
 
 
-class Told(SingleProcess):
+class Told(Communicator):
     """Hears fixed values from other ranks."""
 
     def __init__(self, *values: Any) -> None:

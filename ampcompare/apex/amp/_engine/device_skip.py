@@ -27,8 +27,6 @@ from .optimizer_state import Flag
 if TYPE_CHECKING:
     from ampcompare.apex.amp.scaler import LossScaler
 
-__all__ = ["can_do_without_host", "common_device", "install", "note_pass", "note_step", "union"]
-
 _FUSED_TYPES = frozenset({torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad})
 # On a CPU reading the flag is free, and arithmetic on tensors costs more than on Python floats.
 _DEVICE_TYPES = frozenset({"cuda"})

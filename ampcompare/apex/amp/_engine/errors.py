@@ -2,19 +2,6 @@
 
 from ampcompare.base.errors import CheckpointError, ConfigError, PreparationError, ScalingError
 
-__all__ = [
-    "AmpCheckpointError",
-    "AmpNotInitialized",
-    "AmpOptionError",
-    "AmpOptionValueError",
-    "AmpPreparationError",
-    "AmpPreparationTypeError",
-    "AmpScalingError",
-    "ParameterTypeError",
-    "UnknownLossId",
-    "UnknownOptimizer",
-]
-
 
 class AmpOptionError(ConfigError, RuntimeError):
     """An option of `amp.initialize` does not fit the opt level."""

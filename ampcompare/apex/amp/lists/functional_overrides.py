@@ -7,8 +7,6 @@ from types import ModuleType
 
 import torch.nn.functional
 
-__all__ = ["BANNED_FUNCS", "FP16_FUNCS", "FP32_FUNCS", "MODULE"]
-
 MODULE: ModuleType = torch.nn.functional
 
 FP16_FUNCS: list[str] = [

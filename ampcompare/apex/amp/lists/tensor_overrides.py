@@ -7,8 +7,6 @@ import torch
 
 from . import torch_overrides
 
-__all__ = ["CASTS", "FP16_FUNCS", "FP32_FUNCS", "MODULE", "SEQUENCE_CASTS"]
-
 MODULE: type[torch.Tensor] = torch.Tensor
 
 

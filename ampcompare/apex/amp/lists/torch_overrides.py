@@ -7,8 +7,6 @@ from types import ModuleType
 
 import torch
 
-__all__ = ["CASTS", "FP16_FUNCS", "FP32_FUNCS", "MODULE", "SEQUENCE_CASTS"]
-
 MODULE: ModuleType = torch
 
 FP16_FUNCS: list[str] = [

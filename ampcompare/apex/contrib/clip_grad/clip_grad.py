@@ -7,8 +7,6 @@ from torch import Tensor
 
 from ampcompare.apex.multi_tensor_apply.arithmetic import per_tensor_norms
 
-__all__ = ["clip_grad_norm_"]
-
 
 @torch.no_grad()
 def clip_grad_norm_(

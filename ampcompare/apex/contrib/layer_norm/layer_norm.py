@@ -7,8 +7,6 @@ from torch import Tensor, nn
 
 from ampcompare.apex.normalization.fused_layer_norm import FusedLayerNormAffineFunction, fused_layer_norm_affine
 
-__all__ = ["FastLayerNorm", "FastLayerNormFN"]
-
 
 class FastLayerNormFN:
     """Layer normalization over the last dimension, called by `apply`."""
@@ -21,10 +19,6 @@ class FastLayerNormFN:
 
 class FastLayerNorm(nn.Module):
     """Layer normalization over the last dimension; Apex's kernel supports some sizes only, this one all.
-
-    Args:
-        hidden_size: size of the last dimension; `weight` (ones) and `bias` (zeros) have that shape.
-        memory_efficient: keep the output for backward instead of the input.
 
     Source: Apex 25.05, `apex.contrib.layer_norm.FastLayerNorm`.
     """

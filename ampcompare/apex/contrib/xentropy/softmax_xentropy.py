@@ -5,8 +5,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["SoftmaxCrossEntropyLoss"]
-
 
 class SoftmaxCrossEntropyLoss(torch.autograd.Function):
     """Cross entropy of each row of `logits`, called by `apply`.

@@ -25,7 +25,6 @@ from ampcompare.results.analysis.pairing.learning import (
     too_wide,
 )
 from ampcompare.results.records.comparison import SEEDS_ITSELF, ArmSummary, Comparison
-from ampcompare.results.records.evaluation import emulated_type
 from ampcompare.results.records.metric import Metric
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.verdict import OPEN, Kind
@@ -317,7 +316,7 @@ def _speed_sentences(comparison: Comparison, rows: Sequence[ArmSummary], everyon
         ]
         more = f" and {len(known) - MAX_NAMED} more" if len(known) > MAX_NAMED else ""
         yield f"Step time relative to {comparison.reference}{where}: {', '.join(parts)}{more}."
-    unknown = _unknown_speeds([row for row in rows if row not in known], _emulated_by(comparison))
+    unknown = _unknown_speeds([row for row in rows if row not in known])
     if len(unknown) == 1 and not known:
         yield f"Speed is not known: {unknown[0][1]}."
     elif unknown:
@@ -325,14 +324,7 @@ def _speed_sentences(comparison: Comparison, rows: Sequence[ArmSummary], everyon
         yield f"Speed of {names} is not known: {why}{''.join(f'; of {others}: {its}' for others, its in rest)}."
 
 
-def _emulated_by(comparison: Comparison) -> str:
-    """Return what has 16-bit types emulated: `--device cpu` alone, for a script, whatever the CPU can do."""
-    scripts = [run.config for run in comparison.records if emulated_type(run.half)]
-    is_asked = scripts and all(config.script is not None and config.device == "cpu" for config in scripts)
-    return "by --device cpu" if is_asked else "on this CPU"
-
-
-def _unknown_speeds(rows: Sequence[ArmSummary], emulated_by: str) -> list[tuple[list[str], str]]:
+def _unknown_speeds(rows: Sequence[ArmSummary]) -> list[tuple[list[str], str]]:
     """Return the arms whose step times are not usable, with one reason: emulated ones, then invalid ones, then the
     rest.
 
@@ -346,7 +338,7 @@ def _unknown_speeds(rows: Sequence[ArmSummary], emulated_by: str) -> list[tuple[
     if emulated:
         types = sorted({row.time.why for row in emulated})
         verb = "is" if len(types) == 1 else "are"
-        found.append((emulated, f"{' and '.join(types)} {verb} emulated {emulated_by}, measure on a GPU"))
+        found.append((emulated, f"{' and '.join(types)} {verb} emulated on this CPU, measure on a GPU"))
     if invalid:
         found.append((invalid, f"the measurement was invalid ({_such_as(row.time.detail for row in invalid)})"))
     if others:

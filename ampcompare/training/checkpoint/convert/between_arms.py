@@ -34,14 +34,8 @@ NEW_SCALER = {
 def into_arm(state: Mapping[str, Any], arm: str) -> Conversion:
     """Convert an ampcompare checkpoint into one that another arm resumes from; the source is untouched.
 
-    Weights become fp32, from masters if any, so that nothing is lost when the source is O2. A level with masters
-    gets them from these weights. Loss scalers keep scale and count as far as the arm has such.
-
-    Args:
-        arm: text of the arm that will resume.
-
-    Raises:
-        ConversionError: the state is not one of ampcompare, or its loss scale is not usable.
+    Weights become fp32, from masters if any, so that nothing is lost when the source is O2. A level with masters gets
+    them from these weights. Loss scalers keep scale and count as far as the arm has such.
     """
     parts = find_parts(state)
     if parts.arm is None or not parts.models:
@@ -62,8 +56,9 @@ def into_arm(state: Mapping[str, Any], arm: str) -> Conversion:
         result.changed.append("fp32 weights are carried as masters too")
     state_now[CONVERTED] = True
     state_now.setdefault(TRAINER, parts.arm)
-    if not entry:
-        _forget_scale(state_now)
+    tally = (state_now.get("parts") or {}).get("tally")
+    if not entry and isinstance(tally, dict):
+        tally["final_loss_scale"] = None  # the containers of a conversion are copies
     state_now.update(arm=text, engine=None, masters=one_or_list(masters) if masters else {})
     if "zeroed" in state_now:
         state_now["zeroed"] = []
@@ -79,19 +74,8 @@ def _drop_compensation(state: dict[str, Any], result: Conversion) -> None:
         result.lost.append(f"the compensation of {len(dropped)} weights: their values are those of the 16-bit weights")
 
 
-def _forget_scale(state: dict[str, Any]) -> None:
-    """Remove the final loss scale from the run's totals, for an arm without one."""
-    tally = (state.get("parts") or {}).get("tally")
-    if isinstance(tally, dict):
-        tally["final_loss_scale"] = None  # the containers of a conversion are copies
-
-
 def has_masters(arm: str) -> bool:
-    """Return whether an arm keeps fp32 masters of its 16-bit weights.
-
-    Args:
-        arm: its text.
-    """
+    """Return whether an arm keeps fp32 masters of its 16-bit weights."""
     target = _inner(arm)
     return target.roles is not None and bool(target.roles.masters)
 

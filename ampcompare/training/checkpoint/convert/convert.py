@@ -6,8 +6,7 @@ from typing import Any, Literal
 
 import torch
 
-from ampcompare.base.errors import ConversionError
-from ampcompare.base.files.write import write_file
+from ampcompare.base.errors import CheckpointError, ConversionError
 from ampcompare.base.formatting import printable
 from ampcompare.training.checkpoint.convert.between_arms import into_arm, native_twin, source_kind
 from ampcompare.training.checkpoint.convert.detect import CheckpointContents, find_parts
@@ -20,7 +19,6 @@ from ampcompare.training.checkpoint.convert.fp32_weights import (
     replace,
     strip_prefix,
 )
-from ampcompare.training.checkpoint.convert.load import load_any
 from ampcompare.training.checkpoint.convert.masters import half_dtype, is_optimizer
 from ampcompare.training.checkpoint.convert.scalers import (
     apex_from_scalers,
@@ -33,8 +31,8 @@ from ampcompare.training.checkpoint.convert.scalers import (
     scalers_from_apex,
 )
 from ampcompare.training.checkpoint.inspect import broken_values, guess_level
-from ampcompare.training.checkpoint.reader.foreign import name_faults
-from ampcompare.training.checkpoint.store.file import write_checkpoint
+from ampcompare.training.checkpoint.reader.foreign import name_faults, open_foreign
+from ampcompare.training.checkpoint.store.file import read_checkpoint, write_checkpoint, write_pickle
 from ampcompare.training.checkpoint.store.layout import CONVERTED, TRAINER, apex_layout, one_or_list
 
 Target = Literal["native", "apex"]
@@ -48,16 +46,9 @@ LIGHTNING_BEFORE_2 = ("native_amp_scaling_state", "NativeMixedPrecisionPlugin")
 
 
 def convert_state(root: Mapping[str, Any], to: Target, *, opt_level: str | None = None) -> Conversion:
-    """Convert a checkpoint in memory; the source is untouched.
+    """Convert a checkpoint in memory, of tensors and plain values; the source is untouched.
 
-    Args:
-        root: tensors and plain values.
-        to: "native" for torch.amp, "apex" for `apex.amp`.
-        opt_level: of the Apex side: what the source was saved at, or what the result is for. By default inferred from
-            the numbers of the source; O1 for the result.
-
-    Raises:
-        ConversionError: it already is of the wanted kind, or has nothing to convert.
+    `opt_level` is that of the Apex side. By default it is inferred from the numbers of a source, and O1 for a result.
     """
     parts = find_parts(root)
     if not parts.models:
@@ -213,13 +204,7 @@ def convert_file(
 ) -> Conversion:
     """Convert a file. An ampcompare checkpoint stays one; any other keeps the layout of its program.
 
-    Args:
-        legacy_layout: write precisely what a legacy script would, with `to="apex"`.
-
-    Raises:
-        CheckpointError: the source cannot be read.
-        ConversionError: as for `convert_state`; or source and target are one file.
-        EnvironmentUnfit: the target cannot be written.
+    The legacy layout is precisely what a legacy script would save, with `to="apex"`.
     """
     if legacy_layout and to != "apex":
         raise ConversionError("--save-apex-format is what an Apex script saves; it needs --to apex")
@@ -242,8 +227,23 @@ def convert_file(
     if parts.is_ours and not legacy_layout:
         write_checkpoint(target, {key: value for key, value in result.state.items() if key != "schema"})
     else:
-        write_file(target, lambda file: torch.save(result.state, file))
+        write_pickle(target, result.state)
     return result
+
+
+def load_any(path: Path) -> tuple[dict[str, Any], list[str]]:
+    """Read a checkpoint of any program into tensors and plain values; whole models become state dicts.
+
+    Returns it with place and class of each object that is left out.
+    """
+    contents = open_foreign(path)
+    if contents.comment.startswith(b"ampcompare checkpoint"):
+        return read_checkpoint(path), []
+    with name_faults(path):
+        state, left_out = contents.plain()
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{path} holds a {type(state).__name__}, not a checkpoint")
+    return state, left_out
 
 
 def _unknown_to_scripts(state: Mapping[str, Any]) -> list[str]:

@@ -1,6 +1,6 @@
 """Find weights, optimizers and loss scalers in a checkpoint of any program, and identify the program."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import compress
 from typing import Any
@@ -36,39 +36,25 @@ KEYS_OF_PROGRAMS = (
 class CheckpointContents:
     """What a checkpoint holds, by kind. A place is the path of keys to an entry.
 
-    Attributes:
-        writer: "ampcompare", the name of another program, "an Apex script", "a script with FP16_Optimizer",
-            "a torch.amp script", "a script", or what stands alone, as in "a state dict alone".
-        because: the evidence for the writer.
-        models: state dicts of weights.
-        averages: state dicts of averaged weights.
-        optimizers: state dicts of optimizers.
-        apex: states of `apex.amp`.
-        scalers: states of `GradScaler`; empty if ampcompare's is disabled.
-        wrappers: states of optimizers that keep a loss scale or fp32 copies, each around one of `optimizers`: of Apex's
-            two `FP16_Optimizer`, of Megatron and DeepSpeed.
-        loss_scales: states of other loss scalers, or the scale alone.
-        masters: per model, fp32 copies of 16-bit weights by name.
-        master_places: where they lie, with the number of weights that were found there.
-        unmatched: number of fp32 copies that round to no weight.
-        layouts: elements of each flat copy, and the shapes of the weights in it, in order.
-        arm: of an ampcompare checkpoint.
+    Wrappers are states of optimizers that keep a loss scale or fp32 copies, each around one of `optimizers`: of Apex's
+    two `FP16_Optimizer`, of Megatron and DeepSpeed. Masters are fp32 copies of 16-bit weights; layouts are those of
+    `Masters`.
     """
 
-    writer: str
-    because: str
-    models: dict[Place, dict[str, Any]] = field(default_factory=dict)
-    averages: dict[Place, dict[str, Any]] = field(default_factory=dict)
-    optimizers: dict[Place, dict[str, Any]] = field(default_factory=dict)
-    apex: dict[Place, dict[str, Any]] = field(default_factory=dict)
-    scalers: dict[Place, dict[str, Any]] = field(default_factory=dict)
+    writer: str  # "ampcompare", another program, a kind of script, or what stands alone
+    because: str  # the evidence for the writer
+    models: dict[Place, dict[str, Any]] = field(default_factory=dict)  # state dicts of weights
+    averages: dict[Place, dict[str, Any]] = field(default_factory=dict)  # of averaged weights
+    optimizers: dict[Place, dict[str, Any]] = field(default_factory=dict)  # state dicts
+    apex: dict[Place, dict[str, Any]] = field(default_factory=dict)  # states of `apex.amp`
+    scalers: dict[Place, dict[str, Any]] = field(default_factory=dict)  # of `GradScaler`; none that is disabled
     wrappers: dict[Place, dict[str, Any]] = field(default_factory=dict)
-    loss_scales: dict[Place, Any] = field(default_factory=dict)
-    masters: list[dict[str, Tensor]] = field(default_factory=list)
-    master_places: dict[Place, int] = field(default_factory=dict)
-    unmatched: int = 0
+    loss_scales: dict[Place, Any] = field(default_factory=dict)  # states of other loss scalers, or the scale alone
+    masters: list[dict[str, Tensor]] = field(default_factory=list)  # per model, by name
+    master_places: dict[Place, int] = field(default_factory=dict)  # with the number of weights found there
+    unmatched: int = 0  # fp32 copies that round to no weight
     layouts: list[tuple[int, list[torch.Size]]] = field(default_factory=list)
-    arm: str | None = None
+    arm: str | None = None  # of an ampcompare checkpoint
 
     @property
     def is_ours(self) -> bool:
@@ -129,11 +115,7 @@ def _is_dict(value: Any) -> bool:
 
 
 def find_parts(root: Any) -> CheckpointContents:
-    """Sort the entries of a checkpoint, looking at most six levels deep.
-
-    Args:
-        root: tensors and plain values.
-    """
+    """Sort the entries of a checkpoint, of tensors and plain values, looking at most six levels deep."""
     alone = _alone(root)
     if alone is not None:
         return alone
@@ -183,19 +165,19 @@ def find_parts(root: Any) -> CheckpointContents:
 
 def _alone(root: Any) -> CheckpointContents | None:
     """Return the contents of a file that is one state without a holder; None for others."""
-    because = "it holds nothing else"
-    if is_optimizer(root):
-        parts = CheckpointContents("an optimizer's state alone", because, optimizers={(): dict(root)})
-        _note_scale(parts, root, ())
-        return parts
-    if is_apex_state(root):
-        return CheckpointContents("a state of apex.amp alone", because, apex={(): root})
-    if is_scaler_state(root):
-        return CheckpointContents("a GradScaler's state alone", because, scalers={(): root})
-    if is_loss_scaler(root):
-        return CheckpointContents("a loss scaler's state alone", because, loss_scales={(): root})
-    if _is_weights(root):
-        return CheckpointContents("a state dict alone", "its entries are all tensors", models={(): dict(root)})
+    kinds: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
+        ("optimizers", "an optimizer's state", is_optimizer),
+        ("apex", "a state of apex.amp", is_apex_state),
+        ("scalers", "a GradScaler's state", is_scaler_state),
+        ("loss_scales", "a loss scaler's state", is_loss_scaler),
+        ("models", "a state dict", _is_weights),
+    )
+    for name, what, is_kind in kinds:
+        if is_kind(root):
+            parts = CheckpointContents(f"{what} alone", "it holds nothing else")
+            setattr(parts, name, {(): dict(root)})
+            _note_scale(parts, root, ())
+            return parts
     return None
 
 

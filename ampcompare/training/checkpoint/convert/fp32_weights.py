@@ -20,23 +20,16 @@ PREFIXES = ("module.", "_orig_mod.")
 class Conversion:
     """A converted checkpoint.
 
-    Attributes:
-        state: in the layout of the program that wrote the source, with the other kind of precision state.
-        source: what it was: "native", "apex", or the backend of another ampcompare arm.
-        level: opt level of the source or of the target, whichever is Apex.
-        arm: of the result, if it is an ampcompare checkpoint.
-        changed: a line for each entry that is written in another form with the same meaning.
-        lost: a line for each thing that is lost.
-        notes: a line for each thing in the source that no training resumes from.
+    The lists have a line for each thing.
     """
 
-    state: dict[str, Any]
-    source: str
-    level: str | None
-    arm: str | None = None
-    changed: list[str] = field(default_factory=list)
-    lost: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    state: dict[str, Any]  # in the layout of the program that wrote the source, with the other kind of precision state
+    source: str  # "native", "apex", another kind of optimizer or weights, or the backend of an ampcompare arm
+    level: str | None  # opt level of the source or of the target, whichever is Apex
+    arm: str | None = None  # of the result, if it is an ampcompare checkpoint
+    changed: list[str] = field(default_factory=list)  # what is written in another form with the same meaning
+    lost: list[str] = field(default_factory=list)  # what is lost
+    notes: list[str] = field(default_factory=list)  # what no training resumes from
 
 
 def copy_containers(root: Mapping[str, Any]) -> dict[str, Any]:
@@ -73,11 +66,7 @@ def key_at(holder: Any, name: str) -> Any:
 
 
 def into_fp32(parts: CheckpointContents, result: Conversion, level: str | None) -> None:
-    """Make weights and optimizer state fp32: from masters if any, else from the 16-bit values.
-
-    Args:
-        level: opt level that they were saved at, if it was one of Apex.
-    """
+    """Make weights and optimizer state fp32, from masters if any; `level` is the one of Apex that saved them."""
     _full_weights(parts, result, level)
     _full_optimizers(parts, result)
 
@@ -132,9 +121,6 @@ def unflatten(optimizer: dict[str, Any], name: str, parts: CheckpointContents, r
 
     The weights are those of the flat fp32 copies; without these, all of the model in their order, if their elements are
     as many.
-
-    Args:
-        name: of the optimizer's entry in the checkpoint.
     """
     shapes = [_shapes(model) for model in parts.models.values()]
     layouts = [*parts.layouts, *((sum(shape.numel() for shape in model), model) for model in shapes)]
@@ -198,14 +184,7 @@ def _pieces(entry: Mapping[str, Any], shapes: list[torch.Size]) -> list[dict[str
 
 
 def unfuse(optimizer: dict[str, Any], name: str, result: Conversion) -> None:
-    """Give the state of `apex.optimizers.FusedAdam` the step counts that torch keeps with each parameter.
-
-    Args:
-        name: of the optimizer's entry in the checkpoint.
-
-    Raises:
-        ConversionError: a group lacks its parameters, or its step is not a number.
-    """
+    """Give the state of `apex.optimizers.FusedAdam` the step counts that torch keeps with each parameter."""
     for number, group in enumerate(optimizer["param_groups"]):
         if not isinstance(group, dict) or "bias_correction" not in group or "step" not in group:
             continue

@@ -25,16 +25,12 @@ MIN_ELEMENTS = 8
 class Masters:
     """The fp32 copies of the weights of some models.
 
-    Attributes:
-        by_model: copies by the names of weights, for each model.
-        places: where they lie, with the number of weights that were found there.
-        unmatched: tensors next to these, or under a name of fp32 copies, that round to no weight.
-        layouts: elements of each flat copy, and the shapes of the weights in it, in order.
+    Layouts are the elements of each flat copy, and the shapes of the weights in it, in order.
     """
 
-    by_model: list[dict[str, Tensor]]
-    places: dict[Place, int] = field(default_factory=dict)
-    unmatched: int = 0
+    by_model: list[dict[str, Tensor]]  # by the names of weights, for each model
+    places: dict[Place, int] = field(default_factory=dict)  # where they lie, with the number of weights found there
+    unmatched: int = 0  # next to these, or under a name of fp32 copies, rounding to no weight
     layouts: list[tuple[int, list[torch.Size]]] = field(default_factory=list)
 
 
@@ -97,11 +93,8 @@ def half_dtype(model: Mapping[str, Any]) -> torch.dtype | None:
 def find_masters(root: Any, models: Mapping[Place, Mapping[str, Any]], wrappers: Sequence[Place] = ()) -> Masters:
     """Find the fp32 copies of the 16-bit weights of models, anywhere in a checkpoint.
 
-    Weights of one shape and equal values get their copies by name, else in the order of both.
-
-    Args:
-        root: the whole checkpoint, as tensors and plain values.
-        wrappers: places of optimizers that are known to keep copies.
+    Weights of one shape and equal values get their copies by name, else in the order of both. `wrappers` are places of
+    optimizers that are known to keep copies.
     """
     found = Masters([{} for _ in models])
     halves = {place for place, model in models.items() if half_dtype(model)}

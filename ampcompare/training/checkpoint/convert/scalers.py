@@ -44,14 +44,7 @@ OPTION_KEYS = frozenset(
 
 
 def parse_scale(value: Any, where: str) -> float:
-    """Return a loss scale: a positive finite fp32 number.
-
-    Args:
-        where: what it is, for the message.
-
-    Raises:
-        ConversionError: it is something else.
-    """
+    """Return a loss scale, a positive finite fp32 number; `where` names it in the error for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_SCALE:
         raise ConversionError(
             f"{where} is {_as_text(value)}, not a usable loss scale; convert a checkpoint from before that"
@@ -60,14 +53,7 @@ def parse_scale(value: Any, where: str) -> float:
 
 
 def parse_count(value: Any, where: str) -> int:
-    """Return a number of steps, truncated to an integer.
-
-    Args:
-        where: what it counts, for the message.
-
-    Raises:
-        ConversionError: it is negative, not finite, or not a number.
-    """
+    """Return a number of steps, truncated to an integer; `where` says in the error what it counts."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf or value > MAX_STEPS:
         raise ConversionError(f"{where} is {_as_text(value)}, not a valid step count")
     return int(value)
@@ -80,22 +66,14 @@ def _as_text(value: Any) -> str:
 
 @dataclass(frozen=True)
 class HeldScale:
-    """The values of a loss scaler.
-
-    Attributes:
-        dynamic: whether it moves.
-        clean: steps since the scale last changed.
-        interval: clean steps in a row after which it grows; None if it does not.
-        factor: it grows by this, and falls by its inverse.
-        least, most: bounds of the scale; None if unbounded.
-    """
+    """The values of a loss scaler."""
 
     scale: float
-    dynamic: bool = False
-    clean: int = 0
-    interval: int | None = None
-    factor: float = APEX_FACTOR
-    least: float | None = None
+    dynamic: bool = False  # whether it moves
+    clean: int = 0  # steps since the scale last changed
+    interval: int | None = None  # clean steps in a row after which it grows; None if it does not
+    factor: float = APEX_FACTOR  # it grows by this, and falls by its inverse
+    least: float | None = None  # bounds of the scale; None if unbounded
     most: float | None = None
 
 
@@ -144,14 +122,9 @@ def raw_scale(state: Any) -> Any:
 
 
 def held_scale(state: Any) -> HeldScale:
-    """Return the values of a loss scaler of any program, also of an optimizer that holds one.
+    """Return the values of a loss scaler of any program, a dict of its attributes, or of an optimizer that holds one.
 
-    Args:
-        state: of the optimizer or of its scaler, with the attributes of the scaler as a dict; or the scale alone, which
-            is taken for that of a dynamic scaler.
-
-    Raises:
-        ConversionError: it is not a known loss scaler, or its values are not usable.
+    A scale alone is taken for that of a dynamic scaler.
     """
     scaler = _scaler_in(state)
     scale = parse_scale(_first_value(scaler, *SCALE_KEYS), "the loss scale")
@@ -189,13 +162,8 @@ def scalers_from_apex(
 ) -> list[dict[str, Any]]:
     """Return one `GradScaler` state for each Apex scaler, in order.
 
-    Args:
-        level: opt level that the state was saved at, if known.
-        static: its static scale, if it is known to have one.
-        lost, changed: get a line for each value that is lost, and for each that is written in another form.
-
-    Raises:
-        ConversionError: a scale is not a positive finite number.
+    `static` is the static scale, if it is known that there is one. `lost` and `changed` get a line for each value that
+    is lost, and for each that is written in another form; so they do below.
     """
     scales: dict[str, HeldScale] = {}
     for name, entry in state.items():
@@ -212,15 +180,7 @@ def scalers_from_apex(
 def apex_from_scalers(
     scalers: Sequence[Mapping[str, Any]], *, level: str, lost: list[str], changed: list[str]
 ) -> dict[str, dict[str, Any]]:
-    """Return an `amp.state_dict()` with one entry for each `GradScaler`.
-
-    Args:
-        level: opt level that will load it.
-        lost, changed: as for `scalers_from_apex`.
-
-    Raises:
-        ConversionError: a scale is not a positive finite number.
-    """
+    """Return an `amp.state_dict()` with one entry for each `GradScaler`; `level` will load it."""
     made: dict[str, dict[str, Any]] = {}
     for index, state in enumerate(scalers or [{}]):
         name = f"loss_scaler{index}"
@@ -253,12 +213,7 @@ def apex_from_scalers(
 
 
 def grad_scalers_of(scales: Mapping[str, HeldScale], *, lost: list[str], changed: list[str]) -> list[dict[str, Any]]:
-    """Return one `GradScaler` state for each loss scaler.
-
-    Args:
-        scales: by the place of each.
-        lost, changed: as for `scalers_from_apex`.
-    """
+    """Return one `GradScaler` state for each loss scaler."""
     made: list[dict[str, Any]] = []
     for name, held in scales.items():
         if not held.dynamic and held.scale == 1.0:
@@ -295,12 +250,7 @@ def _grad_scaler(held: HeldScale) -> dict[str, Any]:
 def apex_state_of(
     scales: Sequence[HeldScale], *, level: str, lost: list[str], changed: list[str]
 ) -> dict[str, dict[str, Any]]:
-    """Return an `amp.state_dict()` with one entry for the loss scaler of each `FP16_Optimizer`.
-
-    Args:
-        level: opt level that will load it.
-        lost, changed: as for `scalers_from_apex`.
-    """
+    """Return an `amp.state_dict()` for `level`, with one entry for the loss scaler of each `FP16_Optimizer`."""
     made: dict[str, dict[str, Any]] = {}
     for index, held in enumerate(scales):
         name = f"loss_scaler{index}"

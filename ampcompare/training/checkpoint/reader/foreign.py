@@ -39,20 +39,13 @@ MAX_SHOWN = 20
 
 @dataclass(frozen=True)
 class Contents:
-    """What a file holds.
-
-    Attributes:
-        format: "torch archive", "torch before 1.6", "pickle" or "safetensors".
-        root: as `unpickle` gives it.
-        calls: what unpickling by torch would call beyond plain data and tensors.
-        comment: what stands at the end of an archive.
-    """
+    """What a file holds."""
 
     path: Path
-    format: str
-    root: Any
-    calls: list[str]
-    comment: bytes = b""
+    format: str  # "torch archive", "torch before 1.6", "pickle" or "safetensors"
+    root: Any  # as `unpickle` gives it
+    calls: list[str]  # what unpickling by torch would call beyond plain data and tensors
+    comment: bytes = b""  # at the end of an archive
 
     @property
     def size(self) -> int:
@@ -60,13 +53,10 @@ class Contents:
         return self.path.stat().st_size
 
     def plain(self) -> tuple[Any, list[str]]:
-        """Return what the file holds as tensors and plain values, and place and class of the objects that are left out.
+        """Return what the file holds as tensors and plain values, and place and class of what is left out.
 
         Classes that only hold values, such as `argparse.Namespace`, become dicts of what they hold, and pickled models
         their state dicts.
-
-        Raises:
-            CheckpointError: values are nested too deep.
         """
         left_out: dict[str, str] = {}
         plain = self._convert(self.root, None, left_out, {}, 0)
@@ -169,11 +159,7 @@ def name_faults(path: Path) -> Iterator[None]:
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """Open a file for reading; a pipe would block until a writer opens it.
-
-    Raises:
-        CheckpointError: it cannot be opened, or is no regular file.
-    """
+    """Open a file for reading; a pipe would block until a writer opens it."""
     try:
         return os.fdopen(open_descriptor(path), "rb")
     except FileFault as fault:
@@ -181,11 +167,7 @@ def open_regular(path: Path) -> BufferedReader:
 
 
 def open_foreign(path: Path) -> Contents:
-    """Open a checkpoint: an archive of torch, a file of torch before 1.6, a plain pickle, or safetensors.
-
-    Raises:
-        CheckpointError: no such file, another kind of file, or a damaged one.
-    """
+    """Open a checkpoint: an archive of torch, a file of torch before 1.6, a plain pickle, or safetensors."""
     with name_faults(path):
         with open_regular(path) as file:
             head = file.read(512)
@@ -253,11 +235,7 @@ def _open_stream(path: Path) -> Contents:
 def _read_stream(path: Path, device: str) -> tuple[str, Any, list[str]]:
     """Read what torch before 1.6 wrote: five pickles, then the bytes of the storages; or a pickle of something else.
 
-    Args:
-        device: "meta" leaves the bytes unread.
-
-    Returns:
-        The format, what the pickle holds, and what it would call.
+    Returns the format, what the pickle holds, and what it would call. The device "meta" leaves the bytes unread.
     """
     size = path.stat().st_size
     storages: dict[str, Tensor] = {}

@@ -46,10 +46,7 @@ class NotPickled(ValueError):
 class Global(type):
     """Class of the classes that stand for what a file names, a class or a function: nothing is imported.
 
-    Attributes:
-        name: of what it stands for.
-        builder: makes plain data or a tensor of the arguments of a call; None for all else.
-        calls: names of what was called without one, in order.
+    `builder` makes plain data or a tensor of the arguments of a call; without one a call is noted in `calls`.
     """
 
     name: str
@@ -61,22 +58,15 @@ class Global(type):
 
 
 class Opaque(metaclass=Global):
-    """An object that only calling `name` would make, and what pickle gives it.
-
-    Attributes:
-        arguments: what it would be called with.
-        state: what it would be given after; None where nothing.
-        value: array or plain value that was built from it.
-        receive: takes the state of an object that can be built from it.
-    """
+    """An object that only calling `name` would make, and what pickle gives it."""
 
     name = "object"
     builder = None
     calls: dict[str, None] = {}  # noqa: RUF012  # each class that a file names has that of the file
-    arguments: tuple[Any, ...]
-    state: Any
-    value: Any
-    receive: Callable[[Opaque, Any], None] | None
+    arguments: tuple[Any, ...]  # what it would be called with
+    state: Any  # what it would be given after; None where nothing
+    value: Any  # array or plain value that was built from it
+    receive: Callable[[Opaque, Any], None] | None  # takes the state of what can be built
 
     def __new__(cls, *arguments: Any, **keywords: Any) -> Any:
         if cls.builder is not None and not keywords:
@@ -110,16 +100,10 @@ class Opaque(metaclass=Global):
 
 @contextmanager
 def reading(*path: object) -> Iterator[None]:
-    """Turn what code raises on an entry of another shape into an error that names the entry.
+    """Turn what code raises on an entry of another shape into a ConversionError that names the entry by its keys.
 
     A file can hold anything under the keys that are read here, and to check each value before its use would double the
     code that uses it.
-
-    Args:
-        path: keys of the entry; nothing for the whole checkpoint.
-
-    Raises:
-        ConversionError: the block raised because a key, a type or a value is not as expected.
     """
     try:
         yield

@@ -70,15 +70,9 @@ class _Unpickler(pickle.Unpickler):
 def unpickle(file: IO[bytes], persistent: Callable[[Any], Any] | None = None) -> tuple[Any, list[str]]:
     """Read one pickle from the position of `file`, and leave the position after it.
 
-    Args:
-        persistent: gives the one-dimensional tensor, or a class, for a persistent id; torch names storages so.
-
-    Returns:
-        What it holds, of dicts, lists, tuples, sets, plain values, tensors, `Global` and `Opaque`; and the names of
-        what unpickling would call, beyond plain data and tensors, each once, in order.
-
-    Raises:
-        NotPickled: it is not a pickle, or none of plain data and tensors.
+    `persistent` gives the one-dimensional tensor, or a class, for a persistent id; torch names storages so. Returns
+    what it holds, of dicts, lists, tuples, sets, plain values, tensors, `Global` and `Opaque`; and the names of what
+    unpickling would call, beyond plain data and tensors, each once, in order.
     """
     unpickler = _Unpickler(file, persistent)
     try:
@@ -91,16 +85,10 @@ def unpickle(file: IO[bytes], persistent: Callable[[Any], Any] | None = None) ->
 
 
 def require_bounded(read: Callable[[], Any], size: int) -> None:
-    """Read in a child process whose memory and time are limited, and throw away what it read.
+    """Read in a child process whose memory and time are limited by the bytes of the file, and throw away what it read.
 
     A damaged pickle may ask for any amount of memory in a few bytes. Where a process cannot be forked, nothing is
     limited.
-
-    Args:
-        size: of the file, in bytes; five times as many, and at least 256 MiB, are allowed.
-
-    Raises:
-        NotPickled: it took more, or `MIN_SECONDS` and a second for each `BYTES_PER_SECOND`, or ended the process.
     """
     if not hasattr(os, "fork"):
         return
@@ -139,11 +127,7 @@ def _storage_dtype(kind: Any) -> torch.dtype:
 
 
 def storage_of(identity: Any) -> tuple[str, torch.dtype, int]:
-    """Return key, type and number of elements that a persistent id of torch names: ("storage", class, key, device, n).
-
-    Raises:
-        NotPickled: it names something else.
-    """
+    """Return key, type and number of elements of a persistent id: ("storage", class, key, device, n)."""
     if not isinstance(identity, tuple) or len(identity) < 5 or identity[0] != "storage":
         raise NotPickled("it refers to something outside that is not a storage")
     return str(identity[2]), _storage_dtype(identity[1]), int(identity[4])

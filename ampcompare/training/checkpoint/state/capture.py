@@ -35,30 +35,27 @@ def training_state(
     """Return weights, optimizers and loss scales, in the layout of `checkpoint.store.layout`.
 
     Tensors are those that training continues with, not copies; shards are gathered, so that every rank calls it.
-
-    Args:
-        models, optimizers: as `Precision.prepare` returned them.
-        names: of the parameters that the optimizers held before `prepare`.
+    `names` are those of the parameters that the optimizers held before `prepare`.
     """
     return {
         "model": one_or_list([whole_tree(model.state_dict()) for model in models]),
         "optimizer": one_or_list([plain_state(optimizer.state_dict()) for optimizer in optimizers]),
         precision.key: precision.state_dict(),
         "masters": one_or_list(_masters(models, optimizers, names)),
-        "zeroed": [_params_with_gradient(optimizer) for optimizer in optimizers],
+        # Parameters whose gradient is a tensor of zeros, not None: the sign of a zero may depend on it.
+        "zeroed": [
+            [index for index, param in enumerate(owned_params(optimizer)) if param.grad is not None]
+            for optimizer in optimizers
+        ],
     }
 
 
 def rank_states(
     models: Sequence[nn.Module], devices: Sequence[torch.device], ranks: Communicator
 ) -> dict[str, Any] | None:
-    """Return what differs between ranks: random generators, and buffers such as batch norm statistics.
+    """Return what differs between ranks: random generators, those of the GPUs too, and buffers.
 
-    Args:
-        devices: the GPUs that this process trains on.
-
-    Returns:
-        None on all ranks but the first; every rank calls it.
+    Every rank calls it; None on all but the first.
     """
     buffers = _buffers(models)
     on_host = dict(zip(buffers, copies_on_host(list(buffers.values())), strict=True))
@@ -84,8 +81,7 @@ def restore_rank(
 ) -> None:
     """Load this rank's part of `rank_states`; nothing may draw random numbers between this call and training.
 
-    Args:
-        seed: seeds the generators if the state is of another number of processes; it must depend on the rank.
+    `seed`, another on each rank, seeds the generators if the state is of another number of processes.
     """
     if len(state["rng"]) != ranks.size:
         torch.manual_seed(seed)
@@ -108,14 +104,7 @@ def restore_training(
 ) -> None:
     """Load what `training_state` returned into models and optimizers as `Precision.prepare` returned them, unwrapped.
 
-    All of it is checked before any of it is loaded.
-
-    Args:
-        state: its tensors may be used without a copy, and then change.
-        names: what `parameter_names` returned.
-
-    Raises:
-        CheckpointError: it is of other models or optimizers; names what differs.
+    All of it is checked before any of it is loaded. Its tensors may be used without a copy, and then change.
     """
     check_training_state(state, models, optimizers)
     for model, weights in zip(models, as_list(state["model"]), strict=True):
@@ -196,11 +185,6 @@ def _masters(models: Sequence[nn.Module], optimizers: Sequence[Optimizer], names
             if id(param) not in own:
                 masters[index][name] = param.detach()
     return masters
-
-
-def _params_with_gradient(optimizer: Optimizer) -> list[int]:
-    """Return the indices of parameters whose gradient is a tensor, not None; the sign of a zero may depend on it."""
-    return [index for index, param in enumerate(owned_params(optimizer)) if param.grad is not None]
 
 
 def _buffers(models: Sequence[nn.Module]) -> dict[str, Tensor]:

@@ -32,14 +32,7 @@ def parameter_names(models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
 def check_training_state(
     state: Mapping[str, Any], models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
 ) -> None:
-    """Check that weights and optimizers of a state are those of this run, in name and shape.
-
-    Args:
-        models, optimizers: as `Precision.prepare` returned them.
-
-    Raises:
-        CheckpointError: names the entries that do not fit.
-    """
+    """Check that weights and optimizers of a state are those of this run, in name and shape."""
     saved_models, saved_optimizers = as_list(state["model"]), as_list(state["optimizer"])
     if len(saved_models) != len(models) or len(saved_optimizers) != len(optimizers):
         raise CheckpointError(
@@ -56,11 +49,7 @@ def check_training_state(
 
 
 def check_model(model: nn.Module, weights: Mapping[str, Any], *, same_types: bool = False) -> None:
-    """Check that weights have the names and shapes of a model, and its dtypes if asked for.
-
-    Raises:
-        CheckpointError: names at most ten that do not, and their number.
-    """
+    """Check that weights have the names and shapes of a model, and its dtypes if asked for."""
     wanted = model.state_dict()
     faults = [f"{name} is missing" for name in wanted if name not in weights]
     faults += [f"{name} is unexpected" for name in weights if name not in wanted]
@@ -71,11 +60,7 @@ def check_model(model: nn.Module, weights: Mapping[str, Any], *, same_types: boo
 
 
 def check_position(progress: Mapping[str, Any], steps_per_epoch: int, total_steps: int) -> None:
-    """Check that a position is one that a run of this length can have.
-
-    Raises:
-        CheckpointError: steps, epochs and batches do not add up.
-    """
+    """Check that a position is one that a run of this length can have."""
     step, epoch, batch = progress["step"], progress["epoch"], progress["batch"]
     # A run that was stopped after the last update of an epoch still lacks its evaluation.
     inside = step == epoch * steps_per_epoch + batch and batch <= steps_per_epoch

@@ -46,11 +46,7 @@ def flatten_tensor(value: Any) -> Any:
 
 
 def rebuild_tensor(saved: Mapping[str, Any]) -> Tensor:
-    """Return the tensor that `flatten_tensor` was given; it holds the stored tensors themselves.
-
-    Raises:
-        CheckpointError: no module that is loaded has the class.
-    """
+    """Return the tensor that `flatten_tensor` was given; it holds the stored tensors themselves."""
     tensors = {
         name: rebuild_tensor(inner) if is_flattened(inner) else inner for name, inner in saved["tensors"].items()
     }
@@ -71,10 +67,7 @@ def rebuild_tensor(saved: Mapping[str, Any]) -> Tensor:
 def plain_state(state: dict[str, Any]) -> dict[str, Any]:
     """Return the state dict of an optimizer in whole, plain tensors: shards gathered, other classes flattened.
 
-    Every rank calls it with its parts of the same state.
-
-    Raises:
-        CheckpointError: shards are of another class, on any rank.
+    Every rank calls it with its parts of the same state, and raises if shards are of another class on any rank.
     """
     entries: dict[Any, dict[str, Any]] = state["state"]
     values = [value for entry in entries.values() for value in entry.values() if isinstance(value, Tensor)]

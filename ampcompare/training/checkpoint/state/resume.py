@@ -1,6 +1,6 @@
 """Which checkpoint a run resumes from, and whether it belongs to this run."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,9 +10,11 @@ from pydantic_core import PydanticSerializationError
 from ampcompare.base.environment.fingerprint import fingerprint, host_name
 from ampcompare.base.errors import CheckpointError
 from ampcompare.base.files.run_files import RunFile
+from ampcompare.base.formatting import printable
 from ampcompare.results.records.run import Resumption
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.recipe import Recipe
+from ampcompare.settings.validation import flatten
 
 AUTO = "auto"
 FOLLOW_TOTAL_BATCH = ("batch_size", "global_batch_size", "grad_accum_steps")
@@ -22,13 +24,7 @@ MAX_LENGTH = 80
 
 
 class FoundCheckpoint(NamedTuple):
-    """A checkpoint that was read.
-
-    Attributes:
-        path: of its file.
-        state: what it holds.
-        notes: newer ones that were skipped, and why.
-    """
+    """A checkpoint that was read, with a note for each newer one that was skipped."""
 
     path: Path
     state: dict[str, Any]
@@ -36,18 +32,10 @@ class FoundCheckpoint(NamedTuple):
 
 
 def find_checkpoint(resume: str, own: Path) -> FoundCheckpoint | None:
-    """Read the checkpoint to resume from.
+    """Read the checkpoint to resume from: a file, a folder of checkpoints or of a cell, or a run with one such cell.
 
-    Args:
-        resume: a file, a folder of checkpoints, the folder of a cell, a run directory in which one cell has
-            checkpoints, or "auto".
-        own: folder of the run's own checkpoints, which "auto" searches.
-
-    Returns:
-        None if "auto" finds no checkpoint: the run starts at its first step.
-
-    Raises:
-        CheckpointError: it does not exist, or cannot be read.
+    "auto" searches the folder of the run's own checkpoints; None if it finds none, and the run starts at its first
+    step.
     """
     from ampcompare.training.checkpoint.store.file import read_checkpoint
     from ampcompare.training.checkpoint.store.folder import CheckpointFolder
@@ -75,11 +63,7 @@ def find_checkpoint(resume: str, own: Path) -> FoundCheckpoint | None:
 def validate_resume(
     checkpoint: FoundCheckpoint, config: RunConfig, world_size: int
 ) -> tuple[dict[str, Any], Resumption]:
-    """Return the state that a run resumes from, converted to another arm if asked for, and the entry for its record.
-
-    Raises:
-        CheckpointError: it is of another arm, another recipe or another total batch, or is not the state of a run.
-    """
+    """Return the state that a run resumes from, converted to another arm if asked for, and the entry for its record."""
     path, state, notes = checkpoint
     progress, arm = state["progress"], str(state["arm"])
     if arm != config.arm and not config.saving.resume_into_other_arm:
@@ -118,17 +102,16 @@ def validate_resume(
 def _require_recipe(path: Path, saved: Mapping[str, Any], recipe: Recipe, *, same_size: bool) -> None:
     try:
         # Validation fills in defaults of settings that are newer than the checkpoint.
-        before = dict(_flatten(Recipe.model_validate(saved).model_dump(mode="json")))
+        before = dict(flatten(Recipe.model_validate(saved).model_dump(mode="json")))
     except (ValidationError, PydanticSerializationError, TypeError, ValueError):
-        before = dict(_flatten(saved))
-    now = dict(_flatten(recipe.model_dump(mode="json")))
+        before = dict(flatten(saved))
+    now = dict(flatten(recipe.model_dump(mode="json")))
     different = [key for key in {**before, **now} if repr(before.get(key)) != repr(now.get(key))]
     if not same_size:  # the total is the same, and the share of a process is another
         different = [key for key in different if key not in FOLLOW_TOTAL_BATCH]
     if different:
         named = "; ".join(
-            f"{_short(key)} is {_short(before.get(key))} there and {_short(now.get(key))} here"
-            for key in different[:MAX_NAMED]
+            f"{key} is {_short(before.get(key))} there and {_short(now.get(key))} here" for key in different[:MAX_NAMED]
         )
         more = f"; and {len(different) - MAX_NAMED} more" if len(different) > MAX_NAMED else ""
         raise CheckpointError(
@@ -136,17 +119,8 @@ def _require_recipe(path: Path, saved: Mapping[str, Any], recipe: Recipe, *, sam
         )
 
 
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, dict) and name != "args":  # arguments of a user's model are compared as a whole
-            yield from _flatten(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
-
-
 def _short(value: Any) -> str:
-    text = " ".join(str(value).split())
-    return text if len(text) <= MAX_LENGTH else f"{text[: MAX_LENGTH - 1]}…"
+    return printable(str(value), MAX_LENGTH)
 
 
 def _changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:

@@ -22,13 +22,8 @@ BEST_WEIGHTS_FILE = "best-weights.safetensors"
 class Saver:
     """Writes checkpoints when they are due. Use it as a context manager, which waits for pending writes.
 
-    A save that fails is reported and tried again when the next one is due; the last one of a run must succeed.
-
-    Args:
-        folder: of the checkpoints.
-        note: receives one line about what went wrong.
-        steps: file with a row for each step that a checkpoint counts, flushed before each save; it is synced to disk
-            before the checkpoint.
+    A save that fails is reported and tried again when the next one is due; the last one of a run must succeed. The file
+    with a row for each step that a checkpoint counts is synced to disk before the checkpoint.
     """
 
     def __init__(
@@ -66,14 +61,7 @@ class Saver:
     ) -> None:
         """Save a run at a drain point, unless this position is saved already; every rank calls it.
 
-        Args:
-            state: returns what to save; None on ranks that write nothing.
-            best: this is the best evaluation so far.
-            last: the run ends here.
-
-        Raises:
-            CheckpointError: a part of the run has state that a checkpoint cannot hold.
-            EnvironmentUnfit: the last checkpoint could not be written.
+        `state` returns what to save; None on ranks that write nothing. The last save of a run raises if it fails.
         """
         saved_at = position.step, position.epoch, position.batch
         if saved_at != self._saved_at or best:
@@ -88,11 +76,7 @@ class Saver:
             self.close()
 
     def close(self) -> None:
-        """Wait for the checkpoint that is written in the background, if any.
-
-        Raises:
-            EnvironmentUnfit: it could not be written.
-        """
+        """Wait for the checkpoint that is written in the background, if any, and raise if it could not be written."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
@@ -133,21 +117,13 @@ class Saver:
 
 @dataclass
 class Position:
-    """How far a run is at a drain point.
+    """How far a run is at a drain point."""
 
-    Attributes:
-        step: updates made.
-        epoch: epochs completed, their evaluation included.
-        batch: updates made in the current epoch.
-        train_seconds: time spent on them.
-        skipped: updates that were skipped, over all optimizers.
-    """
-
-    step: int = 0
-    epoch: int = 0
-    batch: int = 0
-    train_seconds: float = 0.0
-    skipped: int = 0
+    step: int = 0  # updates made
+    epoch: int = 0  # completed, their evaluation included
+    batch: int = 0  # updates made in the current epoch
+    train_seconds: float = 0.0  # spent on them
+    skipped: int = 0  # updates, over all optimizers
 
     def state_dict(self) -> dict[str, Any]:
         """Return the fields."""

@@ -56,13 +56,8 @@ class _Writer:
 def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
     """Replace `path` by a checkpoint in one move, once its bytes are on the disk and were read back as they should be.
 
-    Args:
-        state: tensors and plain values, by the keys of `layout`; the schema number is added.
-
-    Raises:
-        CheckpointError: the state holds another object.
-        EnvironmentUnfit: the disk is full, the folder cannot be written, or what it holds is not what was written.
-            A file that was there before is untouched.
+    A file that was there before is untouched if the disk is full, the folder cannot be written, or what it holds is not
+    what was written. The schema number is added to the state.
     """
     require_plain(state)
 
@@ -87,22 +82,14 @@ def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def write_pickle(path: Path, state: Any) -> None:
-    """Write what `torch.save` makes of any state, without a checksum, in one move.
-
-    Raises:
-        EnvironmentUnfit: as for `write_checkpoint`.
-    """
+    """Write what `torch.save` makes of any state, without a checksum, in one move."""
     content = BytesIO()  # torch cannot be stopped inside a write that fails
     torch.save(state, content)
     write_atomically(path, content.getvalue())
 
 
 def write_weights(path: Path, weights: Mapping[str, torch.Tensor], notes: Mapping[str, str]) -> None:
-    """Write weights alone as a safetensors file, in one move.
-
-    Raises:
-        EnvironmentUnfit: as for `write_checkpoint`.
-    """
+    """Write weights alone as a safetensors file, in one move."""
     from safetensors.torch import save
 
     separate: dict[str, torch.Tensor] = {}
@@ -115,14 +102,7 @@ def write_weights(path: Path, weights: Mapping[str, torch.Tensor], notes: Mappin
 
 
 def read_checkpoint(path: Path, *, device: torch.device | str = "cpu") -> dict[str, Any]:
-    """Read a checkpoint that `write_checkpoint` wrote, after its checksum was found right.
-
-    Args:
-        device: where its tensors go.
-
-    Raises:
-        CheckpointError: no such file, another kind of file, a truncated or damaged one, or one of a newer ampcompare.
-    """
+    """Read a checkpoint that `write_checkpoint` wrote, after its checksum was found right."""
     verify_file(path)
     state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
     if state["schema"] > SCHEMA:
@@ -133,11 +113,7 @@ def read_checkpoint(path: Path, *, device: torch.device | str = "cpu") -> dict[s
 
 
 def verify_file(path: Path) -> None:
-    """Check that a file ends with the checksum of its bytes.
-
-    Raises:
-        CheckpointError: it does not, or cannot be read; says which kind of file it is instead.
-    """
+    """Check that a file ends with the checksum of its bytes."""
     try:
         with open_regular(path) as file:
             size, end = _read_frame(path, file)

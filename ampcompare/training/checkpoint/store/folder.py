@@ -24,11 +24,9 @@ ASIDE = ".aside"
 class CheckpointFolder:
     """Keeps the checkpoints of one run: `step-00000120.pt` by number of updates, and `best.pt`.
 
-    Args:
-        keep_last: how many of the newest are kept. An older one is deleted only after a newer one was read back.
-        note: receives a line for what the caller should know that is not an error.
-        on_written: called with the state, and whether it is the best, once it is written; it may write more files here.
-        counted: another file that a checkpoint depends on; flushed to the disk before the checkpoint is written.
+    An older one is deleted only after a newer one was read back. `on_written` is called with the state, and whether it
+    is the best, once it is written; it may write more files here. `counted` is flushed to the disk before each
+    checkpoint.
     """
 
     def __init__(
@@ -54,14 +52,8 @@ class CheckpointFolder:
     def save(self, state: Mapping[str, Any], *, step: int, best: bool = False) -> Path:
         """Write a checkpoint, with one retry if the system refuses, then delete older ones.
 
-        Args:
-            step: updates made; the newest checkpoint is the one with most. Files of later steps, which a run that was
-                resumed further back leaves behind, are renamed.
-            best: this is the best so far, and also becomes `best.pt`.
-
-        Raises:
-            CheckpointError: the state holds what a checkpoint cannot.
-            EnvironmentUnfit: it could not be written; those that were there are as they were.
+        The best so far also becomes `best.pt`. Files of later steps, which a run that was resumed further back leaves
+        behind, are renamed.
         """
         path = self.path_of(step)
         self._prepare()
@@ -88,15 +80,13 @@ class CheckpointFolder:
         """Give the file a second name; where a file system has no links, copy it."""
         temporary = self.folder / f".{BEST}.{os.getpid()}.tmp"
         try:
+            temporary.unlink(missing_ok=True)
             try:
-                temporary.unlink(missing_ok=True)
                 os.link(path, temporary)
             except OSError:
                 shutil.copyfile(path, temporary)
             os.replace(temporary, self.folder / BEST)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
             raise EnvironmentUnfit(
                 f"cannot keep {path} as {BEST}: {error.strerror or error}; free some space or choose another "
                 "--output-dir"
@@ -122,11 +112,8 @@ class CheckpointFolder:
     def newest(self, *, device: torch.device | str = "cpu") -> tuple[Path, dict[str, Any], list[str]] | None:
         """Read the newest checkpoint that is whole; None where there has never been one.
 
-        Returns:
-            Its path, its state, and a line for each newer one that was passed over.
-
-        Raises:
-            CheckpointError: there are checkpoints, and none can be read; or the newest is of a newer ampcompare.
+        Returns its path, its state, and a line for each newer one that was passed over. If none can be read, or the
+        newest is of a newer ampcompare, it raises.
         """
         notes: list[str] = []
         best = self.folder / BEST

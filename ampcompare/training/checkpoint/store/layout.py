@@ -1,7 +1,7 @@
 """The entries of an ampcompare checkpoint and the version of this layout."""
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -62,11 +62,7 @@ def one_or_list(entries: Sequence[Any]) -> Any:
 
 
 def require_plain(state: Any) -> None:
-    """Check that a state holds only tensors, plain values, and dicts, lists and tuples of these.
-
-    Raises:
-        CheckpointError: naming the place of the first other object.
-    """
+    """Check that a state holds only tensors, plain values, and dicts, lists and tuples of these."""
     seen: set[int] = set()
     todo: list[tuple[str, Any]] = [("the state", state)]
     while todo:
@@ -96,34 +92,17 @@ def apex_layout(state: Mapping[str, Any]) -> dict[str, Any]:
 
     Masters, random states, position and all else that such a script does not know are left out; the model's entries are
     fp32, as `state_dict` gives them after `amp.initialize`.
-
-    Raises:
-        CheckpointError: the state is not one of an Apex arm, or no plain torch loads it.
     """
     if "amp" not in state:
         raise CheckpointError(
             f"the layout of an Apex script holds amp.state_dict(), and this checkpoint is of {state.get('arm')}; "
             "convert it with --to apex"
         )
-    dictionaries = ((name, value) for name, value in _state_entries(state["optimizer"]) if isinstance(value, Mapping))
-    wrapped = next((name for name, value in dictionaries if TENSOR_CLASS in value), None)
-    if wrapped is not None:
-        raise CheckpointError(
-            f"the layout of an Apex script holds plain tensors, and {wrapped} of the optimizer is of a class of its "
-            "own; use an optimizer with plain state, or leave out --save-apex-format"
-        )
     legacy = {"model": state["model"], "optimizer": state["optimizer"], "amp": state["amp"]}
     legacy["epoch"] = state.get("progress", {}).get("epoch", 0)
     if isinstance(best := state.get("best"), Mapping) and best.get("value") is not None:
         legacy["best_prec1"] = 100.0 * best["value"]
     return legacy
-
-
-def _state_entries(optimizers: Any) -> Iterator[tuple[str, Any]]:
-    """Yield name and value of each state that optimizers keep of a parameter."""
-    for optimizer in as_list(optimizers):
-        for entry in optimizer["state"].values():
-            yield from entry.items() if isinstance(entry, Mapping) else ()
 
 
 def weights_only(state: Mapping[str, Any]) -> dict[str, Tensor]:

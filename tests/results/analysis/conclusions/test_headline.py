@@ -12,8 +12,7 @@ from ampcompare.results.analysis.inference.verdict import Design
 from ampcompare.results.analysis.results_table import judge, read_table
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import Comparison, Look
-from ampcompare.results.records.run import EngineInfo, RunRecord
-from ampcompare.settings.script import ScriptConfig
+from ampcompare.results.records.run import RunRecord
 from ampcompare.testing import make_record
 
 WIDTH = 100
@@ -62,25 +61,6 @@ def test_a_clear_winner(runs: Any) -> None:
     assert comparison.headline[1:] == []
     assert not any("recommended" in line for line in comparison.reading)
     assert comparison.next_steps[0].command == "ampcompare explain half"
-
-
-def test_the_second_best_is_named_with_its_time(runs: Any) -> None:
-    """Only the best is recommended, and the others that keep the accuracy stand behind it."""
-    comparison = compare(
-        runs("fp32", FP32), runs("half", EQUAL, seconds=0.005), runs("apex:O2", [*FP32[::-1][1:], 506], seconds=0.007)
-    )
-    assert comparison.headline[0].startswith("Use half: ")
-    assert "apex:O2 takes 0.70x (0.70 to 0.70) the step time of fp32." in comparison.headline
-
-
-def test_equal_arms_are_one_sentence(runs: Any) -> None:
-    """Arms of equal fate share a sentence; no arm is recommended, and the details say why."""
-    comparison = compare(
-        runs("fp32", FP32), *(runs(arm, EQUAL) for arm in ("half", "apex:O1", "apex:O2", "native:fp16"))
-    )
-    assert comparison.headline[0] == "All four arms keep fp32's accuracy (Δ +0.02 pp, within ±0.5)."
-    assert "Step time relative to fp32: half 1.00x (1.00 to 1.00)" in first_lines(comparison)
-    assert comparison.reading[0].startswith("No arm is recommended for time: none was shown to be both")
 
 
 def test_divergence_has_its_proven_cause(runs: Any) -> None:
@@ -138,53 +118,6 @@ def with_adam(records: Sequence[RunRecord], **values: Any) -> list[RunRecord]:
     return found
 
 
-@pytest.mark.parametrize(("seeds", "noun"), [(1, "One seed"), (2, "Two seeds")])
-def test_few_seeds(runs: Any, seeds: int, noun: str) -> None:
-    """One seed has no verdict, and the next step is the command with more."""
-    command = "ampcompare compare --arm fp32 --arm half -o r"
-    comparison = compare(runs("fp32", FP32[:seeds]), runs("half", WORSE[:seeds]), command=command)
-    assert comparison.headline[0] == f"{noun}: differences between arms cannot be distinguished from run-to-run noise."
-    assert comparison.next_steps[0].command == f"{command} --seeds 0-4"
-
-
-def test_invalid_times(runs: Any) -> None:
-    """An invalid measurement is no slow arm: its ratio is nowhere in the headline."""
-    records = [runs("fp32", FP32), changed(runs("half", EQUAL, seconds=0.005), warmup_steps=80)]
-    comparison = compare(*records)
-    assert "Speed is not known: the measurement was invalid (20 timed steps, 30 needed)." in first_lines(comparison)
-    assert "0.50x" not in " ".join(comparison.headline)
-    assert "half keeps fp32's accuracy (Δ +0.02 pp, within ±0.5)." in comparison.headline
-    assert "--timing-rounds 3" in comparison.next_steps[0].command
-
-
-def test_emulated_times(runs: Any) -> None:
-    """The step times of emulated fp16 say nothing, and the next step is a GPU."""
-    comparison = compare(
-        runs("fp32", FP32, device="cpu"),
-        runs("half", EQUAL, device="cpu", half="fp16 emulated", seconds=0.005),
-        runs("native:bf16", EQUAL, device="cpu", seconds=0.02),
-    )
-    assert "native:bf16 takes 2.00x (2.00 to 2.00) the step time of fp32 on this CPU." in comparison.headline
-    assert "Speed of half is not known: fp16 is emulated on this CPU, measure on a GPU." in first_lines(comparison)
-    assert any("--device cuda" in step.command for step in comparison.next_steps)
-
-
-def test_what_emulates_a_script_is_its_device(runs: Any) -> None:
-    """With `--device cpu` bf16 is emulated even where the CPU has instructions for it."""
-    records = [runs("fp32", FP32, device="cpu"), runs("half", EQUAL, device="cpu", half="bf16 emulated")]
-    scripts = [
-        [
-            run.model_copy(
-                update={"config": run.config.model_copy(update={"script": ScriptConfig(name="t.py"), "device": "cpu"})}
-            )
-            for run in arm
-        ]
-        for arm in records
-    ]
-    assert any("bf16 is emulated by --device cpu, measure on a GPU" in line for line in compare(*scripts).headline)
-    assert any("bf16 is emulated on this CPU, measure on a GPU" in line for line in compare(*records).headline)
-
-
 def test_untrained(runs: Any) -> None:
     """Where the reference learned nothing there is no verdict and no recommendation, however equal the arms are."""
     comparison = compare(
@@ -196,18 +129,6 @@ def test_untrained(runs: Any) -> None:
 
 
 COMMAND = "ampcompare compare --arm fp32 --arm half --seeds 0-4"
-
-
-def test_a_failed_arm(runs: Any) -> None:
-    """The error is there in one line, and the next step is the doctor."""
-    error = "RuntimeError: the kernel of this operation does not exist for Half\non this device"
-    comparison = compare(runs("fp32", FP32), runs("half", EQUAL), runs("apex:O1", FP32, status="failed", error=error))
-    assert (
-        "apex:O1 failed in 5 of 5 seeds: RuntimeError: the kernel of this operation does not exist for Half on this "
-        "device." in first_lines(comparison)
-    )
-    assert comparison.next_steps[0].command == "ampcompare doctor --for apex:O1"
-    assert "half keeps fp32's accuracy (Δ +0.02 pp, within ±0.5)." in comparison.headline
 
 
 END = "(a/train.py:3); let it name another file"
@@ -226,23 +147,6 @@ def test_an_error_ends_with_its_place_and_remedy(runs: Any, error: str, shown: s
     """However long it is: what is left out is in the middle."""
     comparison = compare(runs("fp32", FP32), runs("half", EQUAL, status="failed", error=error))
     assert f"half failed in 5 of 5 seeds: {shown}" in comparison.headline
-
-
-def with_engine(records: Sequence[RunRecord], name: Any, version: str) -> list[RunRecord]:
-    engine = EngineInfo(name=name, version=version, reason="")
-    return [record.model_copy(update={"engine": engine}) for record in records]
-
-
-def test_mixed_engines(runs: Any) -> None:
-    compat, nvidia = (
-        with_engine(runs("apex:O2", EQUAL), "compat", "25.05"),
-        with_engine(runs("apex:O1", EQUAL), "nvidia", "0.1"),
-    )
-    rows = compare(runs("fp32", FP32), compat, nvidia)
-    assert (
-        "Two engines of apex.amp ran: apex:O2 on compat 25.05; apex:O1 on nvidia 0.1. Results of compat are not "
-        "results of NVIDIA's Apex." in first_lines(rows)
-    )
 
 
 def test_missing_cells(runs: Any) -> None:
@@ -300,14 +204,6 @@ def identical_runs(runs: Any, *arms: str) -> list[list[RunRecord]]:
 SIX = ("apex:O1", "apex:O2", "apex:O3", "half", "native:fp16", "native:bf16")
 
 
-def test_arms_that_keep_the_accuracy_stand_before_the_identical_one(runs: Any) -> None:
-    comparison = compare(*identical_runs(runs, "fp32", "apex:O0"), *(runs(arm, EQUAL) for arm in SIX))
-    assert comparison.headline[0] == (
-        "All seven arms keep fp32's accuracy (Δ +0.00 to +0.02 pp, within ±0.5); apex:O0 is identical to the last bit."
-    )
-    assert sum("apex:O0 is identical" in line for line in comparison.headline) == 1
-
-
 def test_an_identical_arm_is_no_exception_to_those_that_keep_the_accuracy(runs: Any) -> None:
     others = [runs(arm, WORSE if arm == "half" else EQUAL) for arm in SIX]
     comparison = compare(*identical_runs(runs, "fp32", "apex:O0"), *others)
@@ -322,13 +218,6 @@ def test_open_arms_behind_an_identical_one_are_the_others(runs: Any) -> None:
         "apex:O0 is identical to fp32, every loss and all weights to the last bit.",
         "Inconclusive for the other six arms: their intervals reach beyond the margin of ±0.5 pp.",
     ]
-
-
-def test_arms_behind_the_recommended_one_are_the_others(runs: Any) -> None:
-    """The recommended arm keeps the accuracy too, so the sentence on the rest does not except it."""
-    comparison = compare(runs("fp32", FP32), runs("apex:O0", EQUAL, seconds=0.005), *(runs(arm, EQUAL) for arm in SIX))
-    assert comparison.headline[0].startswith("Use apex:O0: ")
-    assert comparison.headline[1] == "The other six arms keep fp32's accuracy (Δ +0.02 pp, within ±0.5)."
 
 
 def test_each_group_of_unknown_speeds_has_one_reason(runs: Any) -> None:
@@ -346,16 +235,6 @@ def test_each_group_of_unknown_speeds_has_one_reason(runs: Any) -> None:
         "Speed of half is not known: fp16 is emulated on this CPU, measure on a GPU; "
         "of apex:O1 and apex:O2: the measurement was invalid (such as 20 timed steps, 30 needed)."
     )
-
-
-def test_a_worse_arm(runs: Any) -> None:
-    comparison = compare(runs("fp32", FP32), runs("half", WORSE, seconds=0.005))
-    row = comparison.arms[1]
-    assert row.quality.low is not None
-    assert row.quality.high is not None
-    interval = f"{100 * row.quality.low:+.2f} to {100 * row.quality.high:+.2f}"
-    assert comparison.headline[0] == f"half (Δ -8.90 pp, {interval}) is less accurate than fp32."
-    assert not any(step.command.startswith("ampcompare explain") for step in comparison.next_steps)
 
 
 def test_an_open_result_names_the_seeds_that_settle_it(runs: Any) -> None:
@@ -382,18 +261,6 @@ def test_nothing_completed(runs: Any) -> None:
         "Nothing to compare: no run was completed.",
         "fp32 and half diverged in 1 of 1 seed at step 7.",
     ]
-
-
-@pytest.mark.parametrize(
-    ("sd", "sentence"),
-    [
-        ("0.1", "apex:O1 keeps fp32's accuracy (Δ -0.13 pp, within ±0.5)."),
-        ("", "One run: differences between arms cannot be distinguished from run-to-run noise."),
-    ],
-)
-def test_a_judged_table(sd: str, sentence: str) -> None:
-    table = read_table("arm,top1\nfp32,77.14\napex:O1,77.01\n")
-    assert judge(table, sd=float(sd) if sd else None).headline == [sentence]
 
 
 def test_a_judged_metric_where_less_is_better() -> None:

@@ -129,23 +129,6 @@ def test_no_look_is_left(compared: Any) -> None:
     assert step.why.startswith("no look is left at these runs")
 
 
-def test_an_untested_matrix_advises_no_seeds(compared: Any) -> None:
-    """While nothing was tested, nothing is known of how many seeds are needed."""
-    assert compared(OPEN, design=Design(0.0, 0.0)).next_steps == []
-
-
-def test_without_a_command_to_edit(compared: Any) -> None:
-    """From Python, or by another command, only what needs no command is advised."""
-    comparison = compared(FP32, command="", status="failed", error="e")
-    assert [step.command for step in comparison.next_steps] == ["ampcompare doctor --for half"]
-    assert "cells/" in comparison.next_steps[0].why
-
-
-def test_automatic_seeds_are_not_replaced(compared: Any) -> None:
-    comparison = compared(OPEN, command="ampcompare compare --seeds auto")
-    assert not any("--seeds 0" in step.command for step in comparison.next_steps)
-
-
 @pytest.mark.parametrize(("lr", "lower"), [(0.05, "0.005"), (1e30, "0.1")])
 def test_a_diverged_reference_comes_first(lr: float, lower: str) -> None:
     """Its learning rate is the cause; the next one is lower and usual, in a run directory of its own."""
@@ -159,13 +142,3 @@ def test_a_diverged_reference_comes_first(lr: float, lower: str) -> None:
     assert first.command == f"{TYPED}-lr-{lower} --lr {lower}"
     assert second.command == "ampcompare doctor --for half"
     assert works(first)
-
-
-@pytest.mark.parametrize(("arm", "other"), [("half", "fp32"), ("fp32", "native:fp16")])
-def test_one_arm_gets_another(arm: str, other: str) -> None:
-    """A single arm is compared with fp32, and fp32 with the arm of torch."""
-    typed = f"ampcompare compare --arm {arm} -o r"
-    records = [make_record(arm, 0, device="cuda:0")]
-    (step,) = summarize(records, arms=[arm], reference=arm, command=typed).next_steps
-    assert step.command == f"{typed} --arm {other}"
-    assert works(step)

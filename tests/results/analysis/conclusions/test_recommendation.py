@@ -47,16 +47,6 @@ def test_speed_without_accuracy_recommends_nothing(accuracy: str) -> None:
     ]
 
 
-@pytest.mark.parametrize("time", ["equivalent (±2 %)", "invalid measurement (load 3 on 2 cores)", "worse"])
-def test_a_time_that_is_not_known_recommends_nothing(time: str) -> None:
-    """A low ratio that the verdict does not bear out is no reason."""
-    row = _row("a", EQUAL, time, time_ratio=0.5)
-    assert recommended_arms([row], "time", TOP1) == []
-    assert list(why_none_recommended([row], "fp32", "time", TOP1)) == [
-        "No arm is recommended for time: none was shown to be both non-inferior in accuracy to fp32 and faster."
-    ]
-
-
 def test_memory_by_its_exact_difference() -> None:
     """For memory an arm must keep the accuracy and save at least a twentieth of the peak."""
     small = _row("a", EQUAL, peak_bytes=600, memory_difference=-400)

@@ -54,11 +54,3 @@ def test_another_folder(written: str) -> None:
     other = typed.elsewhere("gpu", same_recipe=True).with_option("--lr", "0.2")
     assert parsed(other)["output_dir"] == "r-gpu"
     assert str(other) == "ampcompare compare -o r-gpu --lr 0.2"
-
-
-def test_the_default_folder_gets_a_tag() -> None:
-    """A comparison of the same recipe needs a tag; one of another recipe has another default folder."""
-    typed = TypedCommand.parse("ampcompare compare")
-    assert typed is not None
-    assert parsed(typed.elsewhere("gpu", same_recipe=True))["tag"] == "gpu"
-    assert str(typed.elsewhere("gpu")) == "ampcompare compare"

@@ -72,15 +72,6 @@ def test_pairs_of_other_steps_or_without_a_ratio_are_not_compared() -> None:
         assert row.loss.effect is None
 
 
-def test_runs_without_the_loss_have_neither_verdict_nor_column() -> None:
-    """Records of earlier versions say nothing of their tail, and no table has a column for it."""
-    records = [make_record(arm, seed) for arm in ("fp32", "half") for seed in range(3)]
-    comparison = make_comparison(records, arms=["fp32", "half"])
-    assert str(comparison.arms[1].loss) == ""
-    assert "tail loss" not in " ".join([*columns(comparison), *verdict_columns(comparison)])
-    assert not any("tail loss" in head for head in make_overview(comparison).heads)
-
-
 def test_equal_losses_are_identical_and_lost_seeds_make_it_conditional() -> None:
     """What no test has to decide is said without one; a seed that diverged is named."""
     same = _compared(REFERENCE, losses="fp32")

@@ -8,7 +8,7 @@ import pytest
 from scipy.special import stdtrit
 from scipy.stats import binom
 
-from ampcompare.results.analysis.effects.samples import mcnemar, mean_squares, new_samples_error, two_digits
+from ampcompare.results.analysis.effects.samples import mean_squares, new_samples_error, two_digits
 from ampcompare.results.records.comparison import ArmSummary, Comparison
 from ampcompare.results.records.evaluation import pack_right
 from ampcompare.results.records.run import RunRecord
@@ -132,40 +132,12 @@ def test_one_seed_is_two_models(run: Any) -> None:
     assert str(row.quality).startswith("inconclusive")
 
 
-def test_mcnemar_of_models_that_agree_is_one() -> None:
-    """Without an image on which the models disagree there is nothing to test."""
-    assert mcnemar(0, 0) == 1.0
-
-
-def test_old_records_have_no_images() -> None:
-    """Records without per-image results give the verdict as before, no table and no sentence."""
-    records = [make_record(arm, seed, top1=0.9) for arm in ("fp32", "half") for seed in range(3)]
-    comparison = make_comparison(records, arms=["fp32", "half"], margin=0.5)
-    assert row_of(comparison).samples is None
-    assert str(row_of(comparison).quality) == "equivalent (±0.5)"
-    assert "image by image" not in " ".join(comparison.reading)
-    assert "new images" not in Markdown().render(comparison)
-
-
 def test_missing_results_of_one_run_are_said(run: Any) -> None:
     """An old record among new ones leaves the comparison without an interval for new images, and is named."""
     records = [run(arm, seed, np.ones(IMAGES, dtype=bool)) for arm in ("fp32", "half") for seed in range(3)]
     records[4] = make_record("half", 1, top1=1.0)
     comparison = make_comparison(records, arms=["fp32", "half"], margin=0.5)
     assert "Not compared image by image: half (1 of 6 runs keep no per-image results)." in comparison.reading
-
-
-def test_damaged_bits_are_named_and_not_used(run: Any) -> None:
-    """A damaged record keeps its verdict and its other numbers; only its images are left out, with the reason."""
-    records = [run(arm, seed, np.ones(IMAGES, dtype=bool)) for arm in ("fp32", "half") for seed in range(3)]
-    records[4] = run("half", 1, np.ones(IMAGES, dtype=bool), bits="?")
-    comparison = make_comparison(records, arms=["fp32", "half"], margin=0.5)
-    row = row_of(comparison)
-    assert str(row.quality) == "equivalent (±0.5)"
-    assert row.samples is not None
-    assert (row.samples.low, row.samples.models) == (None, [])
-    named = "Not compared image by image: half (the per-image results of half, seed 1 are damaged: they are not base64"
-    assert sum(line.startswith(named) for line in comparison.reading) == 1
 
 
 def test_other_images_are_not_compared(run: Any) -> None:

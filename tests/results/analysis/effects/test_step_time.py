@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
-from ampcompare.results.analysis.effects.step_time import ratio_of, rounds_sentence, time_evidence
+from ampcompare.results.analysis.effects.step_time import ratio_of, time_evidence
 from ampcompare.results.analysis.inference.verdict import Evidence
 from ampcompare.results.analysis.pairing.pairs import Pair, Pairing
-from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import ArmSummary, Comparison
 from ampcompare.results.records.run import RunRecord, SystemReadings, TimingRound
 from ampcompare.results.report.base import FORMATS
-from ampcompare.results.report.columns import columns, table_of, verdict_columns
+from ampcompare.results.report.columns import columns, table_of
 from ampcompare.results.report.terminal import Terminal
 from ampcompare.testing import make_comparison, make_record
 
@@ -47,16 +46,6 @@ def _ratio(times: Evidence) -> float:
     return ratio_of(-times.mean)
 
 
-def test_rounds_replace_the_times_of_runs() -> None:
-    """Where both cells have rounds, their ratio counts over the rounds; those of a seed are one pair."""
-    fp32 = _timed(make_record(seconds=0.01), [0.010, 0.020, 0.040])
-    half = _timed(make_record("half", seconds=0.03), [0.005, 0.010, 0.080])
-    times = _evidence((half, fp32))
-    assert _ratio(times) == pytest.approx(2 ** (-1 / 3))
-    assert times.effect is not None
-    assert times.effect.pairs == 1
-
-
 def test_rounds_are_paired_by_their_number() -> None:
     """A round that one cell lacks is no pair, and with no round in common the runs themselves are compared."""
     fp32 = _timed(make_record(seconds=0.01), [0.010, 0.020], [1, 2])
@@ -80,38 +69,6 @@ def test_an_invalid_round_is_left_out() -> None:
     assert (
         str(_evidence((broken, _timed(make_record(), [0.01]))).untested) == "invalid measurement (load 9.0 on 2 cores)"
     )
-
-
-def test_the_report_says_what_was_compared() -> None:
-    """The reading says that times are from rounds, and of how many; without any it says nothing."""
-    records = [_timed(make_record(), [0.01] * 2), _timed(make_record("half"), [0.01] * 3)]
-    assert rounds_sentence([make_record()]) == ""
-    assert rounds_sentence(records) == (
-        "Step times are compared over timing rounds (2 to 3 of each cell), in which arms take turns, not over runs; "
-        "the rounds of a seed count as one pair."
-    )
-    assert rounds_sentence(records) in make_comparison(records, arms=["fp32", "half"]).reading
-
-
-def test_an_invalid_time_is_not_shown_as_a_result() -> None:
-    """No table and no line prints the ratio or the throughput of an invalid measurement; the record keeps them."""
-    records = [make_record(seed=seed, samples_per_second=6400.0) for seed in range(3)]
-    records += [
-        _with_load(make_record("half", seed, seconds=0.05, samples_per_second=1280.0), 9.0) for seed in range(3)
-    ]
-    comparison = make_comparison(records, arms=["fp32", "half"])
-    fp32, half = comparison.arms
-    assert str(half.time) == "invalid measurement (load 9.0 on 2 cores)"
-    shown = columns(comparison)
-    for row, cells in ((half, ["-", "-"]), (fp32, ["6,400", "1.00"])):
-        assert [shown[name].cell(row, comparison).text for name in ("samples/s", "rel. time")] == cells
-    assert verdict_columns(comparison)["rel. time"].cell(half, comparison).text == "-"
-    assert "its step time" not in str(comparison)
-    assert (half.invalid_time, half.time.effect) == ("load 9.0 on 2 cores", pytest.approx(5))
-    valid = summarize([*records[:3], *(make_record("half", seed, seconds=0.05) for seed in range(3))],
-                      arms=["fp32", "half"], reference="fp32")  # fmt: skip
-    assert columns(comparison)["rel. time"].cell(valid.arms[1], comparison).text == "5.00"
-    assert "5.00x its step time" in str(valid)
 
 
 @pytest.fixture

@@ -26,14 +26,6 @@ def test_mean_squares_are_those_of_the_analysis_of_variance() -> None:
     assert found.residual == pytest.approx(rest / ((seeds - 1) * (images - 1)))
 
 
-def test_many_comparisons_at_once_are_each_alone() -> None:
-    several = np.stack([draws(4, 200, rate) for rate in (0.1, 0.3, 0.6)])
-    together = new_samples_error(mean_squares(several))
-    for number, each in enumerate(several):
-        alone = new_samples_error(mean_squares(each))
-        assert [part[number] for part in together] == pytest.approx(list(alone))
-
-
 def test_without_an_effect_of_images_the_error_is_that_over_seeds() -> None:
     """Where images vary no more than the residual, the error and its freedom are those of the paired t test."""
     d = draws()

@@ -6,7 +6,6 @@ import pytest
 from ampcompare.results.analysis.inference.effect import Effect
 from ampcompare.results.analysis.pairing.scores import (
     are_multiples,
-    digit_step,
     grid_step,
     in_steps,
     rounding_spread,
@@ -39,11 +38,6 @@ def test_values_that_scatter_have_no_coarse_step() -> None:
         for _ in range(50):
             values = np.round(generator.normal(0.94, 0.01, 6), digits).tolist()
             assert grid_step(values, printed) < 0.002
-
-
-def test_the_digits_of_a_number() -> None:
-    """As Python prints it; a whole number has a step of one."""
-    assert [digit_step(value) for value in (76.25, 76.0, 50.0, 1.5e-5, -0.1)] == pytest.approx([0.01, 1, 1, 1e-6, 0.1])
 
 
 def test_rounding_of_a_difference_and_multiples() -> None:

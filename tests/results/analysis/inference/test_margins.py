@@ -71,12 +71,6 @@ def test_what_a_rule_gives(margin: float | str, accuracies: list[float], points:
     assert (found.points, found.reason) == (points, reason)
 
 
-def test_a_known_standard_deviation_is_taken_as_it_is() -> None:
-    """One that was published for the network has no lower limit."""
-    found = resolve_margin(parse_margin("2sd"), [76.0], resolution=0.01, reference="fp32", sd=0.16)
-    assert (found.points, found.reason) == (0.32, "2 sd over seeds of 0.16, known")
-
-
 def _level(margin: float, errors: float, sd: float, correlation: float, count: int, rule: str = "auto") -> float:
     """Return in how many of 1000 comparisons an arm that is worse by exactly the margin is called non-inferior."""
     chance = np.random.default_rng(count)

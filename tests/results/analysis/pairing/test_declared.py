@@ -83,13 +83,6 @@ def test_nothing_is_compared_with_a_reference_that_ran_as_another() -> None:
     assert "the reference, is not as declared" in str(comparison.arms[1].quality)
 
 
-def test_records_without_a_ledger_are_judged_as_before() -> None:
-    comparison = compared({"fp32": None, "native:bf16,state=bf16": None})
-    assert "not as declared" not in str(comparison.arms[1].quality)
-    assert ledger_blocks(comparison) == []
-    assert "Declared" not in Markdown().render(comparison)
-
-
 @pytest.mark.parametrize(
     ("arm", "seen", "differing"),
     [

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ampcompare.results.analysis.gates import check_gates, parse_gate
 from ampcompare.results.analysis.pairing.learning import why_idle
 from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.records.run import RunRecord, Trace
@@ -107,18 +106,3 @@ def test_a_loss_that_is_lower_at_the_end_fell() -> None:
     early, late = [6.0, 10.0] * 5, [4.5, 7.5] * 5
     assert why_idle(_with_losses(make_record(), [*early, *late])) == ""
     assert why_idle(_with_losses(make_record(), early * 2)).startswith("the loss did not fall")
-
-
-def test_the_correlation_over_seeds_is_said() -> None:
-    """It stands under the table for every arm that has one."""
-    records = [make_record("fp32", seed, top1=share) for seed, share in enumerate([0.5, 0.52, 0.49])]
-    records += [make_record("half", seed, top1=share) for seed, share in enumerate([0.5, 0.52, 0.49])]
-    reading = make_comparison(records, arms=["fp32", "half"]).reading
-    assert "Correlation of top-1 with fp32 over seeds: half 1.00." in reading
-
-
-def test_a_gate_on_accuracy_fails_where_nothing_was_learned() -> None:
-    """Equal accuracies at chance do not pass a limit on accuracy."""
-    comparison = _compare({"fp32": CHANCE, "half": CHANCE})
-    (check,) = check_gates([parse_gate("accuracy<-0.5")], comparison)
-    assert check.failure == "accuracy is unknown: learned nothing (top-1 5.3 %, chance 10.3 %)"

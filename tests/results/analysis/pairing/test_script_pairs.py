@@ -1,6 +1,5 @@
 """Runs of a script are pairs only if they began alike."""
 
-import math
 from typing import Any
 
 import pytest
@@ -64,17 +63,6 @@ def test_cells_of_other_code_are_not_called_paired() -> None:
     assert not are_pairs(runs, "fp32")
 
 
-def test_a_script_that_failed_has_no_learning_rate_of_our_loop() -> None:
-    config = RunConfig(arm="half", script=ScriptConfig(name="train.py"))
-    failed = RunRecord(cell=config.digest(), arm="half", status="failed", config=config, error="e")
-    assert math.isnan(make_comparison([record("fp32"), failed], arms=["fp32", "half"]).arms[1].lr)
-
-
-def test_departures_are_named() -> None:
-    alike = [record("fp32"), record("half", notes=["one scale"]), record("native:fp16", notes=["one scale"])]
-    assert list(script_sentences(alike, "fp32"))[1:] == ["half, native:fp16: one scale."]
-
-
 def _scored(arm: str, seed: int, value: float, difference: str) -> RunRecord:
     metric = ScriptMetric(name="reward", difference=difference)  # type: ignore[arg-type]
     script = ScriptConfig(name="train.py", metrics=(metric,))
@@ -102,30 +90,6 @@ def test_a_value_below_zero_has_differences_and_no_ratio(difference: str, word: 
     assert str(row.quality).startswith(word)
     assert "learned nothing" not in str(row.quality)
     assert ("--metric reward:points" in str(row.quality)) == (difference == "ratio")
-
-
-def test_an_arm_that_did_not_act_is_not_that_arm() -> None:
-    """It has no verdict, the headline names it, and so does a reference; all steps are the arm's in old records."""
-
-    def row(acting: str, without: int | None) -> Any:
-        records = [
-            run.model_copy(
-                update={
-                    "script": ScriptFacts(
-                        weights=[f"w{seed}"], without_arm=without if run.arm == acting else None, optimizer_steps=40
-                    )
-                }
-            )
-            for seed in range(3)
-            for run in (_scored("fp32", seed, 3.0 + seed, "points"), _scored("half", seed, 3.0 + seed, "points"))
-        ]
-        return make_comparison(records, arms=["fp32", "half"])
-
-    for arm in ("fp32", "half"):
-        comparison = row(arm, 30)
-        assert str(comparison.arms[1].quality).startswith(f"not comparable ({arm} acted on 10 of 40 steps")
-        assert any(f"Not compared with fp32: half ({arm} acted on 10 of 40 steps" in one for one in comparison.headline)
-    assert not str(row("half", 0).arms[1].quality).startswith("not comparable")
 
 
 def test_runs_that_evaluated_unlike_often_are_no_pair() -> None:
