@@ -248,10 +248,6 @@ def emit_cells(options: CompareOptions, file: Path) -> int:
     """Write the command of each cell that has no record, one a line, for any scheduler; return their number.
 
     The same comparison reads what they leave.
-
-    Raises:
-        ConfigError: an option that cannot be used, cells that are not known before others have run, or secrets.
-        EnvironmentUnfit: this machine lacks something that was requested, or the file cannot be written.
     """
     planned = plan_comparison(options)
     if requested_seeds(options, planned.sources) == "auto":
@@ -278,11 +274,7 @@ def emit_cells(options: CompareOptions, file: Path) -> int:
 
 
 def try_rows(planned: PlannedComparison) -> Preflight | None:
-    """Train a few steps of each row of a comparison that has no record, and write nothing; None where it is left out.
-
-    Raises:
-        EnvironmentUnfit, LaunchError: no process can be started.
-    """
+    """Train a few steps of each row of a comparison that has no record, writing nothing; None where it is left out."""
     options, plan = planned.options, planned.plan
     if not options.preflight:
         return None

@@ -104,11 +104,6 @@ def diagnose_script(
         options: their configuration names a script.
         say: called with a line before each run.
         environment: variables that the script gets in addition.
-
-    Raises:
-        ConfigError: options that cannot be used, or a script that cannot run under the arm.
-        EnvironmentUnfit: this machine lacks something.
-        LaunchError: the script failed, or made no step through apex.amp or torch.amp.
     """
     options.check()
     arm = options.config.parsed_arm
@@ -211,10 +206,6 @@ def run_examined(
         answer: file that it leaves.
         what: it leaves one for.
         environment: added to that of this process.
-
-    Raises:
-        ConfigError, EnvironmentUnfit: the script cannot run under the arm, or here.
-        LaunchError: it did not end in time, failed, or left no answer.
     """
     request.write(folder / "request.json")
     start = [sys.executable]
@@ -269,9 +260,6 @@ def _exit_code(process: subprocess.Popen[bytes], ended: Path) -> int:
     """Return the exit code of the watched process of a run, at its end.
 
     Other ranks get some seconds after the watched one has ended: they may still be running, waiting for it.
-
-    Raises:
-        LaunchError: it did not end in time.
     """
     deadline = time.monotonic() + TIME_LIMIT
     while time.monotonic() < deadline:

@@ -97,11 +97,6 @@ def search_batches(search: BatchSearch, gpus: str | None) -> list[BatchLimit]:
 
     Args:
         gpus: numbers of the GPUs to choose from, such as 0,2-3; None: all that are free.
-
-    Raises:
-        ConfigError: GPUs that do not exist, or are not for these configurations; else as `find_batches`.
-        EnvironmentUnfit: a configuration has more processes than there are GPUs.
-        LaunchError: as `find_batches`.
     """
     places = find_places(search.configs, None, gpus)
     for text in places.notes:
@@ -184,11 +179,7 @@ def _no_limit() -> ConfigError:
 
 
 def _judge(record: RunRecord, batch: int, limit: int | None) -> Try:
-    """Return whether a run fits.
-
-    Raises:
-        LaunchError: it failed for another reason.
-    """
+    """Return whether a run fits."""
     summary, error = record.summary, record.error or ""
     if record.status == "failed":
         if _is_about_memory(error):

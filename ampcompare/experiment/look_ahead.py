@@ -41,11 +41,7 @@ class AheadOptions:
     twin: bool = True
 
     def check(self) -> None:
-        """Refuse what cannot be looked at.
-
-        Raises:
-            ConfigError: no arms, a prefix that is too short or longer than the training.
-        """
+        """Refuse what cannot be looked at."""
         if not self.arms:
             raise ConfigError("there is no arm to look at; give some, as in --arm half:bf16,O2")
         if self.prefix < MIN_STEPS:

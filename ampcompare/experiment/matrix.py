@@ -49,11 +49,7 @@ class Row:
 
 
 def cross(arms: Sequence[str], vary: Vary) -> list[Row]:
-    """Return every arm, which may be lists such as `fp32,bf16`, with every combination of the values of settings.
-
-    Raises:
-        ConfigError: an arm that cannot be used.
-    """
+    """Return every arm, which may be lists such as `fp32,bf16`, with every combination of the values of settings."""
     texts = [str(arm) for arm in parse_arms(arms)]
     paths = [path for path, _ in vary]
     combinations = list(itertools.product(*(values for _, values in vary)))
@@ -100,9 +96,6 @@ def expand_matrix(
         reference: an arm, or the label of a row; an arm that no row has is added in front.
         vary: instead of what the file varies of the same settings, else crossed with it; rows give way too.
         by_hand: paths of settings that were given one value, which are then not varied by the file.
-
-    Raises:
-        ConfigError: an arm or setting that cannot be used.
     """
 
     def is_kept(path: str) -> bool:
@@ -135,9 +128,6 @@ def find_reference(rows: Sequence[Row], reference: str | None) -> Row | None:
     Args:
         reference: the label of a row, or an arm, whose first row is meant; None for script, else fp32, else the first
             row.
-
-    Raises:
-        ConfigError: it is neither a label nor an arm.
     """
     if reference is None:
         usual = [row for arm in ("script", "fp32") for row in rows if row.arm == arm]

@@ -116,11 +116,7 @@ class Plan:
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
-    """Read seeds such as `0-4`, `7` or `0,2,5-6`.
-
-    Raises:
-        ConfigError: not seeds, or one given twice.
-    """
+    """Read seeds such as `0-4`, `7` or `0,2,5-6`."""
     seeds: list[int] = []
     for word in text.split(","):
         first, dash, last = word.strip().partition("-")
@@ -145,9 +141,6 @@ def make_plan(base: RunConfig, arms: Sequence[str], seeds: Sequence[int], vary: 
         arms: texts of arms; fp32, or else the first, is the reference.
         vary: paths of settings, each with a list of values, which are crossed as well; the first values make the
             reference.
-
-    Raises:
-        ConfigError: an arm or setting that cannot be used, or a duplicate row.
     """
     return plan_rows(base, cross(arms, vary), seeds)
 
@@ -177,11 +170,7 @@ def plan_rows(base: RunConfig, rows: Sequence[Row], seeds: Sequence[int], refere
 
 
 def parse_vary(text: str) -> tuple[str, list[Any]]:
-    """Read a varied setting such as `workers=0,2` or `recipe.batch_size=32,64`.
-
-    Raises:
-        ConfigError: no such setting, or one that is not varied this way.
-    """
+    """Read a varied setting such as `workers=0,2` or `recipe.batch_size=32,64`."""
     name, equals, values = text.partition("=")
     if not equals or not values:
         raise ConfigError(f"--sweep {text!r} is not SETTING=VALUE,VALUE")

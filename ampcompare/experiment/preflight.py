@@ -106,11 +106,7 @@ def check_arms(
 
 
 def require_trainable(found: Preflight) -> None:
-    """Check that an arm made a step, if any was tried, and that what metrics have matched can be used.
-
-    Raises:
-        ConfigError, EnvironmentUnfit, LaunchError: that is not so.
-    """
+    """Check that an arm made a step, if any was tried, and that what metrics have matched can be used."""
     for fault in found.faults.values():
         raise ConfigError(f"{fault} {SKIPPED}")
     if found.arms and all(trial.error for trial in found.arms.values()):

@@ -116,11 +116,6 @@ def profile_script(config: RunConfig, folder: Path, *, steps: int, profiled: int
 
     Returns:
         The profile of rank 0, with the times of all ranks, and its trace.
-
-    Raises:
-        ConfigError: the script cannot run under the arm.
-        EnvironmentUnfit: this machine lacks something.
-        LaunchError: the script failed, or made too few steps.
     """
     script = config.script
     assert script is not None

@@ -116,11 +116,7 @@ def _from_folder(run: RunDirectory, reference: str | None) -> Comparison:
 def _count_look(
     journal: Journal, records: Sequence[RunRecord], summarize: Callable[[Design | None], Comparison]
 ) -> Comparison:
-    """Return the comparison against the reference of a journal, at the error rate that earlier looks left.
-
-    Raises:
-        ConfigError: another command is using the run directory.
-    """
+    """Return the comparison against the reference of a journal, at the error rate that earlier looks left."""
     run = journal.run
     try:
         with run.lock().acquire(timeout=0):
@@ -155,11 +151,7 @@ def _from_report(path: Path, comparison: Comparison, reference: str | None) -> C
 
 
 def _read_plan(run: RunDirectory) -> StoredPlan | None:
-    """Read the plan of a run directory.
-
-    Raises:
-        RecordError: its file is not a plan.
-    """
+    """Read the plan of a run directory."""
     try:
         return run.plan()
     except (FileFault, ConfigError) as error:
@@ -170,11 +162,7 @@ def _read_plan(run: RunDirectory) -> StoredPlan | None:
 
 
 def _chosen_reference(text: str, arms: Sequence[str]) -> str:
-    """Return the row that a text names: by its label, or by its arm in any spelling.
-
-    Raises:
-        ConfigError: no row has this name.
-    """
+    """Return the row that a text names: by its label, or by its arm in any spelling."""
     if text in arms:
         return text
     with contextlib.suppress(ConfigError):

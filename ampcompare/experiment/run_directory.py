@@ -157,11 +157,7 @@ class RunDirectory:
         return sorted(self.path.glob(f"{RunFile.CELLS}/*/{CellFile.RECORD}"))
 
     def check_name(self) -> None:
-        """Check that a run directory of this name, with its files, can exist.
-
-        Raises:
-            ConfigError: it is too long, or below a file.
-        """
+        """Check that a run directory of this name, with its files, can exist."""
         try:
             with contextlib.suppress(FileNotFoundError):
                 os.lstat(self.path.absolute() / DEEPEST)
@@ -169,11 +165,7 @@ class RunDirectory:
             raise self._cannot_be_made(error) from None
 
     def make(self) -> None:
-        """Create the run directory and check that files can be written there.
-
-        Raises:
-            ConfigError: it cannot be made or written.
-        """
+        """Create the run directory and check that files can be written there."""
         self.check_name()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -247,12 +239,7 @@ class RunDirectory:
             return "another command that left no details"
 
     def plan(self) -> StoredPlan | None:
-        """Read the plan; None where there is none.
-
-        Raises:
-            FileFault: it cannot be read, or holds no object.
-            ConfigError: it is not a plan.
-        """
+        """Read the plan; None where there is none."""
         return validate(StoredPlan, _document(self.plan_file)) if os.path.lexists(self.plan_file) else None
 
     def stored_preflight(self) -> Preflight | None:
@@ -358,11 +345,7 @@ class RunDirectory:
         return looks
 
     def append_look(self, look: Look) -> None:
-        """Append a look to the journal, and sync it to disk.
-
-        Raises:
-            EnvironmentUnfit: the file cannot be written.
-        """
+        """Append a look to the journal, and sync it to disk."""
         append_line(self.journal_file, dump_json({"look": look.model_dump()}, indent=None))
 
     def brief(self) -> RunBrief:
@@ -432,11 +415,7 @@ def _kept_aside(path: Path, name: str, error: RecordError) -> Reuse:
 
 
 def find_runs(folder: Path = DEFAULT_FOLDER) -> list[RunDirectory]:
-    """Return the run directories in a folder and in its folders, the one that changed last first.
-
-    Raises:
-        RecordError: the folder cannot be read.
-    """
+    """Return the run directories in a folder and in its folders, the one that changed last first."""
     if not folder.is_dir():
         raise RecordError(
             f"there is no folder {folder}; name a run directory, or the folder that holds run directories"
@@ -450,11 +429,7 @@ def find_runs(folder: Path = DEFAULT_FOLDER) -> list[RunDirectory]:
 
 
 def newest_runs(folder: Path = DEFAULT_FOLDER) -> list[Path]:
-    """Return the run directories, at least one, that which changed last first.
-
-    Raises:
-        RecordError: there is none.
-    """
+    """Return the run directories, at least one, that which changed last first."""
     found = find_runs(folder) if folder.is_dir() else []
     if not found:
         raise RecordError(f"there is no run directory in {folder.absolute()}; name one, as in: ampcompare report DIR")

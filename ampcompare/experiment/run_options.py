@@ -40,11 +40,7 @@ class LaunchOptions:
     slurm_options: Mapping[str, str] = field(default_factory=dict)
 
     def check(self, launchers: Collection[str], jobs: Jobs = None) -> None:
-        """Check that Slurm options and the launchers of all cells are compatible.
-
-        Raises:
-            ConfigError: they do not.
-        """
+        """Check that Slurm options and the launchers of all cells are compatible."""
         if self.slurm_options and "slurm" not in launchers:
             raise ConfigError("--slurm-option is for Slurm jobs; add --launcher slurm")
         if jobs not in (None, 1) and "ray" in launchers:
@@ -252,11 +248,7 @@ class CompareOptions:
 
 
 def check_jobs(jobs: Jobs) -> None:
-    """Check a number of cells.
-
-    Raises:
-        ConfigError: it is below 1.
-    """
+    """Check a number of cells."""
     if isinstance(jobs, int) and jobs < 1:
         raise ConfigError(f"jobs is {jobs}; give the number of cells that run in parallel, at least 1, or auto")
 
@@ -266,9 +258,6 @@ def to_seconds(name: str, value: float | str) -> float:
 
     Args:
         name: of the option, for the message.
-
-    Raises:
-        ConfigError: it is not a time above 0.
     """
     seconds = parse_duration(value) if isinstance(value, str) else float(value)
     if not seconds or not seconds > 0:
@@ -279,11 +268,7 @@ def to_seconds(name: str, value: float | str) -> float:
 def settings_request(
     recipe: Recipe | str | None, size: str | None, config_file: str | Path | None, settings: Mapping[str, Any]
 ) -> SettingsRequest:
-    """Return where settings come from; of pydantic models only the fields that were set count as given.
-
-    Raises:
-        ConfigError: a size together with a `Recipe` object.
-    """
+    """Return where settings come from; of pydantic models only the fields that were set count as given."""
     values = {
         name: value.model_dump(exclude_unset=True) if isinstance(value, BaseModel) else value
         for name, value in settings.items()
@@ -306,11 +291,7 @@ def with_script(
     metrics: Sequence[str] | str,
     mask: Sequence[str] | str = (),
 ) -> dict[str, Any]:
-    """Return the settings, including those of the script if there is one.
-
-    Raises:
-        ConfigError: metrics without a script, or a script or metric that cannot be used.
-    """
+    """Return the settings, including those of the script if there is one."""
     if script is None:
         if mask:
             raise ConfigError("mask needs a script; pass one, as in script=['train.py']")
@@ -324,11 +305,7 @@ def with_script(
 
 
 def _launch(launch: LaunchOptions | None, slurm_options: Mapping[str, str] | None) -> LaunchOptions:
-    """Return how processes are started.
-
-    Raises:
-        ConfigError: Slurm's options are given twice.
-    """
+    """Return how processes are started."""
     if launch is not None and slurm_options is not None:
         raise ConfigError("launch has slurm_options of its own; give only one of them")
     return launch or LaunchOptions(slurm_options=slurm_options or {})

@@ -22,7 +22,6 @@ from ampcompare.experiment.interim_analyses import Journal
 from ampcompare.experiment.launch.cell_files import code_folder, make_cell_folder, write_config, write_record
 from ampcompare.experiment.launch.contract import Launcher, Progress, failed_record
 from ampcompare.experiment.launch.dispatch import LauncherPool
-from ampcompare.experiment.launch.stop_signal import raised_later
 from ampcompare.experiment.observer import Observer, Outline
 from ampcompare.experiment.plan import Plan, device_of_cells
 from ampcompare.experiment.preflight import preflight, require_trainable
@@ -149,10 +148,6 @@ class RunningPlan:
 
     Attributes:
         records: of each cell of the plan; None where it must run.
-
-    Raises:
-        ConfigError: the directory cannot be made or written.
-        RecordError: its journal is damaged.
     """
 
     def __init__(
@@ -211,11 +206,7 @@ class RunningPlan:
         self.launcher.submit_ahead([self.cell(index) for index in self.missing(indices)])
 
     def check(self) -> None:
-        """Train a few steps of each row without a record, and store and report what they show.
-
-        Raises:
-            ConfigError, EnvironmentUnfit, LaunchError: no row can train.
-        """
+        """Train a few steps of each row without a record, and store and report what they show."""
         found = preflight(self.plan, self.launcher, self.records, self.run.path)
         if not found.arms:
             return
@@ -241,11 +232,7 @@ class RunningPlan:
         return record
 
     def begin(self, index: int) -> None:
-        """Check that the code is still that of the other cells, and say that a cell begins and why it runs again.
-
-        Raises:
-            ConfigError: code has changed since an earlier cell.
-        """
+        """Check that the code is still that of the other cells, and say that a cell begins and why it runs again."""
         found = self._known[index]
         if found.record is None:
             self._check_code()
@@ -282,9 +269,6 @@ class RunningPlan:
         """End the plan where the reference and another row, or two seeds of the only row, have failed alike.
 
         What an arm refuses, with exit code 2, holds for that arm alone.
-
-        Raises:
-            AllFailAlike: they have, and no cell has finished.
         """
         done = {index: record for index, record in enumerate(self.records) if record is not None}
         errors = {record.error for record in done.values() if record.environment.get("exit_code") != REFUSED}
@@ -295,12 +279,7 @@ class RunningPlan:
             raise AllFailAlike
 
     def time_again(self, block: Sequence[int]) -> None:
-        """Run the timing rounds of some cells.
-
-        Raises:
-            ConfigError: code has changed since an earlier cell.
-            Ended: a turn was stopped.
-        """
+        """Run the timing rounds of some cells."""
         self._check_code()
         folders = [self.run.cell(cell) for cell in self.plan.cells]
         timed = run_timing_rounds(self.plan, block, self.records, folders, self.launcher, self.observer.note)
@@ -308,13 +287,19 @@ class RunningPlan:
         if timed and self.missing(self._every):
             self.save_on_the_way()
 
-    @raised_later()
     def save(self, *, test: bool = False) -> Comparison:
         """Sum up, and write the report and the order in which the cells have run; once for the same records.
+
+        It is done by another thread, so that what a signal raises in this one cuts nothing off: NumPy, for one, refuses
+        to be imported again after an import that was left in the middle.
 
         Args:
             test: give verdicts, which is a look at the runs and is recorded in their journal.
         """
+        with ThreadPoolExecutor(1) as saver:
+            return saver.submit(self._save, test=test).result()
+
+    def _save(self, *, test: bool) -> Comparison:
         if self._saved is not None and not test:
             return self._saved
         done, plan = self.done_records(), self.plan
@@ -331,7 +316,6 @@ class RunningPlan:
         self._saved = comparison
         return comparison
 
-    @raised_later()
     def save_on_the_way(self) -> None:
         """Write the order in which the cells have run, and the report, if there is one."""
         if self._write is None:
@@ -351,11 +335,7 @@ class RunningPlan:
             self._saved = None
 
     def _check_code(self) -> None:
-        """Check that the code which finished cells have loaded is still there.
-
-        Raises:
-            ConfigError: it has changed.
-        """
+        """Check that the code which finished cells have loaded is still there."""
         # Files of data may change: a script often writes what another cell reads, and then the cells are no pairs.
         loaded = {
             name: digest

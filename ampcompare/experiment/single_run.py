@@ -62,12 +62,7 @@ class RunOutcome:
 
 
 def check_run(options: RunOptions) -> None:
-    """Refuse what certainly cannot run.
-
-    Raises:
-        ConfigError: a name, a file or an output folder that cannot be used.
-        EnvironmentUnfit: this machine lacks something that was requested.
-    """
+    """Refuse what certainly cannot run."""
     options.launch.check({options.config.launcher})
     check_cells([options.config])
     RunDirectory(options.folder).check_name()
@@ -104,12 +99,7 @@ def run_single(
 def verify_single(
     options: RunOptions, *, observer: Observer | None = None, while_running: WhileRunning = nullcontext
 ) -> Verification:
-    """Train without and with a stop and a checkpoint, and compare bit for bit.
-
-    Raises:
-        ConfigError: as for `run_single`, or the run is too short to be stopped.
-        LaunchError: one of the runs failed.
-    """
+    """Train without and with a stop and a checkpoint, and compare bit for bit."""
     launcher, observer = _launcher(options, observer)
     with launcher, _hold_run_directory(options, launcher), while_running(launcher):
         return verify_resume(options.config, options.folder / RunFile.VERIFY_RESUME, launcher, observer=observer)
@@ -179,10 +169,6 @@ def verify_resume(
 
     Args:
         folder: for both runs, in `unbroken` and `resumed`.
-
-    Raises:
-        ConfigError: the run is too short to be stopped.
-        LaunchError: one of the runs failed.
     """
     RunDirectory(folder).make()
     observer = observer or Observer()

@@ -157,9 +157,6 @@ def published_beside(sources: SettingsSources, measured: Sequence[Row]) -> Publi
 
     Args:
         measured: rows of the comparison.
-
-    Raises:
-        ConfigError: a published figure names a setting that does not exist, or an invalid time.
     """
     full, config, size = sources.published, sources.config, sources.size
     if sources.recipe is None or full is None or full.matrix.reference is None:

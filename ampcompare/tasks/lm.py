@@ -58,7 +58,6 @@ NEWLINE = 10
 
 
 def lm(recipe: Recipe) -> LanguageModeling:
-    """Return the task of a recipe, with its data."""
     length = recipe.data.sequence_length or SEQUENCE_LENGTH
     data = text_data(
         recipe.data.name,

@@ -62,15 +62,6 @@ def test_three_arms_of_three_seeds_are_a_latin_square() -> None:
         assert all(sorted(column) == names for column in columns)
 
 
-def test_each_plan_draws_its_order() -> None:
-    """Plans of the same arms and seeds have orders of their own, which do not follow from the list of arms."""
-    plans = [make_plan(RunConfig(), ARMS, range(3)) for _ in range(8)]
-    assert len({tuple(plan.order) for plan in plans}) > 5
-    assert len({plan.order_seed for plan in plans}) == 8
-    assert len({plan.labels[0] for plan in plans}) > 1
-    assert len({plan.digest() for plan in plans}) == 1
-
-
 def _write(folder: Path, plan: Plan) -> None:
     stored = StoredPlan.of(plan, command="", terms=Criteria(), pilot=())
     RunDirectory(folder).write_plan(stored)

@@ -37,11 +37,7 @@ OWN = re.compile(
 
 
 def make_cell_folder(folder: Path) -> None:
-    """Make the folder of a cell, and archive the files of an earlier run.
-
-    Raises:
-        EnvironmentUnfit: it cannot be made.
-    """
+    """Make the folder of a cell, and archive the files of an earlier run."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -50,11 +46,7 @@ def make_cell_folder(folder: Path) -> None:
 
 
 def announce_cell(config: RunConfig, folder: Path) -> None:
-    """Write what the command of a cell reads, which is to begin from the start of the cell.
-
-    Raises:
-        EnvironmentUnfit: the folder cannot be made or written.
-    """
+    """Write what the command of a cell reads, which is to begin from the start of the cell."""
     make_cell_folder(folder)
     (folder / CellFile.PROGRESS).unlink(missing_ok=True)
     write_config(config, folder)
@@ -108,9 +100,6 @@ def sandboxed_cell(config: RunConfig, folder: Path) -> Iterator[Sandbox]:
     """Yield the sandbox of a cell's processes; an open one if they run no code of the user.
 
     What they write outside of the folder of the cell lies in `written` there afterwards.
-
-    Raises:
-        ConfigError: a folder that they may write to does not exist.
     """
     shared = config.writable_paths(folder)
     if shared is None:
@@ -135,20 +124,12 @@ def sandboxed_cell(config: RunConfig, folder: Path) -> Iterator[Sandbox]:
 
 
 def write_config(config: RunConfig, folder: Path) -> None:
-    """Write `config.json`, from which the processes of a cell read what to train.
-
-    Raises:
-        EnvironmentUnfit: the disk is full or the folder cannot be written.
-    """
+    """Write `config.json`, from which the processes of a cell read what to train."""
     write_atomically(folder / CellFile.CONFIG, dump_json(config))
 
 
 def read_config(folder: Path) -> RunConfig:
-    """Read what `write_config` wrote.
-
-    Raises:
-        ConfigError: a setting is unknown to this version, or invalid in it.
-    """
+    """Read what `write_config` wrote."""
     return validate(RunConfig, json.loads((folder / CellFile.CONFIG).read_text(encoding="utf-8")))
 
 

@@ -119,9 +119,6 @@ def launcher_at(places: Places, config: RunConfig, **options: Any) -> Launcher:
 
     Args:
         options: of `make_launcher`.
-
-    Raises:
-        ConfigError, EnvironmentUnfit, UnsupportedCombination: as `make_launcher` does.
     """
     launchers = [make_launcher(config, several_cells=True, place=place, **options) for place in places.all]
     return (

@@ -34,11 +34,7 @@ class ExternalLauncher(Launcher):
     def launch(
         self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
     ) -> RunRecord:
-        """Train as one of the ranks; see `Launcher.launch`.
-
-        Raises:
-            ConfigError: the number of processes that were started is not the configuration's.
-        """
+        """Train as one of the ranks; see `Launcher.launch`."""
         from ampcompare.experiment.launch.worker.rank import run_rank
 
         if config.processes != self.world.size:

@@ -38,11 +38,7 @@ MAX_RETRIES = 3  # of a task whose machine or worker was lost
 
 
 def require_ray() -> None:
-    """Check that Ray is installed; it is not imported.
-
-    Raises:
-        BackendUnavailable: it is not.
-    """
+    """Check that Ray is installed; it is not imported."""
     if importlib.util.find_spec("ray") is None:
         raise BackendUnavailable("--launcher ray needs Ray: pip install ray (the extra ray)")
 
@@ -98,11 +94,7 @@ class RayLauncher(QueueLauncher):
                 self._announced += 1
 
     def _check(self, needs: dict[str, Any]) -> None:
-        """Refuse what no machine of Ray has now, for which it would wait without end.
-
-        Raises:
-            EnvironmentUnfit: a cell needs more cores or GPUs than there are.
-        """
+        """Refuse what no machine of Ray has now, for which it would wait without end."""
         there = self._ray.cluster_resources()
         for name, word, option in (("CPU", "num_cpus", "cores"), ("GPU", "num_gpus", "GPUs")):
             if needs[word] > there.get(name, 0):

@@ -58,11 +58,7 @@ REQUEUE_PREEMPTED = (
 
 
 def parse_slurm_options(texts: Sequence[str]) -> dict[str, str]:
-    """Read options of sbatch such as `partition=gpu`, `time=2:00:00` or `exclusive`, without their dashes.
-
-    Raises:
-        ConfigError: not an option, or one that ampcompare sets itself.
-    """
+    """Read options of sbatch such as `partition=gpu`, `time=2:00:00` or `exclusive`, without their dashes."""
     options: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.strip().lstrip("-").partition("=")
@@ -76,12 +72,7 @@ def parse_slurm_options(texts: Sequence[str]) -> dict[str, str]:
 
 
 def require_slurm() -> None:
-    """Check that this machine can submit jobs.
-
-    Raises:
-        EnvironmentUnfit: this machine has no Slurm.
-        BackendUnavailable: submitit is not installed.
-    """
+    """Check that this machine can submit jobs."""
     missing = [name for name in ("sbatch", "srun", "squeue") if shutil.which(name) is None]
     if missing:
         raise EnvironmentUnfit(
@@ -123,11 +114,7 @@ class SlurmLauncher(QueueLauncher):
         self._asked = self._answered = -math.inf
 
     def submit_ahead(self, cells: Sequence[tuple[RunConfig, Path]]) -> None:
-        """Submit the cells that have no job in the queue.
-
-        Raises:
-            LaunchError: Slurm rejects a job, or does not answer.
-        """
+        """Submit the cells that have no job in the queue."""
         self._answered = time.monotonic()
         new = [(config, folder.resolve()) for config, folder in cells if folder.resolve() not in self._jobs]
         active = active_jobs() if new else set()
@@ -252,11 +239,7 @@ def _state_of(job: str) -> str:
 
 
 def active_jobs() -> set[str]:
-    """Return the ID of every queued or running job of this user; a task of an array as 1234_5.
-
-    Raises:
-        LaunchError: Slurm does not answer.
-    """
+    """Return the ID of every queued or running job of this user; a task of an array as 1234_5."""
     return set(_ask("squeue", "--noheader", "--array", f"--user={os.getuid()}", "--format=%i").split())
 
 

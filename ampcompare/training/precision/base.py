@@ -219,7 +219,7 @@ class PrecisionWrapper(Precision):
     def __init__(self, inner: Precision) -> None:
         self.inner = inner
         self.key = inner.key  # type: ignore[misc]  # checkpoints hold the state of the inner precision
-        facts = (
+        for name in [
             "half_dtype",
             "engine",
             "packages",
@@ -228,8 +228,7 @@ class PrecisionWrapper(Precision):
             "added_state",
             "steps_copies",
             "emulated",
-        )
-        for name in facts:
+        ]:
             setattr(self, name, getattr(inner, name))
 
     def expect_losses(self, count: int) -> None:

@@ -65,19 +65,6 @@ class Fails(Launcher):
         return True
 
 
-def test_a_failed_cell_frees_its_place(tmp_path: Path) -> None:
-    """A cell out of memory, or one that could not be started, leaves its place to the next one."""
-    fails = Fails()
-    pool = LauncherPool([fails])
-    for _ in range(3):
-        assert pool.launch(RunConfig(), tmp_path).error == "CUDA out of memory"
-    fails.error = OSError("no process")
-    for _ in range(2):
-        with pytest.raises(OSError, match="no process"):
-            pool.launch(RunConfig(), tmp_path)
-    assert fails.cells == 5
-
-
 def test_no_cell_starts_after_the_pool_was_terminated(tmp_path: Path) -> None:
     """A thread between two cells when SIGTERM comes gets an interrupted record, and no process starts."""
     fails = Fails()
@@ -98,8 +85,3 @@ def test_a_record_knows_its_place_from_the_process_that_trains(monkeypatch: pyte
     assert VARIABLE not in worker_environment(), "of a cell that runs this command"
     monkeypatch.delenv(VARIABLE)
     assert with_place(record) == record
-
-
-def test_a_place_as_text() -> None:
-    """It names cores; where the system chooses there is nothing to say."""
-    assert (str(Place(cores=(2,))), str(Place(cores=(0, 1, 2))), str(Place())) == ("core 2", "cores 0-2", "")

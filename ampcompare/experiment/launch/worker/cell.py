@@ -1,7 +1,6 @@
 """Train a cell in this process, and write its steps and record.
 
-`python -m ampcompare.experiment.launch.worker.cell FOLDER` trains the configuration in FOLDER. The composition root is
-`train_cell`, which calls the four stages: `configure_process`, `build`, `run` and `record`.
+The composition root is `train_cell`, which calls the four stages: `configure_process`, `build`, `run` and `record`.
 """
 
 from __future__ import annotations
@@ -132,21 +131,15 @@ def train_cell(
     return result.model_copy(update={"guards": violations, "started": started})
 
 
-def main(arguments: list[str]) -> int:
-    """Train the cell whose `config.json` lies in the given folder; the exit code is 0 once a record is written."""
-    folder = Path(arguments[0])
-    run_cell(read_config(folder), folder, progress_writer(folder))
-    return 0
-
-
 def train_and_exit(words: list[str]) -> int:
-    """Do as `main` in a fork, which ends with its server, and without cleaning up what is the server's as well."""
+    """Train the cell whose `config.json` lies in a folder, in a fork, which cleans up nothing that is its server's."""
     end_with_parent()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a killed process leaves its last lines
-    code = main(words)
+    folder = Path(words[0])
+    run_cell(read_config(folder), folder, progress_writer(folder))
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)
+    os._exit(0)
 
 
 def end_with_parent() -> None:
@@ -162,11 +155,7 @@ def end_with_parent() -> None:
 
 
 def configure_process(config: RunConfig, device: torch.device) -> None:
-    """Set the switches of torch that hold for the whole process: device, threads, determinism, cuDNN, TF32.
-
-    Raises:
-        EnvironmentUnfit: TF32 was requested and the device lacks it.
-    """
+    """Set the switches of torch that hold for the whole process: device, threads, determinism, cuDNN, TF32."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
     elif device.type == "xpu":
@@ -196,7 +185,6 @@ class Cell:
     """
 
     config: RunConfig
-    device: torch.device
     precision: Precision
     session: Session
     saver: Saver
@@ -257,7 +245,6 @@ def build(config: RunConfig, folder: Path, device: torch.device, ranks: Communic
     fp16_mode, compute = cpu_half(mode, precision.half_dtype, device)
     return Cell(
         config=config,
-        device=device,
         precision=precision,
         session=session,
         saver=saver,
@@ -281,15 +268,23 @@ def _log(text: str) -> None:
 
 def run(cell: Cell, on_progress: Callable[[Progress], None] | None = None) -> None:
     """Train to the end, or to a request to stop; write each step, and collect metrics and readings of the machine."""
-    metrics, warmup_steps = cell.metrics, cell.config.warmup_steps
-    reporter = None
-    if on_progress is not None:
-        reporter = _ProgressReporter(metrics, cell.session, on_progress)
-        cell.session.on_phase = reporter.enter
+    metrics, session, warmup_steps = cell.metrics, cell.session, cell.config.warmup_steps
+    block: Sequence[StepRecord] = ()
+
+    def report(phase: Phase) -> None:
+        if on_progress is not None:
+            epoch = block[-1].epoch if block else session.position.epoch
+            loss = metrics.losses[-1] if metrics.losses else None  # of a run that was resumed, before its first block
+            seconds = statistics.median([each.seconds for each in block]) if block else None
+            scale, skipped = metrics.final_loss_scale, metrics.skipped_steps
+            steps, total = metrics.num_steps, session.assembly.total_steps
+            on_progress(Progress(steps, total, epoch, phase, loss, scale, skipped, seconds))
+
+    session.on_phase = report
     files = LineFile(cell.steps_path), LineFile(cell.epochs_path)
     with cell.compute, cell.saver, files[0] as steps, files[1] as epochs, stopped_by_signal(cell.stop):
         epochs.write(map(_without_samples, metrics.epochs))  # of the run that this one resumes
-        for event in cell.session.events():
+        for event in session.events():
             if isinstance(event, EpochResult):
                 metrics.add_epoch(event)
                 epochs.write([_without_samples(event)])
@@ -300,8 +295,8 @@ def run(cell: Cell, on_progress: Callable[[Progress], None] | None = None) -> No
                 is_timed = metrics.num_steps - len(event) >= warmup_steps
                 cell.monitor.energy.after(event[0].epoch, len(event), timed=is_timed)
             steps.write(event)
-            if reporter is not None:
-                reporter.add(event)
+            block = event
+            report("training")
 
 
 def _without_samples(event: EpochResult) -> EpochResult:
@@ -356,7 +351,7 @@ def record(cell: Cell, world: DistributedEnv | None, *, start_seconds: float, se
         readings=cell.monitor.readings(metrics.seconds, _units_of_a_gpu(cell)),
         processes=processes,
         resumed=session.resumed,
-        notes=[*_settings_without_effect(config, cell.device), *cell.precision.notes],
+        notes=list(cell.precision.notes),
         error=f"asked to stop after {steps_done} updates, and saved" if session.interrupted else None,
     )
 
@@ -379,19 +374,6 @@ def _status(session: Session) -> Literal["completed", "diverged", "interrupted"]
     return "completed" if session.divergence.diverged_step is None else "diverged"
 
 
-def _settings_without_effect(config: RunConfig, device: torch.device) -> list[str]:
-    """Return a line with the reason for each requested setting that changes nothing on this device."""
-    if device.type == "cuda":
-        return []
-    purposes = {"--pin-memory": "copies to a GPU", "--prefetch": "copies to a GPU", "--cudnn-benchmark": "cuDNN"}
-    values = [config.pin_memory, config.prefetch, config.recipe.cudnn_benchmark]
-    return [
-        f"{name} has no effect here: it is for {purpose}, but the device is {device}"
-        for (name, purpose), value in zip(purposes.items(), values, strict=True)
-        if value
-    ]
-
-
 @contextmanager
 def _guards_during_warmup(config: RunConfig) -> Iterator[list[str]]:
     """Install the guards while a cell is built and makes the warmup updates, which step times leave out.
@@ -401,9 +383,6 @@ def _guards_during_warmup(config: RunConfig) -> Iterator[list[str]]:
 
     Yields:
         The violations. The list grows as they are found; each is also a line on stderr.
-
-    Raises:
-        GuardError: the first violation, if the configuration says "strict".
     """
     violations: list[str] = []
 
@@ -420,11 +399,7 @@ def _guards_during_warmup(config: RunConfig) -> Iterator[list[str]]:
 
 
 class LineFile:
-    """Appends records as lines; use it as a context. It is unbuffered, so that every record survives a crash.
-
-    Raises:
-        EnvironmentUnfit: the disk is full or the file cannot be written.
-    """
+    """Appends records as lines; use it as a context. It is unbuffered, so that every record survives a crash."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -434,11 +409,7 @@ class LineFile:
             raise self._cannot_write(error) from error
 
     def write(self, records: Iterable[StepRecord | EpochResult]) -> None:
-        """Append records, each as one line.
-
-        Raises:
-            EnvironmentUnfit: the disk is full.
-        """
+        """Append records, each as one line."""
         text = "".join(dump_json(record, indent=None) + "\n" for record in records).encode()
         try:
             while text:  # a nearly full disk may accept only a part
@@ -455,37 +426,6 @@ class LineFile:
 
     def __exit__(self, *exc: object) -> None:
         self._file.close()
-
-
-class _ProgressReporter:
-    """Reports each block of steps, once it is among the metrics of the run, and each phase that begins."""
-
-    def __init__(self, metrics: RunMetrics, session: Session, on_progress: Callable[[Progress], None]) -> None:
-        self._metrics = metrics
-        self._on_progress = on_progress
-        loss = metrics.losses[-1] if metrics.losses else None  # of a run that was resumed
-        self._latest = Progress(
-            *(metrics.num_steps, session.assembly.total_steps, session.position.epoch, "training"),
-            *(loss, metrics.final_loss_scale, metrics.skipped_steps),
-        )
-
-    def add(self, records: Sequence[StepRecord]) -> None:
-        """Report a block of steps."""
-        self._latest = self._latest._replace(
-            steps=self._metrics.num_steps,
-            epoch=records[-1].epoch,
-            phase="training",
-            loss=records[-1].loss,
-            loss_scale=self._metrics.final_loss_scale,
-            skipped=self._metrics.skipped_steps,
-            step_seconds=statistics.median([record.seconds for record in records]),
-        )
-        self._on_progress(self._latest)
-
-    def enter(self, phase: Phase) -> None:
-        """Report that a phase begins."""
-        self._latest = self._latest._replace(phase=phase)
-        self._on_progress(self._latest)
 
 
 def gather_process_facts(
@@ -575,9 +515,6 @@ def _find_resume_point(config: RunConfig, folder: Path, ranks: Communicator, att
     """Return the checkpoint that a cell resumes from, the same on every rank; None for a start from step 0.
 
     A cell that was restarted after a failure resumes from its own last checkpoint, whatever it first started from.
-
-    Raises:
-        CheckpointError: it cannot be read, or is of another run.
     """
 
     def read() -> tuple[str, dict[str, Any], dict[str, Any]] | None:
@@ -643,7 +580,3 @@ def _is_out_of_memory(error: Exception) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -57,12 +57,6 @@ def test_a_cell_that_was_stopped_goes_on(cell: Cell, tmp_path: Path) -> None:
     assert read_record(tmp_path / "cell" / "record.json") == second
 
 
-def test_a_cell_without_a_checkpoint_starts_at_its_first_step(cell: Cell) -> None:
-    """`auto` finds nothing where nothing was saved."""
-    record = cell(resume="auto")
-    assert (record.status, record.resumed, record.summary.num_steps) == ("completed", [], 8)
-
-
 def test_saves_are_where_they_were_asked_for(cell: Cell, tmp_path: Path) -> None:
     """Every so many steps, and the end; the last few stay, and the best."""
     cell(every_steps=3, keep_last=4)
