@@ -127,12 +127,7 @@ class Ended(AmpCompareError):
 
 
 def close_matches(name: str, known: Iterable[str], *, count: int = 1, cutoff: float = 0.6) -> list[str]:
-    """Return the `known` names most similar to `name`, best first; empty if none is.
-
-    Args:
-        count: how many at most.
-        cutoff: similarity, 0 to 1, below which a name is not a match.
-    """
+    """Return the `known` names most similar to `name`, best first; a similarity, 0 to 1, is at least `cutoff`."""
     from difflib import get_close_matches  # here, since every command line imports this file and few need it
 
     return get_close_matches(name[:MAX_LENGTH], list(known), n=count, cutoff=cutoff)

@@ -74,11 +74,7 @@ class CellView:
         return None if made < FIRST_SHARE else max(0.0, (self.latest - begun) * (1 - first) / made + begun - now)
 
     def figures(self, left: str = " left") -> list[str]:
-        """Return what is known of it, the most important first.
-
-        Args:
-            left: what follows the time that it will still take.
-        """
+        """Return what is known of it, the most important first; `left` follows the time that it will still take."""
         figures, progress = [], self.progress
         if progress is not None and progress.loss is not None:
             figures.append(f"loss {progress.loss:.4g}")

@@ -20,7 +20,7 @@ from ampcompare.apex.amp.scaler import LossScaler
 
 from ._amp_state import _amp_state
 from ._engine import backward, device_skip
-from ._engine.backward import GradientsOff, drop_leftovers, take_grads
+from ._engine.backward import GradientsOff
 from ._engine.errors import AmpPreparationError, AmpScalingError, ParameterTypeError
 from ._engine.optimizer_state import (
     AmpOptimizerState,
@@ -66,7 +66,7 @@ def _process_optimizer(optimizer: Any, properties: Properties) -> Any:
         _bind(optimizer, "_lazy_init_maybe_master_weights", lazy_init_with_master_weights)
         _bind(optimizer, "_master_params_to_model_params", _master_params_to_model_params)
         if _keeps_half_grads(optimizer):
-            _bind(optimizer, "_prepare_amp_backward", _prepare_backward)
+            _bind(optimizer, "_prepare_amp_backward", backward.prepare_backward_no_master_weights)
             _bind(optimizer, "_post_amp_backward", _post_backward)
         else:
             _bind(optimizer, "_prepare_amp_backward", backward.prepare_backward_with_master_weights)
@@ -308,16 +308,6 @@ def _keeps_half_grads(optimizer: Any) -> bool:
     return _is_fused_sgd(optimizer) and not optimizer.materialize_master_grads
 
 
-def _prepare_backward(optimizer: Any) -> None:
-    """Stash the gradients of the model's parameters, including half ones."""
-    optimizer._amp_lazy_init()
-    stash: AmpOptimizerState = optimizer._amp_stash
-    if stash.stashed:
-        drop_leftovers(stash)
-    half = take_grads(stash.all_fp16_params, stash.all_fp16_grad_stash)
-    stash.stashed = take_grads(stash.all_fp32_from_fp32_params, stash.all_fp32_from_fp32_grad_stash) or half
-
-
 def _post_backward(optimizer: Any, scaler: LossScaler) -> None:
     """Bring new and stashed gradients to one scale, the smaller of theirs, and add them."""
     optimizer._amp_lazy_init()
@@ -328,12 +318,8 @@ def _post_backward(optimizer: Any, scaler: LossScaler) -> None:
     if optimizer.scale_set_by_backward:
         out_scale = min(grad_scale, stash_scale)
     scales = (grad_scale, stash_scale, out_scale)
-    pairs = (
-        (stash.all_fp16_params, stash.all_fp16_grad_stash),
-        (stash.all_fp32_from_fp32_params, stash.all_fp32_from_fp32_grad_stash),
-    )
     with torch.no_grad():
-        for params, kept in pairs:
+        for params, kept in stash.params_and_stashes():
             _combine(params, kept, scaler, scales)
     stash.stashed = False
     optimizer.most_recent_scale = out_scale

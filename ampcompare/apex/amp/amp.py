@@ -72,29 +72,17 @@ def _register(module: Any, name: str, kind: str) -> None:
 
 
 def register_half_function(module: Any, name: str) -> None:
-    """Make the next `initialize` at O1 cast the arguments of `module.name` to float16.
-
-    Raises:
-        ValueError: the module has no such name.
-    """
+    """Make the next `initialize` at O1 cast the arguments of `module.name` to float16; ValueError if it is missing."""
     _register(module, name, _HALF)
 
 
 def register_float_function(module: Any, name: str) -> None:
-    """Make the next `initialize` at O1 cast the arguments of `module.name` to float32.
-
-    Raises:
-        ValueError: the module has no such name.
-    """
+    """Make the next `initialize` at O1 cast the arguments of `module.name` to float32; ValueError if it is missing."""
     _register(module, name, _FLOAT)
 
 
 def register_promote_function(module: Any, name: str) -> None:
-    """Make the next `initialize` at O1 promote mixed float16 and float32 arguments of `module.name` to float32.
-
-    Raises:
-        ValueError: the module has no such name.
-    """
+    """Make the next `initialize` at O1 promote mixed float16 and float32 arguments of `module.name` to float32."""
     _register(module, name, _PROMOTE)
 
 
@@ -118,8 +106,6 @@ def init(
     Args:
         enabled: False returns a handle that does nothing, and stops the casts of decorated functions.
         loss_scale: of the handle's own `scale_loss`.
-        enable_caching: cast each fp32 parameter once per backward pass.
-        verbose: print each cast.
         allow_banned: run `F.binary_cross_entropy` on half inputs in float instead of raising.
 
     Returns:

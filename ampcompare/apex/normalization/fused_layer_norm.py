@@ -25,11 +25,8 @@ def fused_layer_norm(
 ) -> Tensor:
     """Return `input` with mean 0 and variance 1 over its last dimensions, in the input's dtype.
 
-    Under autocast `input` is first cast to the autocast dtype, here and in the functions below.
-
-    Args:
-        normalized_shape: sizes of the dimensions to normalize over.
-        memory_efficient: keep the output for backward instead of the input.
+    Under autocast `input` is first cast to the autocast dtype, here and in the functions below. With
+    `memory_efficient` the output is kept for backward instead of the input.
     """
     return _layer_norm(input, None, None, normalized_shape, eps, memory_efficient, mixed=False)
 
@@ -225,12 +222,7 @@ class _Norm(nn.Module):
 class FusedLayerNorm(_Norm):
     """Layer normalization over the last dimensions; the output has the input's dtype.
 
-    Args:
-        normalized_shape: sizes of those dimensions; an int means the last one.
-        elementwise_affine: own `weight` (ones) and `bias` (zeros) of that shape; else both are None.
-        memory_efficient: keep the output for backward instead of the input.
-
-    Works on any device, and needs no compiled extension.
+    With `elementwise_affine` it owns `weight` (ones) and `bias` (zeros) of `normalized_shape`; else both are None.
     """
 
     bias: nn.Parameter | None

@@ -24,12 +24,8 @@ class FusedAdam(FusedOptimizer):
         master_weights: update fp32 copies, made at construction, that the parameters follow. They are saved nowhere:
             load a model before building its optimizer.
 
-    An argument that only the `FusedAdam` of 2018 had (`max_grad_norm`, `eps_inside_sqrt`, `use_mt`,
-    `amp_scale_adjustment`) makes an `ampcompare.apex.contrib.optimizers.FusedAdam`, not an instance of this
-    class.
-
-    Raises:
-        RuntimeError: `amsgrad`, or `master_weights` without `capturable`.
+    An argument that only the `FusedAdam` of 2018 had makes an `ampcompare.apex.contrib.optimizers.FusedAdam`, not an
+    instance of this class.
 
     Source: Apex 25.05, `apex.optimizers.FusedAdam`.
     """
@@ -110,10 +106,6 @@ class FusedAdam(FusedOptimizer):
         Args:
             options: `grad_scaler`, a `torch.amp.GradScaler` whose scale the gradients carry (read if `capturable`).
                 It is not a named argument because torch warns at each step of an optimizer that names it.
-
-        Raises:
-            RuntimeError: one of the arguments `grads` to `grad_norms`, which belong to FusedAdam of 2018.
-            TypeError: an unknown option.
         """
         if any(argument is not None for argument in (grads, output_params, scale, grad_norms)):
             raise RuntimeError(

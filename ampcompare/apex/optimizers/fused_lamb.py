@@ -20,9 +20,6 @@ class FusedLAMB(FusedOptimizer):
         max_grad_norm: limit of the norm over all groups; it is read from the constructor, never from a group.
         use_nvlamb: adapt the rate without weight decay too.
 
-    Raises:
-        RuntimeError: `amsgrad`.
-
     Source: Apex 25.05, `apex.optimizers.FusedLAMB`.
     """
 

@@ -23,9 +23,6 @@ class FusedNovoGrad(FusedOptimizer):
         norm_type: 2 (L2) or 0 (largest element); `RuntimeError` at the first step for another.
         init_zero: start the averaged norms at 0 instead of at the first norms.
 
-    Raises:
-        RuntimeError: `amsgrad`.
-
     Source: Apex 25.05, `apex.optimizers.FusedNovoGrad`.
     """
 

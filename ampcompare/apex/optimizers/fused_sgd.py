@@ -1,7 +1,7 @@
 """`FusedSGD`: SGD with momentum that can write fp16 model weights together with their fp32 masters."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,13 +25,8 @@ class FusedSGD(FusedOptimizer):
         most_recent_scale: loss scale that the gradients carry; amp's backward sets it, `step` resets it to 1.
         scale_set_by_backward: whether a backward of this iteration has set it.
 
-    Raises:
-        ValueError: negative lr, momentum or weight decay, nesterov without momentum or with dampening, no lr.
-
     Source: Apex 25.05, `apex.optimizers.FusedSGD`.
     """
-
-    supported: ClassVar[tuple[torch.dtype, ...]] = (torch.float16, torch.float32)
 
     def __init__(
         self,

@@ -155,16 +155,6 @@ class Bucket:
         self._grads = []
 
 
-@dataclass(frozen=True)
-class Options:
-    """The user's options."""
-
-    message_size: int
-    delay: bool
-    group: dist.ProcessGroup | None
-    reduction: Reduction
-
-
 def facts(module: nn.Module) -> list[tuple[int, bool, torch.dtype, torch.device]]:
     """Return what makes buckets obsolete when it changes."""
     # `module.parameters()` takes several times as long, at each forward pass.
@@ -186,8 +176,17 @@ class Synchronizer:
     The hooks do not keep it alive: without its owner they do nothing.
     """
 
-    def __init__(self, module: nn.Module, options: Options) -> None:
-        self.options = options
+    def __init__(
+        self,
+        module: nn.Module,
+        reduction: Reduction,
+        group: dist.ProcessGroup | None,
+        *,
+        message_size: int,
+        delay: bool,
+    ) -> None:
+        self._reduction, self._group = reduction, group
+        self._message_size, self._delay = message_size, delay
         self.enabled = True
         self.facts = facts(module)
         self.names = [name for name, _ in module.named_parameters()]
@@ -195,7 +194,7 @@ class Synchronizer:
         self.active = [i for i, param in enumerate(self.params) if param.requires_grad]
         self.buckets: list[Bucket] | None = None
         self.retained: list[Tensor | None] = []
-        self._delayed = options.delay
+        self._delayed = delay
         self._bucket_of: dict[int, Bucket] = {}
         self._stream: torch.cuda.Stream | None = None
         self._works: list[tuple[Bucket, Any]] = []
@@ -299,7 +298,7 @@ class Synchronizer:
         """Reduce the next bucket, without waiting for the result."""
         assert self.buckets is not None
         bucket = self.buckets[self._next]
-        group, stream = self.options.group, self._stream
+        group, stream = self._group, self._stream
         self._next += 1
         flat = bucket.reserve()
         if stream is None or not flat.is_cuda:
@@ -327,18 +326,17 @@ class Synchronizer:
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
         for bucket in done:
             bucket.adopt()
-        if self.options.reduction.retain:
+        if self._reduction.retain:
             self.retained = [bucket.reduced for bucket in done]
 
     def _plan(self) -> list[Bucket]:
-        options = self.options
-        if options.delay:
+        if self._delay:
             plan = plan_by_type(self.params, self.active)
         else:
-            local = _plan_by_arrival(self.params, self.active, self._arrivals, options.message_size)
-            plan = _agree(local, self.active, len(self.params), options.group)
+            local = _plan_by_arrival(self.params, self.active, self._arrivals, self._message_size)
+            plan = _agree(local, self.active, len(self.params), self._group)
         self._delayed = plan.delayed
-        buckets = [Bucket([self.params[i] for i in indices], options.reduction) for indices in plan.buckets]
+        buckets = [Bucket([self.params[i] for i in indices], self._reduction) for indices in plan.buckets]
         self._bucket_of = {i: buckets[place] for place, indices in enumerate(plan.buckets) for i in indices}
         return buckets
 
@@ -371,14 +369,10 @@ def plan_by_type(params: Sequence[nn.Parameter], active: Iterable[int]) -> _Plan
 def _plan_by_arrival(
     params: Sequence[nn.Parameter], active: Sequence[int], arrivals: Sequence[int], message_size: int
 ) -> _Plan:
-    """Return the buckets that close as gradients arrive; gradients that never came have their own at the end.
+    """Return the buckets that close, at `message_size` elements, as gradients arrive; at the end those that never came.
 
-    Args:
-        params: all parameters of the module.
-        active: indices of those that take gradients.
-        arrivals: indices in the order in which gradients came; an index that came twice (a weight used in two
-            reentrant checkpoints) makes the plan delayed, since its first gradient is not its last.
-        message_size: number of elements from which on a bucket is closed.
+    An index that came twice (a weight used in two reentrant checkpoints) makes the plan delayed, since its first
+    gradient is not its last.
     """
     if len(set(arrivals)) < len(arrivals):
         return plan_by_type(params, active)
@@ -399,10 +393,7 @@ def _plan_by_arrival(
 
 
 def _agree(plan: _Plan, active: Sequence[int], total: int, group: dist.ProcessGroup | None) -> _Plan:
-    """Return rank 0's plan on every rank of `group`; a collective call.
-
-    Args:
-        total: number of parameters of the module, which is equal on all ranks.
+    """Return rank 0's plan on every rank of `group`; a collective call. `total` is the number of parameters.
 
     Raises:
         GradientReductionError: rank 0 reduces other parameters than this rank can.
@@ -449,11 +440,7 @@ def _message_device(group: dist.ProcessGroup | None) -> torch.device:
 def flat_dist_call(
     tensors: Iterable[Tensor], call: Callable[..., Any], extra_args: Sequence[Any] | None = None
 ) -> None:
-    """Run a collective on `tensors` in place, flattened by dtype; an all-reduce becomes an average.
-
-    Args:
-        call: a function of `torch.distributed` that works in place on one tensor.
-        extra_args: what `call` takes after the tensor.
+    """Run a collective of `torch.distributed` on `tensors` in place, flattened by dtype; all-reduce averages.
 
     Source: Apex 25.05, `apex.parallel.distributed`; training scripts import it.
     """

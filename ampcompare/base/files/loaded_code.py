@@ -66,12 +66,9 @@ QUOTED = re.compile(r"""["']([^"'\n]{1,256})["']""")
 
 @dataclass
 class LoadedCode:
-    """What a run has loaded.
+    """What a run has loaded: the start of the SHA-256 of each file and `$VARIABLE`, and versions of distributions.
 
-    Attributes:
-        files: the start of the SHA-256 of each file, by its name; several, joined by `|`, where it changed meanwhile.
-            Variables of the environment stand among them as `$NAME`.
-        packages: versions of the installed packages that it imported, by distribution.
+    A file that changed meanwhile has several, joined by `|`.
     """
 
     files: dict[str, str] = field(default_factory=dict)
@@ -116,11 +113,9 @@ def _digest_of_variable(value: str | None) -> str:
 
 
 class CodeWatch:
-    """Records at the end of this process what it has used.
+    """Records at the end of this process what it has used, in the folder of its cell.
 
-    Args:
-        folder: of the cell, which gets the list.
-        base: the folder of the script, or the one where it runs.
+    `base` is the folder of the script, or the one where it runs.
     """
 
     def __init__(self, folder: Path, base: Path) -> None:
@@ -219,11 +214,7 @@ def is_users_code(path: str) -> bool:
 
 
 class Names:
-    """Names of files, and the way back, as the search path of this process and its environment say.
-
-    Args:
-        base: the folder of the script, or the one where it runs.
-    """
+    """Names of files, and the way back, as the search path of this process and its environment say."""
 
     def __init__(self, base: Path) -> None:
         self._base = os.path.abspath(base)

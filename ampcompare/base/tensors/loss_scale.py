@@ -24,10 +24,7 @@ def moved_scale(
 ) -> tuple[float, int]:
     """Return the loss scale after a step, and the number of good steps in a row.
 
-    Args:
-        overflow: the step had a gradient that is not finite: the scale shrinks, not below `min_scale`.
-        growth_interval: so many good steps in a row let it grow, not above `max_scale`.
-        min_scale: None or 0 for none. Each bound holds in its own direction only.
+    Each bound holds in its own direction only: the floor (None or 0 for none) after an overflow, the ceiling in growth.
     """
     if overflow:
         shrunk = scale * backoff_factor
@@ -48,20 +45,6 @@ class DeviceLossScale:
         tracker: int32, good steps in a row.
         repeated: updates are recorded and repeated, so each applies all bounds, even those out of reach so far.
     """
-
-    __slots__ = (
-        "_clear",
-        "_flag",
-        "_halvings",
-        "_loaded",
-        "_steps",
-        "_window",
-        "device",
-        "inverse",
-        "repeated",
-        "scale",
-        "tracker",
-    )
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

@@ -23,13 +23,10 @@ def recast_through_state_dict(optimizer: Any) -> None:
 def cast_state(optimizer: Any, *, keep_half_params_full: bool = False) -> None:
     """Cast existing per-parameter state to the dtype of its parameter, instead of reloading the state dict.
 
-    The group dicts stay the same objects, and an optimizer that cannot load its own initial state is left alone.
-
-    Args:
-        keep_half_params_full: leave the state of half parameters alone; their masters take it over in fp32.
+    The group dicts stay the same objects. With `keep_half_params_full` the state of half parameters is left alone;
+    their masters take it over in fp32.
     """
-    groups = optimizer.param_groups
-    for param in list(chain.from_iterable(group["params"] for group in groups)):
+    for param in list(chain.from_iterable(group["params"] for group in optimizer.param_groups)):
         if param not in optimizer.state or (keep_half_params_full and param.dtype in HALF_TYPES):
             continue
         state = optimizer.state[param]
@@ -131,6 +128,13 @@ class AmpOptimizerState:
         self.flags = []
         self.own_step = self.momentum_state = None
         self.momentum_count = 0
+
+    def params_and_stashes(self) -> tuple[tuple[list[Tensor], list[Tensor | None]], ...]:
+        """Return the half and the fp32 parameters of the model, each with the gradients that are stashed for them."""
+        half = self.all_fp16_params, self.all_fp16_grad_stash
+        if self.master_weights:
+            return half, (self.all_fp32_from_fp32_params, self.all_fp32_from_fp32_grad_stash)
+        return half, (self.all_fp32_params, self.all_fp32_grad_stash)
 
     def release_buffers(self) -> None:
         """Release the memory of master gradients for the activations, on devices with a caching allocator."""

@@ -38,13 +38,9 @@ def scale_loss(
 ) -> AbstractContextManager[Any]:
     """Yield the scaled loss; on exit unscale the gradients, check them and move the loss scale.
 
-    Args:
-        loss: any tensor; cast to fp32 before it is scaled.
-        optimizers: one optimizer or several, all whose parameters receive gradients in this backward pass.
-        loss_id: which loss scaler, from 0 to `num_losses - 1`.
-        model: ignored, as in Apex.
-        delay_unscale: leave gradients scaled, because more backward passes accumulate into them before the step.
-        delay_overflow_check: unscale, but neither check for overflow nor move the scale.
+    The loss is cast to fp32 before it is scaled, by the scaler `loss_id`. `optimizers` is one or several: all whose
+    parameters receive gradients in this pass. `delay_unscale` leaves gradients scaled, as more passes accumulate into
+    them before the step; `delay_overflow_check` unscales, but neither checks nor moves the scale. `model` is ignored.
 
     Raises:
         AmpNotInitialized: before `initialize` (a RuntimeError).
@@ -273,13 +269,9 @@ def _clear_cast_cache(handle: Any) -> None:
 
 
 def backward(loss: Any, optimizers: Any, loss_id: int = 0, delay_unscale: bool = False) -> None:
-    """Run `with scale_loss(...) as scaled: scaled.backward()` without the product and its node.
+    """Run `with scale_loss(...) as scaled: scaled.backward()`, for a scalar without the product and its node.
 
     The derivative of the product is the scale, so every gradient has the same bits.
-
-    Args:
-        loss: a scalar tensor; any other loss is multiplied by the scale.
-        optimizers, loss_id, delay_unscale: as for `scale_loss`.
     """
     if loss.__class__ is Tensor and _needs_nothing(loss_id):
         run_backward(loss if loss.dtype is _FLOAT32 else loss.float())
