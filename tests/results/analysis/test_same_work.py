@@ -168,7 +168,6 @@ def test_another_machine_gets_no_verdict_on_time_and_memory(name: str) -> None:
     assert str(row.quality) == "equivalent (±0.5)"
     assert str(row.time) == str(row.memory) == f"not comparable ({words})"
     assert comparison.reading[0].startswith("No arm is recommended")
-    assert any(name.partition(" ")[0].lower() in line.lower() for line in comparison.reading[1:])
 
 
 def _engine(name: str, version: str) -> Change:
