@@ -340,6 +340,12 @@ class LossScaler:
         if self._overflow_buffer is not None:
             self._overflow_buffer.zero_()
 
+    def _read_flags(self) -> bool:
+        overflow = self._scalars.read_flags()
+        if self._overflow_buffer is not None and self._overflow_buffer.item():
+            overflow = True
+        return overflow
+
     def update_scale(self) -> bool:
         """Move the scale after a backward pass.
 
@@ -355,9 +361,7 @@ class LossScaler:
         if self._last_flag is not None:
             self._host_overflow = self._has_overflow
         if not self._host_overflow:
-            self._host_overflow = self._scalars.read_flags()
-            if self._overflow_buffer is not None and self._overflow_buffer.item():
-                self._host_overflow = True
+            self._host_overflow = self._read_flags()
         self._host_scale, self._host_unskipped = moved_scale(
             self._host_scale,
             self._host_unskipped,
