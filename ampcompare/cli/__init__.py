@@ -95,11 +95,7 @@ def _write(text: str) -> int:
 
 
 def __getattr__(name: str) -> Any:
-    """Import the group of commands on first use.
-
-    Raises:
-        AttributeError: there is no such name.
-    """
+    """Import the group of commands on first use."""
     if name != "cli":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from ampcompare.cli.group import cli

@@ -149,11 +149,7 @@ def command(**parameters: Any) -> int:
 
 
 def options_from(parameters: dict[str, Any]) -> CompareOptions:
-    """Return what the parameters of the command ask for.
-
-    Raises:
-        ConfigError: a value that cannot be read.
-    """
+    """Return what the parameters of the command ask for."""
     request = request_from({**parameters, "processes": count_processes(parameters)})
     arms, budget = _arms(parameters), to_seconds("--budget", parameters["budget"])
     options = options_by_name(CompareOptions, parameters, arms=arms, budget=budget, sweep=None)

@@ -53,11 +53,7 @@ def launch_options(function: Function) -> Function:
 
 
 def count_processes(parameters: Mapping[str, Any]) -> int | None:
-    """Return the number of processes that flags, or the launcher of this process, ask for; None if neither does.
-
-    Raises:
-        ConfigError: both do, and they differ.
-    """
+    """Return the number of processes that flags, or the launcher of this process, ask for; None if neither does."""
     from ampcompare.base.environment.ranks import world_of
 
     world = world_of(url=parameters["dist_url"])
@@ -73,11 +69,7 @@ def count_processes(parameters: Mapping[str, Any]) -> int | None:
 
 
 def launch_from(parameters: Mapping[str, Any]) -> LaunchOptions:
-    """Return how the present command starts the processes of a cell.
-
-    Raises:
-        ConfigError: an option of Slurm that cannot be used.
-    """
+    """Return how the present command starts the processes of a cell."""
     from ampcompare.experiment.launch.slurm import parse_slurm_options
     from ampcompare.experiment.run_options import LaunchOptions
 
@@ -87,15 +79,7 @@ def launch_from(parameters: Mapping[str, Any]) -> LaunchOptions:
 
 
 def options_by_name(kind: Callable[..., Options], parameters: Mapping[str, Any], **values: Any) -> Options:
-    """Return options of a run or comparison: each is the parameter of the present command that has its name.
-
-    Args:
-        kind: a class whose options are processes that train.
-        values: given in place of parameters of the same name.
-
-    Raises:
-        ConfigError: a value that cannot be used.
-    """
+    """Return options of a run or comparison: each is the parameter of the command that has its name, or a value."""
     names = inspect.signature(kind).parameters.keys() & parameters.keys() - READ_ELSEWHERE
     if "launch" in inspect.signature(kind).parameters:
         values["launch"] = launch_from(parameters)
@@ -109,9 +93,6 @@ def save_at_signals(launcher: Launcher) -> Iterator[None]:
     """Pass SIGTERM and SIGHUP on to the running cell, which saves and ends; end at once if none is running.
 
     A cell that has just ended when it is asked is not followed by another.
-
-    Raises:
-        Ended: the signal came between two cells.
     """
     names: list[str] = []
 
@@ -127,11 +108,7 @@ def save_at_signals(launcher: Launcher) -> Iterator[None]:
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Leave the block at SIGTERM and SIGHUP as at an error, so that what it has started is ended too.
-
-    Raises:
-        Ended: the signal came.
-    """
+    """Leave the block at SIGTERM and SIGHUP as at an error, so that what it has started is ended too."""
 
     def end(name: str) -> None:
         raise Ended(f"ended by {name}; nothing was saved")

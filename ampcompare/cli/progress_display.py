@@ -43,9 +43,6 @@ class Display(Observer):
 
     A separate thread draws the bars, so that times are updated during long steps too. Use it as a context manager,
     which ends the thread and clears the bars, also before an error is shown.
-
-    Args:
-        notify_seconds: show a plain line this often; by default each minute where there are no bars.
     """
 
     def __init__(self, *, quiet: bool, bar: bool, notify_seconds: float | None = None) -> None:

@@ -12,11 +12,7 @@ MAX_NOTICES = 16  # plain lines at a time
 
 
 def describe_outline(outline: Outline, device: str) -> str:
-    """Return the first line: what will run, where and into which folder, and how much of it is there already.
-
-    Args:
-        device: that `auto` stands for.
-    """
+    """Return the first line: what will run, on which device, into which folder, and what is there already."""
     arms, seeds, count = outline.arms, outline.seeds, len(outline.cells)
     named = f" ({printable(', '.join(arms), 100)})" if len(arms) <= MAX_NAMED else ""
     if count == 1:
@@ -48,11 +44,7 @@ def _place(cells: Sequence[RunConfig], device: str) -> str:
 
 
 def notices(cells: Sequence[CellView], matrix: MatrixView, *, idle: str = "") -> list[str]:
-    """Return plain lines on some running cells and the matrix, and in one more how many others run.
-
-    Args:
-        idle: what happens while no cell runs; "" for nothing.
-    """
+    """Return plain lines on some running cells and the matrix, and in one more how many others run."""
     end = f"; {rough_duration(int(matrix.seconds))} since the start"
     if matrix.left is not None and matrix.total > 1:
         end += f", about {rough_duration(matrix.left)} left"

@@ -151,11 +151,7 @@ class _ReportTarget:
 
 
 def _target_from(form: str | None, output: str | None, shown: bool) -> _ReportTarget:
-    """Return where a report goes, from the options of the command.
-
-    Raises:
-        ConfigError: the options do not go together.
-    """
+    """Return where a report goes, from the options of the command."""
     if shown and form not in (None, "html"):
         raise ConfigError(f"--open shows the HTML page, and --format asks for {form}; give only one of them")
     if shown and output == "-":
@@ -172,11 +168,7 @@ def _target_from(form: str | None, output: str | None, shown: bool) -> _ReportTa
 
 
 def _give_report(text: str, target: _ReportTarget) -> None:
-    """Write a report to its file, and show it if that is asked for; without a file, to standard output.
-
-    Raises:
-        EnvironmentUnfit: the file cannot be written.
-    """
+    """Write a report to its file, and show it if that is asked for; without a file, to standard output."""
     if target.file is None:
         say(text, nl=False)
         return

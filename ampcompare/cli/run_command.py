@@ -95,11 +95,7 @@ def command(**parameters: Any) -> int:
 
 
 def sources_from(parameters: Mapping[str, Any]) -> SettingsSources:
-    """Return the settings of the one arm that the parameters of the command ask for.
-
-    Raises:
-        ConfigError: settings that cannot be used.
-    """
+    """Return the settings of the one arm that the parameters of the command ask for."""
     named = parameters["arm_text"]
     arm = str(Arm.parse(named)) if named is not None else None
     derived = {
@@ -110,11 +106,7 @@ def sources_from(parameters: Mapping[str, Any]) -> SettingsSources:
 
 
 def _show_run(outcome: RunOutcome, *, as_json: bool, quiet: bool, details: bool) -> None:
-    """Print the row of a run or the record as JSON, and the error of one that failed.
-
-    Raises:
-        Ended: the run was asked to stop.
-    """
+    """Print the row of a run or the record as JSON, and the error of one that failed."""
     from ampcompare.results.analysis.summary import summarize
     from ampcompare.results.records.run import dump_json
 

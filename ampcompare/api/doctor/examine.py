@@ -154,12 +154,7 @@ class Examination:
 
 
 def examine(arms: Sequence[Arm] = (), *, seconds: float = TIME_LIMIT) -> Examination:
-    """Examine this machine as a script in the current folder would find it.
-
-    Args:
-        arms: those to report on one by one.
-        seconds: time limit of each child process.
-    """
+    """Examine this machine as a script in the current folder would find it."""
     kinds = [kind for kind in ACCELERATORS if not why_no_accelerator(kind)]
     with ThreadPoolExecutor(max_workers=3) as pool:
         vision = pool.submit(ask, "vision", seconds=seconds)
@@ -184,11 +179,7 @@ def examine(arms: Sequence[Arm] = (), *, seconds: float = TIME_LIMIT) -> Examina
 
 
 def render(examination: Examination, *, width: int, style: Callable[[str, Verdict], str]) -> str:
-    """Return the report, wrapped to `width` columns; a line to be pasted is never wrapped.
-
-    Args:
-        style: gives a word the color of its verdict.
-    """
+    """Return the report, wrapped to `width` columns; a line to be pasted is never wrapped."""
     lines: list[str] = []
     checks = [*examination.findings, *map(_check_of_arm, examination.arms)]
     for group, its in itertools.groupby(checks, lambda check: check.group):

@@ -13,7 +13,7 @@ from ampcompare.results.records.comparison import ArmSummary, Comparison, Quanti
 from ampcompare.results.records.evaluation import emulated_type
 from ampcompare.results.records.metric import TOP5, Metric
 from ampcompare.results.records.run import RunRecord
-from ampcompare.results.records.verdict import OPEN, Kind, Verdict
+from ampcompare.results.records.verdict import Kind, Verdict
 from ampcompare.results.report.document import Cell, Column, Table, Tone
 
 _MORE_DIGITS = 10
@@ -80,13 +80,7 @@ def over_runs(
     *,
     overview: bool = False,
 ) -> ArmColumn:
-    """Return a column of the mean over the completed runs of an arm; the CSV has the value of each run.
-
-    Args:
-        value: of one run; None if it has none.
-        form: text of a mean, such as `"{:.2f}".format`.
-        applies: as for `ArmColumn`, and so is `overview`.
-    """
+    """Return a column of the mean over the completed runs of an arm; the CSV has the value of each run."""
 
     def cell(row: ArmSummary, comparison: Comparison) -> Cell:
         completed = [value(run) for run in comparison.records if run.arm == row.arm and run.status == "completed"]
@@ -197,11 +191,7 @@ def _engine(row: ArmSummary) -> str:
 
 
 def status_cell(row: ArmSummary, records: Iterable[RunRecord], longest: int = 60) -> Cell:
-    """Return what became of the runs of a row, in the tone of the best of them.
-
-    Args:
-        records: of the row; of a judged table there are none.
-    """
+    """Return what became of the runs of a row, in the tone of the best of them; a judged table has no records."""
     ended = {record.status for record in records if record.arm == row.arm}
     if not ended and row.completed + row.diverged:
         ended = {"diverged"} if row.diverged else {"completed"}
@@ -382,12 +372,7 @@ def columns(comparison: Comparison) -> dict[str, ArmColumn]:
 def table_of(
     shown: Mapping[str, ArmColumn], comparison: Comparison, rows: Sequence[ArmSummary] | None = None, **options: Any
 ) -> Table:
-    """Return a table of these columns.
-
-    Args:
-        rows: of the arms to show; None for all of the comparison.
-        options: of `Table.of`.
-    """
+    """Return a table of these columns, for all arms or some; options are those of `Table.of`."""
     chosen = comparison.arms if rows is None else rows
     return Table.of(shown, [[column.cell(row, comparison) for column in shown.values()] for row in chosen], **options)
 
@@ -406,11 +391,6 @@ def format_interval(
     A verdict says on which side of a limit each bound lies: of 0, or of the equivalence margin. Rounding must not say
     otherwise, as "-0.50" would of a bound of -0.4996 that is inside a margin of 0.5. So a bound gets as many digits
     as that takes; from the second one more on, it may also be rounded away from the limit.
-
-    Args:
-        limits: which the verdict compares the bounds with, in the unit of the value.
-        decimals: as far as no limit is near.
-        sign: "+" to write it for positive numbers.
     """
     if low is None or high is None:
         return format_decimal(value, decimals, sign)
@@ -451,11 +431,7 @@ def tone_of(verdict: Verdict) -> Tone:
 
 
 def time_words(verdict: Verdict, margin: float) -> str:
-    """Return what a verdict on the step time says; "" where it decides nothing.
-
-    Args:
-        margin: as a share of the step time.
-    """
+    """Return what a verdict on the step time, whose margin is a share of it, says; "" where it decides nothing."""
     words: dict[Kind, str] = {
         "better": "faster",
         "worse": "slower",
@@ -465,15 +441,6 @@ def time_words(verdict: Verdict, margin: float) -> str:
     return words.get(verdict.kind, "")
 
 
-def time_tone(verdict: Verdict) -> Tone:
-    """Return the color of a verdict on time; none for an open one."""
-    return "" if verdict.kind in OPEN else tone_of(verdict)
-
-
 def is_emulated(row: ArmSummary) -> bool:
     """Return whether an arm's 16-bit arithmetic was computed in fp32 and rounded, so that its times say nothing."""
     return bool(emulated_type(row.half))
-
-
-def is_invalid(row: ArmSummary) -> bool:
-    return bool(row.invalid_time)

@@ -13,11 +13,7 @@ HEADS = ("arm", "word", "part", "why")
 
 
 def outlook_text(found: Outlook, width: int) -> str:
-    """Return the text.
-
-    Args:
-        width: of a line, in characters.
-    """
+    """Return the text in lines of a width, in characters."""
     return f"{listing_table(_rows(found), HEADS, width)}\n\n{textwrap.fill(_basis(found), width)}"
 
 

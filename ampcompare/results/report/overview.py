@@ -18,12 +18,11 @@ from ampcompare.results.report.columns import (
     columns,
     effect_text,
     is_emulated,
-    is_invalid,
     metric_text,
+    of_arm,
     state_cell,
     status_cell,
     step_cell,
-    time_tone,
     time_words,
     tone_of,
     verdict_detail,
@@ -43,10 +42,6 @@ def is_reference(row: ArmSummary, comparison: Comparison) -> bool:
     """Return whether others are compared with a row."""
     references = [comparison.reference] if comparison.judged is None else comparison.judged.references
     return row.arm in references
-
-
-def _arm(row: ArmSummary, comparison: Comparison) -> Cell:
-    return Cell(arm_name(row))
 
 
 def _quality(row: ArmSummary, comparison: Comparison) -> Cell:
@@ -82,7 +77,7 @@ def _loss(row: ArmSummary, comparison: Comparison) -> Cell:
 
 def _ratio(row: ArmSummary, comparison: Comparison) -> Cell:
     if is_reference(row, comparison):
-        return Cell("1.00") if row.completed and not is_invalid(row) else Cell()
+        return Cell("1.00") if row.completed and not row.invalid_time else Cell()
     if row.time.effect is None:
         return Cell()
     if is_emulated(row) and row.time.kind != "invalid":
@@ -91,7 +86,8 @@ def _ratio(row: ArmSummary, comparison: Comparison) -> Cell:
         shown = INVALID if row.time.kind == "invalid" else Cell(row.time.word, "muted", badge=True)
         return replace(shown, short="-")
     text = effect_text(row, "time", comparison)
-    return Cell(text, time_tone(row.time), short=format_decimal(row.time.effect, 2))
+    tone = "" if row.time.kind in OPEN else tone_of(row.time)
+    return Cell(text, tone, short=format_decimal(row.time.effect, 2))
 
 
 def _peak(row: ArmSummary, comparison: Comparison) -> Cell:
@@ -101,16 +97,12 @@ def _peak(row: ArmSummary, comparison: Comparison) -> Cell:
     return Cell(f"{size:,.{1 if size < 1000 else 0}f}")
 
 
-def _runs(row: ArmSummary, comparison: Comparison) -> Cell:
-    return Cell(str(row.completed + row.diverged))
-
-
 def _memory(row: ArmSummary, comparison: Comparison) -> Cell:
     more = row.memory.effect
     return Cell() if more is None else Cell(f"{'-' if more < 0 else '+'}{format_bytes(abs(round(more)))}")
 
 
-ARM = ArmColumn("arm", numeric=False, cell=_arm)
+ARM = replace(of_arm(arm_name), head="arm", numeric=False)
 VERDICT = ArmColumn("verdict", numeric=False, cell=_verdict, shorten=1)
 RATIO = ArmColumn(
     "rel. time",
@@ -148,7 +140,7 @@ def judged_columns(metric: Metric) -> list[ArmColumn]:
     """Return the columns of a table that someone else measured."""
     return [
         ARM,
-        ArmColumn("runs", cell=_runs, drop=3, dropped="numbers of runs"),
+        replace(of_arm(lambda row: str(row.completed + row.diverged)), head="runs", drop=3, dropped="numbers of runs"),
         *_columns_of_quality(metric),
         RATIO,
         ArmColumn("Δ memory", cell=_memory, drop=4, dropped="differences in memory"),

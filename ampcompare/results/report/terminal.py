@@ -129,12 +129,7 @@ def _more(hidden: Sequence[str]) -> str:
 
 
 def paragraph(text: str, width: int | None, first: str = "", rest: str | None = None) -> str:
-    """Return text as lines of at most 100 characters.
-
-    Args:
-        first: what stands before the first line.
-        rest: what stands before the others; None for two more spaces than `first`.
-    """
+    """Return text as lines of at most 100 characters, the first and the others with what stands before them."""
     room = min(width or WIDTH, WIDTH)
     joined = printable(text, MAX_LINE).replace(" %", "\u00a0%")  # no line begins with a percent sign
     below = f"{first}  " if rest is None else rest
@@ -190,9 +185,6 @@ def _lay_out(table: Table, width: int | None, paint: Paint = lambda text, tone: 
 
     The first of these that fits is taken, each with a column of notes or with the notes below: short words for
     verdicts, step times without their intervals, fewer columns; each also with heads of two lines and folded names.
-
-    Args:
-        paint: of the text of a cell in its tone.
     """
     if width is None:
         return _laid_out(table, _Choice(), None, paint) or _LaidOut([], [], [])

@@ -413,17 +413,6 @@ PAIRS = {
         with torch.autocast("cpu"):  # right
             loss = torch.nn.functional.binary_cross_entropy(model(x), y)
     """,
-    "AMP232: a loss that a method returns": """
-        class Engine:
-            def loss(self, batch):
-                with torch.autocast("cuda", dtype=torch.float16):  # wrong
-                with torch.autocast("cuda", dtype=torch.bfloat16):  # right
-                    return self.model(batch)
-            def train(self, batch):
-                loss = self.loss(batch)
-                loss.backward()
-                self.optimizer.step()
-    """,
 }
 
 

@@ -265,19 +265,6 @@ PAIRS = {
                 for m in self.net.modules():
                     m.weight.grad.data.add_(torch.sign(m.weight))
     """,
-    "AMP104: clipping with FP16_Optimizer": """
-        from apex.fp16_utils import FP16_Optimizer
-        optimizer = FP16_Optimizer(optimizer)
-        optimizer.backward(loss)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # wrong
-        optimizer.clip_master_grads(1.0)  # right
-        optimizer.step()
-    """,
-    "AMP228: a loss that is scaled in place": """
-        loss = model(batch)
-        loss = scaler.scale(loss)  # wrong
-        total += loss.item()
-    """,
     "AMP118: a scaled loss under its name": """
         from apex import amp
         with amp.scale_loss(loss, optimizer) as scaled_loss:

@@ -11,7 +11,6 @@ from ampcompare.base.formatting import format_count, printable
 from ampcompare.results.analysis.conclusions.headline import warnings_and_answer
 from ampcompare.results.analysis.effects.step_time import invalid_reason
 from ampcompare.results.records.comparison import Comparison
-from ampcompare.results.records.metric import Metric
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.report.base import MAX_LINE
 from ampcompare.results.report.columns import INVALID, metric_text, state_cell
@@ -49,30 +48,20 @@ MOST_ARMS = 24  # with pictures: a page draws as many as it likes, an output of 
 DEFAULTS = "Settings that differ from their defaults"
 
 
-class Curves(NamedTuple):
-    """Charts of what was learned, between whose arms a page switches."""
-
-    charts: Sequence[Chart]
-
-
-class Costs(NamedTuple):
-    """Memory and time; the charts are of time.
+class Charts(NamedTuple):
+    """Plots and charts, between whose arms a page switches.
 
     Attributes:
         fault: why no time is a result, and none is drawn; "" where one is.
     """
 
-    plots: Sequence[TrackPlot]
     charts: Sequence[Chart]
-    fault: str
+    plots: Sequence[TrackPlot] = ()
+    fault: str = ""
 
 
 def page_sections(comparison: Comparison, logs: Mapping[str, str]) -> list[Section]:
-    """Return the sections, each of which is made once a page shows it.
-
-    Args:
-        logs: relative address of the log of each cell, by the name of the cell.
-    """
+    """Return the sections, each of which is made once a page shows it."""
     arms, reference, records = arms_with_runs(comparison), comparison.reference, comparison.records
     most = max(12, min(MAX_POINTS, ALL_POINTS // max(1, len(arms))))
     fault = _no_valid_time(arms)
@@ -81,21 +70,23 @@ def page_sections(comparison: Comparison, logs: Mapping[str, str]) -> list[Secti
     def effects(draw: Callable[[Comparison, Sequence[ArmRuns]], TrackPlot]) -> list[Block]:
         return [Figure("tracks", lambda: draw(comparison, arms))] if len(arms) > 1 else []
 
-    def costs() -> Costs:
+    def costs() -> Charts:
         timing = [] if fault else [*time_charts(arms, reference, most), drift_chart(arms)]
-        return Costs([memory_plot(arms), *([] if fault else [step_time_plot(arms)])], timing, fault)
+        return Charts(timing, [memory_plot(arms), *([] if fault else [step_time_plot(arms)])], fault)
 
     def pictures() -> list[Block]:
         charts = learning_charts(arms[:MOST_ARMS], reference, MOST_POINTS)
         made = [chart for chart in charts if chart.is_drawn]
         return [Figure("pictures", lambda: made, is_bare=True)] if made else []
 
-    def usage() -> Costs:
-        return Costs([plot for plot in (memory_plot(arms), step_time_plot(arms)) if not plot.sentence], (), fault)
+    def usage() -> Charts:
+        return Charts((), [plot for plot in (memory_plot(arms), step_time_plot(arms)) if not plot.sentence], fault)
 
     def runs() -> list[Block]:
-        table = Table.of(_run_headers(comparison.metric), map(_run, records), caption="Runs")
+        best = "best %" if comparison.metric.unit == "%" else "best"
+        heads = ["arm", "seed", "status", printable(comparison.metric.head), best, "loss", "step ms", "train s", "MiB"]
         links = [logs.get(record.cell, "") for record in records]
+        table = Table.of([*heads, "loss scale", "skipped", "note"], map(_run, records), caption="Runs")
         return [replace(table, links=links if any(links) else ())]
 
     def settings_blocks() -> list[Block]:
@@ -113,7 +104,7 @@ def page_sections(comparison: Comparison, logs: Mapping[str, str]) -> list[Secti
     return [
         Section("differences", lambda: effects(accuracy_effects)),
         Section("ratios", lambda: effects(time_effects)),
-        Section("curves", [Figure("curves", lambda: Curves(_curves(arms, reference, most)))], "Curves"),
+        Section("curves", [Figure("curves", lambda: Charts(_curves(arms, reference, most)))], "Curves"),
         Section("costs", [Figure("costs", costs)], "Memory and time"),
         Section("pictures", pictures, "Curves"),
         Section("usage", [Figure("costs", usage)], "Memory and time", "closed" if fault else "open"),
@@ -183,15 +174,8 @@ def _what_was_trained(record: RunRecord) -> list[str]:
     ]
 
 
-def _run_headers(metric: Metric) -> list[str]:
-    """Return the heads of the table of runs."""
-    best = "best %" if metric.unit == "%" else "best"
-    of_metric = [printable(metric.head), best]
-    return ["arm", "seed", "status", *of_metric, "loss", "step ms", "train s", "MiB", "loss scale", "skipped", "note"]
-
-
 def _run(record: RunRecord) -> list[str | Cell]:
-    """Return the line of one run under `_run_headers`."""
+    """Return the line of one run."""
     metric = record.metric
     summary = record.summary
     train_seconds = sum(epoch.train_seconds for epoch in summary.epochs) if summary.epochs else None
@@ -205,10 +189,8 @@ def _run(record: RunRecord) -> list[str | Cell]:
         metric_text(metric, summary.metric_final),
         metric_text(metric, summary.metric_best),
         _number(summary.loss_final, "{:.4g}"),
-        *(
-            _time(seconds, factor, record)
-            for seconds, factor in ((summary.step_seconds_median, 1e3), (train_seconds, 1))
-        ),
+        _time(summary.step_seconds_median, 1e3, record),
+        _time(train_seconds, 1, record),
         _number(summary.peak_bytes, "{:,.1f}", 2**-20),
         _number(summary.final_loss_scale, "{:g}"),
         f"{summary.skipped_steps}/{summary.num_steps}" if summary.num_steps else "-",

@@ -17,7 +17,6 @@ from ampcompare.source.lint.module import (
     rule,
 )
 from ampcompare.source.lint.update_events import Context, Event, Kind
-from ampcompare.source.module import Scope
 from ampcompare.source.syntax import argument, is_literal
 
 
@@ -233,22 +232,9 @@ def fp16_without_scaler(module: LintModule) -> Iterator[Finding]:
 
 
 def _is_computed_in_fp16(module: LintModule, event: Event) -> bool:
-    """Return whether a loss is assigned under fp16 autocast, or returned from there by a function of the module."""
+    """Return whether a loss is assigned under fp16 autocast."""
     values = module.values_of(event.name, event.scope) or []
-    if len(values) != 1:
-        return False
-    if is_in_fp16_block(module, values[0]):
-        return True
-    called = name_of(values[0].func) if isinstance(values[0], ast.Call) else ""
-    owner = event.scope.owner if called.startswith("self.") else module.top
-    function = None if owner is None else owner.functions.get(called.removeprefix("self."))
-    return function is not None and _returns_from_fp16(module, function)
-
-
-def _returns_from_fp16(module: LintModule, function: Scope) -> bool:
-    inside = (node for node in ast.walk(function.node) if isinstance(node, ast.Return))
-    returns = [node for node in inside if module.scope_of[node].node is function.node]
-    return bool(returns) and all(one.value is not None and is_in_fp16_block(module, one.value) for one in returns)
+    return len(values) == 1 and is_in_fp16_block(module, values[0])
 
 
 def is_in_fp16_block(module: LintModule, node: ast.AST) -> bool:

@@ -21,6 +21,7 @@ from ampcompare.source.lint.module import (
 )
 from ampcompare.source.lint.update_events import FINITE, Event, Kind, plain
 from ampcompare.source.module import Scope
+from ampcompare.source.syntax import last_name
 
 IN_PLACE = ("add_", "sub_", "clamp_", "clip_", "addcmul_", "addcdiv_")  # `mul_` by a mask is right at any scale
 READS = ("norm", "vector_norm", "pow", "square", "abs", "get_total_norm")
@@ -83,9 +84,7 @@ def scaled_gradients(module: LintModule) -> Iterator[Finding]:
 
 def _depends_on_scale(event: Event) -> bool:
     """Return whether an event reads or changes the gradient of a parameter in a way that its size decides."""
-    function = event.call.func
-    method = function.attr if isinstance(function, ast.Attribute) else name_of(function)
-    if method not in (*READS, *IN_PLACE):
+    if not isinstance(event.call, ast.Call) or last_name(event.call.func) not in (*READS, *IN_PLACE):
         return False
     gradient = next(node for node in ast.walk(event.call) if isinstance(node, ast.Attribute) and node.attr == "grad")
     owner = name_of(gradient.value).partition(".")[0]

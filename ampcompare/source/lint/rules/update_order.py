@@ -107,7 +107,8 @@ def _code_of_microbatch(trace: Trace, event: Event, step: Event) -> str:
     if step.kind is not Kind.SCALER_STEP:
         return ""
     unscales = event.kind is Kind.UNSCALE and event.target == step.target
-    return "AMP210" if unscales and not _updates_each_time(trace, event) else ""
+    updates = [other for other in trace if other.kind is Kind.UPDATE and other.loops == event.loops]
+    return "AMP210" if unscales and all(any("%" in key for key in other.facts) for other in updates) else ""
 
 
 def _steps_each_time(trace: Trace, event: Event) -> bool:
@@ -117,13 +118,6 @@ def _steps_each_time(trace: Trace, event: Event) -> bool:
         and other.loops == event.loops
         and other.may_follow(event)
         and not any("%" in key for key in other.facts)
-        for other in trace
-    )
-
-
-def _updates_each_time(trace: Trace, event: Event) -> bool:
-    return any(
-        other.kind is Kind.UPDATE and other.loops == event.loops and not any("%" in key for key in other.facts)
         for other in trace
     )
 
