@@ -137,7 +137,6 @@ def _watch_script(
 
     Args:
         lines: file:line of calls that run in fp32.
-        parent: of the folder of the run.
 
     Returns:
         What was seen, the functions kept in fp32 by their line, and the device's type.
@@ -201,11 +200,9 @@ def run_examined(
     """Run the script of a configuration under examination, to its end, and return its exit code.
 
     Args:
-        folder: of the run.
         kind: of `ampcompare.script.examination`, which runs once or on each rank.
         answer: file that it leaves.
         what: it leaves one for.
-        environment: added to that of this process.
     """
     request.write(folder / "request.json")
     start = [sys.executable]

@@ -54,13 +54,10 @@ class Plan:
     Attributes:
         arms: labels of the rows, in the order of the table: canonical texts of arms, and what is varied.
         reference: the row that the others are compared with.
-        seeds: in order.
         cells: in the order in which they run: blocks by seed, each with all arms, and over the blocks all arms at equal
             mean positions, so that a drift of the machine affects them equally.
         labels: the row of each cell.
         order_seed: seed of the random order, drawn for each plan.
-        timing_rounds: times that every arm of a seed is timed again after its runs.
-        published: published results matched to the rows.
     """
 
     arms: tuple[str, ...]
@@ -82,7 +79,6 @@ class Plan:
 
         Args:
             order: cells as LABEL@SEED; those that this plan lacks are ignored.
-            order_seed: recorded with it.
         """
         cells = dict(zip(self.order, self.cells, strict=True))
         recorded: dict[int, list[str]] = {seed: [] for seed in self.seeds}
@@ -209,9 +205,7 @@ def balanced_rows(arms: Sequence[str], recorded: Sequence[Sequence[str]], count:
     needs a multiple of the arms as blocks, and most comparisons have fewer.
 
     Args:
-        arms: of every row.
         recorded: rows of the same arms that ran, or are planned, before.
-        count: rows to return.
         seed: of the random choice; with the same `recorded` it gives the same rows.
     """
     generator = random.Random(f"{seed} after {len(recorded)} blocks")

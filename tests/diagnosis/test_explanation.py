@@ -33,10 +33,6 @@ LIBRARIES = [
 ]
 
 
-def _does(arm: str) -> dict[str, str]:
-    return dict(explain_arm(Arm.parse(arm)).parts.does)
-
-
 @pytest.mark.parametrize(
     ("arm", "twin"),
     [
@@ -60,23 +56,6 @@ def test_twins(arm: str, twin: str | None) -> None:
     found = explain_arm(Arm.parse(arm)).parts.twin
     assert found == (None if twin is None else str(Arm.parse(twin)))
     assert found is None or str(Arm.parse(found)) == found
-
-
-def test_words_follow_the_options() -> None:
-    """What is said of batch norm, masters and scale changes with the arm."""
-    assert "all but those of batch norm" in _does("apex:O2")["weights"]
-    assert _does("apex:O3")["batch norm"] == "fp16 weights and statistics"
-    assert "fp32 copy" in _does("apex:O3,master_weights=true")["master weights"]
-    assert "static at 128" in _does("apex:O2,loss_scale=128")["loss scale"]
-    assert "never below 8" in _does("apex:O2,min_loss_scale=8")["loss scale"]
-    assert "begins at 1024" in _does("native:fp16,init_scale=1024")["loss scale"]
-    assert "outputs fp16" in _does("apex:O2,cast_model_outputs=fp16")["inputs, outputs"]
-    assert "1e-8" not in _does("half:dtype=bf16")["optimizer"]
-    assert "which the optimizer steps" in _does("half:master_weights")["master weights"]
-    assert "Kahan" in _does("half:bf16,kahan")["master weights"]
-    assert "stochastically" in _does("half:bf16,rounding=stochastic")["master weights"]
-    assert "held in bf16 between steps" in _does("native:bf16,state=bf16")["optimizer state"]
-    assert "fp16" not in " ".join(text for name, text in _does("apex:O5").items() if name != "loss scale")
 
 
 @pytest.mark.parametrize(

@@ -101,13 +101,6 @@ def test_the_same_again_is_no_look(tmp_path: Path) -> None:
     assert (RunDirectory(tmp_path).journal_file).read_bytes() == before
 
 
-def test_another_preference_is_no_look(tmp_path: Path) -> None:
-    """What is preferred and how the report is called tests nothing."""
-    _compare(tmp_path, range(3))
-    again = _compare(tmp_path, range(3), terms=Criteria(margin=0.5, prefer="memory", tag="other"))
-    assert (again.look, len(RunDirectory(tmp_path).looks())) == (1, 1)
-
-
 def test_more_seeds_are_a_second_look(tmp_path: Path) -> None:
     """More seeds are tested at what the first look has left, and every format says so."""
     _compare(tmp_path, range(3))
@@ -134,11 +127,22 @@ def test_a_first_look_at_fewer_seeds_again(tmp_path: Path) -> None:
     assert (back.look, back.error_rate, back.arms) == (1, first.error_rate, first.arms)
 
 
-def test_a_margin_chosen_after_the_runs_is_another_look(tmp_path: Path) -> None:
-    _compare(tmp_path, range(3), launcher=Pretend(worse=2))
-    changed = _compare(tmp_path, range(3), terms=Criteria(margin=3.0))
-    assert changed.look == 2
-    assert changed.error_rate == pytest.approx(0.005)
+@pytest.mark.parametrize(
+    ("options", "looks"),
+    [
+        ({"terms": Criteria(margin=0.5, prefer="memory", tag="other")}, 1),
+        ({"terms": Criteria(margin=3.0)}, 2),
+        ({"pilot": range(5)}, 2),
+        ({"force": True}, 2),
+    ],
+)
+def test_what_is_another_look(tmp_path: Path, options: dict[str, Any], looks: int) -> None:
+    """Another margin, test or run of the same cells is tested at what is left; another preference or tag is not."""
+    launcher = Pretend()
+    first = _compare(tmp_path, range(5), launcher=launcher)
+    again = _compare(tmp_path, range(5), launcher=launcher, **options)
+    assert (again.look, len(RunDirectory(tmp_path).looks())) == (looks, looks)
+    assert again.error_rate == (first.error_rate if looks == 1 else pytest.approx(0.005))
 
 
 def test_a_reference_chosen_after_the_runs_is_another_look(tmp_path: Path) -> None:
@@ -149,13 +153,6 @@ def test_a_reference_chosen_after_the_runs_is_another_look(tmp_path: Path) -> No
     assert (launcher.launched, changed.look, changed.reference) == (0, 2, "half")
     assert {row.arm: str(row.quality) for row in changed.arms} == {"fp32": "better", "half": ""}
     assert reload_comparison(tmp_path).reference == "half"
-
-
-def test_cells_that_ran_again_are_another_look(tmp_path: Path) -> None:
-    launcher = Pretend()
-    _compare(tmp_path, range(3), launcher=launcher)
-    again = _compare(tmp_path, range(3), launcher=launcher, force=True)
-    assert again.look == 2
 
 
 def test_two_seeds_spend_nothing(tmp_path: Path) -> None:
@@ -272,14 +269,6 @@ def test_a_journal_without_its_plan_tests_nothing(tmp_path: Path) -> None:
     shown = reload_comparison(tmp_path)
     assert str(_half(shown).quality) == "inconclusive (not tested)"
     assert any("no plan.json" in line for line in shown.reading)
-
-
-def test_the_spread_of_a_pilot_is_another_look(tmp_path: Path) -> None:
-    """The same runs tested once by Stein's method and once by all pairs are two looks."""
-    _compare(tmp_path, range(5))
-    second = _compare(tmp_path, range(5), pilot=range(5))
-    assert second.look == 2
-    assert second.error_rate == pytest.approx(0.005)
 
 
 def test_directories_together_are_one_more_look(tmp_path: Path) -> None:

@@ -79,15 +79,6 @@ def test_a_finished_data_set_is_taken_as_it_is(user_module: Write) -> None:
     assert "no parameter train_size" in str(refused("own_data:make", train_size=5).value)
 
 
-def test_what_a_factory_raises_is_told_and_chained(user_module: Write) -> None:
-    """Name, type and text of the exception are in the one line, and the exception is its cause."""
-    user_module("own_error", "def make():\n    raise KeyError('path\\nof data')\n")
-    caught = refused("own_error:make")
-    assert "KeyError" in str(caught.value)
-    assert "path" in str(caught.value)
-    assert isinstance(caught.value.__cause__, KeyError)
-
-
 @pytest.mark.parametrize(
     "body, told",
     [

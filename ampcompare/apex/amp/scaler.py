@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from ampcompare.base.tensors.lists import by_type
 from ampcompare.base.tensors.loss_scale import FLOAT32_MAX, DeviceLossScale, is_exact_on_device, moved_scale
 
 from ._amp_state import _amp_state, maybe_print
@@ -233,15 +234,11 @@ class LossScaler:
         torch._amp_foreach_non_finite_check_and_unscale_(grads, flag, inverse)  # type: ignore[arg-type]
 
     def _unscale_mixed(self, grads: Sequence[Tensor]) -> None:
-        by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-        for grad in grads:
-            # Entries of an uncoalesced sparse gradient are addends: dividing each divides the sum.
-            dense = grad._values() if grad.is_sparse else grad
-            by_kind.setdefault((dense.device, dense.dtype), []).append(dense)
-        for (device, dtype), alike in by_kind.items():
-            if dtype is not torch.float32:
-                self._warn_about_dtype(dtype)
-            self._run_kernel(alike, device)
+        # Entries of an uncoalesced sparse gradient are addends: dividing each divides the sum.
+        for alike in by_type(grad._values() if grad.is_sparse else grad for grad in grads):
+            if alike[0].dtype is not torch.float32:
+                self._warn_about_dtype(alike[0].dtype)
+            self._run_kernel(alike, alike[0].device)
 
     def _num_before_overflow(self, grads: Sequence[Tensor]) -> int:
         """Return how many gradients to unscale: in strict mode those before the first whose sum is not finite.
@@ -340,6 +337,10 @@ class LossScaler:
         if self._overflow_buffer is not None:
             self._overflow_buffer.zero_()
 
+    def _read_flags(self) -> bool:
+        overflow = self._scalars.read_flags()
+        return overflow or (self._overflow_buffer is not None and bool(self._overflow_buffer.item()))
+
     def update_scale(self) -> bool:
         """Move the scale after a backward pass.
 
@@ -355,9 +356,7 @@ class LossScaler:
         if self._last_flag is not None:
             self._host_overflow = self._has_overflow
         if not self._host_overflow:
-            self._host_overflow = self._scalars.read_flags()
-            if self._overflow_buffer is not None and self._overflow_buffer.item():
-                self._host_overflow = True
+            self._host_overflow = self._read_flags()
         self._host_scale, self._host_unskipped = moved_scale(
             self._host_scale,
             self._host_unskipped,

@@ -1,6 +1,5 @@
 """Choose the launcher of each cell: this machine, Slurm or Ray."""
 
-import queue
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -60,13 +59,12 @@ class DispatchingLauncher(LocalLauncher):
 
 
 class LauncherPool(Launcher):
-    """Gives each cell a free launcher; at most as many calls may run concurrently as there are launchers.
+    """One launcher for each place, of which the caller knows which is free; `launch` is for one cell at a time.
 
     After `terminate` no cell starts: one that comes later is interrupted before it has begun.
 
     Args:
         are_equal: whether cells at any of them can be timed.
-        names: of their places, for progress.
     """
 
     def __init__(self, launchers: Sequence[Launcher], *, are_equal: bool = False, names: Sequence[str] = ()) -> None:
@@ -74,33 +72,22 @@ class LauncherPool(Launcher):
         self.are_equal = are_equal
         self._all = tuple(launchers)
         self._terminated = False
-        self._free: queue.Queue[Launcher] = queue.Queue()
         for launcher in self._all:
             launcher.on_note = self.note
             launcher.may_start = self._may_start
-            self._free.put(launcher)
 
     def launch(
         self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
     ) -> RunRecord:
-        launcher = self._free.get()
-        try:
-            return self._launch(launcher, config, folder, on_progress)
-        finally:
-            self._free.put(launcher)
+        return self.launch_at(0, config, folder, on_progress)
 
     def launch_at(
         self, number: int, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
     ) -> RunRecord:
-        """Train a cell at one of the places, by its number from 0, which the caller knows to be free."""
-        return self._launch(self._all[number], config, folder, on_progress)
-
-    def _launch(
-        self, launcher: Launcher, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None
-    ) -> RunRecord:
+        """Train a cell at one of the places, by its number from 0."""
         if self._terminated:
             return interrupted_record(config)
-        return launcher.launch(config, folder, on_progress)
+        return self._all[number].launch(config, folder, on_progress)
 
     def _may_start(self) -> bool:
         return not self._terminated and self.may_start()
@@ -115,11 +102,7 @@ class LauncherPool(Launcher):
 
 
 def launcher_at(places: Places, config: RunConfig, **options: Any) -> Launcher:
-    """Return a launcher for as many cells at a time as there are places.
-
-    Args:
-        options: of `make_launcher`.
-    """
+    """Return a launcher for as many cells at a time as there are places, by `make_launcher` with some options."""
     launchers = [make_launcher(config, several_cells=True, place=place, **options) for place in places.all]
     return (
         launchers[0]
@@ -135,8 +118,6 @@ def make_launcher(
 
     Args:
         several_cells: whether more than one cell will be launched.
-        dist_url: address of the rendezvous.
-        options: further arguments of `DispatchingLauncher`.
 
     Raises:
         ConfigError: the environment describes one of several processes incompletely.

@@ -90,12 +90,7 @@ class LocalLauncher(Launcher):
         if not self.may_start():
             return interrupted_record(config)
         record = self._launch(config, folder, on_progress)
-        if config.fallback_arms:
-            record = self._fall_back(config, folder, on_progress, record)
-        if self._place.is_limited:
-            record = self._place.mark(record)
-            write_record(record, folder)
-        return record
+        return self._fall_back(config, folder, on_progress, record) if config.fallback_arms else record
 
     def _launch(self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None) -> RunRecord:
         launcher = self.launcher_of(config)

@@ -42,7 +42,6 @@ class MultiProcessLauncher(ProcessLauncher["subprocess.Popen[bytes]"]):
     Args:
         launcher: "torchrun", or "spawn", which starts faster.
         dist_url: where ranks rendezvous: tcp://HOST:PORT or file://PATH; None leaves it to the launcher.
-        place: the GPUs and cores that the ranks use.
     """
 
     def __init__(

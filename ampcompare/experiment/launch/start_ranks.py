@@ -134,11 +134,7 @@ def _end(ranks: Sequence[subprocess.Popen[bytes]], grace: float) -> None:
 
 
 class _Stopped(Exception):
-    """SIGTERM or SIGHUP was received.
-
-    Attributes:
-        may_save: whether the ranks get the time to save; not if the launcher is gone.
-    """
+    """SIGTERM or SIGHUP was received; the ranks get the time to save unless the launcher is gone."""
 
     def __init__(self, *, may_save: bool) -> None:
         super().__init__()

@@ -237,14 +237,12 @@ def events_after(trace: Trace, event: Event, *kinds: Kind) -> list[Event]:
 
 def last_before(trace: Trace, event: Event, *kinds: Kind) -> Event | None:
     """Return the last event of some kinds before another one, of those that one run can meet with it."""
-    before = reversed(trace[: trace.index(event)])
-    return next((other for other in before if other.kind in kinds and other.may_follow(event)), None)
+    return next(reversed(events_before(trace, event, *kinds)), None)
 
 
 def first_after(trace: Trace, event: Event, *kinds: Kind) -> Event | None:
     """Return the first event of some kinds behind another one, of those that one run can meet with it."""
-    after = trace[trace.index(event) + 1 :]
-    return next((other for other in after if other.kind in kinds and other.may_follow(event)), None)
+    return next(iter(events_after(trace, event, *kinds)), None)
 
 
 def is_off(call: ast.Call) -> bool:

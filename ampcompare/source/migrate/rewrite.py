@@ -140,8 +140,8 @@ def migrate_text(text: str, around: Around = ALONE) -> Migration:
     if edits and "functools." in edits.new_text():
         _import_functools(module, edits)
     _mark(module, edits, findings)
-    if edits.shared and (apart := on_own_lines(module, edits.shared)) != text:
-        return _of_other_lines(text, apart, around)
+    if edits.shared:
+        return _of_other_lines(text, on_own_lines(module, edits.shared), around)
     new = _join_branches(edits.result()) if edits else text
     return Migration(new, findings, len(names.uses), len(kept))
 

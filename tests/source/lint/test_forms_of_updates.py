@@ -265,25 +265,22 @@ PAIRS = {
                 for m in self.net.modules():
                     m.weight.grad.data.add_(torch.sign(m.weight))
     """,
-    "AMP104: clipping with FP16_Optimizer": """
-        from apex.fp16_utils import FP16_Optimizer
-        optimizer = FP16_Optimizer(optimizer)
-        optimizer.backward(loss)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # wrong
-        optimizer.clip_master_grads(1.0)  # right
-        optimizer.step()
-    """,
-    "AMP228: a loss that is scaled in place": """
-        loss = model(batch)
-        loss = scaler.scale(loss)  # wrong
-        total += loss.item()
-    """,
     "AMP118: a scaled loss under its name": """
         from apex import amp
         with amp.scale_loss(loss, optimizer) as scaled_loss:
             scaled_loss.backward()
         writer.add_scalar("loss", scaled_loss.item(), step)  # wrong
         writer.add_scalar("scaled_loss", scaled_loss.item(), step)  # right
+    """,
+    "AMP204: a second step": """
+        def train(a, b):
+            scaler.scale(a).backward()
+            scaler.step(optimizer)
+            scaler.update()  # right
+            optimizer.zero_grad()
+            scaler.scale(b).backward()
+            scaler.step(optimizer)
+            scaler.update()
     """,
     "AMP214: gradients that are dropped where they are not finite": """
         for batch in loader:

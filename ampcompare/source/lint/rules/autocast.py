@@ -17,7 +17,6 @@ from ampcompare.source.lint.module import (
     rule,
 )
 from ampcompare.source.lint.update_events import Context, Event, Kind
-from ampcompare.source.module import Scope
 from ampcompare.source.syntax import argument, is_literal
 
 
@@ -115,6 +114,40 @@ def _line_of_decorator(module: LintModule, event: Event) -> int:
 
 def _caches(call: ast.Call | None) -> bool:
     return call is None or argument(call, "cache_enabled") is None
+
+
+@rule(
+    Mistake(
+        "AMP222",
+        "autocast-not-entered",
+        "autocast is called without `with`, or used in `with` without being called",
+        "the former changes nothing: all operations stay in fp32; the latter is an error",
+        'write `with torch.autocast("cuda"):` around the forward pass',
+        """
+import torch
+
+torch.autocast("cuda")  # AMP222  # wrong
+loss = model(batch)  # wrong
+context = torch.autocast("cuda")  # right
+with context:  # right
+    loss = model(batch)  # right
+""",
+    )
+)
+def autocast_not_entered(module: LintModule) -> Iterator[Finding]:
+    """Autocast that no `with` enters, and autocast that `with` enters or that decorates without a call."""
+    for call in module.calls_of(*AUTOCASTS):
+        if isinstance(module.parents[call], ast.Expr):
+            yield module.finding("AMP222", call, "this autocast is not entered")
+    for node in module.nodes:
+        uncalled: list[ast.expr] = []
+        if isinstance(node, ast.withitem):
+            uncalled = [node.context_expr]
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            uncalled = node.decorator_list
+        for one in uncalled:
+            if isinstance(one, (ast.Name, ast.Attribute)) and module.resolve(one) in AUTOCASTS:
+                yield module.finding("AMP222", one, f"`{name_of(one)}` is not called")
 
 
 @rule(
@@ -233,22 +266,9 @@ def fp16_without_scaler(module: LintModule) -> Iterator[Finding]:
 
 
 def _is_computed_in_fp16(module: LintModule, event: Event) -> bool:
-    """Return whether a loss is assigned under fp16 autocast, or returned from there by a function of the module."""
+    """Return whether a loss is assigned under fp16 autocast."""
     values = module.values_of(event.name, event.scope) or []
-    if len(values) != 1:
-        return False
-    if is_in_fp16_block(module, values[0]):
-        return True
-    called = name_of(values[0].func) if isinstance(values[0], ast.Call) else ""
-    owner = event.scope.owner if called.startswith("self.") else module.top
-    function = None if owner is None else owner.functions.get(called.removeprefix("self."))
-    return function is not None and _returns_from_fp16(module, function)
-
-
-def _returns_from_fp16(module: LintModule, function: Scope) -> bool:
-    inside = (node for node in ast.walk(function.node) if isinstance(node, ast.Return))
-    returns = [node for node in inside if module.scope_of[node].node is function.node]
-    return bool(returns) and all(one.value is not None and is_in_fp16_block(module, one.value) for one in returns)
+    return len(values) == 1 and is_in_fp16_block(module, values[0])
 
 
 def is_in_fp16_block(module: LintModule, node: ast.AST) -> bool:

@@ -2,9 +2,8 @@
 
 import ast
 from collections.abc import Iterator
-from functools import partial
 
-from ampcompare.source.edits import Edit, Edits
+from ampcompare.source.edits import Edit
 from ampcompare.source.lint.module import Finding, LintModule, Mistake, Trace, events_between, last_before, rule
 from ampcompare.source.lint.update_events import Event, Kind, plain
 
@@ -31,7 +30,6 @@ else:  # right
     loss.backward()  # right
     optimizer.step()  # right
 """,
-        fixable=True,
     ),
     Mistake(
         "AMP203",
@@ -65,10 +63,8 @@ def steps_of_both_kinds(module: LintModule) -> Iterator[Finding]:
             backward = last_before(trace, first, Kind.BACKWARD)
             if backward is None or not backward.scaler:
                 continue
-            delete = partial(Edits.remove, statement=event.statement)
-            edits = module.edit_lines(event.statement, delete) if _alone(module, event) else ()
             message = f"`{plain(event.subject)}` steps in line {other.call.lineno} too, by the scaler"
-            yield module.finding("AMP202", event.call, message, edits)
+            yield module.finding("AMP202", event.call, message)
             break
         if not same:
             yield from _without_scaler(module, trace, event)
@@ -91,12 +87,6 @@ def _without_scaler(module: LintModule, trace: Trace, event: Event) -> Iterator[
     yield module.finding("AMP203", event.call, f"the gradients are scaled by `{scaler}`", edits)
 
 
-def _alone(module: LintModule, event: Event) -> bool:
-    """Return whether a call is a statement, next to which another one stands in its block."""
-    block, _ = module.siblings(event.statement)
-    return isinstance(event.statement, ast.Expr) and event.statement.value is event.call and len(block) > 1
-
-
 @rule(
     Mistake(
         "AMP204",
@@ -109,7 +99,6 @@ scaler.scale(loss).backward()
 scaler.step(optimizer)  # AMP204
 scaler.update()  # right
 """,
-        fixable=True,
     )
 )
 def update_missing(module: LintModule) -> Iterator[Finding]:
@@ -130,12 +119,23 @@ def update_missing(module: LintModule) -> Iterator[Finding]:
                 continue
             if any(other.kind is Kind.OPAQUE and other.subject == event.subject for other in trace):
                 continue
-            alone = len(steps) == 1 and isinstance(event.statement, ast.Expr)
-            line = f"{module.source(event.receiver)}.update()"
-            update = partial(Edits.after, statement=event.statement, lines=[line])
-            edits = module.edit_lines(event.statement, update) if alone else ()
-            yield module.finding("AMP204", event.call, f"`{plain(event.subject)}` is never updated", edits)
+            yield module.finding("AMP204", event.call, f"`{plain(event.subject)}` is never updated")
             break
+
+
+@rule("AMP204")
+def steps_again(module: LintModule) -> Iterator[Finding]:
+    """A second step of an optimizer before the scaler is updated."""
+    for trace, _, event in module.events(Kind.SCALER_STEP):
+        if "[" in event.target:
+            continue
+        again = (Kind.SCALER_STEP, Kind.UPDATE, Kind.OPAQUE)
+        first = last_before(trace, event, *again)
+        if first is None or first.kind is not Kind.SCALER_STEP or first.call is event.call:
+            continue
+        if (first.subject, first.target, first.loops) == (event.subject, event.target, event.loops):
+            shown = f"`{plain(event.target)}` steps again in line {event.call.lineno}, without an update between"
+            yield module.finding("AMP204", first.call, shown)
 
 
 @rule(

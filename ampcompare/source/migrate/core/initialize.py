@@ -257,9 +257,8 @@ def _read_scale(module: Module, given: dict[str, ast.expr], settings: _ScalerSet
     if scale is None or is_literal(scale, None) or (isinstance(scale, ast.Constant) and scale.value == "dynamic"):
         return
     text = module.source(scale)
-    number = _number(scale)
-    if number is not None:
-        text = repr(float(number)) if isinstance(scale, ast.Constant) else text
+    if isinstance(scale, ast.Constant) and isinstance(scale.value, (int, float)):
+        text = repr(float(scale.value))
         settings.arguments.append(f"init_scale={text}")
         if single:
             settings.update = f"new_scale={text}"
@@ -277,19 +276,6 @@ def _read_scale(module: Module, given: dict[str, ast.expr], settings: _ScalerSet
         f"growth_interval=2000 if {dynamic} else 2**31 - 1",
     ]
     settings.notes.append("a static scale given at run time halves after an overflow, where Apex takes the step")
-
-
-def _number(node: ast.expr) -> float | None:
-    """Return the value of a constant such as "128.0", or of a power such as `2**15`."""
-    try:
-        if isinstance(node, ast.Constant):
-            return float(node.value)  # type: ignore[arg-type]
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
-            base, exponent = _number(node.left), _number(node.right)
-            return None if base is None or exponent is None else base**exponent
-    except (ArithmeticError, TypeError, ValueError):
-        pass
-    return None
 
 
 def _is_plain(node: ast.expr) -> bool:

@@ -100,12 +100,7 @@ def varies(module: Module, initialize: Initialize) -> bool:
 
 
 def _tests_around(module: Module, initialize: Initialize) -> list[ast.expr]:
-    found: list[ast.expr] = [each.test for each in conditions_of(module, initialize)]
-    for outer in module.ancestors(initialize.call):
-        if isinstance(outer, ast.stmt):
-            break
-        found += [outer.test] if isinstance(outer, ast.IfExp) else []
-    return found
+    return [each.test for each in conditions_of(module, initialize)]
 
 
 def _keys(nodes: list[ast.expr]) -> set[str]:

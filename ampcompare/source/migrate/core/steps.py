@@ -6,11 +6,10 @@ from ampcompare.source.amp_names import CLIPS
 from ampcompare.source.branches import branches_around, conditions_around, is_exclusive
 from ampcompare.source.migrate.core.context import Core
 from ampcompare.source.migrate.core.scalers import bound_in
-from ampcompare.source.migrate.finding import BY_HAND, Finding
 from ampcompare.source.migrate.read.sites import Read, Step, Unsure
 from ampcompare.source.module import Function, Module
 from ampcompare.source.object_kinds import ObjectKinds
-from ampcompare.source.syntax import HIDDEN, argument_values, arguments, dotted_name, last_name, last_part
+from ampcompare.source.syntax import arguments, dotted_name, last_part
 
 MASTERS = "apex.amp.master_params"
 PACE = (
@@ -22,7 +21,6 @@ MIXED = (
     "steps"
 )
 TOGETHER = "after an overflow Apex skips {0}; GradScaler skips each by its own gradients, so one may step alone"
-HALF_LEAF = "{0} is fp16 in the optimizer, and GradScaler refuses fp16 gradients: keep it in fp32, autocast casts it"
 APART = (
     "amp.initialize does not get {0}, so its gradients stay scaled, in a clip of all parameters too, as with Apex; if "
     "its parameters get gradients of the scaled loss, call scaler.unscale_({0}) and scaler.step({0})"
@@ -143,8 +141,6 @@ def _limit(core: Core, call: ast.Call) -> ast.expr | None:
     if core.names.meaning(call.func) not in CLIPS:
         return None
     given = arguments(call, ("parameters", "limit"))
-    if given.keys() & HIDDEN:
-        return None
     return next((given[name] for name in ("limit", "max_norm", "clip_value") if name in given), None)
 
 
@@ -217,38 +213,14 @@ def _parameters(core: Core, call: ast.Call) -> str:
     """Return what replaces `amp.master_params(optimizer)`."""
     if (plain := _plain_parameters(core, call)) is not None:
         return plain
-    optimizer, module = dotted_name(call.args[0]), core.module
-    given: set[str] = set()
-    for node in module.nodes:
-        if (
-            isinstance(node, ast.Assign)
-            and isinstance(node.value, ast.Call)
-            and optimizer in map(dotted_name, node.targets)
-        ):
-            if core.names.meaning(node.value.func) != "apex.amp.initialize":
-                first = node.value.args[0] if node.value.args else node.value
-                function = first.func if isinstance(first, ast.Call) else first
-                is_parameters = isinstance(function, ast.Attribute) and function.attr == "parameters"
-                given.add(module.source(first) if is_parameters and function is not first else "")
-    if len(given) == 1 and (text := given.pop()):
-        scope = module.function(call) or module.tree
-        names = {node.arg if isinstance(node, ast.arg) else dotted_name(node) for node in ast.walk(scope)}
-        if text.split("(")[0].rpartition(".")[0] in names:
-            return text
-    return f'(param for group in {optimizer}.param_groups for param in group["params"])'
+    return f'(param for group in {dotted_name(call.args[0])}.param_groups for param in group["params"])'
 
 
 def rewrite_steps(core: Core) -> None:
-    """Step each optimizer with scaled gradients by its scaler.
-
-    Raises:
-        Unsure: a step may follow torch.amp or Apex.
-    """
+    """Step each optimizer with scaled gradients by its scaler."""
     for step in core.sites.steps:
         if not _is_step_scaled(core, step.function, step.optimizer) or _is_first(core, step):
             continue
-        if core.native:
-            raise Unsure(step.call, "this step may follow torch.amp or Apex; remove the branch of Apex by hand")
         scaler = core.scaler(step.call, step.optimizer)
         core.edits.replace(step.call, f"{scaler}.step({', '.join([step.optimizer, *step.options])})")
         if core.order.updates.get(id(step.call), True):
@@ -259,8 +231,6 @@ def _stepped_apart(core: Core, function: Function | None) -> list[tuple[ast.Call
     """Return the steps, below a scaled backward pass of a function, of optimizers that Apex has nothing to do with."""
     module, sites = core.module, core.sites
     known = {last_part(each.optimizer) for each in sites.steps}
-    if any(each.function is function for each in sites.others):
-        return []  # they have backward passes of their own
     passes = [each.statement for each in sites.backwards if each.block and each.function is function]
     found, roles = [], ObjectKinds(module)
     for node, stepped in module.methods("step"):
@@ -279,40 +249,6 @@ def note_joint_steps(core: Core) -> None:
         if each.block and len(each.optimizers) > 1:
             core.note(each.statement, TOGETHER.format(" and ".join(each.optimizers)))
             return
-
-
-def refuse_half_leaves(core: Core) -> None:
-    """Leave fp16 tensors of the script's own by hand, which an optimizer has next to, or in place of, a model's."""
-    module, roles = core.module, ObjectKinds(core.module)
-    for call in module.calls:
-        scope = module.scope_of[call]
-        if not call.args or not roles.is_new_optimizer(call, scope):
-            continue
-        for each in _members(call.args[0]):
-            values = module.values_of(dotted_name(each) or "", scope) or [each]
-            if any(_is_half(core, value) for value in values):
-                message = HALF_LEAF.format(module.source(each))
-                core.findings.append(Finding.at(each, BY_HAND, message))
-
-
-def _members(given: ast.expr) -> list[ast.expr]:
-    """Return what a list of parameters holds, or a list of groups of them."""
-    inside = given.values if isinstance(given, ast.Dict) else getattr(given, "elts", None)
-    return [given] if inside is None else [leaf for each in inside for leaf in _members(each)]
-
-
-def _is_half(core: Core, value: ast.expr | None) -> bool:
-    """Return whether an expression makes an fp16 tensor, by its last cast."""
-    while isinstance(value, ast.Call):
-        name, function = last_name(value.func), value.func
-        types = {core.names.meaning(each) for each in argument_values(value)}
-        if name in ("half", "HalfTensor") or types & {"torch.half", "torch.float16"}:
-            return True
-        if name in ("float", "double") or types & {"torch.float", "torch.float32", "torch.bfloat16"}:
-            return False
-        inner = function.value if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Call) else None
-        value = inner or (value.args[0] if value.args else None)
-    return False
 
 
 def note_steps_apart(core: Core) -> None:

@@ -93,8 +93,6 @@ class _Finder:
                 found.inline.append(backward)
             elif not self._trace_loss(backward) and backward.block:
                 found.missing.append(backward)
-        for backward in self._sites.others:
-            self._trace_loss(backward)
         for block, marked in self._marks.values():
             runs = list(self._runs(block, marked))
             calls = [any(self._calls_model(each) for each in block if _spans(run, each)) for run in runs]

@@ -99,13 +99,11 @@ class Sites:
     """All sites of a module, in the order of the source.
 
     Attributes:
-        others: plain backward passes for optimizers that Apex has nothing to do with; autocast alone is for them.
         natives: backward passes of a GradScaler in separate branches, which stay unchanged.
     """
 
     initializes: list[Initialize] = field(default_factory=list)
     backwards: list[Backward] = field(default_factory=list)
-    others: list[Backward] = field(default_factory=list)
     natives: list[ast.Call] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     reads: list[Read] = field(default_factory=list)
@@ -234,10 +232,9 @@ def _add_plain_backwards(module: Module, sites: Sites, known: set[str], names: N
             sites.natives.append(node)
             continue
         step = _next_step(module, node)
-        is_ours = step is None or last_part(step) in map(last_part, known)
-        (sites.backwards if is_ours else sites.others).append(
-            Backward(statement, module.function(node), loss, (), False)
-        )
+        if step is not None and last_part(step) not in map(last_part, known):
+            raise Unsure(node, f"{step} steps with this loss, and amp.initialize does not get it")
+        sites.backwards.append(Backward(statement, module.function(node), loss, (), False))
 
 
 def _is_of_another(call: ast.Call, known: set[str], names: Names) -> bool:

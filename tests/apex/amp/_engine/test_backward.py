@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from ampcompare.apex import amp
-from ampcompare.base.tensors.backward import run_backward
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 
@@ -147,16 +146,6 @@ def test_no_cycle_is_left_behind() -> None:
             assert reference() is None
     finally:
         gc.enable()
-
-
-def test_a_loss_without_graph_raises_as_ever() -> None:
-    """A loss that needs no gradient is refused by torch, on both ways."""
-    model, optimizer = start()
-    with pytest.raises(RuntimeError, match="does not require grad"):
-        with amp.scale_loss(loss_of(model).detach(), optimizer) as scaled:
-            scaled.backward()
-    with pytest.raises(RuntimeError, match="does not require grad"):
-        run_backward(torch.ones(()), torch.ones(()))
 
 
 def test_every_form_of_a_patched_function_works() -> None:
