@@ -325,6 +325,10 @@ class LossScaler:
         if self._overflow_buffer is not None:
             self._overflow_buffer.zero_()
 
+    def _read_flags(self) -> bool:
+        overflow = self._scalars.read_flags()
+        return overflow or (self._overflow_buffer is not None and bool(self._overflow_buffer.item()))
+
     def update_scale(self) -> bool:
         """Move the scale after a backward pass.
 
@@ -340,9 +344,7 @@ class LossScaler:
         if self._last_flag is not None:
             self._host_overflow = self._has_overflow
         if not self._host_overflow:
-            self._host_overflow = self._scalars.read_flags()
-            if self._overflow_buffer is not None and self._overflow_buffer.item():
-                self._host_overflow = True
+            self._host_overflow = self._read_flags()
         self._host_scale, self._host_unskipped = moved_scale(
             self._host_scale,
             self._host_unskipped,
