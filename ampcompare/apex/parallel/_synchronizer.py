@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ampcompare.base.errors import PreparationError
-from ampcompare.base.tensors.lists import by_type, flatten, unflatten
+from ampcompare.base.tensors.lists import by_type, flatten, is_dense, unflatten
 
 _TYPE_ORDER = (torch.float16, torch.float32, torch.float64)
 
@@ -54,13 +54,7 @@ def _pieces(flat: Tensor, params: Sequence[nn.Parameter]) -> list[Tensor]:
         piece = flat[offset : offset + param.numel()]
         offset += param.numel()
         # foreach kernels are fast only where source and destination have equal strides.
-        if not param.is_contiguous() and (
-            (param.dim() == 4 and param.is_contiguous(memory_format=torch.channels_last))
-            or (param.dim() == 5 and param.is_contiguous(memory_format=torch.channels_last_3d))
-        ):
-            views.append(piece.as_strided(param.size(), param.stride()))
-        else:
-            views.append(piece.view(param.shape))
+        views.append(piece.as_strided(param.size(), param.stride()) if is_dense(param) else piece.view(param.shape))
     return views
 
 
