@@ -9,6 +9,7 @@ import weakref
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -198,20 +199,23 @@ class Synchronizer:
         self._open = False
         self._awaits_callback = False
         self._reference = weakref.ref(self)
-        self._handles = [self.params[i].register_post_accumulate_grad_hook(self._hook(i)) for i in self.active]
+        self._handles = [
+            self.params[i].register_post_accumulate_grad_hook(self._hook(partial(Synchronizer._on_grad, index=i)))
+            for i in self.active
+        ]
 
     def close(self) -> None:
         """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
 
-    def _hook(self, index: int) -> Callable[[Tensor], None]:
+    def _hook(self, react: "Callable[[Synchronizer], None]") -> Callable[[Tensor], None]:
         reference = self._reference
 
         def on_grad(_: Tensor) -> None:
             synchronizer = reference()
             if synchronizer is not None and synchronizer.enabled:
-                synchronizer._on_grad(index)
+                react(synchronizer)
 
         return on_grad
 
@@ -229,14 +233,7 @@ class Synchronizer:
 
         That is the outermost pass: the parameters inside a reentrant checkpoint get theirs in a pass within it.
         """
-        reference = self._reference
-
-        def on_grad(_: Tensor) -> None:
-            synchronizer = reference()
-            if synchronizer is not None and synchronizer.enabled:
-                synchronizer._await_callback()
-
-        output.register_hook(on_grad)
+        output.register_hook(self._hook(Synchronizer._await_callback))
 
     def _await_callback(self) -> None:
         if not self._awaits_callback:
