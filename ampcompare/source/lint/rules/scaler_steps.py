@@ -3,7 +3,6 @@
 import ast
 from collections.abc import Iterator
 
-from ampcompare.source.edits import Edit
 from ampcompare.source.lint.module import Finding, LintModule, Mistake, Trace, events_between, last_before, rule
 from ampcompare.source.lint.update_events import Event, Kind, plain
 
@@ -43,7 +42,6 @@ scaler.unscale_(optimizer)  # right
 optimizer.step()  # AMP203
 scaler.update()  # wrong
 """,
-        fixable=True,
     ),
 )
 def steps_of_both_kinds(module: LintModule) -> Iterator[Finding]:
@@ -79,12 +77,7 @@ def _without_scaler(module: LintModule, trace: Trace, event: Event) -> Iterator[
     stepped = [other for other in trace if other.kind in (Kind.SCALER_STEP, Kind.UNSCALE, *UNKNOWN)]
     if len(optimizers) > 1 or stepped or module.mentions(r"get_scale|inv_scale|\.unscale_?\(|\w*scaler\.step\("):
         return
-    scaler = plain(last.scaler)
-    updates = any(other.kind is Kind.UPDATE for other in trace)
-    local = last.scope is event.scope and updates and not event.call.args
-    optimizer = module.source(event.receiver)
-    edits = module.replace(event.call, f"{scaler}.step({optimizer})") if local else ()
-    yield module.finding("AMP203", event.call, f"the gradients are scaled by `{scaler}`", edits)
+    yield module.finding("AMP203", event.call, f"the gradients are scaled by `{plain(last.scaler)}`")
 
 
 @rule(
@@ -181,25 +174,9 @@ scaler.step(optimizer_b)  # right
 scaler.update()
 """,
     ),
-    Mistake(
-        "AMP207",
-        "unscale-after-step",
-        "`unscale_` is called after the step of its optimizer",
-        "it raises a RuntimeError; the step has unscaled the gradients itself",
-        "call `scaler.unscale_(optimizer)` before `scaler.step(optimizer)`",
-        """
-scaler.scale(loss).backward()
-scaler.step(optimizer)
-scaler.update()  # right
-scaler.scale(other_loss).backward()  # right
-scaler.unscale_(optimizer)  # AMP207
-scaler.step(optimizer)  # right
-scaler.update()
-""",
-    ),
 )
 def unscale_again(module: LintModule) -> Iterator[Finding]:
-    """`unscale_` after `unscale_` or after the step, without an update between."""
+    """`unscale_` after `unscale_`, without an update between."""
     for trace, index, event in module.events(Kind.UNSCALE):
         for other in reversed(trace[:index]):
             if not other.may_follow(event) or other.loops != event.loops:
@@ -215,29 +192,11 @@ def unscale_again(module: LintModule) -> Iterator[Finding]:
             if other.kind is Kind.UNSCALE:
                 shown = f"`{plain(event.target)}` was unscaled in line {other.call.lineno}"
                 yield module.finding("AMP206", event.call, shown)
-                break
-            if other.kind is Kind.SCALER_STEP:
-                shown = f"`{plain(event.target)}` has stepped in line {other.call.lineno}"
-                yield module.finding("AMP207", event.call, shown)
+            if other.kind in (Kind.UNSCALE, Kind.SCALER_STEP):
                 break
 
 
 @rule(
-    Mistake(
-        "AMP208",
-        "scale-missing",
-        "`scaler.step(optimizer)` after a backward pass of a loss that no scaler has scaled",
-        "the step ends with an AssertionError, or the gradients are unscaled without having been scaled",
-        "write `scaler.scale(loss).backward()`",
-        """
-loss.backward()  # AMP208  # wrong
-scaled = scaler.scale(loss)  # right
-scaled.backward()  # right
-scaler.step(optimizer)
-scaler.update()
-""",
-        fixable=True,
-    ),
     Mistake(
         "AMP216",
         "scaled-and-unscaled",
@@ -251,26 +210,22 @@ scaler.scale(penalty).backward()  # right
 scaler.step(optimizer)
 scaler.update()
 """,
-        fixable=True,
     ),
 )
 def unscaled_losses(module: LintModule) -> Iterator[Finding]:
     """Backward passes of losses that the scaler of the next step has not scaled."""
     for trace, _, event in module.events(Kind.SCALER_STEP):
         passes = _passes_before(trace, event)
-        plain = [other for other in passes if not other.scaler and other.apex_block() is None]
-        if not plain or any(other.kind in UNKNOWN for other in passes):
+        unscaled = [other for other in passes if not other.scaler and other.apex_block() is None]
+        if not unscaled or any(other.kind in UNKNOWN for other in passes):
             continue
-        steps = [other for other in trace if other.kind is Kind.STEP and other.may_follow(event)]
-        if len(plain) == len(passes):
-            if module.mentions(r"\.scale\(") or steps or len(plain) > 1:
-                continue
-            yield _unscaled_finding("AMP208", module, event, plain[0])
-        elif not steps:
-            scaled = [other for other in passes if other.scaler == event.subject]
-            for other in plain:
-                if scaled and all(other.may_follow(one) and other.loops == one.loops for one in scaled):
-                    yield _unscaled_finding("AMP216", module, event, other)
+        scaled = [other for other in passes if other.scaler == event.subject]
+        if not scaled or any(other.kind is Kind.STEP and other.may_follow(event) for other in trace):
+            continue
+        for other in unscaled:
+            if all(other.may_follow(one) and other.loops == one.loops for one in scaled):
+                shown = f"`{plain(other.subject)}` is not scaled by `{plain(event.subject)}`"
+                yield module.finding("AMP216", other.call, shown)
 
 
 def _passes_before(trace: Trace, event: Event) -> list[Event]:
@@ -288,12 +243,3 @@ def _passes_before(trace: Trace, event: Event) -> list[Event]:
         if other.kind in (Kind.BACKWARD, Kind.FOREIGN_BACKWARD):
             found.append(other)
     return found
-
-
-def _unscaled_finding(code: str, module: LintModule, step: Event, event: Event) -> Finding:
-    loss = event.call.func.value if isinstance(event.call.func, ast.Attribute) else None
-    edits: tuple[Edit, ...] = ()
-    if loss is not None and step.scope is event.scope and isinstance(loss, (ast.Name, ast.Attribute)):
-        edits = module.replace(loss, f"{module.source(step.receiver)}.scale({module.source(loss)})")
-    shown = f"`{plain(event.subject)}` is not scaled by `{plain(step.subject)}`"
-    return module.finding(code, event.call, shown, edits)
