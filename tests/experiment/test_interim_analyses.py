@@ -15,7 +15,7 @@ from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.matrix import cross
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.plan import plan_rows
-from ampcompare.experiment.reload_report import reload_comparison, reload_together
+from ampcompare.experiment.reload_report import reload_comparison
 from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.experiment.run_plan import run_plan
 from ampcompare.results.analysis.inference.criteria import Criteria
@@ -269,18 +269,3 @@ def test_a_journal_without_its_plan_tests_nothing(tmp_path: Path) -> None:
     shown = reload_comparison(tmp_path)
     assert str(_half(shown).quality) == "inconclusive (not tested)"
     assert any("no plan.json" in line for line in shown.reading)
-
-
-def test_directories_together_are_one_more_look(tmp_path: Path) -> None:
-    """Runs that were tested in two directories and then in both have what a next look has, not 5 % again."""
-    seeds = {"one": range(3), "two": range(3, 6), "three": range(6, 9)}
-    for name, some in seeds.items():
-        _compare(tmp_path / name, some)
-    for count, rate in ((2, 0.005), (3, 0.0025)):
-        both = reload_together([tmp_path / name for name in list(seeds)[:count]])
-        assert _half(both).pairs == 3 * count
-        assert both.error_rate == pytest.approx(rate)
-        assert any(f"tested at an error rate of {100 * rate:g} %" in line for line in both.reading)
-    _compare(tmp_path / "single", range(9, 12), terms=Criteria(margin=0.5, looks=1))
-    spent = reload_together([tmp_path / "one", tmp_path / "single"])
-    assert str(_half(spent).quality) == "inconclusive (not tested)"
