@@ -69,7 +69,7 @@ def command(
     reference: str | None,
     details: bool,
 ) -> int:
-    """Render the records of a run directory again.
+    """Render the records of run directories again.
 
     Without DIR or FILE, the newest run directory in runs/ is shown: after `run`, that run. A line on standard error
     names it, and the one before it.
