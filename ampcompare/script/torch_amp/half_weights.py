@@ -29,7 +29,7 @@ import importlib
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +49,7 @@ from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmp, missing_sc
 from ampcompare.script.torch_amp.parallel_wrappers import ParallelWrappers
 from ampcompare.script.torch_amp.script_scaler import ScriptScaler
 from ampcompare.training.precision.base import make_precision, owned_params
+from ampcompare.training.precision.half import Half
 
 TENSORS = ("parameters", "buffers")
 CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # they hold models, and are never called
@@ -118,7 +119,7 @@ class _HalfScaling:
     """An arm with `Half`; the methods are those of `_ApexScaling`."""
 
     def __init__(self, arm: Arm, device: str) -> None:
-        self._precision: Any = make_precision(arm, device=device)
+        self._precision = cast(Half, make_precision(arm, device=device))
         self.steps_copies = self._precision.steps_copies
         self.needs_scaler = self.steps_copies or bool(self._precision.loss_scales())
         self.prepare, self.before_backward = self._precision.prepare, self._precision.collect
