@@ -142,15 +142,6 @@ def test_interrupted_installation_starts_afresh(frame: Frame) -> None:
     assert not (frame.root / ".venv" / "half-written").exists()
 
 
-def test_ctrl_c_starts_afresh(frame: Frame) -> None:
-    """pip ends in good order on Ctrl-C; the script tells it from a failure, and trusts nothing that pip left."""
-    done = frame.run("scripts/test", STUB_INTERRUPT="1")
-    assert done.returncode == 130
-    assert "interrupted" in done.stderr.splitlines()[-1]
-    frame.run("scripts/test")
-    assert sum(call.startswith("venv") for call in frame.calls()) == 2
-
-
 def test_installation_under_way_is_left_alone(frame: Frame) -> None:
     """A second call beside a running installation stops, and names the process."""
     frame.run("scripts/test")
@@ -165,17 +156,6 @@ def test_moved_checkout_starts_afresh(frame: Frame) -> None:
     frame.root = shutil.copytree(frame.root, frame.root.parent / "elsewhere")
     frame.run("scripts/test")
     assert sum(call.startswith("venv") for call in frame.calls()) == 2
-
-
-def test_another_python_starts_afresh(frame: Frame) -> None:
-    """PYTHON of another version than the environment's makes it anew; of the same version it is kept."""
-    frame.run("scripts/test")
-    same = frame.program("same", PYTHON_STUB)
-    frame.run("scripts/test", PYTHON=str(same))
-    assert frame.installations() == 1
-    other = frame.program("other", PYTHON_STUB.replace("STUB_VERSION:-3.11", "STUB_VERSION:-3.12"))
-    frame.run("scripts/test", PYTHON=str(other))
-    assert frame.installations() == 2
 
 
 @pytest.mark.parametrize(
@@ -327,24 +307,6 @@ def test_wheels_for_a_gpu_check_come_from_a_folder(frame: Frame) -> None:
     assert broken.stderr.splitlines()[-1] == "gpu-check: the wheels in carried do not fit python3"
 
 
-def test_wheels_for_a_gpu_check_need_no_pip(frame: Frame) -> None:
-    """A Python without pip, as uv makes it, unpacks them by itself, and a damaged one ends with exit code 4."""
-    (frame.root.parent / "carried").mkdir()
-    (frame.root.parent / "carried" / "one.whl").touch()
-    assert frame.run("scripts/gpu-check", "--wheels", "carried", STUB_FAILING="import pip").returncode == 0
-    calls = (frame.root.parent / "calls").read_text().splitlines()
-    assert not any(line.startswith("pip") for line in calls)
-    (unpacked,) = [line.split() for line in calls if "zipfile" in line]
-    assert unpacked[:5] == ["python", "-m", "zipfile", "-e", "carried/one.whl"]
-    assert not Path(unpacked[5]).exists()
-    frame.program(
-        "python3", PYTHON_STUB.replace("case", '[ "$2" != "import pip" ] && [ "$2" != zipfile ] || exit 1\ncase', 1)
-    )
-    broken = frame.run("scripts/gpu-check", "--wheels", "carried")
-    assert broken.returncode == 4
-    assert broken.stderr.splitlines()[-1] == "gpu-check: carried/one.whl cannot be unpacked"
-
-
 def test_a_gpu_check_without_torch_sets_up(frame: Frame) -> None:
     """Where python3 has no torch, .venv is set up as for the other scripts, and its interpreter runs the check."""
     frame.program("python3", PYTHON_STUB.replace("case", '[ "$2" != "import torch" ] || exit 1\ncase', 1))
@@ -352,11 +314,3 @@ def test_a_gpu_check_without_torch_sets_up(frame: Frame) -> None:
     assert done.returncode == 0, done
     assert frame.installations() == 1
     assert "python -m benchmarks.gpu --rehearse --out here threads=1" in (frame.root.parent / "calls").read_text()
-
-
-@pytest.mark.slow
-def test_real_pip_without_a_registry(frame: Frame) -> None:
-    """With the real venv and the real pip, a registry that refuses connections gives the one line."""
-    line = frame.fails(PYTHON=sys.executable, PIP_CONFIG_FILE=os.devnull, PIP_INDEX_URL="http://127.0.0.1:9/simple/")
-    assert "the package registry cannot be reached" in line
-    assert "No matching distribution found for torch" in line

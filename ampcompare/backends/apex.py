@@ -16,11 +16,8 @@ from ampcompare.backends.apex_levels import (
     apex_level,
 )
 from ampcompare.backends.explanation import (
-    PLAIN_STEP,
     ArmExplanation,
     apex_script,
-    half_script,
-    native_script,
     role_rows,
 )
 from ampcompare.backends.options import (
@@ -82,7 +79,6 @@ def _explain(options: Options) -> ArmExplanation:
         twin_is=twin_is,
         differs=_differs(level, twin),
         script=apex_script({"opt_level": name, **options}),
-        twin_script=_twin_script(twin, level),
     )
 
 
@@ -221,17 +217,6 @@ def _differs(level: Level, twin: str) -> tuple[str, ...]:
         "here the optimizer trains fp32 masters: clip amp.master_params(optimizer), not model.parameters()",
         *scaling,
     )
-
-
-def _twin_script(twin: str, level: Level) -> tuple[str, ...]:
-    if twin == "fp32":
-        return PLAIN_STEP
-    if twin.startswith("half"):
-        scale = None if level.loss_scale == 1.0 else level.loss_scale
-        masters = bool(level.master_weights)
-        return half_script(level.half_dtype, bool(level.keep_batchnorm_fp32), scale, master_weights=masters)
-    scaled = level.patch_torch_functions and level.loss_scale != "dynamic"
-    return native_script(level.half_dtype, {"init_scale": level.loss_scale} if scaled else {})
 
 
 def _opt_level(text: str) -> str:

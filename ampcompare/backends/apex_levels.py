@@ -131,14 +131,7 @@ class _EngineChoice:
 
 
 def require_real_apex(device: str) -> ApexInstall:
-    """Return the installed Apex.
-
-    Args:
-        device: where it is to run, such as "cpu" or "cuda:0".
-
-    Raises:
-        BackendUnavailable: it has no `apex.amp`, or the device is not a GPU.
-    """
+    """Return the installed Apex, if it can run on a device."""
     installed = probe_apex()
     if not installed.has_amp:
         raise BackendUnavailable(installed.reason)
@@ -148,11 +141,7 @@ def require_real_apex(device: str) -> ApexInstall:
 
 
 def select_engine(engine: str, opt_level: str, device: str, *, torch_version: str) -> _EngineChoice:
-    """Return the implementation that "nvidia", "compat" or "auto" stands for; "auto" is the real Apex if it can work.
-
-    Raises:
-        BackendUnavailable: "nvidia" was asked for and is not usable here.
-    """
+    """Return the implementation that an engine stands for: "auto" is the real Apex if that can work."""
     o1_raises = f"O1 of the real Apex can raise on torch {torch_version}" if opt_level == "O1" else ""
     if opt_level in ROCM_LEVELS:
         if engine == "nvidia":

@@ -26,7 +26,7 @@ class ArmExplanation:
         twin_is: how near that arm is, in one sentence.
         differs: a sentence for each difference between the two.
         script: lines of Python that do what the arm does.
-        twin_script: the same for the arm to compare it with.
+        twin_script: the same for the arm to compare it with, as that explains itself.
     """
 
     summary: str
@@ -35,20 +35,13 @@ class ArmExplanation:
     twin_is: str
     differs: tuple[str, ...]
     script: tuple[str, ...]
-    twin_script: tuple[str, ...]
+    twin_script: tuple[str, ...] = ()
 
 
 def role_rows(
     roles: Roles, *, casts: Sequence[tuple[str, str]] = (), borders: str = "", norm: str = "", checkpoint: str = ""
 ) -> tuple[tuple[str, str], ...]:
-    """Return what an explanation says of each role, as (what, how) pairs.
-
-    Args:
-        casts: how the arm brings operands to their type.
-        borders: what happens to inputs and outputs.
-        norm: of batch norm, in addition to its type.
-        checkpoint: what is saved.
-    """
+    """Return what an explanation says of each role, as (what, how) pairs."""
     held, narrow = roles.weights, roles.weights != "fp32"
     keeps_norm = BATCH_NORM in roles.kept
     users = [pattern for pattern in roles.kept if pattern != BATCH_NORM]

@@ -113,7 +113,6 @@ def _explain(options: Options) -> ArmExplanation:
         twin_is="the arm underneath, with bf16 products",
         differs=("the operands of products have 3 bits of fraction, or 2, instead of 7", "time, on a GPU with fp8"),
         script=(*_conversion(scaling, multiple), *_script(inner)),
-        twin_script=(),
     )
 
 

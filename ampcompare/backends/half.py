@@ -3,7 +3,7 @@
 from typing import Any
 
 from ampcompare.backends.apex_levels import FIRST_SCALE
-from ampcompare.backends.explanation import ArmExplanation, apex_script, half_script, role_rows
+from ampcompare.backends.explanation import ArmExplanation, half_script, role_rows
 from ampcompare.backends.options import (
     DTYPE_NAMES,
     choice,
@@ -74,7 +74,6 @@ def _explain(options: Options) -> ArmExplanation:
         else "Apex has no level in bf16 alone; its nearest is apex:O3, in fp16",
         differs=(),
         script=half_script(dtype, bn_fp32, scale, master_weights=masters),
-        twin_script=apex_script(twin) if twin else (),
     )
 
 

@@ -26,14 +26,9 @@ def library_spec(
     """Return the description.
 
     Args:
-        name: of the library, as users know it.
-        implementation: as in `BackendSpec`, below `ampcompare.training.precision`.
         option: of the library that sets the precision.
         arms: ampcompare's own arm of each value of the option; the first one is the default.
-        does: (what, how) pairs.
-        script: value of the option -> lines of a training script with the library.
-        read: text of the option -> one of its values.
-        roles: as in `BackendSpec`, where they are not those of ampcompare's own arm.
+        read, roles: of the option, and of arms that differ from ampcompare's own.
     """
 
     def explain(options: Options) -> ArmExplanation:

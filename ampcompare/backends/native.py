@@ -1,7 +1,7 @@
 """The backend `native`: torch.autocast, with torch.amp.GradScaler for fp16."""
 
 from ampcompare.backends.apex_levels import FIRST_SCALE, GROWTH_INTERVAL
-from ampcompare.backends.explanation import ArmExplanation, apex_script, native_script, role_rows
+from ampcompare.backends.explanation import ArmExplanation, native_script, role_rows
 from ampcompare.backends.options import (
     DTYPE_NAMES,
     above_one,
@@ -70,7 +70,6 @@ def _explain(options: Options) -> ArmExplanation:
         else "NVIDIA's Apex has no bf16: apex:O1 is the same idea in fp16, and apex:O4 that of ROCm's Apex in bf16",
         differs=(),
         script=native_script(dtype, dict(options)),
-        twin_script=apex_script({"opt_level": "O1"}) if is_fp16 else (),
     )
 
 

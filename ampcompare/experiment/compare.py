@@ -304,14 +304,11 @@ def _known_metrics(sources: SettingsSources) -> Sequence[Metric] | None:
 
 
 def pilot_seeds(others: int) -> range:
-    """Return the seeds of a pilot.
+    """Return the seeds of a pilot, for some arms besides the reference.
 
     Each arm is tested at its share of the error rate, and at a small level few degrees of freedom cost many seeds: nine
     arms need 158 seeds with a pilot of five and 72 with one of ten, where a difference has an sd of 0.8 points and
     the margin is 0.5.
-
-    Args:
-        others: arms besides the reference.
     """
     return range(PILOT_SIZES.get(max(1, others), MAX_PILOT))
 
@@ -371,9 +368,7 @@ def run_auto(
     """Run a pilot of some seeds, estimate how many the margin needs, and run that many within a budget.
 
     Args:
-        make: the plan for some seeds.
         budget_seconds: wall time; a seed whose cells would not finish in time is not started. The pilot always runs.
-        others: as for `run_plan`.
     """
     observer = observer or Observer()
     begin = time.monotonic()

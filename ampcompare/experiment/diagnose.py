@@ -34,16 +34,6 @@ from ampcompare.settings.examination import ERRORS, ScriptRequest
 if TYPE_CHECKING:
     from ampcompare.diagnosis.loops import Loop
 
-__all__ = [
-    "ENDED",
-    "DiagnoseOptions",
-    "diagnose",
-    "diagnose_script",
-    "run_examined",
-    "say_limits",
-    "watched_settings",
-]
-
 MAX_RUNS = 12  # of candidates: each trains the script from its start
 TIME_LIMIT = 3600.0
 SECONDS_TO_END = 3.0  # for other ranks, behind the watched one
@@ -137,7 +127,6 @@ def _watch_script(
 
     Args:
         lines: file:line of calls that run in fp32.
-        parent: of the folder of the run.
 
     Returns:
         What was seen, the functions kept in fp32 by their line, and the device's type.
@@ -201,11 +190,9 @@ def run_examined(
     """Run the script of a configuration under examination, to its end, and return its exit code.
 
     Args:
-        folder: of the run.
         kind: of `ampcompare.script.examination`, which runs once or on each rank.
         answer: file that it leaves.
         what: it leaves one for.
-        environment: added to that of this process.
     """
     request.write(folder / "request.json")
     start = [sys.executable]

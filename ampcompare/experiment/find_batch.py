@@ -26,13 +26,7 @@ OUT_OF_MEMORY = ("out of memory", "out-of-memory")
 
 @dataclass(frozen=True)
 class Try:
-    """The result of one batch size.
-
-    Attributes:
-        batch: samples in one update of each process.
-        reason: why it does not fit; "" if it does.
-        peak_bytes: peak memory; None if it did not finish.
-    """
+    """The result of one batch size, in samples of each process: why it does not fit, and its peak where it ended."""
 
     batch: int
     reason: str

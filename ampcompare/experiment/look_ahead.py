@@ -28,7 +28,6 @@ class AheadOptions:
 
     Attributes:
         config: of the training; its arm is not used.
-        arms: to judge.
         prefix: steps that are run.
         steps: optimizer steps of the whole training; None: its scheduler or recipe says, or the rate stays.
         twin: run the prefix again from weights changed by one part in 512.

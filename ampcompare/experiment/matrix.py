@@ -31,12 +31,7 @@ Vary = Sequence[tuple[str, Sequence[Any]]]
 
 @dataclass(frozen=True)
 class Row:
-    """One row.
-
-    Attributes:
-        arm: its canonical text.
-        varied: values of settings by their paths.
-    """
+    """One row: the canonical text of an arm, and values of settings by their paths."""
 
     arm: str
     varied: Mapping[str, Any] = field(default_factory=dict)

@@ -24,22 +24,10 @@ from typing import Any
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.files.read import FileFault, parse_yaml
-from ampcompare.experiment.matrix import DEFAULT_ARMS, Row, cross, find_reference, find_setting
+from ampcompare.experiment.matrix import Row, find_reference, find_setting
 from ampcompare.results.records.comparison import Published
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.validation import validate
-
-__all__ = [
-    "DEFAULT_ARMS",
-    "Plan",
-    "balanced_rows",
-    "device_of_cells",
-    "make_plan",
-    "parse_seeds",
-    "parse_vary",
-    "plan_rows",
-    "position_sums",
-]
 
 MAX_SEEDS = 10_000
 MAX_ORDER_SEED_BITS = 53  # a number that every reader of JSON keeps exactly
@@ -54,13 +42,10 @@ class Plan:
     Attributes:
         arms: labels of the rows, in the order of the table: canonical texts of arms, and what is varied.
         reference: the row that the others are compared with.
-        seeds: in order.
         cells: in the order in which they run: blocks by seed, each with all arms, and over the blocks all arms at equal
             mean positions, so that a drift of the machine affects them equally.
         labels: the row of each cell.
         order_seed: seed of the random order, drawn for each plan.
-        timing_rounds: times that every arm of a seed is timed again after its runs.
-        published: published results matched to the rows.
     """
 
     arms: tuple[str, ...]
@@ -82,7 +67,6 @@ class Plan:
 
         Args:
             order: cells as LABEL@SEED; those that this plan lacks are ignored.
-            order_seed: recorded with it.
         """
         cells = dict(zip(self.order, self.cells, strict=True))
         recorded: dict[int, list[str]] = {seed: [] for seed in self.seeds}
@@ -131,18 +115,6 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     if len(set(seeds)) != len(seeds):
         raise ConfigError(f"seeds {text!r} name a seed twice; list each seed once")
     return tuple(seeds)
-
-
-def make_plan(base: RunConfig, arms: Sequence[str], seeds: Sequence[int], vary: Sequence[tuple[str, Any]] = ()) -> Plan:
-    """Cross arms, varied settings and seeds over one recipe.
-
-    Args:
-        base: everything but arm and seed.
-        arms: texts of arms; fp32, or else the first, is the reference.
-        vary: paths of settings, each with a list of values, which are crossed as well; the first values make the
-            reference.
-    """
-    return plan_rows(base, cross(arms, vary), seeds)
 
 
 def plan_rows(base: RunConfig, rows: Sequence[Row], seeds: Sequence[int], reference: str | None = None) -> Plan:
@@ -209,9 +181,7 @@ def balanced_rows(arms: Sequence[str], recorded: Sequence[Sequence[str]], count:
     needs a multiple of the arms as blocks, and most comparisons have fewer.
 
     Args:
-        arms: of every row.
         recorded: rows of the same arms that ran, or are planned, before.
-        count: rows to return.
         seed: of the random choice; with the same `recorded` it gives the same rows.
     """
     generator = random.Random(f"{seed} after {len(recorded)} blocks")

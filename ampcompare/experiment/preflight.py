@@ -76,7 +76,6 @@ def check_arms(
     Args:
         rows: cells of one script or recipe by a label; those that are built alike are tried once.
         seeds: two of them; with one there is no question whether a script follows it.
-        folder: as for `preflight`.
         cells: how many will run, for the time that this may take.
     """
     begun = time.perf_counter()
@@ -252,11 +251,7 @@ def _run(cell: RunConfig, seed: int, launcher: Launcher, folder: Path) -> _Trial
 
 
 class _Limit:
-    """Ends the cell of a launcher that takes too long, while this is a context.
-
-    Attributes:
-        total_steps: of the whole cell, as far as it is known.
-    """
+    """Ends the cell of a launcher that takes too long, while this is a context; notes the steps of the whole cell."""
 
     def __init__(self, launcher: Launcher) -> None:
         self.total_steps = 0

@@ -264,11 +264,7 @@ class RunDirectory:
         return plan.in_order(recorded.order, plan.order_seed if recorded.order_seed is None else recorded.order_seed)
 
     def records(self) -> tuple[list[RunRecord], list[str]]:
-        """Read every valid record, and the faults of the others.
-
-        Raises:
-            RecordError: there is no valid record.
-        """
+        """Read every valid record, and the faults of the others; without a valid one a `RecordError` says why."""
         records, excluded = [], []
         for path in self.record_files():
             try:
@@ -320,11 +316,7 @@ class RunDirectory:
         return config, found
 
     def looks(self) -> list[Look]:
-        """Return the looks at the runs, in order; none where there is no journal.
-
-        Raises:
-            RecordError: a line is damaged.
-        """
+        """Return the looks at the runs, in order; none where there is no journal. A damaged line is a `RecordError`."""
         path = self.journal_file
         if not os.path.lexists(path):
             return []

@@ -60,8 +60,6 @@ def run_plan(
 
     Args:
         folder: the run directory, whose lock the caller holds; nothing in it is deleted.
-        terms: margins and preference of the verdicts.
-        force: run every cell again.
         jobs: cells that run at the same time; `launcher` must be able to. Their times are comparable where its places
             are equal devices; then they may be of several seeds.
         save: called with the comparison after every cell, so that an interruption leaves a usable report.
@@ -119,11 +117,7 @@ def run_plan(
 
 
 class AllFailAlike(Exception):
-    """What ended cells of the reference and of another row would end all.
-
-    Attributes:
-        comparison: of the cells that ran.
-    """
+    """What ended cells of the reference and of another row would end all; `comparison` has the cells that ran."""
 
     comparison: Comparison
 

@@ -16,17 +16,20 @@ from ampcompare.settings.config import RunConfig
 FIRST_SHARE = 0.02  # of the steps of a cell: below it, they say little about the whole
 
 
-@dataclass(frozen=True)
+@dataclass
 class CellView:
-    """A running cell as it is shown.
+    """A running cell.
 
     Attributes:
         number: its place in the matrix, from 1.
         progress: the latest report; None while the process starts.
-        seconds: since the cell began.
-        left: seconds that it will still take; None while that is unknown.
+        seconds: since the cell began, when it was last looked at.
+        left: seconds that it will still take from then on; None while that is unknown.
         epochs: of the whole run.
         place: where it runs, such as "GPU 3" or "job 1234_5 on n1"; "" if it has no place of its own.
+        label, digest: of its row, and of its settings.
+        first: when its first steps were reported, and their share of all: above 0 in a resumed cell.
+        latest: when it was last heard of.
     """
 
     name: str
@@ -36,6 +39,11 @@ class CellView:
     left: float | None
     epochs: int
     place: str = ""
+    label: str = ""
+    digest: str = ""
+    began: float = 0.0
+    first: tuple[float, float] | None = None
+    latest: float = 0.0
 
     @property
     def full_name(self) -> str:
@@ -51,6 +59,19 @@ class CellView:
     def share(self) -> float:
         """The share of its steps that are made, 0 to 1."""
         return _share(self.progress)
+
+    def report(self, progress: Progress, now: float) -> None:
+        """Add progress; one of fewer steps is of another process that trains the cell again."""
+        is_again = _share(progress) < self.share
+        self.progress, self.latest = progress, now
+        if progress.total_steps and (self.first is None or is_again):
+            self.first = now, self.share
+
+    def seconds_left(self, now: float) -> float | None:
+        """Return how long it takes at the pace of its own steps; None while these are too few."""
+        begun, first = self.first or (now, self.share)
+        made = self.share - first
+        return None if made < FIRST_SHARE else max(0.0, (self.latest - begun) * (1 - first) / made + begun - now)
 
     def figures(self, left: str = " left") -> list[str]:
         """Return what is known of it, the most important first; `left` follows the time that it will still take."""
@@ -88,43 +109,6 @@ class MatrixView:
     left: float | None
 
 
-@dataclass
-class _Cell:
-    """A running cell.
-
-    Attributes:
-        first: when its first steps were reported, and their share of all: above 0 in a resumed cell.
-        latest: when it was last heard of.
-    """
-
-    config: RunConfig
-    name: str
-    label: str
-    began: float
-    place: str = ""
-    progress: Progress | None = None
-    first: tuple[float, float] | None = None
-    latest: float = 0.0
-
-    @property
-    def share(self) -> float:
-        """The share of its steps that are made, 0 to 1."""
-        return _share(self.progress)
-
-    def report(self, progress: Progress, now: float) -> None:
-        """Add progress; one of fewer steps is of another process that trains the cell again."""
-        is_again = _share(progress) < self.share
-        self.progress, self.latest = progress, now
-        if progress.total_steps and (self.first is None or is_again):
-            self.first = now, self.share
-
-    def seconds_left(self, now: float) -> float | None:
-        """Return how long it takes at the pace of its own steps; None while these are too few."""
-        begun, first = self.first or (now, self.share)
-        made = self.share - first
-        return None if made < FIRST_SHARE else max(0.0, (self.latest - begun) * (1 - first) / made + begun - now)
-
-
 class RunningCells:
     """Follows the events of an observer. All times come from the caller, in seconds of one clock.
 
@@ -140,7 +124,7 @@ class RunningCells:
         self.outline: Outline | None = None
         self.done = 0
         self._began = now
-        self._running: dict[int, _Cell] = {}
+        self._running: dict[int, CellView] = {}
         self._waiting: list[str] = []  # labels of cells that have not begun
         self._slots = 1  # a queue runs as many cells at a time as it likes
         self._earlier: dict[str, list[float]] = {}
@@ -168,7 +152,10 @@ class RunningCells:
         assert self.outline is not None
         label = self.outline.labels[number - 1]
         name = printable(f"{label}, seed {config.recipe.seed}", 60)
-        self._running[number] = _Cell(config, name, label, now)
+        epochs = 1 if config.script else config.recipe.epochs  # how many a script makes is not known
+        self._running[number] = CellView(
+            name, number, None, 0.0, None, epochs, label=label, digest=config.digest(), began=now
+        )
         if self.outline.cached[number - 1] is None:
             self._waiting.remove(label)
         self._slots = max(self._slots, len(self._running))
@@ -185,13 +172,13 @@ class RunningCells:
 
     def end(self, record: RunRecord, now: float, *, reused: bool) -> CellView:
         """A cell has ended; return it."""
-        number = next((n for n, cell in self._running.items() if cell.config.digest() == record.cell), None)
-        number = min(self._running) if number is None else number
-        view, cell = self._view(number, now), self._running.pop(number)
+        number = next((n for n, cell in self._running.items() if cell.digest == record.cell), min(self._running))
+        cell = self._look_at(self._running[number], now)
+        del self._running[number]
         self.done += 1
         if not reused and (cell.first is None or cell.first[1] == 0):  # else an earlier call has made a part of it
             self._ended.setdefault(cell.label, []).append(now - cell.began)
-        return view
+        return cell
 
     def views(self, now: float) -> tuple[list[CellView], MatrixView]:
         """Return what is to be shown now."""
@@ -199,7 +186,7 @@ class RunningCells:
         matrix = MatrixView(
             self.done, self.total, made / max(1, self.total), now - self._began, self._seconds_left(now)
         )
-        return [self._view(number, now) for number in sorted(self._running)], matrix
+        return [self._look_at(self._running[number], now) for number in sorted(self._running)], matrix
 
     def _seconds_left(self, now: float) -> float | None:
         """Return how long all cells will still take; None while nothing is known of any."""
@@ -211,7 +198,7 @@ class RunningCells:
         waiting = [costs.get(label, typical) for label in self._waiting]
         return max([sum(running + waiting) / self._slots, *running])
 
-    def _rest_of(self, cell: _Cell, cost: float, now: float) -> float:
+    def _rest_of(self, cell: CellView, cost: float, now: float) -> float:
         own = cell.seconds_left(now)
         return max(0.0, cost + cell.began - now) if own is None else own
 
@@ -226,12 +213,11 @@ class RunningCells:
             costs |= {label: statistics.fmean(seconds) for label, seconds in known.items()}
         return costs
 
-    def _view(self, number: int, now: float) -> CellView:
-        cell = self._running[number]
+    def _look_at(self, cell: CellView, now: float) -> CellView:
         cost = self._costs(now).get(cell.label)
-        left = None if cost is None else self._rest_of(cell, cost, now)
-        epochs = 1 if cell.config.script else cell.config.recipe.epochs  # how many a script makes is not known
-        return CellView(cell.name, number, cell.progress, now - cell.began, left, epochs, cell.place)
+        cell.seconds = now - cell.began
+        cell.left = None if cost is None else self._rest_of(cell, cost, now)
+        return cell
 
 
 def _share(progress: Progress | None) -> float:

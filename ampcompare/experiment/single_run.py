@@ -35,7 +35,6 @@ class RunOutcome:
     """A run that has ended.
 
     Attributes:
-        folder: the run directory.
         is_main: whether this process reports results, and not another rank or node of the same command.
     """
 
@@ -147,13 +146,7 @@ def _launch(config: RunConfig, folder: Path, launcher: Launcher, observer: Obser
 
 @dataclass(frozen=True)
 class Verification:
-    """The result of comparing the two runs.
-
-    Attributes:
-        step: updates after which one of them stopped.
-        steps: updates of the whole run.
-        difference: the first one, by name; "" if there is none.
-    """
+    """After which of all updates one run stopped, and the first difference between both by name; "" if none."""
 
     step: int
     steps: int

@@ -44,9 +44,6 @@ def run_script(
 ) -> int:
     """Run a script under `settings.arm`, and return its exit code.
 
-    Args:
-        prepare: prepares the process; `prepare_script` by default, which it calls.
-
     Raises:
         AmpCompareError: the settings cannot be met; the script was not started.
     """
@@ -92,12 +89,7 @@ def _end_with_parent() -> None:
 
 
 def prepare_script(settings: ExecSettings, *, child: str | None = None) -> Prepared:
-    """Prepare this process; nothing is undone later.
-
-    Args:
-        settings: with an arm.
-        child: the name of this process, such as "SpawnProcess-1", if the script has started it by multiprocessing.
-    """
+    """Prepare this process, or one that the script has started, for an arm; nothing is undone later."""
     assert settings.arm is not None
     if settings.record is not None:
         mark_output()
@@ -148,10 +140,5 @@ def _cpu_half(arm: Arm, settings: ExecSettings) -> tuple[str | None, AbstractCon
 
 
 def prepare_child(values: dict[str, Any], name: str) -> None:
-    """Prepare a process that the script has started by multiprocessing.
-
-    Args:
-        values: the fields of `ExecSettings`.
-        name: of the process, such as "SpawnProcess-1".
-    """
+    """Prepare a process that the script has started by multiprocessing."""
     prepare_script(ExecSettings(**values), child=name)

@@ -39,11 +39,7 @@ HALF = {"": None, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def check_arm(arm: Arm) -> None:
-    """Check that an arm can stand behind a script's calls.
-
-    Raises:
-        UnsupportedCombination: it hands training to another library, or compresses what a model keeps.
-    """
+    """Refuse an arm that hands training to another library, or compresses what a model keeps."""
     if arm.backend not in SCRIPT_BACKENDS:
         raise UnsupportedCombination(
             f"arm {arm} cannot replace amp in a script: it replaces the training loop or parts of the "

@@ -163,15 +163,6 @@ for step in range(4):
     assert [group.gradients for group in ledger.groups] == [{"fp32": 1.0}] * 6
 
 
-def test_updates_by_a_closure_are_followed(run: Run) -> None:
-    """In 16 bits most of so small ones are lost."""
-    closure = CLOSURE.replace("lr=0.05", "lr=1e-5")
-    lost = [run(text)[0].lost for text in ("model.bfloat16()\nx = x.bfloat16()\n" + closure, CLOSURE)]
-    assert lost[0] is not None
-    assert lost[1] is not None
-    assert lost[0] > 0.5 > lost[1]
-
-
 def test_gradients_that_were_stepped_are_not_accumulated(run: Run) -> None:
     """Of a model that the loss of another one goes through, whose steps are known late under a loss scale."""
     text = """
@@ -225,12 +216,6 @@ model[0].requires_grad_(False)
         assert group.weights == ({"fp32": 1.0} if arm == "script" else ledger.frozen)
 
 
-def test_a_step_at_a_learning_rate_of_zero_loses_nothing(run: Run) -> None:
-    """As the first one of a warmup."""
-    text = PLAIN.replace("for step", "optimizer.param_groups[0]['lr'] = 0.0\nfor step", 1)
-    assert run(text + "    optimizer.param_groups[0]['lr'] = 0.05\n")[0].lost == pytest.approx(0, abs=0.1)
-
-
 def test_gradients_of_lifted_weights_are_reduced(run: Run) -> None:
     """The wrapper was made when they had 16 bits."""
     text = f"""
@@ -260,16 +245,6 @@ def test_an_arm_that_stops_acting_is_seen(run: Run) -> None:
     differing = [role.difference for role in roles_next_to(Arm.parse("native:bf16").roles, ledger) if role.differs]
     assert len(differing) == 1
     assert "(none in bf16 in step 20), bf16 was asked" in differing[0]
-
-
-def test_looking_changes_nothing_of_a_script(run: Run, tmp_path: Path, forked_python: Any) -> None:
-    """The weights of a script that is looked at are those of plain Python, to the last bit."""
-    end = "\nprint([p.double().sum().item() for p in model.parameters()], file=open('sums', 'w'))\n"
-    for text in (SCALER, WEIGHTS, CLOSURE):
-        run(text + end)
-        ours = (tmp_path / "sums").read_text()
-        assert forked_python.run(["train.py"], tmp_path, os.environ).returncode == 0
-        assert (tmp_path / "sums").read_text() == ours
 
 
 def test_exec_shows_it(run: Run, tmp_path: Path, forked_python: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from ampcompare.base.tensors.lists import by_type
 from ampcompare.base.tensors.loss_scale import FLOAT32_MAX, DeviceLossScale, is_exact_on_device, moved_scale
 
 from ._amp_state import _amp_state, maybe_print
@@ -131,21 +132,9 @@ class LossScaler:
         self._loaded = True
         return True
 
-    def scale_tensor(self, device: torch.device) -> Tensor:
-        """Return the present scale as an fp32 scalar that will not change, without waiting for the device."""
-        if self._ahead and self._on_device is not None:
-            return self._on_device.copy()
-        return torch.full((), self._host_scale, dtype=torch.float32, device=device)
-
-    @property
-    def lives_on_device(self) -> bool:
-        """Whether reading the scale would wait for the device."""
-        return self._ahead
-
-    def device_scale(self) -> Tensor:
-        """Return the scale of a scaler that `goes_on_device`: an fp32 scalar that will not change."""
-        assert self._on_device is not None
-        return self._on_device.copy()
+    def scale_without_read(self) -> float | Tensor:
+        """Return the current scale, where it lives on the device as an fp32 scalar that will not change."""
+        return self._on_device.copy() if self._ahead and self._on_device is not None else self._host_scale
 
     def device_initial_grad(self) -> Tensor:
         """Return the scale of a scaler that `goes_on_device` for one backward pass to multiply with or start from."""
@@ -233,15 +222,11 @@ class LossScaler:
         torch._amp_foreach_non_finite_check_and_unscale_(grads, flag, inverse)  # type: ignore[arg-type]
 
     def _unscale_mixed(self, grads: Sequence[Tensor]) -> None:
-        by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-        for grad in grads:
-            # Entries of an uncoalesced sparse gradient are addends: dividing each divides the sum.
-            dense = grad._values() if grad.is_sparse else grad
-            by_kind.setdefault((dense.device, dense.dtype), []).append(dense)
-        for (device, dtype), alike in by_kind.items():
-            if dtype is not torch.float32:
-                self._warn_about_dtype(dtype)
-            self._run_kernel(alike, device)
+        # Entries of an uncoalesced sparse gradient are addends: dividing each divides the sum.
+        for alike in by_type(grad._values() if grad.is_sparse else grad for grad in grads):
+            if alike[0].dtype is not torch.float32:
+                self._warn_about_dtype(alike[0].dtype)
+            self._run_kernel(alike, alike[0].device)
 
     def _num_before_overflow(self, grads: Sequence[Tensor]) -> int:
         """Return how many gradients to unscale: in strict mode those before the first whose sum is not finite.
@@ -340,6 +325,10 @@ class LossScaler:
         if self._overflow_buffer is not None:
             self._overflow_buffer.zero_()
 
+    def _read_flags(self) -> bool:
+        overflow = self._scalars.read_flags()
+        return overflow or (self._overflow_buffer is not None and bool(self._overflow_buffer.item()))
+
     def update_scale(self) -> bool:
         """Move the scale after a backward pass.
 
@@ -355,9 +344,7 @@ class LossScaler:
         if self._last_flag is not None:
             self._host_overflow = self._has_overflow
         if not self._host_overflow:
-            self._host_overflow = self._scalars.read_flags()
-            if self._overflow_buffer is not None and self._overflow_buffer.item():
-                self._host_overflow = True
+            self._host_overflow = self._read_flags()
         self._host_scale, self._host_unskipped = moved_scale(
             self._host_scale,
             self._host_unskipped,

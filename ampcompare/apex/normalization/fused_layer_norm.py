@@ -249,47 +249,27 @@ class FusedRMSNorm(_Norm):
         return _rms_norm(input, self.weight, self.normalized_shape, self.eps, self.memory_efficient, mixed=self._mixed)
 
 
-class MixedFusedLayerNorm(FusedLayerNorm):
+class _AlwaysAffine(_Norm):
+    _mixed = True
+
+    def __init__(
+        self, normalized_shape: int | Sequence[int], eps: float = 1e-5, *, memory_efficient: bool = False, **kwargs: Any
+    ) -> None:
+        if "elementwise_affine" in kwargs:
+            name = type(self).__name__
+            warnings.warn(f"{name} is always affine: leave elementwise_affine out", stacklevel=2)
+            if not kwargs["elementwise_affine"]:
+                raise RuntimeError(f"{name} got elementwise_affine=False; use the class without Mixed in its name")
+        super().__init__(normalized_shape, eps, True, memory_efficient)
+
+
+class MixedFusedLayerNorm(_AlwaysAffine, FusedLayerNorm):
     """Layer normalization whose output has the dtype of its parameters; always affine.
 
     Raises:
         RuntimeError: `elementwise_affine=False`; `True` only warns, and other unknown keywords are ignored, as in Apex.
     """
 
-    _mixed = True
 
-    def __init__(
-        self,
-        normalized_shape: int | Sequence[int],
-        eps: float = 1e-5,
-        *,
-        memory_efficient: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        _refuse_non_affine("MixedFusedLayerNorm", kwargs)
-        super().__init__(normalized_shape, eps, True, memory_efficient)
-
-
-class MixedFusedRMSNorm(FusedRMSNorm):
+class MixedFusedRMSNorm(_AlwaysAffine, FusedRMSNorm):
     """RMS normalization whose output has the dtype of its weight; arguments as for `MixedFusedLayerNorm`."""
-
-    _mixed = True
-
-    def __init__(
-        self,
-        normalized_shape: int | Sequence[int],
-        eps: float = 1e-5,
-        *,
-        memory_efficient: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        _refuse_non_affine("MixedFusedRMSNorm", kwargs)
-        super().__init__(normalized_shape, eps, True, memory_efficient)
-
-
-def _refuse_non_affine(name: str, kwargs: dict[str, Any]) -> None:
-    if "elementwise_affine" not in kwargs:
-        return
-    warnings.warn(f"{name} is always affine: leave elementwise_affine out", stacklevel=3)
-    if not kwargs["elementwise_affine"]:
-        raise RuntimeError(f"{name} got elementwise_affine=False, but it is always affine; use the class without Mixed")

@@ -16,13 +16,6 @@ MAX_YAML_CHARACTERS = 2**18
 MAX_YAML_VALUES = 5_000  # with those that an alias repeats
 MAX_DEPTH = 64
 NESTED = (list, tuple, Mapping)
-KINDS = {
-    stat.S_ISDIR: "Is a directory",
-    stat.S_ISFIFO: "it is a pipe, not a regular file",
-    stat.S_ISSOCK: "it is a socket, not a regular file",
-    stat.S_ISCHR: "it is a device, not a regular file",
-    stat.S_ISBLK: "it is a device, not a regular file",
-}
 
 
 class FileFault(ValueError):
@@ -38,21 +31,18 @@ def open_regular(path: Path) -> int:
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
-        raise FileFault(next((text for of_kind, text in KINDS.items() if of_kind(mode)), "it is not a regular file"))
+        raise FileFault("Is a directory" if stat.S_ISDIR(mode) else "it is a pipe or a device, not a regular file")
     return descriptor
 
 
 def read_text(path: Path, *, most: int = MAX_BYTES, encoding: str = "utf-8") -> str:
     """Return the text of a regular file of at most `most` bytes."""
-    with os.fdopen(open_regular(path), "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > most:
-            raise FileFault(f"it has {size:,} bytes, and at most {most:,} are read")
-        try:
+    try:
+        with os.fdopen(open_regular(path), "rb") as file:
             content = file.read(most + 1)
-        except OSError as error:
-            raise FileFault(error.strerror or str(error)) from None
-    if len(content) > most:  # files of /proc have no size
+    except OSError as error:
+        raise FileFault(error.strerror or str(error)) from None
+    if len(content) > most:
         raise FileFault(f"it has more than the {most:,} bytes that are read")
     try:
         return content.decode(encoding)

@@ -22,6 +22,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from ampcompare.base.tensors.lists import by_type
+
 TYPES = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 ATTRIBUTE = "_ampcompare_skippable_step"
 
@@ -31,13 +33,8 @@ def skip_on_device(optimizer: Optimizer) -> None:
 
     The flag is an fp32 scalar on the device of the parameters, 0 or positive; `GradScaler` sets it, and `grad_scale`,
     as it does for fused optimizers. Without a flag `step` is what it was. With step hooks or a closure the flag is read
-    on the host, since a skipped step runs neither. A second call changes nothing.
-
-    After a skipped step `optimizer.state` shows what that step would have counted and created until the next `step`,
-    `state_dict`, `load_state_dict` or `settle`. The gradients of a skipped step have no meaning.
-
-    Raises:
-        TypeError: another class of optimizer, or a differentiable step.
+    on the host, since a skipped step runs neither. After a skipped step `optimizer.state` shows what that step would
+    have counted and created until the next `step`, `state_dict`, `load_state_dict` or `settle`.
     """
     if obeys_flag(optimizer):
         return
@@ -239,11 +236,8 @@ Copies = list[tuple[list[Tensor], list[Tensor]]]
 
 
 def _copy_tensors(tensors: Sequence[Tensor]) -> Copies:
-    by_kind: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-    for tensor in tensors:
-        by_kind.setdefault((tensor.dtype, tensor.device), []).append(tensor.detach())
     copies = []
-    for alike in by_kind.values():
+    for alike in by_type(tensor.detach() for tensor in tensors):
         made = [torch.empty_like(tensor) for tensor in alike]
         torch._foreach_copy_(made, alike)
         copies.append((made, alike))
@@ -307,14 +301,9 @@ def _create_momentum(optimizer: Any) -> None:
 def _unscale(optimizer: Any, scale: Tensor) -> None:
     """Divide the gradients by a loss scale, with the roundings of `GradScaler.unscale_`."""
     inverse = scale.double().reciprocal().float()
-    by_kind: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-    for group in optimizer.param_groups:
-        for param in group["params"]:
-            grad = param.grad
-            if grad is not None:
-                dense = grad._values() if grad.is_sparse else grad
-                by_kind.setdefault((dense.dtype, dense.device), []).append(dense)
+    params = (param for group in optimizer.param_groups for param in group["params"])
+    every = [param.grad for param in params if param.grad is not None]
     with torch.no_grad():
-        for (_, device), grads in by_kind.items():
-            local = inverse.to(device, non_blocking=True)
+        for grads in by_type(grad._values() if grad.is_sparse else grad for grad in every):
+            local = inverse.to(grads[0].device, non_blocking=True)
             torch._amp_foreach_non_finite_check_and_unscale_(grads, torch.zeros_like(local), local)

@@ -91,10 +91,8 @@ class Launcher(abc.ABC):
         """Yield the record of each cell of a queue with its index, as it ends.
 
         Args:
-            cells: with their folders.
             on_place: is called with the index of a cell that runs and where, such as "job 1234_5 on n1"; again where
                 it was moved.
-            on_progress: is called with the index of a cell and each progress.
 
         Raises:
             LaunchError: as for `launch`.
@@ -109,11 +107,7 @@ class Launcher(abc.ABC):
         return ""
 
     def terminate(self) -> bool:
-        """Ask the processes of the current cell to save and stop; its record then has status "interrupted".
-
-        Returns:
-            False if none is running.
-        """
+        """Ask the processes of the current cell to save and end as "interrupted"; return False if none is running."""
         return False
 
     def end_cell(self) -> None:  # noqa: B027 - those of other machines end their cells themselves
@@ -130,11 +124,7 @@ class Launcher(abc.ABC):
 
 
 def failed_record(config: RunConfig, error: str, **environment: Any) -> RunRecord:
-    """Return the record of a cell that could not write one itself.
-
-    Args:
-        environment: facts for it, such as the exit code of the command.
-    """
+    """Return the record of a cell that could not write one itself, with facts such as the exit code of the command."""
     shown = {} if config.script is None else {"metrics": metrics_of(config.script)}
     return RunRecord(
         cell=config.digest(),
@@ -191,22 +181,14 @@ class Stoppable(Generic[Process]):
         return self._is_busy
 
     def start(self, make: Callable[[], Process]) -> Process:
-        """Start a process.
-
-        Raises:
-            LauncherClosed: it is too late.
-        """
+        """Start a process; raise `LauncherClosed` if it is too late."""
         with self._lock:
             self.check()
             self.process = process = make()
             return process
 
     def check(self) -> None:
-        """Check that the launcher still works.
-
-        Raises:
-            LauncherClosed: it was closed.
-        """
+        """Raise `LauncherClosed` if the launcher was closed."""
         if self._is_closed:
             raise LauncherClosed
 

@@ -96,12 +96,12 @@ class RayLauncher(QueueLauncher):
     def _check(self, needs: dict[str, Any]) -> None:
         """Refuse what no machine of Ray has now, for which it would wait without end."""
         there = self._ray.cluster_resources()
-        for name, word, option in (("CPU", "num_cpus", "cores"), ("GPU", "num_gpus", "GPUs")):
-            if needs[word] > there.get(name, 0):
-                text = f"a cell needs {needs[word]} {option} (processes, threads and loader processes)"
+        for name, word in (("CPU", "num_cpus"), ("GPU", "num_gpus")):
+            if needs[word] > (found := there.get(name, 0)):
+                text = f"a cell needs {needs[word]} {name}s (processes, threads and loaders), and Ray has {found:g}"
                 if self._is_ours and not os.environ.get("RAY_ADDRESS"):
-                    raise EnvironmentUnfit(f"{text}, but Ray has {there.get(name, 0):g} on this machine")
-                self.note(f"{text}, but the cluster has {there.get(name, 0):g} now; Ray waits for more")
+                    raise EnvironmentUnfit(text)
+                self.note(f"{text} now; it waits for more")
 
     def wait_for_some(self, folders: Collection[Path]) -> set[Path]:
         try:
@@ -183,8 +183,6 @@ def train(settings: str, folder: str, secrets_: dict[str, str]) -> dict[str, byt
     """Train a cell in processes of this machine; runs in a worker of Ray.
 
     Args:
-        settings: JSON of the configuration, which is in the folder too where that is shared.
-        folder: of the cell, on the machine that submitted it.
         secrets_: of the arguments of a script, by their placeholders.
 
     Returns:

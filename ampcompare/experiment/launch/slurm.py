@@ -220,11 +220,7 @@ def _read_job(folder: Path) -> _Job:
 
 
 def _has_result(folder: Path, *, is_gone: bool) -> bool:
-    """Return whether a cell has its last record.
-
-    Args:
-        is_gone: whether its job has ended: before, a cell that was interrupted may be queued again.
-    """
+    """Return whether a cell has its last record: one that was interrupted may be queued again until its job is gone."""
     path = folder / CellFile.RECORD
     return path.exists() and (is_gone or read_record(path).status != "interrupted")
 

@@ -37,12 +37,7 @@ REPLACED = ("cast_model_type", "patch_torch_functions", "keep_batchnorm_fp32", "
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """What was set up in a process.
-
-    Attributes:
-        finder: resolves `apex`; None with the real one.
-        rows: of the record; None without one.
-    """
+    """What was set up in a process: what resolves `apex`, unless that is the real one, and the rows of a record."""
 
     finder: ApexFinder | None
     rows: Rows | None
@@ -53,12 +48,7 @@ class Prepared:
         return None if self.rows is None else self.rows.recorder
 
     def close(self, status: int, error: str | None) -> None:
-        """Write the end of the record, if any.
-
-        Args:
-            status: the exit code.
-            error: the uncaught exception.
-        """
+        """Write the end of the record, if any."""
         if self.recorder is not None:
             self.recorder.close(status, error)
 
@@ -119,12 +109,7 @@ def prepare_process(
 
 
 def prepare_child(values: dict[str, Any], name: str) -> None:
-    """Prepare a process that the script has started by multiprocessing.
-
-    Args:
-        values: the fields of `ExecSettings`.
-        name: of the process, such as "SpawnProcess-1".
-    """
+    """Prepare a process that the script has started by multiprocessing."""
     prepare_process(ExecSettings(**values), child=name)
 
 

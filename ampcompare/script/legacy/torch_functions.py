@@ -14,12 +14,11 @@ import importlib
 import inspect
 import math
 import os
+import queue
 import sys
 import sysconfig
 import time
 from collections.abc import Callable, Iterable, Sequence
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -53,6 +52,14 @@ NUMPY = {
     **{name: (kind, kind.__name__) for name, kind in _KINDS.items()},
     **dict.fromkeys(("Inf", "Infinity", "infty"), (math.inf, "numpy.inf")),
     **dict.fromkeys(("NaN", "NAN"), (math.nan, "numpy.nan")),
+}
+SIX = {
+    **{name: (value, repr(value)) for name, value in {"PY3": True, "PY37": True, "int_classes": int}.items()},
+    "container_abcs": (collections.abc, "collections.abc"),
+    "inf": (math.inf, "math.inf"),
+    "nan": (math.nan, "math.nan"),
+    "queue": (queue, "queue"),
+    "string_classes": ((str, bytes), "(str, bytes)"),
 }
 NUMPY_RENAMED = {
     "float_": "float64",
@@ -314,7 +321,8 @@ def _patch_removed_names() -> None:
     numpy = importlib.import_module("numpy")
     renamed = {old: (getattr(numpy, new), f"numpy.{new}") for old, new in NUMPY_RENAMED.items()}
     _add(numpy, {**NUMPY, **renamed})
-    sys.meta_path.insert(0, _Finder())
+    six = sys.modules["torch._six"] = torch._six = ModuleType("torch._six")  # type: ignore[attr-defined]
+    _add(six, SIX)
 
 
 def _getargspec(function: Any) -> tuple[Any, ...]:
@@ -336,39 +344,6 @@ def _add(module: ModuleType, names: dict[str, tuple[Any, str]]) -> None:
         raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
 
     module.__dict__["__getattr__"] = lookup
-
-
-class _Finder(MetaPathFinder):
-    """Provides `torch._six`."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname == "torch._six":
-            note("torch._six was removed; a module with its names replaces it")
-            return ModuleSpec(fullname, _Six())
-        return None
-
-
-class _Six(Loader):
-    """The names that scripts took from `torch._six`."""
-
-    def create_module(self, spec: ModuleSpec) -> None:
-        return None
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.__dict__.update(
-            {
-                "PY3": True,
-                "PY37": True,
-                "container_abcs": collections.abc,
-                "inf": math.inf,
-                "int_classes": int,
-                "nan": math.nan,
-                "queue": importlib.import_module("queue"),
-                "string_classes": (str, bytes),
-            }
-        )
 
 
 def _patch_schedulers() -> None:

@@ -20,11 +20,7 @@ from ampcompare.script.recording.recorder import Rows, value_of
 
 
 def record_steps(rows: Rows, *, amp: bool) -> None:
-    """Record what this process does from now on until its record ends.
-
-    Args:
-        amp: also what goes through `apex.amp`.
-    """
+    """Record what this process does until its record ends; with `amp` also what goes through `apex.amp`."""
     events = Subscriptions(Layer.RECORD)
     if amp:
         _record_amp(rows, events)

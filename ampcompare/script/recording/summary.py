@@ -79,11 +79,7 @@ def is_exec_record(path: Path) -> bool:
 
 
 def read_exec_record(path: Path) -> ExecSummary:
-    """Read and summarize a record; a truncated last line is ignored.
-
-    Raises:
-        RecordError: another schema, or a line before the last that is not a row.
-    """
+    """Read and summarize a record, of which a truncated last line is ignored."""
     try:
         lines = read_text(path, most=MAX_BYTES).splitlines()
     except FileFault as fault:
@@ -104,11 +100,7 @@ def read_exec_record(path: Path) -> ExecSummary:
 
 
 def add_row(summary: ExecSummary, row: dict[str, Any]) -> None:
-    """Add a row to the sums.
-
-    Raises:
-        KeyError: it is not a row, or lacks a field.
-    """
+    """Add a row to the sums."""
     ROWS[row["kind"]](summary, row)
 
 

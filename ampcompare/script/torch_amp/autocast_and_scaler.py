@@ -48,11 +48,7 @@ class Casting:
         return torch.get_autocast_dtype(self._block.device)
 
     def start(self, make: Callable[[], torch.autocast]) -> None:
-        """Switch casts on, instead of those of an earlier call.
-
-        Args:
-            make: returns a new block.
-        """
+        """Switch casts on, by blocks that `make` returns, instead of those of an earlier call."""
         self.end()
         self._make = make
         if not self._parts:
@@ -106,9 +102,6 @@ class TorchAmpStandIn:
         casts_weights: the arm acts by casting the weights of models, so not on modules whose weights no optimizer has.
         steps_copies: optimizers step other tensors than the weights of models: masters, or copies made for a step.
         widens: the type of the outputs of modules that become fp32; None where the arm does that itself, or not at all.
-
-    Args:
-        initialized: returns whether the script trains through an Apex that the arm does not stand behind.
     """
 
     needs_scaler = casts_loss = casts_weights = steps_copies = False
@@ -188,11 +181,7 @@ class TorchAmpStandIn:
         return False
 
     def before_scale(self, *, unscaled: bool) -> None:
-        """Prepare for the backward pass of a loss.
-
-        Args:
-            unscaled: the gradients of an optimizer are true by now, and it has not stepped.
-        """
+        """Prepare for the backward pass of a loss; `unscaled` gradients of an optimizer may wait for its step."""
 
     def check_unscale(self, optimizer: Any) -> None:
         """Raise if the gradients of `optimizer` cannot be those of a scaled loss under the arm."""
@@ -210,13 +199,7 @@ class TorchAmpStandIn:
 
 
 class TorchAmp(TorchAmpStandIn):
-    """The names of `torch.amp` under an arm in fp32 or of `torch.amp`.
-
-    Args:
-        arm: in fp32 or of the backend native; any other is refused when the script first uses `torch.amp`.
-        rows: records losses and steps of a script without a GradScaler.
-        initialized: returns whether the script trains through `apex.amp`.
-    """
+    """The names of `torch.amp` under an arm in fp32 or of `native`; any other is refused at their first use."""
 
     def __init__(self, arm: Arm, rows: Rows | None = None, initialized: Callable[[], bool] = lambda: False) -> None:
         super().__init__(initialized)
@@ -416,11 +399,7 @@ def not_scaled(arm: Arm | str) -> ScalingError:
 
 
 def refuse_closure(arm: Arm | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Refuse what a script passes to `scaler.step` besides the optimizer, if it is a closure.
-
-    Raises:
-        UnsupportedCombination: it is; GradScaler raises too.
-    """
+    """Refuse a closure that a script passes to `scaler.step`, as GradScaler does."""
     if any(map(callable, args)) or callable(kwargs.get("closure")):
         raise UnsupportedCombination(
             here(

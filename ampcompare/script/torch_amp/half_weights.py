@@ -29,7 +29,7 @@ import importlib
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +49,7 @@ from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmp, missing_sc
 from ampcompare.script.torch_amp.parallel_wrappers import ParallelWrappers
 from ampcompare.script.torch_amp.script_scaler import ScriptScaler
 from ampcompare.training.precision.base import make_precision, owned_params
+from ampcompare.training.precision.half import Half
 
 TENSORS = ("parameters", "buffers")
 CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # they hold models, and are never called
@@ -118,28 +119,17 @@ class _HalfScaling:
     """An arm with `Half`; the methods are those of `_ApexScaling`."""
 
     def __init__(self, arm: Arm, device: str) -> None:
-        self._precision: Any = make_precision(arm, device=device)
+        self._precision = cast(Half, make_precision(arm, device=device))
         self.steps_copies = self._precision.steps_copies
         self.needs_scaler = self.steps_copies or bool(self._precision.loss_scales())
-
-    def prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Any]) -> None:
-        self._precision.prepare(models, optimizers)
-
-    def before_backward(self, optimizers: Sequence[Any]) -> None:
-        self._precision.collect(optimizers)
+        self.prepare, self.before_backward = self._precision.prepare, self._precision.collect
+        self.masters, self.apply = self._precision.masters, self._precision.apply
 
     def unscale(self, optimizer: Any, scaler: LossScaler) -> bool:
         if self._precision.loss_scales():
             self._precision.load_state_dict({"loss_scale": scaler.loss_scale()})
         self._precision.unscale(optimizer)
         return bool(self._precision.overflows(optimizer))
-
-    def masters(self, optimizer: Any) -> list[tuple[Tensor, Tensor]]:
-        pairs: list[tuple[Tensor, Tensor]] = self._precision.masters(optimizer)
-        return pairs
-
-    def apply(self, optimizer: Any, *, good: bool) -> Any:
-        return self._precision.apply(optimizer, good=good)
 
 
 def _alive(references: Iterable[weakref.ref[Any]]) -> list[Any]:
@@ -151,11 +141,7 @@ def _as_fp32(tensor: Tensor) -> Tensor:
 
 
 class HalfWeights(TorchAmp):
-    """The names of `torch.amp` under an arm that casts the weights of models.
-
-    Args: as for `TorchAmp`; the arm is of the backend half, or of apex at a level that casts weights.
-        wrappers: of the script; those around cast weights are made again.
-    """
+    """The names of `torch.amp` under an arm that casts the weights of models: `half`, or a level of `apex`."""
 
     casts_weights = True
 
@@ -435,9 +421,6 @@ class _FoundModels:
             weights of those that were found before.
         is_over: returns whether the script has named its models by itself.
         wrappers: of the script.
-
-    Raises:
-        PreparationError: from the script's call, if the module is sharded, or holds an earlier one.
     """
 
     def __init__(

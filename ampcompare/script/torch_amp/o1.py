@@ -29,12 +29,7 @@ from ampcompare.training.precision.base import owned_params
 
 
 class O1BehindTorch(TorchAmpStandIn):
-    """Replaces what both classes do; O1's patches of torch are on from the first block of the script on.
-
-    Args:
-        arm: `apex:O1`, or `apex:O4`, whose loss scale is 1.
-        initialized: returns whether the script trains through `apex.amp`.
-    """
+    """Replaces what both classes do; O1's patches of torch are on from the first block of the script on."""
 
     needs_scaler = True
     casts_loss = True

@@ -201,11 +201,7 @@ class PlainScript:
             self._given(models, optimizers)
 
     def initialize(self, models: list[nn.Module], optimizers: list[Any]) -> None:
-        """Let the arm act on models and optimizers that the script names, outside of their calls too.
-
-        Raises:
-            PreparationError: a model is wrapped, or cannot be prepared.
-        """
+        """Let the arm act on models and optimizers that the script names, outside of their calls too."""
         self._begin(models, optimizers)
         try:
             refuse_wrapped(models)
@@ -302,11 +298,7 @@ class PlainScript:
 
     @contextlib.contextmanager
     def through(self, *modules: nn.Module) -> Iterator[None]:
-        """Let calls of modules in a block count as calls of what they call: a library runs a method of one by them.
-
-        Args:
-            modules: the outermost first, such as `DistributedDataParallel`.
-        """
+        """Let calls of modules, the outermost first, count as calls of what they call: a library runs a method so."""
         if self._is_trained(modules[0]) and self._decide() is not _Mode.OWN:
             self._names.input_type(modules[0])  # prepares a model before the library sets another `forward`
         before, self._shells = self._shells, modules

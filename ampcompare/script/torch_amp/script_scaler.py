@@ -35,11 +35,6 @@ class ScriptScaler:
 
     Attributes:
         scales: a loss was scaled.
-
-    Args:
-        arm: for messages.
-        gradients: what the arm does to those of the script.
-        runs_closures: nothing is scaled or skipped, so a closure may run.
     """
 
     def __init__(self, arm: Arm, gradients: TorchAmpStandIn, *, runs_closures: bool = False) -> None:

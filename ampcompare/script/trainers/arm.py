@@ -25,9 +25,6 @@ class TrainerContext:
         is_script: the script trains as it is written.
         half: the 16-bit type of the arm's autocast; None if it has none.
         through: lets calls of modules in a block count as calls of what they call.
-
-    Args:
-        rows: get a note of each precision that the arm replaces; None records nothing.
     """
 
     def __init__(self, arm: Arm, half: torch.dtype | None, rows: Rows | None, through: Through) -> None:
@@ -46,11 +43,7 @@ class TrainerContext:
             self._rows.add_note(text)
 
     def refuse(self, what: str, advice: str) -> None:
-        """Refuse what no arm can replace.
-
-        Raises:
-            UnsupportedCombination: the arm is any but `script`.
-        """
+        """Refuse what no arm but `script` can replace."""
         if not self.is_script:
             raise UnsupportedCombination(
                 here(

@@ -120,31 +120,6 @@ def test_a_server_that_was_killed_between_cells(make_config: MakeConfig, tmp_pat
     assert note.startswith("the process server was killed by SIGKILL")
 
 
-@pytest.mark.usefixtures("forked_servers")
-def test_a_server_that_was_killed_while_a_cell_runs(
-    user_folder: Path, make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The cell ends too, as a failed row, and the next cell gets another server."""
-    monkeypatch.chdir(user_folder)
-    with ForkedLauncher() as launcher:
-        first = launcher._ensure_server()
-        waiting = threading.Thread(target=_kill_once, args=(first.pid, tmp_path / "cell" / "log.txt"))
-        waiting.start()
-        record = launcher.launch(make_config("launched:waits_for", args={"file": "go"}), tmp_path / "cell")
-        waiting.join()
-        assert record.status == "failed"
-        assert (record.error or "").startswith("the process of the cell was killed by SIGKILL")
-        assert launcher.launch(make_config(), tmp_path / "next").status == "completed"
-
-
-def _kill_once(pid: int, log: Path) -> None:
-    """Kill a server when the log of its cell has a line."""
-    deadline = time.monotonic() + 60
-    while not (log.exists() and log.read_text()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    os.kill(pid, signal.SIGKILL)
-
-
 ENDLESS = """
 import os, sys
 from pathlib import Path

@@ -39,7 +39,9 @@ OLD = """
         print("other names too")
 """
 SAID = [
-    "torch._six was removed",
+    "torch._six.inf was removed; math.inf",
+    "torch._six.string_classes was removed; (str, bytes)",
+    "torch._six.container_abcs was removed",
     "fractions.gcd was removed; math.gcd",
     "collections.Iterable was removed; collections.abc.Iterable",
     "numpy.float was removed; float",

@@ -92,12 +92,3 @@ def test_told_from_other_files(record: Path, tmp_path: Path) -> None:
         assert not is_exec_record(other)
     assert not is_exec_record(tmp_path)
     assert not is_exec_record(tmp_path / "absent")
-
-
-def test_needs_no_torch(record: Path, write, forked) -> None:
-    code = (
-        "import sys; from ampcompare.cli import main; "
-        f"assert main(['report', {str(record)!r}]) == 0; assert 'torch' not in sys.modules"
-    )
-    done = forked(str(write("report.py", code)))
-    assert done.returncode == 0, done.stderr

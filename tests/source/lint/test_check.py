@@ -183,6 +183,14 @@ def test_no_false_alarm(script: str) -> None:
 
 
 WRONG = {
+    "AMP106: guarded import": """
+        try:
+            from apex import amp as mixed
+        except ImportError:
+            mixed = None
+        with mixed.scale_loss(loss, optimizer) as scaled_loss:
+            loss.backward()
+    """,
     "AMP202: an alias": """
         import torch
         def train(self):
@@ -215,6 +223,16 @@ WRONG = {
                 scaler = torch.amp.GradScaler("cuda")
                 scaler.step(self.optimizer)
                 save_checkpoint({"optimizer": self.optimizer.state_dict()}, "last")
+    """,
+    "AMP227: a closure": """
+        import torch
+        def train(scaler, optimizer):
+            def closure():
+                loss = model()
+                loss.backward()
+                return loss
+            scaler.step(optimizer, closure)
+            scaler.update()
     """,
 }
 

@@ -83,21 +83,6 @@ class AmpOptimizerState:
 
     any_masters: ClassVar[bool] = False  # whether this process ever made an optimizer with master weights
 
-    half_dtype: torch.dtype  # of the parameters that are not fp32
-    lazy_init_called: bool
-    already_patched: bool
-    params_have_scaled_gradients: bool
-    master_weights: bool
-    uniform_device: bool
-    stashed: bool
-    # without host reads: whether `step` takes flags, those of the backward passes since the last step, amp's own
-    # `step`, and the optimizer state whose momentum was made
-    takes_flags: bool
-    flags: list[Flag]
-    own_step: Any
-    momentum_state: Any
-    momentum_count: int
-
     all_fp16_params: list[Tensor]
     all_fp16_grad_stash: list[Tensor | None]
     # without master weights
@@ -115,7 +100,7 @@ class AmpOptimizerState:
     index_of_half: dict[int, int]
 
     def __init__(self, master_weights: bool = False, half_dtype: torch.dtype = torch.float16) -> None:
-        self.half_dtype = half_dtype
+        self.half_dtype = half_dtype  # of the parameters that are not fp32
         self.lazy_init_called = False
         self.already_patched = False
         self.params_have_scaled_gradients = False
@@ -124,9 +109,12 @@ class AmpOptimizerState:
             AmpOptimizerState.any_masters = True
         self.uniform_device = True
         self.stashed = False
+        # Without host reads: whether `step` takes flags, those of the backward passes since the last step, amp's own
+        # `step`, and the optimizer state whose momentum was made.
         self.takes_flags = False
-        self.flags = []
-        self.own_step = self.momentum_state = None
+        self.flags: list[Flag] = []
+        self.own_step: Any = None
+        self.momentum_state: Any = None
         self.momentum_count = 0
 
     def params_and_stashes(self) -> tuple[tuple[list[Tensor], list[Tensor | None]], ...]:

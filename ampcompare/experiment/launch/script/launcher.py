@@ -337,11 +337,8 @@ def script_record(
     """Return the record of a script that ended well.
 
     Args:
-        rows: of its first process.
         printed: values of metrics with a pattern.
         faults: numbers of which a pattern has matched a part, by metric.
-        wall_seconds: of the whole process.
-        started: ISO 8601, UTC.
     """
     assert config.script is not None
     script, losses = config.script, [step.loss for step in rows.steps]

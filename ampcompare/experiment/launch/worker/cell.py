@@ -307,9 +307,7 @@ def record(cell: Cell, world: DistributedEnv | None, *, start_seconds: float, se
     """Return the record of a cell that has run. With several processes all of them call it: it gathers facts of each.
 
     Args:
-        world: how the processes were started, if there are several.
         start_seconds: from the start of the process or launcher until training could begin.
-        seconds: of building and training.
     """
     config, session, metrics = cell.config, cell.session, cell.metrics
     summary = metrics.summary(

@@ -183,11 +183,7 @@ def open_store(world: DistributedEnv) -> Store:
 
 @contextlib.contextmanager
 def process_group(world: DistributedEnv, store: Store, backend: str, device: str, seconds: float) -> Iterator[None]:
-    """Initialize the process group and destroy it on exit.
-
-    Args:
-        seconds: time limit of a collective operation.
-    """
+    """Initialize the process group and destroy it on exit; a collective operation may take so many seconds."""
     binding = bound_to(backend, torch.device(device))
     if world.nodes == 1 and (name := loopback()) is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)  # the host's name may resolve to no address

@@ -116,6 +116,21 @@ def update_missing(module: LintModule) -> Iterator[Finding]:
             break
 
 
+@rule("AMP204")
+def steps_again(module: LintModule) -> Iterator[Finding]:
+    """A second step of an optimizer before the scaler is updated."""
+    for trace, _, event in module.events(Kind.SCALER_STEP):
+        if "[" in event.target:
+            continue
+        again = (Kind.SCALER_STEP, Kind.UPDATE, Kind.OPAQUE)
+        first = last_before(trace, event, *again)
+        if first is None or first.kind is not Kind.SCALER_STEP or first.call is event.call:
+            continue
+        if (first.subject, first.target, first.loops) == (event.subject, event.target, event.loops):
+            shown = f"`{plain(event.target)}` steps again in line {event.call.lineno}, without an update between"
+            yield module.finding("AMP204", first.call, shown)
+
+
 @rule(
     Mistake(
         "AMP205",
@@ -174,9 +189,25 @@ scaler.step(optimizer_b)  # right
 scaler.update()
 """,
     ),
+    Mistake(
+        "AMP207",
+        "unscale-after-step",
+        "`unscale_` is called after the step of its optimizer",
+        "it raises a RuntimeError; the step has unscaled the gradients itself",
+        "call `scaler.unscale_(optimizer)` before `scaler.step(optimizer)`",
+        """
+scaler.scale(loss).backward()
+scaler.step(optimizer)
+scaler.update()  # right
+scaler.scale(other_loss).backward()  # right
+scaler.unscale_(optimizer)  # AMP207
+scaler.step(optimizer)  # right
+scaler.update()
+""",
+    ),
 )
 def unscale_again(module: LintModule) -> Iterator[Finding]:
-    """`unscale_` after `unscale_`, without an update between."""
+    """`unscale_` after `unscale_` or after the step, without an update between."""
     for trace, index, event in module.events(Kind.UNSCALE):
         for other in reversed(trace[:index]):
             if not other.may_follow(event) or other.loops != event.loops:
@@ -192,11 +223,28 @@ def unscale_again(module: LintModule) -> Iterator[Finding]:
             if other.kind is Kind.UNSCALE:
                 shown = f"`{plain(event.target)}` was unscaled in line {other.call.lineno}"
                 yield module.finding("AMP206", event.call, shown)
-            if other.kind in (Kind.UNSCALE, Kind.SCALER_STEP):
+                break
+            if other.kind is Kind.SCALER_STEP:
+                shown = f"`{plain(event.target)}` has stepped in line {other.call.lineno}"
+                yield module.finding("AMP207", event.call, shown)
                 break
 
 
 @rule(
+    Mistake(
+        "AMP208",
+        "scale-missing",
+        "`scaler.step(optimizer)` after a backward pass of a loss that no scaler has scaled",
+        "the step ends with an AssertionError, or the gradients are unscaled without having been scaled",
+        "write `scaler.scale(loss).backward()`",
+        """
+loss.backward()  # AMP208  # wrong
+scaled = scaler.scale(loss)  # right
+scaled.backward()  # right
+scaler.step(optimizer)
+scaler.update()
+""",
+    ),
     Mistake(
         "AMP216",
         "scaled-and-unscaled",
@@ -219,12 +267,14 @@ def unscaled_losses(module: LintModule) -> Iterator[Finding]:
         unscaled = [other for other in passes if not other.scaler and other.apex_block() is None]
         if not unscaled or any(other.kind in UNKNOWN for other in passes):
             continue
-        scaled = [other for other in passes if other.scaler == event.subject]
-        if not scaled or any(other.kind is Kind.STEP and other.may_follow(event) for other in trace):
+        if any(other.kind is Kind.STEP and other.may_follow(event) for other in trace):
             continue
+        scaled = [other for other in passes if other.scaler == event.subject]
         for other in unscaled:
-            if all(other.may_follow(one) and other.loops == one.loops for one in scaled):
-                shown = f"`{plain(other.subject)}` is not scaled by `{plain(event.subject)}`"
+            shown = f"`{plain(other.subject)}` is not scaled by `{plain(event.subject)}`"
+            if len(passes) == 1 and not module.mentions(r"\.scale\("):
+                yield module.finding("AMP208", other.call, shown)
+            elif scaled and all(other.may_follow(one) and other.loops == one.loops for one in scaled):
                 yield module.finding("AMP216", other.call, shown)
 
 

@@ -103,12 +103,6 @@ def test_losses_that_end_non_finite_are_divergence(tmp_path: Path) -> None:
     assert record.status == "completed"
 
 
-def test_a_metric_that_is_nan_is_no_best_one(tmp_path: Path) -> None:
-    rows = rows_of(tmp_path, *[row for loss in (1.0, "nan", "nan") for row in (backward(loss), step())])
-    record = record_of(config_of("a=a (.*)"), rows, a=[math.nan])
-    assert (record.status, record.summary.metric_best) == ("diverged", None)
-
-
 def test_one_of_several_values_is_picked() -> None:
     """Best follows the goal, and no NaN is best."""
     values = [2.0, math.nan, 1.0, 3.0]

@@ -57,20 +57,6 @@ def test_a_cell_that_was_stopped_goes_on(cell: Cell, tmp_path: Path) -> None:
     assert read_record(tmp_path / "cell" / "record.json") == second
 
 
-def test_saves_are_where_they_were_asked_for(cell: Cell, tmp_path: Path) -> None:
-    """Every so many steps, and the end; the last few stay, and the best."""
-    cell(every_steps=3, keep_last=4)
-    files = sorted(path.name for path in (tmp_path / "cell" / "checkpoints").iterdir())
-    assert [name for name in files if name.startswith("step")] == [
-        *("step-00000003.pt", "step-00000004.pt", "step-00000006.pt", "step-00000008.pt")
-    ]
-    assert "best.pt" in files
-    cell(every_epochs=2)
-    files = sorted(path.name for path in (tmp_path / "cell" / "checkpoints").iterdir())
-    assert "step-00000008.pt" in files
-    assert "step-00000003.pt" in [path.name for path in (tmp_path / "cell" / "checkpoints.previous").iterdir()]
-
-
 def test_going_on_in_another_folder_takes_the_steps_along(cell: Cell, tmp_path: Path) -> None:
     """A path names a file or a folder; the steps that were made before are copied from beside it."""
     cell(stop_at_step=5)

@@ -107,20 +107,6 @@ def test_run_writes_each_step_and_reports_progress(build_cell: Callable[..., Cel
     assert len(cell.metrics.epochs) == 1
 
 
-def test_record_describes_the_run(build_cell: Callable[..., Cell]) -> None:
-    """The record holds the configuration, both durations and the summary."""
-    cell = build_cell()
-    run(cell)
-
-    result = record(cell, None, start_seconds=1.5, seconds=2.5)
-
-    assert (result.status, result.error, result.arm) == ("completed", None, "fp32")
-    assert (result.cell, result.config) == (cell.config.digest(), cell.config)
-    assert (result.summary.start_seconds, result.summary.wall_seconds) == (1.5, 2.5)
-    assert result.summary.num_steps == 4
-    assert result.processes is None
-
-
 def test_record_tells_whether_weights_moved(build_cell: Callable[..., Cell], tmp_path: Path) -> None:
     """Training moves the weights, a learning rate that is rounded away does not, and their hash at the end is kept."""
     moved, again, unmoved = (build_cell(recipe={"optimizer": {"lr": lr}}) for lr in (0.05, 0.05, 1e-30))
