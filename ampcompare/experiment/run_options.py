@@ -32,7 +32,7 @@ class LaunchOptions:
     """How the processes of a cell are started.
 
     Attributes:
-        dist_url: where processes meet: env://, tcp://HOST:PORT or file://PATH.
+        dist_url: where processes that something else starts meet: env://, tcp://HOST:PORT or file://PATH.
         slurm_options: sbatch options for cells whose launcher is slurm, as in {"partition": "gpu", "exclusive": ""}.
     """
 

@@ -137,21 +137,6 @@ def matrix_rows(
     return expand_matrix(sources.matrix, arms=arms, reference=reference, vary=sweep, by_hand=sources.fixed)
 
 
-def published_for_run(sources: SettingsSources) -> Published | None:
-    """Return the published results for the one row that is run, under the name of its arm, if any."""
-    config = sources.config
-    values = dict(settings(config.model_dump()))
-    matching = [
-        row
-        for row in (expand_matrix(sources.recipe_matrix) if sources.recipe_matrix is not None else [])
-        if row.arm == config.arm and all(values.get(path) == value for path, value in row.varied.items())
-    ]
-    row = max(matching, key=lambda row: len(row.varied), default=Row(config.arm))
-    published = published_beside(sources, [row])
-    rows = [line.model_copy(update={"row": config.arm}) for line in published.rows if line.row] if published else []
-    return published.model_copy(update={"rows": rows}) if published and rows else None
-
-
 def published_beside(sources: SettingsSources, measured: Sequence[Row]) -> Published | None:
     """Return the published table of the recipe, each line with the measured row that corresponds to it, if it has one.
 

@@ -44,11 +44,7 @@ def test_published_stands_beside_measured(call: Call, tmp_path: Path) -> None:
 
 
 def test_one_arm_of_a_recipe(call: Call, tmp_path: Path) -> None:
-    """`run` takes the first row of a recipe, or that of its arm, and shows what was published for it alone."""
-    done = call("run", *APEX, *LITTLE, "--arm", "apex:O2", "-o", str(tmp_path))
-    assert done.code == 0
-    assert "75.59" in done.out
-    assert "75.79" not in done.out
+    """`run` takes the first row of a recipe, or that of its arm."""
     for split in ("train", "val"):
         (tmp_path / "images" / split / "healthy").mkdir(parents=True)
     leaves = ["run", "--recipe", "articles/r18-leaves", "--data-dir", str(tmp_path / "images"), "--dry-run"]

@@ -18,24 +18,12 @@ from ampcompare.results.report.document import Cell, Column, Table, Tone
 
 _MORE_DIGITS = 10
 NOTABLE_WAIT = 0.05  # of a step
-TONES: dict[Kind, Tone] = {
-    "identical": "good",
-    "equivalent": "good",
-    "non-inferior": "good",
-    "better": "good",
-    "worse": "bad",
-    "diverged": "bad",
-    "learned nothing": "open",
-    "inconclusive": "open",
-    "few seeds": "open",
-    "not tested": "open",
-    "conditional": "open",
-    "not comparable": "muted",
-    "emulated": "muted",
-    "not as declared": "open",
-    "no verdict": "muted",
-    "invalid": "muted",
-}
+_TONES: tuple[tuple[Tone, tuple[Kind, ...]], ...] = (
+    ("good", ("identical", "equivalent", "non-inferior", "better")),
+    ("bad", ("worse", "diverged")),
+    ("open", ("learned nothing", "inconclusive", "few seeds", "not tested", "conditional", "not as declared")),
+    ("muted", ("not comparable", "emulated", "no verdict", "invalid")),
+)
 STATES: dict[str, Tone] = {"completed": "good", "diverged": "bad", "failed": "bad", "interrupted": "open"}
 
 
@@ -255,21 +243,6 @@ def _energy(comparison: Comparison) -> dict[str, ArmColumn]:
     return {f"J/1000 {unit}": over_runs(joules, lambda mean: f"{mean:.3g}")} if known else {}
 
 
-def _memory_of_gpu(comparison: Comparison) -> dict[str, ArmColumn]:
-    """Return what the allocator held, and what all processes used of the GPU, where either is known."""
-    values: dict[str, Callable[[RunRecord], int | None]] = {
-        "reserved MiB": lambda record: record.summary.peak_reserved_bytes,
-        "device MiB": lambda record: None if record.readings is None else record.readings.device_bytes,
-    }
-    known = {head: value for head, value in values.items() if any(map(value, comparison.records))}
-    return {head: ArmColumn(cell=partial(_highest_mebibytes, value)) for head, value in known.items()}
-
-
-def _highest_mebibytes(value: Callable[[RunRecord], int | None], row: ArmSummary, comparison: Comparison) -> Cell:
-    sizes = [size for record in comparison.records if record.arm == row.arm and (size := value(record))]
-    return Cell(format_mebibytes(max(sizes, default=None)))
-
-
 def _waits_for_data(comparison: Comparison) -> bool:
     """Return whether a run waits for its batches long enough to matter."""
     summaries = [record.summary for record in comparison.records]
@@ -300,7 +273,6 @@ COLUMNS: dict[str, ArmColumn | ColumnsOf] = {
     "other metrics": _other_metrics,
     "epoch (s)": ArmColumn(cell=_epoch),
     "peak MiB": of_arm(lambda row: format_mebibytes(row.peak_bytes)),
-    "memory of the GPU": _memory_of_gpu,
     "step (ms)": ArmColumn(cell=step_cell),
     "data (ms)": ArmColumn(cell=_data_milliseconds, applies=_waits_for_data),
     "throughput": _throughput,
@@ -427,7 +399,7 @@ def verdict_detail(verdict: Verdict) -> str:
 
 def tone_of(verdict: Verdict) -> Tone:
     """Return the color of a verdict."""
-    return TONES.get(verdict.kind, "")
+    return next((tone for tone, kinds in _TONES if verdict.kind in kinds), "")
 
 
 def time_words(verdict: Verdict, margin: float) -> str:

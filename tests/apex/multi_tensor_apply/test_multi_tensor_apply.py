@@ -274,25 +274,8 @@ def test_flagged_steps_change_nothing() -> None:
     multi_tensor_applier(
         amp_C.multi_tensor_adam_capturable, raised, adam, one, 0.9, 0.99, 1e-8, one.int(), 1, 1, 0.1, one / 4
     )
-    multi_tensor_applier(
-        amp_C.multi_tensor_lamb_mp,
-        raised,
-        lamb,
-        one,
-        0.9,
-        0.99,
-        1e-8,
-        one.int(),
-        1,
-        0.1,
-        1,
-        1,
-        one,
-        one,
-        None,
-        one,
-        one,
-    )
+    numbers = (one, 0.9, 0.99, 1e-8, one.int(), 1, 0.1, 1, 1, one, one, None, one, one)
+    multi_tensor_applier(amp_C.multi_tensor_lamb_mp, raised, lamb, *numbers)
     torch.testing.assert_close(sgd, step_lists(3), rtol=0, atol=0)
     torch.testing.assert_close(adam, step_lists(4), rtol=0, atol=0)
     torch.testing.assert_close(lamb, step_lists(4), rtol=0, atol=0)

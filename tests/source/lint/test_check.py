@@ -193,6 +193,14 @@ def test_no_false_alarm(script: str) -> None:
 
 
 WRONG = {
+    "AMP106: guarded import": """
+        try:
+            from apex import amp as mixed
+        except ImportError:
+            mixed = None
+        with mixed.scale_loss(loss, optimizer) as scaled_loss:
+            loss.backward()
+    """,
     "AMP109 AMP108: import in a function": """
         def train():
             import apex
@@ -230,6 +238,16 @@ WRONG = {
                 scaler = torch.amp.GradScaler("cuda")
                 scaler.step(self.optimizer)
                 save_checkpoint({"optimizer": self.optimizer.state_dict()}, "last")
+    """,
+    "AMP227: a closure": """
+        import torch
+        def train(scaler, optimizer):
+            def closure():
+                loss = model()
+                loss.backward()
+                return loss
+            scaler.step(optimizer, closure)
+            scaler.update()
     """,
 }
 

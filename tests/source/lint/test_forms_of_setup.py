@@ -231,6 +231,31 @@ PAIRS = {
                     self.scaler.step(self.optimizer)
                     self.scaler.update()
     """,
+    "AMP225: a method that makes the scaler anew": """
+        class Trainer:
+            def begin(self):
+                self.scaler = torch.amp.GradScaler("cuda")
+            def fit(self, batches):
+                for number, batch in enumerate(batches):
+                    self.begin()  # wrong
+                    if number == 20: self.begin()  # right
+                    self.optimizer.zero_grad()
+                    self.scaler.scale(self.model(batch)).backward()
+                    self.scaler.step(self.optimizer)
+                    self.scaler.update()
+    """,
+    "AMP225: a scaler of each step that scales nothing": """
+        def train(model, optimizer, loader):
+            for x, y in loader:
+                optimizer.zero_grad()
+                scaler = optimizer.grad_scaler if use_amp else torch.amp.GradScaler("cuda", enabled=True)  # wrong
+                scaler = optimizer.grad_scaler if use_amp else torch.amp.GradScaler("cuda", enabled=False)  # right
+                with torch.autocast("cuda", dtype=torch.float16, enabled=scaler.is_enabled()):
+                    loss = model(x, y)
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+    """,
     "AMP109 AMP102: a second amp.initialize": """
         from apex import amp
         def main(net_g, opt_g, net_d, opt_d):
@@ -370,6 +395,19 @@ PAIRS = {
             def train(self):
                 self.optim.step()
     """,
+    "AMP121: an optimizer of the evaluation": """
+        from apex import amp
+        def train(model, batches):
+            opt = torch.optim.SGD(model.parameters(), lr=0.1)
+            model, opt = amp.initialize(model, opt)
+            opt = torch.optim.SGD(model.parameters(), lr=0.1)  # wrong
+            for batch in batches:
+                with amp.scale_loss(model(batch), opt) as scaled_loss:
+                    scaled_loss.backward()
+                opt.step()
+                opt.zero_grad()
+            opt = torch.optim.SGD(model.parameters(), lr=0.1)  # right
+    """,
     "AMP224: a model that is cast where the scaler may be off": """
         scaler = torch.amp.GradScaler("cuda")  # wrong
         scaler = torch.amp.GradScaler("cuda", enabled=not pure_fp16)  # right
@@ -402,6 +440,13 @@ PAIRS = {
             DDP = torch.nn.parallel.DistributedDataParallel  # right
         model = DDP(model, device_ids=[0])
     """,
+    "AMP222: autocast as a decorator": """
+        class Net(torch.nn.Module):
+            @torch.autocast  # wrong
+            @torch.autocast("cuda")  # right
+            def forward(self, x):
+                return self.head(x)
+    """,
     "AMP229: a device for autocast": """
         device = torch.device("cuda")
         with torch.autocast(device):  # wrong
@@ -412,6 +457,15 @@ PAIRS = {
         with torch.autocast("cuda"):  # wrong
         with torch.autocast("cpu"):  # right
             loss = torch.nn.functional.binary_cross_entropy(model(x), y)
+    """,
+    "AMP231: a checkpoint that is loaded in a loop": """
+        def save(path):
+            torch.save({"opt": opt.state_dict(), "scaler": scaler.state_dict()}, path)
+        def load(path, state):
+            opt.load_state_dict(state["opt"])
+            for name, part in parts.items():
+                part.train()
+                part.load_state_dict(state[name])  # right
     """,
 }
 

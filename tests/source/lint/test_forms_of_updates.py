@@ -272,6 +272,16 @@ PAIRS = {
         writer.add_scalar("loss", scaled_loss.item(), step)  # wrong
         writer.add_scalar("scaled_loss", scaled_loss.item(), step)  # right
     """,
+    "AMP204: a second step": """
+        def train(a, b):
+            scaler.scale(a).backward()
+            scaler.step(optimizer)
+            scaler.update()  # right
+            optimizer.zero_grad()
+            scaler.scale(b).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    """,
     "AMP214: gradients that are dropped where they are not finite": """
         for batch in loader:
             scaler.scale(model(batch)).backward()

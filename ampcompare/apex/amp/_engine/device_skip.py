@@ -173,7 +173,7 @@ def _report(flags: list[Flag]) -> None:
                 maybe_print(overflow_message(loss_id, scaler.loss_scale()))
                 return
         return
-    scales = [scaler.scale_tensor(flag.device) for flag, scaler, _ in flags]
+    scales = [torch.as_tensor(one.scale_without_read(), dtype=torch.float32, device=at.device) for at, one, _ in flags]
     loss_ids = [loss_id for _, _, loss_id in flags]
 
     def render(values: list[float]) -> str | None:

@@ -85,20 +85,6 @@ class UnscaledLoss(tuple[Any]):
 class ScaledLoss(AbstractContextManager[Any]):
     """The block of `scale_loss`; `prepare` and `__exit__` also serve a pass that needs no scaled loss."""
 
-    __slots__ = (
-        "_delay_check",
-        "_delay_unscale",
-        "_given",
-        "_initial_grad",
-        "_loss",
-        "_loss_id",
-        "_on_device",
-        "_optimizers",
-        "_scaled",
-        "_scaler",
-        "_version",
-    )
-
     _initial_grad: Tensor
     _version: int
 

@@ -16,7 +16,9 @@ from ampcompare.results.report.base import MAX_LINE
 from ampcompare.results.report.columns import INVALID, metric_text, state_cell
 from ampcompare.results.report.document import Block, Cell, Code, Facts, Figure, Section, Table, Text
 from ampcompare.results.report.html.charts import (
+    Band,
     Chart,
+    Curve,
     Series,
     View,
     band_series,
@@ -262,18 +264,33 @@ def _moment(text: str | None) -> datetime | None:
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
-def _loss_scale(arms: Sequence[ArmRuns], most: int) -> Chart:
+def _draw_stairs(
+    arms: Sequence[ArmRuns],
+    most: int,
+    curve: Callable[[RunRecord], Curve],
+    is_plain: Callable[[Band], bool],
+    mean: Callable[[Sequence[float]], float] = statistics.fmean,
+) -> tuple[list[Series], list[Series], dict[float, list[str]]]:
+    """Return curves and crosses of values that jump; and of arms whose band is plain, the value with their names."""
     series: list[Series] = []
     stops: list[Series] = []
-    constant: dict[float, list[str]] = {}
+    plain: dict[float, list[str]] = {}
     for arm in arms:
-        curves = [(record, make_curve(_positive(record))) for record in arm.ran]
-        band = over_seeds((curve for _, curve in curves), most, hold=True, mean=statistics.geometric_mean)
-        if band.x and not band.has_width and band.low[0] == max(band.high) == min(band.low):
-            constant.setdefault(band.low[0], []).append(arm.name)
+        curves = [(record, curve(record)) for record in arm.ran if record.trace]
+        band = over_seeds((one for _, one in curves), most, hold=True, mean=mean)
+        if band.x and is_plain(band):
+            plain.setdefault(band.low[0], []).append(arm.name)
             continue
         series += band_series(arm, band, stairs=True)
         stops += stops_of(arm, curves)
+    return series, stops, plain
+
+
+def _loss_scale(arms: Sequence[ArmRuns], most: int) -> Chart:
+    series, stops, constant = _draw_stairs(
+        arms, most, lambda record: make_curve(_positive(record)), lambda band: min(band.low) == max(band.high),
+        statistics.geometric_mean,
+    )  # fmt: skip
     unscaled = [arm.name for arm in arms if arm.ran and any(r.trace and not r.trace.loss_scales for r in arm.ran)]
     words = [f"{scale:,g} in {join_names(names)}" for scale, names in sorted(constant.items(), reverse=True)]
     said = f"Constant: {'; '.join(words)}." if words else ""
@@ -301,17 +318,11 @@ def _positive(record: RunRecord) -> list[tuple[int, float]]:
 
 
 def _skipped_steps_chart(arms: Sequence[ArmRuns], most: int) -> Chart:
-    series: list[Series] = []
-    stops: list[Series] = []
-    without: list[str] = []
-    for arm in arms:
-        curves = [(record, trace_curve(record, record.trace.skipped)) for record in arm.ran if record.trace]
-        band = over_seeds((curve for _, curve in curves), most, hold=True)
-        if band.x and not any(band.high):
-            without.append(arm.name)
-            continue
-        series += band_series(arm, band, stairs=True)
-        stops += stops_of(arm, curves)
+    series, stops, plain = _draw_stairs(
+        arms, most, lambda record: trace_curve(record, record.trace.skipped if record.trace else []),
+        lambda band: not any(band.high),
+    )  # fmt: skip
+    without = plain.get(0.0, [])
     sentence = ""
     if not series:
         sentence = "No arm skipped a step." if without else NO_TRACE

@@ -135,6 +135,24 @@ model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
 model = apex.parallel.convert_syncbn_model(model)  # AMP114  # wrong
 """,
     ),
+    Mistake(
+        "AMP121",
+        "optimizer-after-initialize",
+        "an optimizer that `amp.initialize` has patched is replaced by a new one",
+        "the new one has no loss scaler and no master weights: `scale_loss` ends with an AttributeError",
+        "build the optimizer before `amp.initialize`, or change `optimizer.param_groups`",
+        """
+import torch
+from apex import amp
+
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)  # right
+model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)  # AMP121  # wrong
+other = torch.optim.SGD(head.parameters(), lr=0.01)  # right
+with amp.scale_loss(loss, optimizer) as scaled_loss:
+    scaled_loss.backward()
+""",
+    ),
 )
 def order_around_initialize(module: LintModule) -> Iterator[Finding]:
     """What comes before `amp.initialize` and should come after it, or the reverse."""
@@ -152,6 +170,7 @@ def order_around_initialize(module: LintModule) -> Iterator[Finding]:
                     continue  # two options, of which one may exclude the other
                 yield module.finding("AMP112", other.call, f"`{other.name}` is cast before `amp.initialize`")
         yield from _after(module, trace, event, after, models)
+        yield from _built_again(module, event, after)
 
 
 def _is_of_callee(wrap: Event, event: Event) -> bool:
@@ -160,6 +179,19 @@ def _is_of_callee(wrap: Event, event: Event) -> bool:
         return False
     target = wrap.statement.targets[0]
     return isinstance(target, ast.Name) and not _is_returned(target.id, wrap)
+
+
+def _built_again(module: LintModule, event: Event, after: list[Event]) -> Iterator[Finding]:
+    """Yield the optimizers that replace one that `amp.initialize` has patched."""
+    optimizer = name_of(argument(event.call, "optimizers", 1) or event.call)
+    if not optimizer or any(other.kind is Kind.INITIALIZE for other in after):
+        return
+    for index, other in enumerate(after):
+        if other.kind is Kind.NEW_OPTIMIZER and other.scope is event.scope and other.name == optimizer:
+            scaled = [one for one in after[index:] if one.kind is Kind.SCALE_LOSS and one.may_follow(other)]
+            if any(one.target == other.subject for one in scaled) or _is_returned(optimizer, other):
+                shown = f"`{optimizer}` went through `amp.initialize` in line {event.call.lineno}"
+                yield module.finding("AMP121", other.call, shown)
 
 
 def _is_returned(name: str, event: Event) -> bool:

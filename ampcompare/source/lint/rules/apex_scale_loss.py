@@ -62,17 +62,43 @@ with amp.scale_loss(loss, optimizer) as scaled_loss:
 optimizer.step()  # right
 """,
     ),
+    Mistake(
+        "AMP106",
+        "backward-unscaled",
+        "`backward()` is called on the loss inside `scale_loss`, not on the scaled loss",
+        "the gradients are unscaled without having been scaled: they are too small by the loss scale",
+        "call `backward()` on the name that `as` binds",
+        """
+from apex import amp
+
+with amp.scale_loss(loss, optimizer) as scaled_loss:  # wrong
+with amp.scale_loss(loss, optimizer) as loss:  # right
+    loss.backward()  # AMP106
+optimizer.step()
+""",
+        fixable=True,
+    ),
 )
 def inside_the_block(module: LintModule) -> Iterator[Finding]:
-    """Clipping and stepping inside a `scale_loss` block."""
-    for trace, _, event in module.events(Kind.CLIP, Kind.STEP):
+    """Clipping, stepping, and the wrong loss, inside a `scale_loss` block."""
+    for trace, _, event in module.events(Kind.CLIP, Kind.STEP, Kind.BACKWARD):
         block = event.apex_block()
-        if block and any(other.apex_block() is block for other in events_before(trace, event, Kind.BACKWARD)):
-            if event.kind is Kind.STEP:
+        if block is None or block.call is None:
+            continue
+        if event.kind is not Kind.BACKWARD:
+            if any(other.apex_block() is block for other in events_before(trace, event, Kind.BACKWARD)):
                 shown = f"`{event.name}` steps with gradients that are still scaled"
-                yield module.finding("AMP105", event.call, shown)
-            else:
-                yield module.finding("AMP103", event.call, "the gradients are still scaled inside this block")
+                code = "AMP105" if event.kind is Kind.STEP else "AMP103"
+                shown = shown if event.kind is Kind.STEP else "the gradients are still scaled inside this block"
+                yield module.finding(code, event.call, shown)
+        elif isinstance(event.call.func, ast.Attribute):
+            loss = argument(block.call, "loss", 0)
+            if loss is None or block.name == event.subject or event.scope is not module.scope_of[block.call]:
+                continue
+            if name_of(event.receiver) and name_of(event.receiver) == name_of(loss):
+                bound = next(item.optional_vars for item in block.node.items if item.context_expr is block.call)
+                edits = () if bound is None else module.replace(event.receiver, name_of(bound))
+                yield module.finding("AMP106", event.call, f"`{name_of(loss)}` is not the scaled loss", edits)
 
 
 @rule(
@@ -182,6 +208,41 @@ def _changes_copy(module: LintModule, trace: Trace, event: Event) -> bool:
     of_model = source in ("modules", "named_modules") or module.kinds.model_of_parameters(loop.iter, event.scope)
     before, after = events_before(trace, event, Kind.SCALE_LOSS), events_after(trace, event, Kind.STEP)
     return bool(of_model and before and after)
+
+
+@rule(
+    Mistake(
+        "AMP107",
+        "scale-loss-without-with",
+        "`amp.scale_loss` is called without `with`",
+        "it returns a context manager: the loss is not scaled and the gradients are not unscaled",
+        "write `with amp.scale_loss(loss, optimizer) as scaled_loss:`",
+        """
+from apex import amp
+
+scaled_loss = amp.scale_loss(loss, optimizer)  # AMP107  # wrong
+scaled_loss.backward()  # wrong
+block = amp.scale_loss(loss, optimizer)  # right
+with block as scaled_loss:  # right
+    scaled_loss.backward()  # right
+""",
+    )
+)
+def without_with(module: LintModule) -> Iterator[Finding]:
+    """`scale_loss` whose result is used as if it were the loss."""
+    for call in module.calls_of("apex.amp.scale_loss"):
+        parent = module.parents[call]
+        used = isinstance(parent, (ast.Attribute, ast.Expr))
+        if isinstance(parent, ast.Assign) and parent.value is call:
+            name = name_of(parent.targets[0])
+            uses = [name_of(other.func) for other in module.calls]
+            used = bool(name) and f"{name}.backward" in uses
+            entered = any(
+                isinstance(node, ast.withitem) and name_of(node.context_expr) == name for node in ast.walk(module.tree)
+            )
+            used = used and not entered
+        if used:
+            yield module.finding("AMP107", call, "`amp.scale_loss` is not entered by `with`")
 
 
 @rule(

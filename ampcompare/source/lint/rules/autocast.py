@@ -118,6 +118,40 @@ def _caches(call: ast.Call | None) -> bool:
 
 @rule(
     Mistake(
+        "AMP222",
+        "autocast-not-entered",
+        "autocast is called without `with`, or used in `with` without being called",
+        "the former changes nothing: all operations stay in fp32; the latter is an error",
+        'write `with torch.autocast("cuda"):` around the forward pass',
+        """
+import torch
+
+torch.autocast("cuda")  # AMP222  # wrong
+loss = model(batch)  # wrong
+context = torch.autocast("cuda")  # right
+with context:  # right
+    loss = model(batch)  # right
+""",
+    )
+)
+def autocast_not_entered(module: LintModule) -> Iterator[Finding]:
+    """Autocast that no `with` enters, and autocast that `with` enters or that decorates without a call."""
+    for call in module.calls_of(*AUTOCASTS):
+        if isinstance(module.parents[call], ast.Expr):
+            yield module.finding("AMP222", call, "this autocast is not entered")
+    for node in module.nodes:
+        uncalled: list[ast.expr] = []
+        if isinstance(node, ast.withitem):
+            uncalled = [node.context_expr]
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            uncalled = node.decorator_list
+        for one in uncalled:
+            if isinstance(one, (ast.Name, ast.Attribute)) and module.resolve(one) in AUTOCASTS:
+                yield module.finding("AMP222", one, f"`{name_of(one)}` is not called")
+
+
+@rule(
+    Mistake(
         "AMP229",
         "autocast-device",
         "`torch.autocast` is called without a device type, or with a device such as `cuda:0` instead",

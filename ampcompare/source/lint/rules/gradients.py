@@ -21,7 +21,7 @@ from ampcompare.source.lint.module import (
 )
 from ampcompare.source.lint.update_events import FINITE, Event, Kind, plain
 from ampcompare.source.module import Scope
-from ampcompare.source.syntax import last_name
+from ampcompare.source.syntax import argument, is_literal, last_name
 
 IN_PLACE = ("add_", "sub_", "clamp_", "clip_", "addcmul_", "addcdiv_")  # `mul_` by a mask is right at any scale
 READS = ("norm", "vector_norm", "pow", "square", "abs", "get_total_norm")
@@ -235,3 +235,35 @@ def _ends_otherwise(module: LintModule, scope: Scope, key: str, value: object) -
                 if any(isinstance(one, ast.Call) and EXITS.search(name_of(one.func)) for one in ast.walk(last)):
                     return True
     return False
+
+
+@rule(
+    Mistake(
+        "AMP220",
+        "penalty-scaled",
+        "a gradient penalty is computed from the gradients of a scaled loss",
+        "the penalty is too large by the loss scale, and changes with it",
+        "multiply the gradients by `1 / scaler.get_scale()` before their norm is taken",
+        """
+import torch
+
+grads = torch.autograd.grad(scaler.scale(loss), model.parameters(), create_graph=True)  # AMP220
+penalty = sum(grad.pow(2).sum() for grad in grads).sqrt()  # wrong
+penalty = sum((grad / scaler.get_scale()).pow(2).sum() for grad in grads).sqrt()  # right
+scaler.scale(loss + penalty).backward()
+scaler.step(optimizer)
+scaler.update()
+""",
+    )
+)
+def penalty_of_scaled(module: LintModule) -> Iterator[Finding]:
+    """A gradient penalty from gradients of a scaled loss, in a function that divides by no scale."""
+    for call in module.calls_of("torch.autograd.grad"):
+        graph, outputs = argument(call, "create_graph"), argument(call, "outputs", 0)
+        if not is_literal(graph, True) or outputs is None:
+            continue
+        scope = module.scope_of[call]
+        values = scope.values.get(outputs.id, []) if isinstance(outputs, ast.Name) else [outputs]
+        scaled = [value for value in values if module.kinds.of_method(value, "scale", scope) == "scaler"]
+        if len(scaled) == len(values) == 1 and not re.search(r"get_scale|inv_|/ *\w*scale", ast.unparse(scope.node)):
+            yield module.finding("AMP220", call, "the gradients of a scaled loss are scaled too")

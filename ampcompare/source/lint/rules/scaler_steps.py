@@ -123,6 +123,21 @@ def update_missing(module: LintModule) -> Iterator[Finding]:
             break
 
 
+@rule("AMP204")
+def steps_again(module: LintModule) -> Iterator[Finding]:
+    """A second step of an optimizer before the scaler is updated."""
+    for trace, _, event in module.events(Kind.SCALER_STEP):
+        if "[" in event.target:
+            continue
+        again = (Kind.SCALER_STEP, Kind.UPDATE, Kind.OPAQUE)
+        first = last_before(trace, event, *again)
+        if first is None or first.kind is not Kind.SCALER_STEP or first.call is event.call:
+            continue
+        if (first.subject, first.target, first.loops) == (event.subject, event.target, event.loops):
+            shown = f"`{plain(event.target)}` steps again in line {event.call.lineno}, without an update between"
+            yield module.finding("AMP204", first.call, shown)
+
+
 @rule(
     Mistake(
         "AMP205",

@@ -104,18 +104,6 @@ def test_the_scaled_loss_is_an_ordinary_tensor() -> None:
     assert "backward" not in scaled.__dict__
 
 
-def test_a_hook_may_write_into_its_gradient() -> None:
-    """A hook that changes the gradient of the loss in place changes this pass only."""
-    model, optimizer = start()
-    scales = []
-    for _ in range(2):
-        loss = loss_of(model)
-        loss.register_hook(lambda grad: scales.append(grad.item()) or grad.zero_())
-        with amp.scale_loss(loss, optimizer) as scaled:
-            scaled.backward()
-    assert scales == [65536.0, 65536.0]
-
-
 def test_a_replaced_backward_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where somebody put his own `torch.Tensor.backward`, as tracing tools do, it runs."""
     calls: list[int] = []
