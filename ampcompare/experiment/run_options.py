@@ -249,7 +249,7 @@ class CompareOptions:
 
 def check_jobs(jobs: Jobs) -> None:
     """Check a number of cells."""
-    if isinstance(jobs, int) and jobs < 1:
+    if jobs not in (None, "auto") and not (isinstance(jobs, int) and jobs > 0):
         raise ConfigError(f"jobs is {jobs}; give the number of cells that run in parallel, at least 1, or auto")
 
 
