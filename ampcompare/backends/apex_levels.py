@@ -116,13 +116,7 @@ def apex_level(options: Mapping[str, Any]) -> Level:
 
 @dataclass(frozen=True)
 class _EngineChoice:
-    """The implementation that was chosen.
-
-    Attributes:
-        reason: one sentence.
-        version: of the real Apex; empty for ampcompare's own engine.
-        caution: what can go wrong with it, if anything.
-    """
+    """The implementation that was chosen, why, the version of the real Apex, and what can go wrong with it."""
 
     name: Literal["nvidia", "compat"]
     reason: str

@@ -34,16 +34,6 @@ from ampcompare.settings.examination import ERRORS, ScriptRequest
 if TYPE_CHECKING:
     from ampcompare.diagnosis.loops import Loop
 
-__all__ = [
-    "ENDED",
-    "DiagnoseOptions",
-    "diagnose",
-    "diagnose_script",
-    "run_examined",
-    "say_limits",
-    "watched_settings",
-]
-
 MAX_RUNS = 12  # of candidates: each trains the script from its start
 TIME_LIMIT = 3600.0
 SECONDS_TO_END = 3.0  # for other ranks, behind the watched one

@@ -22,8 +22,6 @@ from ampcompare.settings.config import RunConfig
 if TYPE_CHECKING:
     from ampcompare.diagnosis.profiling.measure import Loop
 
-__all__ = ["ProfileOptions", "profile", "profile_script", "steps_needed"]
-
 SCRIPT_NOTE = "in a script torch.compile is off, and switches that may help are not trained"
 Say = Callable[[str], Any]
 

@@ -32,7 +32,7 @@ class LaunchOptions:
     """How the processes of a cell are started.
 
     Attributes:
-        dist_url: where processes meet: env://, tcp://HOST:PORT or file://PATH.
+        dist_url: where processes that something else starts meet: env://, tcp://HOST:PORT or file://PATH.
         slurm_options: sbatch options for cells whose launcher is slurm, as in {"partition": "gpu", "exclusive": ""}.
     """
 
@@ -249,7 +249,7 @@ class CompareOptions:
 
 def check_jobs(jobs: Jobs) -> None:
     """Check a number of cells."""
-    if isinstance(jobs, int) and jobs < 1:
+    if jobs not in (None, "auto") and not (isinstance(jobs, int) and jobs > 0):
         raise ConfigError(f"jobs is {jobs}; give the number of cells that run in parallel, at least 1, or auto")
 
 

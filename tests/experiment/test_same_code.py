@@ -9,13 +9,13 @@ from ampcompare.base.environment.fingerprint import fingerprint
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.files.loaded_code import digest_of
 from ampcompare.experiment.launch.contract import Launcher
-from ampcompare.experiment.plan import make_plan
 from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.experiment.run_plan import run_plan
 from ampcompare.results.records.document import sealed_json
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.script import script_config
+from tests.experiment.pretend import make_plan
 
 
 @pytest.fixture

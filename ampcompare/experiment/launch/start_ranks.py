@@ -31,15 +31,11 @@ SAVE_SECONDS = 30.0  # as torchrun
 
 
 class Request(NamedTuple):
-    """What an agent starts: by "torchrun" or "spawn", some ranks of the cell in a folder.
-
-    They rendezvous at `dist_url`; by default in a file that is private to the user.
-    """
+    """What an agent starts: by "torchrun" or "spawn", some ranks of the cell in a folder."""
 
     folder: str
     launcher: str
     processes: int
-    dist_url: str | None = None
 
 
 def _torchrun_arguments(request: Request, url: str) -> list[str]:
@@ -85,18 +81,6 @@ def _run_spawn(request: Request, url: str) -> list[dict[str, int]]:
     finally:
         _end(ranks, grace)
     return failures
-
-
-def _url(request: Request, private: Path) -> str:
-    """Return where the ranks rendezvous: a file that is private to the user, or a place that was named.
-
-    A port is one of the loopback.
-    """
-    if request.dist_url is None:
-        return f"file://{private / 'store'}"
-    if request.dist_url.startswith("tcp://"):
-        return f"tcp://127.0.0.1:{request.dist_url.rpartition(':')[2]}"
-    return request.dist_url
 
 
 def _keep_to_loopback() -> None:
@@ -174,7 +158,7 @@ def main(arguments: list[str]) -> int:
     start = _run_torchrun if request.launcher == "torchrun" else _run_spawn
     try:
         with private_folder(Path(request.folder)) as private:
-            failures = start(request, _url(request, private))
+            failures = start(request, f"file://{private / 'store'}")
     except _Stopped:
         return 143
     if failures:

@@ -43,7 +43,6 @@ class ArmColumn(Column):
         cell: of an arm's row in its comparison.
         applies: whether a comparison has values for the column; else no table shows it.
         of_run: its value for one run, which the CSV then has too; None if there is no such value.
-        overview: whether the one table that a report begins with has it too, where it has room.
         needs_others: whether that table leaves it out where only the reference has a number.
     """
 
@@ -52,7 +51,6 @@ class ArmColumn(Column):
     cell: Callable[[ArmSummary, Comparison], Cell] = _no_cell
     applies: Callable[[Comparison], bool] = _always
     of_run: Callable[[RunRecord], float | None] | None = None
-    overview: bool = False
     needs_others: bool = False
 
 
@@ -65,8 +63,6 @@ def over_runs(
     value: Callable[[RunRecord], float | None],
     form: Callable[[float], str],
     applies: Callable[[Comparison], bool] = _always,
-    *,
-    overview: bool = False,
 ) -> ArmColumn:
     """Return a column of the mean over the completed runs of an arm; the CSV has the value of each run."""
 
@@ -75,7 +71,7 @@ def over_runs(
         measured = [number for number in completed if number is not None]
         return Cell(form(statistics.fmean(measured))) if measured else Cell()
 
-    return ArmColumn(cell=cell, applies=applies, of_run=value, overview=overview)
+    return ArmColumn(cell=cell, applies=applies, of_run=value)
 
 
 def metric_text(metric: Metric, value: float | None, sd: float | None = None) -> str:

@@ -15,7 +15,6 @@ from ampcompare.results.report.columns import (
     ArmColumn,
     arm_engine,
     arm_name,
-    columns,
     effect_text,
     is_emulated,
     metric_text,
@@ -149,14 +148,8 @@ def judged_columns(metric: Metric) -> list[ArmColumn]:
 
 def make_overview(comparison: Comparison) -> Table:
     """Return the table, without the columns that have no value in any row; below it what all arms share."""
-    if comparison.judged is not None:
-        known = judged_columns(comparison.metric)
-    else:
-        known = ran_columns(comparison.metric)
-        extra = {name: column for name, column in columns(comparison).items() if column.overview}
-        for name, column in extra.items():
-            if all(one.head != name for one in known):
-                known.append(replace(column, head=name, drop=3, dropped=name))
+    judged = comparison.judged is not None
+    known = (judged_columns if judged else ran_columns)(comparison.metric)
     cells = {column.head: [column.cell(row, comparison) for row in comparison.arms] for column in known}
     kept = [column for column in known if _is_informative(column, cells[column.head], comparison)]
     rows = [[cells[column.head][index] for column in kept] for index in range(len(comparison.arms))]

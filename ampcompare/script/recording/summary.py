@@ -1,7 +1,6 @@
 """Read the record of `ampcompare exec --record` and summarize it; needs no torch."""
 
 import os
-import shlex
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from ampcompare.base.files.read import FileFault, open_regular, parse_json, read
 from ampcompare.base.formatting import format_count, printable
 from ampcompare.results.records.document import to_float
 from ampcompare.results.report.base import MAX_LINE
-from ampcompare.results.report.document import Document, Facts, Section, Step, Table, Text
+from ampcompare.results.report.document import Document, Facts, Section, Table, Text
 
 FORMAT = "ampcompare-exec"
 SCHEMA = 1
@@ -220,22 +219,13 @@ def plain_data(summary: ExecSummary) -> dict[str, Any]:
 
 
 def records_document(paths: Sequence[Path], summaries: Sequence[ExecSummary]) -> Document:
-    """Return the report of records, before it has a format.
-
-    One record is a table with a row per optimizer and loss. Several are side by side: a row per figure, and a column
-    for each record, under the part of its path that tells it from the others.
-    """
+    """Return the report of one record, by optimizer and loss, or of several, a column for each."""
     names = _short_names(paths)
     named = list(zip(names, summaries, strict=True))
     whose = ["" if len(names) == 1 else f"{name}: " for name in names]
     heads, rows = summary_table(summaries[0]) if len(summaries) == 1 else _side_by_side(names, summaries)
     data: Any = [{"file": name, **plain_data(one)} for name, one in named]
     endings = [printable(f"{start}{ending(one)}", 500) for start, one in zip(whose, summaries, strict=True)]
-    steps = [
-        Step(printable(f"{start}{overflowed}; diagnose this", 500), _command(one))
-        for start, one in zip(whose, summaries, strict=True)
-        if (overflowed := _overflow_text(one))
-    ]
     values = [head.replace(" ", "_") for head in heads] if len(names) == 1 else heads
     facts = [(name if len(names) > 1 else "", _facts(one)) for name, one in named]
     first = summaries[0]
@@ -246,7 +236,6 @@ def records_document(paths: Sequence[Path], summaries: Sequence[ExecSummary]) ->
             [Table.of(heads, [[cell or "-" for cell in row] for row in rows])],
             "Records side by side" if len(names) > 1 else "Optimizers and losses",
         ),
-        Section("next", steps),
         Section("details", [Facts(facts)], "What ran"),
         Section("values", [Table.of_values(values, rows)]),
     ]
@@ -258,24 +247,6 @@ def records_document(paths: Sequence[Path], summaries: Sequence[ExecSummary]) ->
         title=alone if len(names) == 1 else f"{len(names)} records of exec side by side",
         subtitle=names,
     )
-
-
-def _overflow_text(summary: ExecSummary) -> str:
-    overflows = sum(loss.overflows for loss in summary.losses.values())
-    return f"{overflows} backward pass{'' if overflows == 1 else 'es'} overflowed" if overflows else ""
-
-
-def _command(summary: ExecSummary) -> str:
-    """Return the command that diagnoses the script of a record, under the arm that trained it."""
-    header, name = summary.header, str(summary.header.get("script"))
-    by = summary.opt_levels[-1] if summary.opt_levels else "O1"
-    # Recorded are an opt level, the name of an arm, or what scales the losses.
-    arm = {"GradScaler": "native:fp16", "FP16_Optimizer": "apex:O2"}.get(by, f"apex:{by}" if by[:1] == "O" else by)
-    words = ["ampcompare", "diagnose", "--arm", arm]
-    if header.get("device") == "cpu":
-        words += ["--device", "cpu"]
-    is_path = name.endswith(".py") or os.sep in name
-    return shlex.join([*words, "--", *([] if is_path else ["-m"]), name, *map(str, header.get("arguments") or [])])
 
 
 def _short_names(paths: Sequence[Path]) -> list[str]:
