@@ -9,6 +9,7 @@ import weakref
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ampcompare.base.errors import PreparationError
-from ampcompare.base.tensors.lists import by_type, flatten, unflatten
+from ampcompare.base.tensors.lists import by_type, flatten, is_dense, unflatten
 
 _TYPE_ORDER = (torch.float16, torch.float32, torch.float64)
 
@@ -54,13 +55,7 @@ def _pieces(flat: Tensor, params: Sequence[nn.Parameter]) -> list[Tensor]:
         piece = flat[offset : offset + param.numel()]
         offset += param.numel()
         # foreach kernels are fast only where source and destination have equal strides.
-        if not param.is_contiguous() and (
-            (param.dim() == 4 and param.is_contiguous(memory_format=torch.channels_last))
-            or (param.dim() == 5 and param.is_contiguous(memory_format=torch.channels_last_3d))
-        ):
-            views.append(piece.as_strided(param.size(), param.stride()))
-        else:
-            views.append(piece.view(param.shape))
+        views.append(piece.as_strided(param.size(), param.stride()) if is_dense(param) else piece.view(param.shape))
     return views
 
 
@@ -204,20 +199,23 @@ class Synchronizer:
         self._open = False
         self._awaits_callback = False
         self._reference = weakref.ref(self)
-        self._handles = [self.params[i].register_post_accumulate_grad_hook(self._hook(i)) for i in self.active]
+        self._handles = [
+            self.params[i].register_post_accumulate_grad_hook(self._hook(partial(Synchronizer._on_grad, index=i)))
+            for i in self.active
+        ]
 
     def close(self) -> None:
         """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
 
-    def _hook(self, index: int) -> Callable[[Tensor], None]:
+    def _hook(self, react: "Callable[[Synchronizer], None]") -> Callable[[Tensor], None]:
         reference = self._reference
 
         def on_grad(_: Tensor) -> None:
             synchronizer = reference()
             if synchronizer is not None and synchronizer.enabled:
-                synchronizer._on_grad(index)
+                react(synchronizer)
 
         return on_grad
 
@@ -235,14 +233,7 @@ class Synchronizer:
 
         That is the outermost pass: the parameters inside a reentrant checkpoint get theirs in a pass within it.
         """
-        reference = self._reference
-
-        def on_grad(_: Tensor) -> None:
-            synchronizer = reference()
-            if synchronizer is not None and synchronizer.enabled:
-                synchronizer._await_callback()
-
-        output.register_hook(on_grad)
+        output.register_hook(self._hook(Synchronizer._await_callback))
 
     def _await_callback(self) -> None:
         if not self._awaits_callback:

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from ampcompare.base.tensors.lists import by_type
+from ampcompare.base.tensors.lists import by_type, is_dense
 
 TYPES = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 ATTRIBUTE = "_ampcompare_skippable_step"
@@ -249,7 +249,7 @@ def _copy_back(copies: Copies, flag: Tensor) -> None:
     for made, tensors in copies:
         local = flag.to(tensors[0].device, non_blocking=True)
         keep = torch.eq(local, 0, out=torch.empty_like(local, dtype=torch.float32))
-        listed = [index for index, tensor in enumerate(tensors) if _suits_kernel(tensor)]
+        listed = [index for index, tensor in enumerate(tensors) if tensor.is_floating_point() and is_dense(tensor)]
         if listed:
             old, new = [made[index] for index in listed], [tensors[index] for index in listed]
             # SGD's fused kernel, on its first step, sets the momentum to the gradient, unless the flag that it takes is
@@ -269,18 +269,6 @@ def _copy_back(copies: Copies, flag: Tensor) -> None:
             )
         for index in set(range(len(tensors))).difference(listed):
             tensors[index].copy_(torch.where(local != 0, made[index], tensors[index]))
-
-
-def _suits_kernel(tensor: Tensor) -> bool:
-    """Return whether the kernel takes `tensor`: of a real floating type, without gaps or overlaps in memory."""
-    if not tensor.is_floating_point():
-        return False
-    if tensor.is_contiguous():
-        return True
-    dim = tensor.dim()
-    return (dim == 4 and tensor.is_contiguous(memory_format=torch.channels_last)) or (
-        dim == 5 and tensor.is_contiguous(memory_format=torch.channels_last_3d)
-    )
 
 
 def _create_momentum(optimizer: Any) -> None:

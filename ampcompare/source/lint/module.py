@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ampcompare.source.edits import Edit, Edits
+from ampcompare.source.edits import Edit
 from ampcompare.source.lint.update_events import Event, Kind, Tracer
 from ampcompare.source.module import Module, Scope
 from ampcompare.source.object_kinds import ObjectKinds
@@ -197,13 +197,6 @@ class LintModule(Module):
         return Finding(code, line, self.column(line, column), message, edits, last)
 
     # What fixes are made of.
-
-    def edit_lines(self, statement: ast.stmt, make: Callable[[Edits], None]) -> tuple[Edit, ...]:
-        """Return the edits of the lines of a statement that a function makes; none where other code is on them."""
-        edits = Edits(self)
-        if self.is_alone(statement):
-            make(edits)
-        return edits.sorted_edits()
 
     def insert_text(self, place: int, text: str) -> tuple[Edit, ...]:
         """Return the edit that puts text in at a place."""

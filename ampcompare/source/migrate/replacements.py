@@ -72,11 +72,7 @@ class Replacements:
         self._staying: set[str] = set()
 
     def rewrite(self, node: ast.Name | ast.Attribute, meaning: str) -> bool:
-        """Rewrite a use; return False where current Apex still has it and torch has no equivalent.
-
-        Raises:
-            Unsure: there is no twin.
-        """
+        """Rewrite a use; return False where current Apex still has it and torch has no equivalent."""
         if self._is_absence(node):
             return self._absence(node)
         if meaning in IMPORTED:

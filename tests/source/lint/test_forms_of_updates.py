@@ -216,16 +216,6 @@ PAIRS = {
         else:
             self.optimizer.step()
     """,
-    "AMP201: clipping, then unscale_": """
-        for batch in loader:
-            optimizer.zero_grad()
-            scaler.scale(model(batch)).backward()
-            scaler.unscale_(optimizer)  # right
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            scaler.unscale_(optimizer)  # wrong
-            scaler.step(optimizer)
-            scaler.update()
-    """,
     "AMP217: an accumulation under a name, not divided": """
         from apex import amp
         for i, batch in enumerate(loader):
@@ -300,27 +290,6 @@ PAIRS = {
             scaler.scale(model(batch)).backward()
             scaler.step(optimizer)
     """,
-    "AMP203: packages of optimizers, which are no optimizers whose methods are called": """
-        opt = torch.optim.SGD(net.parameters(), lr=0.1)
-        scaler = torch.amp.GradScaler("cuda")
-        for batch in loader:
-            scaler.scale(net(batch)).backward()
-            opt.step()  # wrong
-            scaler.step(opt)  # right
-            scaler.update()
-            opt.zero_grad()
-    """,
-    "AMP214: a name that a function imports for the module": """
-        def main():
-            global amp  # wrong
-            from apex import amp
-        def train():
-            loss = model(batch)
-            with amp.scale_loss(loss, optimizer) as scaled:
-                scaled.backward()
-            optimizer.zero_grad()
-            optimizer.step()
-    """,
     "AMP201: methods of a base class in the file": """
         class Base:
             def clip(self):
@@ -334,17 +303,6 @@ PAIRS = {
                     self.clip()
                     self.scaler.step(self.optimizer)
                     self.scaler.update()
-    """,
-    "AMP105: amp that all calls of a function pass to it": """
-        from apex import amp
-        def train(model, optimizer, mixed):
-            for batch in loader:
-                with mixed.scale_loss(model(batch), optimizer) as scaled:
-                    scaled.backward()
-                    optimizer.step()
-                optimizer.zero_grad()
-        train(model, optimizer, amp)  # wrong
-        train(model, optimizer, other)  # right
     """,
 }
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ampcompare.source.amp_names import CLIPS
 from ampcompare.source.branches import conditions
-from ampcompare.source.edits import Edit
+from ampcompare.source.edits import Edit, Edits
 from ampcompare.source.lint.module import (
     EXITS,
     Finding,
@@ -133,7 +133,9 @@ def _scaled_finding(module: LintModule, event: Event, last: Event, steps: list[E
     if code == "AMP201" and len(names) == 1 and same_place and known and may_unscale:
         optimizer = "".join(map(module.source, steps[0].call.args[:1]))
         line = f"{module.source(steps[0].receiver)}.unscale_({optimizer})"
-        edits = module.edit_lines(event.statement, lambda edits: edits.before(event.statement, [line]))
+        unscale = Edits(module)
+        unscale.before(event.statement, [line])
+        edits = unscale.sorted_edits() if module.is_alone(event.statement) else ()
     return module.finding(code, event.call, f"the gradients are still scaled by `{plain(last.scaler)}`", edits)
 
 

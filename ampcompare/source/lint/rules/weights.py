@@ -156,7 +156,7 @@ def weights_in_16_bits(module: LintModule) -> Iterator[Finding]:
                 continue
             above = [one for one in casts if one.event in trace[:index] and one.event.may_follow(event)]
             casts_of_weights = [one for one in above if any(_holds(one.name, name) for name in event.sources)]
-            cast = casts_of_weights[-1] if casts_of_weights else _default(module, trace[:index], event)
+            cast = casts_of_weights[-1] if casts_of_weights else None
             if cast is not None and cast.kind != "fp32" and _steps(module, event, cast):
                 what = "has the type of its checkpoint, mostly bf16," if cast.kind == "auto" else f"is {cast.kind}"
                 shown = f"`{plain(cast.name)}` {what} since line {cast.event.call.lineno}"
@@ -185,25 +185,6 @@ def _in_lightning(module: LintModule) -> Iterator[tuple[str, str]]:
 def _holds(name: str, source: str) -> bool:
     """Return whether a model is what an optimizer is made from, or holds it."""
     return source == name or source.startswith(f"{name}.")
-
-
-def _default(module: LintModule, before: Trace, event: Event) -> Cast | None:
-    """Return the default type under which a model of an optimizer was built, if `torch.set_default_dtype` set one."""
-    for name in sorted(event.sources):
-        values = module.values_of(plain(name), event.scope) or []
-        if len(values) == 1 and isinstance(values[0], ast.Call):
-            made = values[0]
-            set_before = [
-                one
-                for one in before
-                if one.kind is Kind.CAST
-                and not one.subject
-                and one.scope is module.scope_of[made]
-                and one.call.lineno < made.lineno
-            ]
-            if set_before and set_before[-1].may_follow(event):
-                return Cast(set_before[-1], name, _kind_of(module, set_before[-1]))
-    return None
 
 
 def _steps(module: LintModule, new: Event, cast: Cast) -> bool:

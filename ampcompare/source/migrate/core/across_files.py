@@ -27,11 +27,7 @@ def _trains_elsewhere(core: Core) -> bool:
 
 
 def carried_keys(core: Core, initialize: Initialize) -> list[str]:
-    """Return the optimizers that carry the scaler to another file; none where all backward passes are in this one.
-
-    Raises:
-        Unsure: an optimizer has no name to set an attribute of.
-    """
+    """Return the optimizers that carry the scaler to another file; none where all backward passes are in this one."""
     optimizers = initialize.arguments.get("optimizers")
     if not (core.across or _trains_elsewhere(core)) or optimizers is None:
         return []

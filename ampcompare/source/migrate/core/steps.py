@@ -28,11 +28,7 @@ APART = (
 
 
 def place_unscale(core: Core) -> None:
-    """Put `scaler.unscale_(optimizer)` above the reads of gradients, and replace `amp.master_params`.
-
-    Raises:
-        Unsure: gradients are read at another pace than the steps.
-    """
+    """Put `scaler.unscale_(optimizer)` above the reads of gradients, and replace `amp.master_params`."""
     groups: dict[tuple[str, int], tuple[Step, list[Read]]] = {}
     blocks = {each.statement for each in core.sites.backwards if each.block}
     for read in core.sites.reads:

@@ -118,11 +118,7 @@ class Sites:
 
 
 def collect_sites(module: Module, names: Names) -> Sites:
-    """Return the sites of a module.
-
-    Raises:
-        Unsure: a form that is not understood.
-    """
+    """Return the sites of a module."""
     sites = Sites()
     for node, meaning in names.uses:
         if not meaning.startswith("apex.amp."):
