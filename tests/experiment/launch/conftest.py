@@ -50,10 +50,6 @@ def exits(num_classes, sample_shape, code):
     os._exit(code)
 
 
-def leaves(num_classes, sample_shape):
-    sys.exit(0)
-
-
 def killed(num_classes, sample_shape):
     print("about to be killed", flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
