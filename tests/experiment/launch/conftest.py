@@ -65,11 +65,6 @@ def raises_in_forward(num_classes, sample_shape):
     return make(num_classes, sample_shape, act)
 
 
-def puts_in_any_order(num_classes, sample_shape):
-    """Uses an operation that has no deterministic version."""
-    return make(num_classes, sample_shape, lambda x: torch.zeros(2).put_(torch.tensor([0, 0]), torch.ones(2)))
-
-
 def rank():
     return int(os.environ.get("RANK") or os.environ["SLURM_PROCID"])
 
