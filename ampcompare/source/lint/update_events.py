@@ -245,11 +245,7 @@ class Tracer(CallFollower):
     def _method(
         self, call: ast.Call, function: ast.Attribute, statement: ast.stmt, frame: Frame, add: Callable[..., None]
     ) -> bool:
-        """Record the call of a method that is an event; return whether it is one.
-
-        Args:
-            add: `_add` for this call.
-        """
+        """Record the call of a method that is an event; return whether it is one."""
         receiver, name = function.value, function.attr
         if name == "backward":
             owner = (dotted_name(receiver) or "").rpartition(".")[2].lower()

@@ -54,12 +54,7 @@ SHARDS = (
 
 
 class Replacements:
-    """Rewrites single uses.
-
-    Attributes:
-        imports: what is imported from torch instead, by statement and name.
-        findings: notes.
-    """
+    """Rewrites single uses."""
 
     def __init__(self, module: Module, names: Names, edits: Edits, torch: str, *, whole: bool) -> None:
         self._module = module
