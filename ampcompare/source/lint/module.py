@@ -149,11 +149,7 @@ class LintModule(Module):
         return [trace for trace in self.traces if any(event.kind in AMP_KINDS for event in trace)]
 
     def events(self, *kinds: Kind, with_amp: bool = False) -> Iterator[tuple[Trace, int, Event]]:
-        """Yield the events of some kinds, each with its trace and its place there.
-
-        Args:
-            with_amp: only those of `amp_traces`.
-        """
+        """Yield the events of some kinds, of all traces or of `amp_traces`, each with its trace and its place there."""
         for trace in self.amp_traces if with_amp else self.traces:
             for index, event in enumerate(trace):
                 if event.kind in kinds:
@@ -162,7 +158,7 @@ class LintModule(Module):
     @functools.cached_property
     def new_scalers(self) -> list[ast.Call]:
         """All calls that build a GradScaler."""
-        return [call for call in self.calls if self.kinds.is_new_scaler(call, self.scope_of[call])]
+        return [call for call in self.calls if self.kinds.is_new("scaler", call, self.scope_of[call])]
 
     @functools.cached_property
     def opt_levels(self) -> set[str | None]:

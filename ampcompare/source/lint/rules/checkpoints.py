@@ -134,11 +134,7 @@ def _saving_calls(module: LintModule) -> Iterator[ast.Call]:
 
 
 def _belongs_to(module: LintModule, maker: ast.Call, save: ast.Call, *, of_process: bool) -> bool:
-    """Return whether a checkpoint belongs to the training for which the loss scale was made.
-
-    Args:
-        of_process: whether the loss scale is one of the process, which every method of a class reaches.
-    """
+    """Return whether a checkpoint belongs to the training of a loss scale; each method reaches one `of_process`."""
     home, here = module.scope_of[maker], module.scope_of[save]
     if of_process and home.owner is not None and home.owner is here.owner:
         return True

@@ -254,7 +254,7 @@ def refuse_half_leaves(core: Core) -> None:
     module, roles = core.module, ObjectKinds(core.module)
     for call in module.calls:
         scope = module.scope_of[call]
-        if not call.args or not roles.is_new_optimizer(call, scope):
+        if not call.args or not roles.is_new("optimizer", call, scope):
             continue
         for each in _members(call.args[0]):
             values = module.values_of(dotted_name(each) or "", scope) or [each]

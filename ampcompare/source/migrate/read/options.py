@@ -15,11 +15,8 @@ FUNCTIONS = {"bool", "hasattr", "isinstance", "callable"}
 def entries(module: Module, options: ast.expr, optional: frozenset[str]) -> dict[str, ast.expr] | None:
     """Return the entries of a dict that one statement above makes; None if something else may change it.
 
-    What it holds is evaluated there and used at the call, so a name in it must not be bound again in between.
-
-    Args:
-        options: what stands behind `**`.
-        optional: keys that may also be set in between; their value is `UNSEEN`.
+    What it holds is evaluated there and used at the call, so a name in it must not be bound again in between. Of
+    `optional` keys that may also be set in between the value is `UNSEEN`.
     """
     if isinstance(options, (ast.Dict, ast.Call)):
         return _literal(options)
