@@ -7,9 +7,6 @@ from ampcompare.backends.apex_levels import (
     FIRST_SCALE,
     GROWTH_INTERVAL,
     LEVELS,
-    O1_TO_FP16,
-    O1_TO_FP32,
-    O1_WIDEST,
     OTHERWISE_IN_AUTOCAST,
     ROCM_LEVELS,
     Level,
@@ -98,23 +95,23 @@ def _casts(level: Level) -> tuple[tuple[str, str], ...]:
         return ()
     half = level.half_name
     return (
-        (f"cast to {half}", f"{_list_groups(O1_TO_FP16)}; {half} copies of weights are kept until scale_loss ends"),
-        ("cast to fp32", _list_groups(O1_TO_FP32)),
-        ("to the widest", f"{', '.join(O1_WIDEST)}: {half} and fp32 inputs give fp32"),
+        (
+            f"cast to {half}",
+            "convolutions (conv1d, conv2d, conv3d, ...), matrix products (linear, matmul, mm, ...), activations "
+            f"(prelu); {half} copies of weights are kept until scale_loss ends",
+        ),
+        (
+            "cast to fp32",
+            "softmax and the like (softmax, log_softmax, softmin, ...), norms (layer_norm, group_norm, "
+            "local_response_norm, ...), resampling (interpolate, grid_sample), losses (cross_entropy, nll_loss, "
+            "mse_loss, ...), functions (exp, expm1, log, ...), reductions (sum, prod, cumsum, ...), moves (cpu)",
+        ),
+        ("to the widest", f"arithmetic, comparisons, joins: {half} and fp32 inputs give fp32"),
         (
             "not cast",
             f"all else, such as batch norm, pooling, relu and dropout; F.binary_cross_entropy raises on {half}",
         ),
     )
-
-
-def _list_groups(table: dict[str, tuple[str, ...]]) -> str:
-    """Return the groups of a table, each with its first few names."""
-    parts = []
-    for group, names in table.items():
-        shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-        parts.append(f"{group} ({shown})")
-    return ", ".join(parts)
 
 
 def _borders(level: Level) -> str:

@@ -228,7 +228,7 @@ class CompareOptions:
                 DeprecationWarning,
                 stacklevel=3,  # the caller of `ampcompare.compare`
             )
-        if isinstance(jobs, int) and jobs < 1:
+        if jobs not in (None, "auto") and not (isinstance(jobs, int) and jobs > 0):
             raise ConfigError(f"jobs is {jobs}; give the number of cells that run in parallel, at least 1, or auto")
         if timing_rounds < 0:
             raise ConfigError(f"timing rounds are {timing_rounds}; give how often arms are timed again, or 0")

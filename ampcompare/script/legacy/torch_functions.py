@@ -61,17 +61,7 @@ SIX = {
     "queue": (queue, "queue"),
     "string_classes": ((str, bytes), "(str, bytes)"),
 }
-NUMPY_RENAMED = {
-    "float_": "float64",
-    "complex_": "complex128",
-    "string_": "bytes_",
-    "unicode_": "str_",
-    "int0": "intp",
-    "product": "prod",
-    "cumproduct": "cumprod",
-    "sometrue": "any",
-    "alltrue": "all",
-}
+NUMPY_RENAMED = {"float_": "float64", "unicode_": "str_", "product": "prod", "sometrue": "any", "alltrue": "all"}
 
 
 def _called_by_script() -> bool:

@@ -19,13 +19,7 @@ Through = Callable[..., AbstractContextManager[None]]
 
 
 class TrainerContext:
-    """The arm, for the files of this folder.
-
-    Attributes:
-        is_script: the script trains as it is written.
-        half: the 16-bit type of the arm's autocast; None if it has none.
-        through: lets calls of modules in a block count as calls of what they call.
-    """
+    """The arm, for the files of this folder; `half` is the 16-bit type of its autocast, if it has one."""
 
     def __init__(self, arm: Arm, half: torch.dtype | None, rows: Rows | None, through: Through) -> None:
         self._arm = arm
