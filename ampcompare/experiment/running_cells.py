@@ -82,7 +82,8 @@ class CellView:
         if self.left is not None:
             figures.append(f"about {rough_duration(self.left)}{left}")
         if progress is not None and progress.step_seconds is not None:
-            figures.append(_step_time(progress.step_seconds))
+            seconds = progress.step_seconds
+            figures.append(f"{1000 * seconds:.3g} ms/step" if seconds < 1 else f"{seconds:.3g} s/step")
         if progress is not None and (progress.skipped or progress.loss_scale is not None):
             figures.append(f"{progress.skipped} skipped")
         if progress is not None and progress.total_steps and self.epochs > 1:
@@ -228,7 +229,3 @@ class RunningCells:
 def _share(progress: Progress | None) -> float:
     """Return the share of steps that are made, 0 to 1."""
     return min(1.0, progress.steps / progress.total_steps) if progress is not None and progress.total_steps else 0.0
-
-
-def _step_time(seconds: float) -> str:
-    return f"{1000 * seconds:.3g} ms/step" if seconds < 1 else f"{seconds:.3g} s/step"

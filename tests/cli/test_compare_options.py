@@ -72,17 +72,6 @@ def test_an_estimate_before_and_after(call: Call, tmp_path: Path) -> None:
     assert re.match(r"time and memory: about [\d.]+s for 6 cells without a record, at most [\d.]+ MiB", last)
 
 
-@pytest.mark.extended
-def test_auto_runs_its_pilot(call: Call, tmp_path: Path) -> None:
-    """`--seeds auto` runs three seeds at least, says what it goes by, and keeps to its budget."""
-    words = [*PAIR, "--seeds", "auto", "--margin", "0.1", "--budget", "1s", "-o", str(tmp_path)]
-    done = call(*words, tiny=True)
-    assert done.code == 0
-    records = json.loads((tmp_path / "report.json").read_text())["records"]
-    assert {record["config"]["recipe"]["seed"] for record in records} >= {0, 1, 2}
-    assert "margin of 0.1 points" in done.err
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [

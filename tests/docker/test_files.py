@@ -147,7 +147,7 @@ def test_commands_of_compose_are_valid(service: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("ampcompare.backends.apex_levels.probe_apex", lambda: apex)
     from click.testing import CliRunner
 
-    from ampcompare.cli import cli
+    from ampcompare.cli.group import cli
 
     compose = yaml.safe_load((ROOT / "docker/compose.yaml").read_text(encoding="utf-8"))
     result = CliRunner().invoke(
