@@ -228,7 +228,8 @@ class CompareOptions:
                 DeprecationWarning,
                 stacklevel=3,  # the caller of `ampcompare.compare`
             )
-        check_jobs(jobs)
+        if jobs not in (None, "auto") and not (isinstance(jobs, int) and jobs > 0):
+            raise ConfigError(f"jobs is {jobs}; give the number of cells that run in parallel, at least 1, or auto")
         if timing_rounds < 0:
             raise ConfigError(f"timing rounds are {timing_rounds}; give how often arms are timed again, or 0")
         self.settings = settings_request(recipe, size, config_file, with_script(settings, script, metrics, mask))
@@ -245,12 +246,6 @@ class CompareOptions:
         self.output_dir, self.force, self.observer = _path(output_dir), force, observer
         self.tensorboard, self.junit = _path(tensorboard), _path(junit)
         self.launch = _launch(launch, slurm_options)
-
-
-def check_jobs(jobs: Jobs) -> None:
-    """Check a number of cells."""
-    if jobs not in (None, "auto") and not (isinstance(jobs, int) and jobs > 0):
-        raise ConfigError(f"jobs is {jobs}; give the number of cells that run in parallel, at least 1, or auto")
 
 
 def to_seconds(name: str, value: float | str) -> float:
@@ -293,10 +288,9 @@ def with_script(
 ) -> dict[str, Any]:
     """Return the settings, including those of the script if there is one."""
     if script is None:
-        if mask:
-            raise ConfigError("mask needs a script; pass one, as in script=['train.py']")
-        if metrics:
-            raise ConfigError("metrics needs a script; pass one, as in script=['train.py']")
+        if mask or metrics:
+            name = "mask" if mask else "metrics"
+            raise ConfigError(f"{name} needs a script; pass one, as in script=['train.py']")
         return dict(settings)
     values = dict(settings)
     max_steps = values.pop("recipe.max_steps", None)

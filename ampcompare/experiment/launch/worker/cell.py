@@ -327,11 +327,13 @@ def record(cell: Cell, world: DistributedEnv | None, *, start_seconds: float, se
         summary = summary.model_copy(update={"in_precisions": results})
     with cell.compute:  # it times further steps, which must compute as the others did
         processes = None if world is None else gather_process_facts(config, session, world, summary)
-    steps_done = session.position.step
+    steps_done, task = session.position.step, session.assembly.task
+    units = None if config.parallel.kind == "dp" else config.recipe.batch_size * task.units_per_sample  # of a GPU
+    status: Literal["completed", "diverged"] = "completed" if summary.diverged_step is None else "diverged"
     return RunRecord(
         cell=config.digest(),
         arm=config.arm,
-        status=_status(session),
+        status="interrupted" if session.interrupted else status,
         config=config,
         engine=cell.precision.engine,
         packages=dict(cell.precision.packages),
@@ -342,11 +344,11 @@ def record(cell: Cell, world: DistributedEnv | None, *, start_seconds: float, se
         half=f"{cell.precision.emulated} emulated" if cell.precision.emulated else cell.fp16_mode,
         host=host_name(),
         environment={**fingerprint(), **cell.device_facts},
-        metrics=list(session.assembly.task.metrics),
-        unit=session.assembly.task.unit,
+        metrics=list(task.metrics),
+        unit=task.unit,
         summary=summary,
         trace=metrics.tracer.trace(metrics.seconds),
-        readings=cell.monitor.readings(metrics.seconds, _units_of_a_gpu(cell)),
+        readings=cell.monitor.readings(metrics.seconds, units),
         processes=processes,
         resumed=session.resumed,
         notes=list(cell.precision.notes),
@@ -358,18 +360,6 @@ def _emulated_type(mode: str | None) -> str:
     """Return the type that an emulation stands for; "" if there is none."""
     name, _, how = (mode or "").partition(" ")
     return name if how == "emulated" else ""
-
-
-def _units_of_a_gpu(cell: Cell) -> int | None:
-    """Return the units that this process trains on in a step; None where several GPUs share them."""
-    is_one = cell.config.parallel.kind != "dp"
-    return cell.config.recipe.batch_size * cell.session.assembly.task.units_per_sample if is_one else None
-
-
-def _status(session: Session) -> Literal["completed", "diverged", "interrupted"]:
-    if session.interrupted:
-        return "interrupted"
-    return "completed" if session.divergence.diverged_step is None else "diverged"
 
 
 @contextmanager
