@@ -62,12 +62,6 @@ def test_an_option_means_the_same_in_each_backend(option: str) -> None:
     assert changed[0] == changed[1]
 
 
-def test_a_half_precision_model_declares_fewer_bytes_than_masters() -> None:
-    assert roles_of("half:bf16,kahan").bytes_per_parameter.total(2) == 10
-    assert roles_of("apex:O2").bytes_per_parameter.total(2) == 20
-    assert roles_of("native:bf16,state=bf16").bytes_per_parameter.total(2) == 14
-
-
 @pytest.mark.parametrize(
     ("arm", "words"),
     [
