@@ -53,8 +53,8 @@ def place_unscale(core: Core) -> None:
 
 def _step_after(core: Core, read: Read, optimizer: str) -> Step | None:
     steps = (each for each in core.sites.steps if last_part(each.optimizer) == last_part(optimizer))
-    after = [each for each in steps if each.function is read.function and each.lineno > read.statement.lineno]
-    return min(after, key=lambda each: each.lineno, default=None)
+    after = [each for each in steps if each.function is read.function and each.statement.lineno > read.statement.lineno]
+    return min(after, key=lambda each: each.statement.lineno, default=None)
 
 
 def _loop(module: Module, node: ast.AST) -> ast.AST | None:
@@ -99,7 +99,7 @@ def _refuse_mixed(core: Core, optimizer: str, step: Step, reads: list[Read]) -> 
     """Refuse to unscale where another backward pass would add scaled gradients to unscaled ones before the step."""
     first = min(read.statement.lineno for read in reads)
     for backward in core.sites.backwards:
-        if backward.function is step.function and first < backward.statement.lineno < step.lineno:
+        if backward.function is step.function and first < backward.statement.lineno < step.statement.lineno:
             if optimizer in backward.optimizers and not is_exclusive(core.module, backward.statement, step.statement):
                 raise Unsure(reads[0].node, MIXED)
 
