@@ -5,12 +5,11 @@ import ast
 from ampcompare.source.amp_names import CLIPS
 from ampcompare.source.branches import branches_around, conditions_around, is_exclusive
 from ampcompare.source.migrate.core.context import Core
-from ampcompare.source.migrate.core.scalers import bound_in
 from ampcompare.source.migrate.finding import BY_HAND, Finding
 from ampcompare.source.migrate.read.sites import Read, Step, Unsure
 from ampcompare.source.module import Function, Module
 from ampcompare.source.object_kinds import ObjectKinds
-from ampcompare.source.syntax import argument_values, arguments, dotted_name, last_name, last_part
+from ampcompare.source.syntax import argument_values, arguments, bound_in, dotted_name, last_name, last_part
 
 MASTERS = "apex.amp.master_params"
 PACE = (
