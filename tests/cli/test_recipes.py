@@ -12,9 +12,7 @@ from ampcompare.settings.config import RunConfig
 
 Call = Callable[..., Any]
 APEX = ("--recipe", "articles/r50-imagenet-apex", "--size", "small")
-LITTLE = ("--arch", "mlp", "--epochs", "1", "--train-size", "256", "--val-size", "64", "--device", "cpu")
 PLAN = ("--dry-run", "--json", "--no-preflight")
-INLINE = ("--workers", "0", "--data", "digits", "--image-size", "8", "--batch-size", "16")
 
 
 def test_one_arm_of_a_recipe(call: Call, tmp_path: Path) -> None:
@@ -41,15 +39,6 @@ def test_what_is_given_by_hand_is_not_varied(call: Call) -> None:
         *("half global_batch_size=16", "half global_batch_size=8")
     ]
     assert len(labels("--seeds", "0-1")) == 10
-
-
-def test_departures_from_what_was_published_are_said(call: Call, tmp_path: Path) -> None:
-    """A recipe at its full scale with other settings names them under the table."""
-    words = ("compare", "--recipe", "articles/r50-imagenet-amp", "--nproc-per-node", "1", "--seeds", "0", *INLINE)
-    done = call(*words, *LITTLE, "--parallel", "none", "-o", str(tmp_path))
-    assert done.code == 0
-    text = " ".join(done.out.split())
-    assert "with other settings than published: data.name digits, not imagefolder" in text
 
 
 @pytest.mark.parametrize(

@@ -218,7 +218,6 @@ def _patch_masks() -> None:
         setattr(torch, name, replacement)
         keep_for_jit(original, replacement)
     _patch_arithmetic()
-    _patch_attention()
 
 
 def _as_bool(mask: Any) -> Any:
@@ -284,19 +283,6 @@ def _patch_arithmetic() -> None:
     patches = {"__sub__": subtract, "__rsub__": subtract_from, "__invert__": not_mask, "__xor__": exclusive_or}
     for name, patch in patches.items():
         setattr(Tensor, name, patch)
-
-
-def _patch_attention() -> None:
-    """Let attention layers accept uint8 masks, as torch 1.x did."""
-    canonical = getattr(functional, "_canonical_mask", None)
-    if canonical is None:
-        return
-
-    @functools.wraps(canonical)
-    def canonical_mask(mask: Any, *args: Any, **kwargs: Any) -> Any:
-        return canonical(_as_bool(mask), *args, **kwargs)
-
-    functional._canonical_mask = canonical_mask
 
 
 def _patch_removed_names() -> None:
