@@ -23,13 +23,7 @@ def library_spec(
     roles: Callable[[Options], Roles | None] = lambda options: None,
     contract: tuple[ContractArm, ...],
 ) -> BackendSpec:
-    """Return the description.
-
-    Args:
-        option: of the library that sets the precision.
-        arms: ampcompare's own arm of each value of the option; the first one is the default.
-        read, roles: of the option, and of arms that differ from ampcompare's own.
-    """
+    """Return the description; `arms` has ampcompare's own arm of each value of `option`, the default first."""
 
     def explain(options: Options) -> ArmExplanation:
         return explain_library(name, library, does, script(options[option]), arms[options[option]])

@@ -78,7 +78,8 @@ def command(**parameters: Any) -> int:
     """
     if parameters["ahead"]:
         return _ahead(parameters)
-    from ampcompare.experiment.diagnose import DiagnoseOptions, diagnose
+    from ampcompare.diagnosis.options import DiagnoseOptions
+    from ampcompare.experiment.diagnose import diagnose
     from ampcompare.experiment.option_checks import check_cells
     from ampcompare.experiment.preflight import preflight_of
     from ampcompare.results.records.run import dump_json

@@ -18,7 +18,6 @@ from ampcompare.cli.shared_options import typed_command
 
 if TYPE_CHECKING:
     from ampcompare.experiment.launch.contract import Launcher
-    from ampcompare.experiment.run_options import LaunchOptions
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Options = TypeVar("Options")
@@ -68,24 +67,18 @@ def count_processes(parameters: Mapping[str, Any]) -> int | None:
     return world.size
 
 
-def launch_from(parameters: Mapping[str, Any]) -> LaunchOptions:
-    """Return how the present command starts the processes of a cell."""
+def options_by_name(kind: Callable[..., Options], parameters: Mapping[str, Any], **values: Any) -> Options:
+    """Return options of a run or comparison: each is the parameter of the command that has its name, or a value."""
     from ampcompare.experiment.launch.slurm import parse_slurm_options
     from ampcompare.experiment.run_options import LaunchOptions
 
-    return LaunchOptions(
-        slurm_options=parse_slurm_options(parameters["slurm_options"]), dist_url=parameters["dist_url"]
-    )
-
-
-def options_by_name(kind: Callable[..., Options], parameters: Mapping[str, Any], **values: Any) -> Options:
-    """Return options of a run or comparison: each is the parameter of the command that has its name, or a value."""
     names = inspect.signature(kind).parameters.keys() & parameters.keys() - READ_ELSEWHERE
     if "launch" in inspect.signature(kind).parameters:
-        values["launch"] = launch_from(parameters)
-    options: Any = kind(**{**{name: parameters[name] for name in names}, **values})
-    options.command = typed_command()
-    return cast("Options", options)
+        options = parse_slurm_options(parameters["slurm_options"])
+        values["launch"] = LaunchOptions(slurm_options=options, dist_url=parameters["dist_url"])
+    made: Any = kind(**{**{name: parameters[name] for name in names}, **values})
+    made.command = typed_command()
+    return cast("Options", made)
 
 
 @contextlib.contextmanager

@@ -53,9 +53,10 @@ def command(**parameters: Any) -> int:
     Trains each arm for some steps: timed, then under torch.profiler, then one step that counts memory and FLOPs. Shows
     one step and its peak of memory side by side, and the reasons that were measured. Exits with 0 whatever it finds.
     """
+    from ampcompare.diagnosis.profiling.options import ProfileOptions
     from ampcompare.experiment.option_checks import check_cells
     from ampcompare.experiment.preflight import preflight_of
-    from ampcompare.experiment.profile import ProfileOptions, profile, steps_needed
+    from ampcompare.experiment.profile import profile, steps_needed
     from ampcompare.results.records.run import dump_json
     from ampcompare.results.report.terminal import Terminal
 

@@ -51,11 +51,6 @@ def notices(cells: Sequence[CellView], matrix: MatrixView, *, idle: str = "") ->
     if not cells:
         return [f"{matrix.done} of {matrix.total} cells: {idle}{end}"] if idle else []
     shown = cells if len(cells) <= MAX_NOTICES else cells[: MAX_NOTICES - 1]
-    lines = []
-    for cell in shown:
-        parts = [f"[{cell.number}/{matrix.total}] {cell.full_name}: {cell.phase}"]
-        if cell.progress is not None and cell.progress.total_steps:
-            parts.append(f"step {cell.progress.steps} of {cell.progress.total_steps}")
-        parts += cell.figures(" left" if matrix.total == 1 else " for this cell")
-        lines.append(", ".join(parts) + end)
+    left = " left" if matrix.total == 1 else " for this cell"
+    lines = [f"[{one.number}/{matrix.total}] {one.full_name}: {', '.join(one.words(left))}{end}" for one in shown]
     return lines if len(shown) == len(cells) else [*lines, f"and {len(cells) - len(shown)} more cells run"]

@@ -74,8 +74,7 @@ def command(**parameters: Any) -> int:
     from ampcompare.results.records.run import dump_json
 
     as_json, quiet = parameters["as_json"], parameters["quiet"]
-    sources = sources_from(parameters)
-    options = options_by_name(RunOptions, parameters, config=sources.config)
+    options = options_by_name(RunOptions, parameters, config=sources_from(parameters).config)
     if parameters["list_metrics"]:
         return show_metrics(options.config)
     if parameters["dry_run"]:

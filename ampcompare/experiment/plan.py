@@ -24,22 +24,10 @@ from typing import Any
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.files.read import FileFault, parse_yaml
-from ampcompare.experiment.matrix import DEFAULT_ARMS, Row, cross, find_reference, find_setting
+from ampcompare.experiment.matrix import Row, find_reference, find_setting
 from ampcompare.results.records.comparison import Published
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.validation import validate
-
-__all__ = [
-    "DEFAULT_ARMS",
-    "Plan",
-    "balanced_rows",
-    "device_of_cells",
-    "make_plan",
-    "parse_seeds",
-    "parse_vary",
-    "plan_rows",
-    "position_sums",
-]
 
 MAX_SEEDS = 10_000
 MAX_ORDER_SEED_BITS = 53  # a number that every reader of JSON keeps exactly
@@ -129,27 +117,8 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     return tuple(seeds)
 
 
-def make_plan(base: RunConfig, arms: Sequence[str], seeds: Sequence[int], vary: Sequence[tuple[str, Any]] = ()) -> Plan:
-    """Cross arms, varied settings and seeds over one recipe.
-
-    Args:
-        base: everything but arm and seed.
-        arms: texts of arms; fp32, or else the first, is the reference.
-        vary: paths of settings, each with a list of values, which are crossed as well; the first values make the
-            reference.
-    """
-    return plan_rows(base, cross(arms, vary), seeds)
-
-
 def plan_rows(base: RunConfig, rows: Sequence[Row], seeds: Sequence[int], reference: str | None = None) -> Plan:
-    """Train each row with each seed.
-
-    Args:
-        reference: an arm or the label of a row; by default the first row of fp32, or else the first of all.
-
-    Raises:
-        ConfigError: a setting that cannot be used, a duplicate row, or no row of the reference.
-    """
+    """Train each row with each seed."""
     if not rows or not seeds:
         raise ConfigError("a comparison needs at least one arm and one seed")
     named: dict[str, Row] = {}

@@ -42,11 +42,7 @@ _ledgers: list[ScriptLedger] = []
 def run_script(
     target: Target, settings: ExecSettings, prepare: Callable[[ExecSettings], Prepared] | None = None
 ) -> int:
-    """Run a script under `settings.arm`, and return its exit code.
-
-    Raises:
-        AmpCompareError: the settings cannot be met; the script was not started.
-    """
+    """Run a script under `settings.arm`, and return its exit code."""
     if CELL_FOLDER in os.environ:
         _end_with_parent()
     status = execute(target, settings, prepare=prepare or prepare_script, explain=_explain)

@@ -2,8 +2,6 @@
 
 import math
 import statistics
-import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,67 +9,25 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from ampcompare.base.environment.fingerprint import fingerprint
 from ampcompare.base.errors import ConfigError, LaunchError
+from ampcompare.base.files.loaded_code import digest_of
 from ampcompare.experiment.compare import pilot_seeds, run_auto, seeds_needed
 from ampcompare.experiment.eta import estimate
 from ampcompare.experiment.launch.cell_files import write_record
-from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.launch.dispatch import LauncherPool
 from ampcompare.experiment.observer import Observer
-from ampcompare.experiment.plan import Plan, make_plan, parse_vary
+from ampcompare.experiment.plan import Plan, parse_vary
 from ampcompare.experiment.reload_report import reload_comparison
+from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.experiment.run_plan import run_plan
 from ampcompare.results.analysis.inference.criteria import Criteria
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import Comparison
-from ampcompare.results.records.evaluation import EpochResult
-from ampcompare.results.records.run import Placement, RunRecord, RunSummary, SystemReadings
+from ampcompare.results.records.run import Placement, RunRecord, SystemReadings
 from ampcompare.settings.config import RunConfig
+from tests.experiment.pretend import TOP1, Pretend, make_plan
 
 ARMS = ("fp32", "half")
-TOP1 = {"fp32": [50, 52, 51, 50, 53, 51, 52, 50], "half": [50, 53, 50, 51, 53, 50, 52, 51]}
-
-
-class Pretend(Launcher):
-    """Returns records without training, and keeps what it was asked for."""
-
-    def __init__(self, seconds: float = 10.0, error: Exception | None = None) -> None:
-        self.asked: list[RunConfig] = []
-        self.most_at_once = 0
-        self.seconds = seconds
-        self.error = error
-        self.closed = False
-        self._at_once = 0
-        self._lock = threading.Lock()
-
-    def launch(self, config: RunConfig, folder: Path, on_progress: Any = None) -> RunRecord:
-        with self._lock:
-            self.asked.append(config)
-            self._at_once += 1
-            self.most_at_once = max(self.most_at_once, self._at_once)
-        if self.error is not None:
-            raise self.error
-        time.sleep(0.01)
-        correct = TOP1[config.arm.partition(":")[0]][config.recipe.seed % 8] * 10
-        epoch = EpochResult(
-            epoch=0, samples=1000, top1_correct=correct, top5_correct=1000, loss=1.0, train_seconds=1, eval_seconds=0
-        )
-        summary = RunSummary(
-            metric_final=epoch.value, epochs=[epoch], num_steps=100, step_seconds_median=0.01,
-            wall_seconds=self.seconds, peak_bytes=2**20,
-        )  # fmt: skip
-        record = RunRecord(
-            cell=config.digest(), arm=config.arm, status="completed", config=config, environment=fingerprint(),
-            summary=summary,
-        )  # fmt: skip
-        write_record(record, folder)
-        with self._lock:
-            self._at_once -= 1
-        return record
-
-    def close(self) -> None:
-        self.closed = True
 
 
 class Notes(Observer):
@@ -259,3 +215,27 @@ def test_estimate_by_what_is_there(tmp_path: Path) -> None:
     other = make_plan(RunConfig(workers=2), ARMS, [0])
     assert estimate(other, folder).seconds is None
     assert estimate(_make([0, 1]), folder).cells == 0
+
+
+class Edits(Pretend):
+    """Loads `helper.py`, which changes while the second cell runs."""
+
+    def launch(self, config: RunConfig, folder: Path, on_progress: Any = None) -> RunRecord:
+        code = {"helper.py": str(digest_of("helper.py"))}
+        if len(self.asked) == 1:
+            Path("helper.py").write_text("2\n")
+        record = super().launch(config, folder).model_copy(update={"code": code})
+        write_record(record, folder)
+        return record
+
+
+def test_a_matrix_whose_code_changes_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No third cell starts; the next call trains those of the earlier code again, and says why."""
+    monkeypatch.chdir(tmp_path)
+    Path("helper.py").write_text("1\n")
+    plan, launcher = _make([0, 1]), Edits()
+    with pytest.raises(ConfigError, match=r"helper\.py is changed since an earlier cell loaded it"):
+        run_plan(plan, tmp_path / "run", launcher)
+    assert len(launcher.asked) == 2
+    reasons = [RunDirectory(tmp_path / "run").reusable(cell).reason for cell in plan.cells]
+    assert sorted(reasons) == ["", "", *["helper.py changed since"] * 2]

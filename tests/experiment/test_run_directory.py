@@ -7,12 +7,13 @@ import pytest
 
 from ampcompare.base.errors import Ended
 from ampcompare.experiment.observer import Observer
-from ampcompare.experiment.plan import Plan, make_plan
+from ampcompare.experiment.plan import Plan
 from ampcompare.experiment.run_directory import RunDirectory, StoredPlan
 from ampcompare.experiment.run_plan import FinishedCell, RunningPlan
 from ampcompare.results.analysis.inference.criteria import Criteria
 from ampcompare.results.records.comparison import Look
 from ampcompare.settings.config import RunConfig
+from tests.experiment.pretend import make_plan
 from tests.experiment.test_interim_analyses import Pretend
 
 

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from ampcompare.experiment.plan import Plan, balanced_rows, device_of_cells, make_plan, position_sums
+from ampcompare.experiment.plan import Plan, balanced_rows, device_of_cells, position_sums
 from ampcompare.experiment.run_directory import RunDirectory, StoredPlan
 from ampcompare.results.analysis.inference.criteria import Criteria
 from ampcompare.settings.config import RunConfig
+from tests.experiment.pretend import make_plan
 
 ARMS = ("fp32", "apex:O1", "apex:O2", "native:bf16", "half")
 

@@ -15,7 +15,7 @@ from ampcompare.base.errors import ConfigError, Ended
 from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.launch.forked import ForkedLauncher
 from ampcompare.experiment.observer import Observer
-from ampcompare.experiment.plan import Plan, make_plan
+from ampcompare.experiment.plan import Plan
 from ampcompare.experiment.reload_report import reload_comparison
 from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.experiment.run_plan import run_plan
@@ -23,6 +23,7 @@ from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.report.base import FORMATS, write_reports
 from ampcompare.settings.config import RunConfig
+from tests.experiment.pretend import make_plan
 
 pytestmark = pytest.mark.integration
 

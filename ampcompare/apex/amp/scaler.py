@@ -132,21 +132,9 @@ class LossScaler:
         self._loaded = True
         return True
 
-    def scale_tensor(self, device: torch.device) -> Tensor:
-        """Return the present scale as an fp32 scalar that will not change, without waiting for the device."""
-        if self._ahead and self._on_device is not None:
-            return self._on_device.copy()
-        return torch.full((), self._host_scale, dtype=torch.float32, device=device)
-
-    @property
-    def lives_on_device(self) -> bool:
-        """Whether reading the scale would wait for the device."""
-        return self._ahead
-
-    def device_scale(self) -> Tensor:
-        """Return the scale of a scaler that `goes_on_device`: an fp32 scalar that will not change."""
-        assert self._on_device is not None
-        return self._on_device.copy()
+    def scale_without_read(self) -> float | Tensor:
+        """Return the current scale, where it lives on the device as an fp32 scalar that will not change."""
+        return self._on_device.copy() if self._ahead and self._on_device is not None else self._host_scale
 
     def device_initial_grad(self) -> Tensor:
         """Return the scale of a scaler that `goes_on_device` for one backward pass to multiply with or start from."""

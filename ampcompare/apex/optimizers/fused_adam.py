@@ -138,19 +138,14 @@ class FusedAdam(FusedOptimizer):
             kept = [by_param[param] for param in params]
             targets = [weight if master is None else master for weight, master in zip(weights, kept, strict=True)]
             copies = weights
+        beta1, beta2 = group["betas"]
         optimizer_math.adam(
             grads,
             targets,
             self._state_tensors(params, "exp_avg", torch.float32),
             self._state_tensors(params, "exp_avg_sq", torch.float32),
-            lr=group["lr"],
-            beta1=group["betas"][0],
-            beta2=group["betas"][1],
-            eps=group["eps"],
-            step=group["step"],
-            adam_w=bool(self.adam_w_mode),
-            bias_correction=bool(group["bias_correction"]),
-            weight_decay=group["weight_decay"],
+            *(group["lr"], beta1, beta2, group["eps"], group["step"]),
+            *(self.adam_w_mode, group["bias_correction"], group["weight_decay"]),
             grad_scale=scaling.scale,
             found_inf=scaling.found_inf,
             copies=copies,

@@ -9,6 +9,7 @@ import weakref
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ampcompare.base.errors import PreparationError
-from ampcompare.base.tensors.lists import by_type, flatten, unflatten
+from ampcompare.base.tensors.lists import by_type, flatten, is_dense, unflatten
 
 _TYPE_ORDER = (torch.float16, torch.float32, torch.float64)
 
@@ -35,16 +36,12 @@ class GradientReductionError(PreparationError, RuntimeError):
 
 @dataclass(frozen=True)
 class Reduction:
-    """How a bucket is summed: the factors before and after, the dtype on the wire, and whether it is kept."""
+    """How a bucket is summed: the factors before and after, at least in fp32 or not, and whether it is kept."""
 
     before: float = 1.0
     after: float = 1.0
     always_fp32: bool = False
     retain: bool = False
-
-    def wire_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """Return the dtype in which gradients of `dtype` are summed; never narrower than theirs."""
-        return torch.promote_types(dtype, torch.float32) if self.always_fp32 else dtype
 
 
 def _pieces(flat: Tensor, params: Sequence[nn.Parameter]) -> list[Tensor]:
@@ -54,13 +51,7 @@ def _pieces(flat: Tensor, params: Sequence[nn.Parameter]) -> list[Tensor]:
         piece = flat[offset : offset + param.numel()]
         offset += param.numel()
         # foreach kernels are fast only where source and destination have equal strides.
-        if not param.is_contiguous() and (
-            (param.dim() == 4 and param.is_contiguous(memory_format=torch.channels_last))
-            or (param.dim() == 5 and param.is_contiguous(memory_format=torch.channels_last_3d))
-        ):
-            views.append(piece.as_strided(param.size(), param.stride()))
-        else:
-            views.append(piece.view(param.shape))
+        views.append(piece.as_strided(param.size(), param.stride()) if is_dense(param) else piece.view(param.shape))
     return views
 
 
@@ -88,7 +79,7 @@ class Bucket:
         """Return the buffer, allocated on the stream that will use the gradients later."""
         if self.flat is not None and not self._reduction.retain:
             return self.flat
-        wire = self._reduction.wire_dtype(self.dtype)
+        wire = torch.promote_types(self.dtype, torch.float32) if self._reduction.always_fp32 else self.dtype
         # Gradients become views of a retained buffer, so that each pass needs its own.
         self.flat = torch.empty(self.size + len(self.params), dtype=wire, device=self.params[0].device)
         self._wire_views = _pieces(self.flat, self.params)
@@ -204,20 +195,23 @@ class Synchronizer:
         self._open = False
         self._awaits_callback = False
         self._reference = weakref.ref(self)
-        self._handles = [self.params[i].register_post_accumulate_grad_hook(self._hook(i)) for i in self.active]
+        self._handles = [
+            self.params[i].register_post_accumulate_grad_hook(self._hook(partial(Synchronizer._on_grad, index=i)))
+            for i in self.active
+        ]
 
     def close(self) -> None:
         """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
 
-    def _hook(self, index: int) -> Callable[[Tensor], None]:
+    def _hook(self, react: "Callable[[Synchronizer], None]") -> Callable[[Tensor], None]:
         reference = self._reference
 
         def on_grad(_: Tensor) -> None:
             synchronizer = reference()
             if synchronizer is not None and synchronizer.enabled:
-                synchronizer._on_grad(index)
+                react(synchronizer)
 
         return on_grad
 
@@ -235,14 +229,7 @@ class Synchronizer:
 
         That is the outermost pass: the parameters inside a reentrant checkpoint get theirs in a pass within it.
         """
-        reference = self._reference
-
-        def on_grad(_: Tensor) -> None:
-            synchronizer = reference()
-            if synchronizer is not None and synchronizer.enabled:
-                synchronizer._await_callback()
-
-        output.register_hook(on_grad)
+        output.register_hook(self._hook(Synchronizer._await_callback))
 
     def _await_callback(self) -> None:
         if not self._awaits_callback:
@@ -275,8 +262,8 @@ class Synchronizer:
             return
         self._came[index] = 1
         bucket.pending -= 1
-        if bucket.pending == 0:
-            self._launch_full()
+        while self._next < len(self.buckets) and self.buckets[self._next].pending == 0:
+            self._launch()
 
     def _begin(self) -> None:
         self._await_callback()
@@ -288,11 +275,6 @@ class Synchronizer:
             bucket.pending = len(bucket.params)
         if self._stream is None and any(param.is_cuda for param in self.params):
             self._stream = torch.cuda.Stream()
-
-    def _launch_full(self) -> None:
-        assert self.buckets is not None
-        while self._next < len(self.buckets) and self.buckets[self._next].pending == 0:
-            self._launch()
 
     def _launch(self) -> None:
         """Reduce the next bucket, without waiting for the result."""

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from ampcompare.base.tensors.lists import by_type
+from ampcompare.base.tensors.lists import by_type, is_dense
 
 TYPES = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 ATTRIBUTE = "_ampcompare_skippable_step"
@@ -103,14 +103,6 @@ class _HostChanges:
         self.values: Tensor | None = None
         self.states: list[tuple[Tensor, dict[str, Any] | None]] = []
 
-    def note_values(self) -> None:
-        """Remember the counts before the step."""
-        self.values = torch.stack(self.counts) if self.counts else None
-
-    def keep_created(self, optimizer: Optimizer) -> None:
-        """Forget the parameters for which the step has created no state."""
-        self.states = [entry for entry in self.states if _has_tensors(optimizer.state.get(entry[0]))]
-
     def undo(self, optimizer: Optimizer) -> None:
         """Set counts and states as they were before the step."""
         if self.values is not None:
@@ -146,7 +138,8 @@ class _SkippableStep:
         flag: Tensor | None = getattr(optimizer, "found_inf", None)
         if flag is None:
             return self._inner() if closure is None else self._inner(closure)
-        if closure is not None or _has_step_hooks(optimizer) or _is_fused_with_dampening(optimizer):
+        hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+        if closure is not None or hooks or has_global_step_hooks() or _is_fused_with_dampening(optimizer):
             return self._step_by_host(optimizer, flag, closure)
         if all(group["fused"] for group in optimizer.param_groups):
             _create_momentum(optimizer)  # the kernel obeys the flag
@@ -165,13 +158,13 @@ class _SkippableStep:
 
     def _step_and_undo(self, optimizer: Any, flag: Tensor) -> None:
         changes, tensors = _survey(optimizer)
-        changes.note_values()
+        changes.values = torch.stack(changes.counts) if changes.counts else None
         copies = _copy_tensors(tensors)
         if changes:
             self._flag.send(flag)  # before the step, so that it arrives as early as it can
         self._inner()
         _copy_back(copies, flag)
-        changes.keep_created(optimizer)
+        changes.states = [entry for entry in changes.states if _has_tensors(optimizer.state.get(entry[0]))]
         self._unsettled = changes if changes else None
 
     def _step_by_host(self, optimizer: Any, flag: Tensor, closure: Callable[[], Any] | None) -> Any:
@@ -192,11 +185,6 @@ def has_global_step_hooks() -> bool:
     """Return whether anything is called around the steps of every optimizer, unless it has `only_looks`."""
     hooks = (*_global_optimizer_pre_hooks.values(), *_global_optimizer_post_hooks.values())
     return not all(getattr(hook, "only_looks", False) for hook in hooks)
-
-
-def _has_step_hooks(optimizer: Any) -> bool:
-    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-    return bool(hooks) or has_global_step_hooks()
 
 
 def _is_fused_with_dampening(optimizer: Any) -> bool:
@@ -249,7 +237,7 @@ def _copy_back(copies: Copies, flag: Tensor) -> None:
     for made, tensors in copies:
         local = flag.to(tensors[0].device, non_blocking=True)
         keep = torch.eq(local, 0, out=torch.empty_like(local, dtype=torch.float32))
-        listed = [index for index, tensor in enumerate(tensors) if _suits_kernel(tensor)]
+        listed = [index for index, tensor in enumerate(tensors) if tensor.is_floating_point() and is_dense(tensor)]
         if listed:
             old, new = [made[index] for index in listed], [tensors[index] for index in listed]
             # SGD's fused kernel, on its first step, sets the momentum to the gradient, unless the flag that it takes is
@@ -269,18 +257,6 @@ def _copy_back(copies: Copies, flag: Tensor) -> None:
             )
         for index in set(range(len(tensors))).difference(listed):
             tensors[index].copy_(torch.where(local != 0, made[index], tensors[index]))
-
-
-def _suits_kernel(tensor: Tensor) -> bool:
-    """Return whether the kernel takes `tensor`: of a real floating type, without gaps or overlaps in memory."""
-    if not tensor.is_floating_point():
-        return False
-    if tensor.is_contiguous():
-        return True
-    dim = tensor.dim()
-    return (dim == 4 and tensor.is_contiguous(memory_format=torch.channels_last)) or (
-        dim == 5 and tensor.is_contiguous(memory_format=torch.channels_last_3d)
-    )
 
 
 def _create_momentum(optimizer: Any) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ampcompare.base.environment.ranks import world_of
-from ampcompare.base.errors import UnsupportedCombination
+from ampcompare.base.errors import ConfigError, UnsupportedCombination
 from ampcompare.experiment.launch.contract import Launcher, Progress, interrupted_record
 from ampcompare.experiment.launch.local import ExternalLauncher, LocalLauncher
 from ampcompare.experiment.launch.places import ANYWHERE, Place, Places
@@ -16,17 +16,10 @@ from ampcompare.settings.config import RunConfig
 
 
 class DispatchingLauncher(LocalLauncher):
-    """Gives each cell to the launcher that it names; a matrix can mix them.
+    """Gives each cell to the launcher that it names; a matrix can mix them."""
 
-    Args:
-        slurm: arguments of `SlurmLauncher`, for cells whose launcher is slurm.
-        place, dist_url: arguments of `LocalLauncher`, for the others.
-    """
-
-    def __init__(
-        self, slurm: Mapping[str, Any] | None = None, place: Place = ANYWHERE, dist_url: str | None = None
-    ) -> None:
-        super().__init__(place, dist_url)
+    def __init__(self, slurm: Mapping[str, Any] | None = None, place: Place = ANYWHERE) -> None:
+        super().__init__(place)
         self._slurm = dict(slurm or {})
 
     def launcher_of(self, config: RunConfig) -> Launcher:
@@ -120,7 +113,7 @@ def make_launcher(
         several_cells: whether more than one cell will be launched.
 
     Raises:
-        ConfigError: the environment describes one of several processes incompletely.
+        ConfigError: the environment describes one of several processes incompletely, or a rendezvous is of none.
         EnvironmentUnfit: the launcher is slurm and this machine has no Slurm.
         UnsupportedCombination: several cells, in one of several processes that were started together.
     """
@@ -137,6 +130,8 @@ def make_launcher(
         )
     if world is not None:
         return ExternalLauncher(world)
-    launcher = DispatchingLauncher(dist_url=dist_url, **options)
+    if dist_url is not None:
+        raise ConfigError("--dist-url is for processes that something else starts, such as srun; leave it out")
+    launcher = DispatchingLauncher(**options)
     launcher.launcher_of(config)  # refuse what cannot work before anything runs
     return launcher

@@ -20,9 +20,6 @@ from ampcompare.settings.validation import validate
 class ExternalLauncher(Launcher):
     """Joins externally launched ranks. Single-use: O1 patches torch permanently.
 
-    Args:
-        world: rank and world size of this process.
-
     Attributes:
         is_main: whether this process prints the results: rank 0, or the rank that failed first.
     """
@@ -54,15 +51,10 @@ class LocalLauncher(Launcher):
     """Trains cells one at a time, each as it needs, and a diverged one again under its fallback arms.
 
     Each of its launchers is made at its first use.
-
-    Args:
-        place: the GPUs and cores that cells use.
-        dist_url: where ranks rendezvous, if not in a file of their own: tcp://HOST:PORT or file://PATH.
     """
 
-    def __init__(self, place: Place = ANYWHERE, dist_url: str | None = None) -> None:
+    def __init__(self, place: Place = ANYWHERE) -> None:
         self._place = place
-        self._dist_url = dist_url
         self._launchers: dict[str, Launcher] = {}
         self._is_closed = False
 
@@ -75,7 +67,7 @@ class LocalLauncher(Launcher):
         if config.launcher not in ("torchrun", "spawn") and config.processes == 1:
             return self._launcher("fork", lambda: ForkedLauncher(self._place))
         kind: Literal["torchrun", "spawn"] = "torchrun" if config.launcher == "torchrun" else "spawn"
-        return self._launcher(kind, lambda: MultiProcessLauncher(kind, dist_url=self._dist_url, place=self._place))
+        return self._launcher(kind, lambda: MultiProcessLauncher(kind, place=self._place))
 
     def _launcher(self, kind: str, make: Callable[[], Launcher]) -> Launcher:
         if kind not in self._launchers:

@@ -43,7 +43,6 @@ class ArmColumn(Column):
         cell: of an arm's row in its comparison.
         applies: whether a comparison has values for the column; else no table shows it.
         of_run: its value for one run, which the CSV then has too; None if there is no such value.
-        overview: whether the one table that a report begins with has it too, where it has room.
         needs_others: whether that table leaves it out where only the reference has a number.
     """
 
@@ -52,7 +51,6 @@ class ArmColumn(Column):
     cell: Callable[[ArmSummary, Comparison], Cell] = _no_cell
     applies: Callable[[Comparison], bool] = _always
     of_run: Callable[[RunRecord], float | None] | None = None
-    overview: bool = False
     needs_others: bool = False
 
 
@@ -65,8 +63,6 @@ def over_runs(
     value: Callable[[RunRecord], float | None],
     form: Callable[[float], str],
     applies: Callable[[Comparison], bool] = _always,
-    *,
-    overview: bool = False,
 ) -> ArmColumn:
     """Return a column of the mean over the completed runs of an arm; the CSV has the value of each run."""
 
@@ -75,7 +71,7 @@ def over_runs(
         measured = [number for number in completed if number is not None]
         return Cell(form(statistics.fmean(measured))) if measured else Cell()
 
-    return ArmColumn(cell=cell, applies=applies, of_run=value, overview=overview)
+    return ArmColumn(cell=cell, applies=applies, of_run=value)
 
 
 def metric_text(metric: Metric, value: float | None, sd: float | None = None) -> str:
@@ -107,10 +103,6 @@ def _epoch(row: ArmSummary, comparison: Comparison) -> Cell:
     if row.invalid_time and row.epoch_seconds is not None:
         return INVALID
     return Cell(format_seconds(row.epoch_seconds, row.epoch_seconds_sd))
-
-
-def _ratio(row: ArmSummary) -> str:
-    return _number(row.valid_time_ratio, ".2f")
 
 
 @dataclass(frozen=True)
@@ -213,12 +205,8 @@ def _metric_columns(comparison: Comparison) -> dict[str, ArmColumn]:
 def _other_metrics(comparison: Comparison) -> dict[str, ArmColumn]:
     """Return the final values of the other metrics; the CSV alone has top-5."""
     others = comparison.records[0].metrics[1:] if comparison.records else []
-    means = {metric.head: over_runs(_value_of(metric), partial(metric_text, metric)) for metric in others}
+    means = {one.head: over_runs(partial(value_of, name=one.name), partial(metric_text, one)) for one in others}
     return {head: replace(column, of_run=None) for head, column in means.items() if head != TOP5.head}
-
-
-def _value_of(metric: Metric) -> Callable[[RunRecord], float | None]:
-    return lambda record: value_of(record, metric.name)
 
 
 def _throughput(comparison: Comparison) -> dict[str, ArmColumn]:
@@ -277,7 +265,7 @@ COLUMNS: dict[str, ArmColumn | ColumnsOf] = {
     "data (ms)": ArmColumn(cell=_data_milliseconds, applies=_waits_for_data),
     "throughput": _throughput,
     "energy": _energy,
-    "rel. time": of_arm(_ratio),
+    "rel. time": of_arm(lambda row: _number(row.valid_time_ratio, ".2f")),
     "tail loss": over_runs(lambda record: record.summary.loss_tail, "{:.4g}".format, _keeps_loss),
     "final loss scale": of_arm(lambda row: _number(row.final_loss_scale, "g")),
     "skipped steps": of_arm(_skipped_steps),
@@ -377,15 +365,10 @@ def _bound_text(bound: float, limits: Sequence[float], decimals: int, sign: str)
         if more > 1 and math.isfinite(bound):
             step = 10.0 ** -(decimals + more)
             texts += [format_decimal(float(texts[0]) + move, decimals + more, sign) for move in (step, -step)]
-        for text in texts:
-            if all(_side(float(text), _printed_limit(limit)) == _side(bound, limit) for limit in limits):
+        for text in texts:  # limits as sentences print them, such as ±0.5
+            if all(_side(float(text), float(f"{limit:g}")) == _side(bound, limit) for limit in limits):
                 return text
     return repr(bound)
-
-
-def _printed_limit(limit: float) -> float:
-    """Return a limit as sentences print it, such as `±0.5`."""
-    return float(f"{limit:g}")
 
 
 def _side(value: float, limit: float) -> int:

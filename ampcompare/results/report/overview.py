@@ -15,7 +15,6 @@ from ampcompare.results.report.columns import (
     ArmColumn,
     arm_engine,
     arm_name,
-    columns,
     effect_text,
     is_emulated,
     metric_text,
@@ -149,14 +148,8 @@ def judged_columns(metric: Metric) -> list[ArmColumn]:
 
 def make_overview(comparison: Comparison) -> Table:
     """Return the table, without the columns that have no value in any row; below it what all arms share."""
-    if comparison.judged is not None:
-        known = judged_columns(comparison.metric)
-    else:
-        known = ran_columns(comparison.metric)
-        extra = {name: column for name, column in columns(comparison).items() if column.overview}
-        for name, column in extra.items():
-            if all(one.head != name for one in known):
-                known.append(replace(column, head=name, drop=3, dropped=name))
+    judged = comparison.judged is not None
+    known = (judged_columns if judged else ran_columns)(comparison.metric)
     cells = {column.head: [column.cell(row, comparison) for row in comparison.arms] for column in known}
     kept = [column for column in known if _is_informative(column, cells[column.head], comparison)]
     rows = [[cells[column.head][index] for column in kept] for index in range(len(comparison.arms))]
@@ -242,11 +235,11 @@ def _values(comparison: Comparison, value: Value) -> set[str]:
 def _differing(comparison: Comparison) -> list[Value]:
     """Return the settings and counts in which rows differ, each as the note of a row."""
     chosen: list[Value] = [value for value in SETTINGS if len(_values(comparison, value)) > 1]
-    shown = [_only_some if value is _skipped_text else value for value in chosen]
+    shown = [_skipped_if_any if value is _skipped_text else value for value in chosen]
     return [*shown, *([_engine] if _engines_differ(comparison) else [])]
 
 
-def _only_some(row: ArmSummary) -> str:
+def _skipped_if_any(row: ArmSummary) -> str:
     return _skipped_text(row) if row.skipped_steps else ""
 
 

@@ -12,7 +12,6 @@ from ampcompare.base.formatting import few, printable
 from ampcompare.results.report.base import MAX_LINE, Reporter
 from ampcompare.results.report.document import (
     Block,
-    Cell,
     Code,
     Document,
     Facts,
@@ -250,12 +249,12 @@ def _laid_out(table: Table, choice: _Choice, width: int | None, paint: Paint) ->
     columns = table.columns
     shown = [index for index, column in enumerate(columns) if not 0 < column.drop <= choice.step]
     short = {index for index in shown if 0 < columns[index].shorten <= choice.step}
-    rows = [[_text(row[index], index in short) for index in shown] for row in table.rows]
+    rows = [[(row[at].short if at in short else None) or row[at].text for at in shown] for row in table.rows]
     notes = [
         [*filter(None, (row[index].note for index in short)), *its]
         for row, its in zip(table.rows, table.notes or [()] * len(table.rows), strict=True)
     ]
-    names = [_head(columns[index].head, choice.stacked) for index in shown]
+    names = [columns[index].head.rsplit(" ", 1 if choice.stacked else 0) for index in shown]
     texts = []
     for number, index in enumerate(shown):
         column = [row[number] for row in rows]
@@ -291,14 +290,6 @@ def _laid_out(table: Table, choice: _Choice, width: int | None, paint: Paint) ->
     for index in range(len(rows)):
         lines += _row_lines([column[index] for column in texts], widths, [tone[index] for tone in tones], rights, paint)
     return _LaidOut(lines, [*everywhere, *_group_columns(table, notes)], _hidden_columns(table, choice))
-
-
-def _text(cell: Cell, short: bool) -> str:
-    return cell.text if not short or cell.short is None else cell.short
-
-
-def _head(name: str, stacked: bool) -> list[str]:
-    return name.rsplit(" ", 1) if stacked else [name]
 
 
 def _widest(lines: Sequence[str]) -> int:

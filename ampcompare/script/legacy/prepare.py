@@ -67,10 +67,6 @@ def prepare_process(
         stand_in: puts an arm behind the names of amp, given where it records what it does, and returns whether
             `apex.amp` is still to be recorded.
         child: the name of this process, such as "SpawnProcess-1", if the script has started it by multiprocessing.
-
-    Raises:
-        BackendUnavailable: the real Apex was asked for and is missing, or cannot be imported.
-        EnvironmentUnfit: the record cannot be written.
     """
     finder = _provide_apex(settings.engine)
     _install_torchvision_import()

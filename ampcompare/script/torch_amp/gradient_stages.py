@@ -160,8 +160,7 @@ class GradientStages:
         """Return what a backward pass begins with, scaled; None if its gradients have no scale.
 
         Args:
-            tensors: what the script passes.
-            loss: that, or the first of several, or one whose gradient is that of `tensors` and `grad_tensors`.
+            loss: of `tensors`, the first of several, or one whose gradient is that of `tensors` and `grad_tensors`.
             options: of the pass, which may change. Gradients with a graph are not scaled: the script computes with it.
         """
         has_graph = bool(options.get("create_graph"))

@@ -56,12 +56,7 @@ CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # they hold models, and are never c
 
 
 class _ApexScaling:
-    """O2, O3 or O5 of ampcompare's engine.
-
-    Attributes:
-        needs_scaler: whether steps go through a GradScaler: the loss is scaled, or gradients move to other tensors.
-        steps_copies: whether the optimizer steps other tensors than the model's weights.
-    """
+    """O2, O3 or O5 of ampcompare's engine; `needs_scaler` says whether steps go through a GradScaler."""
 
     def __init__(self, arm: Arm, device: str) -> None:
         self._level = apex_level(arm.options)
@@ -391,8 +386,7 @@ class HalfWeights(TorchAmp):
             self._follow_writes(optimizer)
             return
         if self.is_by_apex() or not self._is_prepared:
-            if self._off is not None and not self.used and not self._initialized():
-                raise UnsupportedCombination(self._off)
+            self.refuse_off()
             return
         if all(optimizer is not one for one in self._optimizers):
             return
@@ -416,11 +410,8 @@ class _FoundModels:
     optimizers that it lacks belong to others, which the script may call later: to the largest modules that lack it.
 
     Args:
-        name: of the arm, for messages.
-        found: called with models and optimizers before the module runs; without models where an optimizer has
-            weights of those that were found before.
+        found: gets models and optimizers before the module runs; no models for an optimizer of earlier ones.
         is_over: returns whether the script has named its models by itself.
-        wrappers: of the script.
     """
 
     def __init__(

@@ -211,14 +211,12 @@ class Tracer(CallFollower):
             add(Kind.SAVE, first)
         elif full == "torch.autograd.backward":
             add(Kind.BACKWARD, first, scaler=self._scaler_of(first, frame))
-        elif self._kinds.is_new_scaler(call, frame.scope):
+        elif self._kinds.is_new("scaler", call, frame.scope):
             add(Kind.NEW_SCALER, self._bound_name(statement, frame))
-        elif self._kinds.is_new_optimizer(call, frame.scope):
+        elif self._kinds.is_new("optimizer", call, frame.scope):
             weights = first or argument(call, "params")
             sources = frozenset() if weights is None else frozenset(self._sources(weights, frame))
             add(Kind.NEW_OPTIMIZER, self._bound_name(statement, frame), sources=sources)
-        elif full == "torch.set_default_dtype":
-            add(Kind.CAST, "")
         elif full in CROSS_ENTROPIES or self._makers(call.func, frame) == {"torch.nn.BCELoss"}:
             add(Kind.CROSS_ENTROPY, call.func)
         elif full in NORMS and any(isinstance(node, ast.Attribute) and node.attr == "grad" for node in ast.walk(call)):
@@ -247,11 +245,7 @@ class Tracer(CallFollower):
     def _method(
         self, call: ast.Call, function: ast.Attribute, statement: ast.stmt, frame: Frame, add: Callable[..., None]
     ) -> bool:
-        """Record the call of a method that is an event; return whether it is one.
-
-        Args:
-            add: `_add` for this call.
-        """
+        """Record the call of a method that is an event; return whether it is one."""
         receiver, name = function.value, function.attr
         if name == "backward":
             owner = (dotted_name(receiver) or "").rpartition(".")[2].lower()

@@ -20,7 +20,7 @@ from ampcompare.experiment.launch.contract import Launcher, Progress
 from ampcompare.experiment.launch.ray import RayLauncher
 from ampcompare.experiment.launch.slurm import SlurmLauncher
 from ampcompare.experiment.observer import Observer
-from ampcompare.experiment.plan import Plan, make_plan
+from ampcompare.experiment.plan import Plan
 from ampcompare.experiment.reload_report import reload_comparison
 from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.experiment.run_plan import run_plan
@@ -29,6 +29,7 @@ from ampcompare.results.records.run import RunRecord, read_record
 from ampcompare.results.report.base import write_reports
 from ampcompare.settings.config import RunConfig
 from ampcompare.testing import make_record
+from tests.experiment.pretend import make_plan
 
 Turn = Callable[[], object]
 

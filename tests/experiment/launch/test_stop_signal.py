@@ -11,11 +11,11 @@ from ampcompare.experiment import run_plan as run
 from ampcompare.experiment.launch.contract import Launcher, failed_record
 from ampcompare.experiment.launch.dispatch import DispatchingLauncher, LauncherPool
 from ampcompare.experiment.launch.stop_signal import held_signals, stopped_by_signal
-from ampcompare.experiment.plan import make_plan
 from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.training.stop_request import StopRequest
+from tests.experiment.pretend import make_plan
 
 
 class Fails(Launcher):

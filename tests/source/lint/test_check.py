@@ -45,16 +45,6 @@ def test_a_mistake_its_harmless_twin_and_its_fix(code: str) -> None:
 
 
 HARMLESS = {
-    "a return in one branch": """
-        def step(loss, optimizer, scaler):
-            if scaler is None:
-                loss.backward()
-                optimizer.step()
-                return
-            scaler.scale(loss).backward()
-            scaler.step(optimizer)
-            scaler.update()
-    """,
     "two networks": """
         for batch in loader:
             opt_d.zero_grad()
@@ -200,11 +190,6 @@ WRONG = {
             mixed = None
         with mixed.scale_loss(loss, optimizer) as scaled_loss:
             loss.backward()
-    """,
-    "AMP109 AMP108: import in a function": """
-        def train():
-            import apex
-            model = apex.amp.initialize(model, optimizer, opt_level="o2")
     """,
     "AMP202: an alias": """
         import torch

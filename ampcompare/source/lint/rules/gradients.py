@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ampcompare.source.amp_names import CLIPS
 from ampcompare.source.branches import conditions
-from ampcompare.source.edits import Edit
+from ampcompare.source.edits import Edit, Edits
 from ampcompare.source.lint.module import (
     EXITS,
     Finding,
@@ -39,8 +39,6 @@ SCALE_WORDS = re.compile(r"get_scale|inv_scale")
         "call `scaler.unscale_(optimizer)` before clipping; with Apex clip "
         "`amp.master_params(optimizer)` after the `scale_loss` block",
         """
-import torch
-
 scaler.scale(loss).backward()
 scaler.unscale_(optimizer)  # right
 torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # AMP201
@@ -133,7 +131,9 @@ def _scaled_finding(module: LintModule, event: Event, last: Event, steps: list[E
     if code == "AMP201" and len(names) == 1 and same_place and known and may_unscale:
         optimizer = "".join(map(module.source, steps[0].call.args[:1]))
         line = f"{module.source(steps[0].receiver)}.unscale_({optimizer})"
-        edits = module.edit_lines(event.statement, lambda edits: edits.before(event.statement, [line]))
+        unscale = Edits(module)
+        unscale.before(event.statement, [line])
+        edits = unscale.sorted_edits() if module.is_alone(event.statement) else ()
     return module.finding(code, event.call, f"the gradients are still scaled by `{plain(last.scaler)}`", edits)
 
 
@@ -150,8 +150,6 @@ def _source_around(module: LintModule, event: Event) -> str:
         "the next `unscale_` raises a RuntimeError, and a loss scale that overflowed is not lowered",
         "call `scaler.update()` after every `unscale_`; `scaler.step` skips gradients that are not finite by itself",
         """
-import torch
-
 for batch in loader:
     optimizer.zero_grad()
     scaler.scale(model(batch)).backward()
@@ -245,8 +243,6 @@ def _ends_otherwise(module: LintModule, scope: Scope, key: str, value: object) -
         "the penalty is too large by the loss scale, and changes with it",
         "multiply the gradients by `1 / scaler.get_scale()` before their norm is taken",
         """
-import torch
-
 grads = torch.autograd.grad(scaler.scale(loss), model.parameters(), create_graph=True)  # AMP220
 penalty = sum(grad.pow(2).sum() for grad in grads).sqrt()  # wrong
 penalty = sum((grad / scaler.get_scale()).pow(2).sum() for grad in grads).sqrt()  # right

@@ -56,11 +56,7 @@ class Core:
         self.findings.append(Finding.at(node, NOTE, message))
 
     def scaler(self, node: ast.AST, optimizer: str | None) -> str:
-        """Return the expression for a scaler.
-
-        Raises:
-            Unsure: no optimizer is in reach that carries it.
-        """
+        """Return the expression for a scaler."""
         function = self.module.function(node)
         if function in self.local:
             return self.local[function]

@@ -16,6 +16,7 @@ from ampcompare.source.migrate.core.steps import (
     note_joint_steps,
     note_steps_apart,
     place_unscale,
+    refuse_half_leaves,
     rewrite_steps,
 )
 from ampcompare.source.migrate.finding import Unsure
@@ -88,6 +89,7 @@ def rewrite_core(module: Module, names: Names, edits: Edits, torch: str, around:
     rewrite_steps(core)
     note_steps_apart(core)
     note_joint_steps(core)
+    refuse_half_leaves(core)
     rewrite_state(core)
     refuse_internals(core)
     return core

@@ -33,11 +33,7 @@ AT_TIMES = "amp.initialize runs here in some rounds or calls only, or again; mak
 
 
 def create_scalers(core: Core) -> None:
-    """Rewrite every `amp.initialize`.
-
-    Raises:
-        Unsure: its results or arguments cannot be followed.
-    """
+    """Rewrite every `amp.initialize`."""
     initializes = core.sites.initializes
     single = len(initializes) == 1
     made = [(each, _scaler_settings(core.module, each, single=single)) for each in initializes]
@@ -155,11 +151,7 @@ def _flat(node: ast.expr) -> list[ast.expr]:
 
 
 def replace_call(core: Core, initialize: Initialize, lines: list[str]) -> None:
-    """Put the value of `amp.initialize` in its place, and statements below or above it.
-
-    Raises:
-        Unsure: it stands inside another statement, or has no models.
-    """
+    """Put the value of `amp.initialize` in its place, and statements below or above it."""
     results = _results(core.module, initialize)
     module, edits, statement = core.module, core.edits, initialize.statement
     if isinstance(statement, ast.Expr) and statement.value is initialize.call:
@@ -204,11 +196,7 @@ class _ScalerSettings:
 
 
 def _scaler_settings(module: Module, initialize: Initialize, *, single: bool) -> _ScalerSettings:
-    """Return the settings for a call.
-
-    Args:
-        single: whether it is the only call, so that `update` can hold its static scale.
-    """
+    """Return the settings for a call."""
     given = initialize.arguments
     settings = _ScalerSettings()
     _read_level(module, given, settings)

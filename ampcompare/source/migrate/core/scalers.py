@@ -31,11 +31,7 @@ class Scaler:
 
 
 def plan_scaler(module: Module, sites: Sites, *, across: bool = False) -> Scaler:
-    """Return the scaler that the uses of a module need.
-
-    Args:
-        across: whether another module initializes for functions of this one, so that no variable of this one serves.
-    """
+    """Return the scaler that the uses of a module need; one that another module uses too is on the optimizer."""
     home = _home(module, sites)
     if across and home == "module":
         home = "optimizer"

@@ -6,10 +6,11 @@ from ampcompare.source.amp_names import CLIPS
 from ampcompare.source.branches import branches_around, conditions_around, is_exclusive
 from ampcompare.source.migrate.core.context import Core
 from ampcompare.source.migrate.core.scalers import bound_in
+from ampcompare.source.migrate.finding import BY_HAND, Finding
 from ampcompare.source.migrate.read.sites import Read, Step, Unsure
 from ampcompare.source.module import Function, Module
 from ampcompare.source.object_kinds import ObjectKinds
-from ampcompare.source.syntax import arguments, dotted_name, last_part
+from ampcompare.source.syntax import argument_values, arguments, dotted_name, last_name, last_part
 
 MASTERS = "apex.amp.master_params"
 PACE = (
@@ -21,6 +22,7 @@ MIXED = (
     "steps"
 )
 TOGETHER = "after an overflow Apex skips {0}; GradScaler skips each by its own gradients, so one may step alone"
+HALF_LEAF = "{0} is fp16 in the optimizer, and GradScaler refuses fp16 gradients: keep it in fp32, autocast casts it"
 APART = (
     "amp.initialize does not get {0}, so its gradients stay scaled, in a clip of all parameters too, as with Apex; if "
     "its parameters get gradients of the scaled loss, call scaler.unscale_({0}) and scaler.step({0})"
@@ -28,11 +30,7 @@ APART = (
 
 
 def place_unscale(core: Core) -> None:
-    """Put `scaler.unscale_(optimizer)` above the reads of gradients, and replace `amp.master_params`.
-
-    Raises:
-        Unsure: gradients are read at another pace than the steps.
-    """
+    """Put `scaler.unscale_(optimizer)` above the reads of gradients, and replace `amp.master_params`."""
     groups: dict[tuple[str, int], tuple[Step, list[Read]]] = {}
     blocks = {each.statement for each in core.sites.backwards if each.block}
     for read in core.sites.reads:
@@ -249,6 +247,40 @@ def note_joint_steps(core: Core) -> None:
         if each.block and len(each.optimizers) > 1:
             core.note(each.statement, TOGETHER.format(" and ".join(each.optimizers)))
             return
+
+
+def refuse_half_leaves(core: Core) -> None:
+    """Leave fp16 tensors of the script's own by hand, which an optimizer has next to, or in place of, a model's."""
+    module, roles = core.module, ObjectKinds(core.module)
+    for call in module.calls:
+        scope = module.scope_of[call]
+        if not call.args or not roles.is_new("optimizer", call, scope):
+            continue
+        for each in _members(call.args[0]):
+            values = module.values_of(dotted_name(each) or "", scope) or [each]
+            if any(_is_half(core, value) for value in values):
+                message = HALF_LEAF.format(module.source(each))
+                core.findings.append(Finding.at(each, BY_HAND, message))
+
+
+def _members(given: ast.expr) -> list[ast.expr]:
+    """Return what a list of parameters holds, or a list of groups of them."""
+    inside = given.values if isinstance(given, ast.Dict) else getattr(given, "elts", None)
+    return [given] if inside is None else [leaf for each in inside for leaf in _members(each)]
+
+
+def _is_half(core: Core, value: ast.expr | None) -> bool:
+    """Return whether an expression makes an fp16 tensor, by its last cast."""
+    while isinstance(value, ast.Call):
+        name, function = last_name(value.func), value.func
+        types = {core.names.meaning(each) for each in argument_values(value)}
+        if name in ("half", "HalfTensor") or types & {"torch.half", "torch.float16"}:
+            return True
+        if name in ("float", "double") or types & {"torch.float", "torch.float32", "torch.bfloat16"}:
+            return False
+        inner = function.value if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Call) else None
+        value = inner or (value.args[0] if value.args else None)
+    return False
 
 
 def note_steps_apart(core: Core) -> None:

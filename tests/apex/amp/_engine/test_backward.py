@@ -10,20 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ampcompare.apex import amp
-
-X = torch.linspace(-1, 1, 12).reshape(3, 4)
-
-
-def start(level: str = "O1", **options: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
-    torch.manual_seed(0)
-    model = nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    amp.initialize(model, optimizer, opt_level=level, verbosity=0, **options)
-    return model, optimizer
-
-
-def loss_of(model: nn.Module) -> Tensor:
-    return model(X).float().square().mean() / 256
+from tests.apex.amp.small_net import loss_of, start
 
 
 def bits(optimizer: Any) -> list[Any]:
@@ -102,18 +89,6 @@ def test_the_scaled_loss_is_an_ordinary_tensor() -> None:
         scaled.backward()
     assert scaled.grad.item() == 1.0
     assert "backward" not in scaled.__dict__
-
-
-def test_a_hook_may_write_into_its_gradient() -> None:
-    """A hook that changes the gradient of the loss in place changes this pass only."""
-    model, optimizer = start()
-    scales = []
-    for _ in range(2):
-        loss = loss_of(model)
-        loss.register_hook(lambda grad: scales.append(grad.item()) or grad.zero_())
-        with amp.scale_loss(loss, optimizer) as scaled:
-            scaled.backward()
-    assert scales == [65536.0, 65536.0]
 
 
 def test_a_replaced_backward_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
