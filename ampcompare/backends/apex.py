@@ -69,8 +69,6 @@ def _explain(options: Options) -> ArmExplanation:
             _roles(options),
             casts=_casts(level),
             borders=_borders(level),
-            norm=_norm(level),
-            checkpoint=_checkpoint(level),
         ),
         twin=twin,
         twin_is=twin_is,
@@ -123,25 +121,6 @@ def _borders(level: Level) -> str:
     kind = level.half_name if level.is_half else "fp32"
     outside = "" if outputs else ", so a loss outside is in fp32"
     return f"floating inputs of model.forward become {kind}, its outputs {outputs or 'fp32'}{outside}"
-
-
-def _norm(level: Level) -> str:
-    if not level.is_half:
-        return "; runs in the type of its input" if level.patch_torch_functions else ""
-    if level.keep_batchnorm_fp32:
-        return (
-            f", {level.half_name} in and out; layer, group and instance norms become {level.half_name}, and so does a "
-            "batch norm with affine=False"
-        )
-    return ""
-
-
-def _checkpoint(level: Level) -> str:
-    scaler = "amp.state_dict() holds loss scale and count of steps since the last overflow"
-    if level.is_half:
-        masters = ", masters are not in it" if level.master_weights else ""
-        return f"model.state_dict() gives {level.half_name} weights as fp32{masters}; {scaler}"
-    return scaler
 
 
 def _twin(name: str, level: Level) -> tuple[str, str]:

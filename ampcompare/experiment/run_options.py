@@ -51,11 +51,7 @@ class LaunchOptions:
         return make_launcher(config, **self._arguments())
 
     def pool(self, config: RunConfig, places: Places, jobs: Jobs = None) -> Launcher:
-        """Return the launcher for a configuration, and for others that differ from it in what `compare` varies.
-
-        Args:
-            jobs: under Slurm, tasks of an array that run at the same time; as many as Slurm likes if it is no number.
-        """
+        """Return the launcher for a configuration, and for others that differ from it in what `compare` varies."""
         return launcher_at(places, config, **self._arguments(jobs))
 
     def _arguments(self, jobs: Jobs = None) -> dict[str, Any]:
@@ -249,11 +245,7 @@ class CompareOptions:
 
 
 def to_seconds(name: str, value: float | str) -> float:
-    """Return a positive time in seconds from a number or a text such as 30m, 1h30m or 90s.
-
-    Args:
-        name: of the option, for the message.
-    """
+    """Return a positive time in seconds from a number or a text such as 30m, 1h30m or 90s."""
     seconds = parse_duration(value) if isinstance(value, str) else float(value)
     if not seconds or not seconds > 0:
         raise ConfigError(f"{name} {value!r} is not a time such as 30m, 1h30m or 90s")

@@ -28,7 +28,6 @@ class CellView:
         place: where it runs, such as "GPU 3" or "job 1234_5 on n1"; "" if it has no place of its own.
         label, digest: of its row, and of its settings.
         first: when its first steps were reported, and their share of all: above 0 in a resumed cell.
-        latest: when it was last heard of.
     """
 
     name: str

@@ -202,9 +202,6 @@ class Cell:
 def build(config: RunConfig, folder: Path, device: torch.device, ranks: Communicator, attempt: int = 0) -> Cell:
     """Build everything that a cell needs, and restore the checkpoint that it resumes from, if any.
 
-    Args:
-        attempt: restarts before this one.
-
     Raises:
         AmpCompareError: a setting, a checkpoint or the device does not fit; the files of the cell are unchanged.
     """
@@ -419,11 +416,7 @@ class LineFile:
 def gather_process_facts(
     config: RunConfig, session: Session, world: DistributedEnv, summary: RunSummary
 ) -> ProcessFacts:
-    """Gather what differs between ranks. All ranks call it, after training: it trains further steps to time them.
-
-    Args:
-        summary: of this rank.
-    """
+    """Gather what differs between ranks. All ranks call it, after training: it trains further steps to time them."""
     assembly, ranks = session.assembly, session.assembly.ranks
     by_rank = ranks.gather((summary.step_seconds_median, summary.peak_bytes, summary.start_seconds))
     seconds = [step_seconds for step_seconds, _, _ in by_rank if step_seconds is not None]
@@ -524,11 +517,7 @@ def _find_resume_point(config: RunConfig, folder: Path, ranks: Communicator, att
 
 
 def _prepare_files(folder: Path, point: _ResumePoint | None, attempt: int) -> None:
-    """Keep in the folder of a cell only what belongs to the steps up to its resume point, and archive the rest.
-
-    Args:
-        attempt: restarts before this one, whose checkpoints stay.
-    """
+    """Keep in the folder of a cell only what belongs to the steps up to its resume point, and archive the rest."""
     checkpoints = folder / CellFile.CHECKPOINTS
     is_own = point is not None and checkpoints.resolve() in point.path.resolve().parents
     if not attempt and not is_own:
@@ -543,11 +532,7 @@ def _prepare_files(folder: Path, point: _ResumePoint | None, attempt: int) -> No
 
 
 def failed_with(config: RunConfig, error: Exception, process: str = "") -> RunRecord:
-    """Return the record of a cell that an exception ended, with the exit code of the command.
-
-    Args:
-        process: the one that raised it, if there are several.
-    """
+    """Return the record of a cell that an exception ended, with the exit code of the command."""
     exit_code = ARM_FAILED
     error = missing_torch_name(error) or error
     if isinstance(error, AmpCompareError):  # these errors carry their own exit code
