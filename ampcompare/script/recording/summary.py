@@ -98,7 +98,8 @@ def read_exec_record(path: Path) -> ExecSummary:
 
 def add_row(summary: ExecSummary, row: dict[str, Any]) -> None:
     """Add a row to the sums."""
-    ROWS[row["kind"]](summary, row)
+    if row["kind"] not in OTHER_ROWS:
+        ROWS[row["kind"]](summary, row)
 
 
 def in_words(summary: ExecSummary) -> str:
@@ -150,16 +151,11 @@ def _add_end(summary: ExecSummary, row: dict[str, Any]) -> None:
     summary.ended = row
 
 
-def _leave_out(summary: ExecSummary, row: dict[str, Any]) -> None:
-    """Accept a row that has no sum."""
-
-
 ROWS = {
     "initialize": _add_initialize,
     "backward": _add_backward,
     "step": _add_step,
     "end": _add_end,
-    **dict.fromkeys(OTHER_ROWS, _leave_out),
 }
 
 
