@@ -63,22 +63,6 @@ def test_an_option_means_the_same_in_each_backend(option: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arm", "words"),
-    [
-        ("fp32", "fp32 weights"),
-        ("native:fp16", "fp32 weights, fp16 products by autocast, dynamic loss scale"),
-        (
-            "half:bf16,masters=fp32,grads=fp32",
-            "bf16 weights, fp32 masters, fp32 gradients, fp32 state, reduction in bf16",
-        ),
-        ("half:bf16,kahan,loss_scale=8", "bf16 weights, bf16 gradients, bf16 state, kahan rounding, static loss scale"),
-    ],
-)
-def test_words(arm: str, words: str) -> None:
-    assert str(roles_of(arm)) == words
-
-
-@pytest.mark.parametrize(
     ("one", "other", "same"),
     [
         ("half:bf16,reduce=bf16", "half:bf16", True),
