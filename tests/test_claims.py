@@ -1,6 +1,5 @@
 """The recipes and the script of `examples/claims`."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -19,12 +18,3 @@ def test_a_recipe_is_read_and_named_on_the_page(path: Path) -> None:
     page = (CLAIMS / "README.md").read_text(encoding="utf-8")
     assert f"--config {path.name}" in page
     assert f"| `{path.stem}` |" in page
-
-
-def test_the_mistake_of_the_script_is_one_line() -> None:
-    """Without `--twice` it is a loop as torch documents it; every growth of the scale may overflow within seconds."""
-    text = (CLAIMS / "double_step.py").read_text(encoding="utf-8")
-    assert re.findall(r"^ +(\S.*step\(.*)$", text, re.M)[:2] == [
-        "scaler.step(optimizer)",
-        "optimizer.step()  # the mistake",
-    ]

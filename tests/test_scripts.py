@@ -1,6 +1,5 @@
 """The scripts that set up, in a copy of what they read, with a stand-in for Python: nothing is installed."""
 
-import os
 import shutil
 import subprocess
 import sys
@@ -122,16 +121,6 @@ def test_second_call_installs_nothing(frame: Frame) -> None:
     assert frame.calls()[before:] == ["python -m pytest --numprocesses auto --dist loadgroup threads=1"]
 
 
-def test_changed_requirements_install_again(frame: Frame) -> None:
-    """A change of setup.py is noticed, and goes into the environment that is there."""
-    frame.run("scripts/test")
-    with (frame.root / "setup.py").open("a", encoding="utf-8") as file:
-        file.write("# changed\n")
-    frame.run("scripts/test")
-    assert frame.installations() == 2
-    assert sum(call.startswith("venv") for call in frame.calls()) == 1
-
-
 def test_interrupted_installation_starts_afresh(frame: Frame) -> None:
     """What a killed installation left behind is removed, not taken as complete."""
     frame.run("scripts/test")
@@ -142,40 +131,12 @@ def test_interrupted_installation_starts_afresh(frame: Frame) -> None:
     assert not (frame.root / ".venv" / "half-written").exists()
 
 
-def test_ctrl_c_starts_afresh(frame: Frame) -> None:
-    """pip ends in good order on Ctrl-C; the script tells it from a failure, and trusts nothing that pip left."""
-    done = frame.run("scripts/test", STUB_INTERRUPT="1")
-    assert done.returncode == 130
-    assert "interrupted" in done.stderr.splitlines()[-1]
-    frame.run("scripts/test")
-    assert sum(call.startswith("venv") for call in frame.calls()) == 2
-
-
-def test_installation_under_way_is_left_alone(frame: Frame) -> None:
-    """A second call beside a running installation stops, and names the process."""
-    frame.run("scripts/test")
-    (frame.root / ".venv" / ".installing").write_text(f"{os.getpid()}\n", encoding="utf-8")
-    assert f"process {os.getpid()} is installing" in frame.fails()
-    assert frame.installations() == 1
-
-
 def test_moved_checkout_starts_afresh(frame: Frame) -> None:
     """An environment copied with its checkout names the old folder inside, so it is made anew."""
     frame.run("scripts/test")
     frame.root = shutil.copytree(frame.root, frame.root.parent / "elsewhere")
     frame.run("scripts/test")
     assert sum(call.startswith("venv") for call in frame.calls()) == 2
-
-
-def test_another_python_starts_afresh(frame: Frame) -> None:
-    """PYTHON of another version than the environment's makes it anew; of the same version it is kept."""
-    frame.run("scripts/test")
-    same = frame.program("same", PYTHON_STUB)
-    frame.run("scripts/test", PYTHON=str(same))
-    assert frame.installations() == 1
-    other = frame.program("other", PYTHON_STUB.replace("STUB_VERSION:-3.11", "STUB_VERSION:-3.12"))
-    frame.run("scripts/test", PYTHON=str(other))
-    assert frame.installations() == 2
 
 
 @pytest.mark.parametrize(
@@ -267,19 +228,6 @@ def test_torch_of_a_gpu_image_is_used(frame: Frame) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("words", "call"),
-    [
-        (["-k", "a or b", "--fast", "tests/apex"], "--dist loadgroup -k a or b -m not slow tests/apex"),
-        (["unit", "-k", "unit"], "--dist worksteal --unit -k unit"),
-    ],
-)
-def test_words_for_pytest(frame: Frame, words: list[str], call: str) -> None:
-    """`--fast` becomes a mark expression and `unit` an option; everything else reaches pytest as it was written."""
-    frame.run("scripts/test", *words)
-    assert frame.calls()[-1] == f"python -m pytest --numprocesses auto {call} threads=1"
-
-
 def test_demo_runs_the_comparison(frame: Frame) -> None:
     """The demo passes its arguments on and its exit code back, and says how to reach the command."""
     done = frame.run("scripts/demo", "--epochs", "1", STUB_COMMAND="3")
@@ -327,24 +275,6 @@ def test_wheels_for_a_gpu_check_come_from_a_folder(frame: Frame) -> None:
     assert broken.stderr.splitlines()[-1] == "gpu-check: the wheels in carried do not fit python3"
 
 
-def test_wheels_for_a_gpu_check_need_no_pip(frame: Frame) -> None:
-    """A Python without pip, as uv makes it, unpacks them by itself, and a damaged one ends with exit code 4."""
-    (frame.root.parent / "carried").mkdir()
-    (frame.root.parent / "carried" / "one.whl").touch()
-    assert frame.run("scripts/gpu-check", "--wheels", "carried", STUB_FAILING="import pip").returncode == 0
-    calls = (frame.root.parent / "calls").read_text().splitlines()
-    assert not any(line.startswith("pip") for line in calls)
-    (unpacked,) = [line.split() for line in calls if "zipfile" in line]
-    assert unpacked[:5] == ["python", "-m", "zipfile", "-e", "carried/one.whl"]
-    assert not Path(unpacked[5]).exists()
-    frame.program(
-        "python3", PYTHON_STUB.replace("case", '[ "$2" != "import pip" ] && [ "$2" != zipfile ] || exit 1\ncase', 1)
-    )
-    broken = frame.run("scripts/gpu-check", "--wheels", "carried")
-    assert broken.returncode == 4
-    assert broken.stderr.splitlines()[-1] == "gpu-check: carried/one.whl cannot be unpacked"
-
-
 def test_a_gpu_check_without_torch_sets_up(frame: Frame) -> None:
     """Where python3 has no torch, .venv is set up as for the other scripts, and its interpreter runs the check."""
     frame.program("python3", PYTHON_STUB.replace("case", '[ "$2" != "import torch" ] || exit 1\ncase', 1))
@@ -352,11 +282,3 @@ def test_a_gpu_check_without_torch_sets_up(frame: Frame) -> None:
     assert done.returncode == 0, done
     assert frame.installations() == 1
     assert "python -m benchmarks.gpu --rehearse --out here threads=1" in (frame.root.parent / "calls").read_text()
-
-
-@pytest.mark.slow
-def test_real_pip_without_a_registry(frame: Frame) -> None:
-    """With the real venv and the real pip, a registry that refuses connections gives the one line."""
-    line = frame.fails(PYTHON=sys.executable, PIP_CONFIG_FILE=os.devnull, PIP_INDEX_URL="http://127.0.0.1:9/simple/")
-    assert "the package registry cannot be reached" in line
-    assert "No matching distribution found for torch" in line

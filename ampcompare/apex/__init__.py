@@ -26,18 +26,9 @@ __all__ = [
 __version__ = "25.05+compat"
 
 _BETWEEN = ("ampcompare.script.", "ampcompare.guards.", "ampcompare.base.patches")
-_SUBPACKAGES = frozenset(
-    {
-        "_autocast_utils",
-        "amp",
-        "contrib",
-        "fp16_utils",
-        "mlp",
-        "multi_tensor_apply",
-        "normalization",
-        "optimizers",
-        "parallel",
-    }
+_SUBPACKAGES = (
+    *("_autocast_utils", "amp", "contrib", "fp16_utils", "mlp", "multi_tensor_apply", "normalization", "optimizers"),
+    "parallel",
 )
 
 

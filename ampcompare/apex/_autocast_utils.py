@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ampcompare.base.tensors.tree import map_tree
+
 
 def _get_autocast_dtypes() -> list[torch.dtype]:
     """Return the dtypes that autocast may have on a GPU: float16, and bfloat16 if the GPU supports it."""
@@ -22,21 +24,12 @@ def _get_current_dtype(dtype: torch.dtype | None = None) -> torch.dtype:
 
 
 def _cast_if_autocast_enabled(*args: Any) -> Any:
-    """Return the arguments as a tuple, floating tensors cast where autocast is on for their device; fp64 stays.
-
-    Tensors in lists, tuples and dictionaries are cast too.
-    """
-    return tuple(_cast(value) for value in args)
+    """Return the arguments as a tuple, floating tensors cast where autocast is on for their device; fp64 stays."""
+    return tuple(map_tree(value, _cast) for value in args)
 
 
-def _cast(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        device = value.device.type
-        if not value.is_floating_point() or value.dtype is torch.float64 or not torch.is_autocast_enabled(device):
-            return value
-        return value.to(torch.get_autocast_dtype(device))
-    if isinstance(value, dict):
-        return {_cast(key): _cast(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_cast(item) for item in value)
-    return value
+def _cast(tensor: Tensor) -> Tensor:
+    device = tensor.device.type
+    if not tensor.is_floating_point() or tensor.dtype is torch.float64 or not torch.is_autocast_enabled(device):
+        return tensor
+    return tensor.to(torch.get_autocast_dtype(device))

@@ -1,7 +1,5 @@
 """Train arms and compare them: the commands `run` and `compare`; what they wrote: `report`, `export`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -20,8 +18,6 @@ from ampcompare.results.records.run import RunRecord
 from ampcompare.results.report.export import make_exporter
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.recipe import Recipe
-
-__all__ = ["compare", "export", "load_comparison", "resolve_config", "run"]
 
 
 @takes(RunOptions)
@@ -105,16 +101,23 @@ def export(
         ConfigError: there is no such tracker, or the folder cannot be written.
         EnvironmentUnfit: the tracker is not installed, or refuses the runs.
     """
-    folder = Path(path)
+    comparison, destination = export_run(Path(path), to, output_dir, project, note)
+    for excluded in comparison.excluded:
+        note(f"not used: {excluded}")
+    return destination
+
+
+def export_run(
+    folder: Path, to: str, output_dir: str | Path | None, project: str, note: Callable[[str], None]
+) -> tuple[Comparison, str]:
+    """Do what `export` does, and return what was exported, and where it went."""
     if not folder.is_dir():
         raise RecordError(f"{folder} is not a run directory; name a folder that run or compare wrote")
     comparison = reload_comparison(folder)
     target = folder / to if output_dir is None else Path(output_dir)
     exporter = make_exporter(to, target, note, project)
     exporter.write(comparison, folder)
-    for excluded in comparison.excluded:
-        note(f"not used: {excluded}")
-    return exporter.destination or str(target)
+    return comparison, exporter.destination or str(target)
 
 
 def resolve_config(

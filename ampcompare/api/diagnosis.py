@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from ampcompare.experiment.find_batch import BatchLimit
     from ampcompare.training.precision.base import Precision
 
-__all__ = ["diagnose", "explain_arm", "find_batch", "look_ahead", "profile"]
-
 
 def diagnose(
     loop: Callable[[Precision], Any] | None = None,
@@ -99,10 +97,7 @@ def profile(
     """Find why an arm is faster or not, smaller or not, next to the first of some arms.
 
     Args:
-        loop: any training loop, as a function of a precision: it calls `prepare` once, then for each step `backward` or
-            `scale_loss`, and `step`, which ends the loop after the last step. It is called once for each arm, in this
-            process, and imports torch; of `settings` only `device`, `cpu_half` and the seed apply. By default the
-            recipe is trained, each arm in a separate process.
+        loop: as for `diagnose`, but called once for each arm.
         arms: such as "apex:O2", or `Arm`s; the first is the reference.
         steps: timed steps of each arm, without the profiler.
         profiled_steps: steps of each arm under torch.profiler.

@@ -43,7 +43,6 @@ def _explain(options: Options) -> ArmExplanation:
         twin_is="the arm underneath, whose activations are saved as they are",
         differs=("memory of saved activations, time, and the noise of the gradients",),
         script=(),
-        twin_script=(),
     )
 
 

@@ -17,44 +17,6 @@ FIRST_SCALE = 2.0**16
 GROWTH_INTERVAL = 2000
 MAX_SCALE = 2.0**24
 ROCM_LEVELS = ("O4", "O5")  # which NVIDIA's Apex never had
-# Group: names; a name without a prefix is of torch, of torch.nn.functional or of both.
-O1_TO_FP16: dict[str, tuple[str, ...]] = {
-    "convolutions": (
-        *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "conv_tbc"),
-    ),
-    "matrix products": (
-        *("linear", "matmul", "mm", "mv", "bmm", "addmm", "addmv", "addr", "addbmm", "baddbmm", "__matmul__"),
-    ),
-    "activations": ("prelu",),
-}
-O1_TO_FP32: dict[str, tuple[str, ...]] = {
-    "softmax and the like": ("softmax", "log_softmax", "softmin", "softplus", "gelu"),
-    "norms": ("layer_norm", "group_norm", "local_response_norm", "normalize", "cosine_similarity"),
-    "resampling": ("interpolate", "grid_sample"),
-    "losses": (
-        *("cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "kl_div", "ctc_loss"),
-        *("binary_cross_entropy_with_logits", "cosine_embedding_loss", "hinge_embedding_loss", "margin_ranking_loss"),
-        *("multi_margin_loss", "multilabel_margin_loss", "multilabel_soft_margin_loss", "poisson_nll_loss"),
-        *("soft_margin_loss", "triplet_margin_loss"),
-    ),
-    "functions": (
-        *("exp", "expm1", "log", "log2", "log10", "pow", "reciprocal", "rsqrt", "acos", "asin", "cosh", "sinh", "tan"),
-        *("erfinv", "renorm", "__pow__", "__rpow__", "__ipow__"),
-    ),
-    "reductions": ("sum", "prod", "cumsum", "cumprod", "norm", "dist", "std", "var"),
-    "moves": ("cpu",),
-}
-O1_WIDEST: dict[str, tuple[str, ...]] = {
-    "arithmetic": (
-        *("add", "mul", "div", "addcmul", "addcdiv", "atan2", "bilinear", "cross", "dot"),
-        *("__add__", "__radd__", "__iadd__", "__sub__", "__rsub__", "__isub__", "__mul__", "__rmul__", "__imul__"),
-        *("__truediv__", "__rtruediv__", "__itruediv__", "__div__", "__rdiv__", "__idiv__"),
-    ),
-    "comparisons": (
-        *("eq", "ne", "lt", "le", "gt", "ge", "equal", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"),
-    ),
-    "joins": ("cat", "stack"),
-}
 # Visible differences: name, type under O1, type under autocast on CUDA.
 OTHERWISE_IN_AUTOCAST: tuple[tuple[str, str, str], ...] = (
     ("F.gelu", "fp32", "as its input"),
@@ -116,13 +78,7 @@ def apex_level(options: Mapping[str, Any]) -> Level:
 
 @dataclass(frozen=True)
 class _EngineChoice:
-    """The implementation that was chosen.
-
-    Attributes:
-        reason: one sentence.
-        version: of the real Apex; empty for ampcompare's own engine.
-        caution: what can go wrong with it, if anything.
-    """
+    """The implementation that was chosen, why, the version of the real Apex, and what can go wrong with it."""
 
     name: Literal["nvidia", "compat"]
     reason: str
@@ -131,14 +87,7 @@ class _EngineChoice:
 
 
 def require_real_apex(device: str) -> ApexInstall:
-    """Return the installed Apex.
-
-    Args:
-        device: where it is to run, such as "cpu" or "cuda:0".
-
-    Raises:
-        BackendUnavailable: it has no `apex.amp`, or the device is not a GPU.
-    """
+    """Return the installed Apex, if it can run on a device."""
     installed = probe_apex()
     if not installed.has_amp:
         raise BackendUnavailable(installed.reason)
@@ -148,11 +97,7 @@ def require_real_apex(device: str) -> ApexInstall:
 
 
 def select_engine(engine: str, opt_level: str, device: str, *, torch_version: str) -> _EngineChoice:
-    """Return the implementation that "nvidia", "compat" or "auto" stands for; "auto" is the real Apex if it can work.
-
-    Raises:
-        BackendUnavailable: "nvidia" was asked for and is not usable here.
-    """
+    """Return the implementation that an engine stands for: "auto" is the real Apex if that can work."""
     o1_raises = f"O1 of the real Apex can raise on torch {torch_version}" if opt_level == "O1" else ""
     if opt_level in ROCM_LEVELS:
         if engine == "nvidia":

@@ -141,11 +141,7 @@ class Arm:
 
     @classmethod
     def make(cls, backend: str, **options: Any) -> Arm:
-        """Build an arm from a backend's name, in any case, and keyword options; `None` means not given.
-
-        Raises:
-            ConfigError: as for `parse`.
-        """
+        """Build an arm from a backend's name, in any case, and keyword options; `None` means not given."""
         given = {name: value for name, value in options.items() if value is not None}
         name = full_name(backend)
         backend = name if name is not None and ":" not in name else backend
@@ -236,11 +232,7 @@ class Arm:
 
 
 def parse_arms(texts: Iterable[str]) -> list[Arm]:
-    """Read arms, each text being one or a list such as `fp32,bf16,apex:O2,loss_scale=128`.
-
-    Raises:
-        ConfigError: as for `Arm.parse`, or a word that can be an option and an arm.
-    """
+    """Read arms, each text being one or a list such as `fp32,bf16,apex:O2,loss_scale=128`."""
     arms: list[Arm] = []
     for text in texts:
         parts, ambiguous = _split_arms(text)

@@ -54,11 +54,7 @@ def third_party_backends() -> dict[str, str]:
 
 
 def require_unique(name: str) -> None:
-    """Check that a backend's name is registered once.
-
-    Raises:
-        ConfigError: naming both.
-    """
+    """Check that a backend's name is registered once."""
     values = [BUILT_IN[name].implementation] if name in BUILT_IN else []
     for group in (PRECISION_GROUP, SPEC_GROUP):
         values += [entry.value for entry in entry_points(group=group) if entry.name == name]
@@ -79,9 +75,6 @@ def find_spec(name: str) -> BackendSpec | None:
     """Return the description of a backend; None if no backend has that name.
 
     A backend registered without a description gets one that names its class and nothing else.
-
-    Raises:
-        BackendUnavailable: its description cannot be imported.
     """
     if name in BUILT_IN:
         return BUILT_IN[name]
@@ -97,7 +90,6 @@ def find_spec(name: str) -> BackendSpec | None:
         twin_is="not known; --arch shows what it does to a model",
         differs=(),
         script=(),
-        twin_script=(),
     )
     return BackendSpec(
         summary=f"from another package: {registered[name]}",

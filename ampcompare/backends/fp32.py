@@ -1,6 +1,6 @@
 """The backend `fp32`: plain single precision, the usual reference, and TF32 on GPUs that have it."""
 
-from ampcompare.backends.explanation import PLAIN_STEP, ArmExplanation, apex_script, role_rows
+from ampcompare.backends.explanation import PLAIN_STEP, ArmExplanation, role_rows
 from ampcompare.backends.options import flag
 from ampcompare.backends.roles import Roles
 from ampcompare.backends.spec import BackendSpec, ContractArm, Options
@@ -35,7 +35,6 @@ def _explain(options: Options) -> ArmExplanation:
         else "equal to the last bit, unless part of the model is fp64",
         differs=("O0 replaces model.forward to cast inputs to fp32, and adds hooks to state_dict()",),
         script=(*(TF32_SCRIPT if tf32 else ()), *PLAIN_STEP),
-        twin_script=apex_script({"opt_level": "O0"}),
     )
 
 

@@ -7,26 +7,12 @@ from dataclasses import replace
 
 from ampcompare.backends.explanation import ArmExplanation, half_script, native_script
 from ampcompare.backends.library import Library
-from ampcompare.backends.options import INNER_ARM, count
+from ampcompare.backends.options import INNER_ARM, choice, count
 from ampcompare.backends.spec import BackendSpec, ContractArm, Options
 
 LIBRARY = Library(("torchao.float8",), ("torchao",), "pip install 'ampcompare[fp8]'", extra="fp8")
 ALIGNMENT = 16  # of the sizes that `torch._scaled_mm` multiplies
-SCALINGS = ("tensorwise", "rowwise", "mxfp8")
-NOT_OFFERED = {
-    "nvfp4": "torchao's linear layers in it run on compute capability 10.0 only, and it cannot emulate them",
-    "te": "TransformerEngine replaces the model's own modules, so initial weights would not be equal",
-}
 CAPABILITY = {"tensorwise": "8.9", "rowwise": "9.0"}
-
-
-def _scaling(text: str) -> str:
-    name = text.lower()
-    if name in NOT_OFFERED:
-        raise ValueError(f"{NOT_OFFERED[name]}; expected one of {', '.join(SCALINGS)}")
-    if name not in SCALINGS:
-        raise ValueError(f"expected one of {', '.join(SCALINGS)}")
-    return name
 
 
 def _inner(options: Options) -> str:
@@ -113,7 +99,6 @@ def _explain(options: Options) -> ArmExplanation:
         twin_is="the arm underneath, with bf16 products",
         differs=("the operands of products have 3 bits of fraction, or 2, instead of 7", "time, on a GPU with fp8"),
         script=(*_conversion(scaling, multiple), *_script(inner)),
-        twin_script=(),
     )
 
 
@@ -121,7 +106,7 @@ SPEC = BackendSpec(
     summary="fp8 products of linear layers by torchao, tensorwise, rowwise or mxfp8, over a bf16 arm",
     implementation="ampcompare.training.precision.fp8:FP8",
     explain=_explain,
-    parsers={"scaling": _scaling, "over": INNER_ARM, "align": count},
+    parsers={"scaling": choice("tensorwise", "rowwise", "mxfp8"), "over": INNER_ARM, "align": count},
     positional="scaling",
     default="tensorwise",
     implied={"over": "native:bf16", "align": ALIGNMENT},

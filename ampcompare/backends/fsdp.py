@@ -3,7 +3,7 @@
 from typing import Any
 
 from ampcompare.backends.apex_levels import FIRST_SCALE, GROWTH_INTERVAL
-from ampcompare.backends.explanation import PLAIN_STEP, ArmExplanation, apex_script, grad_scaler
+from ampcompare.backends.explanation import PLAIN_STEP, ArmExplanation, grad_scaler
 from ampcompare.backends.options import DTYPE_NAMES, count, float_dtype, half_dtype, module_patterns, positive
 from ampcompare.backends.roles import BATCH_NORM, LossScale, Roles
 from ampcompare.backends.spec import BackendSpec, CheckpointState, ContractArm, Options
@@ -58,7 +58,6 @@ def _explain(options: Options) -> ArmExplanation:
             "gradients are widened before they are added over ranks" if reduce == "fp32" else f"sums in {reduce}",
         ),
         script=_script(types, options),
-        twin_script=apex_script({"opt_level": "O2" if _is_fp16(options) else "O5"}),
     )
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from ampcompare.backends.apex_levels import FIRST_SCALE
-from ampcompare.backends.explanation import ArmExplanation, apex_script, half_script, role_rows
+from ampcompare.backends.explanation import ArmExplanation, half_script, role_rows
 from ampcompare.backends.options import (
     DTYPE_NAMES,
     choice,
@@ -62,7 +62,6 @@ def _explain(options: Options) -> ArmExplanation:
         does=role_rows(
             _roles(options),
             borders=f"floating inputs become {name}, outputs fp32, so losses outside are in fp32",
-            checkpoint=f"model.state_dict() holds {name} weights" + (", masters are not in it" if masters else ""),
         ),
         twin="apex:" + ",".join(f"{key}={value}" for key, value in twin.items()) if twin else None,
         twin_is="the same numbers, through Apex"
@@ -74,7 +73,6 @@ def _explain(options: Options) -> ArmExplanation:
         else "Apex has no level in bf16 alone; its nearest is apex:O3, in fp16",
         differs=(),
         script=half_script(dtype, bn_fp32, scale, master_weights=masters),
-        twin_script=apex_script(twin) if twin else (),
     )
 
 

@@ -42,14 +42,7 @@ class Library:
         return f"not installed: {self.install}" + (f" ({self.remark})" if self.remark else "")
 
     def load(self, backend: str) -> tuple[ModuleType, str, str]:
-        """Import it; return the module with the name and version of its distribution.
-
-        Args:
-            backend: who asks, for the message.
-
-        Raises:
-            BackendUnavailable: it is not installed, or its import fails.
-        """
+        """Import it; return the module with the name and version of its distribution."""
         found = self.find()
         if found is None:
             raise BackendUnavailable(f"{backend} is {self.missing()}")
@@ -66,14 +59,7 @@ class Library:
 def explain_library(
     name: str, library: Library, does: tuple[tuple[str, str], ...], script: tuple[str, ...], runs: str
 ) -> ArmExplanation:
-    """Return the explanation of an arm that a library runs.
-
-    Args:
-        name: of the library, as users know it.
-        does: (what, how) pairs.
-        script: lines of a training script with that library.
-        runs: the arm of ampcompare's own that the library is asked for.
-    """
+    """Return the explanation of an arm that a library runs, from (what, how) pairs and lines of a script with it."""
     return ArmExplanation(
         summary=f"{name}; {library.missing() or 'installed'}",
         does=(*does, ("asked for", f"the precision of {runs}; a library may decide otherwise for a device")),
@@ -81,5 +67,4 @@ def explain_library(
         twin_is="ampcompare's arm of the requested precision; the ledger of a run shows what it ran in",
         differs=(),
         script=script,
-        twin_script=(),
     )

@@ -23,18 +23,7 @@ def library_spec(
     roles: Callable[[Options], Roles | None] = lambda options: None,
     contract: tuple[ContractArm, ...],
 ) -> BackendSpec:
-    """Return the description.
-
-    Args:
-        name: of the library, as users know it.
-        implementation: as in `BackendSpec`, below `ampcompare.training.precision`.
-        option: of the library that sets the precision.
-        arms: ampcompare's own arm of each value of the option; the first one is the default.
-        does: (what, how) pairs.
-        script: value of the option -> lines of a training script with the library.
-        read: text of the option -> one of its values.
-        roles: as in `BackendSpec`, where they are not those of ampcompare's own arm.
-    """
+    """Return the description; `arms` has ampcompare's own arm of each value of `option`, the default first."""
 
     def explain(options: Options) -> ArmExplanation:
         return explain_library(name, library, does, script(options[option]), arms[options[option]])

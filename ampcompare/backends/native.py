@@ -1,7 +1,7 @@
 """The backend `native`: torch.autocast, with torch.amp.GradScaler for fp16."""
 
 from ampcompare.backends.apex_levels import FIRST_SCALE, GROWTH_INTERVAL
-from ampcompare.backends.explanation import ArmExplanation, apex_script, native_script, role_rows
+from ampcompare.backends.explanation import ArmExplanation, native_script, role_rows
 from ampcompare.backends.options import (
     DTYPE_NAMES,
     above_one,
@@ -61,8 +61,6 @@ def _explain(options: Options) -> ArmExplanation:
             roles,
             casts=[("casts", casts)],
             borders=f"unchanged: a model that ends in a linear layer returns {name}",
-            norm=f", {name} in and out on CUDA",
-            checkpoint="scaler.state_dict() along with model and optimizer" if is_fp16 else "nothing to add",
         ),
         twin=("apex:O1" + (f",keep_fp32={keep}" if keep else "")) if is_fp16 else None,
         twin_is="the model for torch.amp; see `ampcompare explain O1` for what differs"
@@ -70,7 +68,6 @@ def _explain(options: Options) -> ArmExplanation:
         else "NVIDIA's Apex has no bf16: apex:O1 is the same idea in fp16, and apex:O4 that of ROCm's Apex in bf16",
         differs=(),
         script=native_script(dtype, dict(options)),
-        twin_script=apex_script({"opt_level": "O1"}) if is_fp16 else (),
     )
 
 

@@ -17,7 +17,6 @@ def _explain(options: Options) -> ArmExplanation:
         twin_is="python SCRIPT: equal to the last bit, with the same number of threads",
         differs=(),
         script=(),
-        twin_script=(),
     )
 
 

@@ -32,11 +32,7 @@ class ContractArm:
 
 @dataclass(frozen=True)
 class CheckpointState:
-    """What a backend keeps in a checkpoint.
-
-    Attributes:
-        grad_scaler: options -> whether the arm has a `torch.amp.GradScaler`; None if no arm of the backend has one.
-    """
+    """What a backend keeps in a checkpoint: options -> whether the arm has a `torch.amp.GradScaler`."""
 
     grad_scaler: Callable[[Options], bool] | None = None
 

@@ -1,21 +1,4 @@
-"""Every error that a user can meet, its exit code, and what a misspelled name in a message was probably meant to be.
-
-AmpCompareError
-├── ConfigError                 2   an option, arm, recipe or user's factory that cannot be used
-│   └── UnsupportedCombination  2   each part is legal, together they are not
-├── EnvironmentUnfit            4   this machine lacks something that was asked for
-│   └── BackendUnavailable      4   a backend, engine or package is not installed, or not usable here
-├── PreparationError            3   models or optimizers cannot be prepared as they are
-├── ScalingError                3   loss-scaling calls in an order that has no meaning
-├── GuardError                  3   a mistake in the use of mixed precision, where guards are strict
-├── LaunchError                 3   a worker process died or could not be started
-├── RanksDiffer                 3   processes that train together do not hold the same
-├── CheckpointError             2   a checkpoint that cannot be read or does not fit
-│   └── ConversionError         2   a checkpoint that cannot be carried to another layout
-├── GateFailed                  1   an arm exceeds a limit that was set
-├── RecordError                 2   a record or report file that cannot be read
-└── Ended                       143 asked to end by SIGTERM or SIGHUP
-"""
+"""Every error that a user can meet, its exit code, and what a misspelled name in a message was probably meant to be."""
 
 from collections.abc import Iterable
 from typing import ClassVar
@@ -127,12 +110,7 @@ class Ended(AmpCompareError):
 
 
 def close_matches(name: str, known: Iterable[str], *, count: int = 1, cutoff: float = 0.6) -> list[str]:
-    """Return the `known` names most similar to `name`, best first; empty if none is.
-
-    Args:
-        count: how many at most.
-        cutoff: similarity, 0 to 1, below which a name is not a match.
-    """
+    """Return the `known` names most similar to `name`, best first; a similarity, 0 to 1, is at least `cutoff`."""
     from difflib import get_close_matches  # here, since every command line imports this file and few need it
 
     return get_close_matches(name[:MAX_LENGTH], list(known), n=count, cutoff=cutoff)

@@ -13,12 +13,7 @@ CLOCK = re.compile(r"(?:(\d+):)?(\d+):(\d+(?:\.\d+)?)")
 
 
 def format_decimal(value: float, decimals: int, sign: str = "") -> str:
-    """Return a number, in which a zero has no minus sign.
-
-    Args:
-        decimals: digits after the point.
-        sign: `"+"` for a sign before every number.
-    """
+    """Return a number, with `sign="+"` in any case, in which a zero has no minus sign."""
     text = f"{value:{sign}.{decimals}f}"
     return f"{0.0:{sign}.{decimals}f}" if float(text) == 0 else text
 
@@ -107,7 +102,7 @@ def printable(text: str, longest: int = 120, *, keep_end: int = 0, keep_spaces: 
 
     Args:
         longest: length in characters; a longer line is cut and has an ellipsis.
-        keep_end: characters after the ellipsis: the end of a long name is often what tells it from others.
+        keep_end: characters after the ellipsis.
         keep_spaces: leave runs of spaces as they are, as in a line of a table.
     """
     line = text if keep_spaces else " ".join(text.split())

@@ -8,10 +8,9 @@ _listeners: list[Listener] = []
 
 
 def log_metric(name: str, value: float, *, source: str = "ampcompare.log_metric") -> None:
-    """Record a metric of the running script; without a record, nothing happens.
+    """Record a metric of the running script, such as "top1"; without a record, nothing happens.
 
     Args:
-        name: such as "top1".
         value: a number, or a tensor of one element.
         source: the function that the script called.
     """
@@ -20,10 +19,6 @@ def log_metric(name: str, value: float, *, source: str = "ampcompare.log_metric"
 
 
 def listen(listener: Listener) -> Callable[[], None]:
-    """Pass each metric from now on to `listener`; return a function that ends it.
-
-    Args:
-        listener: gets name, value and source.
-    """
+    """Pass name, value and source of each metric from now on to `listener`; return a function that ends it."""
     _listeners.append(listener)
     return lambda: _listeners.remove(listener)

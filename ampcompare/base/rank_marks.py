@@ -45,11 +45,7 @@ def _watch(fd: int) -> Callable[[], bool]:
 
 
 class _Marked:
-    """A stream of text, or of the bytes below one, that marks what is written to it.
-
-    Args:
-        is_read: returns whether the cell still reads what is written.
-    """
+    """A stream of text, or of the bytes below one, that marks what is written to it while the cell reads that."""
 
     def __init__(self, stream: Any, is_read: Callable[[], bool]) -> None:
         self._stream = stream

@@ -39,19 +39,9 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def run_cell(line: str, cell: str, variables: Mapping[str, Any]) -> Any:
-    """Compare the arms of a line on the code of a cell.
+    """Compare the arms of a line on the code of a cell; None for `--dry-run` and `--list-metrics`, which print.
 
-    Args:
-        line: options of `compare`, and `--with NAME,...`; what follows `--` are arguments of the script.
-        variables: of the kernel.
-
-    Returns:
-        The comparison; None for `--dry-run` and `--list-metrics`, which print.
-
-    Raises:
-        ConfigError: the cell is not Python, or an option or variable cannot be used.
-        GateFailed: an arm exceeds a limit of `--fail-on`; it has the results.
-        LaunchError: every cell failed.
+    A line has options of `compare`, and `--with NAME,...` for variables of the kernel; the script's own follow `--`.
     """
     from ampcompare.base.errors import GateFailed, LaunchError
     from ampcompare.cli.compare_command import options_from
@@ -107,11 +97,7 @@ def _shared_names(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _value(name: str, variables: Mapping[str, Any]) -> str:
-    """Return a variable of the kernel as code.
-
-    Raises:
-        ConfigError: there is none, or it is no plain value.
-    """
+    """Return a variable of the kernel as code, if it is a plain value."""
     if name not in variables:
         raise ConfigError(f"--with {name}: the notebook has no variable of this name")
     text = repr(variables[name])
@@ -129,14 +115,7 @@ def _value(name: str, variables: Mapping[str, Any]) -> str:
 
 
 def script_of(cell: str, values: Mapping[str, str]) -> str:
-    """Return the script: the cell below one line that sets the variables.
-
-    Args:
-        values: code of each variable.
-
-    Raises:
-        ConfigError: the cell is not Python.
-    """
+    """Return the script: the cell below one line that sets the variables to their code."""
     try:
         tree = ast.parse(f"\n{cell}")
     except SyntaxError as error:

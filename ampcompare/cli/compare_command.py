@@ -17,7 +17,7 @@ from ampcompare.cli.shared_options import (
     output_options,
     recipe_options,
 )
-from ampcompare.cli.values import FILE, FOLDER, JOBS
+from ampcompare.cli.values import FILE, FOLDER
 from ampcompare.experiment.plan import parse_vary
 from ampcompare.experiment.run_options import CompareOptions, to_seconds
 from ampcompare.settings.script import SCRIPT_ARMS
@@ -91,7 +91,7 @@ compare_option = options_of(CompareOptions)
 @recipe_options
 @compare_option(
     "--jobs",
-    type=JOBS,
+    callback=lambda context, parameter, value: int(value) if value and value.isdecimal() else value and value.lower(),
     metavar="N|auto",
     group=MACHINE,
     help="cells to run in parallel, each on its own GPUs or cores; times are compared on equal GPUs only; under Slurm, "
@@ -149,11 +149,7 @@ def command(**parameters: Any) -> int:
 
 
 def options_from(parameters: dict[str, Any]) -> CompareOptions:
-    """Return what the parameters of the command ask for.
-
-    Raises:
-        ConfigError: a value that cannot be read.
-    """
+    """Return what the parameters of the command ask for."""
     request = request_from({**parameters, "processes": count_processes(parameters)})
     arms, budget = _arms(parameters), to_seconds("--budget", parameters["budget"])
     options = options_by_name(CompareOptions, parameters, arms=arms, budget=budget, sweep=None)

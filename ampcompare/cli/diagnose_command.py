@@ -13,10 +13,9 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.cli.help import ARMS, OUTPUT, SCRIPT, option, options_of
 from ampcompare.cli.launching import ended_by_signals
 from ampcompare.cli.output import note, text_width
-from ampcompare.cli.settings import ScriptCommand, request_from, watched_script_options
+from ampcompare.cli.settings import ScriptCommand, watched_config, watched_script_options
 from ampcompare.cli.shared_options import json_option, recipe_options
 from ampcompare.cli.values import FOLDER
-from ampcompare.experiment.sources import collect_settings
 
 DEFAULT_ARM = "apex:O2"
 
@@ -79,7 +78,8 @@ def command(**parameters: Any) -> int:
     """
     if parameters["ahead"]:
         return _ahead(parameters)
-    from ampcompare.experiment.diagnose import DiagnoseOptions, diagnose
+    from ampcompare.diagnosis.options import DiagnoseOptions
+    from ampcompare.experiment.diagnose import diagnose
     from ampcompare.experiment.option_checks import check_cells
     from ampcompare.experiment.preflight import preflight_of
     from ampcompare.results.records.run import dump_json
@@ -88,9 +88,7 @@ def command(**parameters: Any) -> int:
     arms = parse_arms(parameters["arms"] or (DEFAULT_ARM,))
     if len(arms) != 1:
         raise ConfigError(f"diagnose watches one arm, and {len(arms)} are given; give one, or add --ahead")
-    arm = str(arms[0])
-    derived = {"arm_text": arm, "processes": parameters["nproc_per_node"], "metric": ()}
-    config = collect_settings(request_from({**parameters, **derived}), one_run=True).config
+    config = watched_config(parameters, str(arms[0]))
     options = DiagnoseOptions(
         config,
         steps=parameters["steps"] or DiagnoseOptions.steps,
@@ -109,10 +107,8 @@ def command(**parameters: Any) -> int:
             preflight_of([config], say)
         folder = parameters["output_dir"]
         diagnosis = diagnose(options, output_dir=Path(folder) if folder else None, say=say)
-    if parameters["as_json"]:
-        click.echo(dump_json(diagnosis))
-        return 0
-    click.echo(Terminal(text_width()).render(diagnosis), nl=False)
+    as_json = parameters["as_json"]
+    click.echo(f"{dump_json(diagnosis)}\n" if as_json else Terminal(text_width()).render(diagnosis), nl=False)
     return 0
 
 
@@ -123,8 +119,7 @@ def _ahead(parameters: dict[str, Any]) -> int:
     from ampcompare.results.report.base import write_result
     from ampcompare.results.report.outlook import outlook_text
 
-    derived = {"arm_text": "fp32", "processes": parameters["nproc_per_node"], "metric": ()}
-    config = collect_settings(request_from({**parameters, **derived}), one_run=True).config
+    config = watched_config(parameters, "fp32")
     arms = parse_arms(parameters["arms"] or (DEFAULT_ARM,))
     options = AheadOptions(config, arms, parameters["prefix"], parameters["steps"], parameters["twin"])
 

@@ -92,11 +92,7 @@ def command(module: bool, ledger: bool, script: str, arguments: tuple[str, ...],
 
 
 def _say_what_ran(arm: Arm, *, whole: bool) -> None:
-    """Write in which types a script has trained to stderr, since its output is the script's own.
-
-    Args:
-        whole: the ledger; else which options had no effect.
-    """
+    """Write the ledger of a script, or which options had no effect, to stderr, since its output is its own."""
     from ampcompare.results.analysis.pairing.declared import options_without_effect
     from ampcompare.results.report.ledger import ledger_document
     from ampcompare.results.report.terminal import Terminal

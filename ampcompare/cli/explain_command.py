@@ -11,9 +11,8 @@ import click
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import LaunchError
 from ampcompare.cli.output import text_width
-from ampcompare.cli.settings import ScriptCommand, request_from, watched_script_options
+from ampcompare.cli.settings import ScriptCommand, watched_config, watched_script_options
 from ampcompare.cli.shared_options import json_option, recipe_options
-from ampcompare.experiment.sources import collect_settings
 
 if TYPE_CHECKING:
     from ampcompare.results.records.ledger import Ledger
@@ -41,49 +40,34 @@ def command(**parameters: Any) -> int:
     the model is prepared, and one step shows the type of each module's weights, inputs and outputs. A script after --
     is trained for some steps under ARM; what ran is shown next to what ARM declares.
     """
-    from ampcompare.diagnosis.explain import explain_arm
+    from ampcompare.diagnosis.explain import explain_arm, observe_in_child, render_observation
+    from ampcompare.experiment.option_checks import check_cells
     from ampcompare.results.records.run import dump_json
     from ampcompare.results.report.ledger import ledger_document
     from ampcompare.results.report.terminal import Terminal
 
-    arm = Arm.parse(parameters["arm_text"])
-    explanation = explain_arm(arm)
-    observation = None
-    derived = {"arm_text": str(arm), "processes": parameters["nproc_per_node"], "metric": ()}
+    arm, width, below = Arm.parse(parameters["arm_text"]), text_width(), ""
+    document = explain_arm(arm).data()
     if parameters["script"] is not None:
-        ran = _train_briefly(collect_settings(request_from({**parameters, **derived}), one_run=True).config)
-        if parameters["as_json"]:
-            click.echo(dump_json({**explanation.data(), "ledger": ran.model_dump()}))
-            return 0
-        click.echo(Terminal(text_width()).render(explanation))
-        document = ledger_document(ran, arm)
-        click.echo(Terminal(text_width(), details=True).write(document), nl=False)
-        return 0
-    if any(parameters[name] is not None for name in ("recipe__model__arch", "config_file", "recipe_name")):
-        from ampcompare.diagnosis.explain import observe_in_child
-        from ampcompare.experiment.option_checks import check_cells
-
-        config = collect_settings(request_from({**parameters, **derived}), one_run=True).config
+        ran = _train_briefly(watched_config(parameters, str(arm)))
+        document["ledger"] = ran.model_dump()
+        below = Terminal(width, details=True).write(ledger_document(ran, arm))
+    elif any(parameters[name] is not None for name in ("recipe__model__arch", "config_file", "recipe_name")):
+        config = watched_config(parameters, str(arm))
         check_cells([config])
-        observation = observe_in_child(config)
+        document["observed"] = observation = observe_in_child(config)
+        below = render_observation(observation, width=width)
+    else:
+        document["observed"] = None
     if parameters["as_json"]:
-        click.echo(dump_json({**explanation.data(), "observed": observation}))
-        return 0
-    width = text_width()
-    click.echo(Terminal(width).render(explanation), nl=False)
-    if observation is not None:
-        from ampcompare.diagnosis.explain import render_observation
-
-        click.echo("\n" + render_observation(observation, width=width), nl=False)
+        click.echo(dump_json(document))
+    else:
+        click.echo(Terminal(width).render(explain_arm(arm)) + (below and f"\n{below}"), nl=False)
     return 0
 
 
 def _train_briefly(config: RunConfig) -> Ledger:
-    """Train a script for some steps, and return in which types.
-
-    Raises:
-        LaunchError: it failed before a step was seen.
-    """
+    """Train a script for some steps, and return in which types."""
     from ampcompare.experiment.launch.script.listing import brief_record
     from ampcompare.experiment.option_checks import check_cells
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from ampcompare.base.errors import RecordError
-from ampcompare.base.formatting import printable
+from ampcompare.base.formatting import format_count, printable
 from ampcompare.cli.help import OUTPUT, Command, option
 from ampcompare.cli.values import FILE, FOLDER, Choice
 
@@ -40,24 +40,17 @@ def command(run: str | None, tracker: str, output: str | None, project: str) -> 
     W&B writes offline, for `wandb sync`, unless WANDB_MODE says otherwise. MLflow writes files, unless
     MLFLOW_TRACKING_URI names a server.
     """
-    from ampcompare.experiment.reload_report import reload_comparison
+    from ampcompare.api.comparison import export_run
     from ampcompare.experiment.run_directory import newest_runs
-    from ampcompare.results.report.export import make_exporter
 
     folder = newest_runs()[0] if run is None else Path(run)
-    if not folder.is_dir():
-        raise RecordError(f"{folder} is not a run directory; name a folder that run or compare wrote")
-    comparison = reload_comparison(folder)
-    target = Path(output) if output is not None else folder / tracker
 
     def note(text: str) -> None:
         click.echo(f"note: {printable(text, 2000)}", err=True)
 
-    exporter = make_exporter(tracker, target, note, project)
-    exporter.write(comparison, folder)
-    count = len(comparison.records)
-    destination = printable(exporter.destination or str(target), 300)
-    click.echo(f"{printable(str(folder), 300)}: {count} record{'s' * (count != 1)}, in {destination}")
+    comparison, destination = export_run(folder, tracker, output, project, note)
+    count = format_count(len(comparison.records), "record")
+    click.echo(f"{printable(str(folder), 300)}: {count}, in {printable(destination, 300)}")
     for line in comparison.excluded:
         click.echo(f"ampcompare: not used: {printable(line, 2000)}", err=True)
     return RecordError.exit_code if comparison.excluded else 0

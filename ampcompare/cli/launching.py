@@ -18,7 +18,6 @@ from ampcompare.cli.shared_options import typed_command
 
 if TYPE_CHECKING:
     from ampcompare.experiment.launch.contract import Launcher
-    from ampcompare.experiment.run_options import LaunchOptions
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Options = TypeVar("Options")
@@ -53,11 +52,7 @@ def launch_options(function: Function) -> Function:
 
 
 def count_processes(parameters: Mapping[str, Any]) -> int | None:
-    """Return the number of processes that flags, or the launcher of this process, ask for; None if neither does.
-
-    Raises:
-        ConfigError: both do, and they differ.
-    """
+    """Return the number of processes that flags, or the launcher of this process, ask for; None if neither does."""
     from ampcompare.base.environment.ranks import world_of
 
     world = world_of(url=parameters["dist_url"])
@@ -72,36 +67,18 @@ def count_processes(parameters: Mapping[str, Any]) -> int | None:
     return world.size
 
 
-def launch_from(parameters: Mapping[str, Any]) -> LaunchOptions:
-    """Return how the present command starts the processes of a cell.
-
-    Raises:
-        ConfigError: an option of Slurm that cannot be used.
-    """
+def options_by_name(kind: Callable[..., Options], parameters: Mapping[str, Any], **values: Any) -> Options:
+    """Return options of a run or comparison: each is the parameter of the command that has its name, or a value."""
     from ampcompare.experiment.launch.slurm import parse_slurm_options
     from ampcompare.experiment.run_options import LaunchOptions
 
-    return LaunchOptions(
-        slurm_options=parse_slurm_options(parameters["slurm_options"]), dist_url=parameters["dist_url"]
-    )
-
-
-def options_by_name(kind: Callable[..., Options], parameters: Mapping[str, Any], **values: Any) -> Options:
-    """Return options of a run or comparison: each is the parameter of the present command that has its name.
-
-    Args:
-        kind: a class whose options are processes that train.
-        values: given in place of parameters of the same name.
-
-    Raises:
-        ConfigError: a value that cannot be used.
-    """
     names = inspect.signature(kind).parameters.keys() & parameters.keys() - READ_ELSEWHERE
     if "launch" in inspect.signature(kind).parameters:
-        values["launch"] = launch_from(parameters)
-    options: Any = kind(**{**{name: parameters[name] for name in names}, **values})
-    options.command = typed_command()
-    return cast("Options", options)
+        options = parse_slurm_options(parameters["slurm_options"])
+        values["launch"] = LaunchOptions(slurm_options=options, dist_url=parameters["dist_url"])
+    made: Any = kind(**{**{name: parameters[name] for name in names}, **values})
+    made.command = typed_command()
+    return cast("Options", made)
 
 
 @contextlib.contextmanager
@@ -109,9 +86,6 @@ def save_at_signals(launcher: Launcher) -> Iterator[None]:
     """Pass SIGTERM and SIGHUP on to the running cell, which saves and ends; end at once if none is running.
 
     A cell that has just ended when it is asked is not followed by another.
-
-    Raises:
-        Ended: the signal came between two cells.
     """
     names: list[str] = []
 
@@ -127,11 +101,7 @@ def save_at_signals(launcher: Launcher) -> Iterator[None]:
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Leave the block at SIGTERM and SIGHUP as at an error, so that what it has started is ended too.
-
-    Raises:
-        Ended: the signal came.
-    """
+    """Leave the block at SIGTERM and SIGHUP as at an error, so that what it has started is ended too."""
 
     def end(name: str) -> None:
         raise Ended(f"ended by {name}; nothing was saved")

@@ -23,11 +23,7 @@ def text_width() -> int:
 
 
 def note(line: str, write: Callable[[str], object] | None = None) -> None:
-    """Write a line for people to stderr, folded to the width of a terminal.
-
-    Args:
-        write: takes the folded text in place of stderr.
-    """
+    """Write a line for people to stderr, or by a function, folded to the width of a terminal."""
     import click
 
     text = fold_to_terminal(line)

@@ -11,10 +11,9 @@ from ampcompare.backends.arm import parse_arms
 from ampcompare.cli.help import ARMS, OUTPUT, SCRIPT, default_of, option, options_of
 from ampcompare.cli.launching import ended_by_signals
 from ampcompare.cli.output import note, text_width
-from ampcompare.cli.settings import ScriptCommand, request_from, watched_script_options
+from ampcompare.cli.settings import ScriptCommand, watched_config, watched_script_options
 from ampcompare.cli.shared_options import json_option, recipe_options
 from ampcompare.cli.values import FOLDER
-from ampcompare.experiment.sources import collect_settings
 
 profile_option = options_of(api_profile)
 
@@ -54,16 +53,15 @@ def command(**parameters: Any) -> int:
     Trains each arm for some steps: timed, then under torch.profiler, then one step that counts memory and FLOPs. Shows
     one step and its peak of memory side by side, and the reasons that were measured. Exits with 0 whatever it finds.
     """
+    from ampcompare.diagnosis.profiling.options import ProfileOptions
     from ampcompare.experiment.option_checks import check_cells
     from ampcompare.experiment.preflight import preflight_of
-    from ampcompare.experiment.profile import ProfileOptions, profile, steps_needed
+    from ampcompare.experiment.profile import profile, steps_needed
     from ampcompare.results.records.run import dump_json
     from ampcompare.results.report.terminal import Terminal
 
-    configs = []
-    for arm in dict.fromkeys(map(str, parse_arms(parameters["arms"] or default_of(api_profile, "arms")))):
-        derived = {"arm_text": arm, "processes": parameters["nproc_per_node"], "metric": ()}
-        configs.append(collect_settings(request_from({**parameters, **derived}), one_run=True).config)
+    arms = dict.fromkeys(map(str, parse_arms(parameters["arms"] or default_of(api_profile, "arms"))))
+    configs = [watched_config(parameters, arm) for arm in arms]
     options = ProfileOptions(
         tuple(configs),
         steps=parameters["steps"],
@@ -82,8 +80,6 @@ def command(**parameters: Any) -> int:
             preflight_of(configs, say, min_steps=steps_needed(options.steps, options.profiled))
         folder = parameters["output_dir"]
         found = profile(options, output_dir=Path(folder) if folder else None, say=say)
-    if parameters["as_json"]:
-        click.echo(dump_json(found))
-        return 0
-    click.echo(Terminal(text_width()).render(found), nl=False)
+    as_json = parameters["as_json"]
+    click.echo(f"{dump_json(found)}\n" if as_json else Terminal(text_width()).render(found), nl=False)
     return 0

@@ -12,11 +12,7 @@ MAX_NOTICES = 16  # plain lines at a time
 
 
 def describe_outline(outline: Outline, device: str) -> str:
-    """Return the first line: what will run, where and into which folder, and how much of it is there already.
-
-    Args:
-        device: that `auto` stands for.
-    """
+    """Return the first line: what will run, on which device, into which folder, and what is there already."""
     arms, seeds, count = outline.arms, outline.seeds, len(outline.cells)
     named = f" ({printable(', '.join(arms), 100)})" if len(arms) <= MAX_NAMED else ""
     if count == 1:
@@ -48,22 +44,13 @@ def _place(cells: Sequence[RunConfig], device: str) -> str:
 
 
 def notices(cells: Sequence[CellView], matrix: MatrixView, *, idle: str = "") -> list[str]:
-    """Return plain lines on some running cells and the matrix, and in one more how many others run.
-
-    Args:
-        idle: what happens while no cell runs; "" for nothing.
-    """
+    """Return plain lines on some running cells and the matrix, and in one more how many others run."""
     end = f"; {rough_duration(int(matrix.seconds))} since the start"
     if matrix.left is not None and matrix.total > 1:
         end += f", about {rough_duration(matrix.left)} left"
     if not cells:
         return [f"{matrix.done} of {matrix.total} cells: {idle}{end}"] if idle else []
     shown = cells if len(cells) <= MAX_NOTICES else cells[: MAX_NOTICES - 1]
-    lines = []
-    for cell in shown:
-        parts = [f"[{cell.number}/{matrix.total}] {cell.full_name}: {cell.phase}"]
-        if cell.progress is not None and cell.progress.total_steps:
-            parts.append(f"step {cell.progress.steps} of {cell.progress.total_steps}")
-        parts += cell.figures(" left" if matrix.total == 1 else " for this cell")
-        lines.append(", ".join(parts) + end)
+    left = " left" if matrix.total == 1 else " for this cell"
+    lines = [f"[{one.number}/{matrix.total}] {one.full_name}: {', '.join(one.words(left))}{end}" for one in shown]
     return lines if len(shown) == len(cells) else [*lines, f"and {len(cells) - len(shown)} more cells run"]

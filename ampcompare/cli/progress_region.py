@@ -26,11 +26,7 @@ class _Console(Console):
 
 
 class Region:
-    """Draws bars over those that it drew before; lines that are printed stand above them.
-
-    Args:
-        stream: a terminal.
-    """
+    """Draws bars over those that it drew before; lines that are printed stand above them."""
 
     def __init__(self, stream: TextIO) -> None:
         self._console = _Console(file=stream, force_terminal=True, highlight=False, markup=False, emoji=False)
@@ -45,12 +41,7 @@ class Region:
         self._live.start()
 
     def draw(self, cells: Sequence[CellView], matrix: MatrixView, idle: str = "", above: str | None = None) -> None:
-        """Draw the bars of cells, as far as there is room, and of the matrix.
-
-        Args:
-            idle: what is said while no cell runs.
-            above: a line that stays.
-        """
+        """Draw the bars of cells, as far as there is room, and of the matrix; a line above them stays."""
         self._live.update(bars(cells, matrix, self._console, idle), refresh=above is None)
         if above is not None:
             self._console.print(Text(above), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`ampcompare report`: render records again, of one run directory or of several."""
+"""`ampcompare report`: render the records of a run directory again."""
 
 from __future__ import annotations
 
@@ -74,31 +74,28 @@ def command(
     Without DIR or FILE, the newest run directory in runs/ is shown: after `run`, that run. A line on standard error
     names it, and the one before it.
 
-    FILE is a record.json, a report.json, or a file that `exec --record` wrote (several are shown side by side). Several
-    run directories with equal settings give one report.
+    FILE is a record.json, a report.json, or a file that `exec --record` wrote.
 
     A different --reference is one more look at the runs, and is counted in the run directory.
 
     Records that fail validation (edited, copied, from another cell) are left out and listed; the exit code is then 2.
     """
-    from ampcompare.experiment.reload_report import reload_comparison, reload_together
-    from ampcompare.script.recording.summary import is_exec_record, read_exec_record, records_document
+    from ampcompare.experiment.reload_report import reload_comparison
+    from ampcompare.script.recording.summary import is_exec_record, record_document
 
     target = _target_from(form, output, open_page)
     files = [Path(path) for path in paths] or [_newest()]
-    of_exec = [path for path in files if is_exec_record(path)]
     excluded: list[str] = []
-    if of_exec and len(of_exec) < len(files):
-        raise ConfigError(f"{of_exec[0]} is a record of exec, but the others are not; report them separately")
-    if of_exec and reference is not None:
+    if len(files) > 1:
+        raise ConfigError("a report is of one run directory, or of one record; name a single one")
+    is_of_exec = is_exec_record(files[0])
+    if is_of_exec and reference is not None:
         raise ConfigError("--reference is for arms of a comparison; records of exec have none")
-    if reference is not None and len(files) > 1:
-        raise ConfigError("--reference needs exactly one run directory; name a single one")
-    target = target.with_file(files[0] if len(files) == 1 and files[0].is_dir() and reference is None else None)
-    if of_exec:
-        text = target.reporter().write(records_document(files, [read_exec_record(path) for path in files]))
+    target = target.with_file(files[0] if files[0].is_dir() and reference is None else None)
+    if is_of_exec:
+        text = target.reporter().write(record_document(files[0]))
     else:
-        comparison = reload_together(files) if len(files) > 1 else reload_comparison(files[0], reference=reference)
+        comparison = reload_comparison(files[0], reference=reference)
         reporter = target.reporter(details)
         reporter.logs = log_links(comparison, files, target.file.parent) if target.file else {}
         text, excluded = reporter.render(comparison), comparison.excluded
@@ -151,11 +148,7 @@ class _ReportTarget:
 
 
 def _target_from(form: str | None, output: str | None, shown: bool) -> _ReportTarget:
-    """Return where a report goes, from the options of the command.
-
-    Raises:
-        ConfigError: the options do not go together.
-    """
+    """Return where a report goes, from the options of the command."""
     if shown and form not in (None, "html"):
         raise ConfigError(f"--open shows the HTML page, and --format asks for {form}; give only one of them")
     if shown and output == "-":
@@ -172,11 +165,7 @@ def _target_from(form: str | None, output: str | None, shown: bool) -> _ReportTa
 
 
 def _give_report(text: str, target: _ReportTarget) -> None:
-    """Write a report to its file, and show it if that is asked for; without a file, to standard output.
-
-    Raises:
-        EnvironmentUnfit: the file cannot be written.
-    """
+    """Write a report to its file, and show it if that is asked for; without a file, to standard output."""
     if target.file is None:
         say(text, nl=False)
         return

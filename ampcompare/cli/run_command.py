@@ -19,7 +19,7 @@ from ampcompare.cli.output import note, say
 from ampcompare.cli.settings import ScriptCommand, request_from, script_options, show_metrics
 from ampcompare.cli.shared_options import arm_from_flags, arm_options, output_options, recipe_options
 from ampcompare.experiment.run_options import RunOptions
-from ampcompare.experiment.sources import SettingsSources, collect_settings, published_for_run
+from ampcompare.experiment.sources import SettingsSources, collect_settings
 
 if TYPE_CHECKING:
     from ampcompare.experiment.single_run import RunOutcome, Verification
@@ -74,8 +74,7 @@ def command(**parameters: Any) -> int:
     from ampcompare.results.records.run import dump_json
 
     as_json, quiet = parameters["as_json"], parameters["quiet"]
-    sources = sources_from(parameters)
-    options = options_by_name(RunOptions, parameters, config=sources.config)
+    options = options_by_name(RunOptions, parameters, config=sources_from(parameters).config)
     if parameters["list_metrics"]:
         return show_metrics(options.config)
     if parameters["dry_run"]:
@@ -90,16 +89,12 @@ def command(**parameters: Any) -> int:
     with Display(quiet=quiet, bar=not parameters["no_progress"]) as display:
         outcome = run_single(options, observer=display, while_running=save_at_signals)
     if outcome.is_main:
-        _show_run(outcome, sources, as_json=as_json, quiet=quiet, details=parameters["details"])
+        _show_run(outcome, as_json=as_json, quiet=quiet, details=parameters["details"])
     return outcome.exit_code
 
 
 def sources_from(parameters: Mapping[str, Any]) -> SettingsSources:
-    """Return the settings of the one arm that the parameters of the command ask for.
-
-    Raises:
-        ConfigError: settings that cannot be used.
-    """
+    """Return the settings of the one arm that the parameters of the command ask for."""
     named = parameters["arm_text"]
     arm = str(Arm.parse(named)) if named is not None else None
     derived = {
@@ -109,12 +104,8 @@ def sources_from(parameters: Mapping[str, Any]) -> SettingsSources:
     return collect_settings(request_from({**parameters, **derived}), one_run=True)
 
 
-def _show_run(outcome: RunOutcome, sources: SettingsSources, *, as_json: bool, quiet: bool, details: bool) -> None:
-    """Print the row of a run or the record as JSON, and the error of one that failed.
-
-    Raises:
-        Ended: the run was asked to stop.
-    """
+def _show_run(outcome: RunOutcome, *, as_json: bool, quiet: bool, details: bool) -> None:
+    """Print the row of a run or the record as JSON, and the error of one that failed."""
     from ampcompare.results.analysis.summary import summarize
     from ampcompare.results.records.run import dump_json
 
@@ -128,8 +119,7 @@ def _show_run(outcome: RunOutcome, sources: SettingsSources, *, as_json: bool, q
         raise Ended(f"{record.arm} was {record.error}; --resume auto continues from its newest checkpoint")
     elif not as_json:
         row = summarize([record], arms=[record.arm], reference=record.arm)
-        published = published_for_run(sources)
-        say(terminal_text(row.model_copy(update={"published": published}), details=details), nl=False)
+        say(terminal_text(row, details=details), nl=False)
         if not quiet:
             click.echo(f"record: {outcome.cell / CellFile.RECORD}", err=True)
 

@@ -11,7 +11,7 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.base.formatting import printable
 from ampcompare.cli.help import OUTPUT, SCRIPT, Command, add_options, option
 from ampcompare.cli.shared_options import RECIPE_OPTIONS, parameter_of
-from ampcompare.experiment.sources import SettingsRequest
+from ampcompare.experiment.sources import SettingsRequest, collect_settings
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.layers import Layer, parse_assignment, set_path
 from ampcompare.settings.script import ScriptConfig, script_config
@@ -31,11 +31,7 @@ NOT_FOR_SCRIPTS = (
 
 
 def request_from(parameters: Mapping[str, Any]) -> SettingsRequest:
-    """Return the settings that the present command asks for: `--set` below variables, and these below flags.
-
-    Raises:
-        ConfigError: a `--set` or `--model-arg` that cannot be read.
-    """
+    """Return the settings that the present command asks for: `--set` below variables, and these below flags."""
     layers = []
     for text in parameters["overrides"]:
         values: dict[str, Any] = {}
@@ -107,6 +103,12 @@ class ScriptCommand(Command):
         return [*super().collect_usage_pieces(ctx), "[-- SCRIPT [ARGS]...]"]
 
 
+COMPAT_TORCH = option(
+    "--compat-torch",
+    is_flag=True,
+    group=SCRIPT,
+    help="with -- SCRIPT: restore removed and changed APIs of torch, numpy and Python",
+)
 SEED_ARG = option("--seed-arg", metavar="FLAG", group=SCRIPT, help="with -- SCRIPT: pass the seed as FLAG SEED")
 
 
@@ -129,12 +131,7 @@ def script_options(function: Function) -> Function:
             help="with -- SCRIPT: run it briefly and list the metrics it shows",
         ),
         SEED_ARG,
-        option(
-            "--compat-torch",
-            is_flag=True,
-            group=SCRIPT,
-            help="with -- SCRIPT: restore removed and changed APIs of torch, numpy and Python",
-        ),
+        COMPAT_TORCH,
         option(
             "--mask",
             multiple=True,
@@ -158,7 +155,7 @@ def watched_script_options(function: Function) -> Function:
             help="random seed of weights and batches; for a script, set before it starts",
         ),
         SEED_ARG,
-        option("--compat-torch", is_flag=True, group=SCRIPT, help="with -- SCRIPT: restore removed and changed APIs"),
+        COMPAT_TORCH,
         option(
             "--nproc-per-node",
             type=click.IntRange(1),
@@ -170,17 +167,20 @@ def watched_script_options(function: Function) -> Function:
     return add_options(options, function)
 
 
-def _script_layer(parameters: Mapping[str, Any]) -> Layer | None:
-    """Return the setting of the script after `--`; None without one.
+def watched_config(parameters: Mapping[str, Any], arm: str) -> RunConfig:
+    """Return the settings of an arm that a command watches as it trains."""
+    derived = {"arm_text": arm, "processes": parameters["nproc_per_node"], "metric": ()}
+    return collect_settings(request_from({**parameters, **derived}), one_run=True).config
 
-    Raises:
-        ConfigError: an option that only ampcompare's own loop has, or only a script, in the wrong place.
-    """
+
+def _script_layer(parameters: Mapping[str, Any]) -> Layer | None:
+    """Return the setting of the script after `--`; None without one."""
     words = parameters.get("script")
     if words is None:
         for name in OWN:
             if _was_given(name):
-                raise ConfigError(f"{_flag(name)} is for a script: ampcompare {_command()} [OPTIONS] -- SCRIPT ARGS...")
+                command = click.get_current_context().info_name
+                raise ConfigError(f"{_flag(name)} is for a script: ampcompare {command} [OPTIONS] -- SCRIPT ARGS...")
         return None
     paths = {parameter_of(path): path for _, path, _ in RECIPE_OPTIONS}
     loops = [name for name, path in paths.items() if path not in KEPT]
@@ -236,7 +236,3 @@ def _flag(name: str) -> str:
     command = click.get_current_context().command
     found = next((one for one in command.params if one.name == name), None)
     return max(found.opts, key=len) if found is not None else f"--{name.replace('_', '-')}"
-
-
-def _command() -> str:
-    return str(click.get_current_context().info_name)

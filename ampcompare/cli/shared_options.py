@@ -228,13 +228,6 @@ def output_options(function: Function) -> Function:
         option("--output-dir", "-o", type=FOLDER, group=OUTPUT, help="run directory  [default: runs/COMMAND-HASH]"),
         option("--force", is_flag=True, group=OUTPUT, help="ignore records of earlier calls and run again"),
         option("--dry-run", is_flag=True, group=OUTPUT, help="print what would run, and exit"),
-    ]
-    return add_options(options, printing_options(function))
-
-
-def printing_options(function: Function) -> Function:
-    """Add what is printed while and after something runs."""
-    options = [
         json_option(),
         option("--no-progress", is_flag=True, group=OUTPUT, help="no progress bars; a plain line each minute instead"),
         option("--quiet", "-q", is_flag=True, group=OUTPUT, help="no progress and no notes on stderr"),
@@ -287,14 +280,7 @@ def arm_options(function: Function) -> Function:
 
 
 def arm_from_flags(parameters: Mapping[str, Any], *, is_named: bool) -> str | None:
-    """Return the arm that `--backend` and its options name, in its canonical form; None if they name none.
-
-    Args:
-        is_named: whether `--arm` is given, which the flags cannot be combined with.
-
-    Raises:
-        ConfigError: both ways are used, options have no backend, or the arm cannot be used.
-    """
+    """Return the arm that `--backend` and its options name, in its canonical form; None if they name none."""
     options = {name: parameters[name] for name in ARM_FLAGS if parameters[name] is not None}
     backend = parameters["backend"]
     flags = ", ".join([*(["--backend"] if backend else []), *map(ARM_FLAGS.__getitem__, options)])

@@ -10,10 +10,8 @@ from ampcompare.base.errors import close_matches
 
 if TYPE_CHECKING:
     StringChoice = click.Choice[str]
-    StringType = click.ParamType[str]
 else:  # older versions of click, whose types are not generic
     StringChoice = click.Choice
-    StringType = click.ParamType
 
 
 class Choice(StringChoice):
@@ -50,20 +48,6 @@ class Choice(StringChoice):
         raise click.BadParameter(text, ctx, param)
 
 
-class Jobs(StringType):
-    """A number of cells from 1, or the word auto."""
-
-    name = "jobs"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        text = str(value).strip().lower()
-        if text == "auto":
-            return text
-        if not text.isdecimal() or int(text) < 1:
-            self.fail(f"{value!r} is not a number of cells from 1, nor auto", param, ctx)
-        return int(text)
-
-
 def _plain(word: str) -> str:
     return word.lower().replace("_", "-")
 
@@ -76,7 +60,6 @@ def _path(name: str) -> click.Path:
 
 
 FILE, FOLDER, FILE_OR_FOLDER = map(_path, ("file", "dir", "file|dir"))
-JOBS = Jobs()
 FLAG = Choice(
     ("true", "false"), {"yes": "true", "on": "true", "1": "true", "no": "false", "off": "false", "0": "false"}
 )

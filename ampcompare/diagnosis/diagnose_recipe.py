@@ -20,7 +20,6 @@ def diagnose_recipe(
     reference: Literal["float32", "float64", "none"],
     cures: bool,
 ) -> dict[str, Any]:
-    """Diagnose the arm and recipe of a configuration."""
     settings = validate(RunConfig, config)
     torch.set_num_threads(settings.threads)
     recipe = settings.recipe

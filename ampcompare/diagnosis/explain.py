@@ -63,7 +63,8 @@ def explain_arm(arm: Arm) -> Explanation:
     """Explain `arm` from its backend's description; torch is not needed."""
     parts = arm.spec.explain(arm.options)
     if parts.twin is not None:
-        parts = replace(parts, twin=str(Arm.parse(parts.twin)))
+        twin = Arm.parse(parts.twin)
+        parts = replace(parts, twin=str(twin), twin_script=twin.spec.explain(twin.options).script)
     missing = [name for name in NOT_IN_SCRIPTS if name in arm.options]
     if missing and parts.script:
         note = f'# all but {", ".join(missing)}, which ampcompare.make_precision("{arm}") does'

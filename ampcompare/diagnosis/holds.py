@@ -184,7 +184,6 @@ class _Check:
     rounded: dict[float, list[dict[str, Tensor]]] = field(default_factory=dict)  # figures with added rounding, by unit
 
     def arm(self, arm: Arm | str) -> Held:
-        """Check one arm."""
         __tracebackhide__ = True
         arm = _undoable(Arm.parse(arm) if isinstance(arm, str) else arm)
         reference = self._in_fp32()
@@ -319,7 +318,6 @@ class _Rounding:
         self._draws = torch.Generator().manual_seed(seed)
 
     def apply(self, value: Any) -> Any:
-        """Return a value with its floating tensors changed."""
         return tree_map(self._round, value)
 
     def _round(self, value: Any) -> Any:

@@ -68,7 +68,6 @@ class Observation:
         self.skipped += not applied
 
     def add(self, facts: StepFacts) -> None:
-        """Add a watched step."""
         self.skip(facts.applied)
         self.facts = [*self.facts, facts][-self._keep :]
         loss = facts.step.loss
@@ -105,7 +104,6 @@ class Observation:
 
 
 def place_of(key: Key) -> Place:
-    """Return the place of a key."""
     return Place(module=key[0], operation=key[1], where=key[2], phase=key[3])
 
 

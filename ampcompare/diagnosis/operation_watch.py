@@ -127,7 +127,6 @@ class OperationWatch(TorchDispatchMode):
         return False  # nothing is compiled under a watch, and the guard against it costs time at each operation
 
     def mark_loss(self, loss: Tensor) -> None:
-        """Remember which result of this step is a loss."""
         place = self._producer.get(_storage(loss))
         if place is not None:
             self._step.losses.append(place)
@@ -317,7 +316,6 @@ def _missing(args: Sequence[Any]) -> float:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    """Return the tensors of the arguments or the result of an operation."""
     if isinstance(value, Tensor):
         return [value]
     found: list[Tensor] = []

@@ -23,7 +23,6 @@ class DiagnoseOptions:
     cures: bool = True
 
     def check(self) -> None:
-        """Refuse what cannot be diagnosed."""
         recipe = self.config.recipe
         if recipe.compile != "none" or recipe.cuda_graph:
             name = "--cuda-graph" if recipe.cuda_graph else "--compile"
@@ -57,7 +56,6 @@ class PrefixRequest(ScriptRequest):
 
 
 def diagnose_in_child(options: DiagnoseOptions, *, environment: Mapping[str, str] | None = None) -> Diagnosis:
-    """Diagnose a recipe in a separate process."""
     options.check()
     asked = {name: getattr(options, name) for name in ("steps", "reference", "cures")}
     what = f"{options.config.arm} cannot be diagnosed"

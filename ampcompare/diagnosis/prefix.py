@@ -64,7 +64,6 @@ class PrefixWatch(StepObserver):
 
     @property
     def is_over(self) -> bool:
-        """Whether the prefix is made."""
         return max(self._made.values(), default=0) >= self.steps
 
     def see_loss(self, loss: Any) -> None:
@@ -75,7 +74,6 @@ class PrefixWatch(StepObserver):
             self.losses.append(loss)
 
     def close(self) -> None:
-        """See nothing any more."""
         for handle in self._handles:
             handle.remove()
         self._handles = []

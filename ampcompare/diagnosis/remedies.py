@@ -39,7 +39,6 @@ class Change:
         )
 
     def parts(self) -> list[Change]:
-        """Return the single changes that it is made of."""
         return [
             *(Change(modules=(name,)) for name in self.modules),
             *(Change(lines=(line,)) for line in self.lines),
@@ -50,7 +49,6 @@ class Change:
         return ", ".join([*self.modules, *self.lines, *(f"{name}={value}" for name, value in self.options)])
 
     def applied_to(self, arm: Arm) -> Arm:
-        """Return the arm with the modules and options of this change."""
         names = [name.rpartition(":")[2] for name in self.modules]  # a pattern is of every model
         kept = [*filter(None, str(arm.options.get("keep_fp32", "")).split("|")), *names]
         changed = {**arm.options, **dict(self.options)}
@@ -263,7 +261,6 @@ def _attribute(name: str) -> str:
 
 
 def _line_code(place: str, device: str) -> list[str]:
-    """Return a line of the user's code in a block without casts."""
     name, _, number = place.rpartition(":")
     is_file = name not in linecache.cache and not os.path.exists(name)
     source = linecache.getline(os.path.abspath(name) if is_file else name, int(number)).strip()

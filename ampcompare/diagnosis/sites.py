@@ -108,7 +108,6 @@ class Sites:
 
     @property
     def models(self) -> list[nn.Module]:
-        """Those that have a name."""
         return [model for _, model in self._models]
 
     @property
@@ -123,11 +122,9 @@ class Sites:
 
     @property
     def is_inside(self) -> bool:
-        """Whether a module is running."""
         return bool(self._stack)
 
     def knows(self, module: nn.Module) -> bool:
-        """Return whether a module has a name."""
         return id(module) in self._names
 
     def enter(self, module: nn.Module, *_arguments: Any) -> None:
@@ -137,7 +134,6 @@ class Sites:
         self._order.setdefault(name)
 
     def leave(self, *_arguments: Any) -> None:
-        """Note that a module ends."""
         if self._stack:
             self._stack.pop()
 
@@ -148,7 +144,6 @@ class Sites:
         self._listed.clear()
 
     def close(self) -> None:
-        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

@@ -63,7 +63,6 @@ class StepWatch(StepObserver):
         self.begin_step()
 
     def open(self) -> None:
-        """Enter the modes."""
         self._stack.callback(self.sites.close)
         self._stack.enter_context(lines_in_fp32(self._kept_lines, self.observation.functions))
         self._stack.enter_context(self.operations)
@@ -81,7 +80,6 @@ class StepWatch(StepObserver):
         return is_made or self.observation.is_broken
 
     def begin_step(self) -> None:
-        """Count the weights with which a step begins."""
         self.operations.is_paused = not self.is_watched
         if self.is_watched:
             self.add_weights()
@@ -109,7 +107,6 @@ class StepWatch(StepObserver):
         self._applied += applied
 
     def add_weights(self, model: nn.Module | None = None) -> None:
-        """Count the weights of all models, or of one."""
         self._add("weight", model)
 
     def add_gradients(self) -> None:
@@ -172,7 +169,6 @@ class UpdateCounter:
         ]
 
     def before_step(self, optimizer: Optimizer, *_arguments: Any) -> None:
-        """Keep the weights that a step will change."""
         with no_modes():
             self._before = [(one, one.detach().clone(), grad != 0) for one, grad in moving_params(optimizer)]
 

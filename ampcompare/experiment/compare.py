@@ -70,7 +70,6 @@ class PlannedComparison:
 
     Attributes:
         plan: with the seeds of the pilot, if the number of seeds is still to be determined.
-        folder: the run directory.
         baseline: what gates compare with; the reference arm if None.
     """
 
@@ -90,12 +89,7 @@ class PlannedComparison:
 
 @dataclass(frozen=True)
 class ComparisonOutcome:
-    """A comparison that has ended.
-
-    Attributes:
-        folder: the run directory, with the reports.
-        checks: the result of each gate for each arm.
-    """
+    """A comparison that has ended."""
 
     options: CompareOptions
     comparison: Comparison
@@ -128,13 +122,7 @@ class ComparisonOutcome:
 
 
 def plan_comparison(options: CompareOptions) -> PlannedComparison:
-    """Check the options of a comparison and return its cells; nothing is written or started.
-
-    Raises:
-        ConfigError: an option that cannot be used.
-        EnvironmentUnfit: this machine lacks something that was requested.
-        RecordError: the baseline cannot be read.
-    """
+    """Check the options of a comparison and return its cells; nothing is written or started."""
     baseline = reload_comparison(options.baseline) if options.baseline is not None else None
     sources = collect_settings(options.settings)
     margins = (options.margin, sources.matrix.margin, Criteria.margin)
@@ -188,14 +176,6 @@ def run_comparison(
     Args:
         observer: receives progress and notes.
         while_running: a context around the runs, given the launcher; the command line handles signals in it.
-
-    Raises:
-        ConfigError: an option that cannot be used, or another command uses the folder.
-        EnvironmentUnfit: this machine lacks something that was requested.
-        RecordError: the baseline cannot be read.
-        LaunchError: no process could be started.
-        KeyboardInterrupt: passed on; finished cells are saved.
-        Ended: stopped by SIGTERM; finished cells are saved.
     """
     planned = plan_comparison(options)
     plan, folder = planned.plan, planned.folder
@@ -248,10 +228,6 @@ def emit_cells(options: CompareOptions, file: Path) -> int:
     """Write the command of each cell that has no record, one a line, for any scheduler; return their number.
 
     The same comparison reads what they leave.
-
-    Raises:
-        ConfigError: an option that cannot be used, cells that are not known before others have run, or secrets.
-        EnvironmentUnfit: this machine lacks something that was requested, or the file cannot be written.
     """
     planned = plan_comparison(options)
     if requested_seeds(options, planned.sources) == "auto":
@@ -278,11 +254,7 @@ def emit_cells(options: CompareOptions, file: Path) -> int:
 
 
 def try_rows(planned: PlannedComparison) -> Preflight | None:
-    """Train a few steps of each row of a comparison that has no record, and write nothing; None where it is left out.
-
-    Raises:
-        EnvironmentUnfit, LaunchError: no process can be started.
-    """
+    """Train a few steps of each row of a comparison that has no record, writing nothing; None where it is left out."""
     options, plan = planned.options, planned.plan
     if not options.preflight:
         return None
@@ -312,14 +284,11 @@ def _known_metrics(sources: SettingsSources) -> Sequence[Metric] | None:
 
 
 def pilot_seeds(others: int) -> range:
-    """Return the seeds of a pilot.
+    """Return the seeds of a pilot, for some arms besides the reference.
 
     Each arm is tested at its share of the error rate, and at a small level few degrees of freedom cost many seeds: nine
     arms need 158 seeds with a pilot of five and 72 with one of ten, where a difference has an sd of 0.8 points and
     the margin is 0.5.
-
-    Args:
-        others: arms besides the reference.
     """
     return range(PILOT_SIZES.get(max(1, others), MAX_PILOT))
 
@@ -330,9 +299,6 @@ def seeds_needed(comparison: Comparison, error_rate: float) -> tuple[int, str]:
 
     That is the number for a power of 80 % in Stein's one-sided test of non-inferiority at the margin, if the true
     difference is 0, with the pilot's spread, at a level shared by all arms. All arms get the largest number.
-
-    Args:
-        error_rate: of the test that follows, over all arms.
     """
     arms, reference = [row.arm for row in comparison.arms], comparison.reference
     runs = [record for record in comparison.records if record.arm == reference]
@@ -379,9 +345,7 @@ def run_auto(
     """Run a pilot of some seeds, estimate how many the margin needs, and run that many within a budget.
 
     Args:
-        make: the plan for some seeds.
         budget_seconds: wall time; a seed whose cells would not finish in time is not started. The pilot always runs.
-        others: as for `run_plan`.
     """
     observer = observer or Observer()
     begin = time.monotonic()

@@ -34,16 +34,6 @@ from ampcompare.settings.examination import ERRORS, ScriptRequest
 if TYPE_CHECKING:
     from ampcompare.diagnosis.loops import Loop
 
-__all__ = [
-    "ENDED",
-    "DiagnoseOptions",
-    "diagnose",
-    "diagnose_script",
-    "run_examined",
-    "say_limits",
-    "watched_settings",
-]
-
 MAX_RUNS = 12  # of candidates: each trains the script from its start
 TIME_LIMIT = 3600.0
 SECONDS_TO_END = 3.0  # for other ranks, behind the watched one
@@ -67,11 +57,6 @@ def diagnose(
         output_dir: folder of `diagnosis.json` and, where the extra is installed, `diagnosis.html`; by default none.
         say: called with a line about GPUs that are left out, before each run of a script, and with the files that are
             written.
-
-    Raises:
-        ConfigError: options that cannot be used, or no step was watched.
-        EnvironmentUnfit: this machine lacks something that was requested.
-        LaunchError: training failed.
     """
     if loop is not None:
         from ampcompare.diagnosis.diagnose import diagnose_given
@@ -98,18 +83,7 @@ def diagnose_script(
     say: Callable[[str], None] = lambda line: None,
     environment: Mapping[str, str] | None = None,
 ) -> Diagnosis:
-    """Run a script under the arm of a configuration, watched, and again under candidates of a cure.
-
-    Args:
-        options: their configuration names a script.
-        say: called with a line before each run.
-        environment: variables that the script gets in addition.
-
-    Raises:
-        ConfigError: options that cannot be used, or a script that cannot run under the arm.
-        EnvironmentUnfit: this machine lacks something.
-        LaunchError: the script failed, or made no step through apex.amp or torch.amp.
-    """
+    """Run a script under the arm of a configuration, watched, and again under candidates of a cure."""
     options.check()
     arm = options.config.parsed_arm
     begun = time.perf_counter()
@@ -142,7 +116,6 @@ def _watch_script(
 
     Args:
         lines: file:line of calls that run in fp32.
-        parent: of the folder of the run.
 
     Returns:
         What was seen, the functions kept in fp32 by their line, and the device's type.
@@ -168,11 +141,7 @@ def _watch_script(
 
 
 def watched_settings(config: RunConfig, arm: Arm, folder: Path) -> dict[str, Any]:
-    """Return the fields of `ExecSettings` for a script that is watched under an arm, by their names.
-
-    Args:
-        folder: of the run, where the record of the script comes.
-    """
+    """Return the fields of `ExecSettings` for a script that is watched under an arm, by their names."""
     script, seed = config.script, config.recipe.seed
     assert script is not None
     return {
@@ -206,15 +175,9 @@ def run_examined(
     """Run the script of a configuration under examination, to its end, and return its exit code.
 
     Args:
-        folder: of the run.
         kind: of `ampcompare.script.examination`, which runs once or on each rank.
         answer: file that it leaves.
         what: it leaves one for.
-        environment: added to that of this process.
-
-    Raises:
-        ConfigError, EnvironmentUnfit: the script cannot run under the arm, or here.
-        LaunchError: it did not end in time, failed, or left no answer.
     """
     request.write(folder / "request.json")
     start = [sys.executable]
@@ -269,9 +232,6 @@ def _exit_code(process: subprocess.Popen[bytes], ended: Path) -> int:
     """Return the exit code of the watched process of a run, at its end.
 
     Other ranks get some seconds after the watched one has ended: they may still be running, waiting for it.
-
-    Raises:
-        LaunchError: it did not end in time.
     """
     deadline = time.monotonic() + TIME_LIMIT
     while time.monotonic() < deadline:

@@ -26,13 +26,7 @@ OUT_OF_MEMORY = ("out of memory", "out-of-memory")
 
 @dataclass(frozen=True)
 class Try:
-    """The result of one batch size.
-
-    Attributes:
-        batch: samples in one update of each process.
-        reason: why it does not fit; "" if it does.
-        peak_bytes: peak memory; None if it did not finish.
-    """
+    """The result of one batch size, in samples of each process: why it does not fit, and its peak where it ended."""
 
     batch: int
     reason: str
@@ -47,7 +41,6 @@ class BatchLimit:
         fits: None if no batch does.
         fails: the smallest batch that was tried and does not fit.
         limit_bytes: memory that a run may take; None where only the device decides.
-        tries: number of batch sizes that were tried.
     """
 
     arm: str
@@ -65,7 +58,6 @@ class BatchSearch:
         configs: one for each arm, whose batch size is the first to be tried.
         memory_gib: that a run may take; None: all of the GPU.
         margin: share of it that stays free.
-        note: receives a line about each try.
         preflight: first train a few steps of each arm, so that one that cannot train is named before any search.
     """
 
@@ -93,16 +85,7 @@ def configs_of(config: RunConfig, arms: Sequence[str]) -> list[RunConfig]:
 
 
 def search_batches(search: BatchSearch, gpus: str | None) -> list[BatchLimit]:
-    """Return the largest batch of each arm, searched on the first GPU that is free.
-
-    Args:
-        gpus: numbers of the GPUs to choose from, such as 0,2-3; None: all that are free.
-
-    Raises:
-        ConfigError: GPUs that do not exist, or are not for these configurations; else as `find_batches`.
-        EnvironmentUnfit: a configuration has more processes than there are GPUs.
-        LaunchError: as `find_batches`.
-    """
+    """Return the largest batch of each arm, searched on the first GPU that is free."""
     places = find_places(search.configs, None, gpus)
     for text in places.notes:
         search.note(text)
@@ -115,10 +98,6 @@ def find_batches(search: BatchSearch, launcher: Launcher) -> list[BatchLimit]:
 
     A batch fits if some updates and an evaluation end, with the margin left of the limit. On a GPU the memory is what
     torch's allocator has reserved, on a CPU the growth of the process.
-
-    Raises:
-        ConfigError: a setting that cannot be used, or a CPU without a limit.
-        LaunchError: a try failed for another reason than memory or too few samples.
     """
     check_cells(search.configs)
     if search.preflight and len(search.configs) > 1:  # else the first try says the same
@@ -184,11 +163,7 @@ def _no_limit() -> ConfigError:
 
 
 def _judge(record: RunRecord, batch: int, limit: int | None) -> Try:
-    """Return whether a run fits.
-
-    Raises:
-        LaunchError: it failed for another reason.
-    """
+    """Return whether a run fits."""
     summary, error = record.summary, record.error or ""
     if record.status == "failed":
         if _is_about_memory(error):

@@ -28,7 +28,6 @@ class AheadOptions:
 
     Attributes:
         config: of the training; its arm is not used.
-        arms: to judge.
         prefix: steps that are run.
         steps: optimizer steps of the whole training; None: its scheduler or recipe says, or the rate stays.
         twin: run the prefix again from weights changed by one part in 512.
@@ -41,11 +40,7 @@ class AheadOptions:
     twin: bool = True
 
     def check(self) -> None:
-        """Refuse what cannot be looked at.
-
-        Raises:
-            ConfigError: no arms, a prefix that is too short or longer than the training.
-        """
+        """Refuse what cannot be looked at."""
         if not self.arms:
             raise ConfigError("there is no arm to look at; give some, as in --arm half:bf16,O2")
         if self.prefix < MIN_STEPS:
@@ -58,15 +53,7 @@ class AheadOptions:
 
 
 def look_ahead(options: AheadOptions, say: Callable[[str], None] = lambda line: None) -> Outlook:
-    """Run the first steps of a training in fp32, and say for each arm what is to be expected of it.
-
-    Args:
-        say: called with a line before each run.
-
-    Raises:
-        ConfigError, EnvironmentUnfit: options that cannot be used, or a script that cannot run here.
-        LaunchError: the training failed, or made no step.
-    """
+    """Run the first steps of a training in fp32, and say for each arm what is to be expected of it."""
     options.check()
     environment = find_places([options.config], None).all[0].gpu_environment
     if options.config.script is not None:

@@ -31,12 +31,7 @@ Vary = Sequence[tuple[str, Sequence[Any]]]
 
 @dataclass(frozen=True)
 class Row:
-    """One row.
-
-    Attributes:
-        arm: its canonical text.
-        varied: values of settings by their paths.
-    """
+    """One row: the canonical text of an arm, and values of settings by their paths."""
 
     arm: str
     varied: Mapping[str, Any] = field(default_factory=dict)
@@ -49,11 +44,7 @@ class Row:
 
 
 def cross(arms: Sequence[str], vary: Vary) -> list[Row]:
-    """Return every arm, which may be lists such as `fp32,bf16`, with every combination of the values of settings.
-
-    Raises:
-        ConfigError: an arm that cannot be used.
-    """
+    """Return every arm, which may be lists such as `fp32,bf16`, with every combination of the values of settings."""
     texts = [str(arm) for arm in parse_arms(arms)]
     paths = [path for path, _ in vary]
     combinations = list(itertools.product(*(values for _, values in vary)))
@@ -61,14 +52,7 @@ def cross(arms: Sequence[str], vary: Vary) -> list[Row]:
 
 
 def find_setting(name: str, said: str) -> str:
-    """Return the path of a setting that is named by its path or the last part of it.
-
-    Args:
-        said: what the user wrote, for the message.
-
-    Raises:
-        ConfigError: no such setting, or several, or one that is not varied this way.
-    """
+    """Return the path of a setting that is named by its path or the last part of it."""
     known = [path for path, _ in settings(RunConfig().model_dump(exclude=set(NON_NUMERIC_SETTINGS)))]
     name = name.strip().replace("-", "_")
     name = OTHER_NAMES.get(name, name)
@@ -100,9 +84,6 @@ def expand_matrix(
         reference: an arm, or the label of a row; an arm that no row has is added in front.
         vary: instead of what the file varies of the same settings, else crossed with it; rows give way too.
         by_hand: paths of settings that were given one value, which are then not varied by the file.
-
-    Raises:
-        ConfigError: an arm or setting that cannot be used.
     """
 
     def is_kept(path: str) -> bool:
@@ -130,15 +111,7 @@ def expand_matrix(
 
 
 def find_reference(rows: Sequence[Row], reference: str | None) -> Row | None:
-    """Return the row that the others are compared with; None if no row has the arm.
-
-    Args:
-        reference: the label of a row, or an arm, whose first row is meant; None for script, else fp32, else the first
-            row.
-
-    Raises:
-        ConfigError: it is neither a label nor an arm.
-    """
+    """Return the row that the others are compared with; None if no row has the arm."""
     if reference is None:
         usual = [row for arm in ("script", "fp32") for row in rows if row.arm == arm]
         return next(iter([*usual, *rows]), None)

@@ -12,7 +12,7 @@ from typing import Any
 from ampcompare.base.formatting import printable, rough_duration
 from ampcompare.experiment.launch.contract import Progress
 from ampcompare.experiment.observer import Observer, Outline
-from ampcompare.experiment.running_cells import CellView, MatrixView, RunningCells
+from ampcompare.experiment.running_cells import MatrixView, RunningCells
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 
@@ -76,7 +76,7 @@ class NotebookProgress(Observer):
     def _show(self) -> None:
         self._shown = time.monotonic()
         cells, matrix = self._cells.views(self._shown)
-        rows = [(cell.share, f"{cell.full_name}: {', '.join(_figures(cell))}") for cell in cells]
+        rows = [(cell.share, f"{cell.full_name}: {', '.join(cell.words())}") for cell in cells]
         head, ended = self._head(matrix), self._ended[-MAX_LINES:]
         bundle = {
             "text/plain": "\n".join([head, *ended, *(text for _, text in rows), *self._notes]),
@@ -97,12 +97,6 @@ class NotebookProgress(Observer):
         if outline is not None and str(outline.folder) != ".":
             words.append(f"into {printable(str(outline.folder), 200)}")
         return ", ".join(words)
-
-
-def _figures(cell: CellView) -> list[str]:
-    progress = cell.progress
-    steps = [f"step {progress.steps} of {progress.total_steps}"] if progress and progress.total_steps else []
-    return [cell.phase, *steps, *cell.figures()]
 
 
 def _html(head: str, lines: Sequence[str], rows: Sequence[tuple[float, str]]) -> str:

@@ -19,8 +19,6 @@ class Outline:
         cells: in the order in which they run, in blocks of one seed.
         labels: the row of each cell: its arm, and what is varied.
         cached: the record of each cell that has one and will not run; None for the others.
-        folder: the run directory.
-        jobs: cells that run in parallel.
         timing_rounds: times that every arm of a seed is timed again after its runs.
     """
 

@@ -24,22 +24,10 @@ from typing import Any
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.files.read import FileFault, parse_yaml
-from ampcompare.experiment.matrix import DEFAULT_ARMS, Row, cross, find_reference, find_setting
+from ampcompare.experiment.matrix import Row, find_reference, find_setting
 from ampcompare.results.records.comparison import Published
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.validation import validate
-
-__all__ = [
-    "DEFAULT_ARMS",
-    "Plan",
-    "balanced_rows",
-    "device_of_cells",
-    "make_plan",
-    "parse_seeds",
-    "parse_vary",
-    "plan_rows",
-    "position_sums",
-]
 
 MAX_SEEDS = 10_000
 MAX_ORDER_SEED_BITS = 53  # a number that every reader of JSON keeps exactly
@@ -54,13 +42,10 @@ class Plan:
     Attributes:
         arms: labels of the rows, in the order of the table: canonical texts of arms, and what is varied.
         reference: the row that the others are compared with.
-        seeds: in order.
         cells: in the order in which they run: blocks by seed, each with all arms, and over the blocks all arms at equal
             mean positions, so that a drift of the machine affects them equally.
         labels: the row of each cell.
         order_seed: seed of the random order, drawn for each plan.
-        timing_rounds: times that every arm of a seed is timed again after its runs.
-        published: published results matched to the rows.
     """
 
     arms: tuple[str, ...]
@@ -82,7 +67,6 @@ class Plan:
 
         Args:
             order: cells as LABEL@SEED; those that this plan lacks are ignored.
-            order_seed: recorded with it.
         """
         cells = dict(zip(self.order, self.cells, strict=True))
         recorded: dict[int, list[str]] = {seed: [] for seed in self.seeds}
@@ -116,11 +100,7 @@ class Plan:
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
-    """Read seeds such as `0-4`, `7` or `0,2,5-6`.
-
-    Raises:
-        ConfigError: not seeds, or one given twice.
-    """
+    """Read seeds such as `0-4`, `7` or `0,2,5-6`."""
     seeds: list[int] = []
     for word in text.split(","):
         first, dash, last = word.strip().partition("-")
@@ -137,30 +117,8 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     return tuple(seeds)
 
 
-def make_plan(base: RunConfig, arms: Sequence[str], seeds: Sequence[int], vary: Sequence[tuple[str, Any]] = ()) -> Plan:
-    """Cross arms, varied settings and seeds over one recipe.
-
-    Args:
-        base: everything but arm and seed.
-        arms: texts of arms; fp32, or else the first, is the reference.
-        vary: paths of settings, each with a list of values, which are crossed as well; the first values make the
-            reference.
-
-    Raises:
-        ConfigError: an arm or setting that cannot be used, or a duplicate row.
-    """
-    return plan_rows(base, cross(arms, vary), seeds)
-
-
 def plan_rows(base: RunConfig, rows: Sequence[Row], seeds: Sequence[int], reference: str | None = None) -> Plan:
-    """Train each row with each seed.
-
-    Args:
-        reference: an arm or the label of a row; by default the first row of fp32, or else the first of all.
-
-    Raises:
-        ConfigError: a setting that cannot be used, a duplicate row, or no row of the reference.
-    """
+    """Train each row with each seed."""
     if not rows or not seeds:
         raise ConfigError("a comparison needs at least one arm and one seed")
     named: dict[str, Row] = {}
@@ -177,11 +135,7 @@ def plan_rows(base: RunConfig, rows: Sequence[Row], seeds: Sequence[int], refere
 
 
 def parse_vary(text: str) -> tuple[str, list[Any]]:
-    """Read a varied setting such as `workers=0,2` or `recipe.batch_size=32,64`.
-
-    Raises:
-        ConfigError: no such setting, or one that is not varied this way.
-    """
+    """Read a varied setting such as `workers=0,2` or `recipe.batch_size=32,64`."""
     name, equals, values = text.partition("=")
     if not equals or not values:
         raise ConfigError(f"--sweep {text!r} is not SETTING=VALUE,VALUE")
@@ -220,9 +174,7 @@ def balanced_rows(arms: Sequence[str], recorded: Sequence[Sequence[str]], count:
     needs a multiple of the arms as blocks, and most comparisons have fewer.
 
     Args:
-        arms: of every row.
         recorded: rows of the same arms that ran, or are planned, before.
-        count: rows to return.
         seed: of the random choice; with the same `recorded` it gives the same rows.
     """
     generator = random.Random(f"{seed} after {len(recorded)} blocks")

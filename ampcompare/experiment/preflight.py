@@ -49,12 +49,7 @@ REFUSED = ConfigError.exit_code
 def preflight(
     plan: Plan, launcher: Launcher, done: Sequence[RunRecord | None], folder: Path | None = None
 ) -> Preflight:
-    """Train a few steps of each row of a plan that has no record yet.
-
-    Args:
-        done: the record of each cell of the plan.
-        folder: the run directory, below which the files of these steps lie while they are made; by default elsewhere.
-    """
+    """Train a few steps of each row of a plan that has no record yet."""
     known = {label for label, record in zip(plan.labels, done, strict=True) if record is not None}
     rows = {label: cell for label, cell in zip(plan.labels, plan.cells, strict=True) if cell.launcher not in REMOTE}
     seeds = plan.seeds if len(plan.seeds) > 1 else (*plan.seeds, plan.seeds[0] + 1)
@@ -76,7 +71,6 @@ def check_arms(
     Args:
         rows: cells of one script or recipe by a label; those that are built alike are tried once.
         seeds: two of them; with one there is no question whether a script follows it.
-        folder: as for `preflight`.
         cells: how many will run, for the time that this may take.
     """
     begun = time.perf_counter()
@@ -106,11 +100,7 @@ def check_arms(
 
 
 def require_trainable(found: Preflight) -> None:
-    """Check that an arm made a step, if any was tried, and that what metrics have matched can be used.
-
-    Raises:
-        ConfigError, EnvironmentUnfit, LaunchError: that is not so.
-    """
+    """Check that an arm made a step, if any was tried, and that what metrics have matched can be used."""
     for fault in found.faults.values():
         raise ConfigError(f"{fault} {SKIPPED}")
     if found.arms and all(trial.error for trial in found.arms.values()):
@@ -118,11 +108,7 @@ def require_trainable(found: Preflight) -> None:
 
 
 def failure_of(found: Preflight, failed: Mapping[str, Sequence[str]]) -> AmpCompareError:
-    """Return an error with the reasons of arms that cannot train, and the exit code of the gravest.
-
-    Args:
-        failed: the arms by the reason.
-    """
+    """Return an error with the reasons of arms that cannot train, and the exit code of the gravest."""
     code = max(found.arms[arm].exit_code for arms in failed.values() for arm in arms)
     reasons = [f"{', '.join(arms)}: {error}" for error, arms in failed.items()]
     reason = (
@@ -137,15 +123,7 @@ def preflight_of(
     *,
     min_steps: int = 0,
 ) -> None:
-    """Train a few steps under each of some configurations, one for each arm, and say what they show.
-
-    Args:
-        say: called with each line.
-        min_steps: that a script has to make.
-
-    Raises:
-        ConfigError, EnvironmentUnfit, LaunchError: none can train, or the script says that it ends earlier.
-    """
+    """Train a few steps under each of some configurations, one for each arm, and say what they show."""
     place = find_places(configs[:1], 1).all[0]
     with DispatchingLauncher(place=place) as launcher:
         launcher.on_note = say
@@ -174,7 +152,6 @@ class _Trial:
     """A few steps of a cell.
 
     Attributes:
-        rows: of a script.
         values, faults: of its metrics in the output.
         numbers: what it showed, with the option that takes it.
         seconds: from the start of its process to its end.
@@ -256,11 +233,7 @@ def _run(cell: RunConfig, seed: int, launcher: Launcher, folder: Path) -> _Trial
 
 
 class _Limit:
-    """Ends the cell of a launcher that takes too long, while this is a context.
-
-    Attributes:
-        total_steps: of the whole cell, as far as it is known.
-    """
+    """Ends the cell of a launcher that takes too long, while this is a context; notes the steps of the whole cell."""
 
     def __init__(self, launcher: Launcher) -> None:
         self.total_steps = 0

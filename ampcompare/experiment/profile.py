@@ -22,8 +22,6 @@ from ampcompare.settings.config import RunConfig
 if TYPE_CHECKING:
     from ampcompare.diagnosis.profiling.measure import Loop
 
-__all__ = ["ProfileOptions", "profile", "profile_script", "steps_needed"]
-
 SCRIPT_NOTE = "in a script torch.compile is off, and switches that may help are not trained"
 Say = Callable[[str], Any]
 
@@ -41,11 +39,6 @@ def profile(
         output_dir: folder of `profile.json`, `profile.md`, `trace.json` and, where the extra is installed,
             `profile.html`; by default none.
         say: called with a line before each arm, and with the files that are written.
-
-    Raises:
-        ConfigError: options that cannot be used.
-        EnvironmentUnfit: this machine lacks something that was requested.
-        LaunchError: the reference could not be trained.
     """
     options.check()
     arms: list[ArmProfile] = []
@@ -110,17 +103,8 @@ def steps_needed(steps: int, profiled: int) -> int:
 def profile_script(config: RunConfig, folder: Path, *, steps: int, profiled: int) -> tuple[ArmProfile, dict[str, Any]]:
     """Run a script under the arm of a configuration until its steps are profiled; return the profile and the trace.
 
-    Args:
-        config: it names a script.
-        folder: for the files of the run.
-
     Returns:
         The profile of rank 0, with the times of all ranks, and its trace.
-
-    Raises:
-        ConfigError: the script cannot run under the arm.
-        EnvironmentUnfit: this machine lacks something.
-        LaunchError: the script failed, or made too few steps.
     """
     script = config.script
     assert script is not None

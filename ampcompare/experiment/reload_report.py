@@ -25,7 +25,6 @@ from ampcompare.results.analysis.pairing.record_checks import read_checked
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import Comparison, read_comparison
 from ampcompare.results.records.run import RunRecord
-from ampcompare.settings.config import RunConfig
 
 _NO_JOURNAL = (
     "Nothing was tested: another reference is another look at these runs, and there is no journal here to count it. "
@@ -116,11 +115,7 @@ def _from_folder(run: RunDirectory, reference: str | None) -> Comparison:
 def _count_look(
     journal: Journal, records: Sequence[RunRecord], summarize: Callable[[Design | None], Comparison]
 ) -> Comparison:
-    """Return the comparison against the reference of a journal, at the error rate that earlier looks left.
-
-    Raises:
-        ConfigError: another command is using the run directory.
-    """
+    """Return the comparison against the reference of a journal, at the error rate that earlier looks left."""
     run = journal.run
     try:
         with run.lock().acquire(timeout=0):
@@ -155,11 +150,7 @@ def _from_report(path: Path, comparison: Comparison, reference: str | None) -> C
 
 
 def _read_plan(run: RunDirectory) -> StoredPlan | None:
-    """Read the plan of a run directory.
-
-    Raises:
-        RecordError: its file is not a plan.
-    """
+    """Read the plan of a run directory."""
     try:
         return run.plan()
     except (FileFault, ConfigError) as error:
@@ -170,11 +161,7 @@ def _read_plan(run: RunDirectory) -> StoredPlan | None:
 
 
 def _chosen_reference(text: str, arms: Sequence[str]) -> str:
-    """Return the row that a text names: by its label, or by its arm in any spelling.
-
-    Raises:
-        ConfigError: no row has this name.
-    """
+    """Return the row that a text names: by its label, or by its arm in any spelling."""
     if text in arms:
         return text
     with contextlib.suppress(ConfigError):
@@ -183,72 +170,3 @@ def _chosen_reference(text: str, arms: Sequence[str]) -> str:
     close = close_matches(text, arms)
     hint = f"; did you mean {close[0]}?" if close else ""
     raise ConfigError(f"--reference {text!r} is not one of the arms of these runs: {', '.join(arms)}{hint}")
-
-
-def reload_together(paths: Sequence[Path]) -> Comparison:
-    """Read run directories or `report.json` files and sum them up together, as if one command had run them.
-
-    Raises:
-        RecordError: one cannot be read or holds no runs, or two hold the same arm with the same seed.
-        ConfigError: two have other settings than arm and seed, or different references or margins.
-    """
-    group = [reload_comparison(path) for path in paths]
-    first, origin = group[0], dict[tuple[str, int], Path]()
-    for path, comparison in zip(paths, group, strict=True):
-        if not comparison.records:
-            raise RecordError(f"{path} holds no runs, only their summary; name a run directory")
-        if apart := changed_settings(_first_config(first), _first_config(comparison)):
-            raise ConfigError(
-                f"{paths[0]} and {path} hold runs of different settings ({', '.join(apart)}); report them apart"
-            )
-        if (comparison.reference, criteria_of(comparison)) != (first.reference, criteria_of(first)):
-            raise ConfigError(
-                f"{paths[0]} and {path} hold runs of the same settings, but have different references, margins or "
-                f"tags; name one of them"
-            )
-        keys = [(record.arm, record.config.recipe.seed) for record in comparison.records]
-        for arm, seed in keys:
-            if (arm, seed) in origin:
-                raise RecordError(
-                    f"{arm} with seed {seed} is in {origin[arm, seed]} and in {path}, which hold runs of the same "
-                    "settings; a run counts once, so name one of them"
-                )
-        origin |= dict.fromkeys(keys, path)
-    return summarize(
-        [record for comparison in group for record in comparison.records],
-        arms=list(dict.fromkeys(row.arm for comparison in group for row in comparison.arms)),
-        reference=first.reference,
-        command="; ".join(comparison.command for comparison in group if comparison.command),
-        terms=criteria_of(first),
-        design=_design(group),
-        published=first.published,
-        excluded=[line for comparison in group for line in comparison.excluded],
-    )
-
-
-def _first_config(comparison: Comparison) -> RunConfig:
-    """Return the settings of a record of the reference, or else of another arm."""
-    mine = (record.config for record in comparison.records if record.arm == comparison.reference)
-    return next(mine, comparison.records[0].config)
-
-
-def _design(comparisons: Sequence[Comparison]) -> Design | None:
-    """Return how runs of several directories are tested together; None where no journal has a look at any of them.
-
-    It is one more look at each. Its error rate is that of the next look at the directory with the least left, halved
-    for every further directory, since adding directories one by one looks again each time.
-    """
-    if not any(comparison.looks for comparison in comparisons):
-        return None
-    rates = [0.0 if comparison.error_rate == 0 else _next_error_rate(comparison) for comparison in comparisons]
-    rate = min(rates) / 2 ** (len(comparisons) - 2)
-    looks = "Runs of several directories, each of which was looked at before"
-    if not rate:
-        return Design(
-            0.0, 0.0, notes=(f"Nothing was tested: {looks.lower()}, and one of them has no error rate left to spend.",)
-        )
-    return Design(rate, rate / 2, notes=(f"{looks}: one more look, tested at an error rate of {100 * rate:.3g} %.",))
-
-
-def _next_error_rate(comparison: Comparison) -> float:
-    return error_rate_of_next(comparison.looks, comparison.looks[-1].planned if comparison.looks else None)

@@ -55,9 +55,7 @@ class StoredPlan(BaseModel):
         order: every cell as LABEL@SEED.
         order_seed: None in plans of earlier versions.
         cells: the name of each cell's folder, under LABEL@SEED.
-        pilot: seeds whose spread determined the number of seeds.
         journal: None in plans of versions that kept no journal.
-        preflight: what a few steps of the arms have shown before the first cells.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
@@ -157,11 +155,7 @@ class RunDirectory:
         return sorted(self.path.glob(f"{RunFile.CELLS}/*/{CellFile.RECORD}"))
 
     def check_name(self) -> None:
-        """Check that a run directory of this name, with its files, can exist.
-
-        Raises:
-            ConfigError: it is too long, or below a file.
-        """
+        """Check that a run directory of this name, with its files, can exist."""
         try:
             with contextlib.suppress(FileNotFoundError):
                 os.lstat(self.path.absolute() / DEEPEST)
@@ -169,11 +163,7 @@ class RunDirectory:
             raise self._cannot_be_made(error) from None
 
     def make(self) -> None:
-        """Create the run directory and check that files can be written there.
-
-        Raises:
-            ConfigError: it cannot be made or written.
-        """
+        """Create the run directory and check that files can be written there."""
         self.check_name()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -196,10 +186,6 @@ class RunDirectory:
     @contextlib.contextmanager
     def hold(self, launcher: Launcher, *, command: str = "") -> Iterator[None]:
         """Make the run directory and hold its lock; of processes that take part in one command, the main one does.
-
-        Args:
-            launcher: of the cells, which knows whether this process is the main one.
-            command: what to show to others that want the folder.
 
         Raises:
             ConfigError: the folder cannot be made or written, or another command holds it.
@@ -247,12 +233,7 @@ class RunDirectory:
             return "another command that left no details"
 
     def plan(self) -> StoredPlan | None:
-        """Read the plan; None where there is none.
-
-        Raises:
-            FileFault: it cannot be read, or holds no object.
-            ConfigError: it is not a plan.
-        """
+        """Read the plan; None where there is none."""
         return validate(StoredPlan, _document(self.plan_file)) if os.path.lexists(self.plan_file) else None
 
     def stored_preflight(self) -> Preflight | None:
@@ -277,11 +258,7 @@ class RunDirectory:
         return plan.in_order(recorded.order, plan.order_seed if recorded.order_seed is None else recorded.order_seed)
 
     def records(self) -> tuple[list[RunRecord], list[str]]:
-        """Read every valid record, and the faults of the others.
-
-        Raises:
-            RecordError: there is no valid record.
-        """
+        """Read every valid record, and the faults of the others; without a valid one a `RecordError` says why."""
         records, excluded = [], []
         for path in self.record_files():
             try:
@@ -321,9 +298,6 @@ class RunDirectory:
 
         A launcher changes no weight or loss. It is part of a cell's name all the same, so that launchers can be rows of
         a comparison.
-
-        Args:
-            others: names of cells in this directory that are not of the plan.
         """
         found = self.reusable(config)
         for name in LAUNCHERS if others and found.record is None else ():
@@ -333,11 +307,7 @@ class RunDirectory:
         return config, found
 
     def looks(self) -> list[Look]:
-        """Return the looks at the runs, in order; none where there is no journal.
-
-        Raises:
-            RecordError: a line is damaged.
-        """
+        """Return the looks at the runs, in order; none where there is no journal. A damaged line is a `RecordError`."""
         path = self.journal_file
         if not os.path.lexists(path):
             return []
@@ -358,11 +328,7 @@ class RunDirectory:
         return looks
 
     def append_look(self, look: Look) -> None:
-        """Append a look to the journal, and sync it to disk.
-
-        Raises:
-            EnvironmentUnfit: the file cannot be written.
-        """
+        """Append a look to the journal, and sync it to disk."""
         append_line(self.journal_file, dump_json({"look": look.model_dump()}, indent=None))
 
     def brief(self) -> RunBrief:
@@ -432,11 +398,7 @@ def _kept_aside(path: Path, name: str, error: RecordError) -> Reuse:
 
 
 def find_runs(folder: Path = DEFAULT_FOLDER) -> list[RunDirectory]:
-    """Return the run directories in a folder and in its folders, the one that changed last first.
-
-    Raises:
-        RecordError: the folder cannot be read.
-    """
+    """Return the run directories in a folder and in its folders, the one that changed last first."""
     if not folder.is_dir():
         raise RecordError(
             f"there is no folder {folder}; name a run directory, or the folder that holds run directories"
@@ -450,11 +412,7 @@ def find_runs(folder: Path = DEFAULT_FOLDER) -> list[RunDirectory]:
 
 
 def newest_runs(folder: Path = DEFAULT_FOLDER) -> list[Path]:
-    """Return the run directories, at least one, that which changed last first.
-
-    Raises:
-        RecordError: there is none.
-    """
+    """Return the run directories, at least one, that which changed last first."""
     found = find_runs(folder) if folder.is_dir() else []
     if not found:
         raise RecordError(f"there is no run directory in {folder.absolute()}; name one, as in: ampcompare report DIR")

@@ -32,7 +32,7 @@ class LaunchOptions:
     """How the processes of a cell are started.
 
     Attributes:
-        dist_url: where processes meet: env://, tcp://HOST:PORT or file://PATH.
+        dist_url: where processes that something else starts meet: env://, tcp://HOST:PORT or file://PATH.
         slurm_options: sbatch options for cells whose launcher is slurm, as in {"partition": "gpu", "exclusive": ""}.
     """
 
@@ -40,11 +40,7 @@ class LaunchOptions:
     slurm_options: Mapping[str, str] = field(default_factory=dict)
 
     def check(self, launchers: Collection[str], jobs: Jobs = None) -> None:
-        """Check that Slurm options and the launchers of all cells are compatible.
-
-        Raises:
-            ConfigError: they do not.
-        """
+        """Check that Slurm options and the launchers of all cells are compatible."""
         if self.slurm_options and "slurm" not in launchers:
             raise ConfigError("--slurm-option is for Slurm jobs; add --launcher slurm")
         if jobs not in (None, 1) and "ray" in launchers:
@@ -55,11 +51,7 @@ class LaunchOptions:
         return make_launcher(config, **self._arguments())
 
     def pool(self, config: RunConfig, places: Places, jobs: Jobs = None) -> Launcher:
-        """Return the launcher for a configuration, and for others that differ from it in what `compare` varies.
-
-        Args:
-            jobs: under Slurm, tasks of an array that run at the same time; as many as Slurm likes if it is no number.
-        """
+        """Return the launcher for a configuration, and for others that differ from it in what `compare` varies."""
         return launcher_at(places, config, **self._arguments(jobs))
 
     def _arguments(self, jobs: Jobs = None) -> dict[str, Any]:
@@ -232,7 +224,8 @@ class CompareOptions:
                 DeprecationWarning,
                 stacklevel=3,  # the caller of `ampcompare.compare`
             )
-        check_jobs(jobs)
+        if jobs not in (None, "auto") and not (isinstance(jobs, int) and jobs > 0):
+            raise ConfigError(f"jobs is {jobs}; give the number of cells that run in parallel, at least 1, or auto")
         if timing_rounds < 0:
             raise ConfigError(f"timing rounds are {timing_rounds}; give how often arms are timed again, or 0")
         self.settings = settings_request(recipe, size, config_file, with_script(settings, script, metrics, mask))
@@ -251,25 +244,8 @@ class CompareOptions:
         self.launch = _launch(launch, slurm_options)
 
 
-def check_jobs(jobs: Jobs) -> None:
-    """Check a number of cells.
-
-    Raises:
-        ConfigError: it is below 1.
-    """
-    if isinstance(jobs, int) and jobs < 1:
-        raise ConfigError(f"jobs is {jobs}; give the number of cells that run in parallel, at least 1, or auto")
-
-
 def to_seconds(name: str, value: float | str) -> float:
-    """Return a positive time in seconds from a number or a text such as 30m, 1h30m or 90s.
-
-    Args:
-        name: of the option, for the message.
-
-    Raises:
-        ConfigError: it is not a time above 0.
-    """
+    """Return a positive time in seconds from a number or a text such as 30m, 1h30m or 90s."""
     seconds = parse_duration(value) if isinstance(value, str) else float(value)
     if not seconds or not seconds > 0:
         raise ConfigError(f"{name} {value!r} is not a time such as 30m, 1h30m or 90s")
@@ -279,11 +255,7 @@ def to_seconds(name: str, value: float | str) -> float:
 def settings_request(
     recipe: Recipe | str | None, size: str | None, config_file: str | Path | None, settings: Mapping[str, Any]
 ) -> SettingsRequest:
-    """Return where settings come from; of pydantic models only the fields that were set count as given.
-
-    Raises:
-        ConfigError: a size together with a `Recipe` object.
-    """
+    """Return where settings come from; of pydantic models only the fields that were set count as given."""
     values = {
         name: value.model_dump(exclude_unset=True) if isinstance(value, BaseModel) else value
         for name, value in settings.items()
@@ -306,16 +278,11 @@ def with_script(
     metrics: Sequence[str] | str,
     mask: Sequence[str] | str = (),
 ) -> dict[str, Any]:
-    """Return the settings, including those of the script if there is one.
-
-    Raises:
-        ConfigError: metrics without a script, or a script or metric that cannot be used.
-    """
+    """Return the settings, including those of the script if there is one."""
     if script is None:
-        if mask:
-            raise ConfigError("mask needs a script; pass one, as in script=['train.py']")
-        if metrics:
-            raise ConfigError("metrics needs a script; pass one, as in script=['train.py']")
+        if mask or metrics:
+            name = "mask" if mask else "metrics"
+            raise ConfigError(f"{name} needs a script; pass one, as in script=['train.py']")
         return dict(settings)
     values = dict(settings)
     max_steps = values.pop("recipe.max_steps", None)
@@ -324,11 +291,7 @@ def with_script(
 
 
 def _launch(launch: LaunchOptions | None, slurm_options: Mapping[str, str] | None) -> LaunchOptions:
-    """Return how processes are started.
-
-    Raises:
-        ConfigError: Slurm's options are given twice.
-    """
+    """Return how processes are started."""
     if launch is not None and slurm_options is not None:
         raise ConfigError("launch has slurm_options of its own; give only one of them")
     return launch or LaunchOptions(slurm_options=slurm_options or {})

@@ -22,7 +22,6 @@ from ampcompare.experiment.interim_analyses import Journal
 from ampcompare.experiment.launch.cell_files import code_folder, make_cell_folder, write_config, write_record
 from ampcompare.experiment.launch.contract import Launcher, Progress, failed_record
 from ampcompare.experiment.launch.dispatch import LauncherPool
-from ampcompare.experiment.launch.stop_signal import raised_later
 from ampcompare.experiment.observer import Observer, Outline
 from ampcompare.experiment.plan import Plan, device_of_cells
 from ampcompare.experiment.preflight import preflight, require_trainable
@@ -61,8 +60,6 @@ def run_plan(
 
     Args:
         folder: the run directory, whose lock the caller holds; nothing in it is deleted.
-        terms: margins and preference of the verdicts.
-        force: run every cell again.
         jobs: cells that run at the same time; `launcher` must be able to. Their times are comparable where its places
             are equal devices; then they may be of several seeds.
         save: called with the comparison after every cell, so that an interruption leaves a usable report.
@@ -120,11 +117,7 @@ def run_plan(
 
 
 class AllFailAlike(Exception):
-    """What ended cells of the reference and of another row would end all.
-
-    Attributes:
-        comparison: of the cells that ran.
-    """
+    """What ended cells of the reference and of another row would end all; `comparison` has the cells that ran."""
 
     comparison: Comparison
 
@@ -144,15 +137,8 @@ class RunningPlan:
     It makes the directory, writes the plan, and reads the records that are there, so that an intermediate report has
     every row that an earlier one had.
 
-    Args:
-        plan: in any order; that which is recorded in the directory wins.
-
     Attributes:
         records: of each cell of the plan; None where it must run.
-
-    Raises:
-        ConfigError: the directory cannot be made or written.
-        RecordError: its journal is damaged.
     """
 
     def __init__(
@@ -211,11 +197,7 @@ class RunningPlan:
         self.launcher.submit_ahead([self.cell(index) for index in self.missing(indices)])
 
     def check(self) -> None:
-        """Train a few steps of each row without a record, and store and report what they show.
-
-        Raises:
-            ConfigError, EnvironmentUnfit, LaunchError: no row can train.
-        """
+        """Train a few steps of each row without a record, and store and report what they show."""
         found = preflight(self.plan, self.launcher, self.records, self.run.path)
         if not found.arms:
             return
@@ -241,11 +223,7 @@ class RunningPlan:
         return record
 
     def begin(self, index: int) -> None:
-        """Check that the code is still that of the other cells, and say that a cell begins and why it runs again.
-
-        Raises:
-            ConfigError: code has changed since an earlier cell.
-        """
+        """Check that the code is still that of the other cells, and say that a cell begins and why it runs again."""
         found = self._known[index]
         if found.record is None:
             self._check_code()
@@ -261,12 +239,7 @@ class RunningPlan:
         self.observer.end(record, reused=True)
 
     def keep(self, cell: FinishedCell) -> None:
-        """Record the result of a cell, and save the report, unless it is the last one, which `save` follows.
-
-        Raises:
-            Ended: it was stopped.
-            AllFailAlike: the other cells would fail as this one and another have.
-        """
+        """Record the result of a cell, and save the report, unless it is the last one, which `save` follows."""
         record = cell.record
         self._starts[cell.index] = record.started or cell.started  # it may have ended before it recorded its start
         self._replace({cell.index: record})
@@ -282,9 +255,6 @@ class RunningPlan:
         """End the plan where the reference and another row, or two seeds of the only row, have failed alike.
 
         What an arm refuses, with exit code 2, holds for that arm alone.
-
-        Raises:
-            AllFailAlike: they have, and no cell has finished.
         """
         done = {index: record for index, record in enumerate(self.records) if record is not None}
         errors = {record.error for record in done.values() if record.environment.get("exit_code") != REFUSED}
@@ -295,12 +265,7 @@ class RunningPlan:
             raise AllFailAlike
 
     def time_again(self, block: Sequence[int]) -> None:
-        """Run the timing rounds of some cells.
-
-        Raises:
-            ConfigError: code has changed since an earlier cell.
-            Ended: a turn was stopped.
-        """
+        """Run the timing rounds of some cells."""
         self._check_code()
         folders = [self.run.cell(cell) for cell in self.plan.cells]
         timed = run_timing_rounds(self.plan, block, self.records, folders, self.launcher, self.observer.note)
@@ -308,13 +273,19 @@ class RunningPlan:
         if timed and self.missing(self._every):
             self.save_on_the_way()
 
-    @raised_later()
     def save(self, *, test: bool = False) -> Comparison:
         """Sum up, and write the report and the order in which the cells have run; once for the same records.
+
+        It is done by another thread, so that what a signal raises in this one cuts nothing off: NumPy, for one, refuses
+        to be imported again after an import that was left in the middle.
 
         Args:
             test: give verdicts, which is a look at the runs and is recorded in their journal.
         """
+        with ThreadPoolExecutor(1) as saver:
+            return saver.submit(self._save, test=test).result()
+
+    def _save(self, *, test: bool) -> Comparison:
         if self._saved is not None and not test:
             return self._saved
         done, plan = self.done_records(), self.plan
@@ -331,7 +302,6 @@ class RunningPlan:
         self._saved = comparison
         return comparison
 
-    @raised_later()
     def save_on_the_way(self) -> None:
         """Write the order in which the cells have run, and the report, if there is one."""
         if self._write is None:
@@ -351,11 +321,7 @@ class RunningPlan:
             self._saved = None
 
     def _check_code(self) -> None:
-        """Check that the code which finished cells have loaded is still there.
-
-        Raises:
-            ConfigError: it has changed.
-        """
+        """Check that the code which finished cells have loaded is still there."""
         # Files of data may change: a script often writes what another cell reads, and then the cells are no pairs.
         loaded = {
             name: digest
@@ -381,10 +347,6 @@ class CellRunner:
 
     Where they run at the same time and can be timed, each has its device by the design of the plan, and every device
     runs its cells in order; else the next cell goes to the first device that is free.
-
-    Attributes:
-        jobs: cells that run at the same time; the launcher must support that.
-        by_seed: whether cells of several seeds are run together.
     """
 
     running: RunningPlan
@@ -507,11 +469,9 @@ def _now() -> str:
 
 
 def order_as_run(plan: Plan, starts: Sequence[str | None]) -> list[str]:
-    """Return the cells as LABEL@SEED: those that ran by their start, then the others as they are planned.
+    """Return the cells as LABEL@SEED: those that ran by their start, in ISO 8601, then the others as they are planned.
 
-    Args:
-        starts: of each cell of the plan in ISO 8601, UTC; None where it did not run yet, "" where its record is of an
-            earlier version, which kept no start.
+    The start is None where a cell did not run yet, and "" in records of versions that kept none.
     """
     order = plan.order
     ran = [(start, index) for index, start in enumerate(starts) if start is not None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,17 +15,19 @@ from ampcompare.settings.config import RunConfig
 FIRST_SHARE = 0.02  # of the steps of a cell: below it, they say little about the whole
 
 
-@dataclass(frozen=True)
+@dataclass
 class CellView:
-    """A running cell as it is shown.
+    """A running cell.
 
     Attributes:
         number: its place in the matrix, from 1.
         progress: the latest report; None while the process starts.
-        seconds: since the cell began.
-        left: seconds that it will still take; None while that is unknown.
+        seconds: since the cell began, when it was last looked at.
+        left: seconds that it will still take from then on; None while that is unknown.
         epochs: of the whole run.
         place: where it runs, such as "GPU 3" or "job 1234_5 on n1"; "" if it has no place of its own.
+        label, digest: of its row, and of its settings.
+        first: when its first steps were reported, and their share of all: above 0 in a resumed cell.
     """
 
     name: str
@@ -36,6 +37,11 @@ class CellView:
     left: float | None
     epochs: int
     place: str = ""
+    label: str = ""
+    digest: str = ""
+    began: float = 0.0
+    first: tuple[float, float] | None = None
+    latest: float = 0.0
 
     @property
     def full_name(self) -> str:
@@ -52,26 +58,42 @@ class CellView:
         """The share of its steps that are made, 0 to 1."""
         return _share(self.progress)
 
-    def figures(self, left: str = " left") -> list[str]:
-        """Return what is known of it, the most important first.
+    def report(self, progress: Progress, now: float) -> None:
+        """Add progress; one of fewer steps is of another process that trains the cell again."""
+        is_again = _share(progress) < self.share
+        self.progress, self.latest = progress, now
+        if progress.total_steps and (self.first is None or is_again):
+            self.first = now, self.share
 
-        Args:
-            left: what follows the time that it will still take.
-        """
+    def seconds_left(self, now: float) -> float | None:
+        """Return how long it takes at the pace of its own steps; None while these are too few."""
+        begun, first = self.first or (now, self.share)
+        made = self.share - first
+        return None if made < FIRST_SHARE else max(0.0, (self.latest - begun) * (1 - first) / made + begun - now)
+
+    def figures(self, left: str = " left") -> list[str]:
+        """Return what is known of it, the most important first; `left` follows the time that it will still take."""
         figures, progress = [], self.progress
         if progress is not None and progress.loss is not None:
             figures.append(f"loss {progress.loss:.4g}")
             if progress.loss_scale is not None:
-                figures.append(f"loss scale {_number(progress.loss_scale)}")
+                figures.append(f"loss scale {progress.loss_scale:.10g}")
         if self.left is not None:
             figures.append(f"about {rough_duration(self.left)}{left}")
         if progress is not None and progress.step_seconds is not None:
-            figures.append(_step_time(progress.step_seconds))
+            seconds = progress.step_seconds
+            figures.append(f"{1000 * seconds:.3g} ms/step" if seconds < 1 else f"{seconds:.3g} s/step")
         if progress is not None and (progress.skipped or progress.loss_scale is not None):
             figures.append(f"{progress.skipped} skipped")
         if progress is not None and progress.total_steps and self.epochs > 1:
             figures.append(f"epoch {progress.epoch + 1}/{self.epochs}")
         return figures
+
+    def words(self, left: str = " left") -> list[str]:
+        """Return its phase, its steps and its figures."""
+        progress = self.progress
+        steps = [f"step {progress.steps} of {progress.total_steps}"] if progress and progress.total_steps else []
+        return [self.phase, *steps, *self.figures(left)]
 
 
 @dataclass(frozen=True)
@@ -92,43 +114,6 @@ class MatrixView:
     left: float | None
 
 
-@dataclass
-class _Cell:
-    """A running cell.
-
-    Attributes:
-        first: when its first steps were reported, and their share of all: above 0 in a resumed cell.
-        latest: when it was last heard of.
-    """
-
-    config: RunConfig
-    name: str
-    label: str
-    began: float
-    place: str = ""
-    progress: Progress | None = None
-    first: tuple[float, float] | None = None
-    latest: float = 0.0
-
-    @property
-    def share(self) -> float:
-        """The share of its steps that are made, 0 to 1."""
-        return _share(self.progress)
-
-    def report(self, progress: Progress, now: float) -> None:
-        """Add progress; one of fewer steps is of another process that trains the cell again."""
-        is_again = _share(progress) < self.share
-        self.progress, self.latest = progress, now
-        if progress.total_steps and (self.first is None or is_again):
-            self.first = now, self.share
-
-    def seconds_left(self, now: float) -> float | None:
-        """Return how long it takes at the pace of its own steps; None while these are too few."""
-        begun, first = self.first or (now, self.share)
-        made = self.share - first
-        return None if made < FIRST_SHARE else max(0.0, (self.latest - begun) * (1 - first) / made + begun - now)
-
-
 class RunningCells:
     """Follows the events of an observer. All times come from the caller, in seconds of one clock.
 
@@ -144,7 +129,7 @@ class RunningCells:
         self.outline: Outline | None = None
         self.done = 0
         self._began = now
-        self._running: dict[int, _Cell] = {}
+        self._running: dict[int, CellView] = {}
         self._waiting: list[str] = []  # labels of cells that have not begun
         self._slots = 1  # a queue runs as many cells at a time as it likes
         self._earlier: dict[str, list[float]] = {}
@@ -172,7 +157,10 @@ class RunningCells:
         assert self.outline is not None
         label = self.outline.labels[number - 1]
         name = printable(f"{label}, seed {config.recipe.seed}", 60)
-        self._running[number] = _Cell(config, name, label, now)
+        epochs = 1 if config.script else config.recipe.epochs  # how many a script makes is not known
+        self._running[number] = CellView(
+            name, number, None, 0.0, None, epochs, label=label, digest=config.digest(), began=now
+        )
         if self.outline.cached[number - 1] is None:
             self._waiting.remove(label)
         self._slots = max(self._slots, len(self._running))
@@ -189,13 +177,13 @@ class RunningCells:
 
     def end(self, record: RunRecord, now: float, *, reused: bool) -> CellView:
         """A cell has ended; return it."""
-        number = next((n for n, cell in self._running.items() if cell.config.digest() == record.cell), None)
-        number = min(self._running) if number is None else number
-        view, cell = self._view(number, now), self._running.pop(number)
+        number = next((n for n, cell in self._running.items() if cell.digest == record.cell), min(self._running))
+        cell = self._look_at(self._running[number], now)
+        del self._running[number]
         self.done += 1
         if not reused and (cell.first is None or cell.first[1] == 0):  # else an earlier call has made a part of it
             self._ended.setdefault(cell.label, []).append(now - cell.began)
-        return view
+        return cell
 
     def views(self, now: float) -> tuple[list[CellView], MatrixView]:
         """Return what is to be shown now."""
@@ -203,7 +191,7 @@ class RunningCells:
         matrix = MatrixView(
             self.done, self.total, made / max(1, self.total), now - self._began, self._seconds_left(now)
         )
-        return [self._view(number, now) for number in sorted(self._running)], matrix
+        return [self._look_at(self._running[number], now) for number in sorted(self._running)], matrix
 
     def _seconds_left(self, now: float) -> float | None:
         """Return how long all cells will still take; None while nothing is known of any."""
@@ -215,7 +203,7 @@ class RunningCells:
         waiting = [costs.get(label, typical) for label in self._waiting]
         return max([sum(running + waiting) / self._slots, *running])
 
-    def _rest_of(self, cell: _Cell, cost: float, now: float) -> float:
+    def _rest_of(self, cell: CellView, cost: float, now: float) -> float:
         own = cell.seconds_left(now)
         return max(0.0, cost + cell.began - now) if own is None else own
 
@@ -230,22 +218,13 @@ class RunningCells:
             costs |= {label: statistics.fmean(seconds) for label, seconds in known.items()}
         return costs
 
-    def _view(self, number: int, now: float) -> CellView:
-        cell = self._running[number]
+    def _look_at(self, cell: CellView, now: float) -> CellView:
         cost = self._costs(now).get(cell.label)
-        left = None if cost is None else self._rest_of(cell, cost, now)
-        epochs = 1 if cell.config.script else cell.config.recipe.epochs  # how many a script makes is not known
-        return CellView(cell.name, number, cell.progress, now - cell.began, left, epochs, cell.place)
+        cell.seconds = now - cell.began
+        cell.left = None if cost is None else self._rest_of(cell, cost, now)
+        return cell
 
 
 def _share(progress: Progress | None) -> float:
     """Return the share of steps that are made, 0 to 1."""
     return min(1.0, progress.steps / progress.total_steps) if progress is not None and progress.total_steps else 0.0
-
-
-def _number(value: float) -> str:
-    return str(int(value)) if math.isfinite(value) and value == int(value) and abs(value) < 1e10 else f"{value:g}"
-
-
-def _step_time(seconds: float) -> str:
-    return f"{1000 * seconds:.3g} ms/step" if seconds < 1 else f"{seconds:.3g} s/step"

@@ -35,7 +35,6 @@ class RunOutcome:
     """A run that has ended.
 
     Attributes:
-        folder: the run directory.
         is_main: whether this process reports results, and not another rank or node of the same command.
     """
 
@@ -62,12 +61,7 @@ class RunOutcome:
 
 
 def check_run(options: RunOptions) -> None:
-    """Refuse what certainly cannot run.
-
-    Raises:
-        ConfigError: a name, a file or an output folder that cannot be used.
-        EnvironmentUnfit: this machine lacks something that was requested.
-    """
+    """Refuse what certainly cannot run."""
     options.launch.check({options.config.launcher})
     check_cells([options.config])
     RunDirectory(options.folder).check_name()
@@ -81,12 +75,6 @@ def run_single(
     Args:
         observer: receives progress and notes in the main process.
         while_running: a context around the run, given the launcher; the command line handles signals in it.
-
-    Raises:
-        ConfigError: settings that cannot be used, or another command uses the folder.
-        EnvironmentUnfit: this machine lacks something that was requested.
-        LaunchError: no process could be started.
-        KeyboardInterrupt: passed on.
     """
     launcher, observer = _launcher(options, observer)
     with launcher, _hold_run_directory(options, launcher), while_running(launcher):
@@ -104,12 +92,7 @@ def run_single(
 def verify_single(
     options: RunOptions, *, observer: Observer | None = None, while_running: WhileRunning = nullcontext
 ) -> Verification:
-    """Train without and with a stop and a checkpoint, and compare bit for bit.
-
-    Raises:
-        ConfigError: as for `run_single`, or the run is too short to be stopped.
-        LaunchError: one of the runs failed.
-    """
+    """Train without and with a stop and a checkpoint, and compare bit for bit."""
     launcher, observer = _launcher(options, observer)
     with launcher, _hold_run_directory(options, launcher), while_running(launcher):
         return verify_resume(options.config, options.folder / RunFile.VERIFY_RESUME, launcher, observer=observer)
@@ -157,13 +140,7 @@ def _launch(config: RunConfig, folder: Path, launcher: Launcher, observer: Obser
 
 @dataclass(frozen=True)
 class Verification:
-    """The result of comparing the two runs.
-
-    Attributes:
-        step: updates after which one of them stopped.
-        steps: updates of the whole run.
-        difference: the first one, by name; "" if there is none.
-    """
+    """After which of all updates one run stopped, and the first difference between both by name; "" if none."""
 
     step: int
     steps: int
@@ -176,13 +153,6 @@ def verify_resume(
     """Train without a break, then again with one after a step drawn from the settings, and compare.
 
     The log interval is one step, so that the run can stop after any step.
-
-    Args:
-        folder: for both runs, in `unbroken` and `resumed`.
-
-    Raises:
-        ConfigError: the run is too short to be stopped.
-        LaunchError: one of the runs failed.
     """
     RunDirectory(folder).make()
     observer = observer or Observer()

@@ -36,12 +36,7 @@ def run_timing_rounds(
     A round that any of the cells lacks runs again for all of them, since its turns are compared with each other.
 
     Args:
-        block: indices of the cells of the seed.
         records: by index of the cell; cells that did not complete are left out.
-        folders: by index of the cell; a round is written below `rounds`, and the record again.
-
-    Returns:
-        The new records by index of the cell.
 
     Raises:
         Ended: a turn was stopped by SIGTERM; rounds before it are kept.

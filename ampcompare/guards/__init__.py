@@ -56,7 +56,6 @@ class Guards:
         self._hooks.watch_accelerate(sys.modules[ACCELERATE].Accelerator)
 
     def remove(self) -> None:
-        """Restore everything that was replaced."""
         self._imports.end()
         if self._hooks is not None:
             self._hooks.end()

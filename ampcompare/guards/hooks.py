@@ -52,7 +52,6 @@ class GuardHooks:
         self._events.wrap(torch, "save", self._save)
 
     def end(self) -> None:
-        """Restore everything."""
         self._events.end()
 
     def _has_seen_enough(self) -> bool:
@@ -240,7 +239,6 @@ class GuardHooks:
         self._events.wrap(kind, "__init__", init)
 
     def watch_amp(self, amp: Any) -> None:
-        """Watch `apex.amp`, ampcompare's or the real one, once it is imported."""
         facts, name = self.facts, amp.__name__
         if facts.amp is amp:  # ampcompare's own has two names
             return

@@ -24,7 +24,6 @@ class ImportHook(MetaPathFinder):
             sys.meta_path.insert(0, self)
 
     def end(self) -> None:
-        """Stop watching imports."""
         self._awaited.clear()
         if self in sys.meta_path:
             sys.meta_path.remove(self)

@@ -89,12 +89,10 @@ def first_loss(losses: Any) -> Tensor | None:
 
 
 def first_with_gradient(parameters: Iterable[Tensor]) -> Tensor | None:
-    """Return the first parameter that has a gradient."""
     return next((parameter for parameter in parameters if parameter.grad is not None), None)
 
 
 def parameters_of(optimizer: Any) -> Iterator[Tensor]:
-    """Yield what an optimizer updates."""
     for group in optimizer.param_groups:
         yield from group["params"]
 

@@ -19,11 +19,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
+from ampcompare import guards as guard_rules
 from ampcompare.backends.arm import Arm
-from ampcompare.base.errors import BackendUnavailable, CheckpointError, UnsupportedCombination
-from ampcompare.integrations.step_log import StepLog, begin_guards
+from ampcompare.base.errors import BackendUnavailable, CheckpointError, ConfigError, UnsupportedCombination
+from ampcompare.script.legacy.settings import ExecSettings
+from ampcompare.script.recording.recorder import Recorder, Rows, header
 from ampcompare.training.precision.base import Precision, make_precision
 
+GUARDS = ("warn", "strict", "off")
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
@@ -41,6 +44,51 @@ _lightning = _package()
 _PrecisionPlugin: Any = importlib.import_module(f"{_lightning.__name__}.plugins.precision").Precision
 
 
+class StepLog:
+    """Counts steps, and writes them to a file that `ampcompare report` reads.
+
+    Args:
+        record: the file; None writes none.
+
+    Attributes:
+        total: of all optimizers, skipped ones too.
+        skipped: those of `total` that an overflow skipped.
+        loss_scales: after the last step; empty if nothing is scaled.
+    """
+
+    def __init__(self, record: str | Path | None = None) -> None:
+        self.total = self.skipped = 0
+        self.loss_scales: tuple[float, ...] = ()
+        self._recorder: Recorder | None = None
+        self._rows: Rows | None = None
+        if record is not None:
+            self._recorder = Recorder(str(record), header(ExecSettings(record=str(record), name=sys.argv[0])))
+            self._rows = Rows(self._recorder)
+
+    def add(self, optimizer: Any, *, applied: bool, loss_scales: tuple[float, ...], loss: Any = None) -> None:
+        """Add a step.
+
+        Args:
+            loss_scales: after it.
+            loss: a number or a tensor of one element, if it is known.
+        """
+        self.total += 1
+        self.skipped += not applied
+        before, self.loss_scales = next(iter(self.loss_scales or loss_scales), None), loss_scales
+        if self._rows is not None:
+            number, _ = self._rows.number(optimizer)
+            after = next(iter(loss_scales), None)
+            value = None if loss is None else float(loss)
+            self._rows.add_backward(value, number, (before, after), not applied, [number], [] if applied else [number])
+            self._rows.add_step(number, applied)
+
+    def close(self) -> None:
+        """End the record."""
+        if self._recorder is not None:
+            self._recorder.close(0, None)
+            self._recorder = self._rows = None
+
+
 class AmpComparePrecision(_PrecisionPlugin):  # type: ignore[misc]
     """Trains under an arm of ampcompare, as its own loop does: casts, loss scale, master weights, skipped steps.
 
@@ -56,7 +104,7 @@ class AmpComparePrecision(_PrecisionPlugin):  # type: ignore[misc]
         steps: those so far, with loss scales and skipped steps.
 
     Raises:
-        ConfigError: there is no such arm.
+        ConfigError: there is no such arm, or mode of the guards.
         UnsupportedCombination: the optimizer is LBFGS, whose closure runs several times in a step.
         PreparationError: the arm cannot prepare the model or its optimizers, such as a model that DDP has wrapped.
     """
@@ -64,6 +112,8 @@ class AmpComparePrecision(_PrecisionPlugin):  # type: ignore[misc]
     precision = "32-true"  # of weights that Lightning itself makes; the arm casts them
 
     def __init__(self, arm: str = "native:fp16", *, guards: str = "off", record: str | Path | None = None) -> None:
+        if guards not in GUARDS:
+            raise ConfigError(f"guards={guards!r} is none of {', '.join(GUARDS)}")
         self.arm = Arm.parse(arm)
         self.steps = StepLog()
         self._mode, self._record = guards, record
@@ -88,7 +138,7 @@ class AmpComparePrecision(_PrecisionPlugin):  # type: ignore[misc]
                 (model,), _ = precision.prepare([model], [])
                 self._arm_precision = precision
             return model, optimizers, lr_schedulers
-        self._guards = begin_guards(self._mode)
+        self._guards = None if self._mode == "off" else guard_rules.install(strict=self._mode == "strict")
         self.steps = StepLog(self._record)
         self._arm_precision = precision
         models, self._optimizers = precision.prepare([model], optimizers)

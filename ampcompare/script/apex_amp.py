@@ -40,13 +40,7 @@ Choose = Callable[[], "torch.dtype | None"]
 
 
 class ScriptAmp:
-    """The functions of `apex.amp`, on an arm.
-
-    Args:
-        arm: of a backend besides `apex`.
-        plain: lets the arm act on the script.
-        rows: get blocks of `scale_loss`, and a note where the script has several loss scales.
-    """
+    """The functions of `apex.amp`, on an arm."""
 
     def __init__(self, arm: Arm, plain: PlainScript, rows: Rows | None = None) -> None:
         self._arm = arm
@@ -59,11 +53,7 @@ class ScriptAmp:
     def initialize(
         self, models: Any, optimizers: Any = None, enabled: bool = True, opt_level: str = "O1", **options: Any
     ) -> Any:
-        """Prepare models and optimizers for the arm, in place; the arguments and the result are those of Apex.
-
-        Raises:
-            PreparationError: `enabled=False`, which no arm can follow, or models that cannot be prepared.
-        """
+        """Prepare models and optimizers for the arm, in place; the arguments and the result are those of Apex."""
         if not enabled and self._arm.backend != "fp32":
             raise PreparationError(
                 here(f"amp.initialize has enabled=False, so {self._arm} has no effect; run the script with amp enabled")
@@ -82,11 +72,7 @@ class ScriptAmp:
 
     @contextmanager
     def scale_loss(self, loss: Any, optimizers: Any, *_arguments: Any, **_options: Any) -> Iterator[Any]:
-        """Yield the loss, to call `backward` on; the arguments are those of Apex.
-
-        Raises:
-            ScalingError: before `initialize`.
-        """
+        """Yield the loss, to call `backward` on; the arguments are those of Apex."""
         self._check_initialized("scale_loss")
         rows = self._rows
         if rows is not None:
@@ -107,14 +93,7 @@ class ScriptAmp:
         return iter(owned_params(optimizer))
 
     def state_dict(self, destination: Any = None) -> Any:
-        """Return the state of the loss scale.
-
-        Args:
-            destination: a mapping to fill and return.
-
-        Raises:
-            ScalingError: before `initialize`.
-        """
+        """Return the state of the loss scale, or fill and return a mapping."""
         self._check_initialized("state_dict")
         state = self._plain.stages.state_dict()
         if destination is None:
@@ -123,11 +102,7 @@ class ScriptAmp:
         return destination
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` of the same arm returned.
-
-        Raises:
-            ScalingError: before `initialize`, or the state of another arm.
-        """
+        """Restore what `state_dict` of the same arm returned."""
         self._check_initialized("load_state_dict")
         lacking = set(self._plain.stages.state_dict()) - set(state_dict)
         if lacking:
@@ -147,11 +122,7 @@ class ScriptAmp:
         return self._casting.off()
 
     def decorator(self, kind: str) -> Callable[[Any], Any]:
-        """Return `half_function`, `float_function` or `promote_function`.
-
-        Args:
-            kind: one of `KINDS`.
-        """
+        """Return `half_function`, `float_function` or `promote_function`."""
         return lambda fn: _cast_arguments(fn, kind, self._casting.type_now)
 
     def registrar(self, kind: str) -> Callable[[Any, str], None]:
@@ -165,11 +136,7 @@ class ScriptAmp:
         return register
 
     def init(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse the form of the API that came before `initialize`.
-
-        Raises:
-            PreparationError: always.
-        """
+        """Refuse the form of the API that came before `initialize`."""
         raise PreparationError(
             here(f"amp.init has no models and optimizers, so {self._arm} has no effect; call amp.initialize instead")
         )

@@ -172,11 +172,7 @@ def _watch_prefix(request: PrefixRequest, rank: int) -> int:
 
 
 def _run(request: ScriptRequest, install: Callable[[Recorder], None]) -> int:
-    """Run the script of a request and return its exit code.
-
-    Args:
-        install: called with the recorder of its steps before it begins.
-    """
+    """Run the script of a request and return its exit code; `install` is called with its recorder before it begins."""
     from ampcompare.script.legacy.settings import ExecSettings
     from ampcompare.script.legacy.target import Target, script_target
     from ampcompare.script.prepare import prepare_script, run_script

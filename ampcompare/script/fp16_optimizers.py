@@ -34,11 +34,7 @@ def fp16_optimizer_classes() -> list[Any]:
 
 
 def follow_fp16_optimizers(rows: Rows | None, events: Subscriptions) -> None:
-    """Let both classes of Apex do nothing by themselves from now on.
-
-    Args:
-        rows: records the inner optimizers.
-    """
+    """Let both classes of Apex do nothing by themselves from now on."""
     events.wrap(importlib.import_module(MODULES[0]).tofp16, "forward", lambda original, module, value: value)
     for kind in fp16_optimizer_classes():
         events.wrap(kind, "__init__", _Follower(rows).make)

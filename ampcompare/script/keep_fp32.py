@@ -34,13 +34,7 @@ def bare_model(model: nn.Module) -> nn.Module:
 
 
 class KeptAtFirstCall:
-    """Keeps modules in fp32, of every model that the script calls.
-
-    Args:
-        patterns: as for `kept_in_fp32`.
-        context: makes what a kept module runs in.
-        is_wanted: returns whether the arm acts on the script by now.
-    """
+    """Keeps modules in fp32, of every model that the script calls."""
 
     def __init__(self, patterns: str, context: Callable[[], Any], is_wanted: Callable[[], bool]) -> None:
         self._patterns = patterns.split("|")

@@ -30,11 +30,6 @@ class LiftedWeights:
 
     Attributes:
         types: that were lifted, such as "bfloat16".
-
-    Args:
-        wrappers: of the script; those around lifted weights are made again.
-        rows: get a note for each type and line; None records nothing.
-        events: of the arm.
     """
 
     def __init__(self, wrappers: ParallelWrappers, rows: Rows | None, events: Subscriptions) -> None:

@@ -22,11 +22,7 @@ from ampcompare.script.watch import EnoughSteps
 
 
 class ScriptObserver:
-    """Follows a script from its first forward pass on, and ends it after the last step.
-
-    Args:
-        watch: sees the operations.
-    """
+    """Follows a script from its first forward pass on, and ends it after the last step."""
 
     def __init__(self, watch: StepWatch) -> None:
         self.compiles = False
@@ -39,11 +35,7 @@ class ScriptObserver:
         self._depth = self._backwards = 0
 
     def install(self, recorder: Recorder) -> None:
-        """Begin before the script does: its modes must lie below those of the script.
-
-        Args:
-            recorder: its rows say what each step did.
-        """
+        """Begin before the script does: its modes must lie below those of the script."""
         recorder.after_row(self._row)
         for name in ("apex.amp", "apex.amp.frontend"):
             self._events.wrap(sys.modules[name], "initialize", self._initialize)

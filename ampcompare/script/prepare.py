@@ -42,14 +42,7 @@ _ledgers: list[ScriptLedger] = []
 def run_script(
     target: Target, settings: ExecSettings, prepare: Callable[[ExecSettings], Prepared] | None = None
 ) -> int:
-    """Run a script under `settings.arm`, and return its exit code.
-
-    Args:
-        prepare: prepares the process; `prepare_script` by default, which it calls.
-
-    Raises:
-        AmpCompareError: the settings cannot be met; the script was not started.
-    """
+    """Run a script under `settings.arm`, and return its exit code."""
     if CELL_FOLDER in os.environ:
         _end_with_parent()
     status = execute(target, settings, prepare=prepare or prepare_script, explain=_explain)
@@ -92,12 +85,7 @@ def _end_with_parent() -> None:
 
 
 def prepare_script(settings: ExecSettings, *, child: str | None = None) -> Prepared:
-    """Prepare this process; nothing is undone later.
-
-    Args:
-        settings: with an arm.
-        child: the name of this process, such as "SpawnProcess-1", if the script has started it by multiprocessing.
-    """
+    """Prepare this process, or one that the script has started, for an arm; nothing is undone later."""
     assert settings.arm is not None
     if settings.record is not None:
         mark_output()
@@ -148,10 +136,5 @@ def _cpu_half(arm: Arm, settings: ExecSettings) -> tuple[str | None, AbstractCon
 
 
 def prepare_child(values: dict[str, Any], name: str) -> None:
-    """Prepare a process that the script has started by multiprocessing.
-
-    Args:
-        values: the fields of `ExecSettings`.
-        name: of the process, such as "SpawnProcess-1".
-    """
+    """Prepare a process that the script has started by multiprocessing."""
     prepare_script(ExecSettings(**values), child=name)

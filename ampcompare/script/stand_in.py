@@ -39,11 +39,7 @@ HALF = {"": None, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def check_arm(arm: Arm) -> None:
-    """Check that an arm can stand behind a script's calls.
-
-    Raises:
-        UnsupportedCombination: it hands training to another library, or compresses what a model keeps.
-    """
+    """Refuse an arm that hands training to another library, or compresses what a model keeps."""
     if arm.backend not in SCRIPT_BACKENDS:
         raise UnsupportedCombination(
             f"arm {arm} cannot replace amp in a script: it replaces the training loop or parts of the "
@@ -57,15 +53,7 @@ def half_dtype(arm: Arm) -> torch.dtype | None:
 
 
 class StandIn:
-    """An arm in the place of `apex.amp` and `torch.amp` of this process.
-
-    Args:
-        arm: of a backend in `SCRIPT_BACKENDS`.
-        rows: records losses and steps; None records nothing.
-        watch: records the first weights.
-        engine: what `apex` means, "compat" or "nvidia"; only arms of Apex run on the latter.
-        for_cuda: what the script does on CUDA happens on the CPU.
-    """
+    """An arm in the place of `apex.amp` and `torch.amp` of this process; with `for_cuda` the CPU is in that of CUDA."""
 
     def __init__(
         self, arm: Arm, rows: Rows | None, *, engine: str = "compat", watch: Watch | None = None, for_cuda: bool = False

@@ -36,15 +36,7 @@ NUMPY_LACKS = re.compile(r"unsupported ScalarType BFloat16")
 def explain_types(
     error: BaseException, arm: Arm, names: TorchAmpStandIn, *, casts: bool, lifted: Sequence[str]
 ) -> UnsupportedCombination | None:
-    """Return that the types of an arm do not fit what a script computes, if that is what torch has raised.
-
-    A library may have raised it again with words of its own, also `from None`.
-
-    Args:
-        names: what stands behind `torch.amp` for the arm.
-        casts: the arm computes in 16 bits, and has acted on the script.
-        lifted: 16-bit types of weights that were lifted to fp32.
-    """
+    """Return that the types of an arm do not fit a script, if torch raised that, and a library perhaps again."""
     chain = [error]
     while (before := chain[-1].__cause__ or chain[-1].__context__) is not None and before not in chain:
         chain.append(before)
@@ -93,9 +85,7 @@ def _explain(
     if BANNED.search(said):
         why = f"{'Apex' if is_o1 else 'torch.autocast'} refuses BCELoss, as rounding makes it infinite"
         said = "binary_cross_entropy after sigmoid"
-        advice = "let the model return logits and use BCEWithLogitsLoss"
-        if not _is_in_model(error.__traceback__):
-            advice = f"compare {'native:fp16' if is_o1 else 'fp32'} or apex:O2, or {advice}"
+        advice = "compare fp32, or let the model return logits and use BCEWithLogitsLoss"
     elif "Complex" in said:
         why, advice = "torch cannot unscale the gradients of complex weights", "compare native:bf16"
     elif FP32_WANTED.search(said) and _are_all_16_bit(error.__traceback__):
@@ -105,16 +95,6 @@ def _explain(
         why = "torch cannot compute this in 16 bits on this device"
         advice = "compare fp32, or cast its inputs to fp32 there"
     return UnsupportedCombination(f"{line}: under {arm} {why} ({said}); {advice}")
-
-
-def _is_in_model(trace: types.TracebackType | None) -> bool:
-    """Return whether an error was raised inside of a module with weights."""
-    while trace is not None:
-        module = trace.tb_frame.f_locals.get("self")
-        if isinstance(module, torch.nn.Module) and next(module.parameters(), None) is not None:
-            return True
-        trace = trace.tb_next
-    return False
 
 
 def _are_all_16_bit(trace: types.TracebackType | None) -> bool:

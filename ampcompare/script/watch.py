@@ -26,9 +26,6 @@ class FirstBatches:
     """Hashes what the script passes to the first module that it calls, at the start and after each backward pass.
 
     Steps would not do: a step that an arm skips or records late begins no batch of its own.
-
-    Args:
-        found: called with the hashes when there are enough.
     """
 
     def __init__(self, found: Callable[[list[str]], None]) -> None:
@@ -71,12 +68,7 @@ class EnoughSteps(SystemExit):
 
 
 class Watch:
-    """Adds to a record: first weights and batches, scalars, peak memory.
-
-    Args:
-        max_steps: steps of its first optimizer after which the script ends.
-        half: how 16-bit types are computed.
-    """
+    """Adds to a record: first weights and batches, scalars, peak memory; `half` says how 16-bit types are computed."""
 
     def __init__(self, recorder: Recorder, max_steps: int | None = None, half: str | None = None) -> None:
         self._half = half

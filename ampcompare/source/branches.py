@@ -13,11 +13,7 @@ Facts = Mapping[str, object]
 
 
 def branches_around(module: Module, node: ast.AST, within: ast.AST | None = None) -> Iterator[tuple[ast.If, bool]]:
-    """Yield the `if` statements around a node, the innermost first, and whether it is in the branch of the test.
-
-    Args:
-        within: a node around, at which this ends.
-    """
+    """Yield the `if` statements around a node, the innermost first, and whether it is in the branch of the test."""
     for below, outer in pairwise([node, *module.ancestors(node)]):
         if outer is within:
             break

@@ -40,7 +40,7 @@ class Edits:
     """A set of edits; later ones inside the span of an earlier replacement are lost, those around it win.
 
     Attributes:
-        shared: statements that share their lines with others and get lines of their own around them, as far as `;` can.
+        shared: statements that share their lines with others; the edits are whole once these have lines of their own.
     """
 
     def __init__(self, module: Module) -> None:
@@ -68,13 +68,12 @@ class Edits:
 
     def replace_statement(self, statement: ast.stmt, lines: list[str]) -> None:
         """Replace a statement by others, which are given without the indentation of the block."""
-        if lines and not self.module.is_alone(statement):
-            self.shared.add(statement)
-            self._spans[self.module.span(statement)] = "; ".join(lines)
-        elif lines:
-            self._spans[self.module.span(statement)] = list(lines)
-        else:
+        if not lines:
             self.remove(statement)
+            return
+        self._spans[self.module.span(statement)] = list(lines)
+        if not self.module.is_alone(statement):
+            self.shared.add(statement)
 
     def remove(self, statement: ast.stmt) -> None:
         """Remove a statement; a block that it leaves empty gets a `pass`, or goes with it."""
@@ -97,8 +96,6 @@ class Edits:
             statement = self.module.parent(statement)  # type: ignore[assignment]
         if not self.module.begins_line(statement):
             self.shared.add(statement)
-            start, _ = self.module.span(statement)
-            self._spans[(start, start)] = "".join(f"{line}; " for line in lines)
             return
         line = self._line(self._unwrapped.get(statement, self.module.first_line(statement)))
         line.before += [(0 if outside else line.deeper, 1, text) for text in lines]
@@ -108,8 +105,6 @@ class Edits:
         end = statement.end_lineno or statement.lineno
         if not self.module.is_alone(statement):
             self.shared.add(statement)
-            _, stop = self.module.span(statement)
-            self._spans[(stop, stop)] = "".join(f"; {line}" for line in lines)
             return
         first = self.module.first_line(statement)
         self._line(end).after += [(first, text) for text in lines]
@@ -124,11 +119,7 @@ class Edits:
     def wrap(self, first: ast.stmt, last: ast.stmt, header: str) -> None:
         """Put statements of one block below a header such as `with ...:`."""
         begin, end = self.module.first_line(first), last.end_lineno or last.lineno
-        if not self.module.is_alone(first) or not self.module.is_alone(last):
-            self.shared |= {each for each in (first, last) if not self.module.is_alone(each)}
-            start, _ = self.module.span(first)
-            self._spans[(start, start)] = f"{header} " if self.module.begins_line(first) or first is last else ""
-            return
+        self.shared |= {each for each in (first, last) if not self.module.is_alone(each)}
         line = self._line(begin)
         line.before.append((line.deeper, 0, header))
         for number in range(begin, end + 1):
@@ -143,9 +134,7 @@ class Edits:
         """
         module = self.module
         if not module.is_alone(body[0]):  # on the line of the header
-            start, _ = module.span(statement)
-            at, _ = module.span(body[0])
-            self._spans[(start, at)] = "".join(f"{line}; " for line in lines)
+            self.shared.add(body[0])
             return
         outer, inner = module.indent(statement), module.indent(body[0])
         top, begin = module.first_line(statement), self._first_line(statement, body)
@@ -258,8 +247,6 @@ class Edits:
                 self._spans[module.span(statement)] = "pass"
             elif module.is_alone(statement):
                 self._remove_lines(statement)
-            else:
-                self._spans[module.span(statement)] = "pass"
 
     def _remove_lines(self, statement: ast.stmt) -> None:
         module = self.module

@@ -299,7 +299,6 @@ def _check_settings(recipe: Recipe) -> None:
 
 
 def check_model(arch: str, task: str = DEFAULT_TASK) -> None:
-    """Check that a task can have a model of this name."""
     spec = TASKS[task]
     prefix, colon, name = arch.partition(":")
     if prefix in MODEL_LIBRARIES and colon:
@@ -324,7 +323,6 @@ def check_model(arch: str, task: str = DEFAULT_TASK) -> None:
 
 
 def check_data(name: str, task: str = DEFAULT_TASK) -> None:
-    """Check that a task can have a data set of this name."""
     known = TASKS[task].data_sets
     kind, _, path = name.partition(":")
     is_known = name in known or (path and (f"{kind}:PATH" in known or "module:factory" in known))

@@ -69,7 +69,6 @@ def classification_loss(logits: Tensor, labels: Tensor, *, label_smoothing: floa
 
 
 def classification(recipe: Recipe) -> Classification:
-    """Return the task of a recipe, with its data."""
     data = load_data(
         recipe.data.name,
         seed=recipe.seed,

@@ -46,7 +46,6 @@ class SampleOptions:
 
     @property
     def sizes(self) -> dict[str, int | None]:
-        """The samples to use of each part."""
         return {"train": self.train_size, "val": self.val_size}
 
 
@@ -193,7 +192,6 @@ def channels_last(batch: Any) -> Any:
 
 
 def in_fp32(outputs: Any) -> Any:
-    """Return outputs with 16-bit floating-point tensors cast to float32."""
     return map_tree(
         outputs, lambda tensor: tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
     )

@@ -26,7 +26,6 @@ Detections = Sequence[Mapping[str, Tensor]]
 
 
 def detection(recipe: Recipe) -> Detection:
-    """Return the task of a recipe, with its data."""
     data = boxed_shapes(SampleOptions.of(recipe, fixed_channels(recipe.model.arch, "detection")))
     return Detection(data, CLASSES, recipe.model)
 

@@ -24,7 +24,6 @@ def check_module(path: str) -> None:
 
 
 def resolve_factory(path: str) -> Callable[..., Any]:
-    """Import what `package.module:function` names."""
     module_name, _, attribute = path.partition(":")
     if not module_name or not attribute:
         raise ConfigError(f"{path!r} does not name a factory; write it as package.module:function")

@@ -30,7 +30,6 @@ BORDER = 1.5  # of the histogram; what lies outside counts in its outer cells
 
 
 def gan(recipe: Recipe) -> Gan:
-    """Return the task of a recipe, with its data."""
     train = _points("training", recipe.data.train_size or TRAIN)
     val = _points("validation", recipe.data.val_size or VAL)
     latents = torch.randn(len(val), LATENT, generator=generator("latents of validation"))

@@ -29,7 +29,6 @@ class TensorData(Data):
 
     @classmethod
     def of(cls, name: str, train: Any, val: Any, *, seed: int) -> TensorData:
-        """Return a data set of these tensors."""
         counts = [_count(name, part, value) for part, value in (("training", train), ("validation", val))]
         return cls(name, num_train=counts[0], num_val=counts[1], seed=seed, train=train, val=val)
 
@@ -45,7 +44,6 @@ class TensorData(Data):
         return _gather(self._training(epoch, device) if part == "train" else self._on(device)[1], batches)
 
     def _training(self, epoch: int, device: torch.device) -> Any:
-        """Return the training samples of an epoch, on a device."""
         return self._on(device)[0]
 
     def _on(self, device: torch.device) -> tuple[Any, Any]:

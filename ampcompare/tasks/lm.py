@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import math
 import os
 import random
@@ -58,7 +59,6 @@ NEWLINE = 10
 
 
 def lm(recipe: Recipe) -> LanguageModeling:
-    """Return the task of a recipe, with its data."""
     length = recipe.data.sequence_length or SEQUENCE_LENGTH
     data = text_data(
         recipe.data.name,
@@ -245,7 +245,7 @@ def _causal_model(name: str, *, vocabulary: int, sequence_length: int, arguments
     with contextlib.suppress(BackendUnavailable):
         load_torchvision()  # transformers imports it, and could not where its operators do not fit torch
     with needs_package(f"--arch hf:{name} needs", "transformers"):
-        import transformers
+        transformers: Any = importlib.import_module("transformers")
     known = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     if name not in known:
         raise ConfigError(f"Transformers has no causal language model {name!r}; {did_you_mean(name, known)}")

@@ -157,7 +157,6 @@ def _check_forward(arch: str, model: nn.Module, shape: tuple[int, ...]) -> None:
 
 
 def check_arguments(arch: str, network: Callable[..., nn.Module], arguments: Mapping[str, Any]) -> None:
-    """Check that a network has these arguments."""
     parameters = inspect.signature(network).parameters.values()
     known = [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
     for name in arguments:

@@ -286,7 +286,6 @@ def _detections(centers: Tensor, sides: Tensor) -> list[dict[str, Tensor]]:
 
 
 def _pixels(maps: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the row and the column of the center of each pixel, both (height, width)."""
     rows, columns = (torch.arange(size, device=maps.device) + 0.5 for size in maps.shape[2:])
     down, right = torch.meshgrid(rows, columns, indexing="ij")
     return down, right

@@ -27,7 +27,6 @@ Part = tuple[Tensor, Tensor]
 
 
 def regression(recipe: Recipe) -> Regression:
-    """Return the task of a recipe, with its data."""
     name = recipe.data.name
     train, val = diabetes() if name == "diabetes" else _from_factory(name)
     train = _subset(train, recipe.data.train_size, f"the training part of {name}")

@@ -19,7 +19,6 @@ from ampcompare.tasks.task import Sums, Task
 
 
 def segmentation(recipe: Recipe) -> Segmentation:
-    """Return the task of a recipe, with its data."""
     data = shapes(SampleOptions.of(recipe, fixed_channels(recipe.model.arch, "segmentation")))
     return Segmentation(data, CLASSES, recipe.model, label_smoothing=recipe.label_smoothing)
 

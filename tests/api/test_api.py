@@ -87,12 +87,9 @@ def test_python_and_the_command_ask_for_the_same(compared: list[CompareOptions],
     [
         ({"arms": ["fp23"]}, "fp23"),
         ({"timing_rounds": -1}, "timing rounds are -1"),
-        ({"timing_rounds": 2, "jobs": 2, "arms": ["fp32"]}, "--timing-rounds times one arm after the other"),
         ({"seeds": "0-"}, "seeds '0-' cannot be read"),
-        ({"budget": "soon"}, "budget 'soon' is not a time"),
         ({"jobs": 0}, "jobs is 0"),
         ({"sweep": {"colour": [1]}}, "'colour' is not a setting"),
-        ({"fail_on": "speed>1"}, "cannot be read"),
         ({"objective": "beauty"}, "'beauty'"),
         ({"recipe": "digit"}, "did you mean 'digits'"),
         ({"recipe": Recipe(), "size": "small"}, "size 'small' is for a named recipe"),
@@ -161,18 +158,6 @@ def test_run_takes_a_config_or_its_parts(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (configs[2].arm, configs[2].device) == ("fp32", "cpu")
     with pytest.raises(ConfigError, match="both were given"):
         ampcompare.run(RunConfig(), arm="half")
-
-
-def test_examine_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Texts become arms and the time limit is passed on; no process is started for a bad arm."""
-    calls: list[tuple[list[str], float]] = []
-    monkeypatch.setattr(
-        "ampcompare.api.machine.examine", lambda arms, seconds: calls.append(([str(arm) for arm in arms], seconds))
-    )
-    ampcompare.examine_machine(["half", ampcompare.Arm.parse("fp32")], time_limit=5)
-    assert calls == [(["half", "fp32"], 5)]
-    with pytest.raises(ConfigError, match="fp23"):
-        ampcompare.examine_machine(["fp23"])
 
 
 def test_the_functions_are_not_shadowed_by_rooms() -> None:

@@ -97,8 +97,6 @@ def test_canonical_text(text: str, canonical: str) -> None:
         ("actnn:bits=3", "bits=3 cannot be used: expected 2, 4 or 8"),
         ("actnn:group=10", "expected a multiple of 4 of at least 8"),
         ("actnn:over=actnn", "expected an arm that does not itself wrap another one"),
-        ("fp8:nvfp4", "on compute capability 10.0 only, and it cannot emulate them; expected one of tensorwise"),
-        ("fp8:te", "TransformerEngine replaces the model's own modules"),
         ("fp8:blockwise", "expected one of tensorwise, rowwise, mxfp8"),
         ("fp8:over=fp16", "over=native:fp16 is not a bf16 arm of native or half"),
     ],

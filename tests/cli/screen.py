@@ -6,14 +6,8 @@ import fcntl
 import os
 import re
 import struct
-import subprocess
 import termios
-import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
 
-COMMAND_SECONDS = 90
 CODE = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])|([\r\n])|([^\x1b\r\n]+)")
 
 
@@ -62,52 +56,3 @@ def open_terminal(width: int, height: int = 24) -> tuple[int, int]:
     here, there = os.openpty()
     fcntl.ioctl(there, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
     return here, there
-
-
-def run_on_terminal(
-    words: Sequence[str],
-    folder: Path,
-    *,
-    width: int = 80,
-    stdout: int | None = None,
-    start: Callable[..., Any] = subprocess.Popen,
-    look: Callable[[subprocess.Popen[bytes], str], None] = lambda process, seen: None,
-    **variables: str,
-) -> tuple[int, list[tuple[float, str]]]:
-    """Run a command whose stderr, and stdout unless it goes elsewhere, is a terminal.
-
-    Args:
-        start: what starts it, with the options of `subprocess.Popen`.
-        look: is called after each piece of output with all of it.
-        variables: of the environment.
-
-    Returns:
-        The exit code, and each piece of output with the seconds since the start.
-    """
-    here, there = open_terminal(width)
-    environment = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")}
-    begin = time.monotonic()
-    process = start(
-        words, stdin=subprocess.DEVNULL, stdout=there if stdout is None else stdout, stderr=there, cwd=folder,
-        env={**environment, "TERM": "xterm-256color", "PYTHONUTF8": "1", **variables},
-    )  # fmt: skip
-    os.close(there)
-    pieces: list[tuple[float, str]] = []
-    rest = b""
-    try:
-        while True:
-            try:
-                chunk = os.read(here, 65536)
-            except OSError:  # how Linux reports the end of a terminal
-                break
-            if not chunk:
-                break
-            whole = rest + chunk
-            text = whole.decode(errors="ignore")
-            rest = whole[len(text.encode()) :]
-            pieces.append((time.monotonic() - begin, text))
-            look(process, "".join(piece for _, piece in pieces))
-        return process.wait(COMMAND_SECONDS), pieces
-    finally:
-        process.kill()
-        os.close(here)

@@ -71,16 +71,6 @@ def test_compare_prints_the_table(call: Call, tmp_path: Path) -> None:
     assert call("report", out, "--format", "json").json()["reference"] == "fp32"
 
 
-def test_compare_and_its_failures(call: Call, tmp_path: Path) -> None:
-    """A failed arm is a row and the exit code 0, under `--strict` 3; only failures give 3 too."""
-    picky = ["compare", "--seeds", "0", "--arch", "mymod:Picky", "-o", str(tmp_path)]
-    done = call(*picky, "--arm", "fp32", "--arm", "half", tiny=True)
-    assert done.code == 0
-    assert "failed: RuntimeError: no float16, please" in done.out
-    assert call(*picky, "--arm", "fp32", "--arm", "half", "--strict", tiny=True).code == 3
-    assert call(*picky, "--arm", "half", tiny=True).code == 3
-
-
 @pytest.mark.parametrize("command", ["run", "compare"])
 def test_dry_run_touches_nothing(call: Call, tmp_path: Path, command: str) -> None:
     """`--dry-run` shows what would run, as one document with `--json`, and writes nothing."""
@@ -122,22 +112,6 @@ def test_a_variable_that_sets_nothing_is_named(call: Call, monkeypatch: pytest.M
         "note: AMPCOMPARE_LR is not a setting of run; did you mean AMPCOMPARE_RUN_LR?",
         "note: AMPCOMPARE_RUN_EPOCH is not a setting of run; did you mean AMPCOMPARE_RUN_EPOCHS?",
     ]
-
-
-def test_a_file_can_hold_a_whole_comparison(call: Call, tmp_path: Path) -> None:
-    """Arms and seeds may stand in the file, seeds as a list, a text or the seed of the recipe."""
-    file = tmp_path / "c.yaml"
-    for text, seeds in (
-        ("arms: [fp32, 'half:bn_fp32']\nseeds: [3, 5]", {3, 5}),
-        ("arms: [fp32, 'half:bn_fp32']\nseeds: 0-2", {0, 1, 2}),
-        ("arms: [fp32, 'half:bn_fp32']\nrecipe: {seed: 4}", {4}),
-        ("arms: [fp32, 'half:bn_fp32']", {0, 1, 2}),
-        ("arms: fp32,half:bn_fp32", {0, 1, 2}),
-    ):
-        file.write_text(text)
-        cells = call("compare", "--dry-run", "--no-preflight", "--json", "-c", str(file)).json()["cells"]
-        assert {cell["arm"] for cell in cells} == {"fp32", "half:bn_fp32"}
-        assert {cell["seed"] for cell in cells} == seeds
 
 
 def test_an_empty_file_sets_nothing(call: Call, tmp_path: Path) -> None:

@@ -110,6 +110,21 @@ def test_time_left_follows_from_cells_that_ran(clock: Clock, capsys: pytest.Capt
         assert said(50).endswith("1m00s since the start, about 6h41m left")  # two minutes a cell, and 200.5 cells
 
 
+def test_a_heartbeat_without_any_event(terminal: Terminal) -> None:
+    """While a step lasts nobody reports anything, and the time on the screen goes on."""
+    with terminal.display() as display:
+        display.plan(outline(2))
+        display.begin(CONFIG, 1, 2)
+        display.progress(1, progress(3))
+        first, later = (terminal.read(seconds).splitlines()[1:4] for seconds in (0.2, 1.1))
+    cell, figures, matrix = first
+    assert cell.split()[:4] == ["native:fp16,", "seed", "0", "training"]
+    assert "  3/100  " in cell
+    assert figures.startswith("  loss 0.5 · loss scale 65536 · 12.5 ms/step · 2 skipped")
+    assert matrix.startswith("0 of 2 cells ")
+    assert (cell.split()[-1], later[0].split()[-1]) == ("0s", "1s")
+
+
 def test_lines_that_stay_and_a_clean_end(terminal: Terminal) -> None:
     """What will run, a line per cell and notes stay in order; bars are gone, and the cursor was never hidden."""
     with terminal.display() as display:

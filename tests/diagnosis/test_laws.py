@@ -18,16 +18,13 @@ def _prefix(rest: float = 0.0, now: float = 0.0, **values: Any) -> Prefix:
 @pytest.mark.parametrize(
     ("arm", "rest", "word"),
     [
-        ("half:bf16", 0.0, "cannot know"),
         ("half:bf16", 0.2, "cannot know"),
         ("half,state=fp32", 0.1, "no fault in sight"),
         ("half,state=fp32", 0.3, "cannot know"),
         ("half,state=fp32", 0.6, "will not hold"),
         ("half:bf16", 0.6, "will not hold"),
         ("half:bf16,masters=fp32", 0.6, "no fault in sight"),
-        ("half:bf16,kahan", 0.6, "no fault in sight"),
         ("half:bf16,rounding=stochastic", 0.6, "no fault in sight"),
-        ("native:bf16", 0.6, "no fault in sight"),
         ("O2", 0.6, "no fault in sight"),
         ("O3", 0.6, "will not hold"),
         ("fp32", 0.6, "no fault in sight"),
@@ -69,10 +66,8 @@ def test_rates_that_are_not_known() -> None:
         ("half", 65505.0, "will not hold"),
         ("half", 65504.0, "no fault in sight"),
         ("O2,loss_scale=1024", 64.0, "will not hold"),
-        ("O2,loss_scale=1024", 63.0, "no fault in sight"),
         ("O2", 1e9, "no fault in sight"),
         ("native:fp16", 1e9, "no fault in sight"),
-        ("half:bf16,masters=fp32", 1e9, "no fault in sight"),
     ],
 )
 def test_overflow_that_was_seen(arm: str, largest: float, word: str) -> None:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ampcompare.base.errors import RanksDiffer
-from ampcompare.experiment.plan import DEFAULT_ARMS
+from ampcompare.experiment.matrix import DEFAULT_ARMS
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.run import StepRecord
 from ampcompare.settings.config import RunConfig

@@ -126,33 +126,6 @@ def test_earlier_records_tell_from_the_start() -> None:
     assert max(simulation.errors(cells=0)) < 0.05
 
 
-def test_an_arm_that_never_ran_is_taken_for_the_mean_of_the_others() -> None:
-    """Before any other knowledge, an arm costs what the known arms cost in the mean; all cached leaves nothing."""
-    cells = following(outline(["fp32", "half", "apex:O1"], 1))
-    assert left(cells, 0.0) is None
-
-    for number, now in ((1, 10.0), (2, 40.0)):
-        begin(cells, number, now - 10.0 * (2 * number - 1))
-        end(cells, number, now)
-
-    assert left(cells, 40.0) == pytest.approx((10 + 30) / 2)
-    assert left(following(outline(["fp32"], 2, {0: 5.0, 1: 5.0})), 0.0) == 0.0
-
-
-def test_a_cell_in_its_first_seconds_is_projected() -> None:
-    """A lone cell: what it takes before its first step says nothing of the others."""
-    cells = following(outline(["fp32"], 1))
-    begin(cells, 1, 0.0)
-    cells.report(1, Progress(0, 0, 0, "loading data"), 5.0)
-    assert left_of(cells, 0, 6.0) is None
-    cells.report(1, Progress(0, 100, 0), 25.0)
-    cells.report(1, Progress(25, 100, 0), 35.0)
-
-    assert left_of(cells, 0, 35.0) == pytest.approx(30.0)
-    assert left_of(cells, 0, 40.0) == pytest.approx(25.0)
-    assert left(cells, 35.0) == left_of(cells, 0, 35.0)
-
-
 @pytest.mark.parametrize(
     ("reports", "expected"),
     [
@@ -167,29 +140,3 @@ def test_steps_of_another_process_do_not_count(reports: list[tuple[int, float]],
         cells.report(1, Progress(steps, 100, 0), now)
 
     assert left_of(cells, 0, reports[-1][1]) == pytest.approx(expected)
-
-
-def test_jobs_share_the_rest() -> None:
-    """With two cells at a time each seed takes as long as its longer half."""
-    cells = following(outline(["fp32", "half", "apex:O1", "apex:O2"], 2, dict.fromkeys(range(4), 10.0), jobs=2))
-    assert left(cells, 0.0) == pytest.approx(20.0)
-
-    for number in (5, 6):
-        begin(cells, number, 0.0)
-        cells.report(number, Progress(0, 100, 0), 0.0)
-    for number in (5, 6):
-        cells.report(number, Progress(50, 100, 0), 5.0)
-
-    assert left(cells, 5.0) == pytest.approx(15.0)
-
-
-def test_cells_of_all_seeds_in_a_queue() -> None:
-    """A queue that runs three cells at a time is expected to go on like that, and to wait for no seed."""
-    cells = following(outline(["fp32"], 9))
-    for number in (1, 2, 3):
-        begin(cells, number, 0.0)
-        cells.report(number, Progress(0, STEPS, 0), 0.0)
-    for number in (1, 2, 3):
-        cells.report(number, Progress(STEPS // 2, STEPS, 0), 30.0)
-    assert left_of(cells, 1, 30.0) == pytest.approx(30.0)
-    assert left(cells, 30.0) == pytest.approx(30.0 + 2 * 60.0)

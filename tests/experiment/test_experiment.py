@@ -2,76 +2,32 @@
 
 import math
 import statistics
-import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from scipy import stats
 
-from ampcompare.base.environment.fingerprint import fingerprint
 from ampcompare.base.errors import ConfigError, LaunchError
+from ampcompare.base.files.loaded_code import digest_of
 from ampcompare.experiment.compare import pilot_seeds, run_auto, seeds_needed
 from ampcompare.experiment.eta import estimate
 from ampcompare.experiment.launch.cell_files import write_record
-from ampcompare.experiment.launch.contract import Launcher, Progress
 from ampcompare.experiment.launch.dispatch import LauncherPool
 from ampcompare.experiment.observer import Observer
-from ampcompare.experiment.plan import Plan, make_plan, parse_vary
+from ampcompare.experiment.plan import Plan, parse_vary
 from ampcompare.experiment.reload_report import reload_comparison
+from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.experiment.run_plan import run_plan
 from ampcompare.results.analysis.inference.criteria import Criteria
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import Comparison
-from ampcompare.results.records.evaluation import EpochResult
-from ampcompare.results.records.run import Placement, RunRecord, RunSummary, SystemReadings
+from ampcompare.results.records.run import Placement, RunRecord, SystemReadings
 from ampcompare.settings.config import RunConfig
+from tests.experiment.pretend import TOP1, Pretend, make_plan
 
 ARMS = ("fp32", "half")
-TOP1 = {"fp32": [50, 52, 51, 50, 53, 51, 52, 50], "half": [50, 53, 50, 51, 53, 50, 52, 51]}
-
-
-class Pretend(Launcher):
-    """Returns records without training, and keeps what it was asked for."""
-
-    def __init__(self, seconds: float = 10.0, error: Exception | None = None) -> None:
-        self.asked: list[RunConfig] = []
-        self.most_at_once = 0
-        self.seconds = seconds
-        self.error = error
-        self.closed = False
-        self._at_once = 0
-        self._lock = threading.Lock()
-
-    def launch(self, config: RunConfig, folder: Path, on_progress: Any = None) -> RunRecord:
-        with self._lock:
-            self.asked.append(config)
-            self._at_once += 1
-            self.most_at_once = max(self.most_at_once, self._at_once)
-        if self.error is not None:
-            raise self.error
-        time.sleep(0.01)
-        correct = TOP1[config.arm.partition(":")[0]][config.recipe.seed % 8] * 10
-        epoch = EpochResult(
-            epoch=0, samples=1000, top1_correct=correct, top5_correct=1000, loss=1.0, train_seconds=1, eval_seconds=0
-        )
-        summary = RunSummary(
-            metric_final=epoch.value, epochs=[epoch], num_steps=100, step_seconds_median=0.01,
-            wall_seconds=self.seconds, peak_bytes=2**20,
-        )  # fmt: skip
-        record = RunRecord(
-            cell=config.digest(), arm=config.arm, status="completed", config=config, environment=fingerprint(),
-            summary=summary,
-        )  # fmt: skip
-        write_record(record, folder)
-        with self._lock:
-            self._at_once -= 1
-        return record
-
-    def close(self) -> None:
-        self.closed = True
 
 
 class Notes(Observer):
@@ -100,16 +56,6 @@ def test_a_report_follows_each_cell(tmp_path: Path) -> None:
     assert [bool(look) for _, look in seen] == [False] * 5 + [True]
 
 
-def test_varied_settings_are_rows() -> None:
-    """Each arm has a row per value, and cells differ in that setting alone; the first value is the reference."""
-    plan = make_plan(RunConfig(), ARMS, [0, 1], [parse_vary("workers=0,2")])
-    assert plan.arms == ("fp32 workers=0", "fp32 workers=2", "half workers=0", "half workers=2")
-    assert plan.reference == "fp32 workers=0"
-    for label, cell in zip(plan.labels, plan.cells, strict=True):
-        assert label == f"{cell.arm} workers={cell.workers}"
-    assert len({cell.digest() for cell in plan.cells}) == len(plan.cells) == 8
-
-
 @pytest.mark.parametrize(
     ("text", "place", "values"),
     [
@@ -131,14 +77,6 @@ def test_what_cannot_be_varied_is_refused(text: str) -> None:
     """Unknown and ambiguous settings, and those with options of their own, are answered by name."""
     with pytest.raises(ConfigError, match="--sweep"):
         parse_vary(text)
-
-
-def test_values_that_no_setting_takes_are_refused() -> None:
-    """A varied value is checked like any other, and a value that is there twice is a row that is there twice."""
-    with pytest.raises(ConfigError, match="workers"):
-        make_plan(RunConfig(), ARMS, [0], [("workers", [-1])])
-    with pytest.raises(ConfigError, match="named twice"):
-        make_plan(RunConfig(), ARMS, [0], [("workers", [1, 1])])
 
 
 def test_varied_recipes_are_not_comparable_and_launches_are(tmp_path: Path) -> None:
@@ -199,40 +137,6 @@ def test_cells_alone_on_equal_gpus_are_timed(tmp_path: Path) -> None:
     unlike = [OnGpu(0), OnGpu(1, "NVIDIA A100")]
     refused = run_plan(_make(range(4)), tmp_path / "unlike", LauncherPool(unlike), jobs=2)
     assert str(refused.arms[1].time) == "not comparable (on unlike GPUs: NVIDIA A100 and NVIDIA H200)"
-
-
-def test_several_at_once_begin_and_end_as_they_do(tmp_path: Path) -> None:
-    """The observer hears of each cell in this thread: its start, steps, and end before that of one planned earlier."""
-    events: list[str] = []
-    threads: list[threading.Thread] = []
-    released = threading.Event()
-
-    class Uneven(Pretend):
-        def launch(self, config: RunConfig, folder: Path, on_progress: Any = None) -> RunRecord:
-            on_progress(Progress(3, 40, 0))
-            if config.arm == first:
-                assert released.wait(20), "the other cell did not end"
-            return super().launch(config, folder, on_progress)
-
-    class Hears(Notes):
-        def begin(self, config: RunConfig, number: int, total: int) -> None:
-            events.append(f"begin {config.arm}")
-
-        def progress(self, number: int, progress: Progress) -> None:
-            assert progress == Progress(3, 40, 0)
-            threads.append(threading.current_thread())
-
-        def end(self, record: RunRecord, *, reused: bool) -> None:
-            events.append(f"end {record.arm}")
-            released.set()
-
-    plan, launcher = _make([0]), Uneven()
-    first, second = plan.labels[:2]
-    run_plan(plan, tmp_path, LauncherPool([launcher, launcher]), jobs=2, observer=Hears())
-    assert set(events[:2]) == {f"begin {first}", f"begin {second}"}
-    assert events.index(f"end {second}") < events.index(f"end {first}")
-    assert set(threads) == {threading.current_thread()}
-    assert sorted(events) == sorted(f"{what} {arm}" for what in ("begin", "end") for arm in plan.labels)
 
 
 def test_a_launcher_that_breaks_ends_all_jobs(tmp_path: Path) -> None:
@@ -296,24 +200,9 @@ def test_auto_stops_at_its_budget(tmp_path: Path) -> None:
     assert len(launcher.asked) == 2 * len(more.seeds)
 
 
-def test_auto_is_content_with_a_pilot(tmp_path: Path) -> None:
-    notes = Notes()
-    comparison = run_auto(_make, tmp_path, Pretend(), terms=Criteria(margin=20), budget_seconds=1, observer=notes)
-    assert comparison.seeds == [0, 1, 2, 3, 4]
-    assert comparison.look == 1
-    assert notes.said == ["the pilot of 5 seeds is enough for a margin of 20 points"]
-
-
-def test_a_pilot_grows_with_the_number_of_arms(tmp_path: Path) -> None:
+def test_a_pilot_grows_with_the_number_of_arms() -> None:
     """Several arms share the error rate, and each more degree of freedom then saves many seeds."""
     assert [len(pilot_seeds(others)) for others in (0, 1, 2, 3, 4, 9)] == [5, 5, 8, 8, 10, 10]
-    names = ["fp32", *(f"half:loss_scale={2**number}" for number in range(2))]
-
-    def make(seeds: Sequence[int]) -> Plan:
-        return make_plan(RunConfig(), names, seeds)
-
-    comparison = run_auto(make, tmp_path, Pretend(), terms=Criteria(margin=20), budget_seconds=1e6)
-    assert comparison.seeds == list(range(8))
 
 
 def test_estimate_by_what_is_there(tmp_path: Path) -> None:
@@ -328,14 +217,25 @@ def test_estimate_by_what_is_there(tmp_path: Path) -> None:
     assert estimate(_make([0, 1]), folder).cells == 0
 
 
-def test_what_may_not_start_is_left_out(tmp_path: Path) -> None:
-    """A refused seed ends the run with a report of what is there."""
-    asked: list[int] = []
+class Edits(Pretend):
+    """Loads `helper.py`, which changes while the second cell runs."""
 
-    def may_start(records: Sequence[RunRecord]) -> bool:
-        asked.append(len(records))
-        return len(records) < 4
+    def launch(self, config: RunConfig, folder: Path, on_progress: Any = None) -> RunRecord:
+        code = {"helper.py": str(digest_of("helper.py"))}
+        if len(self.asked) == 1:
+            Path("helper.py").write_text("2\n")
+        record = super().launch(config, folder).model_copy(update={"code": code})
+        write_record(record, folder)
+        return record
 
-    check: Callable[[Sequence[RunRecord]], bool] = may_start
-    comparison = run_plan(_make(range(5)), tmp_path, Pretend(), may_start=check)
-    assert (comparison.seeds, asked) == ([0, 1], [0, 2, 4])
+
+def test_a_matrix_whose_code_changes_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No third cell starts; the next call trains those of the earlier code again, and says why."""
+    monkeypatch.chdir(tmp_path)
+    Path("helper.py").write_text("1\n")
+    plan, launcher = _make([0, 1]), Edits()
+    with pytest.raises(ConfigError, match=r"helper\.py is changed since an earlier cell loaded it"):
+        run_plan(plan, tmp_path / "run", launcher)
+    assert len(launcher.asked) == 2
+    reasons = [RunDirectory(tmp_path / "run").reusable(cell).reason for cell in plan.cells]
+    assert sorted(reasons) == ["", "", *["helper.py changed since"] * 2]

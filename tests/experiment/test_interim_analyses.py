@@ -8,52 +8,34 @@ from typing import Any
 
 import pytest
 
-from ampcompare.base.environment.fingerprint import fingerprint
 from ampcompare.base.errors import RecordError
-from ampcompare.experiment.launch.cell_files import write_record
-from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.matrix import cross
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.plan import plan_rows
-from ampcompare.experiment.reload_report import reload_comparison, reload_together
+from ampcompare.experiment.reload_report import reload_comparison
 from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.experiment.run_plan import run_plan
 from ampcompare.results.analysis.inference.criteria import Criteria
 from ampcompare.results.records.comparison import ArmSummary, Comparison
-from ampcompare.results.records.evaluation import EpochResult
-from ampcompare.results.records.run import RunRecord, RunSummary
 from ampcompare.results.report.base import FORMATS, write_reports
 from ampcompare.settings.config import RunConfig
+from tests.experiment import pretend
 
 ARMS = ("fp32", "half")
 WORSE = 40  # counts of 1000 that half loses
 
 
-class Pretend(Launcher):
-    """Returns records without training; every launch of a cell takes a little longer than the one before."""
+class Pretend(pretend.Pretend):
+    """Every launch of a cell takes a little longer than the one before."""
 
     def __init__(self, worse: int = WORSE, fail: Sequence[int] = ()) -> None:
-        self.launched = 0
-        self.worse = worse
-        self.fail = fail
+        super().__init__(pause=0.0)
+        self.worse, self.fail = worse, fail
 
-    def launch(self, config: RunConfig, folder: Path, on_progress: Any = None) -> RunRecord:
-        self.launched += 1
+    def correct(self, config: RunConfig) -> int:
+        self.seconds = float(len(self.asked))
         seed = config.recipe.seed
-        correct = 500 + seed % 3 - (self.worse + seed % 2 if config.arm == "half" else 0)
-        epoch = EpochResult(
-            epoch=0, samples=1000, top1_correct=correct, top5_correct=1000, loss=1, train_seconds=1, eval_seconds=0
-        )
-        summary = RunSummary(metric_final=epoch.value, epochs=[epoch], num_steps=100, wall_seconds=float(self.launched))
-        record = RunRecord(
-            cell=config.digest(), arm=config.arm, status="failed" if seed in self.fail else "completed", config=config,
-            environment=fingerprint(), summary=summary,
-        )  # fmt: skip
-        write_record(record, folder)
-        return record
-
-    def close(self) -> None:
-        pass
+        return 500 + seed % 3 - (self.worse + seed % 2 if config.arm == "half" else 0)
 
 
 def _compare(
@@ -101,13 +83,6 @@ def test_the_same_again_is_no_look(tmp_path: Path) -> None:
     assert (RunDirectory(tmp_path).journal_file).read_bytes() == before
 
 
-def test_another_preference_is_no_look(tmp_path: Path) -> None:
-    """What is preferred and how the report is called tests nothing."""
-    _compare(tmp_path, range(3))
-    again = _compare(tmp_path, range(3), terms=Criteria(margin=0.5, prefer="memory", tag="other"))
-    assert (again.look, len(RunDirectory(tmp_path).looks())) == (1, 1)
-
-
 def test_more_seeds_are_a_second_look(tmp_path: Path) -> None:
     """More seeds are tested at what the first look has left, and every format says so."""
     _compare(tmp_path, range(3))
@@ -134,11 +109,22 @@ def test_a_first_look_at_fewer_seeds_again(tmp_path: Path) -> None:
     assert (back.look, back.error_rate, back.arms) == (1, first.error_rate, first.arms)
 
 
-def test_a_margin_chosen_after_the_runs_is_another_look(tmp_path: Path) -> None:
-    _compare(tmp_path, range(3), launcher=Pretend(worse=2))
-    changed = _compare(tmp_path, range(3), terms=Criteria(margin=3.0))
-    assert changed.look == 2
-    assert changed.error_rate == pytest.approx(0.005)
+@pytest.mark.parametrize(
+    ("options", "looks"),
+    [
+        ({"terms": Criteria(margin=0.5, prefer="memory", tag="other")}, 1),
+        ({"terms": Criteria(margin=3.0)}, 2),
+        ({"pilot": range(5)}, 2),
+        ({"force": True}, 2),
+    ],
+)
+def test_what_is_another_look(tmp_path: Path, options: dict[str, Any], looks: int) -> None:
+    """Another margin, test or run of the same cells is tested at what is left; another preference or tag is not."""
+    launcher = Pretend()
+    first = _compare(tmp_path, range(5), launcher=launcher)
+    again = _compare(tmp_path, range(5), launcher=launcher, **options)
+    assert (again.look, len(RunDirectory(tmp_path).looks())) == (looks, looks)
+    assert again.error_rate == (first.error_rate if looks == 1 else pytest.approx(0.005))
 
 
 def test_a_reference_chosen_after_the_runs_is_another_look(tmp_path: Path) -> None:
@@ -146,16 +132,9 @@ def test_a_reference_chosen_after_the_runs_is_another_look(tmp_path: Path) -> No
     _compare(tmp_path, range(3))
     launcher = Pretend()
     changed = _compare(tmp_path, range(3), launcher=launcher, reference="half")
-    assert (launcher.launched, changed.look, changed.reference) == (0, 2, "half")
+    assert (len(launcher.asked), changed.look, changed.reference) == (0, 2, "half")
     assert {row.arm: str(row.quality) for row in changed.arms} == {"fp32": "better", "half": ""}
     assert reload_comparison(tmp_path).reference == "half"
-
-
-def test_cells_that_ran_again_are_another_look(tmp_path: Path) -> None:
-    launcher = Pretend()
-    _compare(tmp_path, range(3), launcher=launcher)
-    again = _compare(tmp_path, range(3), launcher=launcher, force=True)
-    assert again.look == 2
 
 
 def test_two_seeds_spend_nothing(tmp_path: Path) -> None:
@@ -238,7 +217,7 @@ def test_a_damaged_journal_is_named(looked_three_times: Path, tmp_path: Path, da
     for command in commands:
         with pytest.raises(RecordError, match=rf"journal.jsonl, line {line}, is damaged: .*another --output-dir"):
             command()
-    assert (path.read_bytes(), launcher.launched) == (before, 0)
+    assert (path.read_bytes(), len(launcher.asked)) == (before, 0)
 
 
 def test_the_journal_is_strict_json(tmp_path: Path) -> None:
@@ -272,26 +251,3 @@ def test_a_journal_without_its_plan_tests_nothing(tmp_path: Path) -> None:
     shown = reload_comparison(tmp_path)
     assert str(_half(shown).quality) == "inconclusive (not tested)"
     assert any("no plan.json" in line for line in shown.reading)
-
-
-def test_the_spread_of_a_pilot_is_another_look(tmp_path: Path) -> None:
-    """The same runs tested once by Stein's method and once by all pairs are two looks."""
-    _compare(tmp_path, range(5))
-    second = _compare(tmp_path, range(5), pilot=range(5))
-    assert second.look == 2
-    assert second.error_rate == pytest.approx(0.005)
-
-
-def test_directories_together_are_one_more_look(tmp_path: Path) -> None:
-    """Runs that were tested in two directories and then in both have what a next look has, not 5 % again."""
-    seeds = {"one": range(3), "two": range(3, 6), "three": range(6, 9)}
-    for name, some in seeds.items():
-        _compare(tmp_path / name, some)
-    for count, rate in ((2, 0.005), (3, 0.0025)):
-        both = reload_together([tmp_path / name for name in list(seeds)[:count]])
-        assert _half(both).pairs == 3 * count
-        assert both.error_rate == pytest.approx(rate)
-        assert any(f"tested at an error rate of {100 * rate:g} %" in line for line in both.reading)
-    _compare(tmp_path / "single", range(9, 12), terms=Criteria(margin=0.5, looks=1))
-    spent = reload_together([tmp_path / "one", tmp_path / "single"])
-    assert str(_half(spent).quality) == "inconclusive (not tested)"

@@ -11,7 +11,7 @@ import pytest
 
 from ampcompare.experiment.launch.contract import Progress
 from ampcompare.experiment.notebook_progress import NotebookProgress, default_observer
-from ampcompare.experiment.observer import Observer, Outline
+from ampcompare.experiment.observer import Outline
 from ampcompare.results.records.comparison import read_comparison
 
 STORED = Path(__file__).parents[1] / "results" / "report" / "schema_2.json"
@@ -68,14 +68,3 @@ def test_progress_is_one_output(monkeypatch: pytest.MonkeyPatch) -> None:
     assert text.startswith("1 of 2 runs")
     assert "(cached)" in text
     assert text.endswith("note: a note")
-
-
-def test_it_is_chosen_in_kernels_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An observer that is passed wins; a terminal's IPython and plain Python get none."""
-    _kernel(monkeypatch, None)
-    assert default_observer(None) is None
-    own = Observer()
-    _kernel(monkeypatch, object())
-    assert default_observer(own) is own
-    monkeypatch.delitem(sys.modules, "IPython")
-    assert default_observer(None) is None

@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 
 from ampcompare.base.errors import LaunchError
-from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS
-from ampcompare.experiment.profile import ProfileOptions, profile, profile_script
+from ampcompare.experiment.profile import profile_script
 from ampcompare.results.records.profile import ArmProfile
-from ampcompare.results.report.terminal import Terminal
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.script import script_config
 
@@ -65,21 +63,3 @@ def test_a_script_of_few_steps(profiled: Callable[..., Any]) -> None:
     """The error says how many steps a profile takes."""
     with pytest.raises(LaunchError, match="without a profile, which takes 11 steps"):
         profiled(SCRIPT.replace("STEP", "200"), "fp32")
-
-
-@pytest.mark.parametrize("allowed", [True, False])
-def test_what_a_script_lacks_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, allowed: bool) -> None:
-    """Without overlays, that it runs in a copy of its folder, once, before the first arm; what is off is a note."""
-    (tmp_path / "train.py").touch()
-    script = script_config([str(tmp_path / "train.py")])
-    found = ArmProfile(arm="fp32", seconds=0.01), {}
-    monkeypatch.setattr("ampcompare.experiment.diagnose.can_sandbox", lambda folder: allowed)
-    monkeypatch.setattr("ampcompare.experiment.profile.profile_script", lambda *_, **__: found)
-    said: list[str] = []
-    options = ProfileOptions(tuple(RunConfig(arm=arm, script=script) for arm in ("fp32", "native:bf16")))
-    text = Terminal().render(profile(options, say=said.append))
-    assert said == [*([] if allowed else [WITHOUT_OVERLAYS]), "profiling fp32", "profiling native:bf16"]
-    note = "note: in a script torch.compile is off, and switches that may help are not trained"
-    assert note in text
-    monkeypatch.setattr("ampcompare.experiment.profile._one", lambda *_: found)
-    assert note not in Terminal().render(profile(ProfileOptions((RunConfig(arm="fp32", device="cpu"),))))

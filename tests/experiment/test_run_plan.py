@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from ampcompare.base.errors import ConfigError, Ended, RecordError
+from ampcompare.base.errors import ConfigError, Ended
 from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.launch.forked import ForkedLauncher
-from ampcompare.experiment.observer import Observer, Outline
-from ampcompare.experiment.plan import Plan, make_plan
+from ampcompare.experiment.observer import Observer
+from ampcompare.experiment.plan import Plan
 from ampcompare.experiment.reload_report import reload_comparison
 from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.experiment.run_plan import run_plan
@@ -23,6 +23,7 @@ from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.report.base import FORMATS, write_reports
 from ampcompare.settings.config import RunConfig
+from tests.experiment.pretend import make_plan
 
 pytestmark = pytest.mark.integration
 
@@ -61,11 +62,6 @@ class Listener(Observer):
         self.began: list[str] = []
         self.ended: list[tuple[str, bool]] = []
         self.notes: list[str] = []
-        self.planned: list[Outline] = []
-
-    def plan(self, outline: Outline) -> None:
-        assert not self.began
-        self.planned.append(outline)
 
     def begin(self, config: RunConfig, number: int, total: int) -> None:
         self.began.append(f"{config.arm}@{config.recipe.seed}")
@@ -139,20 +135,6 @@ def test_arms_share_weights_and_batches(ran: Ran, plan: Plan, seed: int) -> None
     batches = {cell.arm: _said(ran[0], cell, "batch") for cell in _cells(plan, seed) if not cell.arm.startswith("half")}
     assert len(batches["fp32"]) == 2 * (4 + 2)
     assert all(seen == batches["fp32"] for seen in batches.values())
-
-
-def test_seeds_differ_in_weights_and_batches(ran: Ran, plan: Plan) -> None:
-    """Another seed means other weights and another order."""
-    one, other = ([*_said(ran[0], cell, "weights"), *_said(ran[0], cell, "batch")] for cell in plan.cells
-                  if cell.arm == "fp32")  # fmt: skip
-    assert one[0] != other[0]
-    assert one[1] != other[1]
-
-
-def test_each_cell_has_its_process(ran: Ran, plan: Plan) -> None:
-    pids = [line for cell in plan.cells for line in _said(ran[0], cell, "pid")]
-    assert len(set(pids)) == len(plan.cells) == 10
-    assert f"pid {os.getpid()}" not in pids
 
 
 def test_blocks_by_seed_in_recorded_order(ran: Ran, plan: Plan) -> None:
@@ -260,22 +242,6 @@ def test_an_arm_more_keeps_what_is_there(launcher: ForkedLauncher, small: Plan, 
     assert [row.arm for row in comparison.arms] == [*SMALL, "half"]
 
 
-def test_what_will_run_is_announced(launcher: ForkedLauncher, small: Plan, done: Path) -> None:
-    """Before the first cell the observer gets the cells with their rows, the folder, and what is cached."""
-    _record_of(done, small, SMALL[1]).unlink()
-    listener = Listener()
-    plan = dataclasses.replace(small, timing_rounds=0)
-
-    run_plan(plan, done, launcher, observer=listener)
-
-    (outline,) = listener.planned
-    assert [f"{label}@{cell.recipe.seed}" for label, cell in zip(outline.labels, outline.cells, strict=True)] == (
-        listener.began
-    )
-    assert [record is None for record in outline.cached] == [label == SMALL[1] for label in outline.labels]
-    assert (outline.folder, outline.jobs, outline.num_cached) == (done, 1, len(small.cells) - 1)
-
-
 def test_a_corrupt_record_is_kept_aside(launcher: ForkedLauncher, small: Plan, done: Path) -> None:
     """A record that cannot be read is kept under another name, and its cell runs again."""
     path = _record_of(done, small, "fp32")
@@ -330,12 +296,6 @@ def test_a_plan_that_cannot_be(arms: list[str], seeds: list[int], message: str) 
     """Arms that are named twice, and no arms or seeds at all, are refused before anything runs."""
     with pytest.raises(ConfigError, match=message):
         make_plan(_base("mlp"), arms, seeds)
-
-
-def test_reload_of_a_folder_without_records(tmp_path: Path) -> None:
-    """A folder that no run has written is refused with what is expected there."""
-    with pytest.raises(RecordError, match="holds no records"):
-        reload_comparison(tmp_path)
 
 
 @pytest.fixture

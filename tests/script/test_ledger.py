@@ -163,15 +163,6 @@ for step in range(4):
     assert [group.gradients for group in ledger.groups] == [{"fp32": 1.0}] * 6
 
 
-def test_updates_by_a_closure_are_followed(run: Run) -> None:
-    """In 16 bits most of so small ones are lost."""
-    closure = CLOSURE.replace("lr=0.05", "lr=1e-5")
-    lost = [run(text)[0].lost for text in ("model.bfloat16()\nx = x.bfloat16()\n" + closure, CLOSURE)]
-    assert lost[0] is not None
-    assert lost[1] is not None
-    assert lost[0] > 0.5 > lost[1]
-
-
 def test_gradients_that_were_stepped_are_not_accumulated(run: Run) -> None:
     """Of a model that the loss of another one goes through, whose steps are known late under a loss scale."""
     text = """
@@ -225,12 +216,6 @@ model[0].requires_grad_(False)
         assert group.weights == ({"fp32": 1.0} if arm == "script" else ledger.frozen)
 
 
-def test_a_step_at_a_learning_rate_of_zero_loses_nothing(run: Run) -> None:
-    """As the first one of a warmup."""
-    text = PLAIN.replace("for step", "optimizer.param_groups[0]['lr'] = 0.0\nfor step", 1)
-    assert run(text + "    optimizer.param_groups[0]['lr'] = 0.05\n")[0].lost == pytest.approx(0, abs=0.1)
-
-
 def test_gradients_of_lifted_weights_are_reduced(run: Run) -> None:
     """The wrapper was made when they had 16 bits."""
     text = f"""
@@ -262,16 +247,6 @@ def test_an_arm_that_stops_acting_is_seen(run: Run) -> None:
     assert "(none in bf16 in step 20), bf16 was asked" in differing[0]
 
 
-def test_looking_changes_nothing_of_a_script(run: Run, tmp_path: Path, forked_python: Any) -> None:
-    """The weights of a script that is looked at are those of plain Python, to the last bit."""
-    end = "\nprint([p.double().sum().item() for p in model.parameters()], file=open('sums', 'w'))\n"
-    for text in (SCALER, WEIGHTS, CLOSURE):
-        run(text + end)
-        ours = (tmp_path / "sums").read_text()
-        assert forked_python.run(["train.py"], tmp_path, os.environ).returncode == 0
-        assert (tmp_path / "sums").read_text() == ours
-
-
 def test_exec_shows_it(run: Run, tmp_path: Path, forked_python: Any) -> None:
     """`exec --ledger SCRIPT` needs no arm and no record, and leaves the output of the script alone."""
     (tmp_path / "train.py").write_text(HEAD + WEIGHTS + "print('done')\n")
@@ -286,22 +261,17 @@ def test_exec_shows_it(run: Run, tmp_path: Path, forked_python: Any) -> None:
     assert "--arm O2" in refused.stderr
 
 
-@pytest.mark.parametrize(
-    ("arm", "said"),
-    [
-        ("native:bf16,state=bf16", "state=bf16 has no effect on this training: the optimizer keeps none"),
-        ("native:bf16", ""),
-        ("half:bf16,masters=fp32", ""),
-    ],
-)
-def test_exec_names_an_option_without_effect(tmp_path: Path, forked_python: Any, arm: str, said: str) -> None:
+def test_exec_names_an_option_without_effect(tmp_path: Path, forked_python: Any) -> None:
     """It keeps no file."""
     (tmp_path / "train.py").write_text(HEAD + PLAIN.replace(", momentum=0.9", ""))
     (tmp_path / "temporary").mkdir()
     env = {**os.environ, "TMPDIR": str(tmp_path / "temporary")}
-    done = forked_python.run(["-m", "ampcompare", "exec", "--arm", arm, "train.py"], tmp_path, env)
-    assert (done.returncode, done.stdout) == (0, "")
-    assert [line for line in done.stderr.splitlines() if line.startswith("ampcompare:")] == [
-        f"ampcompare: {said}"
-    ] * bool(said)
-    assert not list((tmp_path / "temporary").iterdir())
+    for arm, said in (
+        ("native:bf16,state=bf16", "state=bf16 has no effect on this training: the optimizer keeps none"),
+        ("half:bf16,masters=fp32", ""),
+    ):
+        done = forked_python.run(["-m", "ampcompare", "exec", "--arm", arm, "train.py"], tmp_path, env)
+        assert (done.returncode, done.stdout) == (0, "")
+        lines = [line for line in done.stderr.splitlines() if line.startswith("ampcompare:")]
+        assert lines == [f"ampcompare: {said}"] * bool(said)
+        assert not list((tmp_path / "temporary").iterdir())

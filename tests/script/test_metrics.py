@@ -49,8 +49,3 @@ def test_numbers_are_caught(logged: list[tuple[str, float, str]]) -> None:
     writers.SummaryWriter().add_scalar("val/acc", torch.tensor([0.5], requires_grad=True), 3)  # torch does not warn
     assert [(name, value) for name, value, _ in logged] == [("a", 1), ("b/c", 2), ("d", 3), ("e", 4), ("val/acc", 0.5)]
     assert {source for _, _, source in logged} == {"wandb.log", "mlflow.log_metric", "SummaryWriter.add_scalar"}
-
-
-def test_log_metric_without_a_listener_does_nothing() -> None:
-    """A script may call it under plain Python."""
-    metric_log.log_metric("top1", 93.2)

@@ -1,6 +1,5 @@
 """Hashes of first batches and weights, and the seed."""
 
-import pytest
 import torch
 from torch import nn
 
@@ -21,15 +20,6 @@ def test_first_batches_are_those_of_the_first_module_after_each_backward_pass() 
         loss.backward()
     ((one, two, three),) = found
     assert one == three != two
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-def test_the_input_of_a_trace_is_no_batch() -> None:
-    """The hash of one would be an operation of the traced module."""
-    batches = FirstBatches(lambda hashes: None)
-    torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2))
-    batches.end()
-    assert not batches.hashes
 
 
 def test_a_batch_is_what_the_script_passes_by_name_too() -> None:

@@ -25,7 +25,7 @@ class Program:
     """A training that two sides run.
 
     Attributes:
-        optimizer: "sgd", "adam", AdamW with two "groups", or Apex's "fused" Adam.
+        optimizer: "plain" SGD, "sgd" with momentum, "adam", AdamW with two "groups", or Apex's "fused" Adam.
         losses: into one optimizer, each with a backward pass of its own.
         micro: batches that are accumulated.
         delay: `delay_unscale` on all but the last block of a step, for Apex.
@@ -65,7 +65,7 @@ class Plain:
         return nullcontext()
 
     def call(self, model: nn.Module, x: Tensor) -> Tensor:
-        return model(x)  # type: ignore[no-any-return]
+        return model(x).float()  # type: ignore[no-any-return]
 
     def backward(self, loss: Tensor, optimizer: Any, *, last: bool, number: int = 0) -> None:
         loss.backward()
@@ -176,6 +176,11 @@ class OurLoop(Plain):
     def prepare(self, models: list[nn.Module], optimizers: list[Any]) -> tuple[list[Any], list[Any]]:
         return self.precision.prepare(models, optimizers)
 
+    def call(self, model: nn.Module, x: Tensor) -> Tensor:
+        with self.precision.autocast():
+            out: Tensor = model(x)
+        return out.float()
+
     def backward(self, loss: Tensor, optimizer: Any, *, last: bool, number: int = 0) -> None:
         self.precision.backward(loss, [optimizer], delay_unscale=not last)
 
@@ -206,8 +211,8 @@ def optimizer_for(kind: str, model: nn.Module) -> Any:
         first, *rest = model.children()
         groups = [{"params": first.parameters(), "lr": 0.02}, {"params": nn.Sequential(*rest).parameters()}]
         return torch.optim.AdamW(groups, lr=0.01)
-    if kind == "sgd":
-        return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    if kind in ("plain", "sgd"):
+        return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9 if kind == "sgd" else 0)
     return (torch.optim.Adam if kind == "adam" else FusedAdam)(model.parameters(), lr=0.01)
 
 

@@ -114,16 +114,6 @@ def test_unchanged_cells_come_back(options: dict[str, Any]) -> None:
     assert read.encode(read.text) == content
 
 
-def test_magic_commands_are_hidden() -> None:
-    """What only IPython understands is no Python statement, and `%` in an expression is."""
-    text = document(notebook(CELLS)).text
-
-    assert "\n    pass  # IPython: !echo $i\n" in text
-    assert "\n         % 2)\n" in text
-    assert "\npass  # IPython: echo 'no python'\n" in text
-    assert "\ny = 1\n" in text
-
-
 def test_lines_belong_to_cells() -> None:
     """A line of the text has the number of the code cell and of the line in it."""
     read = document(notebook(CELLS))

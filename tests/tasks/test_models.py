@@ -61,10 +61,8 @@ def test_attention_is_that_of_torch() -> None:
     "arch, arguments, told",
     [
         ("convnet", {"widht": 8}, "did you mean 'width"),
-        ("convnet", {"width": 0}, "width is 0"),
         ("mlp", {"depth": 1.5}, r"depth is 1\.5"),
         ("transformer", {"width": 10, "heads": 4}, "multiple of the heads"),
-        ("transformer", {"patch_size": 0}, "patch_size is 0"),
         ("resnet18", {"nonsense": 1}, "nonsense"),
     ],
 )
@@ -91,7 +89,6 @@ def test_torchvision_classifiers_are_built_for_the_samples(arch: str, size: int)
         ("vit_b_16", (3, 32, 64), "square"),
         ("maxvit_t", (3, 32, 32), "cannot be built"),
         ("resnet18", (1, 32, 32), "takes color images"),
-        ("resnet18", (7,), "takes color images"),
     ],
 )
 def test_samples_that_do_not_fit_are_told_at_once(arch: str, shape: tuple[int, ...], told: str) -> None:
@@ -154,7 +151,6 @@ def test_users_factories_get_what_they_name(user_module: Write) -> None:
         ("wrong", {}, "returned a str; it must return a torch.nn.Module", None),
         ("raising", {}, "calling it raised ValueError: no weights", ValueError),
         ("plain", {"width": 3}, "TypeError", TypeError),
-        ("Nets", {}, "did you mean 'Net", None),
     ],
 )
 def test_users_factories_that_fail_are_told(

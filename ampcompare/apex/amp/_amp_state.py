@@ -54,19 +54,11 @@ class AmpState:
     as in Apex: scripts check with `hasattr`.
     """
 
-    hard_override: bool
-    allow_incoming_model_not_fp32: bool
-    verbosity: int
-    strict: bool
     opt_properties: Any  # of classes that import this module
     loss_scalers: list[Any]
     min_loss_scale: float | None
     max_loss_scale: float | None
     handle: Any
-    master_optimizers: list[weakref.ref[Any]]
-    registered: list[tuple[Any, str, str]]
-    deferred: DeferredMessages | None
-    decorator_handle: Any  # for decorated functions: the handle of the last `init`, None if disabled
 
     def __init__(self) -> None:
         self._set_defaults()
@@ -76,10 +68,10 @@ class AmpState:
         self.allow_incoming_model_not_fp32 = False
         self.verbosity = 1
         self.strict = strict_from_environment()
-        self.master_optimizers = []
-        self.registered = []
-        self.deferred = None
-        self.decorator_handle = None
+        self.master_optimizers: list[weakref.ref[Any]] = []
+        self.registered: list[tuple[Any, str, str]] = []
+        self.deferred: DeferredMessages | None = None
+        self.decorator_handle: Any = None  # for decorated functions: that of the last `init`, None if disabled
 
     def close(self) -> None:
         """Undo O1's patches and drop every setting, scaler and handle: the next `initialize` starts from scratch.

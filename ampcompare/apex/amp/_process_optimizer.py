@@ -20,7 +20,7 @@ from ampcompare.apex.amp.scaler import LossScaler
 
 from ._amp_state import _amp_state
 from ._engine import backward, device_skip
-from ._engine.backward import GradientsOff, drop_leftovers, take_grads
+from ._engine.backward import GradientsOff
 from ._engine.errors import AmpPreparationError, AmpScalingError, ParameterTypeError
 from ._engine.optimizer_state import (
     AmpOptimizerState,
@@ -33,11 +33,8 @@ if TYPE_CHECKING:
     from ._engine.properties import Properties
 
 _INSTALLED = (
-    "_lazy_init_maybe_master_weights",
-    "_master_params_to_model_params",
-    "_prepare_amp_backward",
-    "_post_amp_backward",
-    "_amp_lazy_init",
+    *("_lazy_init_maybe_master_weights", "_master_params_to_model_params", "_prepare_amp_backward"),
+    *("_post_amp_backward", "_amp_lazy_init"),
 )
 
 
@@ -65,8 +62,8 @@ def _process_optimizer(optimizer: Any, properties: Properties) -> Any:
     if master_weights:
         _bind(optimizer, "_lazy_init_maybe_master_weights", lazy_init_with_master_weights)
         _bind(optimizer, "_master_params_to_model_params", _master_params_to_model_params)
-        if _keeps_half_grads(optimizer):
-            _bind(optimizer, "_prepare_amp_backward", _prepare_backward)
+        if _is_fused_sgd(optimizer) and not optimizer.materialize_master_grads:  # whose gradients are never created
+            _bind(optimizer, "_prepare_amp_backward", backward.prepare_backward_no_master_weights)
             _bind(optimizer, "_post_amp_backward", _post_backward)
         else:
             _bind(optimizer, "_prepare_amp_backward", backward.prepare_backward_with_master_weights)
@@ -104,11 +101,7 @@ def _type_error(param: Tensor) -> ParameterTypeError:
 
 
 def lazy_init_with_master_weights(optimizer: Any) -> None:
-    """Replace each half parameter of the groups by an fp32 master, at the same index, with its optimizer state.
-
-    Raises:
-        ParameterTypeError: a trainable parameter is neither float16 nor float32.
-    """
+    """Replace each half parameter of the groups by an fp32 master, at the same index, with its optimizer state."""
     stash: AmpOptimizerState = optimizer._amp_stash
     stash.fp16_groups, stash.fp32_from_fp16_groups, stash.fp32_from_fp32_groups = [], [], []
     for group in optimizer.param_groups:
@@ -166,25 +159,22 @@ def _flatten(stash: AmpOptimizerState) -> None:
 
 
 def lazy_init_no_master_weights(optimizer: Any) -> None:
-    """Sort all parameters, frozen ones too, by dtype.
-
-    Raises:
-        ParameterTypeError: a parameter is neither float16 nor float32.
-    """
+    """Sort all parameters, frozen ones too, by dtype."""
     stash: AmpOptimizerState = optimizer._amp_stash
     stash.all_fp16_params, stash.all_fp32_params = [], []
+    stash.all_fp16_grad_stash, stash.all_fp32_grad_stash = [], []
     for group in optimizer.param_groups:
         _sort_params(stash, group["params"])
-    stash.all_fp16_grad_stash = [None] * len(stash.all_fp16_params)
-    stash.all_fp32_grad_stash = [None] * len(stash.all_fp32_params)
 
 
 def _sort_params(stash: AmpOptimizerState, params: Iterable[Tensor]) -> None:
     for param in params:
         if param.dtype is stash.half_dtype:
             stash.all_fp16_params.append(param)
+            stash.all_fp16_grad_stash.append(None)
         elif param.dtype is torch.float32:
             stash.all_fp32_params.append(param)
+            stash.all_fp32_grad_stash.append(None)
         else:
             raise _type_error(param)
     stash.note_devices([*stash.all_fp16_params, *stash.all_fp32_params])
@@ -290,8 +280,6 @@ def _replace_add_param_group(optimizer: Any) -> None:
             _flatten(stash)
         else:
             _sort_params(stash, params)
-            stash.all_fp16_grad_stash += [None] * (len(stash.all_fp16_params) - len(stash.all_fp16_grad_stash))
-            stash.all_fp32_grad_stash += [None] * (len(stash.all_fp32_params) - len(stash.all_fp32_grad_stash))
         stash.momentum_state = None
         inner(group)
 
@@ -301,21 +289,6 @@ def _replace_add_param_group(optimizer: Any) -> None:
 def _is_fused_sgd(optimizer: Any) -> bool:
     """Return whether this is Apex's FusedSGD (by name), which writes the model's half parameters itself."""
     return any(cls.__name__ == "FusedSGD" for cls in type(optimizer).__mro__)
-
-
-def _keeps_half_grads(optimizer: Any) -> bool:
-    """Return whether master gradients are never created."""
-    return _is_fused_sgd(optimizer) and not optimizer.materialize_master_grads
-
-
-def _prepare_backward(optimizer: Any) -> None:
-    """Stash the gradients of the model's parameters, including half ones."""
-    optimizer._amp_lazy_init()
-    stash: AmpOptimizerState = optimizer._amp_stash
-    if stash.stashed:
-        drop_leftovers(stash)
-    half = take_grads(stash.all_fp16_params, stash.all_fp16_grad_stash)
-    stash.stashed = take_grads(stash.all_fp32_from_fp32_params, stash.all_fp32_from_fp32_grad_stash) or half
 
 
 def _post_backward(optimizer: Any, scaler: LossScaler) -> None:
@@ -328,12 +301,8 @@ def _post_backward(optimizer: Any, scaler: LossScaler) -> None:
     if optimizer.scale_set_by_backward:
         out_scale = min(grad_scale, stash_scale)
     scales = (grad_scale, stash_scale, out_scale)
-    pairs = (
-        (stash.all_fp16_params, stash.all_fp16_grad_stash),
-        (stash.all_fp32_from_fp32_params, stash.all_fp32_from_fp32_grad_stash),
-    )
     with torch.no_grad():
-        for params, kept in pairs:
+        for params, kept in stash.params_and_stashes():
             _combine(params, kept, scaler, scales)
     stash.stashed = False
     optimizer.most_recent_scale = out_scale

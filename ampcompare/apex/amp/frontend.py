@@ -37,21 +37,14 @@ def initialize(
 ) -> Any:
     """Prepare models and optimizers for mixed precision, in place, before any parallel wrapper.
 
+    Options from `cast_model_type` to `loss_scale` override the level's; `min_loss_scale` and `max_loss_scale` bound a
+    dynamic scale.
+
     Args:
-        models: an fp32 module or a list of them.
-        optimizers: an optimizer, a list of them, or None.
-        enabled: False returns everything untouched.
+        models, optimizers: an fp32 module or a list; an optimizer, a list, or None.
         opt_level: "O0", "O1", "O2" or "O3" (letter O); "O4" and "O5", bfloat16's O1 and O2, are of ROCm's Apex.
-        cast_model_type: dtype of the model's weights, or False; overrides the level, like the next four.
-        patch_torch_functions: cast at torch functions (O1 only).
-        keep_batchnorm_fp32: True, False, or these as strings.
-        master_weights: step fp32 copies of half weights.
-        loss_scale: a number, a string that holds one, or "dynamic".
         cast_model_outputs: dtype of the model's floating-point outputs.
-        num_losses: number of loss scalers, addressed by `loss_id`.
         verbosity: 0 prints nothing, 1 the options and overflows, 2 also O1's casts.
-        min_loss_scale: floor of a dynamic scale.
-        max_loss_scale: ceiling of a dynamic scale.
         strict: also reproduce Apex's defects (`docs/deviations.md`); None takes the environment
             variable `AMPCOMPARE_APEX_STRICT`.
 
@@ -83,7 +76,11 @@ def initialize(
             f"Unexpected optimization level {opt_level!r}.  Options are 'O0', 'O1', 'O2', 'O3', 'O4', 'O5'.  Note that "
             "in `O0`, `O1`, etc., the prefix O is the letter O, not the number zero."
         )
-    _choose_level(properties, opt_level)
+    level = opt_levels[opt_level]
+    level(properties)
+    maybe_print(f"Selected optimization level {level.brief}", True)
+    maybe_print("Defaults for this optimization level are:", True)
+    _print_options(properties)
     overrides = {
         "enabled": enabled,
         "opt_level": opt_level,
@@ -106,14 +103,6 @@ def initialize(
     return _initialize(models, optimizers, properties, num_losses, cast_model_outputs)
 
 
-def _choose_level(properties: Properties, name: str) -> None:
-    level = opt_levels[name]
-    level(properties)
-    maybe_print(f"Selected optimization level {level.brief}", True)
-    maybe_print("Defaults for this optimization level are:", True)
-    _print_options(properties)
-
-
 def _print_options(properties: Properties) -> None:
     for name, value in properties.options.items():
         maybe_print(f"{name:22} : {value}", True)
@@ -121,9 +110,8 @@ def _print_options(properties: Properties) -> None:
 
 def _warn_about_lost_scales() -> None:
     """Warn that a second `initialize` resets the loss scales of the first one."""
-    moved = [
-        scaler for scaler in _amp_state.__dict__.get("loss_scalers", ()) if scaler.dynamic and scaler.has_history()
-    ]
+    scalers = _amp_state.__dict__.get("loss_scalers", ())
+    moved = [scaler for scaler in scalers if scaler.dynamic and scaler.has_history()]
     if moved and not _amp_state.strict:
         scales = ", ".join(f"{scaler.loss_scale():g}" for scaler in moved)
         maybe_print(
@@ -135,15 +123,9 @@ def _warn_about_lost_scales() -> None:
 
 
 def state_dict(destination: MutableMapping[str, Any] | None = None) -> MutableMapping[str, Any]:
-    """Return the loss scalers for a checkpoint: `{"loss_scaler0": {"loss_scale": ..., "unskipped": ...}, ...}`.
+    """Return `{"loss_scaler0": {"loss_scale": ..., "unskipped": ...}, ...}`, in `destination` if it is a mapping.
 
-    Args:
-        destination: a mapping to fill and return.
-
-    Raises:
-        AmpNotInitialized: before `initialize` (an AttributeError and a RuntimeError).
-
-    With `enabled=False` the result is empty; Apex raises there.
+    With `enabled=False` it is empty, where Apex raises; before `initialize` it is an `AmpNotInitialized`.
     """
     if destination is None:
         destination = OrderedDict()
@@ -156,21 +138,16 @@ def _scalers() -> list[Any]:
     scalers: list[Any] | None = _amp_state.__dict__.get("loss_scalers")
     if scalers is not None:
         return scalers
-    disabled = "opt_properties" in _amp_state.__dict__
-    if disabled and not _amp_state.strict:
+    if "opt_properties" in _amp_state.__dict__ and not _amp_state.strict:  # disabled
         return []
     raise AmpNotInitialized("amp has no loss scalers: call amp.initialize (with enabled=True) first.")
 
 
 def load_state_dict(state_dict: dict[str, Any]) -> None:
-    """Set the loss scalers from a state dict, the n-th entry filling the n-th scaler.
-
-    Prints a warning where the numbers of entries and scalers differ; surplus entries are skipped.
+    """Set the loss scalers from a state dict, the n-th entry filling the n-th scaler; surplus entries are skipped.
 
     Raises:
-        AmpNotInitialized: before `initialize`.
         AmpCheckpointError: entries that are not loss scalers; the others are still loaded (a RuntimeError).
-        KeyError: an entry without `loss_scale` or `unskipped`.
     """
     scalers = _scalers()
     if not scalers and "loss_scalers" not in _amp_state.__dict__:

@@ -25,12 +25,7 @@ _SMALLEST = 4
 
 @contextmanager
 def disable_casts() -> Iterator[None]:
-    """Run a block without O1's casts; blocks nest, and an exception turns casts on again.
-
-    Without an O1 session it does nothing.
-
-    Source: Apex 25.05, `amp.disable_casts`; strict mode has its defects.
-    """
+    """Run a block without O1's casts; blocks nest, and an exception turns casts on again (strict: as Apex)."""
     handle = _amp_state.__dict__.get("handle")
     if handle is None and not _amp_state.strict:
         yield
@@ -56,14 +51,14 @@ class AmpHandle:
         half_dtype: torch.dtype = torch.float16,
     ) -> None:
         self.strict = strict
-        # What functions are cast to: bfloat16 at O4.
-        self.half_dtype = half_dtype
-        # In a CUDA run, amp leaves CPU tensors alone.
-        self.cuda_only = cuda_only
-        self._enable_caching = enable_caching
-        self._verbose = verbose
+        self.half_dtype = half_dtype  # what functions are cast to: bfloat16 at O4
+        self.cuda_only = cuda_only  # in a CUDA run, amp leaves CPU tensors alone
+        self.has_cache = self._enable_caching = enable_caching
+        self.verbose = self._verbose = verbose
         self.groups = CastGroups()
-        self._cache: dict[int, tuple[Tensor, Tensor, int, int]] = {}
+        # Casts of weights by the id of the weight: `(weight, cast, version, address)`.
+        self.cache: dict[int, tuple[Tensor, Tensor, int, int]] = {}
+        self._cache = self.cache
         self._default_scaler = LossScaler(loss_scale)
         self._is_active = True
         self._disabled_depth = 0
@@ -76,7 +71,7 @@ class AmpHandle:
         return self._is_active
 
     def _disable_casts(self) -> AbstractContextManager[None]:
-        return _LegacyDisabled(self) if _amp_state.strict else _Disabled(self)
+        return _disable_as_apex(self) if _amp_state.strict else _Disabled(self)
 
     def wrap_optimizer(self, optimizer: Any, num_loss: int = 1) -> Any:
         """Return the wrapper of Apex's API before `initialize`."""
@@ -85,11 +80,7 @@ class AmpHandle:
         return OptimWrapper(optimizer, self, num_loss)
 
     def scale_loss(self, loss: Any, optimizer: Any) -> AbstractContextManager[Any]:
-        """Yield the scaled loss; on exit unscale the gradients of this pass, and skip the step if they overflowed.
-
-        Raises:
-            AmpScalingError: in strict mode, as in Apex 25.05 (a RuntimeError).
-        """
+        """Scale a loss as `OptimWrapper.scale_loss` does, by the handle's own scaler."""
         return self._scale_block(loss, optimizer, self._default_scaler)
 
     @contextmanager
@@ -137,24 +128,9 @@ class AmpHandle:
         self._saved = []
         self._cache.clear()
 
-    @property
-    def has_cache(self) -> bool:
-        """Whether casts of weights are kept."""
-        return self._enable_caching
-
-    @property
-    def cache(self) -> dict[int, tuple[Tensor, Tensor, int, int]]:
-        """Casts of weights by the id of the weight: `(weight, cast, version, address)`."""
-        return self._cache
-
     def remove_cache(self, param: Tensor) -> None:
         """Remove the cast of one weight."""
         self._cache.pop(id(param), None)
-
-    @property
-    def verbose(self) -> bool:
-        """Whether each cast is printed."""
-        return self._verbose
 
 
 def _skip_next_step(optimizer: Any, scale: float) -> None:
@@ -195,20 +171,12 @@ class _Disabled(AbstractContextManager[None]):
             handle._is_active = handle._active_before
 
 
-class _LegacyDisabled(AbstractContextManager[None]):
-    """Apex's: leaving an inner block turns casts on, an exception leaves them off."""
-
-    __slots__ = ("_handle",)
-
-    def __init__(self, handle: AmpHandle) -> None:
-        self._handle = handle
-
-    def __enter__(self) -> None:
-        self._handle._is_active = False
-
-    def __exit__(self, exc_type: object, *_exc: object) -> None:
-        if exc_type is None:
-            self._handle._is_active = True
+@contextmanager
+def _disable_as_apex(handle: AmpHandle) -> Iterator[None]:
+    """Turn casts off as Apex does: leaving an inner block turns them on, an exception leaves them off."""
+    handle._is_active = False
+    yield
+    handle._is_active = True
 
 
 class NoOpHandle:
@@ -236,9 +204,8 @@ class NoOpHandle:
         """Yield the loss as it is."""
         yield loss
 
-    @contextmanager
-    def _scale_block(self, loss: Any, optimizer: Any, scaler: LossScaler) -> Iterator[Any]:
-        yield loss
+    def _scale_block(self, loss: Any, optimizer: Any, scaler: LossScaler) -> AbstractContextManager[Any]:
+        return self.scale_loss(loss, optimizer)
 
     def _clear_cache(self) -> None:
         return

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from ampcompare.base.tensors.lists import by_type
 from ampcompare.base.tensors.loss_scale import FLOAT32_MAX, DeviceLossScale, is_exact_on_device, moved_scale
 
 from ._amp_state import _amp_state, maybe_print
@@ -17,15 +19,9 @@ from ._amp_state import _amp_state, maybe_print
 class LossScaler:
     """Hold one loss scale: static, or dynamic (halved on overflow, doubled after 2000 clean backward passes).
 
-    Args:
-        loss_scale: `"dynamic"`, or the static scale.
-        init_scale: first dynamic scale, lowered to `max_loss_scale`.
-        scale_factor: ignored, as Apex does: the factor is 2 both ways.
-        scale_window: clean updates in a row after which the scale doubles.
-        min_loss_scale: floor, applied when halving only; None or 0 for none.
-        max_loss_scale: ceiling, applied to the first scale and when doubling.
-
-    Scripts set `_loss_scale`, `_unskipped` and `_scale_seq_len`; all may be written at any time.
+    The floor `min_loss_scale` (None or 0 for none) holds when halving only, the ceiling for the first scale and when
+    doubling. `scale_factor` is ignored, as in Apex. Scripts set `_loss_scale`, `_unskipped` and `_scale_seq_len` at any
+    time.
 
     Source: Apex 25.05, `apex/amp/scaler.py`.
     """
@@ -66,12 +62,11 @@ class LossScaler:
         return {**self.__dict__, "_scalars": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore what `__getstate__` returned."""
         self.__dict__.update(state, _scalars=_HostScalars())
 
     def loss_scale(self) -> float:
         """Return the current scale; waits for the device where the scale lives there."""
-        return self._loss_scale if self._ahead else self._host_scale
+        return self._loss_scale
 
     @property
     def _loss_scale(self) -> float:
@@ -125,9 +120,8 @@ class LossScaler:
         if type(self).update_scale is not _UPDATE_SCALE:  # a replacement that may use the return value
             return False
         on_device = self._on_device
-        if self._loaded or self._ahead:
-            if on_device is not None and on_device.device == device:
-                return True
+        if (self._loaded or self._ahead) and on_device is not None and on_device.device == device:
+            return True
         scale = self._loss_scale
         if not is_exact_on_device(scale, self._min_loss_scale, self._max_loss_scale):
             return False
@@ -138,21 +132,9 @@ class LossScaler:
         self._loaded = True
         return True
 
-    def scale_tensor(self, device: torch.device) -> Tensor:
-        """Return the present scale as an fp32 scalar that will not change, without waiting for the device."""
-        if self._ahead and self._on_device is not None:
-            return self._on_device.copy()
-        return torch.full((), self._host_scale, dtype=torch.float32, device=device)
-
-    @property
-    def lives_on_device(self) -> bool:
-        """Whether reading the scale would wait for the device."""
-        return self._ahead
-
-    def device_scale(self) -> Tensor:
-        """Return the scale of a scaler that `goes_on_device`: an fp32 scalar that will not change."""
-        assert self._on_device is not None
-        return self._on_device.copy()
+    def scale_without_read(self) -> float | Tensor:
+        """Return the current scale, where it lives on the device as an fp32 scalar that will not change."""
+        return self._on_device.copy() if self._ahead and self._on_device is not None else self._host_scale
 
     def device_initial_grad(self) -> Tensor:
         """Return the scale of a scaler that `goes_on_device` for one backward pass to multiply with or start from."""
@@ -203,16 +185,13 @@ class LossScaler:
 
     def initial_grad_on(self, device: torch.device) -> Tensor | None:
         """Return the host's scale as an fp32 scalar to multiply with or to start from; None if it does not fit."""
-        return self._scalars.initial_grad(device, self._loss_scale if self._ahead else self._host_scale)
+        return self._scalars.initial_grad(device, self._loss_scale)
 
     def unscale_(self, grads: Sequence[Tensor], *, uniform: bool = False) -> None:
         """Divide gradients by the scale in place, and record any non-finite element if the scaler is dynamic.
 
-        Args:
-            grads: tensors of any dtype, device and layout; equal ones are handled by one kernel.
-            uniform: the caller guarantees one dtype and one device.
-
-        With a static scale of exactly 1 nothing is done.
+        They may be of any dtype, device and layout; `uniform` promises one dtype and one device. With a static scale of
+        exactly 1 nothing is done.
         """
         if not grads or (not self.dynamic and self._loss_scale == 1.0):
             return
@@ -238,20 +217,16 @@ class LossScaler:
         if self._pass_flag is not None and self._on_device is not None:
             flag, inverse = self._pass_flag, self._on_device.inverse
         else:
-            scale = self._loss_scale if self._ahead else self._host_scale
-            flag, inverse = self._scalars.flag(device), self._scalars.inverse(device, scale, strict=_amp_state.strict)
+            flag = self._scalars.flag(device)
+            inverse = self._scalars.inverse(device, self._loss_scale, strict=_amp_state.strict)
         torch._amp_foreach_non_finite_check_and_unscale_(grads, flag, inverse)  # type: ignore[arg-type]
 
     def _unscale_mixed(self, grads: Sequence[Tensor]) -> None:
-        by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-        for grad in grads:
-            # Entries of an uncoalesced sparse gradient are addends: dividing each divides the sum.
-            dense = grad._values() if grad.is_sparse else grad
-            by_kind.setdefault((dense.device, dense.dtype), []).append(dense)
-        for (device, dtype), alike in by_kind.items():
-            if dtype is not torch.float32:
-                self._warn_about_dtype(dtype)
-            self._run_kernel(alike, device)
+        # Entries of an uncoalesced sparse gradient are addends: dividing each divides the sum.
+        for alike in by_type(grad._values() if grad.is_sparse else grad for grad in grads):
+            if alike[0].dtype is not torch.float32:
+                self._warn_about_dtype(alike[0].dtype)
+            self._run_kernel(alike, alike[0].device)
 
     def _num_before_overflow(self, grads: Sequence[Tensor]) -> int:
         """Return how many gradients to unscale: in strict mode those before the first whose sum is not finite.
@@ -286,10 +261,8 @@ class LossScaler:
     ) -> None:
         """Write `model_grads / scale` into `master_grads`, which may be the same tensors.
 
-        Args:
-            unused_scale: ignored; kept for callers written for Apex.
-            models_are_masters: both lists are the same: nothing to do at a static scale of 1.
-            scale_override: divide by this instead of the scaler's own scale.
+        At a static scale of 1 there is nothing to do if `models_are_masters`. `scale_override` takes the place of the
+        scaler's own scale; `unused_scale` has no part, as in Apex.
         """
         if self._has_overflow and _amp_state.strict:
             return
@@ -335,8 +308,14 @@ class LossScaler:
             torch._foreach_add_(fresh, stashed if factor == 1.0 else torch._foreach_mul(stashed, factor))
             torch._foreach_copy_(master_grads, fresh)  # type: ignore[arg-type]
 
-    def _override(self, scale: float | None) -> _ScaleOverride:
-        return _ScaleOverride(self, self._loss_scale if scale is None else scale)
+    @contextmanager
+    def _override(self, scale: float | None) -> Iterator[None]:
+        """Replace the scale within a block."""
+        before = self._loss_scale
+        if scale is not None:
+            self._loss_scale = scale
+        yield
+        self._loss_scale = before
 
     def clear_overflow_state(self) -> None:
         """Clear an overflow recorded since the last `update_scale`."""
@@ -348,9 +327,7 @@ class LossScaler:
 
     def _read_flags(self) -> bool:
         overflow = self._scalars.read_flags()
-        if self._overflow_buffer is not None and self._overflow_buffer.item():
-            overflow = True
-        return overflow
+        return overflow or (self._overflow_buffer is not None and bool(self._overflow_buffer.item()))
 
     def update_scale(self) -> bool:
         """Move the scale after a backward pass.
@@ -382,21 +359,6 @@ class LossScaler:
 _UPDATE_SCALE = LossScaler.update_scale
 
 
-class _ScaleOverride:
-    """Replace a scaler's scale within a block."""
-
-    __slots__ = ("_saved", "_scale", "_scaler")
-
-    def __init__(self, scaler: LossScaler, scale: float) -> None:
-        self._scaler, self._scale, self._saved = scaler, scale, scaler._loss_scale
-
-    def __enter__(self) -> None:
-        self._scaler._loss_scale = self._scale
-
-    def __exit__(self, *_exc: object) -> None:
-        self._scaler._loss_scale = self._saved
-
-
 class _HostScalars:
     """fp32 scalars, one set for each device that gradients live on, made on first use and reused."""
 
@@ -409,15 +371,12 @@ class _HostScalars:
         self._initial_grads: dict[torch.device, tuple[float, Tensor]] = {}
 
     def inverse(self, device: torch.device, scale: float, *, strict: bool) -> Tensor:
-        """Return `1 / scale`, at most the largest float.
-
-        Raises:
-            ZeroDivisionError: a scale of 0 in strict mode, as in Apex.
-        """
+        """Return `1 / scale`, at most the largest float; in strict mode a scale of 0 is a ZeroDivisionError."""
         cached = self._inverses.get(device)
         if cached is not None and cached[0] == scale:
             return cached[1]
-        value = _invert(scale, strict)
+        # After about 150 overflows in a row 1/scale leaves fp32's range; an endless overflow is a result, not a crash.
+        value = FLOAT32_MAX if scale == 0.0 and not strict else min(1.0 / scale, FLOAT32_MAX)
         if cached is None:
             inverse = torch.full((), value, dtype=torch.float32, device=device)
         else:
@@ -456,18 +415,7 @@ class _HostScalars:
 
     def read_flags(self) -> bool:
         """Return whether any flag is set; waits for the devices."""
-        overflow = False
         if self._flags_written:
-            for flag in self._flags.values():
-                if flag.item():
-                    overflow = True
             # A flag that was read as 0 needs no reset before the next pass.
-            self._flags_written = overflow
-        return overflow
-
-
-def _invert(scale: float, strict: bool) -> float:
-    if scale == 0.0 and not strict:
-        return FLOAT32_MAX
-    # After about 150 overflows in a row 1/scale leaves the fp32 range; an endless overflow is a result, not a crash.
-    return min(1.0 / scale, FLOAT32_MAX)
+            self._flags_written = any(flag.item() for flag in self._flags.values())
+        return self._flags_written

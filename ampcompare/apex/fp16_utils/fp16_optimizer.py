@@ -41,14 +41,7 @@ class FP16_Optimizer(AroundOptimizer):
     """Wrap `init_optimizer` so that it updates fp32 masters, and keep the loss scale.
 
     Trainable fp16 parameters are replaced in the groups by fp32 masters at construction; fp32 ones are stepped as they
-    are. Use `backward(loss)` instead of `loss.backward()`.
-
-    Args:
-        dynamic_loss_args: keywords of `ampcompare.apex.amp.scaler.LossScaler`, if `dynamic_loss_scale`.
-        verbose: print what is done with each parameter.
-
-    Raises:
-        TypeError: a trainable parameter that is neither fp16 nor fp32.
+    are. Use `backward(loss)` instead of `loss.backward()`. `dynamic_loss_args` are keywords of `amp.scaler.LossScaler`.
 
     Source: Apex 25.05, `apex.fp16_utils.FP16_Optimizer`.
     """
@@ -139,12 +132,7 @@ class FP16_Optimizer(AroundOptimizer):
             torch._foreach_zero_(alike)
 
     def backward(self, loss: Tensor, update_master_grads: bool = True, retain_graph: bool = False) -> None:
-        """Back-propagate the scaled loss and give the masters their unscaled gradients.
-
-        Args:
-            update_master_grads: False leaves the second part to a later `update_master_grads()`, so that several losses
-                can accumulate in the model's gradients first.
-        """
+        """Back-propagate the scaled loss and give the masters their unscaled gradients, now or by a later call."""
         scaled_loss: Tensor = loss.float() * self.loss_scaler.loss_scale()
         scaled_loss.backward(retain_graph=retain_graph)
         if update_master_grads:
@@ -173,11 +161,7 @@ class FP16_Optimizer(AroundOptimizer):
         self.overflow = self.loss_scaler.update_scale()
 
     def clip_master_grads(self, max_norm: float, norm_type: float = 2) -> Any:
-        """Clip the gradients of all parameters in the groups by their common norm.
-
-        Returns:
-            The norm before clipping, or -1 if the gradients overflowed and nothing was done.
-        """
+        """Clip the gradients of all groups by their common norm, and return it; -1 if they overflowed, unclipped."""
         if self.overflow:
             return -1
         params = [param for group in self.optimizer.param_groups for param in group["params"]]
@@ -196,12 +180,8 @@ class FP16_Optimizer(AroundOptimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the masters and copy them to the model, unless the gradients overflowed.
 
-        Args:
-            closure: clears gradients, computes the loss, calls `backward(loss)` of this object, returns the loss. It is
-                called again, with the lowered scale, as long as gradients overflow.
-
-        Returns:
-            What the inner optimizer returned; None if the step was skipped.
+        A `closure` calls `backward(loss)` of this object; it is called again, with the lowered scale, as long as
+        gradients overflow. Returns what the inner optimizer returned; None if the step was skipped.
         """
         scale = self.loss_scaler.loss_scale()
         # The closure computes new gradients, so an overflow of the previous pass no longer applies.

@@ -82,12 +82,7 @@ class FP16Model(nn.Module):
 
 
 def prep_param_lists(model: nn.Module, flat_master: bool = False) -> tuple[list[nn.Parameter], list[Tensor]]:
-    """Return the trainable parameters of `model`, and fp32 master parameters for an optimizer.
-
-    Args:
-        flat_master: make one flat master vector of all parameters. Its gradient is allocated, and
-            uninitialized until `model_grads_to_master_grads`. Parameters of different dtypes may be mixed.
-    """
+    """Return the trainable parameters of `model`, and fp32 masters for an optimizer; with `flat_master` one vector."""
     model_params = [param for param in model.parameters() if param.requires_grad]
     if flat_master:
         flat = nn.Parameter(flatten([param.data.float() for param in model_params]))

@@ -42,16 +42,7 @@ def mlp_function(bias: int, activation: int, *args: Tensor) -> Tensor:
 
 
 class MLP(nn.Module):
-    """Linear layers of `mlp_sizes[0]` inputs and `mlp_sizes[1:]` outputs, an activation after each.
-
-    Args:
-        activation: "none", "relu" or "sigmoid".
-
-    Attributes:
-        weights, biases: the parameters in order, also found as `weight_0`, `bias_0` and so on.
-
-    Raises:
-        TypeError: another activation.
+    """Linear layers of `mlp_sizes[0]` inputs and `mlp_sizes[1:]` outputs, each followed by "none", "relu" or "sigmoid".
 
     Source: Apex 25.05, `apex.mlp.MLP`.
     """

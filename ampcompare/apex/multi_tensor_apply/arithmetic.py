@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ampcompare.base.tensors.lists import by_type, copy_by_dtype
+from ampcompare.base.tensors.lists import by_type, copy_by_dtype, is_dense
 
 _CHUNK = 65536
 # Where a launch costs more than the copies.
@@ -233,14 +233,8 @@ def _split(tensors: Sequence[Tensor], scalars: Tensor) -> tuple[list[int], list[
     for index, tensor in enumerate(tensors):
         # Another dtype would be promoted by the flat product, but not by a product with a scalar.
         fits = on_device and tensor.numel() <= _MAX_SHARED_ELEMENTS and tensor.dtype is scalars.dtype
-        (shared if fits and _is_dense(tensor) else others).append(index)
+        (shared if fits and tensor.layout is torch.strided and is_dense(tensor) else others).append(index)
     return (shared, others) if len(shared) >= _MIN_SHARED_TENSORS else ([], list(range(len(tensors))))
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    return tensor.layout is torch.strided and (
-        tensor.is_contiguous() or tensor.is_contiguous(memory_format=torch.channels_last)
-    )
 
 
 def _apply_flat(single: Any, tensors: Sequence[Tensor], scalars: Sequence[Tensor]) -> list[Tensor]:

@@ -21,11 +21,7 @@ class MultiTensorApply:
         self.chunk_size = chunk_size
 
     def check_avail(self) -> None:
-        """Raise unless the operations can be used.
-
-        Raises:
-            RuntimeError: `MultiTensorApply.available` was set to False.
-        """
+        """Raise RuntimeError if `MultiTensorApply.available` was set to False."""
         if not MultiTensorApply.available:
             raise RuntimeError(
                 "MultiTensorApply.available is False, so no multi-tensor operation may run"

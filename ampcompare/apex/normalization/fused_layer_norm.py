@@ -25,13 +25,10 @@ def fused_layer_norm(
 ) -> Tensor:
     """Return `input` with mean 0 and variance 1 over its last dimensions, in the input's dtype.
 
-    Under autocast `input` is first cast to the autocast dtype, here and in the functions below.
-
-    Args:
-        normalized_shape: sizes of the dimensions to normalize over.
-        memory_efficient: keep the output for backward instead of the input.
+    Under autocast `input` is first cast to the autocast dtype, here and in the functions below. With
+    `memory_efficient` the output is kept for backward instead of the input.
     """
-    return _layer_norm(input, None, None, normalized_shape, eps, memory_efficient, mixed=False)
+    return _norm(input, (None, None), normalized_shape, eps, memory_efficient, rms=False, mixed=False)
 
 
 def fused_layer_norm_affine(
@@ -47,7 +44,7 @@ def fused_layer_norm_affine(
     With `memory_efficient` the backward pass divides the output by `weight`: magnitudes of weights below `eps` count as
     `eps` there.
     """
-    return _layer_norm(input, weight, bias, normalized_shape, eps, memory_efficient, mixed=False)
+    return _norm(input, (weight, bias), normalized_shape, eps, memory_efficient, rms=False, mixed=False)
 
 
 def mixed_dtype_fused_layer_norm_affine(
@@ -59,28 +56,28 @@ def mixed_dtype_fused_layer_norm_affine(
     memory_efficient: bool = False,
 ) -> Tensor:
     """Do as `fused_layer_norm_affine`, with the result in the dtype of `weight`."""
-    return _layer_norm(input, weight, bias, normalized_shape, eps, memory_efficient, mixed=True)
+    return _norm(input, (weight, bias), normalized_shape, eps, memory_efficient, rms=False, mixed=True)
 
 
 def fused_rms_norm(
     input: Tensor, normalized_shape: Sequence[int], eps: float = 1e-6, memory_efficient: bool = False
 ) -> Tensor:
     """Return `input` divided by the root of its mean square over the last dimensions, in the input's dtype."""
-    return _rms_norm(input, None, normalized_shape, eps, memory_efficient, mixed=False)
+    return _norm(input, (None,), normalized_shape, eps, memory_efficient, rms=True, mixed=False)
 
 
 def fused_rms_norm_affine(
     input: Tensor, weight: Tensor, normalized_shape: Sequence[int], eps: float = 1e-6, memory_efficient: bool = False
 ) -> Tensor:
     """Return what `fused_rms_norm` gives times `weight` (of `normalized_shape`), in the input's dtype."""
-    return _rms_norm(input, weight, normalized_shape, eps, memory_efficient, mixed=False)
+    return _norm(input, (weight,), normalized_shape, eps, memory_efficient, rms=True, mixed=False)
 
 
 def mixed_dtype_fused_rms_norm_affine(
     input: Tensor, weight: Tensor, normalized_shape: Sequence[int], eps: float = 1e-6, memory_efficient: bool = False
 ) -> Tensor:
     """Do as `fused_rms_norm_affine`, with the result in the dtype of `weight`."""
-    return _rms_norm(input, weight, normalized_shape, eps, memory_efficient, mixed=True)
+    return _norm(input, (weight,), normalized_shape, eps, memory_efficient, rms=True, mixed=True)
 
 
 def manual_rms_norm(input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, eps: float) -> Tensor:
@@ -95,57 +92,36 @@ def manual_rms_norm(input: Tensor, normalized_shape: Sequence[int], weight: Tens
     return weight * (output.to(weight.dtype) if weight.dtype in (torch.float16, torch.bfloat16) else output)
 
 
-def _layer_norm(
+def _norm(
     input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
+    params: Sequence[Tensor | None],
     normalized_shape: Sequence[int],
     eps: float,
     memory_efficient: bool,
+    *,
+    rms: bool,
     mixed: bool,
 ) -> Tensor:
-    input, weight, bias = _cast_if_autocast_enabled(input, weight, bias)
+    """Normalize with `params`, weight and bias, or for RMS the weight alone; None for no affine part."""
+    input, *params = _cast_if_autocast_enabled(input, *params)
+    weight = params[0]
     result = weight.dtype if mixed and weight is not None else input.dtype
     shape = list(normalized_shape)
     with torch.autocast(input.device.type, enabled=False):
+        if memory_efficient and weight is None:
+            plain = FusedRMSNormFunction if rms else FusedLayerNormFunction
+            return plain.apply(input, shape, eps, True)  # type: ignore[no-any-return]
         if memory_efficient:
-            if weight is None:
-                return FusedLayerNormFunction.apply(input, shape, eps, True)  # type: ignore[no-any-return]
-            affine = FusedLayerNormAffineMixedDtypesFunction if mixed else FusedLayerNormAffineFunction
-            return affine.apply(input, weight, bias, shape, eps, True)  # type: ignore[no-any-return]
-        if _one_dtype(input, weight, bias, result):
-            return F.layer_norm(input, shape, weight, bias, eps)
+            of_rms = FusedRMSNormAffineFunction, FusedRMSNormAffineMixedDtypesFunction
+            of_layer = FusedLayerNormAffineFunction, FusedLayerNormAffineMixedDtypesFunction
+            return (of_rms if rms else of_layer)[mixed].apply(input, *params, shape, eps, True)  # type: ignore[no-any-return]
         wide = torch.promote_types(input.dtype, torch.float32)
-        return F.layer_norm(input.to(wide), shape, _to(weight, wide), _to(bias, wide), eps).to(result)
-
-
-def _rms_norm(
-    input: Tensor,
-    weight: Tensor | None,
-    normalized_shape: Sequence[int],
-    eps: float,
-    memory_efficient: bool,
-    mixed: bool,
-) -> Tensor:
-    input, weight = _cast_if_autocast_enabled(input, weight)
-    result = weight.dtype if mixed and weight is not None else input.dtype
-    shape = list(normalized_shape)
-    with torch.autocast(input.device.type, enabled=False):
-        if memory_efficient:
-            if weight is None:
-                return FusedRMSNormFunction.apply(input, shape, eps, True)  # type: ignore[no-any-return]
-            affine = FusedRMSNormAffineMixedDtypesFunction if mixed else FusedRMSNormAffineFunction
-            return affine.apply(input, weight, shape, eps, True)  # type: ignore[no-any-return]
-        wide = torch.promote_types(input.dtype, torch.float32)
-        return F.rms_norm(input.to(wide), shape, _to(weight, wide), eps).to(result)
-
-
-def _one_dtype(input: Tensor, weight: Tensor | None, bias: Tensor | None, result: torch.dtype) -> bool:
-    return all(tensor is None or tensor.dtype is result for tensor in (input, weight, bias))
-
-
-def _to(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    return None if tensor is None else tensor.to(dtype)
+        if not rms and all(tensor is None or tensor.dtype is result for tensor in (input, *params)):
+            wide = input.dtype
+        wide_params: Any = [None if param is None else param.to(wide) for param in params]
+        norm: Any = F.rms_norm if rms else F.layer_norm
+        normalized: Tensor = norm(input.to(wide), shape, *wide_params, eps)
+        return normalized.to(result)
 
 
 def _make_function(name: str, forward: Kernel, backward: Kernel, parameters: int) -> Any:
@@ -225,12 +201,7 @@ class _Norm(nn.Module):
 class FusedLayerNorm(_Norm):
     """Layer normalization over the last dimensions; the output has the input's dtype.
 
-    Args:
-        normalized_shape: sizes of those dimensions; an int means the last one.
-        elementwise_affine: own `weight` (ones) and `bias` (zeros) of that shape; else both are None.
-        memory_efficient: keep the output for backward instead of the input.
-
-    Works on any device, and needs no compiled extension.
+    With `elementwise_affine` it owns `weight` (ones) and `bias` (zeros) of `normalized_shape`; else both are None.
     """
 
     bias: nn.Parameter | None
@@ -244,9 +215,9 @@ class FusedLayerNorm(_Norm):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the normalized input, in its dtype."""
-        return _layer_norm(
-            input, self.weight, self.bias, self.normalized_shape, self.eps, self.memory_efficient, mixed=self._mixed
-        )
+        params = self.weight, self.bias
+        settings = self.normalized_shape, self.eps, self.memory_efficient
+        return _norm(input, params, *settings, rms=False, mixed=self._mixed)
 
 
 class FusedRMSNorm(_Norm):
@@ -254,50 +225,31 @@ class FusedRMSNorm(_Norm):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the normalized input, in its dtype."""
-        return _rms_norm(input, self.weight, self.normalized_shape, self.eps, self.memory_efficient, mixed=self._mixed)
+        settings = self.normalized_shape, self.eps, self.memory_efficient
+        return _norm(input, (self.weight,), *settings, rms=True, mixed=self._mixed)
 
 
-class MixedFusedLayerNorm(FusedLayerNorm):
+class _AlwaysAffine(_Norm):
+    _mixed = True
+
+    def __init__(
+        self, normalized_shape: int | Sequence[int], eps: float = 1e-5, *, memory_efficient: bool = False, **kwargs: Any
+    ) -> None:
+        if "elementwise_affine" in kwargs:
+            name = type(self).__name__
+            warnings.warn(f"{name} is always affine: leave elementwise_affine out", stacklevel=2)
+            if not kwargs["elementwise_affine"]:
+                raise RuntimeError(f"{name} got elementwise_affine=False; use the class without Mixed in its name")
+        super().__init__(normalized_shape, eps, True, memory_efficient)
+
+
+class MixedFusedLayerNorm(_AlwaysAffine, FusedLayerNorm):
     """Layer normalization whose output has the dtype of its parameters; always affine.
 
     Raises:
         RuntimeError: `elementwise_affine=False`; `True` only warns, and other unknown keywords are ignored, as in Apex.
     """
 
-    _mixed = True
 
-    def __init__(
-        self,
-        normalized_shape: int | Sequence[int],
-        eps: float = 1e-5,
-        *,
-        memory_efficient: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        _refuse_non_affine("MixedFusedLayerNorm", kwargs)
-        super().__init__(normalized_shape, eps, True, memory_efficient)
-
-
-class MixedFusedRMSNorm(FusedRMSNorm):
+class MixedFusedRMSNorm(_AlwaysAffine, FusedRMSNorm):
     """RMS normalization whose output has the dtype of its weight; arguments as for `MixedFusedLayerNorm`."""
-
-    _mixed = True
-
-    def __init__(
-        self,
-        normalized_shape: int | Sequence[int],
-        eps: float = 1e-5,
-        *,
-        memory_efficient: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        _refuse_non_affine("MixedFusedRMSNorm", kwargs)
-        super().__init__(normalized_shape, eps, True, memory_efficient)
-
-
-def _refuse_non_affine(name: str, kwargs: dict[str, Any]) -> None:
-    if "elementwise_affine" not in kwargs:
-        return
-    warnings.warn(f"{name} is always affine: leave elementwise_affine out", stacklevel=3)
-    if not kwargs["elementwise_affine"]:
-        raise RuntimeError(f"{name} got elementwise_affine=False, but it is always affine; use the class without Mixed")

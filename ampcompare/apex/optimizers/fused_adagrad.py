@@ -36,13 +36,7 @@ class FusedAdagrad(FusedOptimizer):
         for group in self.param_groups:
             params = self._with_gradient(group["params"])
             if params:
-                optimizer_math.adagrad(
-                    self._gradients(params),
-                    self._data(params),
-                    self._state_tensors(params, "sum"),
-                    lr=group["lr"],
-                    eps=group["eps"],
-                    adagrad_w=self.adagrad_w_mode,
-                    weight_decay=group["weight_decay"],
-                )
+                sums = self._state_tensors(params, "sum")
+                numbers = (group["lr"], group["eps"], self.adagrad_w_mode, group["weight_decay"])
+                optimizer_math.adagrad(self._gradients(params), self._data(params), sums, *numbers)
         return loss

@@ -24,12 +24,8 @@ class FusedAdam(FusedOptimizer):
         master_weights: update fp32 copies, made at construction, that the parameters follow. They are saved nowhere:
             load a model before building its optimizer.
 
-    An argument that only the `FusedAdam` of 2018 had (`max_grad_norm`, `eps_inside_sqrt`, `use_mt`,
-    `amp_scale_adjustment`) makes an `ampcompare.apex.contrib.optimizers.FusedAdam`, not an instance of this
-    class.
-
-    Raises:
-        RuntimeError: `amsgrad`, or `master_weights` without `capturable`.
+    An argument that only the `FusedAdam` of 2018 had makes an `ampcompare.apex.contrib.optimizers.FusedAdam`, not an
+    instance of this class.
 
     Source: Apex 25.05, `apex.optimizers.FusedAdam`.
     """
@@ -110,10 +106,6 @@ class FusedAdam(FusedOptimizer):
         Args:
             options: `grad_scaler`, a `torch.amp.GradScaler` whose scale the gradients carry (read if `capturable`).
                 It is not a named argument because torch warns at each step of an optimizer that names it.
-
-        Raises:
-            RuntimeError: one of the arguments `grads` to `grad_norms`, which belong to FusedAdam of 2018.
-            TypeError: an unknown option.
         """
         if any(argument is not None for argument in (grads, output_params, scale, grad_norms)):
             raise RuntimeError(
@@ -146,19 +138,14 @@ class FusedAdam(FusedOptimizer):
             kept = [by_param[param] for param in params]
             targets = [weight if master is None else master for weight, master in zip(weights, kept, strict=True)]
             copies = weights
+        beta1, beta2 = group["betas"]
         optimizer_math.adam(
             grads,
             targets,
             self._state_tensors(params, "exp_avg", torch.float32),
             self._state_tensors(params, "exp_avg_sq", torch.float32),
-            lr=group["lr"],
-            beta1=group["betas"][0],
-            beta2=group["betas"][1],
-            eps=group["eps"],
-            step=group["step"],
-            adam_w=bool(self.adam_w_mode),
-            bias_correction=bool(group["bias_correction"]),
-            weight_decay=group["weight_decay"],
+            *(group["lr"], beta1, beta2, group["eps"], group["step"]),
+            *(self.adam_w_mode, group["bias_correction"], group["weight_decay"]),
             grad_scale=scaling.scale,
             found_inf=scaling.found_inf,
             copies=copies,

@@ -20,9 +20,6 @@ class FusedLAMB(FusedOptimizer):
         max_grad_norm: limit of the norm over all groups; it is read from the constructor, never from a group.
         use_nvlamb: adapt the rate without weight decay too.
 
-    Raises:
-        RuntimeError: `amsgrad`.
-
     Source: Apex 25.05, `apex.optimizers.FusedLAMB`.
     """
 
@@ -73,21 +70,10 @@ class FusedLAMB(FusedOptimizer):
         for group, params, of_group in zip(self.param_groups, chosen, grads, strict=True):
             step = self._advance(group)
             if params:
-                lamb(
-                    of_group,
-                    self._data(params),
-                    self._state_tensors(params, "exp_avg"),
-                    self._state_tensors(params, "exp_avg_sq"),
-                    lr=group["lr"],
-                    beta1=group["betas"][0],
-                    beta2=group["betas"][1],
-                    eps=group["eps"],
-                    step=step,
-                    bias_correction=bool(group["bias_correction"]),
-                    weight_decay=group["weight_decay"],
-                    grad_averaging=bool(group["grad_averaging"]),
-                    adam_w=bool(self.adam_w_mode),
-                    divisor=divisor.to(params[0].device),
-                    use_nvlamb=self.use_nvlamb,
-                )
+                beta1, beta2 = group["betas"]
+                numbers = (group["lr"], beta1, beta2, group["eps"], step, group["bias_correction"])
+                options = (group["weight_decay"], group["grad_averaging"], self.adam_w_mode)
+                moments = (self._state_tensors(params, "exp_avg"), self._state_tensors(params, "exp_avg_sq"))
+                clip = divisor.to(params[0].device)
+                lamb(of_group, self._data(params), *moments, *numbers, *options, clip, self.use_nvlamb)
         return loss

@@ -23,9 +23,6 @@ class FusedNovoGrad(FusedOptimizer):
         norm_type: 2 (L2) or 0 (largest element); `RuntimeError` at the first step for another.
         init_zero: start the averaged norms at 0 instead of at the first norms.
 
-    Raises:
-        RuntimeError: `amsgrad`.
-
     Source: Apex 25.05, `apex.optimizers.FusedNovoGrad`.
     """
 
@@ -87,22 +84,12 @@ class FusedNovoGrad(FusedOptimizer):
                         " every parameter must have a gradient at every step, or at none"
                     )
                 if part:
-                    optimizer_math.novograd(
-                        self._gradients(part),
-                        self._data(part),
-                        self._state_tensors(part, "exp_avg"),
-                        norms,
-                        group["lr"],
-                        group["betas"][0],
-                        group["betas"][1],
-                        group["eps"],
-                        step,
-                        group["bias_correction"],
-                        group["weight_decay"],
-                        group["grad_averaging"],
-                        self.moment_mode,
-                        group["norm_type"],
-                    )
+                    beta1, beta2 = group["betas"]
+                    numbers = (group["lr"], beta1, beta2, group["eps"], step, group["bias_correction"])
+                    options = (group["weight_decay"], group["grad_averaging"], self.moment_mode, group["norm_type"])
+                    averages = self._state_tensors(part, "exp_avg")
+                    grads = self._gradients(part)
+                    optimizer_math.novograd(grads, self._data(part), averages, norms, *numbers, *options)
         return loss
 
     def _first_norms(self, group: dict[str, Any], params: list[torch.Tensor]) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """`FusedSGD`: SGD with momentum that can write fp16 model weights together with their fp32 masters."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,13 +25,8 @@ class FusedSGD(FusedOptimizer):
         most_recent_scale: loss scale that the gradients carry; amp's backward sets it, `step` resets it to 1.
         scale_set_by_backward: whether a backward of this iteration has set it.
 
-    Raises:
-        ValueError: negative lr, momentum or weight decay, nesterov without momentum or with dampening, no lr.
-
     Source: Apex 25.05, `apex.optimizers.FusedSGD`.
     """
-
-    supported: ClassVar[tuple[torch.dtype, ...]] = (torch.float16, torch.float32)
 
     def __init__(
         self,
@@ -125,13 +120,9 @@ class FusedSGD(FusedOptimizer):
                 [grads[index] for index in chosen],
                 self._data(params[index] for index in chosen),
                 [buffers[index] for index in chosen],
-                lr=group["lr"],
-                momentum=group["momentum"],
-                dampening=group["dampening"],
-                weight_decay=group["weight_decay"],
-                nesterov=group["nesterov"],
-                first_run=first_run,
-                wd_after_momentum=self.wd_after_momentum,
+                *(group["weight_decay"], group["momentum"], group["dampening"], group["lr"], group["nesterov"]),
+                first_run,
+                self.wd_after_momentum,
                 scale=1.0 / self.most_recent_scale,
                 copies=self._data(models[index] for index in chosen) if models else (),
             )

@@ -9,6 +9,7 @@ import weakref
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ampcompare.base.errors import PreparationError
-from ampcompare.base.tensors.lists import by_type, flatten, unflatten
+from ampcompare.base.tensors.lists import by_type, flatten, is_dense, unflatten
 
 _TYPE_ORDER = (torch.float16, torch.float32, torch.float64)
 
@@ -35,16 +36,12 @@ class GradientReductionError(PreparationError, RuntimeError):
 
 @dataclass(frozen=True)
 class Reduction:
-    """How a bucket is summed: the factors before and after, the dtype on the wire, and whether it is kept."""
+    """How a bucket is summed: the factors before and after, at least in fp32 or not, and whether it is kept."""
 
     before: float = 1.0
     after: float = 1.0
     always_fp32: bool = False
     retain: bool = False
-
-    def wire_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """Return the dtype in which gradients of `dtype` are summed; never narrower than theirs."""
-        return torch.promote_types(dtype, torch.float32) if self.always_fp32 else dtype
 
 
 def _pieces(flat: Tensor, params: Sequence[nn.Parameter]) -> list[Tensor]:
@@ -54,13 +51,7 @@ def _pieces(flat: Tensor, params: Sequence[nn.Parameter]) -> list[Tensor]:
         piece = flat[offset : offset + param.numel()]
         offset += param.numel()
         # foreach kernels are fast only where source and destination have equal strides.
-        if not param.is_contiguous() and (
-            (param.dim() == 4 and param.is_contiguous(memory_format=torch.channels_last))
-            or (param.dim() == 5 and param.is_contiguous(memory_format=torch.channels_last_3d))
-        ):
-            views.append(piece.as_strided(param.size(), param.stride()))
-        else:
-            views.append(piece.view(param.shape))
+        views.append(piece.as_strided(param.size(), param.stride()) if is_dense(param) else piece.view(param.shape))
     return views
 
 
@@ -88,7 +79,7 @@ class Bucket:
         """Return the buffer, allocated on the stream that will use the gradients later."""
         if self.flat is not None and not self._reduction.retain:
             return self.flat
-        wire = self._reduction.wire_dtype(self.dtype)
+        wire = torch.promote_types(self.dtype, torch.float32) if self._reduction.always_fp32 else self.dtype
         # Gradients become views of a retained buffer, so that each pass needs its own.
         self.flat = torch.empty(self.size + len(self.params), dtype=wire, device=self.params[0].device)
         self._wire_views = _pieces(self.flat, self.params)
@@ -155,16 +146,6 @@ class Bucket:
         self._grads = []
 
 
-@dataclass(frozen=True)
-class Options:
-    """The user's options."""
-
-    message_size: int
-    delay: bool
-    group: dist.ProcessGroup | None
-    reduction: Reduction
-
-
 def facts(module: nn.Module) -> list[tuple[int, bool, torch.dtype, torch.device]]:
     """Return what makes buckets obsolete when it changes."""
     # `module.parameters()` takes several times as long, at each forward pass.
@@ -186,8 +167,17 @@ class Synchronizer:
     The hooks do not keep it alive: without its owner they do nothing.
     """
 
-    def __init__(self, module: nn.Module, options: Options) -> None:
-        self.options = options
+    def __init__(
+        self,
+        module: nn.Module,
+        reduction: Reduction,
+        group: dist.ProcessGroup | None,
+        *,
+        message_size: int,
+        delay: bool,
+    ) -> None:
+        self._reduction, self._group = reduction, group
+        self._message_size, self._delay = message_size, delay
         self.enabled = True
         self.facts = facts(module)
         self.names = [name for name, _ in module.named_parameters()]
@@ -195,7 +185,7 @@ class Synchronizer:
         self.active = [i for i, param in enumerate(self.params) if param.requires_grad]
         self.buckets: list[Bucket] | None = None
         self.retained: list[Tensor | None] = []
-        self._delayed = options.delay
+        self._delayed = delay
         self._bucket_of: dict[int, Bucket] = {}
         self._stream: torch.cuda.Stream | None = None
         self._works: list[tuple[Bucket, Any]] = []
@@ -205,20 +195,23 @@ class Synchronizer:
         self._open = False
         self._awaits_callback = False
         self._reference = weakref.ref(self)
-        self._handles = [self.params[i].register_post_accumulate_grad_hook(self._hook(i)) for i in self.active]
+        self._handles = [
+            self.params[i].register_post_accumulate_grad_hook(self._hook(partial(Synchronizer._on_grad, index=i)))
+            for i in self.active
+        ]
 
     def close(self) -> None:
         """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
 
-    def _hook(self, index: int) -> Callable[[Tensor], None]:
+    def _hook(self, react: "Callable[[Synchronizer], None]") -> Callable[[Tensor], None]:
         reference = self._reference
 
         def on_grad(_: Tensor) -> None:
             synchronizer = reference()
             if synchronizer is not None and synchronizer.enabled:
-                synchronizer._on_grad(index)
+                react(synchronizer)
 
         return on_grad
 
@@ -236,14 +229,7 @@ class Synchronizer:
 
         That is the outermost pass: the parameters inside a reentrant checkpoint get theirs in a pass within it.
         """
-        reference = self._reference
-
-        def on_grad(_: Tensor) -> None:
-            synchronizer = reference()
-            if synchronizer is not None and synchronizer.enabled:
-                synchronizer._await_callback()
-
-        output.register_hook(on_grad)
+        output.register_hook(self._hook(Synchronizer._await_callback))
 
     def _await_callback(self) -> None:
         if not self._awaits_callback:
@@ -276,8 +262,8 @@ class Synchronizer:
             return
         self._came[index] = 1
         bucket.pending -= 1
-        if bucket.pending == 0:
-            self._launch_full()
+        while self._next < len(self.buckets) and self.buckets[self._next].pending == 0:
+            self._launch()
 
     def _begin(self) -> None:
         self._await_callback()
@@ -290,16 +276,11 @@ class Synchronizer:
         if self._stream is None and any(param.is_cuda for param in self.params):
             self._stream = torch.cuda.Stream()
 
-    def _launch_full(self) -> None:
-        assert self.buckets is not None
-        while self._next < len(self.buckets) and self.buckets[self._next].pending == 0:
-            self._launch()
-
     def _launch(self) -> None:
         """Reduce the next bucket, without waiting for the result."""
         assert self.buckets is not None
         bucket = self.buckets[self._next]
-        group, stream = self.options.group, self._stream
+        group, stream = self._group, self._stream
         self._next += 1
         flat = bucket.reserve()
         if stream is None or not flat.is_cuda:
@@ -327,18 +308,17 @@ class Synchronizer:
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
         for bucket in done:
             bucket.adopt()
-        if self.options.reduction.retain:
+        if self._reduction.retain:
             self.retained = [bucket.reduced for bucket in done]
 
     def _plan(self) -> list[Bucket]:
-        options = self.options
-        if options.delay:
+        if self._delay:
             plan = plan_by_type(self.params, self.active)
         else:
-            local = _plan_by_arrival(self.params, self.active, self._arrivals, options.message_size)
-            plan = _agree(local, self.active, len(self.params), options.group)
+            local = _plan_by_arrival(self.params, self.active, self._arrivals, self._message_size)
+            plan = _agree(local, self.active, len(self.params), self._group)
         self._delayed = plan.delayed
-        buckets = [Bucket([self.params[i] for i in indices], options.reduction) for indices in plan.buckets]
+        buckets = [Bucket([self.params[i] for i in indices], self._reduction) for indices in plan.buckets]
         self._bucket_of = {i: buckets[place] for place, indices in enumerate(plan.buckets) for i in indices}
         return buckets
 
@@ -371,14 +351,10 @@ def plan_by_type(params: Sequence[nn.Parameter], active: Iterable[int]) -> _Plan
 def _plan_by_arrival(
     params: Sequence[nn.Parameter], active: Sequence[int], arrivals: Sequence[int], message_size: int
 ) -> _Plan:
-    """Return the buckets that close as gradients arrive; gradients that never came have their own at the end.
+    """Return the buckets that close, at `message_size` elements, as gradients arrive; at the end those that never came.
 
-    Args:
-        params: all parameters of the module.
-        active: indices of those that take gradients.
-        arrivals: indices in the order in which gradients came; an index that came twice (a weight used in two
-            reentrant checkpoints) makes the plan delayed, since its first gradient is not its last.
-        message_size: number of elements from which on a bucket is closed.
+    An index that came twice (a weight used in two reentrant checkpoints) makes the plan delayed, since its first
+    gradient is not its last.
     """
     if len(set(arrivals)) < len(arrivals):
         return plan_by_type(params, active)
@@ -399,10 +375,7 @@ def _plan_by_arrival(
 
 
 def _agree(plan: _Plan, active: Sequence[int], total: int, group: dist.ProcessGroup | None) -> _Plan:
-    """Return rank 0's plan on every rank of `group`; a collective call.
-
-    Args:
-        total: number of parameters of the module, which is equal on all ranks.
+    """Return rank 0's plan on every rank of `group`; a collective call. `total` is the number of parameters.
 
     Raises:
         GradientReductionError: rank 0 reduces other parameters than this rank can.
@@ -449,11 +422,7 @@ def _message_device(group: dist.ProcessGroup | None) -> torch.device:
 def flat_dist_call(
     tensors: Iterable[Tensor], call: Callable[..., Any], extra_args: Sequence[Any] | None = None
 ) -> None:
-    """Run a collective on `tensors` in place, flattened by dtype; an all-reduce becomes an average.
-
-    Args:
-        call: a function of `torch.distributed` that works in place on one tensor.
-        extra_args: what `call` takes after the tensor.
+    """Run a collective of `torch.distributed` on `tensors` in place, flattened by dtype; all-reduce averages.
 
     Source: Apex 25.05, `apex.parallel.distributed`; training scripts import it.
     """

@@ -20,7 +20,6 @@ from ampcompare.base.tensors.tree import tensors_in
 
 from ._synchronizer import (
     Bucket,
-    Options,
     ParallelPreparationError,
     Reduction,
     Synchronizer,
@@ -35,20 +34,10 @@ from ._synchronizer import (
 DEFAULT_MESSAGE_SIZE = 10_000_000
 # Sending costs more per element without a GPU, and less per message: earlier messages overlap more.
 HOST_MESSAGE_SIZE = 250_000
-TORCH_ONLY = frozenset(
-    {
-        "broadcast_buffers",
-        "bucket_cap_mb",
-        "check_reduction",
-        "device_ids",
-        "dim",
-        "find_unused_parameters",
-        "gradient_as_bucket_view",
-        "init_sync",
-        "output_device",
-        "static_graph",
-    }
-)
+TORCH_ONLY = {
+    *("broadcast_buffers", "bucket_cap_mb", "check_reduction", "device_ids", "dim", "find_unused_parameters"),
+    *("gradient_as_bucket_view", "init_sync", "output_device", "static_graph"),
+}
 
 
 class ParallelOptionError(ConfigError, ValueError):
@@ -63,26 +52,23 @@ class DistributedDataParallel(nn.Module):
     floating dtype and any device is reduced as long as the backend can sum it. `param.grad` is reduced as it is:
     gradients accumulated under `disable_allreduce()` or `no_sync()` are reduced by the next pass outside it.
 
+    Other arguments than these are those of Apex, and change no number.
+
     Args:
         module: the model, with equal parameters (names, shapes, dtypes) on all ranks; rank 0's values are broadcast,
             its buffers too.
-        message_size: number of elements from which on a bucket is closed. Where no parameter is on a GPU the default
-            means 250,000.
+        message_size: number of elements from which on a bucket is closed; the default means 250,000 without a GPU.
         delay_allreduce: reduce everything at the end of the backward pass.
-        shared_param: removed by Apex; must be None.
         retain_allreduce_buffers: keep the reduced flat buffers in `allreduce_buffers`; gradients become views of them.
         allreduce_always_fp32: sum half and bfloat16 gradients in fp32.
         gradient_average: divide by the number of ranks; else gradients are summed.
         gradient_predivide_factor: divide by it before the sum; with `gradient_average` the rest follows after it.
-        allreduce_trigger_params, num_allreduce_streams, allreduce_communicators, gradient_average_split_factor, prof:
-            ignored; they change no number.
         process_group: ranks to work with; None means all.
         torch_options: arguments of torch's class that scripts pass by mistake; one warning names them.
 
     Raises:
         ParallelOptionError: `shared_param` (a `ValueError`).
         ParallelPreparationError: other models on other ranks; parameters that are not on a GPU under NCCL.
-        ProcessGroupMissing: `init_process_group` was not called.
     """
 
     def __init__(
@@ -141,20 +127,14 @@ class DistributedDataParallel(nn.Module):
         message_size = int(self.message_size)
         if message_size == DEFAULT_MESSAGE_SIZE and not any(param.is_cuda for param in self.module.parameters()):
             message_size = HOST_MESSAGE_SIZE
-        return Synchronizer(
-            self.module,
-            Options(
-                message_size=message_size,
-                delay=self.delay_allreduce,
-                group=self._process_group,
-                reduction=Reduction(
-                    before=1.0 / predivide,
-                    after=predivide / self.world_size if self.gradient_average else 1.0,
-                    always_fp32=self.allreduce_always_fp32,
-                    retain=self.retain_allreduce_buffers,
-                ),
-            ),
+        reduction = Reduction(
+            before=1.0 / predivide,
+            after=predivide / self.world_size if self.gradient_average else 1.0,
+            always_fp32=self.allreduce_always_fp32,
+            retain=self.retain_allreduce_buffers,
         )
+        group, delay = self._process_group, self.delay_allreduce
+        return Synchronizer(self.module, reduction, group, message_size=message_size, delay=delay)
 
     @property
     def needs_refresh(self) -> bool:
@@ -213,11 +193,7 @@ class DistributedDataParallel(nn.Module):
         return result
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the module and the options; a copy creates its own buckets and hooks.
-
-        Raises:
-            PreparationError: where a process group was given, which cannot be copied.
-        """
+        """Return the module and the options; a copy creates its own buckets and hooks."""
         if self._process_group is not None:
             raise PreparationError(
                 "A DistributedDataParallel that was given a process group cannot be copied or pickled, because groups "
@@ -261,13 +237,9 @@ def _extract(values: Any) -> Iterator[Tensor]:
 
 
 class Reducer:
-    """Average the gradients of a module, or given tensors, over all ranks at each call of `reduce`.
+    """Average the gradients of a module, or tensors in nested lists, over all ranks at each call of `reduce`.
 
-    Args:
-        module_or_grads_list: a module, whose parameters are broadcast from rank 0 here and whose gradients `reduce`
-            averages; or tensors in nested lists, which `reduce` averages in place.
-
-    Source: Apex 25.05, `apex.parallel.Reducer`.
+    The parameters of a module are broadcast from rank 0 at first. Source: Apex 25.05, `apex.parallel.Reducer`.
     """
 
     def __init__(self, module_or_grads_list: nn.Module | Iterable[Any]) -> None:

@@ -1,11 +1,7 @@
 """`SyncBatchNorm`: batch norm over the batches of all ranks, with channel-last layout, added input and fused ReLU.
 
-Also what replaces batch norms by synchronized ones, and makes the groups over which they synchronize.
-
-Source: Apex 25.05, `apex.parallel.optimized_sync_batchnorm`; what differs is in `docs/deviations.md`.
-
-Its kernels are those of torch's own batch norm, which exist for CPU and CUDA alike. They are called as
-`torch.ops.aten`, which no casting policy patches.
+Source: Apex 25.05, `apex.parallel.optimized_sync_batchnorm`; what differs is in `docs/deviations.md`. Its kernels are
+those of torch's own batch norm, for CPU and CUDA, called as `torch.ops.aten`, which no casting policy patches.
 """
 
 from __future__ import annotations
@@ -39,12 +35,7 @@ class SyncBatchNorm(_BatchNorm):
     Statistics and arithmetic are fp32 (fp64 for fp64 inputs), the result has the input's dtype. Ranks are weighted by
     their number of elements, so that batches may differ in size. Without a process group it is plain batch norm.
 
-    Args:
-        num_features: number of channels C.
-        momentum: weight of the new statistics; None means the average over all batches so far.
-        process_group: ranks to work with; None means all.
-        channel_last: the channel is the last dimension, instead of dimension 1; 2-D inputs are the same either way.
-        fuse_relu: apply ReLU to the result (after `z` was added).
+    With `channel_last` the channel is the last dimension, instead of dimension 1; with `fuse_relu` ReLU follows.
 
     The gradients of weight and bias are sums over this rank's batch, as a wrapper that averages gradients expects.
     """
@@ -77,18 +68,10 @@ class SyncBatchNorm(_BatchNorm):
         self.channel_last = channel_last
 
     def forward(self, input: Tensor, z: Tensor | None = None) -> Tensor:
-        """Normalize `input`, add `z`, and apply ReLU if `fuse_relu`.
+        """Normalize `input`, add `z`, of its shape, and apply ReLU if `fuse_relu`; the result has the input's dtype.
 
-        Args:
-            input: [N, C], [N, C, ...], or with `channel_last` [N, ..., C]; any floating dtype.
-            z: of the shape of `input`.
-
-        Returns:
-            A tensor of the shape and dtype of `input`.
-
-        Raises:
-            SyncBatchNormInputError: other channels than `num_features`, or in training a single value per channel on
-                a single rank (a `ValueError`).
+        `input` is [N, C], [N, C, ...], or with `channel_last` [N, ..., C]. Other channels, or in training a single
+        value per channel on a single rank, are a `SyncBatchNormInputError` (a ValueError).
         """
         last = self.channel_last and input.dim() > 2
         channels = input.size(-1 if last else 1) if input.dim() >= 2 else -1
@@ -109,16 +92,9 @@ class SyncBatchNorm(_BatchNorm):
             # A rank may evaluate alone, so there is no communication.
             return self._by_batch(x, z, 1)
         dtype = _statistics_dtype(x.dtype)
-        out = F.batch_norm(
-            x.to(dtype),
-            self.running_mean.to(dtype),
-            self.running_var.to(dtype),
-            None if self.weight is None else self.weight.to(dtype),
-            None if self.bias is None else self.bias.to(dtype),
-            False,
-            0.0,
-            self.eps,
-        )
+        mean, var = self.running_mean.to(dtype), self.running_var.to(dtype)
+        weight, bias = (None if param is None else param.to(dtype) for param in (self.weight, self.bias))
+        out = F.batch_norm(x.to(dtype), mean, var, weight, bias, False, 0.0, self.eps)
         if z is not None:
             out = out + z
         return (F.relu(out) if self.fuse_relu else out).to(x.dtype)
@@ -222,12 +198,7 @@ def _local_sums(grad: Tensor, x: Tensor, mean: Tensor, var: Tensor, eps: float) 
 
 
 class SyncBatchnormFunction(torch.autograd.Function):
-    """Normalize by the statistics of all ranks.
-
-    Inputs are x [N, C, ...], z (of x's shape, added before the activation) or None, weight and bias ([C] or None) and
-    the statistics, in whose dtype arithmetic is. The result has x's dtype. The gradients of weight and bias are sums
-    over this rank's batch: averaging gradients over ranks averages these too.
-    """
+    """Normalize x [N, C, ...] by the statistics of all ranks, in their dtype; the result has x's dtype."""
 
     @staticmethod
     def forward(
@@ -296,10 +267,6 @@ def convert_syncbn_model(
     Use the returned module: a root that is a batch norm itself is replaced by a new object. Parameters and buffers are
     shared with the old layers, so that optimizers built before stay valid; instance norms, and what is below them, are
     left alone.
-
-    Args:
-        process_group: ranks that share statistics; see `create_syncbn_process_group`. None means all.
-        channel_last: the channel is the last dimension of the layers' inputs.
     """
     deprecated_warning(
         "apex.parallel.convert_syncbn_model is deprecated and was removed from Apex in May 2025. Use "
@@ -345,11 +312,8 @@ def _make_synchronized(
 def create_syncbn_process_group(group_size: int) -> dist.ProcessGroup | None:
     """Split all ranks into groups of `group_size` consecutive ones and return this rank's; a collective call.
 
-    Args:
-        group_size: a divisor of the world size; 0 means all ranks, for which the result is None.
-
-    Raises:
-        ParallelArgumentError: the world size is smaller than `group_size` or no multiple of it (`AssertionError`).
+    A size of 0 means all ranks, for which the result is None; one that does not divide the world size is a
+    `ParallelArgumentError` (an AssertionError).
     """
     if group_size == 0:
         return None

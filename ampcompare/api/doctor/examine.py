@@ -1,7 +1,5 @@
 """The whole examination: which checks run, in which order, and which run in parallel; and the shorter checks."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import platform
@@ -23,9 +21,6 @@ from ampcompare.base.environment.gpus import ACCELERATORS, accelerator_of, why_n
 from ampcompare.base.environment.packages import installed_version
 from ampcompare.base.processes.call import TIME_LIMIT, Answer
 from ampcompare.base.version import __version__
-
-__all__ = ["EXTRAS", "VARIABLES", "Examination", "examine", "examine_accelerators", "examine_extras"]
-__all__ += ["examine_numerics", "render"]
 
 # Extra: its distributions, and what it adds.
 EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
@@ -154,12 +149,7 @@ class Examination:
 
 
 def examine(arms: Sequence[Arm] = (), *, seconds: float = TIME_LIMIT) -> Examination:
-    """Examine this machine as a script in the current folder would find it.
-
-    Args:
-        arms: those to report on one by one.
-        seconds: time limit of each child process.
-    """
+    """Examine this machine as a script in the current folder would find it."""
     kinds = [kind for kind in ACCELERATORS if not why_no_accelerator(kind)]
     with ThreadPoolExecutor(max_workers=3) as pool:
         vision = pool.submit(ask, "vision", seconds=seconds)
@@ -184,11 +174,7 @@ def examine(arms: Sequence[Arm] = (), *, seconds: float = TIME_LIMIT) -> Examina
 
 
 def render(examination: Examination, *, width: int, style: Callable[[str, Verdict], str]) -> str:
-    """Return the report, wrapped to `width` columns; a line to be pasted is never wrapped.
-
-    Args:
-        style: gives a word the color of its verdict.
-    """
+    """Return the report, wrapped to `width` columns; a line to be pasted is never wrapped."""
     lines: list[str] = []
     checks = [*examination.findings, *map(_check_of_arm, examination.arms)]
     for group, its in itertools.groupby(checks, lambda check: check.group):

@@ -24,8 +24,6 @@ class ApexInstall:
     Attributes:
         kind: absent; namespace (a folder without `__init__.py`, such as a clone); impostor (the unrelated package of
             PyPI); no_amp (NVIDIA's after May 2025); python_only (no compiled kernels); full.
-        path: folder of the package, if any.
-        version: of the installed distribution, or "unknown".
         reason: one sentence, with the remedy where `apex.amp` is not there.
         commit: of the repository that it was installed from, where metadata or a clone tell it.
     """
@@ -43,11 +41,7 @@ class ApexInstall:
 
 
 def probe_apex(path: Sequence[str] | None = None) -> ApexInstall:
-    """Return what `import apex` would find, by files and metadata alone.
-
-    Args:
-        path: folders to search; by default `sys.path`, and what editable installations add to it.
-    """
+    """Return what `import apex` would find in folders, by default `sys.path` and what editable installations add."""
     # `os.path` takes a folder that cannot be looked into for one that is not there, as an import does; pathlib raises.
     folders = [Path(entry or ".") for entry in (sys.path if path is None else path)]
     namespace = None
@@ -56,25 +50,17 @@ def probe_apex(path: Sequence[str] | None = None) -> ApexInstall:
         if os.path.isfile(package / "__init__.py"):
             return _describe(package, folders)
         if os.path.isfile(folder / "apex.py"):
-            return ApexInstall(
-                "impostor",
-                folder / "apex.py",
-                "unknown",
-                f"{folder / 'apex.py'} is a file named apex, not NVIDIA Apex; {REMEDY}",
-            )
+            reason = f"{folder / 'apex.py'} is a file named apex, not NVIDIA Apex; {REMEDY}"
+            return ApexInstall("impostor", folder / "apex.py", "unknown", reason)
         if os.path.isdir(package) and namespace is None:
             namespace = package
     if path is None and (package_of := _editable()) is not None:
         return _describe(package_of, [*folders, package_of.parent])
     if namespace is not None:
-        hint = (
-            "a clone of the repository; install it"
-            if os.path.isfile(namespace / "setup.py")
-            else "a folder without __init__.py"
-        )
-        return ApexInstall(
-            "namespace", namespace, "unknown", f"{namespace} is {hint}; {REMEDY}", commit=_cloned_commit(namespace)
-        )
+        is_clone = os.path.isfile(namespace / "setup.py")
+        hint = "a clone of the repository; install it" if is_clone else "a folder without __init__.py"
+        reason = f"{namespace} is {hint}; {REMEDY}"
+        return ApexInstall("namespace", namespace, "unknown", reason, _cloned_commit(namespace))
     return ApexInstall("absent", None, "unknown", f"apex is not installed; {REMEDY}")
 
 
@@ -95,13 +81,8 @@ def _describe(package: Path, folders: Sequence[Path]) -> ApexInstall:
     commit = _installed_commit(distribution) or _cloned_commit(package.parent)
     named = f"{version} (commit {commit[:8]})" if commit else version
     if os.path.isfile(package / "amp" / "__init__.py"):
-        kernels = any(
-            next(folder.glob(f"amp_C*{suffix}"), None)
-            for folder in folders
-            if os.path.isdir(folder)
-            for suffix in (".so", ".pyd")
-        )
-        if kernels:
+        present = (folder for folder in folders if os.path.isdir(folder))
+        if any(path.suffix in (".so", ".pyd") for folder in present for path in folder.glob("amp_C*")):
             reason = f"NVIDIA Apex {named} with compiled kernels in {package}"
             return ApexInstall("full", package, version, reason, commit)
         reason = f"NVIDIA Apex {named} in {package}, Python only: no compiled kernels (amp_C)"

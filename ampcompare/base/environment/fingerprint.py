@@ -11,14 +11,8 @@ from ampcompare.base.version import __version__
 
 # Variables of the environment that change numbers. They are recorded where they are set.
 SWITCHES = (
-    *(
-        "AMPCOMPARE_APEX_STRICT",
-        "NVIDIA_TF32_OVERRIDE",
-        "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
-        "TORCHDYNAMO_DISABLE",
-        "PYTORCH_JIT",
-    ),
-    *("ATEN_CPU_CAPABILITY", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE"),
+    *("AMPCOMPARE_APEX_STRICT", "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TORCHDYNAMO_DISABLE"),
+    *("PYTORCH_JIT", "ATEN_CPU_CAPABILITY", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE"),
 )
 # By which the libraries below torch take their number of threads.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")

@@ -23,13 +23,11 @@ FACT = re.compile(r"""^(cuda|hip|xpu)\b[^=\n]*=\s*(None|'[^']*'|"[^"]*")\s*$""",
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU, or an instance of one that MIG has split.
+    """A GPU, or an instance of one that MIG has split, which shares its clock and power with other instances.
 
     Attributes:
         token: how CUDA_VISIBLE_DEVICES names it.
         number: as torch counts visible GPUs, in cuda:0.
-        name: such as NVIDIA H200; with the profile of a MIG instance.
-        is_mig: whether it shares the clock and power of its GPU with other instances.
         bus: PCI address, such as 00000000:1B:00.0.
         in_use: what others do on it; "" if nothing.
     """
@@ -95,9 +93,7 @@ def _use(uuid: str, memory: str, processes: list[str]) -> str:
     pids = [line.partition(",")[2].strip() for line in processes if line.startswith(uuid)]
     pids = [pid for pid in pids if pid != str(os.getpid())]
     if pids:
-        return (
-            f"process {' and '.join(pids[:3])} uses it" if len(pids) == 1 else f"processes {', '.join(pids[:3])} use it"
-        )
+        return f"process {pids[0]} uses it" if len(pids) == 1 else f"processes {', '.join(pids[:3])} use it"
     used = float(memory) * MIB if memory.replace(".", "").isdigit() else 0.0
     return f"{used / 2**30:.1f} GiB of its memory are in use" if used > MAX_IDLE_BYTES else ""
 
@@ -117,12 +113,9 @@ def _ask(*arguments: str) -> list[str]:
 
 
 def local_cores(bus: str, root: Path = Path("/sys/bus/pci/devices")) -> set[int]:
-    """Return the cores next to a PCI device; none where the machine does not say.
-
-    Args:
-        bus: as nvidia-smi writes it, with eight digits of the domain; the kernel writes four.
-    """
+    """Return the cores next to a PCI device, as nvidia-smi names it; none where the machine does not say."""
     try:
+        # nvidia-smi writes eight digits of the domain, the kernel four.
         text = (root / bus[-12:].lower() / "local_cpulist").read_text(encoding="ascii")
     except (OSError, UnicodeDecodeError):
         return set()
@@ -134,11 +127,7 @@ def local_cores(bus: str, root: Path = Path("/sys/bus/pci/devices")) -> set[int]
 
 
 def torch_build(folder: Path | None = None) -> dict[str, str | None] | None:
-    """Return the versions of CUDA (`cuda`), ROCm (`hip`) and XPU (`xpu`) that torch is built for; None where not known.
-
-    Args:
-        folder: of the package torch; by default where an import would find it.
-    """
+    """Return the versions of CUDA (`cuda`), ROCm (`hip`) and XPU (`xpu`) that torch is built for; None if not known."""
     if folder is None:
         spec = importlib.util.find_spec("torch")
         folders = list(spec.submodule_search_locations or []) if spec is not None else []
@@ -155,14 +144,7 @@ def torch_build(folder: Path | None = None) -> dict[str, str | None] | None:
 
 @dataclass(frozen=True)
 class _Accelerator:
-    """A type of device.
-
-    Attributes:
-        title: what it is, for messages.
-        numbered: whether there may be several, as `xpu:1`.
-        counts_peak: whether torch counts the peak of its memory.
-        remedy: what to do where torch has none.
-    """
+    """A type of device: whether there may be several, as `xpu:1`, and whether torch counts the peak of its memory."""
 
     title: str
     numbered: bool
@@ -184,11 +166,7 @@ def accelerator_of(device: str) -> str:
 
 
 def why_no_accelerator(kind: str, *, here: bool = True, platform: str = sys.platform) -> str:
-    """Return why torch certainly has no accelerator of this type; "" where it may.
-
-    Args:
-        here: whether it would be on this machine, and not on one that a queue chooses.
-    """
+    """Return why torch certainly has no accelerator of this type, if on this machine; "" where it may."""
     if not here:
         return ""
     if kind == "mps":

@@ -9,24 +9,14 @@ COMMANDS = ("ampcompare", "ampcompare.exe", "-m")  # what `sys.argv` begins with
 
 
 def require_python() -> None:
-    """Refuse this Python if it is too old.
-
-    Raises:
-        ImportError: it is.
-        SystemExit: it is, and a command is being started; with exit code 4.
-    """
+    """Raise ImportError if this Python is too old, or while a command is being started SystemExit with code 4."""
     if sys.version_info[:2] < OLDEST_PYTHON:
         seen = ".".join(map(str, sys.version_info[:3]))
         _refuse("Python", OLDEST_PYTHON, f"this is {seen}: make an environment with a newer one")
 
 
 def require_torch() -> None:
-    """Refuse the torch that an import would find if it is too old, by its file `version.py`; no torch is no error.
-
-    Raises:
-        ImportError: it is.
-        SystemExit: it is, and a command is being started; with exit code 4.
-    """
+    """Do the same for the torch that an import would find, by its file `version.py`; no torch is no error."""
     version = _torch_version()
     try:
         numbers = tuple(map(int, version.split(".")[:2]))

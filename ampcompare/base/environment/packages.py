@@ -8,7 +8,7 @@ import re
 import sys
 import warnings
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
@@ -50,16 +50,12 @@ def _read_entry_points(_path: tuple[Any, ...]) -> Any:
 
 def _search_path() -> tuple[tuple[str, int, int], ...]:
     """Return the folders of `sys.path`, each with what changes where packages are installed into it."""
-    return tuple(map(_state, sys.path))
-
-
-def _state(folder: str) -> tuple[str, int, int]:
-    """Return what changes where packages are installed into a folder, or another one has its name."""
-    try:
-        found = os.stat(folder or ".")
-    except OSError:
-        return folder, 0, 0
-    return folder, found.st_ino, found.st_mtime_ns
+    states = []
+    for folder in sys.path:
+        with suppress(OSError):
+            found = os.stat(folder or ".")
+            states.append((folder, found.st_ino, found.st_mtime_ns))
+    return tuple(states)
 
 
 def versions_since(modules: Collection[str]) -> list[tuple[str, str]]:

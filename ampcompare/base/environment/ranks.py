@@ -26,21 +26,10 @@ class _Names(NamedTuple):
 
 
 TORCH = _Names("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "", "TORCHELASTIC_RESTART_COUNT")
-OPEN_MPI = _Names(
-    "mpirun",
-    "OMPI_COMM_WORLD_RANK",
-    "OMPI_COMM_WORLD_SIZE",
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "OMPI_COMM_WORLD_LOCAL_SIZE",
-)
+OPEN_MPI = _Names("mpirun", *(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")))
 MPICH = _Names("mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")  # and Intel MPI
 SLURM = _Names(
-    "slurm",
-    "SLURM_PROCID",
-    "SLURM_STEP_NUM_TASKS",
-    "SLURM_LOCALID",
-    nodes="SLURM_STEP_NUM_NODES",
-    restarts="SLURM_RESTART_COUNT",
+    "slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "", "SLURM_STEP_NUM_NODES", "SLURM_RESTART_COUNT"
 )
 # In this order: in a job of Slurm mpirun starts its daemons by srun, and the ranks inherit the variables of these.
 LAUNCHERS = (TORCH, OPEN_MPI, MPICH, SLURM)
@@ -52,11 +41,9 @@ class DistributedEnv:
     """Rank, world size and rendezvous of this process, one of those that train a cell.
 
     Attributes:
-        rank, size: of this process and of all.
-        local_rank, local_size: the same on this machine.
+        local_rank, local_size: on this machine.
         url: of the rendezvous: env://, tcp://HOST:PORT or file://PATH.
         attempt: restarts before this one.
-        launcher: what started the processes.
     """
 
     rank: int
@@ -89,12 +76,8 @@ def is_rank() -> bool:
 def world_of(environment: Mapping[str, str] | None = None, *, url: str | None = None) -> DistributedEnv | None:
     """Read the variables of torchrun, mpirun or srun; None if none of them started this process as one of several.
 
-    Args:
-        environment: variables; those of this process by default.
-        url: of the rendezvous, instead of MASTER_ADDR and MASTER_PORT.
-
-    Raises:
-        ConfigError: a variable is missing or is not a number.
+    A `url` of the rendezvous takes the place of MASTER_ADDR and MASTER_PORT. A variable that is missing or is not a
+    number is a ConfigError.
     """
     environment = os.environ if environment is None else environment
     names = _names_in(environment)
@@ -173,9 +156,6 @@ def _rendezvous(environment: Mapping[str, str], names: _Names, *, on_one_node: b
 
     Only torchrun announces one. The port is the same for all processes of a job, and another one for each job: its
     number comes from what names the job.
-
-    Raises:
-        ConfigError: mpirun started processes on several machines, and nothing names the first.
     """
     host, port = environment.get("MASTER_ADDR"), environment.get("MASTER_PORT")
     if names is TORCH or (host and port):

@@ -9,6 +9,7 @@ A file has a name that does not change when its project is copied elsewhere: its
 or below the entry of the search path where it was found; else it starts with `..`, or is a full path.
 """
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -66,12 +67,9 @@ QUOTED = re.compile(r"""["']([^"'\n]{1,256})["']""")
 
 @dataclass
 class LoadedCode:
-    """What a run has loaded.
+    """What a run has loaded: the start of the SHA-256 of each file and `$VARIABLE`, and versions of distributions.
 
-    Attributes:
-        files: the start of the SHA-256 of each file, by its name; several, joined by `|`, where it changed meanwhile.
-            Variables of the environment stand among them as `$NAME`.
-        packages: versions of the installed packages that it imported, by distribution.
+    A file that changed meanwhile has several, joined by `|`.
     """
 
     files: dict[str, str] = field(default_factory=dict)
@@ -81,27 +79,20 @@ class LoadedCode:
 def digest_of(path: str | Path) -> str | None:
     """Return the start of the SHA-256 of a file, of a large one over its size and blocks of it; None if unreadable."""
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        with open(path, "rb") as file:
+            found = os.fstat(file.fileno())
+            key = (os.fspath(path), found.st_mtime_ns, found.st_size, found.st_ino)
+            if key in _digests:
+                return _digests[key]
+            if found.st_size <= MAX_WHOLE_BYTES:
+                total = hashlib.file_digest(file, "sha256")
+            else:
+                total = hashlib.sha256(str(found.st_size).encode())
+                for number in range(BLOCKS):
+                    file.seek(number * (found.st_size - BLOCK_BYTES) // (BLOCKS - 1))
+                    total.update(file.read(BLOCK_BYTES))
     except OSError:
         return None
-    try:
-        found = os.fstat(descriptor)
-        key = (os.fspath(path), found.st_mtime_ns, found.st_size, found.st_ino)
-        if key in _digests:
-            return _digests[key]
-        total = hashlib.sha256()
-        if found.st_size <= MAX_WHOLE_BYTES:
-            while block := os.read(descriptor, BLOCK_BYTES):
-                total.update(block)
-        else:
-            total.update(str(found.st_size).encode())
-            for number in range(BLOCKS):
-                start = number * (found.st_size - BLOCK_BYTES) // (BLOCKS - 1)
-                total.update(os.pread(descriptor, BLOCK_BYTES, start))
-    except OSError:
-        return None
-    finally:
-        os.close(descriptor)
     digest = total.hexdigest()[:DIGITS]
     if found.st_size >= MIN_REMEMBERED_BYTES:
         _digests[key] = digest
@@ -116,12 +107,7 @@ def _digest_of_variable(value: str | None) -> str:
 
 
 class CodeWatch:
-    """Records at the end of this process what it has used.
-
-    Args:
-        folder: of the cell, which gets the list.
-        base: the folder of the script, or the one where it runs.
-    """
+    """Records at the end of this process what it has used, in the folder of its cell; `base` is that of the script."""
 
     def __init__(self, folder: Path, base: Path) -> None:
         self._folder = folder
@@ -141,7 +127,8 @@ class CodeWatch:
         end = self._now()
         config = self._folder / CellFile.CONFIG
         texts = {self._names.base: config.read_text(encoding="utf-8")} if config.exists() else {}
-        modules = {os.path.normpath(os.path.join(self._here, file)) for file in _module_files()}
+        files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+        modules = {os.path.normpath(os.path.join(self._here, file)) for file in files if isinstance(file, str)}
         for path in sorted(filter(self._is_users, modules)):
             if (digest := digest_of(path)) is not None:
                 has_changed = self._start < state_of(path)[0] <= end
@@ -155,11 +142,9 @@ class CodeWatch:
         rows += self._variables("\n".join(texts.values()))
         rows += [{"package": name, "version": version} for name, version in versions_since(self._modules)]
         text = "".join(json.dumps(row) + "\n" for row in rows)
-        try:
+        with contextlib.suppress(OSError):  # a full disk must not end the training
             with (self._folder / CellFile.LOADED).open("ab", buffering=0) as file:  # processes may end at the same time
                 file.write(text.encode())
-        except OSError:  # a full disk must not end the training
-            return
 
     def _now(self) -> int:
         """Return the time in nanoseconds by the clock of the disk, which need not be that of this machine."""
@@ -205,12 +190,6 @@ class CodeWatch:
                 yield {"file": f"${name}", "sha256": _digest_of_variable(value)}
 
 
-def _module_files() -> Iterator[str]:
-    for module in list(sys.modules.values()):
-        if isinstance(file := getattr(module, "__file__", None), str):
-            yield file
-
-
 def is_users_code(path: str) -> bool:
     """Return whether a file is neither of Python, an installed package or ampcompare, nor compiled by torch."""
     if path.startswith((PACKAGE, *PYTHON, "/dev/", "/proc/")):
@@ -219,11 +198,7 @@ def is_users_code(path: str) -> bool:
 
 
 class Names:
-    """Names of files, and the way back, as the search path of this process and its environment say.
-
-    Args:
-        base: the folder of the script, or the one where it runs.
-    """
+    """Names of files, and the way back, as the search path of this process and its environment say."""
 
     def __init__(self, base: Path) -> None:
         self._base = os.path.abspath(base)

@@ -16,13 +16,6 @@ MAX_YAML_CHARACTERS = 2**18
 MAX_YAML_VALUES = 5_000  # with those that an alias repeats
 MAX_DEPTH = 64
 NESTED = (list, tuple, Mapping)
-KINDS = {
-    stat.S_ISDIR: "Is a directory",
-    stat.S_ISFIFO: "it is a pipe, not a regular file",
-    stat.S_ISSOCK: "it is a socket, not a regular file",
-    stat.S_ISCHR: "it is a device, not a regular file",
-    stat.S_ISBLK: "it is a device, not a regular file",
-}
 
 
 class FileFault(ValueError):
@@ -30,42 +23,26 @@ class FileFault(ValueError):
 
 
 def open_regular(path: Path) -> int:
-    """Open a regular file for reading, without waiting for the other end of a pipe.
-
-    Returns:
-        A file descriptor, which the caller closes.
-
-    Raises:
-        FileFault: it is not there, cannot be opened, or is not a regular file.
-    """
+    """Return the descriptor of a regular file that is opened for reading, without waiting at a pipe."""
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    except OSError as error:
-        raise FileFault(error.strerror or str(error)) from None
-    except ValueError as error:  # a null byte in the name
-        raise FileFault(str(error)) from None
+    except (OSError, ValueError) as error:  # a null byte in the name
+        raise FileFault(getattr(error, "strerror", None) or str(error)) from None
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
-        raise FileFault(next((text for of_kind, text in KINDS.items() if of_kind(mode)), "it is not a regular file"))
+        raise FileFault("Is a directory" if stat.S_ISDIR(mode) else "it is a pipe or a device, not a regular file")
     return descriptor
 
 
 def read_text(path: Path, *, most: int = MAX_BYTES, encoding: str = "utf-8") -> str:
-    """Return the text of a regular file of at most `most` bytes.
-
-    Raises:
-        FileFault: as for `open_regular`, or it is too large, or not UTF-8.
-    """
-    with os.fdopen(open_regular(path), "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > most:
-            raise FileFault(f"it has {size:,} bytes, and at most {most:,} are read")
-        try:
+    """Return the text of a regular file of at most `most` bytes."""
+    try:
+        with os.fdopen(open_regular(path), "rb") as file:
             content = file.read(most + 1)
-        except OSError as error:
-            raise FileFault(error.strerror or str(error)) from None
-    if len(content) > most:  # files of /proc have no size
+    except OSError as error:
+        raise FileFault(error.strerror or str(error)) from None
+    if len(content) > most:
         raise FileFault(f"it has more than the {most:,} bytes that are read")
     try:
         return content.decode(encoding)
@@ -74,20 +51,12 @@ def read_text(path: Path, *, most: int = MAX_BYTES, encoding: str = "utf-8") -> 
 
 
 def read_json(path: Path) -> Any:
-    """Return the content of a JSON file.
-
-    Raises:
-        FileFault: as for `read_text` and `parse_json`.
-    """
+    """Return the content of a JSON file."""
     return parse_json(read_text(path))
 
 
 def parse_json(text: str) -> Any:
-    """Return the content of JSON; whole numbers have at most 64 bits.
-
-    Raises:
-        FileFault: not JSON, or nested too deeply.
-    """
+    """Return the content of JSON; whole numbers have at most 64 bits."""
     try:
         return json.loads(text, parse_int=_whole_number)
     except FileFault:
@@ -99,11 +68,7 @@ def parse_json(text: str) -> Any:
 
 
 def check_plain(value: Any) -> None:
-    """Check that a value is made of mappings with text keys, lists, texts, numbers, true, false and null alone.
-
-    Raises:
-        FileFault: it is not, is nested too deeply or within itself, or holds too many values.
-    """
+    """Check that a value is made of mappings with text keys, lists, texts, numbers, true, false and null alone."""
     for one in _values(value):
         if isinstance(one, Mapping):
             odd = next((key for key in one if not isinstance(key, str)), None)
@@ -112,11 +77,7 @@ def check_plain(value: Any) -> None:
 
 
 def _values(data: Any) -> list[Any]:
-    """Return a value and all that it holds; what an alias of YAML stands for counts each time.
-
-    Raises:
-        FileFault: nested too deeply, more than `MAX_YAML_VALUES` values, or one that JSON does not have.
-    """
+    """Return a value and all that it holds; what an alias of YAML stands for counts each time."""
     found, level = [data], [data]
     for _ in range(MAX_DEPTH):
         nodes = [node.values() if isinstance(node, Mapping) else node for node in level if isinstance(node, NESTED)]
@@ -149,11 +110,7 @@ def _whole_number(text: str) -> int:
 
 
 def parse_yaml(text: str) -> Any:
-    """Return the content of YAML: what JSON has too, so that a date is a text.
-
-    Raises:
-        FileFault: not YAML, a value that JSON does not have, nested too deeply, or too many values.
-    """
+    """Return the content of YAML: what JSON has too, so that a date is a text."""
     import yaml
 
     if len(text) > MAX_YAML_CHARACTERS:
@@ -192,7 +149,6 @@ def _fault(error: Any) -> str:
         return " ".join(str(error).split())
     begun = getattr(error, "context_mark", None)
     context = f", {error.context}" if error.context else ""
-    since = (
-        f" that begins in line {begun.line + 1}" if context and begun is not None and begun.line != mark.line else ""
-    )
-    return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}{context}{since}"
+    if context and begun is not None and begun.line != mark.line:
+        context += f" that begins in line {begun.line + 1}"
+    return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}{context}"

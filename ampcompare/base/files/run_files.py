@@ -25,9 +25,8 @@ class RunFile:
 class CellFile:
     """Names in the folder of a cell.
 
-    WRITTEN is a folder with what the user's code
-    wrote elsewhere, by the paths below the working directory, or by full paths. RANK_SCRIPTS and SCRIPTS are patterns:
-    those of ranks that ampcompare has started, and those of all processes.
+    WRITTEN is a folder with what the user's code wrote elsewhere. RANK_SCRIPTS and SCRIPTS are patterns: those of ranks
+    that ampcompare has started, and those of all processes.
     """
 
     CONFIG = "config.json"

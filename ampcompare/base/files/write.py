@@ -19,16 +19,13 @@ def write_file(
 ) -> None:
     """Replace `path` by what `write` puts into a file, in one move that survives a power cut.
 
-    The folder is created if needed. After an error `path` is as it was, and nothing else is left in its folder.
+    The folder is created if needed. After an error `path` is as it was, and nothing else is left in its folder. A full
+    disk is an `EnvironmentUnfit`, here and in the functions below.
 
     Args:
         write: gets the open file.
         verify: gets the path of the complete file before it takes its name; what it raises is raised here.
-        unfinished: stem of the temporary file's name, if programs that watch the folder must not see the name of `path`
-            in it.
-
-    Raises:
-        EnvironmentUnfit: the disk is full or the folder cannot be written.
+        unfinished: stem of the temporary file's name, if programs that watch the folder must not see that of `path`.
     """
     # Not from `tempfile`, whose files only their owner may read. The process number tells whose leftover it is.
     temporary = path.with_name(f".{unfinished or path.name}.{os.getpid()}.tmp")
@@ -50,21 +47,13 @@ def write_file(
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Replace `path` by text (as UTF-8), without the secrets that are known, or by bytes, as `write_file` does.
-
-    Raises:
-        EnvironmentUnfit: as for `write_file`.
-    """
+    """Replace `path` by text (as UTF-8), without the secrets that are known, or by bytes, as `write_file` does."""
     data = mask(content).encode("utf-8") if isinstance(content, str) else content
     write_file(path, lambda file: file.write(data))
 
 
 def append_line(path: Path, line: str) -> None:
-    """Write a line (as UTF-8) behind what a file holds; it is on the disk when this returns.
-
-    Raises:
-        EnvironmentUnfit: the disk is full or the file cannot be written.
-    """
+    """Write a line (as UTF-8) behind what a file holds; it is on the disk when this returns."""
     with _as_unfit(f"cannot write {path}"), path.open("ab") as file:
         file.write(f"{mask(line)}\n".encode())
         file.flush()
@@ -73,11 +62,7 @@ def append_line(path: Path, line: str) -> None:
 
 
 def flush_to_disk(path: Path) -> None:
-    """Make a file that something else has written, and its name, survive a power cut.
-
-    Raises:
-        EnvironmentUnfit: the system refused.
-    """
+    """Make a file that something else has written, and its name, survive a power cut."""
     with _as_unfit(f"cannot put {path} on the disk"), path.open("rb") as file:
         os.fsync(file.fileno())
     _sync_folder(path.parent)

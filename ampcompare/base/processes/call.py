@@ -21,13 +21,9 @@ PACKAGE_ROOT = str(Path(__file__).resolve().parents[3])
 
 @dataclass(frozen=True)
 class Answer:
-    """What a function returned in its child process, or how the process ended.
+    """What a function returned in its child process, with the warnings that it and its imports gave, or how it ended.
 
-    Attributes:
-        value: what the function returned; empty unless `how` is "done".
-        how: done; raised (an exception); died (a signal, or an exit without an answer); hung (the time limit).
-        failure: one sentence; empty if done.
-        warnings: texts of the warnings that the function and its imports gave.
+    `how` is done; raised (an exception); died (a signal, or an exit without an answer); or hung (the time limit).
     """
 
     value: dict[str, Any]
@@ -66,8 +62,7 @@ def call_in_child(
     """Run one function in a fresh process and return its answer.
 
     Args:
-        program: a file that defines the function, which returns a dict of plain data.
-        function: its name; by default the file's.
+        program: a file that defines the function, by default of its own name, which returns a dict of plain data.
         path: folders to import from; `search_path()` by default.
         seconds: time limit; after it the process and its children are killed.
         options: keyword arguments of the function, plain data.
@@ -95,12 +90,12 @@ def call_in_child(
             )
             try:
                 code = process.wait(timeout=seconds)
-            except subprocess.TimeoutExpired:
-                _kill(process)
+            except BaseException as error:
+                kill_group(process.pid)
+                process.wait()
+                if not isinstance(error, subprocess.TimeoutExpired):
+                    raise
                 return Answer({}, "hung", f"it had not ended after {seconds:g} s and was killed")
-            except BaseException:
-                _kill(process)
-                raise
             finally:
                 assert process.stdin is not None
                 process.stdin.close()
@@ -114,11 +109,6 @@ def call_in_child(
     if "failure" in answer:
         return Answer({}, "raised", answer["failure"], answer["warnings"])
     return Answer(answer["value"], "done", "", answer["warnings"])
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    kill_group(process.pid)
-    process.wait()
 
 
 def _last_line(output: bytes) -> str:

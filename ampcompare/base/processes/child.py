@@ -46,12 +46,7 @@ def ended_by_hangup(descriptor: int) -> Iterator[None]:
 
 
 def answer(program: Path, request: dict[str, Any]) -> dict[str, Any]:
-    """Return the value of a program's function or what it raised, and the warnings that were given.
-
-    Args:
-        program: a file with the function.
-        request: `path` to import from, name of the `function`, and its `options`.
-    """
+    """Return the value of a program's function or what it raised, and the warnings that were given."""
     sys.path[:] = request["path"]
     if "AMPCOMPARE_SANDBOX" in os.environ:
         importlib.import_module("ampcompare.base.processes.overlay").enter_if_asked()

@@ -36,16 +36,11 @@ class ProcessServer:
 
     Args:
         names: what it loads: `module`, or `module:function` to call.
-        environment: of the server; libraries read their number of threads once.
-        options: of Python, for the server and what it forks.
+        environment, options: of Python, for the server and what it forks.
 
     Attributes:
-        pid: of the server.
         is_ready: whether it has loaded what its forks need.
         fork: the current process, from its begin to its end.
-
-    Raises:
-        LaunchError: the system cannot start it.
     """
 
     def __init__(self, names: Sequence[str], environment: Mapping[str, str], options: Sequence[str] = ()) -> None:
@@ -85,12 +80,7 @@ class ProcessServer:
         return how_ended(self._end())
 
     def wait_until_ready(self, is_asked: Callable[[], bool]) -> bool:
-        """Wait until the server can fork; return False if asked to stop before.
-
-        Raises:
-            ServerLost: it was killed or closed.
-            LaunchError: it ended by itself, or takes too long.
-        """
+        """Wait until the server can fork; return False if asked to stop before."""
         deadline = time.monotonic() + START_SECONDS
         while not self.is_ready:
             try:
@@ -118,13 +108,7 @@ class ProcessServer:
     ) -> Fork:
         """Fork a process that calls `module:function` with `words`, in the working directory of this one.
 
-        Args:
-            output: file for its output and errors; by default a pipe, `Fork.stdout`.
-            environment: of the process; by default the server's.
-            load: what it needs and later ones share.
-
-        Raises:
-            ServerLost: the server has ended, or was closed.
+        Its output and errors go to `output`, by default a pipe, `Fork.stdout`; what it is to `load` later ones share.
         """
         request = {
             "function": function,
@@ -154,11 +138,7 @@ class ProcessServer:
             return fork
 
     def message(self, seconds: float = POLL_SECONDS) -> dict[str, Any] | None:
-        """Return the next message, or None if there is none in some seconds.
-
-        Raises:
-            ServerLost: no process is left that could send one.
-        """
+        """Return the next message, or None if there is none in some seconds."""
         while b"\n" not in self._unread:
             with self._reading:
                 if self._channel.fileno() < 0:
@@ -200,13 +180,7 @@ class ProcessServer:
 
 
 class Fork:
-    """A process of a server; it leads its own session.
-
-    Attributes:
-        pid: of the process.
-        stdout: its output and errors, if they go to a pipe.
-        returncode: None until its end was seen; negative for a signal.
-    """
+    """A process of a server; it leads its own session. `returncode` is None until its end was seen."""
 
     def __init__(self, server: ProcessServer, pid: int, stdout: BinaryIO | None) -> None:
         self.pid = pid

@@ -75,12 +75,8 @@ def _enter(store: str, shared: Sequence[str], roots: Sequence[str]) -> None:
 class _Root:
     """The root of the file systems that a process in a sandbox sees.
 
-    Args:
-        store: holds the layers.
-        roots: folders where a user's namespace must be able to write; None for root, who can everywhere.
-
-    Attributes:
-        layers: by the path that it lies on, the folder with what was written there.
+    `roots` are the folders where a user's namespace must be able to write; None for root, who can everywhere. `layers`
+    has, by the path that it lies on, the folder with what was written there.
     """
 
     def __init__(self, store: str, roots: Sequence[str] | None) -> None:
@@ -240,11 +236,7 @@ def _libc() -> Any:
 
 
 def _call(name: str, *arguments: Any) -> None:
-    """Call a function of the C library.
-
-    Raises:
-        OSError: it failed.
-    """
+    """Call a function of the C library; OSError if it fails."""
     if getattr(_libc(), name)(*arguments):
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")

@@ -36,13 +36,7 @@ PROBE_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Written:
-    """A file that a process in a sandbox has written.
-
-    Attributes:
-        path: where the process wrote it.
-        how: new; changed (the user has a file there, which is as it was); removed.
-        place: where it lies now; "" if it was not kept.
-    """
+    """A file that a process in a sandbox has written at `path`, and the `place` where it lies now, "" if nowhere."""
 
     path: str
     how: How
@@ -51,13 +45,12 @@ class Written:
 
 @dataclass
 class Sandbox:
-    """Processes that are sandboxed together.
+    """Processes that are sandboxed together, by the variables with which they are started.
 
     Attributes:
-        environment: variables that sandbox a process of ampcompare which is started with them, and its children.
         place_of: returns where the processes find a file of the user, if that is not its path.
-        is_partial: whether there are only copies of the working directory and the `roots`, in which the processes run:
-            what they write to a full path changes the user's files.
+        is_partial: there are only copies, in which the processes run; what they write to a full path changes the
+            user's files.
         written: what they have written, by path; known at the end.
     """
 
@@ -77,15 +70,13 @@ def open_sandbox(
 ) -> Iterator[Sandbox]:
     """Yield what sandboxes the processes of a block; when they have ended, move what they have written.
 
-    What they have written does not count among the files of `Sandbox` if it is compiled Python, or was left behind by
-    `tempfile`.
+    Compiled Python, and what `tempfile` has left behind, does not count.
 
     Args:
         store: a new folder below none of the `shared` ones, which is removed at the end.
         shared: folders and files that stay the real ones for the processes.
         roots: further folders of the user where the processes may write; those that they start in need not be named.
-        target: a folder that gets the files, by their paths below the working directory, or by their full paths; None
-            removes them.
+        target: gets the files, by their paths below the working directory, or their full paths; None removes them.
 
     Raises:
         ConfigError: there can only be copies, and the user's files are too large.
@@ -162,8 +153,10 @@ def _move_files(found: Iterable[tuple[str, str, How]], target: str | None, base:
     """Move files into a folder, if any, and return them by path."""
     written = {}
     for path, place, how in found:
-        there = "" if target is None or how == "removed" else _place_for(path, target, base)
-        if there:
+        there = ""
+        if target is not None and how != "removed":
+            is_near = path.startswith(os.path.join(base, ""))
+            there = os.path.join(target, os.path.relpath(path, base) if is_near else path.lstrip("/"))
             os.makedirs(os.path.dirname(there), exist_ok=True)
             shutil.move(place, there)
         written[path] = Written(path, how, there)
@@ -185,11 +178,6 @@ def _how_written(place: str, path: str) -> How | None:
     if not stat.S_ISREG(facts.st_mode) and not stat.S_ISLNK(facts.st_mode):
         return None
     return "changed" if exists else "new"
-
-
-def _place_for(path: str, target: str, base: str) -> str:
-    is_near = path.startswith(os.path.join(base, ""))
-    return os.path.join(target, os.path.relpath(path, base) if is_near else path.lstrip("/"))
 
 
 def remove_tree(folder: str) -> None:

@@ -43,13 +43,7 @@ def how_ended(code: int) -> str:
 
 
 def kill_group(pid: int) -> None:
-    """Kill a process and its group at once; without process groups, as on Windows, its children one by one.
-
-    One that has ended already is no error.
-
-    Args:
-        pid: of the leader of the group.
-    """
+    """Kill a process and its group, if it runs; without process groups, as on Windows, its children one by one."""
     if hasattr(os, "killpg"):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)

@@ -17,13 +17,7 @@ LINKED = (".git", ".hg", ".svn", "node_modules")  # no code writes there by acci
 class WorkingCopies:
     """Copies of folders. Shared paths, version control, virtual environments and run directories are links in them.
 
-    Args:
-        store: gets the copies.
-        folders: what is copied; one that lies in another is part of its copy.
-        shared: paths that stay the real ones.
-
-    Attributes:
-        places: where the copy of each folder lies.
+    `places` says where in the store the copy of each folder lies; one that lies in another is part of its copy.
 
     Raises:
         ConfigError: a file, or all files together, are too large.

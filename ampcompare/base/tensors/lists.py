@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._utils import _flatten_dense_tensors as flatten
 from torch._utils import _unflatten_dense_tensors as unflatten
 
-__all__ = ["by_type", "copies_on_host", "copy_by_dtype", "flatten", "magnitudes", "unflatten"]
+__all__ = ["by_type", "copies_on_host", "copy_by_dtype", "flatten", "is_dense", "magnitudes", "unflatten"]
 
 
 def by_type(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
@@ -22,6 +22,12 @@ def by_type(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
     for tensor in tensors:
         groups.setdefault((tensor.dtype, tensor.device), []).append(tensor)
     return list(groups.values())
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Return whether a strided tensor has no gaps or overlaps in memory: it is contiguous, or its channels are last."""
+    channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim(), torch.contiguous_format)
+    return tensor.is_contiguous() or tensor.is_contiguous(memory_format=channels_last)
 
 
 def copy_by_dtype(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:

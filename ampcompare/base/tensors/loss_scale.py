@@ -24,10 +24,7 @@ def moved_scale(
 ) -> tuple[float, int]:
     """Return the loss scale after a step, and the number of good steps in a row.
 
-    Args:
-        overflow: the step had a gradient that is not finite: the scale shrinks, not below `min_scale`.
-        growth_interval: so many good steps in a row let it grow, not above `max_scale`.
-        min_scale: None or 0 for none. Each bound holds in its own direction only.
+    Each bound holds in its own direction only: the floor (None or 0 for none) after an overflow, the ceiling in growth.
     """
     if overflow:
         shrunk = scale * backoff_factor
@@ -48,20 +45,6 @@ class DeviceLossScale:
         tracker: int32, good steps in a row.
         repeated: updates are recorded and repeated, so each applies all bounds, even those out of reach so far.
     """
-
-    __slots__ = (
-        "_clear",
-        "_flag",
-        "_halvings",
-        "_loaded",
-        "_steps",
-        "_window",
-        "device",
-        "inverse",
-        "repeated",
-        "scale",
-        "tracker",
-    )
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -127,13 +110,10 @@ class DeviceLossScale:
         doublings = min(self._steps // max(window, 1), 256)
         return self._window == _SEVERAL_WINDOWS or math.ldexp(self._loaded, doublings) > max_scale
 
-    def _may_vanish(self, min_scale: float | None) -> bool:
-        """Return whether the scale can be so small that its inverse is infinite."""
-        return max(math.ldexp(self._loaded, -min(self._halvings, 512)), min_scale or 0.0) < 1 / _MAX_EXACT
-
     def _invert(self, min_scale: float | None) -> None:
         torch.reciprocal(self.scale, out=self.inverse)
-        if self.repeated or self._may_vanish(min_scale):
+        smallest = max(math.ldexp(self._loaded, -min(self._halvings, 512)), min_scale or 0.0)  # that it can be
+        if self.repeated or smallest < 1 / _MAX_EXACT:
             self.inverse.clamp_(max=FLOAT32_MAX)
 
     def read(self) -> tuple[float, int]:

@@ -22,6 +22,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from ampcompare.base.tensors.lists import by_type, is_dense
+
 TYPES = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 ATTRIBUTE = "_ampcompare_skippable_step"
 
@@ -31,13 +33,8 @@ def skip_on_device(optimizer: Optimizer) -> None:
 
     The flag is an fp32 scalar on the device of the parameters, 0 or positive; `GradScaler` sets it, and `grad_scale`,
     as it does for fused optimizers. Without a flag `step` is what it was. With step hooks or a closure the flag is read
-    on the host, since a skipped step runs neither. A second call changes nothing.
-
-    After a skipped step `optimizer.state` shows what that step would have counted and created until the next `step`,
-    `state_dict`, `load_state_dict` or `settle`. The gradients of a skipped step have no meaning.
-
-    Raises:
-        TypeError: another class of optimizer, or a differentiable step.
+    on the host, since a skipped step runs neither. After a skipped step `optimizer.state` shows what that step would
+    have counted and created until the next `step`, `state_dict`, `load_state_dict` or `settle`.
     """
     if obeys_flag(optimizer):
         return
@@ -106,14 +103,6 @@ class _HostChanges:
         self.values: Tensor | None = None
         self.states: list[tuple[Tensor, dict[str, Any] | None]] = []
 
-    def note_values(self) -> None:
-        """Remember the counts before the step."""
-        self.values = torch.stack(self.counts) if self.counts else None
-
-    def keep_created(self, optimizer: Optimizer) -> None:
-        """Forget the parameters for which the step has created no state."""
-        self.states = [entry for entry in self.states if _has_tensors(optimizer.state.get(entry[0]))]
-
     def undo(self, optimizer: Optimizer) -> None:
         """Set counts and states as they were before the step."""
         if self.values is not None:
@@ -149,7 +138,8 @@ class _SkippableStep:
         flag: Tensor | None = getattr(optimizer, "found_inf", None)
         if flag is None:
             return self._inner() if closure is None else self._inner(closure)
-        if closure is not None or _has_step_hooks(optimizer) or _is_fused_with_dampening(optimizer):
+        hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+        if closure is not None or hooks or has_global_step_hooks() or _is_fused_with_dampening(optimizer):
             return self._step_by_host(optimizer, flag, closure)
         if all(group["fused"] for group in optimizer.param_groups):
             _create_momentum(optimizer)  # the kernel obeys the flag
@@ -168,13 +158,13 @@ class _SkippableStep:
 
     def _step_and_undo(self, optimizer: Any, flag: Tensor) -> None:
         changes, tensors = _survey(optimizer)
-        changes.note_values()
+        changes.values = torch.stack(changes.counts) if changes.counts else None
         copies = _copy_tensors(tensors)
         if changes:
             self._flag.send(flag)  # before the step, so that it arrives as early as it can
         self._inner()
         _copy_back(copies, flag)
-        changes.keep_created(optimizer)
+        changes.states = [entry for entry in changes.states if _has_tensors(optimizer.state.get(entry[0]))]
         self._unsettled = changes if changes else None
 
     def _step_by_host(self, optimizer: Any, flag: Tensor, closure: Callable[[], Any] | None) -> Any:
@@ -195,11 +185,6 @@ def has_global_step_hooks() -> bool:
     """Return whether anything is called around the steps of every optimizer, unless it has `only_looks`."""
     hooks = (*_global_optimizer_pre_hooks.values(), *_global_optimizer_post_hooks.values())
     return not all(getattr(hook, "only_looks", False) for hook in hooks)
-
-
-def _has_step_hooks(optimizer: Any) -> bool:
-    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-    return bool(hooks) or has_global_step_hooks()
 
 
 def _is_fused_with_dampening(optimizer: Any) -> bool:
@@ -239,11 +224,8 @@ Copies = list[tuple[list[Tensor], list[Tensor]]]
 
 
 def _copy_tensors(tensors: Sequence[Tensor]) -> Copies:
-    by_kind: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-    for tensor in tensors:
-        by_kind.setdefault((tensor.dtype, tensor.device), []).append(tensor.detach())
     copies = []
-    for alike in by_kind.values():
+    for alike in by_type(tensor.detach() for tensor in tensors):
         made = [torch.empty_like(tensor) for tensor in alike]
         torch._foreach_copy_(made, alike)
         copies.append((made, alike))
@@ -255,7 +237,7 @@ def _copy_back(copies: Copies, flag: Tensor) -> None:
     for made, tensors in copies:
         local = flag.to(tensors[0].device, non_blocking=True)
         keep = torch.eq(local, 0, out=torch.empty_like(local, dtype=torch.float32))
-        listed = [index for index, tensor in enumerate(tensors) if _suits_kernel(tensor)]
+        listed = [index for index, tensor in enumerate(tensors) if tensor.is_floating_point() and is_dense(tensor)]
         if listed:
             old, new = [made[index] for index in listed], [tensors[index] for index in listed]
             # SGD's fused kernel, on its first step, sets the momentum to the gradient, unless the flag that it takes is
@@ -277,18 +259,6 @@ def _copy_back(copies: Copies, flag: Tensor) -> None:
             tensors[index].copy_(torch.where(local != 0, made[index], tensors[index]))
 
 
-def _suits_kernel(tensor: Tensor) -> bool:
-    """Return whether the kernel takes `tensor`: of a real floating type, without gaps or overlaps in memory."""
-    if not tensor.is_floating_point():
-        return False
-    if tensor.is_contiguous():
-        return True
-    dim = tensor.dim()
-    return (dim == 4 and tensor.is_contiguous(memory_format=torch.channels_last)) or (
-        dim == 5 and tensor.is_contiguous(memory_format=torch.channels_last_3d)
-    )
-
-
 def _create_momentum(optimizer: Any) -> None:
     """Create the momentum buffers that SGD's first fused step would leave unset where it is skipped.
 
@@ -307,14 +277,9 @@ def _create_momentum(optimizer: Any) -> None:
 def _unscale(optimizer: Any, scale: Tensor) -> None:
     """Divide the gradients by a loss scale, with the roundings of `GradScaler.unscale_`."""
     inverse = scale.double().reciprocal().float()
-    by_kind: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-    for group in optimizer.param_groups:
-        for param in group["params"]:
-            grad = param.grad
-            if grad is not None:
-                dense = grad._values() if grad.is_sparse else grad
-                by_kind.setdefault((dense.dtype, dense.device), []).append(dense)
+    params = (param for group in optimizer.param_groups for param in group["params"])
+    every = [param.grad for param in params if param.grad is not None]
     with torch.no_grad():
-        for (_, device), grads in by_kind.items():
-            local = inverse.to(device, non_blocking=True)
+        for grads in by_type(grad._values() if grad.is_sparse else grad for grad in every):
+            local = inverse.to(grads[0].device, non_blocking=True)
             torch._amp_foreach_non_finite_check_and_unscale_(grads, torch.zeros_like(local), local)

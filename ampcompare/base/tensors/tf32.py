@@ -22,17 +22,11 @@ def set_tf32(on: bool) -> None:
 
 @dataclass(frozen=True)
 class Tf32:
-    """What torch's switches say, in the words of the newer ones: `tf32`, `ieee`, or `none` for the default.
-
-    Attributes:
-        products: of matrix products.
-        convolutions: of cuDNN.
-        recurrent: of cuDNN's recurrent cells, which the older switch joins with convolutions.
-    """
+    """What torch's switches say, in the words of the newer ones: `tf32`, `ieee`, or `none` for the default."""
 
     products: str
     convolutions: str
-    recurrent: str
+    recurrent: str  # which the older switch joins with convolutions
 
     @classmethod
     def read(cls) -> Tf32:

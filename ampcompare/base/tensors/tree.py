@@ -30,9 +30,8 @@ def map_tree(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         changed = copy.copy(value)
         for field in dataclasses.fields(value):
             if hasattr(value, field.name):  # else one without a default, which was not set yet
-                object.__setattr__(
-                    changed, field.name, map_tree(getattr(value, field.name), change)
-                )  # it may be frozen
+                item = map_tree(getattr(value, field.name), change)
+                object.__setattr__(changed, field.name, item)  # it may be frozen
         return changed
     return value
 
@@ -63,11 +62,9 @@ def first_floating_type(value: Any) -> torch.dtype | None:
 
 
 def first_difference(one: Any, other: Any, *, apart: Collection[str] = (), place: str = "") -> str:
-    """Return the place and kind of the first difference of two states; "" if there is none.
+    """Return the place and kind of the first difference of two states; "" if there is none, and a NaN equals a NaN.
 
-    Args:
-        one, other: tensors, plain values, and dicts, lists and tuples of these. A NaN equals a NaN.
-        apart: keys whose values may differ, at any depth.
+    Values of the keys `apart` may differ, at any depth.
     """
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return _of_tensors(one.detach().cpu(), other.detach().cpu(), place)

@@ -75,7 +75,6 @@ class Marks(Sites):
                 self.name(model, prefix, wrapper=WRAPPER)
 
     def begin_phase(self, phase: Phase) -> None:
-        """Begin a phase."""
         if phase == self.phase or self._is_over:
             return
         now = time.perf_counter()
@@ -107,13 +106,11 @@ class Marks(Sites):
         self.seconds = defaultdict(float)
 
     def begin_ranges(self) -> None:
-        """Open the range of a step and its first phase in the trace."""
         self.ranges = True
         self._open_range(STEP)
         self._open_range(f"{PHASE}{self.phase}")
 
     def end_ranges(self) -> None:
-        """Close the ranges of a step."""
         while self._open:
             self._open.pop().__exit__(None, None, None)
         self.ranges = False

@@ -100,7 +100,6 @@ def measure_loop(
 
 
 def profile_of(arm: Arm, profiler: StepProfiler, half_dtype: torch.dtype | None, mode: str | None) -> ArmProfile:
-    """Return the profile of an arm, with the peaks of the device."""
     measured, device = profiler.measured, profiler.device
     half = "" if half_dtype is None else dtype_name(half_dtype)
     profile = build_profile(
@@ -122,7 +121,6 @@ def profile_of(arm: Arm, profiler: StepProfiler, half_dtype: torch.dtype | None,
 
 
 def device_name(device: torch.device) -> str:
-    """Return the device as reports name it."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 

@@ -91,7 +91,6 @@ class MemoryLedger(OperationMode):
         self._first = [one for one in self._first if one.ended is None]
 
     def end(self) -> None:
-        """Stop following storages."""
         self.is_idle = True
         self._hooks.__exit__(None, None, None)
         for finalizer in self._finalizers:
@@ -118,7 +117,6 @@ class MemoryLedger(OperationMode):
                     one.kind = CACHED_CASTS
 
     def note_gradients(self) -> None:
-        """Label the gradients that exist now."""
         models, stepped = self._marks.models, map(owned_params, self._marks.optimizers)
         for param in chain(*(model.parameters() for model in models), *stepped):
             if param.grad is not None:

@@ -36,7 +36,6 @@ ALLOCATIONS = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_s
 
 
 def size_of(tensor: Tensor) -> int:
-    """Return the bytes of the elements of a tensor."""
     return tensor.numel() * tensor.element_size()
 
 
@@ -88,7 +87,6 @@ class OperationCounter(OperationMode):
         self._calls.__exit__(*error)  # type: ignore[no-untyped-call]
 
     def end_step(self) -> None:
-        """Add the host reads of the step that ends."""
         self.counts.syncs.update(self._reads)
         self.counts.sync_steps.update(self._reads.keys())
         self.counts.steps += 1
@@ -105,7 +103,6 @@ class OperationCounter(OperationMode):
             self._reads[self._reader("copy to the host")] += 1
 
     def count_print(self) -> None:
-        """Count that the host reads a tensor to print it."""
         self._reads[self._reader("print")] += 1
 
     def see(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:

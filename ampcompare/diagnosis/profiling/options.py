@@ -29,7 +29,6 @@ class ProfileOptions:
         return self.configs[0]
 
     def check(self) -> None:
-        """Refuse what cannot be profiled."""
         if not self.configs:
             raise ConfigError("profile needs at least one arm; name one with --arm")
         for name, value in (("--steps", self.steps), ("--profiled-steps", self.profiled)):
@@ -56,12 +55,10 @@ class ProfileRequest(ScriptRequest):
     answers: str  # folder for the profile of each rank, and for the trace of rank 0
 
     def answer(self, rank: int) -> Path:
-        """Return the file for the profile of a rank."""
         return Path(self.answers) / f"profile-{rank}.json"
 
     @property
     def trace(self) -> Path:
-        """The file for the trace of rank 0."""
         return Path(self.answers) / RunFile.TRACE
 
 

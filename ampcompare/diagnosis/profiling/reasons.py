@@ -42,7 +42,6 @@ def work_of(arm: ArmProfile) -> float:
 
 
 def percent(share: float) -> str:
-    """Return a share as text, such as 61 %."""
     return f"{100 * share:.0f} %"
 
 
@@ -309,7 +308,6 @@ RULES: Sequence[Rule] = (
 
 
 def with_reasons(arms: Sequence[ArmProfile]) -> list[ArmProfile]:
-    """Return profiles with their reasons; the first is the reference."""
     return [arm.model_copy(update={"reasons": find_reasons(arm, arms[0])}) for arm in arms]
 
 

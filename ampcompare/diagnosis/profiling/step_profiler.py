@@ -50,7 +50,6 @@ class Steps:
 
     @property
     def total(self) -> int:
-        """All steps."""
         return self.warmup + self.timed + self.profiled + (2 + self.watched if self.watched else 0)
 
 
@@ -88,7 +87,6 @@ class StepProfiler(StepObserver):
 
     @property
     def is_over(self) -> bool:
-        """Whether all steps are made."""
         return self._count >= self._steps.total
 
     def beneath(self) -> MemoryLedger:
@@ -102,7 +100,6 @@ class StepProfiler(StepObserver):
         self.open()
 
     def open(self) -> None:
-        """Begin with the first step."""
         self.marks.install()
         self._begun = time.perf_counter()
 

@@ -93,7 +93,6 @@ class Account:
     is_gpu: bool = False
 
     def add(self, phase: Phase, kind: WorkKind, name: str, dtype: str, module: str, microseconds: float) -> None:
-        """Add the own time of an operation or kernel."""
         seconds = microseconds * MICROSECOND
         self.parts[phase, kind] += seconds
         self.operations[name, phase, kind, dtype] += seconds
@@ -104,7 +103,6 @@ class Account:
 
 
 def read_trace(events: Iterable[Mapping[str, Any]]) -> Account:
-    """Return the account of all steps in a trace."""
     known = [_read_event(event) for event in events if event.get("ph") == "X" and "dur" in event]
     marks = [event for event in known if event.name == STEP and event.category == "user_annotation"]
     account = Account(steps=len(marks))
@@ -324,7 +322,6 @@ def _add_gap(account: Account, start: float, end: float, phases: Sequence[tuple[
 
 
 def _merge_spans(spans: Iterable[Span]) -> list[Span]:
-    """Return the union of spans, in order."""
     merged: list[Span] = []
     for start, end in sorted(spans):
         if merged and start <= merged[-1][1]:

@@ -37,11 +37,7 @@ OWN = re.compile(
 
 
 def make_cell_folder(folder: Path) -> None:
-    """Make the folder of a cell, and archive the files of an earlier run.
-
-    Raises:
-        EnvironmentUnfit: it cannot be made.
-    """
+    """Make the folder of a cell, and archive the files of an earlier run."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -50,11 +46,7 @@ def make_cell_folder(folder: Path) -> None:
 
 
 def announce_cell(config: RunConfig, folder: Path) -> None:
-    """Write what the command of a cell reads, which is to begin from the start of the cell.
-
-    Raises:
-        EnvironmentUnfit: the folder cannot be made or written.
-    """
+    """Write what the command of a cell reads, which is to begin from the start of the cell."""
     make_cell_folder(folder)
     (folder / CellFile.PROGRESS).unlink(missing_ok=True)
     write_config(config, folder)
@@ -108,9 +100,6 @@ def sandboxed_cell(config: RunConfig, folder: Path) -> Iterator[Sandbox]:
     """Yield the sandbox of a cell's processes; an open one if they run no code of the user.
 
     What they write outside of the folder of the cell lies in `written` there afterwards.
-
-    Raises:
-        ConfigError: a folder that they may write to does not exist.
     """
     shared = config.writable_paths(folder)
     if shared is None:
@@ -135,20 +124,12 @@ def sandboxed_cell(config: RunConfig, folder: Path) -> Iterator[Sandbox]:
 
 
 def write_config(config: RunConfig, folder: Path) -> None:
-    """Write `config.json`, from which the processes of a cell read what to train.
-
-    Raises:
-        EnvironmentUnfit: the disk is full or the folder cannot be written.
-    """
+    """Write `config.json`, from which the processes of a cell read what to train."""
     write_atomically(folder / CellFile.CONFIG, dump_json(config))
 
 
 def read_config(folder: Path) -> RunConfig:
-    """Read what `write_config` wrote.
-
-    Raises:
-        ConfigError: a setting is unknown to this version, or invalid in it.
-    """
+    """Read what `write_config` wrote."""
     return validate(RunConfig, json.loads((folder / CellFile.CONFIG).read_text(encoding="utf-8")))
 
 
@@ -194,9 +175,6 @@ def with_code(record: RunRecord, folder: Path) -> RunRecord:
 def continue_steps(folder: Path, others: Sequence[Path], step: int) -> bool:
     """Write `steps.jsonl` in `folder` with the first `step` steps, from the first file that has them all.
 
-    Args:
-        others: files to read after the folder's own.
-
     Returns:
         Whether such a file exists; otherwise `steps.jsonl` is empty.
     """
@@ -234,11 +212,7 @@ def archive_checkpoints(folder: Path) -> None:
 
 
 def progress_writer(folder: Path, place: str = "") -> Callable[[Progress], None]:
-    """Return a function that writes the progress of a cell to a file in its folder.
-
-    Args:
-        place: where the cell runs, for the reader; it is written at once.
-    """
+    """Return a function that writes the progress of a cell, and where it runs, to a file in its folder."""
 
     path = folder / CellFile.PROGRESS
     temporary = folder / f".{CellFile.PROGRESS}.{os.getpid()}.tmp"
@@ -266,12 +240,7 @@ def progress_reader(
     on_place: Callable[[str], None] = lambda place: None,
     last: str = "",
 ) -> Callable[[], None]:
-    """Return a function that reads the file, and calls `on_progress` if the progress is new.
-
-    Args:
-        on_place: is called before that with where the cell runs, if that is new.
-        last: content of the file that is no news.
-    """
+    """Return a function that reads the file, and reports a new place and new progress; what is in `last` is no news."""
     last_place = ""
 
     def read() -> None:
@@ -341,20 +310,13 @@ def remove_leftovers_of_cell(folder: Path, *, remote: bool = False) -> None:
     with contextlib.suppress(OSError):  # a file that cannot be removed costs space only
         for entry in os.scandir(folder):
             match = LEFTOVER.fullmatch(entry.name)
-            if match is not None and _is_left(entry, match, remote=remote):
-                _remove(entry)
-
-
-def _is_left(entry: os.DirEntry[str], match: re.Match[str], *, remote: bool) -> bool:
-    writer = match["writer"] or match["agent"]
-    may_be_reused = match["writer"] and psutil.pid_exists(int(match["writer"]))  # another process may have this PID
-    if remote or may_be_reused:
-        return time.time() - entry.stat(follow_symlinks=False).st_mtime > MAX_AGE_SECONDS
-    return not psutil.pid_exists(int(writer))
-
-
-def _remove(entry: os.DirEntry[str]) -> None:
-    if entry.is_dir(follow_symlinks=False):
-        remove_tree(entry.path)
-    else:
-        Path(entry.path).unlink(missing_ok=True)
+            if match is None:
+                continue
+            is_old = time.time() - entry.stat(follow_symlinks=False).st_mtime > MAX_AGE_SECONDS
+            may_run = remote or psutil.pid_exists(int(match["writer"] or match["agent"]))
+            if may_run and not (is_old and (remote or match["writer"])):  # another process may have its PID
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                remove_tree(entry.path)
+            else:
+                Path(entry.path).unlink(missing_ok=True)

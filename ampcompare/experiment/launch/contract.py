@@ -26,7 +26,6 @@ class Progress(NamedTuple):
     """How far a cell is, as it was known when losses were last read from the device.
 
     Attributes:
-        steps: updates made.
         total_steps: updates of the whole run; 0 until the data are there.
         epoch: epochs before the last update.
         loss: of the last update; None before the first.
@@ -91,13 +90,8 @@ class Launcher(abc.ABC):
         """Yield the record of each cell of a queue with its index, as it ends.
 
         Args:
-            cells: with their folders.
             on_place: is called with the index of a cell that runs and where, such as "job 1234_5 on n1"; again where
                 it was moved.
-            on_progress: is called with the index of a cell and each progress.
-
-        Raises:
-            LaunchError: as for `launch`.
         """
         raise NotImplementedError
 
@@ -109,11 +103,7 @@ class Launcher(abc.ABC):
         return ""
 
     def terminate(self) -> bool:
-        """Ask the processes of the current cell to save and stop; its record then has status "interrupted".
-
-        Returns:
-            False if none is running.
-        """
+        """Ask the processes of the current cell to save and end as "interrupted"; return False if none is running."""
         return False
 
     def end_cell(self) -> None:  # noqa: B027 - those of other machines end their cells themselves
@@ -130,11 +120,7 @@ class Launcher(abc.ABC):
 
 
 def failed_record(config: RunConfig, error: str, **environment: Any) -> RunRecord:
-    """Return the record of a cell that could not write one itself.
-
-    Args:
-        environment: facts for it, such as the exit code of the command.
-    """
+    """Return the record of a cell that could not write one itself, with facts such as the exit code of the command."""
     shown = {} if config.script is None else {"metrics": metrics_of(config.script)}
     return RunRecord(
         cell=config.digest(),
@@ -158,9 +144,6 @@ class LauncherClosed(Exception):
 
 class Stoppable(Generic[Process]):
     """At most one process at a time, and none once this is closed.
-
-    Args:
-        end: ends the process, and returns when it has ended.
 
     Attributes:
         process: that runs, or was the last to run and was not dropped.
@@ -191,22 +174,14 @@ class Stoppable(Generic[Process]):
         return self._is_busy
 
     def start(self, make: Callable[[], Process]) -> Process:
-        """Start a process.
-
-        Raises:
-            LauncherClosed: it is too late.
-        """
+        """Start a process; raise `LauncherClosed` if it is too late."""
         with self._lock:
             self.check()
             self.process = process = make()
             return process
 
     def check(self) -> None:
-        """Check that the launcher still works.
-
-        Raises:
-            LauncherClosed: it was closed.
-        """
+        """Raise `LauncherClosed` if the launcher was closed."""
         if self._is_closed:
             raise LauncherClosed
 

@@ -1,12 +1,11 @@
 """Choose the launcher of each cell: this machine, Slurm or Ray."""
 
-import queue
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ampcompare.base.environment.ranks import world_of
-from ampcompare.base.errors import UnsupportedCombination
+from ampcompare.base.errors import ConfigError, UnsupportedCombination
 from ampcompare.experiment.launch.contract import Launcher, Progress, interrupted_record
 from ampcompare.experiment.launch.local import ExternalLauncher, LocalLauncher
 from ampcompare.experiment.launch.places import ANYWHERE, Place, Places
@@ -17,17 +16,10 @@ from ampcompare.settings.config import RunConfig
 
 
 class DispatchingLauncher(LocalLauncher):
-    """Gives each cell to the launcher that it names; a matrix can mix them.
+    """Gives each cell to the launcher that it names; a matrix can mix them."""
 
-    Args:
-        slurm: arguments of `SlurmLauncher`, for cells whose launcher is slurm.
-        place, dist_url: arguments of `LocalLauncher`, for the others.
-    """
-
-    def __init__(
-        self, slurm: Mapping[str, Any] | None = None, place: Place = ANYWHERE, dist_url: str | None = None
-    ) -> None:
-        super().__init__(place, dist_url)
+    def __init__(self, slurm: Mapping[str, Any] | None = None, place: Place = ANYWHERE) -> None:
+        super().__init__(place)
         self._slurm = dict(slurm or {})
 
     def launcher_of(self, config: RunConfig) -> Launcher:
@@ -60,13 +52,12 @@ class DispatchingLauncher(LocalLauncher):
 
 
 class LauncherPool(Launcher):
-    """Gives each cell a free launcher; at most as many calls may run concurrently as there are launchers.
+    """One launcher for each place, of which the caller knows which is free; `launch` is for one cell at a time.
 
     After `terminate` no cell starts: one that comes later is interrupted before it has begun.
 
     Args:
         are_equal: whether cells at any of them can be timed.
-        names: of their places, for progress.
     """
 
     def __init__(self, launchers: Sequence[Launcher], *, are_equal: bool = False, names: Sequence[str] = ()) -> None:
@@ -74,33 +65,22 @@ class LauncherPool(Launcher):
         self.are_equal = are_equal
         self._all = tuple(launchers)
         self._terminated = False
-        self._free: queue.Queue[Launcher] = queue.Queue()
         for launcher in self._all:
             launcher.on_note = self.note
             launcher.may_start = self._may_start
-            self._free.put(launcher)
 
     def launch(
         self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
     ) -> RunRecord:
-        launcher = self._free.get()
-        try:
-            return self._launch(launcher, config, folder, on_progress)
-        finally:
-            self._free.put(launcher)
+        return self.launch_at(0, config, folder, on_progress)
 
     def launch_at(
         self, number: int, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
     ) -> RunRecord:
-        """Train a cell at one of the places, by its number from 0, which the caller knows to be free."""
-        return self._launch(self._all[number], config, folder, on_progress)
-
-    def _launch(
-        self, launcher: Launcher, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None
-    ) -> RunRecord:
+        """Train a cell at one of the places, by its number from 0."""
         if self._terminated:
             return interrupted_record(config)
-        return launcher.launch(config, folder, on_progress)
+        return self._all[number].launch(config, folder, on_progress)
 
     def _may_start(self) -> bool:
         return not self._terminated and self.may_start()
@@ -115,14 +95,7 @@ class LauncherPool(Launcher):
 
 
 def launcher_at(places: Places, config: RunConfig, **options: Any) -> Launcher:
-    """Return a launcher for as many cells at a time as there are places.
-
-    Args:
-        options: of `make_launcher`.
-
-    Raises:
-        ConfigError, EnvironmentUnfit, UnsupportedCombination: as `make_launcher` does.
-    """
+    """Return a launcher for as many cells at a time as there are places, by `make_launcher` with some options."""
     launchers = [make_launcher(config, several_cells=True, place=place, **options) for place in places.all]
     return (
         launchers[0]
@@ -138,11 +111,9 @@ def make_launcher(
 
     Args:
         several_cells: whether more than one cell will be launched.
-        dist_url: address of the rendezvous.
-        options: further arguments of `DispatchingLauncher`.
 
     Raises:
-        ConfigError: the environment describes one of several processes incompletely.
+        ConfigError: the environment describes one of several processes incompletely, or a rendezvous is of none.
         EnvironmentUnfit: the launcher is slurm and this machine has no Slurm.
         UnsupportedCombination: several cells, in one of several processes that were started together.
     """
@@ -159,6 +130,8 @@ def make_launcher(
         )
     if world is not None:
         return ExternalLauncher(world)
-    launcher = DispatchingLauncher(dist_url=dist_url, **options)
+    if dist_url is not None:
+        raise ConfigError("--dist-url is for processes that something else starts, such as srun; leave it out")
+    launcher = DispatchingLauncher(**options)
     launcher.launcher_of(config)  # refuse what cannot work before anything runs
     return launcher

@@ -20,9 +20,6 @@ from ampcompare.settings.validation import validate
 class ExternalLauncher(Launcher):
     """Joins externally launched ranks. Single-use: O1 patches torch permanently.
 
-    Args:
-        world: rank and world size of this process.
-
     Attributes:
         is_main: whether this process prints the results: rank 0, or the rank that failed first.
     """
@@ -34,11 +31,7 @@ class ExternalLauncher(Launcher):
     def launch(
         self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
     ) -> RunRecord:
-        """Train as one of the ranks; see `Launcher.launch`.
-
-        Raises:
-            ConfigError: the number of processes that were started is not the configuration's.
-        """
+        """Train as one of the ranks; see `Launcher.launch`."""
         from ampcompare.experiment.launch.worker.rank import run_rank
 
         if config.processes != self.world.size:
@@ -58,15 +51,10 @@ class LocalLauncher(Launcher):
     """Trains cells one at a time, each as it needs, and a diverged one again under its fallback arms.
 
     Each of its launchers is made at its first use.
-
-    Args:
-        place: the GPUs and cores that cells use.
-        dist_url: where ranks rendezvous, if not in a file of their own: tcp://HOST:PORT or file://PATH.
     """
 
-    def __init__(self, place: Place = ANYWHERE, dist_url: str | None = None) -> None:
+    def __init__(self, place: Place = ANYWHERE) -> None:
         self._place = place
-        self._dist_url = dist_url
         self._launchers: dict[str, Launcher] = {}
         self._is_closed = False
 
@@ -79,7 +67,7 @@ class LocalLauncher(Launcher):
         if config.launcher not in ("torchrun", "spawn") and config.processes == 1:
             return self._launcher("fork", lambda: ForkedLauncher(self._place))
         kind: Literal["torchrun", "spawn"] = "torchrun" if config.launcher == "torchrun" else "spawn"
-        return self._launcher(kind, lambda: MultiProcessLauncher(kind, dist_url=self._dist_url, place=self._place))
+        return self._launcher(kind, lambda: MultiProcessLauncher(kind, place=self._place))
 
     def _launcher(self, kind: str, make: Callable[[], Launcher]) -> Launcher:
         if kind not in self._launchers:
@@ -94,12 +82,7 @@ class LocalLauncher(Launcher):
         if not self.may_start():
             return interrupted_record(config)
         record = self._launch(config, folder, on_progress)
-        if config.fallback_arms:
-            record = self._fall_back(config, folder, on_progress, record)
-        if self._place.is_limited:
-            record = self._place.mark(record)
-            write_record(record, folder)
-        return record
+        return self._fall_back(config, folder, on_progress, record) if config.fallback_arms else record
 
     def _launch(self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None) -> RunRecord:
         launcher = self.launcher_of(config)

@@ -10,53 +10,30 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
     rendezvous_handler_registry,
 )
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
 BACKEND = "ampcompare-local"
 BARRIER_SECONDS = 300
+NOWHERE = ("127.0.0.1", 0)  # ranks use `DistributedEnv.url`
 
 
-class _LocalRendezvous(RendezvousHandler):
+class _LocalRendezvous(StaticTCPRendezvous):
     """A rendezvous of one agent, whose store is in the memory of this process.
 
-    torchrun's c10d rendezvous unpickles data from a store that listens on all interfaces.
+    torchrun's own stores listen on all interfaces, and its c10d rendezvous unpickles data from there.
     """
-
-    def __init__(self, run_id: str) -> None:
-        self._run_id = run_id
-        self._closed = False
-        self._store = HashStore()
-        self._store.set_timeout(timedelta(seconds=BARRIER_SECONDS))
-
-    @property
-    def use_agent_store(self) -> bool:
-        return False
 
     def get_backend(self) -> str:
         return BACKEND
 
     def next_rendezvous(self) -> RendezvousInfo:
-        # Ranks do not use this address, but `DistributedEnv.url`.
-        return RendezvousInfo(self._store, 0, 1, RendezvousStoreInfo("127.0.0.1", 0))
-
-    def is_closed(self) -> bool:
-        return self._closed
-
-    def set_closed(self) -> None:
-        self._closed = True
-
-    def num_nodes_waiting(self) -> int:
-        return 0
-
-    def get_run_id(self) -> str:
-        return self._run_id
-
-    def shutdown(self) -> bool:
-        self._closed = True
-        return True
+        store = HashStore()
+        store.set_timeout(timedelta(seconds=BARRIER_SECONDS))
+        return RendezvousInfo(store, 0, 1, RendezvousStoreInfo(*NOWHERE))
 
 
 def _create(parameters: RendezvousParameters) -> RendezvousHandler:
-    return _LocalRendezvous(parameters.run_id)
+    return _LocalRendezvous(*NOWHERE, 0, 1, parameters.run_id, BARRIER_SECONDS)
 
 
 def register() -> None:

@@ -41,26 +41,17 @@ class MultiProcessLauncher(ProcessLauncher["subprocess.Popen[bytes]"]):
 
     Args:
         launcher: "torchrun", or "spawn", which starts faster.
-        dist_url: where ranks rendezvous: tcp://HOST:PORT or file://PATH; None leaves it to the launcher.
-        place: the GPUs and cores that the ranks use.
     """
 
-    def __init__(
-        self,
-        launcher: Literal["torchrun", "spawn"] = "torchrun",
-        *,
-        dist_url: str | None = None,
-        place: Place = ANYWHERE,
-    ) -> None:
+    def __init__(self, launcher: Literal["torchrun", "spawn"] = "torchrun", *, place: Place = ANYWHERE) -> None:
         super().__init__(place, _end_agent)
         self.launcher = launcher
-        self._dist_url = None if dist_url == "env://" else dist_url
 
     def launch(
         self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
     ) -> RunRecord:
         folder = folder.resolve()
-        request = Request(str(folder), self.launcher, config.processes, self._dist_url)
+        request = Request(str(folder), self.launcher, config.processes)
         with self._process.busy(), sandboxed_cell(config, folder) as sandbox:
             make_cell_folder(folder)
             (folder / CellFile.FAILURE).unlink(missing_ok=True)

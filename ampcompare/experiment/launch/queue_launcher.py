@@ -16,11 +16,7 @@ class QueueLauncher(Launcher):
 
     @abc.abstractmethod
     def wait_for_some(self, folders: Collection[Path]) -> set[Path]:
-        """Return the folders of cells that have ended, after a short wait where none has.
-
-        Raises:
-            LaunchError: the queue does not answer.
-        """
+        """Return the folders of cells that have ended, after a short wait where none has."""
 
     @abc.abstractmethod
     def take_record(self, config: RunConfig, folder: Path) -> RunRecord:

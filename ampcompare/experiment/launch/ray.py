@@ -38,11 +38,7 @@ MAX_RETRIES = 3  # of a task whose machine or worker was lost
 
 
 def require_ray() -> None:
-    """Check that Ray is installed; it is not imported.
-
-    Raises:
-        BackendUnavailable: it is not.
-    """
+    """Check that Ray is installed; it is not imported."""
     if importlib.util.find_spec("ray") is None:
         raise BackendUnavailable("--launcher ray needs Ray: pip install ray (the extra ray)")
 
@@ -52,10 +48,6 @@ class RayLauncher(QueueLauncher):
 
     It joins the cluster that RAY_ADDRESS names, or the one that `ray start` started last on this machine; else it
     starts Ray here, and ends it. Tasks end with this process.
-
-    Raises:
-        BackendUnavailable: Ray is not installed.
-        LaunchError: Ray cannot be reached or started.
     """
 
     def __init__(self) -> None:
@@ -98,18 +90,14 @@ class RayLauncher(QueueLauncher):
                 self._announced += 1
 
     def _check(self, needs: dict[str, Any]) -> None:
-        """Refuse what no machine of Ray has now, for which it would wait without end.
-
-        Raises:
-            EnvironmentUnfit: a cell needs more cores or GPUs than there are.
-        """
+        """Refuse what no machine of Ray has now, for which it would wait without end."""
         there = self._ray.cluster_resources()
-        for name, word, option in (("CPU", "num_cpus", "cores"), ("GPU", "num_gpus", "GPUs")):
-            if needs[word] > there.get(name, 0):
-                text = f"a cell needs {needs[word]} {option} (processes, threads and loader processes)"
+        for name, word in (("CPU", "num_cpus"), ("GPU", "num_gpus")):
+            if needs[word] > (found := there.get(name, 0)):
+                text = f"a cell needs {needs[word]} {name}s (processes, threads and loaders), and Ray has {found:g}"
                 if self._is_ours and not os.environ.get("RAY_ADDRESS"):
-                    raise EnvironmentUnfit(f"{text}, but Ray has {there.get(name, 0):g} on this machine")
-                self.note(f"{text}, but the cluster has {there.get(name, 0):g} now; Ray waits for more")
+                    raise EnvironmentUnfit(text)
+                self.note(f"{text} now; it waits for more")
 
     def wait_for_some(self, folders: Collection[Path]) -> set[Path]:
         try:
@@ -191,8 +179,6 @@ def train(settings: str, folder: str, secrets_: dict[str, str]) -> dict[str, byt
     """Train a cell in processes of this machine; runs in a worker of Ray.
 
     Args:
-        settings: JSON of the configuration, which is in the folder too where that is shared.
-        folder: of the cell, on the machine that submitted it.
         secrets_: of the arguments of a script, by their placeholders.
 
     Returns:

@@ -58,11 +58,7 @@ REQUEUE_PREEMPTED = (
 
 
 def parse_slurm_options(texts: Sequence[str]) -> dict[str, str]:
-    """Read options of sbatch such as `partition=gpu`, `time=2:00:00` or `exclusive`, without their dashes.
-
-    Raises:
-        ConfigError: not an option, or one that ampcompare sets itself.
-    """
+    """Read options of sbatch such as `partition=gpu`, `time=2:00:00` or `exclusive`, without their dashes."""
     options: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.strip().lstrip("-").partition("=")
@@ -76,12 +72,7 @@ def parse_slurm_options(texts: Sequence[str]) -> dict[str, str]:
 
 
 def require_slurm() -> None:
-    """Check that this machine can submit jobs.
-
-    Raises:
-        EnvironmentUnfit: this machine has no Slurm.
-        BackendUnavailable: submitit is not installed.
-    """
+    """Check that this machine can submit jobs."""
     missing = [name for name in ("sbatch", "srun", "squeue") if shutil.which(name) is None]
     if missing:
         raise EnvironmentUnfit(
@@ -104,14 +95,6 @@ class SlurmLauncher(QueueLauncher):
 
     The job ID is in the cell's `job.json`, so that a later call waits for that job instead of submitting another.
     Jobs continue when this process ends.
-
-    Args:
-        options: sbatch options by their long names; "" for a flag.
-        running: limit on the tasks of an array that run at the same time; None for no limit.
-
-    Raises:
-        EnvironmentUnfit: this machine has no Slurm.
-        BackendUnavailable: submitit is not installed.
     """
 
     def __init__(self, options: Mapping[str, str] | None = None, *, running: int | None = None) -> None:
@@ -123,11 +106,7 @@ class SlurmLauncher(QueueLauncher):
         self._asked = self._answered = -math.inf
 
     def submit_ahead(self, cells: Sequence[tuple[RunConfig, Path]]) -> None:
-        """Submit the cells that have no job in the queue.
-
-        Raises:
-            LaunchError: Slurm rejects a job, or does not answer.
-        """
+        """Submit the cells that have no job in the queue."""
         self._answered = time.monotonic()
         new = [(config, folder.resolve()) for config, folder in cells if folder.resolve() not in self._jobs]
         active = active_jobs() if new else set()
@@ -233,11 +212,7 @@ def _read_job(folder: Path) -> _Job:
 
 
 def _has_result(folder: Path, *, is_gone: bool) -> bool:
-    """Return whether a cell has its last record.
-
-    Args:
-        is_gone: whether its job has ended: before, a cell that was interrupted may be queued again.
-    """
+    """Return whether a cell has its last record: one that was interrupted may be queued again until its job is gone."""
     path = folder / CellFile.RECORD
     return path.exists() and (is_gone or read_record(path).status != "interrupted")
 
@@ -252,11 +227,7 @@ def _state_of(job: str) -> str:
 
 
 def active_jobs() -> set[str]:
-    """Return the ID of every queued or running job of this user; a task of an array as 1234_5.
-
-    Raises:
-        LaunchError: Slurm does not answer.
-    """
+    """Return the ID of every queued or running job of this user; a task of an array as 1234_5."""
     return set(_ask("squeue", "--noheader", "--array", f"--user={os.getuid()}", "--format=%i").split())
 
 

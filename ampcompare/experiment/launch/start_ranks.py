@@ -31,15 +31,11 @@ SAVE_SECONDS = 30.0  # as torchrun
 
 
 class Request(NamedTuple):
-    """What an agent starts: by "torchrun" or "spawn", some ranks of the cell in a folder.
-
-    They rendezvous at `dist_url`; by default in a file that is private to the user.
-    """
+    """What an agent starts: by "torchrun" or "spawn", some ranks of the cell in a folder."""
 
     folder: str
     launcher: str
     processes: int
-    dist_url: str | None = None
 
 
 def _torchrun_arguments(request: Request, url: str) -> list[str]:
@@ -79,24 +75,14 @@ def _run_spawn(request: Request, url: str) -> list[dict[str, int]]:
             ranks.append(_start_rank(request.folder, url, rank_env))
         failures = _watch(ranks)
         grace = 0.0  # ranks that wait for one that is gone handle no signal
-    except _Stopped as stop:
-        grace = SAVE_SECONDS if stop.may_save else grace
+    except _LauncherGone:
+        raise
+    except _Stopped:
+        grace = SAVE_SECONDS
         raise
     finally:
         _end(ranks, grace)
     return failures
-
-
-def _url(request: Request, private: Path) -> str:
-    """Return where the ranks rendezvous: a file that is private to the user, or a place that was named.
-
-    A port is one of the loopback.
-    """
-    if request.dist_url is None:
-        return f"file://{private / 'store'}"
-    if request.dist_url.startswith("tcp://"):
-        return f"tcp://127.0.0.1:{request.dist_url.rpartition(':')[2]}"
-    return request.dist_url
 
 
 def _keep_to_loopback() -> None:
@@ -122,8 +108,7 @@ def _watch(ranks: Sequence[subprocess.Popen[bytes]]) -> list[dict[str, int]]:
 
 def _end(ranks: Sequence[subprocess.Popen[bytes]], grace: float) -> None:
     for rank in ranks:
-        if rank.poll() is None:
-            rank.terminate()
+        rank.terminate()
     deadline = time.monotonic() + grace
     for rank in ranks:
         try:
@@ -134,15 +119,11 @@ def _end(ranks: Sequence[subprocess.Popen[bytes]], grace: float) -> None:
 
 
 class _Stopped(Exception):
-    """SIGTERM or SIGHUP was received.
+    """SIGTERM or SIGHUP was received."""
 
-    Attributes:
-        may_save: whether the ranks get the time to save; not if the launcher is gone.
-    """
 
-    def __init__(self, *, may_save: bool) -> None:
-        super().__init__()
-        self.may_save = may_save
+class _LauncherGone(_Stopped):
+    """There is none for which the ranks could save."""
 
 
 def _stop_on_sigterm_or_stdin() -> None:
@@ -153,7 +134,7 @@ def _stop_on_sigterm_or_stdin() -> None:
     def on_signal(number: int, frame: object) -> NoReturn:
         for each in numbers:
             signal.signal(each, signal.SIG_IGN)  # a signal to the whole group arrives several times
-        raise _Stopped(may_save=not launcher_gone.is_set())
+        raise _LauncherGone if launcher_gone.is_set() else _Stopped
 
     def watch() -> None:
         while os.read(0, 4096):
@@ -178,7 +159,7 @@ def main(arguments: list[str]) -> int:
     start = _run_torchrun if request.launcher == "torchrun" else _run_spawn
     try:
         with private_folder(Path(request.folder)) as private:
-            failures = start(request, _url(request, private))
+            failures = start(request, f"file://{private / 'store'}")
     except _Stopped:
         return 143
     if failures:

@@ -7,7 +7,6 @@ import contextlib
 import signal
 import threading
 from collections.abc import Iterator
-from types import FrameType
 
 from ampcompare.training.stop_request import StopRequest
 
@@ -55,40 +54,3 @@ def stopped_by_signal(stop: StopRequest) -> Iterator[None]:
     finally:
         for number, handler in before:
             signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def raised_later() -> Iterator[None]:
-    """Let what the handlers of SIGINT and `end_signals` raise come out of this block at its end, not within it.
-
-    The handlers themselves act at once. An import that an exception leaves in the middle cannot always be repeated:
-    NumPy then refuses to be imported again, and nothing that needs it could be saved. A second signal is not held up.
-    Only in the main thread, as no other handles signals.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    raised: list[BaseException] = []
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, *end_signals())}
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        handler = handlers[signal.Signals(number)]
-        assert callable(handler)
-        try:
-            handler(number, frame)
-        except BaseException as error:
-            if raised:
-                raise
-            raised.append(error)
-
-    for number, handler in handlers.items():
-        if callable(handler):  # else the system acts
-            signal.signal(number, handle)
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            if callable(handler):
-                signal.signal(number, handler)
-    if raised:
-        raise raised[0]

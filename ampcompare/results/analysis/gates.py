@@ -35,6 +35,10 @@ TAIL_LOSS = "tail-loss"  # the training loss over the last fifth of the steps, w
 QUANTITIES: dict[str, Quantity] = {"time": "time", TAIL_LOSS: "loss"}  # of verdicts; all other measures are metrics
 ACCURACY, METRIC = "accuracy", "metric"  # the metric of verdicts: where it counts what is right, and any
 CLASSIFICATION = (TOP1, TOP5)
+EXAMPLES = (
+    '"accuracy<-0.5" (points), "metric>1" (in its unit), "time>1.10x", "memory>5%", "diverged>0", "failed>0", or a '
+    'verdict: "accuracy:non-inferior", "metric:worse", "time:better"'
+)
 # The verdicts that show what a gate asks for.
 SHOWN_BY: dict[str, tuple[Kind, ...]] = {
     "non-inferior": KEPT,
@@ -50,12 +54,7 @@ Runs = Sequence[RunRecord]
 
 @dataclass(frozen=True)
 class Check:
-    """The outcome of a gate for one arm.
-
-    Attributes:
-        failure: what was seen; "" if the gate passed.
-        skipped: why it could not be checked; "" if it was.
-    """
+    """The outcome of a gate for one arm: what was seen where it failed, or why it could not be checked."""
 
     arm: str
     gate: str
@@ -65,13 +64,9 @@ class Check:
 
 @dataclass(frozen=True)
 class Gate:
-    """A condition under which an arm fails.
+    """A condition under which an arm fails: a measure above, or below, a limit.
 
-    Attributes:
-        text: as the user wrote it.
-        measure: a metric (difference, in the unit that is shown), time or memory (ratio), diverged or failed (runs).
-        above: whether it fails above the limit or below it.
-        limit: in the unit of the measure.
+    That is a metric (difference, in the unit that is shown), time or memory (ratio), diverged or failed (runs).
     """
 
     text: str
@@ -86,16 +81,11 @@ class Gate:
 
 @dataclass(frozen=True)
 class VerdictGate:
-    """A verdict that an arm must have, or must not have.
+    """A verdict that an arm must have on the metric, time or tail-loss, or must not have.
 
     `worse` fails an arm that is shown to be worse, diverged or learned nothing, and is skipped where nothing could be
     compared. Every other word fails an arm for which it is not shown, so that too few seeds, an invalid time and a
     verdict on survivors alone fail too.
-
-    Attributes:
-        text: as the user wrote it.
-        measure: the metric of verdicts, time or tail-loss.
-        word: worse, non-inferior, equivalent or better.
     """
 
     text: str
@@ -107,24 +97,8 @@ class VerdictGate:
         return verdict.kind in REFUSED if self.word == "worse" else verdict.kind not in SHOWN_BY[self.word]
 
 
-def _examples(metrics: Sequence[Metric] | None) -> str:
-    """Return gates that could be written, with the metric of verdicts that runs have."""
-    first = None if metrics is None else metrics[0]
-    if first is None or first.has_errors:
-        name, limit = ACCURACY, f'"{ACCURACY}<-0.5" (points), "{METRIC}>1" (in its unit)'
-    else:
-        name = first.name
-        limit = f'"{name}{"<-" if first.better == "higher" else ">"}0.5" ({first.difference_unit or "in its unit"})'
-    return (
-        f'{limit}, "time>1.10x", "memory>5%", "diverged>0", "failed>0", or a verdict: "{name}:non-inferior", '
-        f'"{name}:worse", "time:better"'
-    )
-
-
 def parse_gate(text: str, metrics: Sequence[Metric] | None = CLASSIFICATION) -> Gate | VerdictGate:
     """Read a gate such as `accuracy<-0.5`, `time>1.10x` or `accuracy:non-inferior`.
-
-    A percentage of time or memory is one more than the ratio 1.
 
     Args:
         metrics: that runs will have; None where they are not known yet, and then `check_gates` refuses other names.
@@ -136,13 +110,13 @@ def parse_gate(text: str, metrics: Sequence[Metric] | None = CLASSIFICATION) -> 
     if asked is not None:
         measure, word = asked.groups()
         if measure in (*COUNTS, "memory"):
-            raise ConfigError(f"--fail-on {text!r}: there is no verdict on {measure}; write {_examples(metrics)}")
+            raise ConfigError(f"--fail-on {text!r}: there is no verdict on {measure}; write {EXAMPLES}")
         if metrics is not None and measure not in QUANTITIES and _find_metric(measure, text, metrics) != metrics[0]:
             raise ConfigError(f"--fail-on {text!r}: verdicts are about {metrics[0].name}, and {measure} has none")
         return VerdictGate(text.strip(), measure, OLD_WORDS.get(word, word))
     match = GRAMMAR.fullmatch(text.strip())
     if match is None:
-        raise ConfigError(f"--fail-on {text!r} cannot be read; write {_examples(metrics)}")
+        raise ConfigError(f"--fail-on {text!r} cannot be read; write {EXAMPLES}")
     measure, sign, number, unit = match.groups()
     if measure == TAIL_LOSS:
         raise ConfigError(f'--fail-on {text!r}: {measure} has verdicts only, as in "{measure}:non-inferior"')
@@ -150,7 +124,7 @@ def parse_gate(text: str, metrics: Sequence[Metric] | None = CLASSIFICATION) -> 
         _find_metric(measure, text, metrics)
     if (unit is not None) != (measure in RATIOS):
         raise ConfigError(f"--fail-on {text!r}: {measure} has {'a ratio' if measure in RATIOS else 'a plain number'}, "
-                          f"as in {_examples(metrics)}")  # fmt: skip
+                          f"as in {EXAMPLES}")  # fmt: skip
     limit = float(number)
     return Gate(text.strip(), measure, sign == ">", 1 + limit / 100 if unit == "%" else limit)
 
@@ -165,8 +139,7 @@ def _find_metric(measure: str, text: str, metrics: Sequence[Metric]) -> Metric:
         alias = [ACCURACY] if first.has_errors else []
         known = ", ".join([*alias, METRIC, *(metric.name for metric in metrics), *RATIOS, *COUNTS])
         raise ConfigError(
-            f"--fail-on {text!r} cannot be read: nothing called {measure} is measured; write {known}, as in "
-            f"{_examples(metrics)}"
+            f"--fail-on {text!r} cannot be read: nothing called {measure} is measured; write {known}, as in {EXAMPLES}"
         )
     return found
 
@@ -176,10 +149,9 @@ def check_gates(
 ) -> list[Check]:
     """Check every gate for every arm: against the same arm of a baseline, or else against the reference.
 
-    A limit is compared with means, whatever the verdicts. All pairs must have done the same work. What is not known
-    because runs of the arm failed or diverged, or did other work, fails; times and memory of another machine, and times
-    that are invalid, are skipped with the reason. A baseline may be of another version of torch, to show what it
-    changes.
+    A limit is compared with means. What is not known because runs of the arm failed or diverged, or did other work,
+    fails; times and memory of another machine, and times that are invalid, are skipped with the reason. A baseline may
+    be of another version of torch, to show what it changes.
 
     Raises:
         ConfigError: the baseline has none of the arms or another metric, or a gate is about something else.
@@ -259,7 +231,7 @@ def _check_limit(
     gate: Gate, metric: Metric | None, row: ArmSummary, runs: Runs, base: Runs, *, same_software: bool
 ) -> Check:
     value: float | None
-    if gate.measure in ("diverged", "failed"):
+    if gate.measure in COUNTS:
         value, why, may_skip = row.diverged if gate.measure == "diverged" else row.failed, "", False
     else:
         value, why, may_skip = _measure(gate.measure, metric, runs, base, same_software=same_software)
@@ -278,8 +250,7 @@ def _measure(
     here, there = ([run for run in side if run.status == "completed"] for side in (runs, base))
     if not here or not there:
         return None, f"no run of {'the arm' if not here else 'the baseline'} was completed", False
-    lost = len(runs) - len(here)
-    if metric and lost:
+    if metric and len(here) < len(runs):
         return None, f"it is conditional on the {len(here)} of {len(runs)} runs that were completed", False
     if metric and (survivors := surviving_seeds(runs, base)):
         share = "{} of {} seeds".format(*survivors)

@@ -65,12 +65,9 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Run:
-    """One line: a run, or the mean of several.
+    """One line: a run, or the mean of several, of a number that is None where it has a deviation and does not say so.
 
-    Attributes:
-        value: of the metric, as records store it; None if it was not measured or is not finite.
-        speed: negative logarithm of the seconds.
-        runs: behind the line; None where it has a standard deviation and does not say of how many.
+    The speed is the negative logarithm of the seconds.
     """
 
     arm: str
@@ -91,11 +88,9 @@ class ResultsTable:
 
 
 def read_table(source: Path | TextIO | str, *, metric: str | None = None, better: Better | None = None) -> ResultsTable:
-    """Read a CSV (comma, semicolon or tab) or Markdown table with a header; lines that begin with `#` are remarks.
+    """Read a CSV (comma, semicolon or tab) or Markdown table: a file in UTF-8, open or not, or its text.
 
-    Args:
-        source: a file in UTF-8, open or not, or the text of a table. Other arguments and errors are as for
-            `judge_table`.
+    Lines that begin with `#` are remarks. Other arguments and errors are as for `judge_table`.
     """
     name = str(source) if isinstance(source, Path) else "the table"
     try:
@@ -106,8 +101,6 @@ def read_table(source: Path | TextIO | str, *, metric: str | None = None, better
         raise RecordError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from None
     written, lines = _cells(text, name)
     head = [cell.lower() for cell in written]
-    if {"metric_final", "metric_last_mean"} <= set(head):
-        raise RecordError(f"{name} is a report of ampcompare, not a table; `ampcompare report FOLDER` has its verdicts")
     if "arm" not in head or len(set(head)) < len(head):
         raise RecordError(f"{name} needs a column arm, and no column twice; its columns are {', '.join(head)}")
     column, found = _metric_of(dict(zip(head, written, strict=True)), lines, metric, better)
@@ -260,12 +253,8 @@ def _compare(
 
     Values of single runs are rounded to the digits that are printed, or to a coarser step of which all are multiples;
     the spread of that is added to the one they show. A rounded mean is off by the same amount however many runs are
-    behind it, so the standard error is at least that of rounding both sides.
-
-    Args:
-        value: of a line, larger where it is better.
-        floor: smallest spread of a difference, above 0.
-        sd: over seeds, known from elsewhere, in the unit of the values; used if a side has fewer than three runs.
+    behind it, so the standard error is at least that of rounding both sides. A standard deviation `sd` over seeds, in
+    the unit of the values, is used if a side has fewer than three runs.
     """
     here, there = ([(run, found) for run in side if (found := value(run)) is not None] for side in (arm, reference))
     if not here or not there:

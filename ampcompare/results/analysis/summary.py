@@ -64,13 +64,8 @@ def summarize(
 
     Args:
         records: of any subset of the cells; what is missing is missing in the rows.
-        arms: rows in order.
-        reference: the arm that pairs are made with, by seed.
-        command: what was run, for the report.
         order: cells as they ran.
-        terms: margins and preference.
         design: error rates of the tests; by default of one test at 5 %.
-        published: published results of the rows.
         excluded: files that were read and are not used, each with its reason.
 
     Raises:
@@ -84,8 +79,16 @@ def summarize(
     by_arm: dict[str, list[RunRecord]] = {arm: [] for arm in arms}
     for record in records:
         by_arm.setdefault(record.arm, []).append(record)
-    margin = accuracy_margin(by_arm.get(reference, []), reference, terms, metric)
-    rows = _rows(by_arm, arms, reference, terms, design)
+    against = by_arm.get(reference, [])
+    margin = accuracy_margin(against, reference, terms, metric)
+    evidence = {name: quantity.evidence for name, quantity in quantity_tests(margin, terms, design).items()}
+    lines = [
+        _line_of_reference(arm, against)
+        if arm == reference
+        else _line_of(arm, Pairing.by_seed(by_arm[arm], against), evidence, margin)
+        for arm in arms
+    ]
+    rows = decided_rows(lines, margin, terms, design)
     changed = {record.arm for record in records if record.config.first_weights == "twin"}
     comparison = conclude(
         rows,
@@ -106,7 +109,7 @@ def summarize(
         records=list(records),
         published=published,
     )
-    floors = [_floor_sentence(comparison, arm, by_arm[arm], by_arm[reference]) for arm in sorted(changed)]
+    floors = [_floor_sentence(comparison, arm, by_arm[arm], against) for arm in sorted(changed)]
     return comparison.model_copy(
         update={
             "headline": [*comparison.headline, *filter(None, floors)],
@@ -189,23 +192,6 @@ def conclude(
     )
     about = comparison.model_copy(update={"arms": list(rows if answered is None else answered)})
     return comparison.model_copy(update={"headline": headline(about)})
-
-
-def _rows(
-    by_arm: Mapping[str, list[RunRecord]], arms: Sequence[str], reference: str, terms: Criteria, design: Design
-) -> list[ArmSummary]:
-    """Return the row of each arm, with its verdicts against `reference`."""
-    metric = metric_of(record for records in by_arm.values() for record in records)
-    against = by_arm.get(reference, [])
-    margin = accuracy_margin(against, reference, terms, metric)
-    evidence = {name: quantity.evidence for name, quantity in quantity_tests(margin, terms, design).items()}
-    lines = [
-        _line_of_reference(arm, against)
-        if arm == reference
-        else _line_of(arm, Pairing.by_seed(by_arm[arm], against), evidence, margin)
-        for arm in arms
-    ]
-    return decided_rows(lines, margin, terms, design)
 
 
 def _line_of_reference(arm: str, records: Sequence[RunRecord]) -> Line:
@@ -319,16 +305,11 @@ def _status(records: Sequence[RunRecord]) -> str:
         return "not run"
     words = []
     for status in ("completed", "diverged", "failed", "interrupted"):
-        matching = [record for record in records if record.status == status]
-        if not matching:
-            continue
-        share = "" if len(matching) == len(records) else f" {len(matching)}/{len(records)}"
-        detail = ""
-        if status == "diverged":
-            detail = f" at step {min(record.summary.diverged_step or 0 for record in matching)}"
-        elif status == "failed":
-            detail = f": {matching[0].error}"
-        words.append(("ok" if status == "completed" else status) + share + detail)
+        if matching := [record for record in records if record.status == status]:
+            share = "" if len(matching) == len(records) else f" {len(matching)}/{len(records)}"
+            first_step = min(record.summary.diverged_step or 0 for record in matching)
+            details = {"diverged": f" at step {first_step}", "failed": f": {matching[0].error}"}
+            words.append(("ok" if status == "completed" else status) + share + details.get(status, ""))
     mixed = list(filter(None, map(foreign_steps, records)))
     words += [f"{text} {mixed.count(text)}/{len(records)}" for text in dict.fromkeys(mixed)]
     return "; ".join(words)

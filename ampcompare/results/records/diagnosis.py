@@ -74,18 +74,12 @@ class ModuleStep(FrozenRecord):
 
 
 class Headroom(FrozenRecord):
-    """What a loss scale does to the gradients of a run.
+    """What a loss scale does to the gradients of a run."""
 
-    Attributes:
-        exponents: of the gradients in fp32 at scale 1.
-        largest_scale: power of two below which no gradient overflows.
-        lost: share of the gradients that fp16 rounds to zero, by loss scale.
-    """
-
-    exponents: dict[int, int] = Field(default_factory=dict)
-    largest_scale: Number | None = None
+    exponents: dict[int, int] = Field({}, description="of the gradients in fp32 at scale 1")
+    largest_scale: Number | None = Field(None, description="power of two below which no gradient overflows")
     own_scale: Number = 1.0
-    lost: dict[str, float] = Field(default_factory=dict)
+    lost: dict[str, float] = Field({}, description="share of the gradients that fp16 rounds to zero, by loss scale")
 
 
 class LostUpdates(FrozenRecord):
@@ -122,18 +116,12 @@ class Trial(FrozenRecord):
 
 
 class Cure(FrozenRecord):
-    """The smallest tested change that removes the faults.
+    """The smallest tested change that removes the faults."""
 
-    Attributes:
-        keeps: modules, or file:line of calls, in fp32.
-        arm: that does it, for `compare`; None if only code does.
-        code: to paste.
-    """
-
-    keeps: list[str] = Field(default_factory=list)
+    keeps: list[str] = Field([], description="modules, or file:line of calls, in fp32")
     option: str = ""
-    arm: str | None = None
-    code: str = ""
+    arm: str | None = Field(None, description="that does it, for `compare`; None if only code does")
+    code: str = Field("", description="to paste")
 
 
 class Diagnosis(Shown, FrozenRecord):

@@ -37,7 +37,7 @@ KINDS: dict[WorkKind, str] = {
 
 
 class Part(FrozenRecord):
-    """A part of a step. All parts of a step add up to it."""
+    """A part of a step; all parts add up to it."""
 
     phase: Phase
     kind: WorkKind
@@ -45,10 +45,7 @@ class Part(FrozenRecord):
 
 
 class Operation(FrozenRecord):
-    """An operation or kernel of a step, summed over its calls.
-
-    `seconds` is its own time, without the operations that it calls.
-    """
+    """An operation or kernel of a step, summed over its calls, without the operations that it calls."""
 
     name: str
     phase: Phase
@@ -66,18 +63,13 @@ class Layer(FrozenRecord):
 
 
 class Product(FrozenRecord):
-    """A matrix product or convolution of a module whose sizes are no multiples of what tensor cores take.
-
-    Attributes:
-        sizes: those that miss, such as "in 30".
-        share: of the FLOPs of the forward pass.
-    """
+    """A matrix product or convolution of a module whose sizes are no multiples of what tensor cores take."""
 
     module: str
     operation: str
     dtype: str
-    sizes: list[str]
-    share: float
+    sizes: list[str] = Field(description='those that miss, such as "in 30"')
+    share: float = Field(description="of the FLOPs of the forward pass")
 
 
 class Sync(FrozenRecord):
@@ -109,37 +101,22 @@ class Held(FrozenRecord):
 
 
 class Memory(FrozenRecord):
-    """What holds memory at the peak of a step.
+    """What holds memory at the peak of a step."""
 
-    Attributes:
-        measured_bytes: the peak, from the allocator.
-        held: what was counted; the rest is `rest_bytes`, which can be negative by what the allocator did not count.
-        layers: activations kept for the backward pass by module, the largest first.
-        kept_twice_bytes: activations kept in one type and again in another, the smaller of both.
-        reserved_bytes: held by the caching allocator of a GPU; None on a CPU.
-    """
-
-    measured_bytes: int
+    measured_bytes: int = Field(description="the peak, from the allocator")
     held: list[Held]
-    rest_bytes: int
-    layers: list[Held] = Field(default_factory=list)
-    kept_twice_bytes: int = 0
-    kept_twice: list[Held] = Field(default_factory=list)
-    reserved_bytes: int | None = None
+    rest_bytes: int = Field(description="not counted; negative by what the allocator did not count")
+    layers: list[Held] = Field([], description="activations kept for the backward pass by module, the largest first")
+    kept_twice_bytes: int = Field(0, description="activations in one type and again in another, the smaller of both")
+    kept_twice: list[Held] = Field([])
+    reserved_bytes: int | None = Field(None, description="held by the caching allocator of a GPU")
 
 
 class Limits(FrozenRecord):
-    """How near a step is to what the device can do.
+    """How near a step is to what the device can do; peaks are per second, in the type `peak_dtype`."""
 
-    Attributes:
-        flops: of a step, as torch.utils.flop_counter counts them.
-        bytes: read and written by all operations of a step, if none of it stays in a cache.
-        peak_flops, peak_bytes: per second, of the device in the type `peak_dtype`; None if unknown.
-        source: of the peaks.
-    """
-
-    flops: Finite = 0.0
-    bytes: Finite = 0.0
+    flops: Finite = Field(0.0, description="of a step, as torch.utils.flop_counter counts them")
+    bytes: Finite = Field(0.0, description="that all operations read and write, if none stays in a cache")
     cast_bytes: Finite = 0.0
     peak_flops: float | None = None
     peak_dtype: str = "fp32"
@@ -157,16 +134,11 @@ class Limits(FrozenRecord):
 
 
 class Trial(FrozenRecord):
-    """A change that was trained, in the same process and in turns with the arm as it is.
+    """A change that was trained, in the same process and in turns with the arm as it is."""
 
-    Attributes:
-        change: the setting, as on the command line.
-        seconds: of a step, or of the work of one step of the arm if the batch differs.
-    """
-
-    change: str
+    change: str = Field(description="the setting, as on the command line")
     before_seconds: float
-    seconds: float
+    seconds: float = Field(description="of a step, or of the work of one step of the arm if the batch differs")
     failure: str = ""
 
     @property
@@ -176,59 +148,43 @@ class Trial(FrozenRecord):
 
 
 class Reason(FrozenRecord):
-    """Why an arm is not faster or not smaller.
-
-    Attributes:
-        text: a sentence with the evidence.
-        share: of the step (or of the peak of memory) that it explains.
-        gain: what removing it saves, in words; "" if unknown.
-        tested: the gain was measured by training with the change.
-        on_gpu: counted here, but of effect on a GPU only.
-        evidence: lines with places and figures.
-    """
+    """Why an arm is not faster or not smaller."""
 
     kind: ReasonKind
     text: str
-    share: float
-    gain: str = ""
-    tested: bool = False
-    on_gpu: bool = False
-    evidence: list[str] = Field(default_factory=list)
+    share: float = Field(description="of the step, or of the peak of memory, that it explains")
+    gain: str = Field("", description="what removing it saves, in words")
+    tested: bool = Field(False, description="whether the gain was measured by training with the change")
+    on_gpu: bool = Field(False, description="whether it is counted here, but of effect on a GPU only")
+    evidence: list[str] = Field([], description="lines with places and figures")
 
 
 class ArmProfile(FrozenRecord):
-    """One step of an arm, the mean of a few steady ones.
-
-    Attributes:
-        seconds: of a step without a profiler; the parts are scaled to it.
-        half: how 16-bit types are computed on a CPU, such as "bf16 emulated".
-        graph_breaks: of torch.compile by reason; None if the arm is not compiled.
-        failure: why the arm has no profile; "" if it has.
-    """
+    """One step of an arm, the mean of a few steady ones."""
 
     arm: str
-    seconds: Finite = 0.0
+    seconds: Finite = Field(0.0, description="of a step without a profiler; the parts are scaled to it")
     device: str = "cpu"
     half_dtype: str = ""
-    half: str = ""
+    half: str = Field("", description='how 16-bit types are computed on a CPU, such as "bf16 emulated"')
     optimizer: str = ""
-    parts: list[Part] = Field(default_factory=list)
-    operations: list[Operation] = Field(default_factory=list)
-    layers: list[Layer] = Field(default_factory=list)
-    products: list[Product] = Field(default_factory=list)
-    syncs: list[Sync] = Field(default_factory=list)
-    repeated: list[Repeated] = Field(default_factory=list)
+    parts: list[Part] = Field([])
+    operations: list[Operation] = Field([])
+    layers: list[Layer] = Field([])
+    products: list[Product] = Field([])
+    syncs: list[Sync] = Field([])
+    repeated: list[Repeated] = Field([])
     memory: Memory | None = None
     limits: Limits | None = None
     rank_seconds: list[Finite] = Field(default_factory=list, description="of a step of each rank, if there are several")
-    graph_breaks: dict[str, int] | None = None
+    graph_breaks: dict[str, int] | None = Field(None, description="of torch.compile by reason, where it compiled")
     fp32_seconds: Finite = Field(0.0, description="of operations of the forward and backward pass in fp32, but casts")
     optimizer_operations: int = Field(0, description="in a step")
     batch_size: int | None = None
-    trials: list[Trial] = Field(default_factory=list)
-    reasons: list[Reason] = Field(default_factory=list)
-    notes: list[str] = Field(default_factory=list)
-    failure: str = ""
+    trials: list[Trial] = Field([])
+    reasons: list[Reason] = Field([])
+    notes: list[str] = Field([])
+    failure: str = Field("", description="why the arm has no profile")
 
     def of_phase(self, phase: str) -> float:
         """Return the seconds of a phase."""
@@ -252,4 +208,4 @@ class Profile(FrozenRecord):
     arms: list[ArmProfile]
     subject: str = ""
     device: str = ""
-    notes: list[str] = Field(default_factory=list)
+    notes: list[str] = Field([])

@@ -135,16 +135,7 @@ def write_result(result: Any, folder: Path, forms: Sequence[str]) -> list[Path]:
         EnvironmentUnfit: the folder cannot be written.
     """
     document = document_of(result)
-    return write_formats(document, folder, document.kind, forms)
-
-
-def write_formats(document: Document, folder: Path, name: str, forms: Sequence[str]) -> list[Path]:
-    """Write a document in some formats, if their packages are installed, as files of one name; return them.
-
-    Raises:
-        EnvironmentUnfit: the folder cannot be written.
-    """
-    written = {folder / f"{name}.{form}": FORMATS[form] for form in forms if not FORMATS[form].missing}
+    written = {folder / f"{document.kind}.{form}": FORMATS[form] for form in forms if not FORMATS[form].missing}
     for path, form in written.items():
         write_atomically(path, form.reporter().write(document))
     return list(written)

@@ -13,29 +13,17 @@ from ampcompare.results.records.comparison import ArmSummary, Comparison, Quanti
 from ampcompare.results.records.evaluation import emulated_type
 from ampcompare.results.records.metric import TOP5, Metric
 from ampcompare.results.records.run import RunRecord
-from ampcompare.results.records.verdict import OPEN, Kind, Verdict
+from ampcompare.results.records.verdict import Kind, Verdict
 from ampcompare.results.report.document import Cell, Column, Table, Tone
 
 _MORE_DIGITS = 10
 NOTABLE_WAIT = 0.05  # of a step
-TONES: dict[Kind, Tone] = {
-    "identical": "good",
-    "equivalent": "good",
-    "non-inferior": "good",
-    "better": "good",
-    "worse": "bad",
-    "diverged": "bad",
-    "learned nothing": "open",
-    "inconclusive": "open",
-    "few seeds": "open",
-    "not tested": "open",
-    "conditional": "open",
-    "not comparable": "muted",
-    "emulated": "muted",
-    "not as declared": "open",
-    "no verdict": "muted",
-    "invalid": "muted",
-}
+_TONES: tuple[tuple[Tone, tuple[Kind, ...]], ...] = (
+    ("good", ("identical", "equivalent", "non-inferior", "better")),
+    ("bad", ("worse", "diverged")),
+    ("open", ("learned nothing", "inconclusive", "few seeds", "not tested", "conditional", "not as declared")),
+    ("muted", ("not comparable", "emulated", "no verdict", "invalid")),
+)
 STATES: dict[str, Tone] = {"completed": "good", "diverged": "bad", "failed": "bad", "interrupted": "open"}
 
 
@@ -55,7 +43,6 @@ class ArmColumn(Column):
         cell: of an arm's row in its comparison.
         applies: whether a comparison has values for the column; else no table shows it.
         of_run: its value for one run, which the CSV then has too; None if there is no such value.
-        overview: whether the one table that a report begins with has it too, where it has room.
         needs_others: whether that table leaves it out where only the reference has a number.
     """
 
@@ -64,7 +51,6 @@ class ArmColumn(Column):
     cell: Callable[[ArmSummary, Comparison], Cell] = _no_cell
     applies: Callable[[Comparison], bool] = _always
     of_run: Callable[[RunRecord], float | None] | None = None
-    overview: bool = False
     needs_others: bool = False
 
 
@@ -77,23 +63,15 @@ def over_runs(
     value: Callable[[RunRecord], float | None],
     form: Callable[[float], str],
     applies: Callable[[Comparison], bool] = _always,
-    *,
-    overview: bool = False,
 ) -> ArmColumn:
-    """Return a column of the mean over the completed runs of an arm; the CSV has the value of each run.
-
-    Args:
-        value: of one run; None if it has none.
-        form: text of a mean, such as `"{:.2f}".format`.
-        applies: as for `ArmColumn`, and so is `overview`.
-    """
+    """Return a column of the mean over the completed runs of an arm; the CSV has the value of each run."""
 
     def cell(row: ArmSummary, comparison: Comparison) -> Cell:
         completed = [value(run) for run in comparison.records if run.arm == row.arm and run.status == "completed"]
         measured = [number for number in completed if number is not None]
         return Cell(form(statistics.fmean(measured))) if measured else Cell()
 
-    return ArmColumn(cell=cell, applies=applies, of_run=value, overview=overview)
+    return ArmColumn(cell=cell, applies=applies, of_run=value)
 
 
 def metric_text(metric: Metric, value: float | None, sd: float | None = None) -> str:
@@ -125,10 +103,6 @@ def _epoch(row: ArmSummary, comparison: Comparison) -> Cell:
     if row.invalid_time and row.epoch_seconds is not None:
         return INVALID
     return Cell(format_seconds(row.epoch_seconds, row.epoch_seconds_sd))
-
-
-def _ratio(row: ArmSummary) -> str:
-    return _number(row.valid_time_ratio, ".2f")
 
 
 @dataclass(frozen=True)
@@ -197,11 +171,7 @@ def _engine(row: ArmSummary) -> str:
 
 
 def status_cell(row: ArmSummary, records: Iterable[RunRecord], longest: int = 60) -> Cell:
-    """Return what became of the runs of a row, in the tone of the best of them.
-
-    Args:
-        records: of the row; of a judged table there are none.
-    """
+    """Return what became of the runs of a row, in the tone of the best of them; a judged table has no records."""
     ended = {record.status for record in records if record.arm == row.arm}
     if not ended and row.completed + row.diverged:
         ended = {"diverged"} if row.diverged else {"completed"}
@@ -235,12 +205,8 @@ def _metric_columns(comparison: Comparison) -> dict[str, ArmColumn]:
 def _other_metrics(comparison: Comparison) -> dict[str, ArmColumn]:
     """Return the final values of the other metrics; the CSV alone has top-5."""
     others = comparison.records[0].metrics[1:] if comparison.records else []
-    means = {metric.head: over_runs(_value_of(metric), partial(metric_text, metric)) for metric in others}
+    means = {one.head: over_runs(partial(value_of, name=one.name), partial(metric_text, one)) for one in others}
     return {head: replace(column, of_run=None) for head, column in means.items() if head != TOP5.head}
-
-
-def _value_of(metric: Metric) -> Callable[[RunRecord], float | None]:
-    return lambda record: value_of(record, metric.name)
 
 
 def _throughput(comparison: Comparison) -> dict[str, ArmColumn]:
@@ -263,21 +229,6 @@ def _energy(comparison: Comparison) -> dict[str, ArmColumn]:
 
     known = any(joules(record) is not None for record in comparison.records)
     return {f"J/1000 {unit}": over_runs(joules, lambda mean: f"{mean:.3g}")} if known else {}
-
-
-def _memory_of_gpu(comparison: Comparison) -> dict[str, ArmColumn]:
-    """Return what the allocator held, and what all processes used of the GPU, where either is known."""
-    values: dict[str, Callable[[RunRecord], int | None]] = {
-        "reserved MiB": lambda record: record.summary.peak_reserved_bytes,
-        "device MiB": lambda record: None if record.readings is None else record.readings.device_bytes,
-    }
-    known = {head: value for head, value in values.items() if any(map(value, comparison.records))}
-    return {head: ArmColumn(cell=partial(_highest_mebibytes, value)) for head, value in known.items()}
-
-
-def _highest_mebibytes(value: Callable[[RunRecord], int | None], row: ArmSummary, comparison: Comparison) -> Cell:
-    sizes = [size for record in comparison.records if record.arm == row.arm and (size := value(record))]
-    return Cell(format_mebibytes(max(sizes, default=None)))
 
 
 def _waits_for_data(comparison: Comparison) -> bool:
@@ -310,12 +261,11 @@ COLUMNS: dict[str, ArmColumn | ColumnsOf] = {
     "other metrics": _other_metrics,
     "epoch (s)": ArmColumn(cell=_epoch),
     "peak MiB": of_arm(lambda row: format_mebibytes(row.peak_bytes)),
-    "memory of the GPU": _memory_of_gpu,
     "step (ms)": ArmColumn(cell=step_cell),
     "data (ms)": ArmColumn(cell=_data_milliseconds, applies=_waits_for_data),
     "throughput": _throughput,
     "energy": _energy,
-    "rel. time": of_arm(_ratio),
+    "rel. time": of_arm(lambda row: _number(row.valid_time_ratio, ".2f")),
     "tail loss": over_runs(lambda record: record.summary.loss_tail, "{:.4g}".format, _keeps_loss),
     "final loss scale": of_arm(lambda row: _number(row.final_loss_scale, "g")),
     "skipped steps": of_arm(_skipped_steps),
@@ -382,12 +332,7 @@ def columns(comparison: Comparison) -> dict[str, ArmColumn]:
 def table_of(
     shown: Mapping[str, ArmColumn], comparison: Comparison, rows: Sequence[ArmSummary] | None = None, **options: Any
 ) -> Table:
-    """Return a table of these columns.
-
-    Args:
-        rows: of the arms to show; None for all of the comparison.
-        options: of `Table.of`.
-    """
+    """Return a table of these columns, for all arms or some; options are those of `Table.of`."""
     chosen = comparison.arms if rows is None else rows
     return Table.of(shown, [[column.cell(row, comparison) for column in shown.values()] for row in chosen], **options)
 
@@ -406,11 +351,6 @@ def format_interval(
     A verdict says on which side of a limit each bound lies: of 0, or of the equivalence margin. Rounding must not say
     otherwise, as "-0.50" would of a bound of -0.4996 that is inside a margin of 0.5. So a bound gets as many digits
     as that takes; from the second one more on, it may also be rounded away from the limit.
-
-    Args:
-        limits: which the verdict compares the bounds with, in the unit of the value.
-        decimals: as far as no limit is near.
-        sign: "+" to write it for positive numbers.
     """
     if low is None or high is None:
         return format_decimal(value, decimals, sign)
@@ -425,15 +365,10 @@ def _bound_text(bound: float, limits: Sequence[float], decimals: int, sign: str)
         if more > 1 and math.isfinite(bound):
             step = 10.0 ** -(decimals + more)
             texts += [format_decimal(float(texts[0]) + move, decimals + more, sign) for move in (step, -step)]
-        for text in texts:
-            if all(_side(float(text), _printed_limit(limit)) == _side(bound, limit) for limit in limits):
+        for text in texts:  # limits as sentences print them, such as ±0.5
+            if all(_side(float(text), float(f"{limit:g}")) == _side(bound, limit) for limit in limits):
                 return text
     return repr(bound)
-
-
-def _printed_limit(limit: float) -> float:
-    """Return a limit as sentences print it, such as `±0.5`."""
-    return float(f"{limit:g}")
 
 
 def _side(value: float, limit: float) -> int:
@@ -447,15 +382,11 @@ def verdict_detail(verdict: Verdict) -> str:
 
 def tone_of(verdict: Verdict) -> Tone:
     """Return the color of a verdict."""
-    return TONES.get(verdict.kind, "")
+    return next((tone for tone, kinds in _TONES if verdict.kind in kinds), "")
 
 
 def time_words(verdict: Verdict, margin: float) -> str:
-    """Return what a verdict on the step time says; "" where it decides nothing.
-
-    Args:
-        margin: as a share of the step time.
-    """
+    """Return what a verdict on the step time, whose margin is a share of it, says; "" where it decides nothing."""
     words: dict[Kind, str] = {
         "better": "faster",
         "worse": "slower",
@@ -465,15 +396,6 @@ def time_words(verdict: Verdict, margin: float) -> str:
     return words.get(verdict.kind, "")
 
 
-def time_tone(verdict: Verdict) -> Tone:
-    """Return the color of a verdict on time; none for an open one."""
-    return "" if verdict.kind in OPEN else tone_of(verdict)
-
-
 def is_emulated(row: ArmSummary) -> bool:
     """Return whether an arm's 16-bit arithmetic was computed in fp32 and rounded, so that its times say nothing."""
     return bool(emulated_type(row.half))
-
-
-def is_invalid(row: ArmSummary) -> bool:
-    return bool(row.invalid_time)

@@ -10,7 +10,7 @@ from ampcompare.results.analysis.effects.samples import samples_noun, two_digits
 from ampcompare.results.analysis.effects.step_time import invalid_reason
 from ampcompare.results.analysis.inference.effect import MIN_PAIRS
 from ampcompare.results.analysis.pairing.comparability import are_pairs
-from ampcompare.results.records.comparison import ArmSummary, Comparison, ModelPair, PublishedRow, SampleComparison
+from ampcompare.results.records.comparison import ArmSummary, Comparison, PublishedRow, SampleComparison
 from ampcompare.results.records.evaluation import PrecisionRow, emulated_type
 from ampcompare.results.records.metric import Metric
 from ampcompare.results.records.run import RunRecord
@@ -58,11 +58,7 @@ VERDICTS = {"accuracy_verdict": "quality", "time_verdict": "time", "loss_verdict
 
 
 def comparison_document(comparison: Comparison, logs: Mapping[str, str] | None = None) -> Document:
-    """Return the report.
-
-    Args:
-        logs: relative address of the log of each cell, by the name of the cell.
-    """
+    """Return the report, which links to the log of each cell."""
     warnings, title, further = answer_of(comparison)
     first = make_overview(comparison)
     below = [*first.legend, *_overview_legend(comparison, first.heads)]
@@ -114,11 +110,7 @@ def comparison_document(comparison: Comparison, logs: Mapping[str, str] | None =
 
 
 def _overview_legend(comparison: Comparison, shown: Collection[str]) -> list[str]:
-    """Return a few lines: what the verdicts of the one table go by, and what its columns mean.
-
-    Args:
-        shown: heads of its columns.
-    """
+    """Return a few lines: what the verdicts of the one table go by, and what the columns that it shows mean."""
     others = [row for row in comparison.arms if row.arm != comparison.reference]
     if not others:
         return []
@@ -241,7 +233,10 @@ def sample_sections(comparison: Comparison) -> Iterable[Section]:
         reference = printable(comparison.reference, 60)
         table = Table.of(
             ["arm", "seed", "right only here", f"right only in {reference}", "McNemar's p"],
-            [_two_models(row, pair) for row, pair in single],
+            [
+                [printable(row.arm, 60), str(it.seed), str(it.arm_only), str(it.reference_only), f"{it.p:.3g}"]
+                for row, it in single
+            ],
             "These two models",
             f"Two single models on the same {noun}, McNemar's exact test. It is about these two models, not about "
             f"the arms that trained them: two seeds of one arm often differ as much.",
@@ -263,10 +258,6 @@ def _new_samples(row: ArmSummary, its: SampleComparison, comparison: Comparison)
     ]
 
 
-def _two_models(row: ArmSummary, pair: ModelPair) -> list[str]:
-    return [printable(row.arm, 60), str(pair.seed), str(pair.arm_only), str(pair.reference_only), f"{pair.p:.3g}"]
-
-
 def precision_table(comparison: Comparison) -> Table | None:
     """Return the table: a line for each arm and precision; None where nothing was evaluated so."""
     rows, metric, form = comparison.precisions, comparison.metric, effect_format("quality", comparison)
@@ -278,9 +269,10 @@ def precision_table(comparison: Comparison) -> Table | None:
     headers = ["arm", "evaluated in", metric.head, "own", f"Δ to own{unit}"]
     headers += ["differing answers %"] if answered else []
     headers += [f"mean |Δ| of a sample ({metric.name})"] if moved else []
+    interval = ", with its 95 % interval, each tested alone" if any(row.low is not None for row in rows) else ""
     words = [
         f"The trained weights of each arm, evaluated in other precisions. Own: in the arm's own precision; Δ: to "
-        f"that, paired by seed{_with_interval(rows)}."
+        f"that, paired by seed{interval}."
     ]
     if answered:
         words.append("Differing answers: share of decisions that differ from the arm's own evaluation.")
@@ -290,10 +282,6 @@ def precision_table(comparison: Comparison) -> Table | None:
         "Trained weights in other precisions",
         " ".join(words),
     )
-
-
-def _with_interval(rows: list[PrecisionRow]) -> str:
-    return ", with its 95 % interval, each tested alone" if any(row.low is not None for row in rows) else ""
 
 
 def _evaluation_row(

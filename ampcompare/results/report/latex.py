@@ -26,11 +26,7 @@ def _escape(text: str) -> str:
 
 
 def _table(table: Table, title: str) -> str:
-    """Return a table environment, captioned with its legend; columns that are numeric are aligned right.
-
-    Args:
-        title: of its section, for a table that has neither title nor legend.
-    """
+    """Return a table environment, captioned with its legend or else the title of its section."""
     caption = " ".join([*([f"{table.title}."] if table.title else []), *table.legend]) or title
     sides = "".join("r" if column.numeric else "l" for column in table.columns)
     head, *rows = (" & ".join(map(_escape, row)) + r" \\" for row in [table.heads, *table.texts])

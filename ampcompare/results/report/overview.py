@@ -15,15 +15,13 @@ from ampcompare.results.report.columns import (
     ArmColumn,
     arm_engine,
     arm_name,
-    columns,
     effect_text,
     is_emulated,
-    is_invalid,
     metric_text,
+    of_arm,
     state_cell,
     status_cell,
     step_cell,
-    time_tone,
     time_words,
     tone_of,
     verdict_detail,
@@ -43,10 +41,6 @@ def is_reference(row: ArmSummary, comparison: Comparison) -> bool:
     """Return whether others are compared with a row."""
     references = [comparison.reference] if comparison.judged is None else comparison.judged.references
     return row.arm in references
-
-
-def _arm(row: ArmSummary, comparison: Comparison) -> Cell:
-    return Cell(arm_name(row))
 
 
 def _quality(row: ArmSummary, comparison: Comparison) -> Cell:
@@ -82,7 +76,7 @@ def _loss(row: ArmSummary, comparison: Comparison) -> Cell:
 
 def _ratio(row: ArmSummary, comparison: Comparison) -> Cell:
     if is_reference(row, comparison):
-        return Cell("1.00") if row.completed and not is_invalid(row) else Cell()
+        return Cell("1.00") if row.completed and not row.invalid_time else Cell()
     if row.time.effect is None:
         return Cell()
     if is_emulated(row) and row.time.kind != "invalid":
@@ -91,7 +85,8 @@ def _ratio(row: ArmSummary, comparison: Comparison) -> Cell:
         shown = INVALID if row.time.kind == "invalid" else Cell(row.time.word, "muted", badge=True)
         return replace(shown, short="-")
     text = effect_text(row, "time", comparison)
-    return Cell(text, time_tone(row.time), short=format_decimal(row.time.effect, 2))
+    tone = "" if row.time.kind in OPEN else tone_of(row.time)
+    return Cell(text, tone, short=format_decimal(row.time.effect, 2))
 
 
 def _peak(row: ArmSummary, comparison: Comparison) -> Cell:
@@ -101,16 +96,12 @@ def _peak(row: ArmSummary, comparison: Comparison) -> Cell:
     return Cell(f"{size:,.{1 if size < 1000 else 0}f}")
 
 
-def _runs(row: ArmSummary, comparison: Comparison) -> Cell:
-    return Cell(str(row.completed + row.diverged))
-
-
 def _memory(row: ArmSummary, comparison: Comparison) -> Cell:
     more = row.memory.effect
     return Cell() if more is None else Cell(f"{'-' if more < 0 else '+'}{format_bytes(abs(round(more)))}")
 
 
-ARM = ArmColumn("arm", numeric=False, cell=_arm)
+ARM = replace(of_arm(arm_name), head="arm", numeric=False)
 VERDICT = ArmColumn("verdict", numeric=False, cell=_verdict, shorten=1)
 RATIO = ArmColumn(
     "rel. time",
@@ -148,7 +139,7 @@ def judged_columns(metric: Metric) -> list[ArmColumn]:
     """Return the columns of a table that someone else measured."""
     return [
         ARM,
-        ArmColumn("runs", cell=_runs, drop=3, dropped="numbers of runs"),
+        replace(of_arm(lambda row: str(row.completed + row.diverged)), head="runs", drop=3, dropped="numbers of runs"),
         *_columns_of_quality(metric),
         RATIO,
         ArmColumn("Δ memory", cell=_memory, drop=4, dropped="differences in memory"),
@@ -157,14 +148,8 @@ def judged_columns(metric: Metric) -> list[ArmColumn]:
 
 def make_overview(comparison: Comparison) -> Table:
     """Return the table, without the columns that have no value in any row; below it what all arms share."""
-    if comparison.judged is not None:
-        known = judged_columns(comparison.metric)
-    else:
-        known = ran_columns(comparison.metric)
-        extra = {name: column for name, column in columns(comparison).items() if column.overview}
-        for name, column in extra.items():
-            if all(one.head != name for one in known):
-                known.append(replace(column, head=name, drop=3, dropped=name))
+    judged = comparison.judged is not None
+    known = (judged_columns if judged else ran_columns)(comparison.metric)
     cells = {column.head: [column.cell(row, comparison) for row in comparison.arms] for column in known}
     kept = [column for column in known if _is_informative(column, cells[column.head], comparison)]
     rows = [[cells[column.head][index] for column in kept] for index in range(len(comparison.arms))]
@@ -250,11 +235,11 @@ def _values(comparison: Comparison, value: Value) -> set[str]:
 def _differing(comparison: Comparison) -> list[Value]:
     """Return the settings and counts in which rows differ, each as the note of a row."""
     chosen: list[Value] = [value for value in SETTINGS if len(_values(comparison, value)) > 1]
-    shown = [_only_some if value is _skipped_text else value for value in chosen]
+    shown = [_skipped_if_any if value is _skipped_text else value for value in chosen]
     return [*shown, *([_engine] if _engines_differ(comparison) else [])]
 
 
-def _only_some(row: ArmSummary) -> str:
+def _skipped_if_any(row: ArmSummary) -> str:
     return _skipped_text(row) if row.skipped_steps else ""
 
 

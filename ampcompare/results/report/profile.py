@@ -227,13 +227,7 @@ def _figure(
     names: Sequence[str],
     words: Callable[[float], str],
 ) -> list[Block]:
-    """Return a bar for each row.
-
-    Args:
-        rows: arm, length, and the value of each part.
-        names: of the parts.
-        words: of a value.
-    """
+    """Return a bar for each row: an arm, its length, and the value of each of the named parts."""
     rows = list(rows)
     longest = max((length for _, length, _ in rows), default=0.0) or 1.0
     bars = [

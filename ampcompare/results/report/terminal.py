@@ -12,7 +12,6 @@ from ampcompare.base.formatting import few, printable
 from ampcompare.results.report.base import MAX_LINE, Reporter
 from ampcompare.results.report.document import (
     Block,
-    Cell,
     Code,
     Document,
     Facts,
@@ -129,12 +128,7 @@ def _more(hidden: Sequence[str]) -> str:
 
 
 def paragraph(text: str, width: int | None, first: str = "", rest: str | None = None) -> str:
-    """Return text as lines of at most 100 characters.
-
-    Args:
-        first: what stands before the first line.
-        rest: what stands before the others; None for two more spaces than `first`.
-    """
+    """Return text as lines of at most 100 characters, the first and the others with what stands before them."""
     room = min(width or WIDTH, WIDTH)
     joined = printable(text, MAX_LINE).replace(" %", "\u00a0%")  # no line begins with a percent sign
     below = f"{first}  " if rest is None else rest
@@ -190,9 +184,6 @@ def _lay_out(table: Table, width: int | None, paint: Paint = lambda text, tone: 
 
     The first of these that fits is taken, each with a column of notes or with the notes below: short words for
     verdicts, step times without their intervals, fewer columns; each also with heads of two lines and folded names.
-
-    Args:
-        paint: of the text of a cell in its tone.
     """
     if width is None:
         return _laid_out(table, _Choice(), None, paint) or _LaidOut([], [], [])
@@ -258,12 +249,12 @@ def _laid_out(table: Table, choice: _Choice, width: int | None, paint: Paint) ->
     columns = table.columns
     shown = [index for index, column in enumerate(columns) if not 0 < column.drop <= choice.step]
     short = {index for index in shown if 0 < columns[index].shorten <= choice.step}
-    rows = [[_text(row[index], index in short) for index in shown] for row in table.rows]
+    rows = [[(row[at].short if at in short else None) or row[at].text for at in shown] for row in table.rows]
     notes = [
         [*filter(None, (row[index].note for index in short)), *its]
         for row, its in zip(table.rows, table.notes or [()] * len(table.rows), strict=True)
     ]
-    names = [_head(columns[index].head, choice.stacked) for index in shown]
+    names = [columns[index].head.rsplit(" ", 1 if choice.stacked else 0) for index in shown]
     texts = []
     for number, index in enumerate(shown):
         column = [row[number] for row in rows]
@@ -299,14 +290,6 @@ def _laid_out(table: Table, choice: _Choice, width: int | None, paint: Paint) ->
     for index in range(len(rows)):
         lines += _row_lines([column[index] for column in texts], widths, [tone[index] for tone in tones], rights, paint)
     return _LaidOut(lines, [*everywhere, *_group_columns(table, notes)], _hidden_columns(table, choice))
-
-
-def _text(cell: Cell, short: bool) -> str:
-    return cell.text if not short or cell.short is None else cell.short
-
-
-def _head(name: str, stacked: bool) -> list[str]:
-    return name.rsplit(" ", 1) if stacked else [name]
 
 
 def _widest(lines: Sequence[str]) -> int:

@@ -45,12 +45,7 @@ class _Message:
 
 
 def pass_on(values: dict[str, Any], target: str) -> None:
-    """Let every process that multiprocessing starts from now on call a function with the settings first.
-
-    Args:
-        values: of the settings; each must have a `repr` that Python can read.
-        target: "MODULE:FUNCTION"; the function gets `values` and the name of the process, such as "SpawnProcess-1".
-    """
+    """Let every process of multiprocessing call `MODULE:FUNCTION` first, with `values` and its name."""
     original = multiprocessing.spawn.get_preparation_data
     module, _, function = target.partition(":")
 

@@ -514,11 +514,7 @@ _TYPES = {**dict.fromkeys(FP32, _fp32), **dict.fromkeys(WIDEST, _widest)}
 
 
 def _kernel(function: Any, dtype_of: Callable[[Any], torch.dtype]) -> Callable[..., Any]:
-    """Return what runs in the place of a function: it, on cast arguments, with autocast off inside.
-
-    Args:
-        dtype_of: returns the type to cast arguments to.
-    """
+    """Return a function that calls another with autocast off, on arguments of the type that `dtype_of` returns."""
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
     def kernel(*args: Any, **options: Any) -> Any:

@@ -42,12 +42,8 @@ MESSAGES = re.compile(
     "|NVTX functions not installed|doesn't have NCCL built in|only supported with GPUs"
     r"|accelerator device when none is available|torch\.cuda\.is_available\(\) is False|CUDA is not available"
 )
-# Lines of a script whose error does not mention CUDA: a bare `assert`, and `None.split`.
-ASKS: dict[type[Exception], re.Pattern[str]] = {
-    AssertionError: re.compile(r"cuda\s*\.\s*(is_available|device_count)\s*\("),
-    AttributeError: re.compile(r"version\s*\.\s*cuda\b"),
-    TypeError: re.compile(r"version\s*\.\s*cuda\b|cudnn\s*\.\s*version\s*\("),
-}
+# A line of a script whose error does not mention CUDA: a bare `assert`, or `None.split`.
+ASKS = re.compile(r"cuda\s*\.\s*(is_available|device_count)\s*\(|version\s*\.\s*cuda\b|cudnn\s*\.\s*version\s*\(")
 
 
 def execute(
@@ -59,11 +55,7 @@ def execute(
     """Prepare this process, run the target and return its exit code; an uncaught exception has been printed.
 
     Args:
-        prepare: prepares the process.
         explain: returns what an uncaught exception means where the arm is its cause.
-
-    Raises:
-        AmpCompareError: the settings cannot be met; the target was not started.
     """
     interrupted: list[bool] = []
     # Registered first, so that it runs last: after the script's own handlers.
@@ -238,25 +230,17 @@ def _print_sums(recorder: Recorder | None) -> None:
 
 
 def lacks_gpu(error: BaseException) -> bool:
-    """Return whether an exception comes from the lack of a GPU in this process.
-
-    A bare `assert torch.cuda.is_available()` of the script counts, though it has no message. What the script raises on
-    top of such an error is its own.
-    """
-    if not isinstance(error, Exception) or _sees_gpu():
+    """Return whether an exception, such as a bare `assert torch.cuda.is_available()`, comes from the lack of a GPU."""
+    torch: Any = sys.modules.get("torch")
+    if not isinstance(error, Exception) or (torch is not None and torch.cuda.is_available()):
         return False
     return MESSAGES.search(str(error)) is not None or _asks_for_gpu(error)
 
 
-def _sees_gpu() -> bool:
-    torch: Any = sys.modules.get("torch")
-    return torch is not None and torch.cuda.is_available()
-
-
 def _asks_for_gpu(error: Exception) -> bool:
-    traceback, pattern = error.__traceback__, ASKS.get(type(error))
-    if traceback is None or pattern is None:
+    traceback = error.__traceback__
+    if traceback is None or not isinstance(error, AssertionError | AttributeError | TypeError):
         return False
     while traceback.tb_next is not None:
         traceback = traceback.tb_next
-    return pattern.search(linecache.getline(traceback.tb_frame.f_code.co_filename, traceback.tb_lineno)) is not None
+    return ASKS.search(linecache.getline(traceback.tb_frame.f_code.co_filename, traceback.tb_lineno)) is not None

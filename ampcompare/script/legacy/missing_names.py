@@ -32,11 +32,7 @@ def watch_names(finder: ApexFinder) -> None:
 
 
 def missing_names(finder: ApexFinder, error: BaseException | None) -> list[str]:
-    """Return what the script asked for and did not get, under the names that it used.
-
-    Args:
-        error: the exception that has ended the script, if any; its causes count too.
-    """
+    """Return what the script asked for and did not get, under its own names; also by the error that has ended it."""
     names = list(finder.missing)
     while error is not None:
         name = _name_in(error)

@@ -37,12 +37,7 @@ REPLACED = ("cast_model_type", "patch_torch_functions", "keep_batchnorm_fp32", "
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """What was set up in a process.
-
-    Attributes:
-        finder: resolves `apex`; None with the real one.
-        rows: of the record; None without one.
-    """
+    """What was set up in a process: what resolves `apex`, unless that is the real one, and the rows of a record."""
 
     finder: ApexFinder | None
     rows: Rows | None
@@ -53,12 +48,7 @@ class Prepared:
         return None if self.rows is None else self.rows.recorder
 
     def close(self, status: int, error: str | None) -> None:
-        """Write the end of the record, if any.
-
-        Args:
-            status: the exit code.
-            error: the uncaught exception.
-        """
+        """Write the end of the record, if any."""
         if self.recorder is not None:
             self.recorder.close(status, error)
 
@@ -77,10 +67,6 @@ def prepare_process(
         stand_in: puts an arm behind the names of amp, given where it records what it does, and returns whether
             `apex.amp` is still to be recorded.
         child: the name of this process, such as "SpawnProcess-1", if the script has started it by multiprocessing.
-
-    Raises:
-        BackendUnavailable: the real Apex was asked for and is missing, or cannot be imported.
-        EnvironmentUnfit: the record cannot be written.
     """
     finder = _provide_apex(settings.engine)
     _install_torchvision_import()
@@ -119,12 +105,7 @@ def prepare_process(
 
 
 def prepare_child(values: dict[str, Any], name: str) -> None:
-    """Prepare a process that the script has started by multiprocessing.
-
-    Args:
-        values: the fields of `ExecSettings`.
-        name: of the process, such as "SpawnProcess-1".
-    """
+    """Prepare a process that the script has started by multiprocessing."""
     prepare_process(ExecSettings(**values), child=name)
 
 

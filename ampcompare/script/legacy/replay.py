@@ -120,11 +120,7 @@ class _Enough(SystemExit):
 
 
 class _Trace:
-    """The parameters of each optimizer after each step.
-
-    Args:
-        steps: how many of one optimizer to run.
-    """
+    """The parameters of each optimizer after each step."""
 
     def __init__(self, steps: int) -> None:
         self._steps = steps

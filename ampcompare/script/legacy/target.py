@@ -33,11 +33,7 @@ CALLS_APEX = re.compile(rb"^[ \t]*(?:from|import)[ \t]+(?:apex|amp_C|apex_C)\b|\
 
 
 def files_with_apex(script: str) -> list[str]:
-    """Return a script and the modules next to it that this process has imported, as far as they use Apex.
-
-    Returns:
-        Paths from the folder of the script.
-    """
+    """Return a script and the modules next to it that this process has imported, from its folder, if they use Apex."""
     path = Path(script).resolve()
     loaded = [path, *(Path(file).resolve() for each in list(sys.modules.values()) if (file := _source_of(each)))]
     found = [each for each in dict.fromkeys(loaded) if each.is_relative_to(path.parent) and each.is_file()]
@@ -86,13 +82,7 @@ def _is_in_folder(name: str, folder: str) -> bool:
 
 
 class Target:
-    """A script, or a module.
-
-    Args:
-        name: the path of a script, or the dotted name of a module.
-        is_module: `name` is the name of a module.
-        arguments: `sys.argv[1:]` of the script.
-    """
+    """A script, or a module."""
 
     def __init__(self, name: str, arguments: list[str], *, is_module: bool) -> None:
         self.name = name
@@ -107,12 +97,7 @@ class Target:
             _forget_shadowed(sys.path[0])
 
     def load(self) -> tuple[CodeType, ModuleType]:
-        """Return the code to run and the new `__main__` to run it in.
-
-        Raises:
-            ConfigError: there is no such module, or it cannot be run.
-            SyntaxError: of the script.
-        """
+        """Return the code to run and the new `__main__` to run it in."""
         if not self.is_module:
             return _load_script(self.name)
         spec = self._find_module()
@@ -145,11 +130,7 @@ class Target:
 
 
 def script_target(name: str, arguments: list[str]) -> Target:
-    """Return the target for a path.
-
-    Raises:
-        ConfigError: there is nothing at this path, or it cannot be read.
-    """
+    """Return the target for a path."""
     path = Path(name)
     if not path.exists():
         raise ConfigError(f"there is no script {name}; give its path, or -m and the name of a module")

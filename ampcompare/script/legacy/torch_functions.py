@@ -14,12 +14,11 @@ import importlib
 import inspect
 import math
 import os
+import queue
 import sys
 import sysconfig
 import time
 from collections.abc import Callable, Iterable, Sequence
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -54,17 +53,15 @@ NUMPY = {
     **dict.fromkeys(("Inf", "Infinity", "infty"), (math.inf, "numpy.inf")),
     **dict.fromkeys(("NaN", "NAN"), (math.nan, "numpy.nan")),
 }
-NUMPY_RENAMED = {
-    "float_": "float64",
-    "complex_": "complex128",
-    "string_": "bytes_",
-    "unicode_": "str_",
-    "int0": "intp",
-    "product": "prod",
-    "cumproduct": "cumprod",
-    "sometrue": "any",
-    "alltrue": "all",
+SIX = {
+    **{name: (value, repr(value)) for name, value in {"PY3": True, "PY37": True, "int_classes": int}.items()},
+    "container_abcs": (collections.abc, "collections.abc"),
+    "inf": (math.inf, "math.inf"),
+    "nan": (math.nan, "math.nan"),
+    "queue": (queue, "queue"),
+    "string_classes": ((str, bytes), "(str, bytes)"),
 }
+NUMPY_RENAMED = {"float_": "float64", "unicode_": "str_", "product": "prod", "sometrue": "any", "alltrue": "all"}
 
 
 def _called_by_script() -> bool:
@@ -221,7 +218,6 @@ def _patch_masks() -> None:
         setattr(torch, name, replacement)
         keep_for_jit(original, replacement)
     _patch_arithmetic()
-    _patch_attention()
 
 
 def _as_bool(mask: Any) -> Any:
@@ -289,19 +285,6 @@ def _patch_arithmetic() -> None:
         setattr(Tensor, name, patch)
 
 
-def _patch_attention() -> None:
-    """Let attention layers accept uint8 masks, as torch 1.x did."""
-    canonical = getattr(functional, "_canonical_mask", None)
-    if canonical is None:
-        return
-
-    @functools.wraps(canonical)
-    def canonical_mask(mask: Any, *args: Any, **kwargs: Any) -> Any:
-        return canonical(_as_bool(mask), *args, **kwargs)
-
-    functional._canonical_mask = canonical_mask
-
-
 def _patch_removed_names() -> None:
     """Restore removed names of modules; existing names stay as they are."""
     _add(fractions, {"gcd": (math.gcd, "math.gcd")})
@@ -314,7 +297,8 @@ def _patch_removed_names() -> None:
     numpy = importlib.import_module("numpy")
     renamed = {old: (getattr(numpy, new), f"numpy.{new}") for old, new in NUMPY_RENAMED.items()}
     _add(numpy, {**NUMPY, **renamed})
-    sys.meta_path.insert(0, _Finder())
+    six = sys.modules["torch._six"] = torch._six = ModuleType("torch._six")  # type: ignore[attr-defined]
+    _add(six, SIX)
 
 
 def _getargspec(function: Any) -> tuple[Any, ...]:
@@ -336,39 +320,6 @@ def _add(module: ModuleType, names: dict[str, tuple[Any, str]]) -> None:
         raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
 
     module.__dict__["__getattr__"] = lookup
-
-
-class _Finder(MetaPathFinder):
-    """Provides `torch._six`."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname == "torch._six":
-            note("torch._six was removed; a module with its names replaces it")
-            return ModuleSpec(fullname, _Six())
-        return None
-
-
-class _Six(Loader):
-    """The names that scripts took from `torch._six`."""
-
-    def create_module(self, spec: ModuleSpec) -> None:
-        return None
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.__dict__.update(
-            {
-                "PY3": True,
-                "PY37": True,
-                "container_abcs": collections.abc,
-                "inf": math.inf,
-                "int_classes": int,
-                "nan": math.nan,
-                "queue": importlib.import_module("queue"),
-                "string_classes": (str, bytes),
-            }
-        )
 
 
 def _patch_schedulers() -> None:

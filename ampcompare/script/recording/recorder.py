@@ -116,12 +116,7 @@ class Recorder:
             self._write(rows)
 
     def close(self, status: int | None, error: str | None) -> None:
-        """Write the last row, unless this process never trained.
-
-        Args:
-            status: exit code; None if it is not known, in a process that the script started.
-            error: the uncaught exception.
-        """
+        """Write the last row, unless this process never trained; a `status` of None is not known."""
         if self._descriptor is None:
             return
         for function in self._before_close:
@@ -246,13 +241,7 @@ class Rows:
         self._loss_ids = max(self._loss_ids, count)
 
     def add_initialize(self, by: str, optimizers: dict[int, str], scales: list[Any], dynamic: list[bool]) -> None:
-        """Record what scales the losses of which optimizers.
-
-        Args:
-            by: the opt level of `apex.amp`, or the class of the scaler.
-            optimizers: class names by number.
-            scales: of each loss scaler; None if it is off.
-        """
+        """Record what scales the losses of which optimizers: an opt level, or the class of a scaler."""
         row = {
             "kind": "initialize",
             "opt_level": by,
@@ -295,20 +284,12 @@ class Rows:
         self._backwards += 1
         self.recorder.add(row)
 
-    def add_losses(
-        self,
-        losses: Sequence[Any],
-        loss_id: int,
-        scales: tuple[Any, Any],
-        overflow: bool | None,
-        numbers: list[int],
-        skips: list[int],
-    ) -> None:
-        """Record the backward passes of an update, whose last one has its outcome; the arguments are as above."""
+    def add_losses(self, losses: Sequence[Any], loss_id: int, scales: tuple[Any, Any], *outcome: Any) -> None:
+        """Record the backward passes of an update, whose last one has its outcome, the other arguments from above."""
         for loss in losses[:-1]:
-            self.add_backward(loss, loss_id, (scales[0], scales[0]), None, numbers, [])
+            self.add_backward(loss, loss_id, (scales[0], scales[0]), None, outcome[1], [])
         if losses:
-            self.add_backward(losses[-1], loss_id, scales, overflow, numbers, skips)
+            self.add_backward(losses[-1], loss_id, scales, *outcome)
 
     def add_plain_backward(self, loss: Any) -> None:
         """Record a backward pass of a loss that nothing scales, next to `apex.amp`."""
@@ -319,11 +300,7 @@ class Rows:
         self.recorder.add({"kind": "note", "text": text})
 
     def step_row(self, number: int, applied: bool | Callable[[], bool]) -> dict[str, Any]:
-        """Return the row of a step that has just ended, or was skipped.
-
-        Args:
-            applied: whether it was applied, or what returns that when the row is written.
-        """
+        """Return the row of a step that has just ended, or was skipped, as `applied` says or returns later."""
         if self.on_step is not None:
             self.on_step(number)
         now = time.perf_counter()

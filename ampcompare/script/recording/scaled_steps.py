@@ -20,11 +20,7 @@ from ampcompare.script.recording.recorder import Rows, value_of
 
 
 def record_steps(rows: Rows, *, amp: bool) -> None:
-    """Record what this process does from now on until its record ends.
-
-    Args:
-        amp: also what goes through `apex.amp`.
-    """
+    """Record what this process does until its record ends; with `amp` also what goes through `apex.amp`."""
     events = Subscriptions(Layer.RECORD)
     if amp:
         _record_amp(rows, events)
@@ -45,13 +41,7 @@ def _record_amp(rows: Rows, events: Subscriptions) -> None:
 
 
 class _AmpHooks:
-    """Stands around the functions of `apex.amp`.
-
-    ampcompare's engine reads the overflow on the host, as Apex does, while a step or the loss scaler is wrapped.
-
-    Attributes:
-        overflow: outcome of the last check, at the exit of `scale_loss`; None if there was no check.
-    """
+    """Stands around the functions of `apex.amp`; `overflow` is the outcome of the last check, None without one."""
 
     def __init__(self, rows: Rows, amp: Any) -> None:
         self.rows = rows
@@ -242,15 +232,7 @@ def _scale_of_optimizer(optimizer: Any) -> float:
 
 @dataclass
 class _Window:
-    """What one scaler did since its last `update`.
-
-    Attributes:
-        loss_id: number of its losses in the record.
-        scale: at the first loss.
-        losses: in the order in which they were scaled.
-        steps: their rows, written after those of the losses.
-        named: optimizers that the record has listed for this scaler.
-    """
+    """What one scaler did since its last `update`; `named` are optimizers that the record has listed for it."""
 
     loss_id: int
     scale: Any = None

@@ -1,9 +1,7 @@
 """Read the record of `ampcompare exec --record` and summarize it; needs no torch."""
 
 import os
-import shlex
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from ampcompare.base.files.read import FileFault, open_regular, parse_json, read
 from ampcompare.base.formatting import format_count, printable
 from ampcompare.results.records.document import to_float
 from ampcompare.results.report.base import MAX_LINE
-from ampcompare.results.report.document import Document, Facts, Section, Step, Table, Text
+from ampcompare.results.report.document import Document, Facts, Section, Table, Text
 
 FORMAT = "ampcompare-exec"
 SCHEMA = 1
@@ -79,11 +77,7 @@ def is_exec_record(path: Path) -> bool:
 
 
 def read_exec_record(path: Path) -> ExecSummary:
-    """Read and summarize a record; a truncated last line is ignored.
-
-    Raises:
-        RecordError: another schema, or a line before the last that is not a row.
-    """
+    """Read and summarize a record, of which a truncated last line is ignored."""
     try:
         lines = read_text(path, most=MAX_BYTES).splitlines()
     except FileFault as fault:
@@ -104,11 +98,7 @@ def read_exec_record(path: Path) -> ExecSummary:
 
 
 def add_row(summary: ExecSummary, row: dict[str, Any]) -> None:
-    """Add a row to the sums.
-
-    Raises:
-        KeyError: it is not a row, or lacks a field.
-    """
+    """Add a row to the sums."""
     ROWS[row["kind"]](summary, row)
 
 
@@ -227,88 +217,18 @@ def plain_data(summary: ExecSummary) -> dict[str, Any]:
     }
 
 
-def records_document(paths: Sequence[Path], summaries: Sequence[ExecSummary]) -> Document:
-    """Return the report of records, before it has a format.
-
-    One record is a table with a row per optimizer and loss. Several are side by side: a row per figure, and a column
-    for each record, under the part of its path that tells it from the others.
-    """
-    names = _short_names(paths)
-    named = list(zip(names, summaries, strict=True))
-    whose = ["" if len(names) == 1 else f"{name}: " for name in names]
-    heads, rows = summary_table(summaries[0]) if len(summaries) == 1 else _side_by_side(names, summaries)
-    data: Any = [{"file": name, **plain_data(one)} for name, one in named]
-    endings = [printable(f"{start}{ending(one)}", 500) for start, one in zip(whose, summaries, strict=True)]
-    steps = [
-        Step(printable(f"{start}{overflowed}; diagnose this", 500), _command(one))
-        for start, one in zip(whose, summaries, strict=True)
-        if (overflowed := _overflow_text(one))
-    ]
-    values = [head.replace(" ", "_") for head in heads] if len(names) == 1 else heads
-    facts = [(name if len(names) > 1 else "", _facts(one)) for name, one in named]
-    first = summaries[0]
+def record_document(path: Path) -> Document:
+    """Return the report of a record, before it has a format: a table with a row per optimizer and loss."""
+    summary = read_exec_record(path)
+    heads, rows = summary_table(summary)
     sections = [
-        Section("endings", [Text([line]) for line in endings]),
-        Section(
-            "records",
-            [Table.of(heads, [[cell or "-" for cell in row] for row in rows])],
-            "Records side by side" if len(names) > 1 else "Optimizers and losses",
-        ),
-        Section("next", steps),
-        Section("details", [Facts(facts)], "What ran"),
-        Section("values", [Table.of_values(values, rows)]),
+        Section("endings", [Text([printable(ending(summary), 500)])]),
+        Section("records", [Table.of(heads, [[cell or "-" for cell in row] for row in rows])], "Optimizers and losses"),
+        Section("details", [Facts([("", _facts(summary))])], "What ran"),
+        Section("values", [Table.of_values([head.replace(" ", "_") for head in heads], rows)]),
     ]
-    alone = f"{printable(str(first.header.get('script')), MAX_NAME)}: {in_words(first)}"
-    return Document(
-        "exec",
-        sections,
-        plain_data(first) if len(names) == 1 else data,
-        title=alone if len(names) == 1 else f"{len(names)} records of exec side by side",
-        subtitle=names,
-    )
-
-
-def _overflow_text(summary: ExecSummary) -> str:
-    overflows = sum(loss.overflows for loss in summary.losses.values())
-    return f"{overflows} backward pass{'' if overflows == 1 else 'es'} overflowed" if overflows else ""
-
-
-def _command(summary: ExecSummary) -> str:
-    """Return the command that diagnoses the script of a record, under the arm that trained it."""
-    header, name = summary.header, str(summary.header.get("script"))
-    by = summary.opt_levels[-1] if summary.opt_levels else "O1"
-    # Recorded are an opt level, the name of an arm, or what scales the losses.
-    arm = {"GradScaler": "native:fp16", "FP16_Optimizer": "apex:O2"}.get(by, f"apex:{by}" if by[:1] == "O" else by)
-    words = ["ampcompare", "diagnose", "--arm", arm]
-    if header.get("device") == "cpu":
-        words += ["--device", "cpu"]
-    is_path = name.endswith(".py") or os.sep in name
-    return shlex.join([*words, "--", *([] if is_path else ["-m"]), name, *map(str, header.get("arguments") or [])])
-
-
-def _short_names(paths: Sequence[Path]) -> list[str]:
-    """Return the names of files, or their whole paths where two have one name."""
-    names = [path.name for path in paths]
-    whole = [str(path) for path in paths]
-    return [
-        printable(name if names.count(name) == 1 else long, MAX_NAME) for name, long in zip(names, whole, strict=True)
-    ]
-
-
-def _side_by_side(names: Sequence[str], summaries: Sequence[ExecSummary]) -> tuple[list[str], list[list[str]]]:
-    """Return a row for each figure that any of the records has."""
-    found: dict[str, dict[int, str]] = {}
-    for place, summary in enumerate(summaries):
-        found.setdefault("opt level", {})[place] = printable(", ".join(dict.fromkeys(summary.opt_levels)), MAX_NAME)
-        headers, rows = summary_table(summary)
-        for row in rows:
-            item = row[0]
-            for head, value in zip(headers[1:], row[1:], strict=True):
-                if value:
-                    what = ("steps" if item.startswith("optimizer") else "backward passes") if head == "count" else head
-                    found.setdefault(f"{item}: {what}", {})[place] = value
-    rows = [[figure, *(by_place.get(place, "") for place in range(len(names)))] for figure, by_place in found.items()]
-    return ["figure", *names], rows
+    title = f"{printable(str(summary.header.get('script')), MAX_NAME)}: {in_words(summary)}"
+    return Document("exec", sections, plain_data(summary), title=title, subtitle=[printable(path.name, MAX_NAME)])
 
 
 def _facts(summary: ExecSummary) -> list[tuple[str, str]]:

@@ -48,11 +48,7 @@ class Casting:
         return torch.get_autocast_dtype(self._block.device)
 
     def start(self, make: Callable[[], torch.autocast]) -> None:
-        """Switch casts on, instead of those of an earlier call.
-
-        Args:
-            make: returns a new block.
-        """
+        """Switch casts on, by blocks that `make` returns, instead of those of an earlier call."""
         self.end()
         self._make = make
         if not self._parts:
@@ -106,9 +102,6 @@ class TorchAmpStandIn:
         casts_weights: the arm acts by casting the weights of models, so not on modules whose weights no optimizer has.
         steps_copies: optimizers step other tensors than the weights of models: masters, or copies made for a step.
         widens: the type of the outputs of modules that become fp32; None where the arm does that itself, or not at all.
-
-    Args:
-        initialized: returns whether the script trains through an Apex that the arm does not stand behind.
     """
 
     needs_scaler = casts_loss = casts_weights = steps_copies = False
@@ -119,13 +112,23 @@ class TorchAmpStandIn:
         self.is_initialized = False
         self.used = self.has_autocast = self.has_scaler = self.driven = self.is_driven = False
         self.off_scalers: list[Any] = []
+        self._off: str | None = None
 
-    def note_scaler(self, scaler: Any, enabled: bool) -> None:
-        """Note that a GradScaler is made, by the script or on its behalf."""
-        if not self.driven:
+    def note_made(self, arm: Arm | str, enabled: bool, scaler: Any = None) -> None:
+        """Note that a GradScaler or an autocast block is made, by the script or on its behalf."""
+        if scaler is None:
+            self.has_autocast = self.has_autocast or (enabled and not self.driven)
+        elif not self.driven:
             self.has_scaler = self.has_scaler or enabled
             if not enabled:
                 self.off_scalers.append(scaler)
+        if not enabled and not self.used and self._off is None:
+            self._off = switched_off(arm)
+
+    def refuse_off(self) -> None:
+        """Refuse a step of a script that has switched its mixed precision off."""
+        if self._off is not None and not self.used and not self._initialized():
+            raise UnsupportedCombination(self._off)
 
     def install(self, events: Subscriptions) -> None:
         """Begin."""
@@ -188,11 +191,7 @@ class TorchAmpStandIn:
         return False
 
     def before_scale(self, *, unscaled: bool) -> None:
-        """Prepare for the backward pass of a loss.
-
-        Args:
-            unscaled: the gradients of an optimizer are true by now, and it has not stepped.
-        """
+        """Prepare for the backward pass of a loss; `unscaled` gradients of an optimizer may wait for its step."""
 
     def check_unscale(self, optimizer: Any) -> None:
         """Raise if the gradients of `optimizer` cannot be those of a scaled loss under the arm."""
@@ -210,19 +209,12 @@ class TorchAmpStandIn:
 
 
 class TorchAmp(TorchAmpStandIn):
-    """The names of `torch.amp` under an arm in fp32 or of `torch.amp`.
-
-    Args:
-        arm: in fp32 or of the backend native; any other is refused when the script first uses `torch.amp`.
-        rows: records losses and steps of a script without a GradScaler.
-        initialized: returns whether the script trains through `apex.amp`.
-    """
+    """The names of `torch.amp` under an arm in fp32 or of `native`; any other is refused at their first use."""
 
     def __init__(self, arm: Arm, rows: Rows | None = None, initialized: Callable[[], bool] = lambda: False) -> None:
         super().__init__(initialized)
         self._arm = arm
         self._rows = rows
-        self._off: str | None = None
         self._dtype: torch.dtype | None = None
         if arm.backend == "native":
             self._dtype = getattr(torch, arm.options["dtype"])
@@ -256,14 +248,9 @@ class TorchAmp(TorchAmpStandIn):
 
     def _note(self, enabled: bool, scaler: Any = None) -> None:
         """Note that the script makes an object of `torch.amp`, which it may have switched off."""
-        if scaler is not None:
-            self.note_scaler(scaler, enabled)
-        elif not self.driven:
-            self.has_autocast = self.has_autocast or enabled
         if enabled or self._arm.backend == "fp32":
             self.use()
-        elif not self.used and self._off is None:
-            self._off = switched_off(self._arm)
+        self.note_made(self._arm, enabled, scaler)
 
     def casts_now(self) -> bool:
         return self._initialized() or torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
@@ -356,8 +343,7 @@ class TorchAmp(TorchAmpStandIn):
             self._rows.add_step(self._rows.number(optimizer)[0], True)
 
     def _before_step(self, optimizer: Any, *_arguments: Any) -> None:
-        if self._off is not None and not self.used and not self._initialized():
-            raise UnsupportedCombination(self._off)
+        self.refuse_off()
         if self._state_dtype is not None and not self._initialized() and optimizer not in self._with_state:
             self._with_state.add(optimizer)
             hold_state_in(optimizer, self._state_dtype)
@@ -416,11 +402,7 @@ def not_scaled(arm: Arm | str) -> ScalingError:
 
 
 def refuse_closure(arm: Arm | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Refuse what a script passes to `scaler.step` besides the optimizer, if it is a closure.
-
-    Raises:
-        UnsupportedCombination: it is; GradScaler raises too.
-    """
+    """Refuse a closure that a script passes to `scaler.step`, as GradScaler does."""
     if any(map(callable, args)) or callable(kwargs.get("closure")):
         raise UnsupportedCombination(
             here(

@@ -36,11 +36,7 @@ NORMS = {"clip_grad_norm_": 3, "get_total_norm": 2}  # and the place of their ar
 
 
 class ScriptOptimizers:
-    """The optimizers of a script.
-
-    Args:
-        names: know the 16-bit weights in whose place an optimizer has masters.
-    """
+    """The optimizers of a script."""
 
     def __init__(self, names: TorchAmpStandIn) -> None:
         self._names = names
@@ -89,9 +85,6 @@ class GradientStages:
     Attributes:
         is_open: gradients of a scaled loss have not been stepped.
         is_applied: the scaler has called the step of an optimizer, which the caller of `step` notes here.
-
-    Args:
-        names: stand behind the scaler.
     """
 
     def __init__(self, arm: Arm, names: TorchAmpStandIn, optimizers: ScriptOptimizers) -> None:
@@ -167,8 +160,7 @@ class GradientStages:
         """Return what a backward pass begins with, scaled; None if its gradients have no scale.
 
         Args:
-            tensors: what the script passes.
-            loss: that, or the first of several, or one whose gradient is that of `tensors` and `grad_tensors`.
+            loss: of `tensors`, the first of several, or one whose gradient is that of `tensors` and `grad_tensors`.
             options: of the pass, which may change. Gradients with a graph are not scaled: the script computes with it.
         """
         has_graph = bool(options.get("create_graph"))
@@ -324,11 +316,7 @@ class GradientStages:
     # The step.
 
     def step(self, optimizer: Any, options: Mapping[str, Any]) -> bool:
-        """Let the scaler step an optimizer or skip that; False if its gradients are for a step as it is written.
-
-        Raises:
-            ScalingError: no backward pass has made them, and the optimizer steps copies of the weights.
-        """
+        """Let the scaler step an optimizer or skip that; False if its gradients are for a step as it is written."""
         self._has_step |= dict.fromkeys(self._new_places, True)
         self._new_places.clear()
         self._first_loss = None

@@ -29,7 +29,7 @@ import importlib
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -49,18 +49,14 @@ from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmp, missing_sc
 from ampcompare.script.torch_amp.parallel_wrappers import ParallelWrappers
 from ampcompare.script.torch_amp.script_scaler import ScriptScaler
 from ampcompare.training.precision.base import make_precision, owned_params
+from ampcompare.training.precision.half import Half
 
 TENSORS = ("parameters", "buffers")
 CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # they hold models, and are never called
 
 
 class _ApexScaling:
-    """O2, O3 or O5 of ampcompare's engine.
-
-    Attributes:
-        needs_scaler: whether steps go through a GradScaler: the loss is scaled, or gradients move to other tensors.
-        steps_copies: whether the optimizer steps other tensors than the model's weights.
-    """
+    """O2, O3 or O5 of ampcompare's engine; `needs_scaler` says whether steps go through a GradScaler."""
 
     def __init__(self, arm: Arm, device: str) -> None:
         self._level = apex_level(arm.options)
@@ -118,28 +114,17 @@ class _HalfScaling:
     """An arm with `Half`; the methods are those of `_ApexScaling`."""
 
     def __init__(self, arm: Arm, device: str) -> None:
-        self._precision: Any = make_precision(arm, device=device)
+        self._precision = cast(Half, make_precision(arm, device=device))
         self.steps_copies = self._precision.steps_copies
         self.needs_scaler = self.steps_copies or bool(self._precision.loss_scales())
-
-    def prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Any]) -> None:
-        self._precision.prepare(models, optimizers)
-
-    def before_backward(self, optimizers: Sequence[Any]) -> None:
-        self._precision.collect(optimizers)
+        self.prepare, self.before_backward = self._precision.prepare, self._precision.collect
+        self.masters, self.apply = self._precision.masters, self._precision.apply
 
     def unscale(self, optimizer: Any, scaler: LossScaler) -> bool:
         if self._precision.loss_scales():
             self._precision.load_state_dict({"loss_scale": scaler.loss_scale()})
         self._precision.unscale(optimizer)
         return bool(self._precision.overflows(optimizer))
-
-    def masters(self, optimizer: Any) -> list[tuple[Tensor, Tensor]]:
-        pairs: list[tuple[Tensor, Tensor]] = self._precision.masters(optimizer)
-        return pairs
-
-    def apply(self, optimizer: Any, *, good: bool) -> Any:
-        return self._precision.apply(optimizer, good=good)
 
 
 def _alive(references: Iterable[weakref.ref[Any]]) -> list[Any]:
@@ -151,11 +136,7 @@ def _as_fp32(tensor: Tensor) -> Tensor:
 
 
 class HalfWeights(TorchAmp):
-    """The names of `torch.amp` under an arm that casts the weights of models.
-
-    Args: as for `TorchAmp`; the arm is of the backend half, or of apex at a level that casts weights.
-        wrappers: of the script; those around cast weights are made again.
-    """
+    """The names of `torch.amp` under an arm that casts the weights of models: `half`, or a level of `apex`."""
 
     casts_weights = True
 
@@ -405,8 +386,7 @@ class HalfWeights(TorchAmp):
             self._follow_writes(optimizer)
             return
         if self.is_by_apex() or not self._is_prepared:
-            if self._off is not None and not self.used and not self._initialized():
-                raise UnsupportedCombination(self._off)
+            self.refuse_off()
             return
         if all(optimizer is not one for one in self._optimizers):
             return
@@ -430,14 +410,8 @@ class _FoundModels:
     optimizers that it lacks belong to others, which the script may call later: to the largest modules that lack it.
 
     Args:
-        name: of the arm, for messages.
-        found: called with models and optimizers before the module runs; without models where an optimizer has
-            weights of those that were found before.
+        found: gets models and optimizers before the module runs; no models for an optimizer of earlier ones.
         is_over: returns whether the script has named its models by itself.
-        wrappers: of the script.
-
-    Raises:
-        PreparationError: from the script's call, if the module is sharded, or holds an earlier one.
     """
 
     def __init__(

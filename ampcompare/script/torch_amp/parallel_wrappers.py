@@ -16,11 +16,7 @@ KEPT = ("training", "require_backward_grad_sync")  # what a script may have set 
 
 
 def reduce_wrappers_in(dtype: torch.dtype, name: str, events: Subscriptions) -> None:
-    """Let each wrapper that the script makes from now on average gradients in `dtype`.
-
-    Args:
-        name: of the arm, for the message that refuses a communication hook of the script.
-    """
+    """Let each wrapper that the script makes from now on average gradients in `dtype`."""
 
     def make(original: Any, wrapper: Any, *args: Any, **kwargs: Any) -> None:
         original(wrapper, *args, **kwargs)
@@ -72,14 +68,7 @@ class ParallelWrappers:
                 yield wrapper, args, kwargs
 
     def check(self, models: Sequence[nn.Module], name: str) -> None:
-        """Check that the wrappers of models can be made again.
-
-        Args:
-            name: of the arm.
-
-        Raises:
-            PreparationError: one has a communication hook, which would be lost.
-        """
+        """Refuse to make wrappers of models again that have a communication hook, which would be lost."""
         for wrapper, _, _ in self._around(models):
             if any(hook is not _reduce for hook, _ in getattr(wrapper, "_comm_hooks", ())):
                 raise PreparationError(

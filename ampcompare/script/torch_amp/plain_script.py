@@ -201,11 +201,7 @@ class PlainScript:
             self._given(models, optimizers)
 
     def initialize(self, models: list[nn.Module], optimizers: list[Any]) -> None:
-        """Let the arm act on models and optimizers that the script names, outside of their calls too.
-
-        Raises:
-            PreparationError: a model is wrapped, or cannot be prepared.
-        """
+        """Let the arm act on models and optimizers that the script names, outside of their calls too."""
         self._begin(models, optimizers)
         try:
             refuse_wrapped(models)
@@ -302,11 +298,7 @@ class PlainScript:
 
     @contextlib.contextmanager
     def through(self, *modules: nn.Module) -> Iterator[None]:
-        """Let calls of modules in a block count as calls of what they call: a library runs a method of one by them.
-
-        Args:
-            modules: the outermost first, such as `DistributedDataParallel`.
-        """
+        """Let calls of modules, the outermost first, count as calls of what they call: a library runs a method so."""
         if self._is_trained(modules[0]) and self._decide() is not _Mode.OWN:
             self._names.input_type(modules[0])  # prepares a model before the library sets another `forward`
         before, self._shells = self._shells, modules
@@ -470,7 +462,12 @@ class PlainScript:
         loss = None
         if closure is not None:
             if type(optimizer).__name__ == "LBFGS":
-                raise UnsupportedCombination(here(_several_closures(self._arm)))
+                why = "scales the loss" if skips_overflows(self._arm) else "gives the model weights after a step"
+                raise UnsupportedCombination(
+                    here(
+                        f"LBFGS runs its closure several times in one step, and {self._arm} {why}; compare native:bf16"
+                    )
+                )
             with torch.enable_grad():
                 loss = closure()
             self._refuse_without_effect()
@@ -523,8 +520,3 @@ class PlainScript:
 
 def _has_fp32(values: Any) -> bool:
     return any(isinstance(one, Tensor) and one.dtype is torch.float32 for one in pytree.tree_leaves(values))
-
-
-def _several_closures(arm: Arm) -> str:
-    why = "scales the loss, which may skip a step" if skips_overflows(arm) else "gives the model weights after a step"
-    return f"LBFGS runs its closure several times in one step, and {arm} {why}; compare fp32 or native:bf16"

@@ -29,18 +29,7 @@ SETTERS = ("set_growth_factor", "set_backoff_factor", "set_growth_interval")  # 
 
 
 class ScriptScaler:
-    """Stands behind the methods of all scalers of this process.
-
-    The state of an update is in the scaler's own `_per_optimizer_states`.
-
-    Attributes:
-        scales: a loss was scaled.
-
-    Args:
-        arm: for messages.
-        gradients: what the arm does to those of the script.
-        runs_closures: nothing is scaled or skipped, so a closure may run.
-    """
+    """Stands behind all scalers of this process; the state of an update is in their own `_per_optimizer_states`."""
 
     def __init__(self, arm: Arm, gradients: TorchAmpStandIn, *, runs_closures: bool = False) -> None:
         self.scales = False

@@ -1,16 +1,12 @@
 """What a library is told: which arm trains, and what that means for its own precision; and what it tells: figures."""
 
-import numbers
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.base.metric_log import log_metric
 from ampcompare.base.patches import Subscriptions
 from ampcompare.guards.location import here
 from ampcompare.script.recording.recorder import Rows
@@ -19,16 +15,7 @@ Through = Callable[..., AbstractContextManager[None]]
 
 
 class TrainerContext:
-    """The arm, for the files of this folder.
-
-    Attributes:
-        is_script: the script trains as it is written.
-        half: the 16-bit type of the arm's autocast; None if it has none.
-        through: lets calls of modules in a block count as calls of what they call.
-
-    Args:
-        rows: get a note of each precision that the arm replaces; None records nothing.
-    """
+    """The arm, for the files of this folder; `half` is the 16-bit type of its autocast, if it has one."""
 
     def __init__(self, arm: Arm, half: torch.dtype | None, rows: Rows | None, through: Through) -> None:
         self._arm = arm
@@ -46,11 +33,7 @@ class TrainerContext:
             self._rows.add_note(text)
 
     def refuse(self, what: str, advice: str) -> None:
-        """Refuse what no arm can replace.
-
-        Raises:
-            UnsupportedCombination: the arm is any but `script`.
-        """
+        """Refuse what no arm but `script` can replace."""
         if not self.is_script:
             raise UnsupportedCombination(
                 here(
@@ -58,14 +41,6 @@ class TrainerContext:
                     "script only"
                 )
             )
-
-
-def log_numbers(values: Mapping[Any, Any], source: str) -> None:
-    """Log each number, and each tensor of one element, under its name."""
-    for name, value in values.items():
-        is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-        if is_number or (isinstance(value, Tensor) and value.numel() == 1):
-            log_metric(str(name), float(value), source=source)
 
 
 # Follows a module of a library, of the given name, that was just imported.

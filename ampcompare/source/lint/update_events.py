@@ -14,7 +14,7 @@ from ampcompare.source.branches import Facts, contradict, narrow
 from ampcompare.source.call_order import CallFollower, Frame
 from ampcompare.source.module import Module, Scope
 from ampcompare.source.object_kinds import ObjectKinds
-from ampcompare.source.syntax import argument, argument_values, arguments, child_nodes, dotted_name
+from ampcompare.source.syntax import argument, argument_values, arguments, child_nodes, dotted_name, is_literal
 
 # Conditions that ask whether numbers are finite.
 FINITE = re.compile(r"finite|isnan|isinf|\bnan\b|\binf\b", re.IGNORECASE)
@@ -39,7 +39,6 @@ class Kind(enum.Enum):
     SCHEDULE = "scheduler.step"
     SCALE = "scaler.scale"
     INITIALIZE = "amp.initialize"
-    FP16_OPTIMIZER = "FP16_Optimizer"
     SCALE_LOSS = "scale_loss"
     WRAP = "wrap"
     SYNC_BATCH_NORM = "sync batch norm"
@@ -80,7 +79,7 @@ class Event:
 
     Attributes:
         kind: what it is.
-        call: the call itself.
+        call: the call itself, or the assignment that changes a gradient.
         statement: the statement that contains it.
         subject: canonical name of the object: the loss, scaler, optimizer, scheduler or model.
         target: the optimizer of a scaler's call, or what the result is bound to.
@@ -203,8 +202,6 @@ class Tracer(CallFollower):
             add(Kind.WRAP, first or argument(call, "module"), self._bound_name(statement, frame))
         elif full == "apex.amp.initialize":
             add(Kind.INITIALIZE, first or argument(call, "models"), self._bound_name(statement, frame))
-        elif full.startswith("apex.") and full.endswith(".FP16_Optimizer"):
-            add(Kind.FP16_OPTIMIZER, self._bound_name(statement, frame))
         elif full == "apex.amp.scale_loss":
             optimizer = call.args[1] if len(call.args) > 1 else argument(call, "optimizers")
             add(Kind.SCALE_LOSS, first or argument(call, "loss"), optimizer)
@@ -214,14 +211,12 @@ class Tracer(CallFollower):
             add(Kind.SAVE, first)
         elif full == "torch.autograd.backward":
             add(Kind.BACKWARD, first, scaler=self._scaler_of(first, frame))
-        elif self._kinds.is_new_scaler(call, frame.scope):
+        elif self._kinds.is_new("scaler", call, frame.scope):
             add(Kind.NEW_SCALER, self._bound_name(statement, frame))
-        elif self._kinds.is_new_optimizer(call, frame.scope):
+        elif self._kinds.is_new("optimizer", call, frame.scope):
             weights = first or argument(call, "params")
             sources = frozenset() if weights is None else frozenset(self._sources(weights, frame))
             add(Kind.NEW_OPTIMIZER, self._bound_name(statement, frame), sources=sources)
-        elif full == "torch.set_default_dtype":
-            add(Kind.CAST, "")
         elif full in CROSS_ENTROPIES or self._makers(call.func, frame) == {"torch.nn.BCELoss"}:
             add(Kind.CROSS_ENTROPY, call.func)
         elif full in NORMS and any(isinstance(node, ast.Attribute) and node.attr == "grad" for node in ast.walk(call)):
@@ -250,11 +245,7 @@ class Tracer(CallFollower):
     def _method(
         self, call: ast.Call, function: ast.Attribute, statement: ast.stmt, frame: Frame, add: Callable[..., None]
     ) -> bool:
-        """Record the call of a method that is an event; return whether it is one.
-
-        Args:
-            add: `_add` for this call.
-        """
+        """Record the call of a method that is an event; return whether it is one."""
         receiver, name = function.value, function.attr
         if name == "backward":
             owner = (dotted_name(receiver) or "").rpartition(".")[2].lower()
@@ -303,9 +294,15 @@ class Tracer(CallFollower):
         return self._scaled.get(self._canonical(node, frame), "")
 
     def after_statement(self, statement: ast.stmt, frame: Frame) -> None:
-        if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
+        if not isinstance(statement, (ast.Assign, ast.AugAssign)):
             return
-        name = self._canonical(statement.targets[0], frame)
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        for target in targets:
+            if (gradient := _gradient_in(target)) is not None and not is_literal(statement.value, None):
+                self._add(statement, statement, frame, Kind.GRADIENT, gradient)  # type: ignore[arg-type]
+        if isinstance(statement, ast.AugAssign) or len(targets) != 1:
+            return
+        name = self._canonical(targets[0], frame)
         scaler = self._scaler_of(statement.value, frame)
         if scaler:
             self._scaled[name] = scaler

@@ -31,7 +31,7 @@ OLD_NAMES = re.compile(r"\b(?:cuda|cpu)\.amp\b|allow_tf32|float32_matmul_precisi
 # What a script does wrong by itself, whether its loss is scaled by Apex or by torch.
 # Mistakes with the fp16 copies of O2, of which there are none in the result.
 WITHOUT_EFFECT = {"AMP104", "AMP117"}
-OWN_MISTAKES = {"AMP211", "AMP213", "AMP214", "AMP215", "AMP217", "AMP226", "AMP230", "AMP236"}
+OWN_MISTAKES = {"AMP211", "AMP213", "AMP214", "AMP215", "AMP217", "AMP226", "AMP230", "AMP231", "AMP236"}
 
 
 @dataclass(frozen=True)

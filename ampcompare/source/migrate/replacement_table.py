@@ -27,7 +27,6 @@ IMPORTED = {
     "apex.parallel.SyncBatchNorm": "torch.nn.SyncBatchNorm",
     "apex.parallel.optimized_sync_batchnorm.SyncBatchNorm": "torch.nn.SyncBatchNorm",
     "apex.parallel.convert_syncbn_model": "torch.nn.SyncBatchNorm.convert_sync_batchnorm",
-    "apex.parallel.ReduceOp": "torch.distributed.ReduceOp",
     "apex.normalization.FusedLayerNorm": "torch.nn.LayerNorm",
     "apex.normalization.fused_layer_norm.FusedLayerNorm": "torch.nn.LayerNorm",
     "apex.normalization.MixedFusedLayerNorm": "torch.nn.LayerNorm",

@@ -54,12 +54,7 @@ SHARDS = (
 
 
 class Replacements:
-    """Rewrites single uses.
-
-    Attributes:
-        imports: what is imported from torch instead, by statement and name.
-        findings: notes.
-    """
+    """Rewrites single uses."""
 
     def __init__(self, module: Module, names: Names, edits: Edits, torch: str, *, whole: bool) -> None:
         self._module = module
@@ -72,20 +67,12 @@ class Replacements:
         self._staying: set[str] = set()
 
     def rewrite(self, node: ast.Name | ast.Attribute, meaning: str) -> bool:
-        """Rewrite a use; return False where current Apex still has it and torch has no equivalent.
-
-        Raises:
-            Unsure: there is no twin.
-        """
+        """Rewrite a use; return False where current Apex still has it and torch has no equivalent."""
         if self._is_absence(node):
             return self._absence(node)
-        if meaning == "apex.amp" and self._is_test(node):
-            return self._replace_test(node)
         if meaning in IMPORTED:
             return self._rename(node, IMPORTED[meaning])
         parts = meaning.split(".")
-        if parts[-2:-1] == ["ReduceOp"] and isinstance(node, ast.Attribute):  # a member of the enumeration
-            return self.rewrite(node.value, ".".join(parts[:-1]))  # type: ignore[arg-type]
         if parts[:2] == ["apex", "optimizers"] and parts[-1] in OPTIMIZERS:
             return self._optimizer(node, parts[-1])
         if parts[-1] in ("FusedRMSNorm", "MixedFusedRMSNorm") and parts[1] == "normalization":
@@ -163,22 +150,6 @@ class Replacements:
             self._edits.remove(statement)
         return True
 
-    def _is_test(self, node: ast.AST) -> bool:
-        """Return whether only the truth of a name matters, such as in `amp.state_dict() if amp else None`."""
-        parent = self._module.parent(node)
-        if isinstance(parent, (ast.If, ast.IfExp)):
-            return parent.test is node
-        return isinstance(parent, ast.BoolOp) or (isinstance(parent, ast.UnaryOp) and isinstance(parent.op, ast.Not))
-
-    def _replace_test(self, node: ast.Name | ast.Attribute) -> bool:
-        """Replace the test whether Apex is there: nothing asks for it any more."""
-        if not self._whole:
-            return False
-        if self._names.may_be_none(node):
-            raise Unsure(node, "amp is None by choice of the script here; ask for scaler.is_enabled() instead")
-        self._edits.replace(node, "True")
-        return True
-
     # what only has another name
 
     def _rename(self, node: ast.Name | ast.Attribute, twin: str) -> bool:
@@ -201,17 +172,14 @@ class Replacements:
 
     def _process_group(self, node: ast.Name | ast.Attribute) -> bool:
         call = self._call(node)
-        if call is None or len(call.args) + len(call.keywords) != 1:
+        size = None if call is None else argument(call, "group_size", 0)
+        if call is None or size is None:
             raise Unsure(node, "create_syncbn_process_group is passed as a value")
-        size = call.args[0] if call.args else call.keywords[0].value
         text = self._module.source(size)
-        group = f"{self._torch}.distributed.new_subgroups({text})[0]"
-        if isinstance(size, ast.Constant) and not size.value:  # one group of all
-            group = "None"
-        elif not isinstance(size, ast.Constant):
-            group = f"{group} if {text} else None"
-            group = group if isinstance(self._module.parent(call), (ast.Assign, ast.keyword)) else f"({group})"
-        self._edits.replace(call, group)
+        # A size of 0 asks for one group of all.
+        group = f"{self._torch}.distributed.new_subgroups({text})[0] if {text} else None"
+        is_alone = isinstance(self._module.parent(call), (ast.Assign, ast.keyword))
+        self._edits.replace(call, group if is_alone else f"({group})")
         return True
 
     # layers and optimizers
@@ -267,11 +235,7 @@ class Replacements:
         return True
 
     def _cast_inputs(self, node: ast.AST, dtype: str, *, in_torch: bool = False) -> str:
-        """Return the expression that lets a function cast its inputs; the first one brings a definition along.
-
-        Args:
-            in_torch: whether autocast would cast them again inside of the function.
-        """
+        """Return the expression that lets a function cast its inputs; the first one brings a definition along."""
         module, text = self._module, CAST_FUNCTION.format(torch=self._torch)
         if any(getattr(each, "id", getattr(each, "name", None)) == CAST for each in module.nodes):
             raise Unsure(node, f"this needs a function {CAST}, but the module has something else of that name")
@@ -332,10 +296,8 @@ class Replacements:
         if bias is not None and _is_off(bias):
             self._note(node, NO_CORRECTION)
             return False
-        if bias is not None and not isinstance(bias, ast.Constant):
-            raise Unsure(call, "bias_correction is chosen at run time; torch has no Adam without it")
-        if mode is not None and not isinstance(mode, ast.Constant):
-            raise Unsure(call, "adam_w_mode is chosen at run time: AdamW if true, Adam if not")
+        if not all(each is None or isinstance(each, ast.Constant) for each in (bias, mode)):
+            raise Unsure(call, "bias_correction or adam_w_mode is chosen at run time: AdamW if both are true")
         target = "torch.optim.Adam" if mode is not None and _is_off(mode) else twin.torch
         spread = len(given) < len(call.keywords)
         if spread:
@@ -393,16 +355,9 @@ class Replacements:
             self._note(call, SHARDS)
         if len(known) == 1:
             return
-        average = known.get("gradient_average")
-        if average is not None and not is_literal(average, True):
-            raise Unsure(
-                call, "gradient_average=False has no equivalent: torch averages; scale the loss by the world size"
-            )
-        refused = ["allreduce_communicators", "allreduce_trigger_params"]
-        if any(isinstance(each, ast.Attribute) and each.attr == "allreduce_buffers" for each in module.nodes):
-            refused.append("retain_allreduce_buffers")
-        for name in refused:
-            if not _is_off(known.get(name)):
+        for name in ("allreduce_communicators", "allreduce_trigger_params", "gradient_average"):
+            value = known.get(name)
+            if not (_is_off(value) if name != "gradient_average" else value is None or is_literal(value, True)):
                 raise Unsure(call, f"{name} has no equivalent in torch's DistributedDataParallel")
         texts = [module.source(known["module"])] if "module" in known else []
         if not _is_off(known.get("delay_allreduce")):

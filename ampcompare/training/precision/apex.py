@@ -150,7 +150,7 @@ class CompatApex(Apex):
                 self._device_skip.union(flags) if flags and not stash.already_patched else stash.already_patched
             )
             optimizer.step()
-        scales = [scaler.device_scale() if scaler.lives_on_device else scaler.loss_scale() for scaler in self._scalers]
+        scales = [scaler.scale_without_read() for scaler in self._scalers]
         if self._is_capturing:
             self._captured = skips, scales
             return FixedOutcome((), ())

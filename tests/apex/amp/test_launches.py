@@ -125,24 +125,6 @@ def test_the_scale_stays_where_it_is() -> None:
     assert (initial_grad.item(), copy.item()) == (2.0**10, 2.0**10)
 
 
-def test_kernels_of_a_scale_update() -> None:
-    """A pass costs one kernel for initial gradient and flag, and an update two, until a bound can be reached."""
-    scale = DeviceLossScale(torch.device("cpu"))
-    scale.load(2.0**16, 0)
-    with Ledger() as ledger:
-        scale.initial_grad()
-        scale.update(scale.new_flag(), 2000, None, 2.0**24)
-    assert [name for name in ledger.names if name != "empty_like"] == [
-        "_foreach_copy_",
-        "_amp_update_scale_",
-        "reciprocal",
-    ]
-    scale.repeated = True
-    with Ledger() as ledger:
-        scale.update(scale.new_flag(), 2000, None, 2.0**24)
-    assert ledger.names.count("clamp_") == 2
-
-
 def test_a_graph_kept_past_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
     """Going back again through a scaled loss after its block uses the scale of its block."""
     monkeypatch.setattr(device_skip, "_DEVICE_TYPES", frozenset({"cpu"}))

@@ -77,17 +77,6 @@ def test_add_param_group_takes_tensors_and_refuses_sets() -> None:
         optimizer.add_param_group([nn.Parameter(torch.ones(2))])
 
 
-def test_other_dtypes_are_refused_at_the_first_backward() -> None:
-    """An optimizer over float64 parameters raises TypeError when its gradients are first handled."""
-    param = nn.Parameter(torch.ones(2, dtype=torch.float64))
-    model = nn.Module()
-    model.p = param
-    optimizer = torch.optim.SGD([param], lr=0.1)
-    amp.initialize(model, optimizer, opt_level="O1", verbosity=0)
-    with pytest.raises(TypeError, match="float64"), amp.scale_loss(param.sum(), optimizer) as scaled:
-        scaled.backward()
-
-
 def test_a_kept_gradient_is_not_overwritten() -> None:
     """A master gradient that someone holds on to keeps its values when the next step writes its own."""
     model, optimizer = start("O2")

@@ -19,55 +19,54 @@ def _with_amp(site: Any, amp_c: str | None) -> None:
         site.write("amp_C.py", amp_c)
 
 
-def test_no_apex(site: Any) -> None:
-    """Without Apex all is well: our own engine needs none."""
+ORIGIN = json.dumps({"url": "there", "vcs_info": {"vcs": "git", "commit_id": "0123456789abcdef"}})
+BUILT = {"apex/__init__.py": "", "apex/amp/__init__.py": AMP}
+# The files on the import path, the metadata of a distribution, what is found, what is said of it, and what helps.
+STATES: dict[str, tuple[dict[str, str], dict[str, str], str, str, str, tuple[str, ...]]] = {
+    "absent": ({}, {}, "ok", "not installed", "engine=compat", ()),
+    "impostor": (
+        {"apex/__init__.py": "raise TypeError('Class advice impossible in Python3')", "apex/models.py": ""},
+        {"version": "0.9.10.dev0"}, "warning", "not NVIDIA's: the unrelated package of PyPI, version 0.9.10.dev0",
+        "Class advice impossible in Python3", (UNINSTALL, INSTALL),
+    ),
+    "no_amp": (
+        {"apex/__init__.py": "raise SystemError('must not be imported')", "apex/normalization/__init__.py": ""},
+        {"version": "0.1", "direct_url_json": ORIGIN}, "warning",
+        "NVIDIA Apex 0.1 (commit 01234567) without apex.amp", "cannot import name 'amp' from 'apex'",
+        ("ampcompare exec train.py  # instead of: python train.py", UNINSTALL, INSTALL),
+    ),
+    "python_only": (
+        BUILT, {"version": "0.1"}, "note", "NVIDIA Apex 0.1, Python only", "amp_C", (UNINSTALL, INSTALL),
+    ),
+    "full": (
+        {**BUILT, "amp_C.cpython-0.so": "", "amp_C.py": ""}, {"version": "0.1"}, "ok",
+        "NVIDIA Apex 0.1, with compiled kernels", "O1 raises", (),
+    ),
+    "namespace": (
+        {"apex/setup.py": "", "apex/apex/__init__.py": "", "apex/.git/HEAD": "ref: refs/heads/master\n",
+         "apex/.git/refs/heads/master": "fedcba9876543210\n"},
+        {}, "warning", "a clone of the repository at commit fedcba98, not installed", "unknown location",
+        ("mv ", "git -C ", "pip install "),
+    ),
+    "shadowed": ({"apex.py": ""}, {}, "warning", "the file ", "hides any installed Apex", ("mv ",)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_each_state_is_named_with_what_helps(site: Any, state: str) -> None:
+    """From the files and metadata that are there; a build that may work is tried."""
+    files, metadata, verdict, value, reason, remedy = STATES[state]
+    for file, text in files.items():
+        site.write(file, text)
+    if metadata:
+        site.distribution("apex", **metadata)
     finding = examine_apex(site.path)
-    assert (finding.facts["state"], finding.verdict, finding.remedy) == ("absent", "ok", ())
-    assert "engine=compat" in finding.reason
-
-
-def test_the_impostor_of_pypi(site: Any) -> None:
-    """The unrelated package is called that, and is to be uninstalled before the real one is built."""
-    site.write("apex/__init__.py", "raise TypeError('Class advice impossible in Python3')")
-    site.write("apex/models.py")
-    site.distribution("apex", "0.9.10.dev0")
-    finding = examine_apex(site.path)
-    assert (finding.facts["state"], finding.verdict) == ("impostor", "warning")
-    assert "unrelated package of PyPI, version 0.9.10.dev0" in finding.value
-    assert "Class advice impossible in Python3" in finding.reason
-    assert finding.remedy == (UNINSTALL, INSTALL)
-
-
-def test_apex_without_amp(site: Any) -> None:
-    """An Apex after the removal is told with its commit."""
-    site.write("apex/__init__.py", "raise SystemError('must not be imported')")
-    site.write("apex/normalization/__init__.py")
-    origin = {"url": "there", "vcs_info": {"vcs": "git", "commit_id": "0123456789abcdef"}}
-    site.distribution("apex", "0.1", direct_url_json=json.dumps(origin))
-    finding = examine_apex(site.path)
-    assert (finding.facts["state"], finding.verdict) == ("no_amp", "warning")
-    assert finding.value == "NVIDIA Apex 0.1 (commit 01234567) without apex.amp"
-    assert "cannot import name 'amp' from 'apex'" in finding.reason
-    assert finding.remedy[0].startswith("ampcompare exec")
-    assert "apex@25.05" in finding.remedy[-1]
-
-
-def test_python_only(site: Any) -> None:
-    """An Apex without kernels works, which was tried, and what it lacks is said."""
-    _with_amp(site, None)
-    finding = examine_apex(site.path)
-    assert (finding.facts["state"], finding.facts["usable"], finding.verdict) == ("python_only", True, "note")
-    assert "Python only" in finding.value
-    assert "amp_C" in finding.reason
-    assert finding.remedy[-1] == INSTALL
-
-
-def test_full_build(site: Any) -> None:
-    """An Apex whose kernels load is fine, though its O1 has a limit on new versions of torch."""
-    _with_amp(site, "")
-    finding = examine_apex(site.path)
-    assert (finding.facts["state"], finding.facts["usable"], finding.verdict) == ("full", True, "ok")
-    assert "O1 raises" in finding.reason
+    assert (finding.facts["state"], finding.verdict) == (state, verdict)
+    assert finding.facts["usable"] == (state in ("python_only", "full"))
+    assert finding.value.startswith(value)
+    assert reason in finding.reason
+    assert len(finding.remedy) == len(remedy)
+    assert all(line.startswith(begin) for line, begin in zip(finding.remedy, remedy, strict=True))
 
 
 def test_kernels_of_another_build(site: Any) -> None:
@@ -90,28 +89,6 @@ def test_apex_that_does_not_import(site: Any, amp: str) -> None:
     assert (finding.facts["state"], finding.facts["usable"], finding.verdict) == ("broken", False, "problem")
     assert finding.facts["failure"] in finding.reason
     assert finding.remedy
-
-
-def test_clone_as_namespace_package(site: Any) -> None:
-    """A clone beside the script is a namespace package; its commit is read, and it is to be moved or installed."""
-    site.write("apex/setup.py")
-    site.write("apex/apex/__init__.py")
-    site.write("apex/.git/HEAD", "ref: refs/heads/master\n")
-    site.write("apex/.git/refs/heads/master", "fedcba9876543210\n")
-    finding = examine_apex(site.path)
-    assert (finding.facts["state"], finding.verdict) == ("namespace", "warning")
-    assert finding.value == "a clone of the repository at commit fedcba98, not installed"
-    assert "unknown location" in finding.reason
-    assert finding.remedy[0].startswith(f"mv {site.folder / 'apex'} ")
-    assert "checkout 25.05" in finding.remedy[1]
-
-
-def test_a_file_of_the_name(site: Any) -> None:
-    """A script called apex.py hides the real one."""
-    site.write("apex.py")
-    finding = examine_apex(site.path)
-    assert finding.facts["state"] == "shadowed"
-    assert "mv " in finding.remedy[0]
 
 
 def test_the_current_folder_counts(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:

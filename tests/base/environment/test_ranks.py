@@ -84,6 +84,8 @@ def test_who_launches(monkeypatch: pytest.MonkeyPatch) -> None:
         assert isinstance(started, MultiProcessLauncher)
         assert started.launcher == kind
         assert launcher.launcher_of(config) is started
+    with pytest.raises(ConfigError, match="--dist-url is for processes that something else starts"):
+        make_launcher(two, dist_url="tcp://127.0.0.1:1")
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
     member = make_launcher(RunConfig(processes=4))

@@ -63,10 +63,8 @@ CASES: list[tuple[str, dict[str, float], dict[str, Any], str]] = [
     ("host", {"forward_host": 0.4}, {}, "40 % of the step the host runs code outside of any operation"),
     ("host", {"forward_host": 0.4}, {"device": "NVIDIA A100"}, "the device waits for the host"),
     ("small batch", {}, SMALL, "with --batch-size 8 a sample takes 60 % less time"),
-    ("synchronization", {}, {"syncs": [_read(9, 5, 0.2)]}, "9 times in each step, at a.py:3"),
     ("synchronization", {}, {"syncs": [_read(9, 2, 0.2)]}, "9 times in 2 of 5 steps, at a.py:3"),
     ("synchronization", {}, {"syncs": [_read(1, 5)]}, "the host reads 1 value of tensors in each step, at a.py:3"),
-    ("synchronization", {}, {"syncs": [_read(2, 1)]}, "the host reads 2 values of tensors in 1 of 5 steps, at a.py:3"),
     (
         "synchronization",
         {},

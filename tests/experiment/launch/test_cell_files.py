@@ -2,15 +2,11 @@
 
 from pathlib import Path
 
-from ampcompare.base.files.run_files import CellFile
 from ampcompare.experiment.launch.cell_files import (
     archive_previous,
     earlier_files,
     files_of_other_cells,
-    progress_reader,
-    progress_writer,
 )
-from ampcompare.experiment.launch.contract import Progress
 from ampcompare.settings.config import RunConfig
 
 
@@ -26,32 +22,6 @@ def test_files_of_an_earlier_run_are_kept_under_another_name(tmp_path: Path) -> 
     assert (tmp_path / "steps.previous.jsonl").read_text() == "old steps"
     archive_previous(tmp_path)
     assert (tmp_path / "record.previous.json").read_text() == "old record"
-
-
-def test_each_progress_is_read_once(tmp_path: Path) -> None:
-    """Progress arrives as it was written, and is reported again only when it is new."""
-    received: list[Progress] = []
-    write, read = progress_writer(tmp_path), progress_reader(tmp_path, received.append)
-
-    write(Progress(3, 10, 0))
-    read()
-    read()
-    write(Progress(7, 10, 1))
-    read()
-
-    assert received == [Progress(3, 10, 0), Progress(7, 10, 1)]
-
-
-def test_an_unreadable_progress_file_reports_nothing(tmp_path: Path) -> None:
-    """Before a first write, and with an invalid file, nothing is reported and nothing raised."""
-    received: list[Progress] = []
-    read = progress_reader(tmp_path, received.append)
-
-    read()
-    (tmp_path / CellFile.PROGRESS).write_text("[1,")
-    read()
-
-    assert received == []
 
 
 def test_files_of_an_earlier_attempt_that_are_read_are_named(tmp_path: Path) -> None:

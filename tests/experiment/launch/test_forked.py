@@ -1,6 +1,5 @@
 """Cells in processes of their own: what they leave, and what happens when they end badly."""
 
-import json
 import os
 import signal
 import subprocess
@@ -16,9 +15,8 @@ import pytest
 
 from ampcompare.base.errors import EnvironmentUnfit, LaunchError
 from ampcompare.experiment.launch.contract import LauncherClosed, Progress
-from ampcompare.experiment.launch.forked import ForkedLauncher, worker_environment
+from ampcompare.experiment.launch.forked import ForkedLauncher
 from ampcompare.results.records.run import RunRecord, dump_json, read_record
-from ampcompare.results.records.step import iter_steps
 from ampcompare.settings.config import RunConfig
 
 MakeConfig = Callable[..., RunConfig]
@@ -26,23 +24,6 @@ MakeConfig = Callable[..., RunConfig]
 
 def _log(folder: Path) -> str:
     return (folder / "log.txt").read_text()
-
-
-def test_a_cell_leaves_its_files(launcher: ForkedLauncher, make_config: MakeConfig, tmp_path: Path) -> None:
-    """A cell writes its configuration, one line per step, and the record that is returned; progress is told."""
-    config, told = make_config(drain_every=2), list[Progress]()
-    record = launcher.launch(config, tmp_path / "cell", told.append)
-    assert (record.status, record.arm, record.cell, record.error) == ("completed", "fp32", config.digest(), None)
-    assert read_record(tmp_path / "cell" / "record.json") == record
-    assert RunConfig.model_validate(json.loads((tmp_path / "cell" / "config.json").read_text())) == config
-    assert [step.step for step in iter_steps(tmp_path / "cell" / "steps.jsonl")] == [0, 1, 2, 3]
-    assert (told[-1].phase, *told[-1][:3]) == ("evaluating", 4, 4, 0)
-    assert [progress.steps for progress in told] == sorted(progress.steps for progress in told)
-    assert 0 < (record.summary.start_seconds or 0) < 30  # from the fork on: torch was there already
-    assert (record.summary.loader_start_seconds or 0) > 0
-    assert record.environment["torch"]
-    assert record.environment["device"] == "cpu"
-    assert _log(tmp_path / "cell") == ""
 
 
 def test_each_cell_has_a_process(
@@ -72,7 +53,6 @@ def test_each_cell_has_a_process(
     [
         ("launched:exits", {"code": 7}, "the process of the cell ended with exit code 7"),
         ("launched:exits", {"code": 0}, "the process of the cell ended with exit code 0 and left no record"),
-        ("launched:leaves", {}, "the process of the cell ended with exit code 0 and left no record"),
         ("launched:killed", {}, "was killed by SIGKILL (probably the out-of-memory killer): about to be killed"),
         ("launched:crashes_in_forward", {}, "the process of the cell was killed by SIGSEGV"),
         ("launched:raises_in_forward", {}, "RuntimeError: the forward pass"),
@@ -114,14 +94,6 @@ def test_a_folder_that_cannot_be_made(launcher: ForkedLauncher, make_config: Mak
         launcher.launch(make_config(), tmp_path / "FILE" / "cell")
 
 
-def test_cells_have_one_thread_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Thread pools have one thread where the user has set nothing, and what was set is kept."""
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setenv("MKL_NUM_THREADS", "3")
-    environment = worker_environment()
-    assert (environment["OMP_NUM_THREADS"], environment["MKL_NUM_THREADS"]) == ("1", "3")
-
-
 def test_a_server_that_cannot_start(make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that dies at once is told with its exit code and its last words."""
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so is missing')")
@@ -145,31 +117,6 @@ def test_a_server_that_was_killed_between_cells(make_config: MakeConfig, tmp_pat
     assert record.status == "completed", record.error
     (note,) = notes
     assert note.startswith("the process server was killed by SIGKILL")
-
-
-@pytest.mark.usefixtures("forked_servers")
-def test_a_server_that_was_killed_while_a_cell_runs(
-    user_folder: Path, make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The cell ends too, as a failed row, and the next cell gets another server."""
-    monkeypatch.chdir(user_folder)
-    with ForkedLauncher() as launcher:
-        first = launcher._ensure_server()
-        waiting = threading.Thread(target=_kill_once, args=(first.pid, tmp_path / "cell" / "log.txt"))
-        waiting.start()
-        record = launcher.launch(make_config("launched:waits_for", args={"file": "go"}), tmp_path / "cell")
-        waiting.join()
-        assert record.status == "failed"
-        assert (record.error or "").startswith("the process of the cell was killed by SIGKILL")
-        assert launcher.launch(make_config(), tmp_path / "next").status == "completed"
-
-
-def _kill_once(pid: int, log: Path) -> None:
-    """Kill a server when the log of its cell has a line."""
-    deadline = time.monotonic() + 60
-    while not (log.exists() and log.read_text()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    os.kill(pid, signal.SIGKILL)
 
 
 ENDLESS = """

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from ampcompare.base.errors import EnvironmentUnfit
 from ampcompare.experiment.launch.cell_files import remove_leftovers
 from ampcompare.experiment.launch.worker import cell
 from ampcompare.experiment.launch.worker.cell import LineFile, failed_with
@@ -69,17 +68,6 @@ def test_what_is_in_use_stays(tmp_path: Path, dead: int) -> None:
 
 
 STEP = StepRecord(0, 0, 1.0, (), (), (True,), None, 0.1, 0.1)
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
-def test_a_full_disk_at_the_steps(tmp_path: Path) -> None:
-    """The step that finds no room is an error of the environment, with the file and the remedy."""
-    (tmp_path / "steps.jsonl").symlink_to("/dev/full")
-    with LineFile(tmp_path / "steps.jsonl") as steps, pytest.raises(EnvironmentUnfit) as caught:
-        steps.write([STEP])
-    assert str(caught.value) == (
-        f"cannot write {tmp_path}/steps.jsonl: No space left on device; free some space or choose another --output-dir"
-    )
 
 
 def test_steps_that_are_taken_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

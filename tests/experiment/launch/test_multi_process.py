@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -39,8 +38,8 @@ def _in_the_users_folder(user_folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(user_folder)
 
 
-def launched(config: RunConfig, folder: Path, launcher: str = "spawn", **options: object) -> RunRecord:
-    with MultiProcessLauncher(launcher, **options) as started:  # type: ignore[arg-type]
+def launched(config: RunConfig, folder: Path, launcher: str = "spawn") -> RunRecord:
+    with MultiProcessLauncher(launcher) as started:  # type: ignore[arg-type]
         return started.launch(config, folder)
 
 
@@ -118,20 +117,6 @@ def test_an_agent_that_was_killed(make_config: MakeConfig, tmp_path: Path) -> No
     assert record.status == "failed"
     assert (record.error or "").startswith("the launcher of the ranks was killed by SIGKILL")
     assert _within(10.0, lambda: not alive(tmp_path))
-
-
-@pytest.mark.usefixtures("forked_ranks")
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("launcher", "kind"), [("torchrun", "file"), ("torchrun", "tcp"), ("spawn", "tcp"), ("spawn", "file")]
-)
-def test_a_rendezvous_of_the_user(make_config: MakeConfig, tmp_path: Path, launcher: str, kind: str) -> None:
-    """Ranks connect by a user's file or port."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = {"file": f"file://{tmp_path}/store", "tcp": f"tcp://127.0.0.1:{free.getsockname()[1]}"}[kind]
-    record = launched(make_config(processes=2), tmp_path / "cell", launcher, dist_url=url)
-    assert (record.status, record.error) == ("completed", None)
 
 
 @pytest.mark.usefixtures("forked_ranks")

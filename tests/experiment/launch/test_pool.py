@@ -2,17 +2,16 @@
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import ampcompare
-from ampcompare.experiment.launch.contract import Launcher, failed_record
+from ampcompare.experiment.launch.contract import failed_record
 from ampcompare.experiment.launch.dispatch import LauncherPool
 from ampcompare.experiment.launch.forked import worker_environment
 from ampcompare.experiment.launch.places import VARIABLE, Place, with_place
-from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
+from tests.experiment.pretend import Pretend
 
 TINY = {"recipe.epochs": 1, "recipe.data.train_size": 64, "recipe.data.val_size": 32}
 
@@ -48,43 +47,13 @@ def test_four_cells_on_two_cores(tmp_path: Path) -> None:
     assert str(comparison.arms[1].time) == "not comparable (2 cells ran at once)"
 
 
-class Fails(Launcher):
-    """Fails in one of the ways that a cell can."""
-
-    def __init__(self, error: Exception | None = None) -> None:
-        self.error = error
-        self.cells = 0
-
-    def launch(self, config: RunConfig, folder: Path, on_progress: Any = None) -> RunRecord:
-        self.cells += 1
-        if self.error is not None:
-            raise self.error
-        return failed_record(config, "CUDA out of memory")
-
-    def terminate(self) -> bool:
-        return True
-
-
-def test_a_failed_cell_frees_its_place(tmp_path: Path) -> None:
-    """A cell out of memory, or one that could not be started, leaves its place to the next one."""
-    fails = Fails()
-    pool = LauncherPool([fails])
-    for _ in range(3):
-        assert pool.launch(RunConfig(), tmp_path).error == "CUDA out of memory"
-    fails.error = OSError("no process")
-    for _ in range(2):
-        with pytest.raises(OSError, match="no process"):
-            pool.launch(RunConfig(), tmp_path)
-    assert fails.cells == 5
-
-
 def test_no_cell_starts_after_the_pool_was_terminated(tmp_path: Path) -> None:
     """A thread between two cells when SIGTERM comes gets an interrupted record, and no process starts."""
-    fails = Fails()
-    pool = LauncherPool([fails, fails])
-    assert pool.terminate()
+    launcher = Pretend()
+    pool = LauncherPool([launcher, launcher])
+    pool.terminate()
     assert pool.launch(RunConfig(), tmp_path).status == "interrupted"
-    assert fails.cells == 0
+    assert not launcher.asked
 
 
 def test_a_record_knows_its_place_from_the_process_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,8 +67,3 @@ def test_a_record_knows_its_place_from_the_process_that_trains(monkeypatch: pyte
     assert VARIABLE not in worker_environment(), "of a cell that runs this command"
     monkeypatch.delenv(VARIABLE)
     assert with_place(record) == record
-
-
-def test_a_place_as_text() -> None:
-    """It names cores; where the system chooses there is nothing to say."""
-    assert (str(Place(cores=(2,))), str(Place(cores=(0, 1, 2))), str(Place())) == ("core 2", "cores 0-2", "")

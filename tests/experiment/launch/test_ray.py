@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import psutil
 import pytest
@@ -116,25 +116,6 @@ def test_arms_as_on_this_machine(local: dict[str, tuple[Any, ...]], tmp_path: Pa
     assert _compare(tmp_path / "ray", *SAME, "--launcher", "ray") == local
 
 
-@contextlib.contextmanager
-def _node(folder: Path, *words: str, **env: str) -> Iterator[psutil.Process]:
-    """Start a machine of a cluster, and kill it and all that it started.
-
-    Args:
-        folder: of the cluster's temporary files.
-    """
-    ports = [f"--{name}-port={port}" for name, port in zip(AGENTS, _free_ports(len(AGENTS)), strict=True)]
-    command = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--block", *ports, *words]
-    node = secrets.token_hex(28)
-    env = {**os.environ, **BUSY, **env, NODE: node}
-    process = psutil.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env)
-    try:
-        _write_port(folder, node, process)
-        yield process
-    finally:
-        _kill(process)
-
-
 def _wait_for(condition: Callable[[], object], process: Any) -> None:
     """Wait until a condition comes true, while a process runs."""
     deadline = time.monotonic() + PATIENCE
@@ -152,51 +133,29 @@ def _free_ports(count: int) -> list[int]:
         return [probe.getsockname()[1] for probe in sockets]
 
 
-def _kill(process: psutil.Process) -> None:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        family = [process, *process.children(recursive=True)]
-        for member in reversed(family):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                member.kill()
-        psutil.wait_procs(family, timeout=30)
-
-
-class Head(NamedTuple):
-    """The first machine of a cluster.
-
-    Attributes:
-        process: that started it.
-        folder: with its temporary files.
-    """
-
-    address: str
-    process: psutil.Process
-    folder: Path
-
-
-@contextlib.contextmanager
-def _head(cores: int) -> Iterator[Head]:
-    port, for_clients = _free_ports(2)
-    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:  # short: sockets lie in it
-        words = ["--head", f"--port={port}", "--node-ip-address=127.0.0.1", f"--num-cpus={cores}", "--num-gpus=0"]
-        words += ["--include-dashboard=false", f"--ray-client-server-port={for_clients}", f"--temp-dir={folder}"]
-        with _node(Path(folder), *words) as process:
-            _wait_for(lambda: list(Path(folder).glob("session_*/sockets/raylet")), process)
-            yield Head(f"127.0.0.1:{port}", process, Path(folder))
-
-
-@pytest.fixture
-def head() -> Iterator[Head]:
-    """A cluster of one machine."""
-    with _head(2) as found:
-        yield found
-
-
 @pytest.mark.extended
-def test_a_cluster_that_runs(head: Head, local: dict[str, tuple[Any, ...]], tmp_path: Path) -> None:
+def test_a_cluster_that_runs(local: dict[str, tuple[Any, ...]], tmp_path: Path) -> None:
     """Under `ray start --head` the same command gives the same bits, and the cluster runs on after it."""
-    assert _compare(tmp_path / "ray", *SAME, "--launcher", "ray", address=head.address) == local
-    assert any("raylet" in child.name() for child in head.process.children(recursive=True))
+    port, for_clients, *ports = _free_ports(2 + len(AGENTS))
+    words = ["--head", f"--port={port}", "--node-ip-address=127.0.0.1", "--num-cpus=2", "--num-gpus=0"]
+    words += [f"--{name}-port={port}" for name, port in zip(AGENTS, ports, strict=True)]
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:  # short: sockets lie in it
+        words += ["--include-dashboard=false", f"--ray-client-server-port={for_clients}", f"--temp-dir={folder}"]
+        command = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--block", *words]
+        node = secrets.token_hex(28)
+        env = {**os.environ, **BUSY, NODE: node}
+        process = psutil.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env)
+        try:
+            _write_port(Path(folder), node, process)
+            _wait_for(lambda: list(Path(folder).glob("session_*/sockets/raylet")), process)
+            assert _compare(tmp_path / "ray", *SAME, "--launcher", "ray", address=f"127.0.0.1:{port}") == local
+            family = process.children(recursive=True)
+            assert any("raylet" in child.name() for child in family)
+        finally:
+            for member in [*process.children(recursive=True), process]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    member.kill()
+            process.wait(30)
 
 
 def test_without_a_shared_folder(tmp_path: Path) -> None:
@@ -238,32 +197,6 @@ def _waiting(out: Path) -> list[Path]:
     """Return the folders of cells that have saved their second step and have no record."""
     saved = [path.parents[1] for path in out.glob("cells/*/checkpoints/step-00000002.pt")]
     return [folder for folder in saved if not (folder / "record.json").exists()]
-
-
-@pytest.mark.extended
-def test_a_machine_that_is_lost(user_folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The only machine with cores is killed while it trains: Ray starts the cell again on another one that has joined,
-    where it resumes from its checkpoint."""
-    go, out = tmp_path / "go", tmp_path / "out"
-    monkeypatch.chdir(user_folder)
-    with _head(0) as head, contextlib.ExitStack() as machines:
-
-        def join() -> psutil.Process:
-            words = (f"--address={head.address}", "--node-ip-address=127.0.0.1", "--num-cpus=1", "--num-gpus=0")
-            # The head asks for its token.
-            return machines.enter_context(_node(head.folder, *words, RAY_AUTH_MODE="token"))
-
-        first = join()
-        process = _start(user_folder, *_stops_at_step_3(go, out), "--launcher", "ray", address=head.address)
-        _wait_for(lambda: _waiting(out), process)
-        _kill(first)
-        go.touch()
-        join()
-        _, errors = process.communicate(timeout=PATIENCE)
-        assert process.returncode == 0, errors.decode()
-    (record,) = [read_record(path) for path in out.glob("cells/*/record.json")]
-    assert (record.status, [each.step for each in record.resumed]) == ("completed", [2])
-    assert f"fp32, seed 0, node {socket.gethostname()}: " in errors.decode()
 
 
 @pytest.mark.extended

@@ -2,7 +2,6 @@
 
 import json
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -12,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from ampcompare.experiment.launch import slurm as slurm_launcher
-from ampcompare.experiment.launch.contract import Progress
 from ampcompare.experiment.launch.forked import ForkedLauncher
 from ampcompare.experiment.launch.slurm import SlurmLauncher
 from ampcompare.results.records.comparison import read_comparison
@@ -127,90 +125,6 @@ def test_a_job_that_is_preempted_with_a_grace_time(
         losses = [step.loss for step in iter_steps(cells[index][1] / "steps.jsonl")]
         assert losses == [step.loss for step in iter_steps(tmp_path / "undisturbed" / "steps.jsonl")]
     assert {_fact(number, "Restarts") for number in numbers} == {"1"}
-
-
-@pytest.mark.extended
-def test_jobs_that_are_cancelled(wait_until: WaitUntil, tmp_path: Path) -> None:
-    """One task of an array that is cancelled leaves the other alone; then all are rows that say so, no task lives on,
-    and the same command with --resume auto resumes both."""
-    go, out = tmp_path / "go", tmp_path / "out"
-    words = ["compare", "--seeds", "0", "--launcher", "slurm", "--arm", "fp32,native:bf16", *SMALL]
-    words += ["--save-every-steps", "1", "--drain-every", "1", "--resume", "auto"]
-    words += ["--arch", "launched:waits_at_the_third_step", "--model-arg", f"file={go}"]
-    command = [sys.executable, "-m", "ampcompare", *words, "-o", str(out)]
-
-    def error(number: str) -> str:
-        """Return why the cell of a job has failed; "" while it has not."""
-        (folder,) = (out / "cells" / cell for cell, job in jobs.items() if job == number)
-        return (read_record(folder / "record.json").error or "") if (folder / "record.json").exists() else ""
-
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    try:
-        assert wait_until(lambda: len(list(out.glob("cells/*/checkpoints/step-00000002.pt"))) == 2, 180)
-        jobs = jobs_of(out)
-        first, second = sorted(jobs.values())
-        subprocess.run(["scancel", first], check=True)
-        assert wait_until(lambda: error(first), 90)
-        assert second in queued()
-        assert process.poll() is None
-        subprocess.run(["scancel", first.partition("_")[0]], check=True)
-        text, _ = process.communicate(timeout=90)
-    finally:
-        process.kill()
-    assert process.returncode == 3, text
-    for number in (first, second):
-        assert error(number).startswith(f"Slurm job {number} ended as CANCELLED; ")
-    assert wait_until(lambda: queued() == [], 30)
-    go.touch()
-    again = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert again.returncode == 0, again.stderr
-    records = read_comparison(out / "report.json").records
-    assert [record.status for record in records] == ["completed"] * 2
-    assert [[each.step for each in record.resumed] for record in records] == [[2]] * 2
-
-
-@pytest.mark.extended
-def test_a_job_that_is_asked_to_stop(make_config: MakeConfig, tmp_path: Path) -> None:
-    """Slurm's signal before a limit makes both ranks of a cell save, and the row says how to go on."""
-    recipe = {"batch_size": 8, "epochs": 100_000}
-    config = make_config(launcher="slurm", processes=2, recipe=recipe, drain_every=1)
-    told: list[int] = []
-
-    def end(progress: Progress) -> None:
-        if progress.steps and not told:
-            number = json.loads((tmp_path / "job.json").read_text())["job"]
-            subprocess.run(["scancel", "--signal=USR2", number], check=True)
-        if progress.steps:
-            told.append(progress.steps)
-
-    with SlurmLauncher(OPTIONS) as launcher:
-        record = launcher.launch(config, tmp_path, end)
-    assert record.status == "failed"
-    steps = record.summary.num_steps
-    assert steps >= 1
-    text = f"the cell was asked to stop after {steps} updates, and saved; --resume auto resumes from there"
-    assert (record.error or "").endswith(text)
-    assert (tmp_path / "checkpoints" / f"step-{steps:08d}.pt").exists()
-
-
-@pytest.mark.extended
-def test_ctrl_c_leaves_jobs(wait_until: WaitUntil, tmp_path: Path) -> None:
-    """Ctrl-C ends the command with 130 and says which jobs go on; the next call waits for them."""
-    words = ["run", "--launcher", "slurm", *SMALL, "--arch", "launched:waits_for"]
-    words += ["--model-arg", f"file={tmp_path / 'go'}", "-o", str(tmp_path / "out")]
-    command = [sys.executable, "-m", "ampcompare", *words]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
-        assert wait_until(lambda: any(jobs_of(tmp_path / "out").values()), 30)
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=30)
-    (number,) = jobs_of(tmp_path / "out").values()
-    assert process.returncode == 130
-    assert f"the same command waits for them; to cancel them: scancel {number}\n" in errors
-    assert number in queued()
-    (tmp_path / "go").touch()
-    again = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert again.returncode == 0, again.stderr
-    assert list(jobs_of(tmp_path / "out").values()) == [number]
 
 
 def test_what_slurm_refuses(tmp_path: Path) -> None:

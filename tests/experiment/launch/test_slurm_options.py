@@ -18,7 +18,7 @@ from ampcompare.base.errors import (
 from ampcompare.experiment.launch import slurm as module
 from ampcompare.experiment.launch.cell_files import write_record
 from ampcompare.experiment.launch.contract import failed_record
-from ampcompare.experiment.launch.slurm import SlurmLauncher, active_jobs, parse_slurm_options
+from ampcompare.experiment.launch.slurm import SlurmLauncher, parse_slurm_options
 from ampcompare.results.records.run import read_record
 from ampcompare.settings.config import RunConfig
 
@@ -78,15 +78,6 @@ def test_what_is_missing(programs: Programs, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(BackendUnavailable, match="pip install submitit") as caught:
         SlurmLauncher()
     assert caught.value.exit_code == 4
-
-
-def test_the_queue(programs: Programs) -> None:
-    """Jobs are known by their number; silence of Slurm is an error."""
-    programs(squeue="12\n13_4")
-    assert active_jobs() == {"12", "13_4"}
-    programs(squeue=None)
-    with pytest.raises(LaunchError, match="squeue does not respond: no answer"):
-        active_jobs()
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Signals that are raised at the end of a block, so that they cut nothing off in the middle of it."""
 
 import signal
-import threading
 from pathlib import Path
 
 import pytest
@@ -11,12 +10,12 @@ from ampcompare.cli.launching import save_at_signals
 from ampcompare.experiment import run_plan as run
 from ampcompare.experiment.launch.contract import Launcher, failed_record
 from ampcompare.experiment.launch.dispatch import DispatchingLauncher, LauncherPool
-from ampcompare.experiment.launch.stop_signal import held_signals, raised_later, stopped_by_signal
-from ampcompare.experiment.plan import make_plan
+from ampcompare.experiment.launch.stop_signal import held_signals, stopped_by_signal
 from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.training.stop_request import StopRequest
+from tests.experiment.pretend import make_plan
 
 
 class Fails(Launcher):
@@ -60,37 +59,6 @@ def test_a_signal_before_a_run_asks_it_to_stop() -> None:
         with stopped_by_signal(stop):
             assert stop.asked
     assert signal.getsignal(signal.SIGTERM) == before
-
-
-def test_a_second_signal_is_not_held_up() -> None:
-    """What takes too long to be saved is left by a second signal; both handlers are as they were."""
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    passed = []
-
-    @raised_later()
-    def save() -> None:
-        for number in (1, 2):
-            signal.raise_signal(signal.SIGINT)
-            passed.append(number)
-
-    with pytest.raises(KeyboardInterrupt):
-        save()
-    assert passed == [1]
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
-
-
-def test_other_threads_hold_up_nothing() -> None:
-    """A comparison in a thread of a notebook leaves the signals alone, which the main thread handles."""
-    handlers = []
-
-    def save() -> None:
-        with raised_later():
-            handlers.append(signal.getsignal(signal.SIGINT))
-
-    thread = threading.Thread(target=save)
-    thread.start()
-    thread.join()
-    assert handlers == [signal.getsignal(signal.SIGINT)]
 
 
 def test_a_cell_that_had_ended_is_not_followed_by_another(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from ampcompare.base.formatting import printable
 from ampcompare.results.analysis.gates import VerdictGate, check_gates, parse_gate
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import Comparison
-from ampcompare.results.records.metric import Metric
 from ampcompare.results.records.verdict import Verdict, read_words
 from ampcompare.results.report.junit import Check, junit_xml
 from ampcompare.testing import make_comparison, make_record
@@ -208,14 +207,3 @@ def test_a_baseline_may_be_of_another_torch() -> None:
     failed = _failed(check_gates(gates, new, old))
     assert [arm for arm, _ in failed] == ["half", "half"]
     assert failed[0][1] == "accuracy -10.00 points, and accuracy<-0.5 fails"
-
-
-@pytest.mark.parametrize(("better", "example"), [("higher", '"reward<-0.5" (%)'), ("lower", '"reward>0.5" (%)')])
-def test_examples_name_the_metric_that_is_there(better: Any, example: str) -> None:
-    """A script's own metric has no accuracy: the error names the metric, as a limit and as a verdict."""
-    metric = Metric(name="reward", better=better, unit="", difference="ratio")
-    with pytest.raises(ConfigError) as error:
-        parse_gate("accuracy<-0.5", [metric])
-    assert example in str(error.value)
-    assert '"reward:non-inferior"' in str(error.value)
-    assert str(error.value).count("accuracy") == 2  # what was asked, and that there is no such thing

@@ -113,15 +113,36 @@ def test_one_shared_host_hides_no_other(elsewhere: int, verdict: str) -> None:
     assert str(_half(_compared(records)).time) == verdict
 
 
+def _lost(arm: str, status: Any) -> list[RunRecord]:
+    """Return five seeds of which an arm did not complete the last two."""
+    return [
+        make_record(arm, record.config.recipe.seed, status=status)
+        if record.arm == arm and record.config.recipe.seed > 2
+        else record
+        for record in _records()
+    ]
+
+
+@pytest.mark.parametrize("prefer", ["time", "memory"])
+@pytest.mark.parametrize(("arm", "status"), [("fp32", "diverged"), ("half", "failed"), ("fp32", "failed")])
+def test_survivors_give_no_recommendation(arm: str, status: str, prefer: str) -> None:
+    """Where a side lost seeds the verdict says so with the rate, no arm is recommended, and no gate is passed."""
+    comparison = _compared(_lost(arm, status), prefer=prefer)
+    assert str(_half(comparison).quality) == "conditional on 3 of 5 seeds (equivalent (±0.5))"
+    assert any(line.startswith(f"No arm is recommended for {prefer}") for line in comparison.reading)
+    for check in check_gates([parse_gate("accuracy<-5"), parse_gate("accuracy:non-inferior")], comparison):
+        assert "conditional on" in check.failure
+        assert "3 of 5" in check.failure
+
+
+def test_an_interruption_selects_no_seeds() -> None:
+    """A run that the user stopped was not lost by what it computed."""
+    assert str(_half(_compared(_lost("half", "interrupted"))).quality) == "equivalent (±0.5)"
+
+
 def test_a_limit_is_not_passed_by_the_survivors_of_the_reference() -> None:
     """Where the reference, or the baseline, lost seeds by divergence the difference of all seeds is not known."""
-    records = _records()
-    lost = [
-        make_record("fp32", record.config.recipe.seed, status="diverged")
-        if record.arm == "fp32" and record.config.recipe.seed > 2
-        else record
-        for record in records
-    ]
+    records, lost = _records(), _lost("fp32", "diverged")
     gates = [parse_gate("accuracy<-0.5")]
     (check,) = check_gates(gates, _compared(lost))
     assert "conditional on 3 of 5 seeds" in check.failure

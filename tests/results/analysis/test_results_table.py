@@ -138,7 +138,6 @@ def test_other_columns_are_named() -> None:
         ("arm,accuracy,n\nfp32,76,1.5\n", "n is 1.5, and counts runs"),
         ("arm,accuracy,seconds\nfp32,76,0\n", "seconds are 0"),
         ("arm,seed,accuracy\nfp32,1,76\nFP32,01,75\n", "line 3: a second line of FP32 with seed 1"),
-        ("arm,metric_final,metric_last_mean\nfp32,1,1\n", "is a report of ampcompare"),
     ],
 )
 def test_what_is_no_table_of_results(text: str, words: str) -> None:

@@ -142,17 +142,6 @@ def test_fp16_on_a_cpu_is_remarked(half: str | None, device: str, said: str | No
     assert said is None or said in text
 
 
-def test_an_arm_that_always_diverges_has_one_verdict() -> None:
-    """Where no run was completed, divergence is the verdict on accuracy and on time."""
-    records = [
-        *(make_record("fp32", seed) for seed in range(3)),
-        *(make_record("half", seed, status="diverged") for seed in range(3)),
-    ]
-    row = _row(make_comparison(records, arms=["fp32", "half"]), "half")
-    assert (str(row.quality), str(row.time), row.pairs) == ("diverged 3/3", "diverged 3/3", 0)
-    assert (row.diverged_low, row.diverged_high) == pytest.approx((0.4385, 1.0), abs=1e-3)
-
-
 def test_an_invalid_pair_is_left_out_where_enough_remain() -> None:
     """One bad cell among five costs its pair and not the verdict."""
     records = [

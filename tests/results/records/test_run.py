@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from ampcompare.results.records.run import (
     RunSummary,
     StepRecord,
     dump_json,
+    loss_tail,
     read_record,
 )
 from ampcompare.results.records.step import iter_steps
@@ -169,3 +171,11 @@ def test_a_record_that_named_its_library_apart_is_read() -> None:
         {**GOOD, "arm": "accelerate:fp16", "config": {"arm": "accelerate:fp16"}, "effective": ran}
     )
     assert (record.library, record.notes) == ("accelerate 1.15.0", ["no fp16 here"])
+
+
+def test_the_tail_is_the_last_fifth() -> None:
+    """The mean is over the last fifth of the steps, rounded down, and over one step at least."""
+    assert loss_tail(range(10)) == {"loss_tail": 8.5, "loss_tail_steps": 2}
+    assert loss_tail([4.0, 2.0]) == {"loss_tail": 2.0, "loss_tail_steps": 1}
+    assert loss_tail(array("d")) == {"loss_tail": None, "loss_tail_steps": 0}
+    assert math.isnan(loss_tail([1.0] * 9 + [math.nan])["loss_tail"] or 0.0)

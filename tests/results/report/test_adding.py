@@ -14,7 +14,6 @@ from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.report.base import FORMATS, Format, Reporter, write_reports
 from ampcompare.results.report.columns import COLUMNS, over_runs
 from ampcompare.results.report.document import Document, Table
-from ampcompare.results.report.markdown import Markdown
 from ampcompare.results.report.terminal import Terminal
 
 
@@ -45,21 +44,6 @@ def test_a_new_column_is_in_every_format(
 
     lines = list(csv.DictReader(io.StringIO(FORMATS["csv"].reporter().render(comparison))))
     assert [line["seed and a quarter"] for line in lines] == [str(int(line["seed"]) + 0.25) for line in lines]
-
-
-def test_a_column_can_be_in_the_one_table(
-    make_comparison: Callable[..., Comparison], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With `overview` a column is in the table that a report begins with, and among the first to go in a narrow one."""
-    comparison = make_comparison(["fp32", "half"], seeds=3)
-    column = over_runs(lambda record: record.config.recipe.seed + 0.25, "{:.3f}".format, overview=True)
-    monkeypatch.setitem(COLUMNS, "seed and a quarter", column)
-
-    assert "seed and a quarter" in Terminal().render(comparison)
-    assert Markdown().render(comparison).partition("## Measurements")[0].count("1.250") == 2
-    narrow = " ".join(Terminal(60).render(comparison).split())
-    assert "1.250" not in narrow
-    assert "seed and a quarter" in narrow.partition("Not shown at this width")[2]
 
 
 def test_a_new_format_is_offered_and_written(

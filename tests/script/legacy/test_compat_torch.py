@@ -39,7 +39,9 @@ OLD = """
         print("other names too")
 """
 SAID = [
-    "torch._six was removed",
+    "torch._six.inf was removed; math.inf",
+    "torch._six.string_classes was removed; (str, bytes)",
+    "torch._six.container_abcs was removed",
     "fractions.gcd was removed; math.gcd",
     "collections.Iterable was removed; collections.abc.Iterable",
     "numpy.float was removed; float",
@@ -70,7 +72,6 @@ def test_old_habits(write, legacy) -> None:
 
 MASKS = """
     import torch
-    from torch import nn
 
     mask, t = torch.tensor([1, 0, 1, 0], dtype=torch.uint8), torch.arange(4.0)
     assert t.masked_fill(mask, 9).tolist() == torch.masked_fill(t, mask=mask, value=9).tolist() == [9, 1, 9, 3]
@@ -94,11 +95,6 @@ MASKS = """
     weights = t.clone().requires_grad_()
     weights.masked_fill(mask, 0).sum().backward()
     assert weights.grad.tolist() == [0, 1, 0, 1]
-    x = torch.ones(4, 1, 2)
-    torch.manual_seed(0)
-    attention = nn.MultiheadAttention(2, 1)
-    ours = attention(x, x, x, key_padding_mask=mask[None])[1]
-    assert torch.equal(ours, attention(x, x, x, key_padding_mask=mask.bool()[None])[1])
 
     @torch.jit.script
     def scripted(a, b):

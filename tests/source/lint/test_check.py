@@ -45,16 +45,6 @@ def test_a_mistake_its_harmless_twin_and_its_fix(code: str) -> None:
 
 
 HARMLESS = {
-    "a return in one branch": """
-        def step(loss, optimizer, scaler):
-            if scaler is None:
-                loss.backward()
-                optimizer.step()
-                return
-            scaler.scale(loss).backward()
-            scaler.step(optimizer)
-            scaler.update()
-    """,
     "two networks": """
         for batch in loader:
             opt_d.zero_grad()
@@ -193,10 +183,13 @@ def test_no_false_alarm(script: str) -> None:
 
 
 WRONG = {
-    "AMP109 AMP108: import in a function": """
-        def train():
-            import apex
-            model = apex.amp.initialize(model, optimizer, opt_level="o2")
+    "AMP106: guarded import": """
+        try:
+            from apex import amp as mixed
+        except ImportError:
+            mixed = None
+        with mixed.scale_loss(loss, optimizer) as scaled_loss:
+            loss.backward()
     """,
     "AMP202: an alias": """
         import torch
@@ -230,6 +223,16 @@ WRONG = {
                 scaler = torch.amp.GradScaler("cuda")
                 scaler.step(self.optimizer)
                 save_checkpoint({"optimizer": self.optimizer.state_dict()}, "last")
+    """,
+    "AMP227: a closure": """
+        import torch
+        def train(scaler, optimizer):
+            def closure():
+                loss = model()
+                loss.backward()
+                return loss
+            scaler.step(optimizer, closure)
+            scaler.update()
     """,
 }
 

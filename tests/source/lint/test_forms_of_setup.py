@@ -15,7 +15,6 @@ PAIRS = {
                 return torch.where(mask, scores, NEGATIVE_ROW)
     """,
     "AMP119: added by keys to an empty dict, with a merge, and saved by a function of another file": """
-        from apex import amp
         from project import save_checkpoint
         def train(model, loader):
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -33,22 +32,11 @@ PAIRS = {
             scores.masked_fill_(mask, LEAST)  # wrong
             scores.float().masked_fill_(mask, LEAST)  # right
     """,
-    "AMP236: a tensor of one number": """
-        class Attention(torch.nn.Module):
-            def __init__(self):
-                self.fill = torch.tensor(-1e9)
-            def forward(self, scores, mask):
-                scores = scores.half()
-                scores = scores.masked_fill(mask, self.fill)  # wrong
-                scores = scores.masked_fill(mask, torch.finfo(torch.float16).min)  # right
-                return scores
-    """,
     "AMP236: a new tensor": """
         mask = torch.full((4, 4), -1e9, dtype=torch.float16)  # wrong
         mask = torch.full((4, 4), -1e9).half()  # right
     """,
     "AMP119: added by `update`, and saved by a method of the model": """
-        from apex import amp
         def train(args, model, loader, state):
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
@@ -57,7 +45,6 @@ PAIRS = {
             model.save(state)
     """,
     "AMP119: packed by a function": """
-        from apex import amp
         def pack(model, optimizer):
             return {
                 "model": model.state_dict(),
@@ -134,23 +121,6 @@ PAIRS = {
         trainer = pl.Trainer(precision="bf16-true")  # wrong
         trainer = pl.Trainer(precision="bf16-mixed")  # right
     """,
-    "AMP239: by Fabric": """
-        from lightning.fabric import Fabric
-        fabric = Fabric(precision="16-true")  # wrong
-        fabric = Fabric(precision="16-mixed")  # right
-        model, optimizer = fabric.setup(model, torch.optim.AdamW(model.parameters()))
-    """,
-    "AMP239: a default type": """
-        def main(loader):
-            torch.set_default_dtype(torch.bfloat16)
-            torch.set_default_dtype(torch.float32)  # right
-            model = Net(8)
-            optimizer = torch.optim.Adam(model.parameters())
-            for batch in loader:
-                model(batch).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-    """,
     "AMP224: loaded in fp16": """
         model = Net.from_pretrained(name, dtype="float16").cuda()  # wrong
         model = Net.from_pretrained(name, dtype="float32").cuda()  # right
@@ -166,22 +136,6 @@ PAIRS = {
         level = ["--fp16", "--fp16_opt_level", "O2"]  # wrong
         level = ["--fp16"]  # right
         subprocess.run(["python", "train.py", *level])
-    """,
-    "AMP311: an option with its value in one word": """
-        import subprocess
-        subprocess.run(["python", "train.py", "--half_precision_backend=apex"])  # wrong
-        subprocess.run(["python", "train.py", "--half_precision_backend=auto"])  # right
-    """,
-    "AMP311: options in a dict": """
-        import transformers
-        options = {"fp16": True, "fp16_backend": "apex"}  # wrong
-        options = {"fp16": True, "fp16_backend": "auto"}  # right
-        arguments = transformers.TrainingArguments("out", **options)
-    """,
-    "AMP312: the old switch is read": """
-        torch.backends.fp32_precision = "ieee"
-        fast = torch.get_float32_matmul_precision() != "highest"  # wrong
-        fast = torch.backends.fp32_precision == "tf32"  # right
     """,
     "AMP123: weights by way of a function that sorts them": """
         from apex.parallel import convert_syncbn_model
@@ -210,7 +164,6 @@ PAIRS = {
                 self.net.backward(self.optimizer)
     """,
     "AMP124: a resume before amp.initialize, by a function": """
-        from apex import amp
         def resume(path):
             amp.load_state_dict(torch.load(path)["amp"])
         def main(args, model, optimizer):
@@ -231,8 +184,32 @@ PAIRS = {
                     self.scaler.step(self.optimizer)
                     self.scaler.update()
     """,
+    "AMP225: a method that makes the scaler anew": """
+        class Trainer:
+            def begin(self):
+                self.scaler = torch.amp.GradScaler("cuda")
+            def fit(self, batches):
+                for number, batch in enumerate(batches):
+                    self.begin()  # wrong
+                    if number == 20: self.begin()  # right
+                    self.optimizer.zero_grad()
+                    self.scaler.scale(self.model(batch)).backward()
+                    self.scaler.step(self.optimizer)
+                    self.scaler.update()
+    """,
+    "AMP225: a scaler of each step that scales nothing": """
+        def train(model, optimizer, loader):
+            for x, y in loader:
+                optimizer.zero_grad()
+                scaler = optimizer.grad_scaler if use_amp else torch.amp.GradScaler("cuda", enabled=True)  # wrong
+                scaler = optimizer.grad_scaler if use_amp else torch.amp.GradScaler("cuda", enabled=False)  # right
+                with torch.autocast("cuda", dtype=torch.float16, enabled=scaler.is_enabled()):
+                    loss = model(x, y)
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+    """,
     "AMP109 AMP102: a second amp.initialize": """
-        from apex import amp
         def main(net_g, opt_g, net_d, opt_d):
             net_g = amp.initialize(net_g, opt_g, opt_level="O1")  # wrong
             net_g = amp.initialize(net_g, opt_level="O1")  # right
@@ -241,25 +218,12 @@ PAIRS = {
                 scaled_loss.backward()
     """,
     "AMP112: half and amp.initialize by two options": """
-        from apex import amp
         def main(model, optimizer):
             if args.fp16:
                 model.half()
             if args.fp16:  # wrong
             if args.level is not None:  # right
                 model, optimizer = amp.initialize(model, optimizer)
-    """,
-    "AMP236: a mask beyond fp16 in a method that autocast decorates": """
-        class Attention(torch.nn.Module):
-            def __init__(self, head_dim):
-                self.scale = head_dim ** -0.5
-            @torch.autocast("cuda")  # wrong
-            @torch.autocast("cuda", dtype=torch.bfloat16)  # right
-            def forward(self, q, k, mask):
-                scores = (q @ k.transpose(-2, -1)) * self.scale
-                if mask is not None:
-                    scores = scores.view(2, 3).masked_fill_(mask, float("-1e9"))
-                return scores.softmax(-1)
     """,
     "AMP236: a mask beyond fp16 of a tensor that is half": """
         def mask_out(scores, mask):
@@ -337,7 +301,6 @@ PAIRS = {
                 save_checkpoint(epoch, model, optimizer)
     """,
     "AMP101: a model that another function wraps for itself": """
-        from apex import amp
         def evaluate(model, batch):
             model = torch.nn.DataParallel(model)
             return model  # wrong
@@ -361,7 +324,6 @@ PAIRS = {
             opt_level = "O1"  # right
     """,
     "AMP109: an optimizer under the name of the options": """
-        from apex import amp
         class Model:
             def __init__(self, opt):
                 self.opt = opt
@@ -370,24 +332,23 @@ PAIRS = {
             def train(self):
                 self.optim.step()
     """,
+    "AMP121: an optimizer of the evaluation": """
+        def train(model, batches):
+            opt = torch.optim.SGD(model.parameters(), lr=0.1)
+            model, opt = amp.initialize(model, opt)
+            opt = torch.optim.SGD(model.parameters(), lr=0.1)  # wrong
+            for batch in batches:
+                with amp.scale_loss(model(batch), opt) as scaled_loss:
+                    scaled_loss.backward()
+                opt.step()
+                opt.zero_grad()
+            opt = torch.optim.SGD(model.parameters(), lr=0.1)  # right
+    """,
     "AMP224: a model that is cast where the scaler may be off": """
         scaler = torch.amp.GradScaler("cuda")  # wrong
         scaler = torch.amp.GradScaler("cuda", enabled=not pure_fp16)  # right
         if pure_fp16:
             model = model.half()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for batch in loader:
-            optimizer.zero_grad()
-            scaler.scale(model(batch)).backward()
-            scaler.step(optimizer)
-            scaler.update()
-    """,
-    "AMP224: a model that is cast for another mode": """
-        if mode == "test":
-            raise SystemExit
-        elif mode == "inference":
-            model = model.half()
-            raise SystemExit  # right
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for batch in loader:
             optimizer.zero_grad()
@@ -402,6 +363,13 @@ PAIRS = {
             DDP = torch.nn.parallel.DistributedDataParallel  # right
         model = DDP(model, device_ids=[0])
     """,
+    "AMP222: autocast as a decorator": """
+        class Net(torch.nn.Module):
+            @torch.autocast  # wrong
+            @torch.autocast("cuda")  # right
+            def forward(self, x):
+                return self.head(x)
+    """,
     "AMP229: a device for autocast": """
         device = torch.device("cuda")
         with torch.autocast(device):  # wrong
@@ -413,16 +381,14 @@ PAIRS = {
         with torch.autocast("cpu"):  # right
             loss = torch.nn.functional.binary_cross_entropy(model(x), y)
     """,
-    "AMP232: a loss that a method returns": """
-        class Engine:
-            def loss(self, batch):
-                with torch.autocast("cuda", dtype=torch.float16):  # wrong
-                with torch.autocast("cuda", dtype=torch.bfloat16):  # right
-                    return self.model(batch)
-            def train(self, batch):
-                loss = self.loss(batch)
-                loss.backward()
-                self.optimizer.step()
+    "AMP231: a checkpoint that is loaded in a loop": """
+        def save(path):
+            torch.save({"opt": opt.state_dict(), "scaler": scaler.state_dict()}, path)
+        def load(path, state):
+            opt.load_state_dict(state["opt"])
+            for name, part in parts.items():
+                part.train()
+                part.load_state_dict(state[name])  # right
     """,
 }
 

@@ -129,7 +129,6 @@ PAIRS = {
                 scaler.update()
     """,
     "AMP125: a loss of both parts of a model names one optimizer": """
-        from apex import amp
         opt_a = torch.optim.SGD(net.trunk.parameters(), lr=0.1)
         opt_b = torch.optim.SGD(net.head.parameters(), lr=0.1)
         net, [opt_a, opt_b] = amp.initialize(net, [opt_a, opt_b], num_losses=2)
@@ -145,7 +144,6 @@ PAIRS = {
             opt_b.step()
     """,
     "AMP125: a list under a name, which may hold every optimizer": """
-        from apex import amp
         for batch in loader:
             opt_a.zero_grad(); opt_b.zero_grad()
             with amp.scale_loss(model(batch), opt_a) as scaled_loss:  # wrong
@@ -191,7 +189,6 @@ PAIRS = {
                 scaler.update()
     """,
     "AMP104: clipping of fp16 copies in another method": """
-        from apex import amp
         class Runner:
             def prepare(self):
                 self.model, self.optimizer = amp.initialize(self.model, self.optimizer, opt_level="O2")  # wrong
@@ -216,18 +213,7 @@ PAIRS = {
         else:
             self.optimizer.step()
     """,
-    "AMP201: clipping, then unscale_": """
-        for batch in loader:
-            optimizer.zero_grad()
-            scaler.scale(model(batch)).backward()
-            scaler.unscale_(optimizer)  # right
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            scaler.unscale_(optimizer)  # wrong
-            scaler.step(optimizer)
-            scaler.update()
-    """,
     "AMP217: an accumulation under a name, not divided": """
-        from apex import amp
         for i, batch in enumerate(loader):
             waits = (i + 1) % accumulate != 0
             loss = criterion(model(batch))
@@ -252,7 +238,6 @@ PAIRS = {
                 scaler.update()
     """,
     "AMP117: gradients edited by a method": """
-        from apex import amp
         class Sparse:
             def fit(self, loss):
                 self.net, self.opt = amp.initialize(self.net, self.opt, opt_level="O2")  # wrong
@@ -265,25 +250,21 @@ PAIRS = {
                 for m in self.net.modules():
                     m.weight.grad.data.add_(torch.sign(m.weight))
     """,
-    "AMP104: clipping with FP16_Optimizer": """
-        from apex.fp16_utils import FP16_Optimizer
-        optimizer = FP16_Optimizer(optimizer)
-        optimizer.backward(loss)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # wrong
-        optimizer.clip_master_grads(1.0)  # right
-        optimizer.step()
-    """,
-    "AMP228: a loss that is scaled in place": """
-        loss = model(batch)
-        loss = scaler.scale(loss)  # wrong
-        total += loss.item()
-    """,
     "AMP118: a scaled loss under its name": """
-        from apex import amp
         with amp.scale_loss(loss, optimizer) as scaled_loss:
             scaled_loss.backward()
         writer.add_scalar("loss", scaled_loss.item(), step)  # wrong
         writer.add_scalar("scaled_loss", scaled_loss.item(), step)  # right
+    """,
+    "AMP204: a second step": """
+        def train(a, b):
+            scaler.scale(a).backward()
+            scaler.step(optimizer)
+            scaler.update()  # right
+            optimizer.zero_grad()
+            scaler.scale(b).backward()
+            scaler.step(optimizer)
+            scaler.update()
     """,
     "AMP214: gradients that are dropped where they are not finite": """
         for batch in loader:
@@ -303,27 +284,6 @@ PAIRS = {
             scaler.scale(model(batch)).backward()
             scaler.step(optimizer)
     """,
-    "AMP203: packages of optimizers, which are no optimizers whose methods are called": """
-        opt = torch.optim.SGD(net.parameters(), lr=0.1)
-        scaler = torch.amp.GradScaler("cuda")
-        for batch in loader:
-            scaler.scale(net(batch)).backward()
-            opt.step()  # wrong
-            scaler.step(opt)  # right
-            scaler.update()
-            opt.zero_grad()
-    """,
-    "AMP214: a name that a function imports for the module": """
-        def main():
-            global amp  # wrong
-            from apex import amp
-        def train():
-            loss = model(batch)
-            with amp.scale_loss(loss, optimizer) as scaled:
-                scaled.backward()
-            optimizer.zero_grad()
-            optimizer.step()
-    """,
     "AMP201: methods of a base class in the file": """
         class Base:
             def clip(self):
@@ -337,17 +297,6 @@ PAIRS = {
                     self.clip()
                     self.scaler.step(self.optimizer)
                     self.scaler.update()
-    """,
-    "AMP105: amp that all calls of a function pass to it": """
-        from apex import amp
-        def train(model, optimizer, mixed):
-            for batch in loader:
-                with mixed.scale_loss(model(batch), optimizer) as scaled:
-                    scaled.backward()
-                    optimizer.step()
-                optimizer.zero_grad()
-        train(model, optimizer, amp)  # wrong
-        train(model, optimizer, other)  # right
     """,
 }
 

@@ -132,7 +132,7 @@ def test_an_optimizer_to_which_no_file_around_gives_the_scaler_is_named(tmp_path
     path = tmp_path / "loop.py"
     path.write_text(
         "from apex import amp\n\n\ndef train(loss, optimizer, xs):\n    for x in xs:\n"
-        "        with amp.scale_loss(loss(x), optimizer) as scaled:\n            scaled.backward()\n"
+        "        y = loss(x)\n        with amp.scale_loss(y, optimizer) as scaled:\n            scaled.backward()\n"
         "        optimizer.step()\n"
     )
     assert [each for each in migrate_file(path).migration.findings if "no file that initializes" in each.message]

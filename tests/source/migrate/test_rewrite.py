@@ -91,22 +91,6 @@ def test_characters_outside_of_ascii_do_not_shift_the_edits() -> None:
     ast.parse(migrate_text(before).text)
 
 
-def test_a_script_on_one_line_stays_valid() -> None:
-    """Where statements share a line, `;` joins the new ones."""
-    before = (
-        "from apex import amp\nimport torch\n"
-        "model, optimizer = amp.initialize(model, optimizer)\n"
-        "for x in data:\n"
-        "    loss = model(x).mean()\n"
-        "    with amp.scale_loss(loss, optimizer) as s: s.backward()\n"
-        "    if ready: optimizer.step(); optimizer.zero_grad()\n"
-    )
-    after = migrate_text(before).text
-    ast.parse(after)
-    assert "scaler.scale(loss).backward()" in after
-    assert after.index("scaler.step(optimizer)") < after.index("scaler.update()") < after.index("zero_grad")
-
-
 def test_the_files_of_this_package_are_the_same_to_the_byte() -> None:
     for path in list(find_sources([REPOSITORY / "ampcompare"]))[::7]:  # which leaves out the engine, a copy of Apex
         text = path.read_bytes().decode("utf-8")

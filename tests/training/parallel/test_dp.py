@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from ampcompare.experiment.plan import DEFAULT_ARMS
+from ampcompare.experiment.matrix import DEFAULT_ARMS
 from ampcompare.training.precision.base import make_precision
 
 SEED = 3

@@ -24,14 +24,14 @@ _UNSHARED = max(map(sys.getrefcount, [object()]))
 
 
 def prepare_backward_no_master_weights(optimizer: Any) -> None:
-    """Stash the gradients of all parameters."""
+    """Stash the gradients of all parameters of the model."""
     stash: AmpOptimizerState = optimizer._amp_stash
     if not stash.lazy_init_called:
         optimizer._amp_lazy_init()
     if stash.stashed:
         drop_leftovers(stash)
-    half = take_grads(stash.all_fp16_params, stash.all_fp16_grad_stash)
-    stash.stashed = take_grads(stash.all_fp32_params, stash.all_fp32_grad_stash) or half
+    for params, kept in stash.params_and_stashes():
+        stash.stashed |= take_grads(params, kept)
 
 
 def post_backward_no_master_weights(optimizer: Any, scaler: LossScaler) -> None:
@@ -91,12 +91,7 @@ def post_backward_with_master_weights(optimizer: Any, scaler: LossScaler) -> Non
 def abandon_backward(optimizer: Any) -> None:
     """Restore the gradients stashed for a backward pass that failed, and drop those that it wrote."""
     stash: AmpOptimizerState = optimizer._amp_stash
-    pairs = [(stash.all_fp16_params, stash.all_fp16_grad_stash)]
-    if stash.master_weights:
-        pairs.append((stash.all_fp32_from_fp32_params, stash.all_fp32_from_fp32_grad_stash))
-    else:
-        pairs.append((stash.all_fp32_params, stash.all_fp32_grad_stash))
-    for params, kept in pairs:
+    for params, kept in stash.params_and_stashes():
         for index, param in enumerate(params):
             param.grad = kept[index]
             kept[index] = None
@@ -163,9 +158,7 @@ def drop_leftovers(stash: AmpOptimizerState) -> None:
 
     That pass failed, in strict mode, or this block is nested inside its block.
     """
-    full = "all_fp32_from_fp32_grad_stash" if stash.master_weights else "all_fp32_grad_stash"
-    for name in ("all_fp16_grad_stash", full):
-        kept = getattr(stash, name)
+    for _, kept in stash.params_and_stashes():
         kept[:] = [None] * len(kept)
     stash.stashed = False
 

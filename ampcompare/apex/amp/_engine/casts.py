@@ -24,14 +24,10 @@ Cast = Callable[[Tensor], Tensor]
 
 
 def half_cast(handle: AmpHandle, name: str = "", *, caching: bool = True, dtype: torch.dtype | None = None) -> Cast:
-    """Return the cast to a 16-bit type.
+    """Return the cast to a 16-bit type, by default that of the handle.
 
-    Args:
-        caching: cast fp32 parameters once between two clearings of the cache. O4 casts them at each use, so that the
-            gradients of a weight's uses are summed in fp32.
-        dtype: None for that of the handle.
-
-    Source: ROCm's Apex (daed8525), `amp.utils.cached_cast`, for O4.
+    With `caching` fp32 parameters are cast once between two clearings of the cache. O4 casts them at each use, so that
+    the gradients of a weight's uses are summed in fp32, as ROCm's Apex (daed8525) does.
     """
     dtype = dtype or handle.half_dtype
     # Methods: twice as fast as `to`, which parses its arguments.
@@ -50,7 +46,6 @@ _TYPE_NAMES = {torch.float16: "Half", torch.bfloat16: "BFloat16"}
 
 def float_cast(handle: AmpHandle, name: str = "") -> Cast:
     """Return the cast to float32."""
-
     convert = _print_casts(handle, Tensor.float, f"Half->Float ({name})")
     return _on_cuda_only(convert) if handle.cuda_only else convert
 

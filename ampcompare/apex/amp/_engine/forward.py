@@ -18,10 +18,7 @@ from ampcompare.base.tensors.tree import first_floating_type, map_tree
 
 
 def to_type(dtype: torch.dtype, t: Any, *, expect_cuda: bool = False) -> Any:
-    """Return `t` cast to `dtype` if it is a floating tensor, or an object with a method `to`; else `t` itself.
-
-    With `expect_cuda`, warns about a tensor that is not on a CUDA device.
-    """
+    """Return a floating tensor, or an object with a method `to`, cast; warn about a tensor that should be on CUDA."""
     if not isinstance(t, Tensor):
         return t.to(dtype)
     if expect_cuda and not t.is_cuda:
@@ -73,16 +70,10 @@ def applier(value: Any, fn: Callable[[Any], Any], *, in_dataclasses: bool = Fals
 
 
 class CastForward:
-    """Stand as `model.forward`: cast inputs, run the model, cast outputs.
+    """Stand as `model.forward`: cast floating inputs (None: not), run the model, cast floating outputs.
 
     It refers to its module, so a deep copy or an unpickled model runs its own weights; replicas made by
-    `nn.DataParallel` get one each.
-
-    Args:
-        module: the model.
-        inputs: dtype of floating-point inputs, or None to leave them alone.
-        outputs: dtype of floating-point outputs.
-        under_casts: whether the model runs under O1's casts where they are in force, or without them.
+    `nn.DataParallel` get one each. `under_casts` lets the model run under O1's casts where they are in force.
     """
 
     def __init__(
@@ -148,8 +139,7 @@ class CastForward:
         return self._cast(result, self.outputs)
 
     def _call_any(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        inputs = self.inputs
-        if inputs is not None:
+        if (inputs := self.inputs) is not None:
             args = tuple([self._cast_input(value, inputs) for value in args])
             kwargs = {name: self._cast_input(value, inputs) for name, value in kwargs.items()}
         handle = _amp_state.__dict__.get("handle")

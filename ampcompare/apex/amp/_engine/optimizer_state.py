@@ -23,13 +23,10 @@ def recast_through_state_dict(optimizer: Any) -> None:
 def cast_state(optimizer: Any, *, keep_half_params_full: bool = False) -> None:
     """Cast existing per-parameter state to the dtype of its parameter, instead of reloading the state dict.
 
-    The group dicts stay the same objects, and an optimizer that cannot load its own initial state is left alone.
-
-    Args:
-        keep_half_params_full: leave the state of half parameters alone; their masters take it over in fp32.
+    The group dicts stay the same objects. With `keep_half_params_full` the state of half parameters is left alone;
+    their masters take it over in fp32.
     """
-    groups = optimizer.param_groups
-    for param in list(chain.from_iterable(group["params"] for group in groups)):
+    for param in list(chain.from_iterable(group["params"] for group in optimizer.param_groups)):
         if param not in optimizer.state or (keep_half_params_full and param.dtype in HALF_TYPES):
             continue
         state = optimizer.state[param]
@@ -86,21 +83,6 @@ class AmpOptimizerState:
 
     any_masters: ClassVar[bool] = False  # whether this process ever made an optimizer with master weights
 
-    half_dtype: torch.dtype  # of the parameters that are not fp32
-    lazy_init_called: bool
-    already_patched: bool
-    params_have_scaled_gradients: bool
-    master_weights: bool
-    uniform_device: bool
-    stashed: bool
-    # without host reads: whether `step` takes flags, those of the backward passes since the last step, amp's own
-    # `step`, and the optimizer state whose momentum was made
-    takes_flags: bool
-    flags: list[Flag]
-    own_step: Any
-    momentum_state: Any
-    momentum_count: int
-
     all_fp16_params: list[Tensor]
     all_fp16_grad_stash: list[Tensor | None]
     # without master weights
@@ -118,7 +100,7 @@ class AmpOptimizerState:
     index_of_half: dict[int, int]
 
     def __init__(self, master_weights: bool = False, half_dtype: torch.dtype = torch.float16) -> None:
-        self.half_dtype = half_dtype
+        self.half_dtype = half_dtype  # of the parameters that are not fp32
         self.lazy_init_called = False
         self.already_patched = False
         self.params_have_scaled_gradients = False
@@ -127,10 +109,20 @@ class AmpOptimizerState:
             AmpOptimizerState.any_masters = True
         self.uniform_device = True
         self.stashed = False
+        # Without host reads: whether `step` takes flags, those of the backward passes since the last step, amp's own
+        # `step`, and the optimizer state whose momentum was made.
         self.takes_flags = False
-        self.flags = []
-        self.own_step = self.momentum_state = None
+        self.flags: list[Flag] = []
+        self.own_step: Any = None
+        self.momentum_state: Any = None
         self.momentum_count = 0
+
+    def params_and_stashes(self) -> tuple[tuple[list[Tensor], list[Tensor | None]], ...]:
+        """Return the half and the fp32 parameters of the model, each with the gradients that are stashed for them."""
+        half = self.all_fp16_params, self.all_fp16_grad_stash
+        if self.master_weights:
+            return half, (self.all_fp32_from_fp32_params, self.all_fp32_from_fp32_grad_stash)
+        return half, (self.all_fp32_params, self.all_fp32_grad_stash)
 
     def release_buffers(self) -> None:
         """Release the memory of master gradients for the activations, on devices with a caching allocator."""

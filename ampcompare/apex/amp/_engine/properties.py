@@ -4,6 +4,7 @@ Source: Apex 25.05, `apex/amp/frontend.py`; the briefs are printed, and scripts 
 ROCm's Apex, by the options that its `apex/amp/frontend.py` sets.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -59,7 +60,7 @@ class Properties:
         self.options[name] = value if check is None else check(value)
 
     def _check_cast_model_type(self, value: Any) -> Any:
-        if self.opt_level in PATCHING and value is not None and value is not False and value is not torch.float32:
+        if self.opt_level in PATCHING and value not in (None, False, torch.float32):
             warn_or_err(
                 f"{self.opt_level} inserts casts around torch functions instead of casting the model, but "
                 f"cast_model_type={value} was given.  Leave it out, or use O2 or O3."
@@ -80,10 +81,8 @@ class Properties:
                 f"keep_batchnorm_fp32={value} was given with {self.opt_level}, where batch norms keep fp32 weights and "
                 "run in the type of their input anyway.  Leave it out."
             )
-        if value == "False":
-            return False
-        if value == "True":
-            return True
+        if value in ("False", "True"):
+            return value == "True"
         if value is not None and value is not True and value is not False:
             raise AmpOptionValueError(
                 f"keep_batchnorm_fp32 must be a boolean, the string 'True' or 'False', or None, got {value!r}."
@@ -103,75 +102,53 @@ class Properties:
 
 
 class OptLevel:
-    """One opt level: its name, its one-line brief, and the options that it sets."""
+    """One opt level: its name, its one-line brief, what it is, and the options that it sets."""
 
-    def __init__(self, name: str, brief: str, more: str, **options: Any) -> None:
-        self.name, self.brief, self.more, self.options = name, brief, more, options
+    def __init__(self, name: str, brief: str, more: str, options: Sequence[Any]) -> None:
+        self.name, self.brief, self.more = name, brief, more
+        self.options = dict(zip(list(_DEFAULTS)[2:], options, strict=True))
 
     def __call__(self, properties: Properties) -> Properties:
         properties.options.update(self.options, enabled=True, opt_level=self.name)
         return properties
 
 
+# cast_model_type, patch_torch_functions, keep_batchnorm_fp32, master_weights, loss_scale
 opt_levels = {
     "O3": OptLevel(
         "O3",
         "O3:  Pure FP16 training.",
         "The whole model is half: a bound for speed, not for accuracy.",
-        cast_model_type=torch.float16,
-        patch_torch_functions=False,
-        keep_batchnorm_fp32=False,
-        master_weights=False,
-        loss_scale=1.0,
+        (torch.float16, False, False, False, 1.0),
     ),
     "O2": OptLevel(
         "O2",
         "O2:  FP16 training with FP32 batchnorm and FP32 master weights.\n",
         "The model is half except batch norms; the optimizer steps fp32 masters.",
-        cast_model_type=torch.float16,
-        patch_torch_functions=False,
-        keep_batchnorm_fp32=True,
-        master_weights=True,
-        loss_scale="dynamic",
+        (torch.float16, False, True, True, "dynamic"),
     ),
     "O1": OptLevel(
         "O1",
         "O1:  Insert automatic casts around Pytorch functions and Tensor methods.\n",
         "Weights stay fp32; inputs of each operation are cast to what suits it.",
-        cast_model_type=None,
-        patch_torch_functions=True,
-        keep_batchnorm_fp32=None,
-        master_weights=None,
-        loss_scale="dynamic",
+        (None, True, None, None, "dynamic"),
     ),
     "O0": OptLevel(
         "O0",
         "O0:  Pure FP32 training.\n",
         "The model is checked, and otherwise trained in fp32.",
-        cast_model_type=torch.float32,
-        patch_torch_functions=False,
-        keep_batchnorm_fp32=None,
-        master_weights=False,
-        loss_scale=1.0,
+        (torch.float32, False, None, False, 1.0),
     ),
     "O4": OptLevel(
         "O4",
         "O4:  Insert automatic casts around Pytorch functions and Tensor methods.\n",
         "Weights stay fp32; inputs of each operation are cast to bfloat16 or fp32.",
-        cast_model_type=None,
-        patch_torch_functions=True,
-        keep_batchnorm_fp32=None,
-        master_weights=None,
-        loss_scale=1.0,
+        (None, True, None, None, 1.0),
     ),
     "O5": OptLevel(
         "O5",
         "O5:  BFLOAT16 training with FP32 batchnorm and FP32 master weights.\n",
         "The model is bfloat16 except batch norms; the optimizer steps fp32 masters.",
-        cast_model_type=torch.bfloat16,
-        patch_torch_functions=False,
-        keep_batchnorm_fp32=True,
-        master_weights=True,
-        loss_scale=1.0,
+        (torch.bfloat16, False, True, True, 1.0),
     ),
 }

@@ -38,13 +38,9 @@ def scale_loss(
 ) -> AbstractContextManager[Any]:
     """Yield the scaled loss; on exit unscale the gradients, check them and move the loss scale.
 
-    Args:
-        loss: any tensor; cast to fp32 before it is scaled.
-        optimizers: one optimizer or several, all whose parameters receive gradients in this backward pass.
-        loss_id: which loss scaler, from 0 to `num_losses - 1`.
-        model: ignored, as in Apex.
-        delay_unscale: leave gradients scaled, because more backward passes accumulate into them before the step.
-        delay_overflow_check: unscale, but neither check for overflow nor move the scale.
+    The loss is cast to fp32 before it is scaled, by the scaler `loss_id`. `optimizers` is one or several: all whose
+    parameters receive gradients in this pass. `delay_unscale` leaves gradients scaled, as more passes accumulate into
+    them before the step; `delay_overflow_check` unscales, but neither checks nor moves the scale. `model` is ignored.
 
     Raises:
         AmpNotInitialized: before `initialize` (a RuntimeError).
@@ -88,20 +84,6 @@ class UnscaledLoss(tuple[Any]):
 
 class ScaledLoss(AbstractContextManager[Any]):
     """The block of `scale_loss`; `prepare` and `__exit__` also serve a pass that needs no scaled loss."""
-
-    __slots__ = (
-        "_delay_check",
-        "_delay_unscale",
-        "_given",
-        "_initial_grad",
-        "_loss",
-        "_loss_id",
-        "_on_device",
-        "_optimizers",
-        "_scaled",
-        "_scaler",
-        "_version",
-    )
 
     _initial_grad: Tensor
     _version: int
@@ -155,7 +137,10 @@ class ScaledLoss(AbstractContextManager[Any]):
         try:
             scaler: LossScaler = state["loss_scalers"][self._loss_id]
         except LookupError:
-            raise self._unknown_scaler(state) from None
+            raise UnknownLossId(
+                f"loss_id {self._loss_id} names no loss scaler: amp.initialize made "
+                f"{len(state.get('loss_scalers', []))}.  Pass num_losses={self._loss_id + 1} or more to amp.initialize."
+            ) from None
         if state["deferred"] is not None:
             state["deferred"].flush()
         if not scaler.dynamic and scaler.loss_scale() == 1.0:
@@ -182,12 +167,6 @@ class ScaledLoss(AbstractContextManager[Any]):
         if isinstance(scale, Tensor):
             return scale
         return None if self._scaler is None else self._scaler.initial_grad_on(device)
-
-    def _unknown_scaler(self, state: dict[str, Any]) -> UnknownLossId:
-        return UnknownLossId(
-            f"loss_id {self._loss_id} names no loss scaler: amp.initialize made {len(state.get('loss_scalers', []))}.  "
-            f"Pass num_losses={self._loss_id + 1} or more to amp.initialize."
-        )
 
     def _list_optimizers(self) -> Any:
         optimizers = self._optimizers
@@ -273,13 +252,9 @@ def _clear_cast_cache(handle: Any) -> None:
 
 
 def backward(loss: Any, optimizers: Any, loss_id: int = 0, delay_unscale: bool = False) -> None:
-    """Run `with scale_loss(...) as scaled: scaled.backward()` without the product and its node.
+    """Run `with scale_loss(...) as scaled: scaled.backward()`, for a scalar without the product and its node.
 
     The derivative of the product is the scale, so every gradient has the same bits.
-
-    Args:
-        loss: a scalar tensor; any other loss is multiplied by the scale.
-        optimizers, loss_id, delay_unscale: as for `scale_loss`.
     """
     if loss.__class__ is Tensor and _needs_nothing(loss_id):
         run_backward(loss if loss.dtype is _FLOAT32 else loss.float())

@@ -19,28 +19,9 @@ FP16_FUNCS: list[str] = _methods("__matmul__", *torch_overrides.FP16_FUNCS)
 FP32_FUNCS: list[str] = _methods("__ipow__", "__pow__", "__rpow__", "cpu", *torch_overrides.FP32_FUNCS)
 
 CASTS: list[str] = _methods(
-    "__add__",
-    "__div__",
-    "__eq__",
-    "__ge__",
-    "__gt__",
-    "__iadd__",
-    "__idiv__",
-    "__imul__",
-    "__isub__",
-    "__itruediv__",
-    "__le__",
-    "__lt__",
-    "__mul__",
-    "__ne__",
-    "__radd__",
-    "__rdiv__",
-    "__rmul__",
-    "__rsub__",
-    "__rtruediv__",
-    "__sub__",
-    "__truediv__",
-    *torch_overrides.CASTS,
+    *("__add__", "__div__", "__eq__", "__ge__", "__gt__", "__iadd__", "__idiv__", "__imul__", "__isub__"),
+    *("__itruediv__", "__le__", "__lt__", "__mul__", "__ne__", "__radd__", "__rdiv__", "__rmul__", "__rsub__"),
+    *("__rtruediv__", "__sub__", "__truediv__", *torch_overrides.CASTS),
 )
 
 SEQUENCE_CASTS: list[str] = _methods(*torch_overrides.SEQUENCE_CASTS)

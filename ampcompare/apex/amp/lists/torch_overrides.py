@@ -10,72 +10,20 @@ import torch
 MODULE: ModuleType = torch
 
 FP16_FUNCS: list[str] = [
-    "conv1d",
-    "conv2d",
-    "conv3d",
-    "conv_transpose1d",
-    "conv_transpose2d",
-    "conv_transpose3d",
-    "conv_tbc",
-    "prelu",
-    "addmm",
-    "addmv",
-    "addr",
-    "matmul",
-    "mm",
-    "mv",
+    *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "conv_tbc", "prelu"),
+    *("addmm", "addmv", "addr", "matmul", "mm", "mv"),
     # A build of Apex without CUDA leaves these out, and attention then fails on mixed inputs.
-    "addbmm",
-    "baddbmm",
-    "bmm",
+    *("addbmm", "baddbmm", "bmm"),
 ]
 
 FP32_FUNCS: list[str] = [
-    # pointwise
-    "acos",
-    "asin",
-    "cosh",
-    "erfinv",
-    "exp",
-    "expm1",
-    "log",
-    "log10",
-    "log2",
-    "reciprocal",
-    "rsqrt",
-    "sinh",
-    "tan",
-    "pow",
-    # reductions
-    "cumprod",
-    "cumsum",
-    "dist",
-    "norm",
-    "prod",
-    "std",
-    "sum",
-    "var",
-    # other
-    "renorm",
+    *("acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "reciprocal", "rsqrt", "sinh", "tan"),
+    *("pow", "cumprod", "cumsum", "dist", "norm", "prod", "std", "sum", "var", "renorm"),
 ]
 
 CASTS: list[str] = [
-    "addcdiv",
-    "addcmul",
-    "atan2",
-    "cross",
-    "bilinear",
-    "dot",
-    "add",
-    "div",
-    "mul",
-    "eq",
-    "equal",
-    "ge",
-    "gt",
-    "le",
-    "lt",
-    "ne",
+    *("addcdiv", "addcmul", "atan2", "cross", "bilinear", "dot", "add", "div", "mul"),
+    *("eq", "equal", "ge", "gt", "le", "lt", "ne"),
 ]
 
 SEQUENCE_CASTS: list[str] = ["cat", "stack"]

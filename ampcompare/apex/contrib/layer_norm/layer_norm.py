@@ -20,10 +20,6 @@ class FastLayerNormFN:
 class FastLayerNorm(nn.Module):
     """Layer normalization over the last dimension; Apex's kernel supports some sizes only, this one all.
 
-    Args:
-        hidden_size: size of the last dimension; `weight` (ones) and `bias` (zeros) have that shape.
-        memory_efficient: keep the output for backward instead of the input.
-
     Source: Apex 25.05, `apex.contrib.layer_norm.FastLayerNorm`.
     """
 

@@ -32,14 +32,8 @@ class SelfMultiheadAttn(nn.Module):
 
     The rows of `in_proj_weight` (3 * embed_dim, embed_dim) are, for each head, those of its query, key and value.
 
-    Args:
-        include_norm_add: normalize the query before, and add it to the output after.
-        impl: "fast" or "default", the names of the norm's parameters; the arithmetic is the same.
-        separate_qkv_params: own `q_weight`, `k_weight` and `v_weight` instead.
-        mask_additive: the key padding mask contains numbers to add to the scores.
-
-    Raises:
-        AssertionError: arguments that do not go together.
+    `include_norm_add` normalizes the query before, and adds it to the output after. `impl`, "fast" or "default", only
+    names the norm's parameters. Under `mask_additive` the key padding mask contains numbers to add to the scores.
 
     Source: Apex 25.05, `apex.contrib.multihead_attn.SelfMultiheadAttn`.
     """
@@ -125,15 +119,10 @@ class SelfMultiheadAttn(nn.Module):
         attn_mask: Tensor | None = None,
         is_training: bool = True,
     ) -> tuple[Tensor, None]:
-        """Return the output, shape (time, batch, embed_dim), and None instead of attention weights.
+        """Return the output, of the query's shape (time, batch, embed_dim), and None instead of attention weights.
 
-        Args:
-            query: shape (time, batch, embed_dim); `key` and `value` are ignored, as in Apex.
-            key_padding_mask: shape (batch, time); true hides a key.
-            attn_mask: shape (time, time); true hides a key from a query.
-
-        Raises:
-            AssertionError: both masks at once, or an additive mask over time.
+        `key` and `value` are ignored, as in Apex. A true entry of `key_padding_mask`, shape (batch, time), or of
+        `attn_mask`, shape (time, time), hides a key.
         """
         if attn_mask is not None and key_padding_mask is not None:
             raise AssertionError("got attn_mask and key_padding_mask; give one of them")

@@ -19,15 +19,8 @@ class FP16_Optimizer(AroundOptimizer):
     1 and doubles after 1000 steps without one. A step with a gradient that is inf or NaN is skipped, under a static
     scale too.
 
-    Args:
-        init_optimizer: `FusedAdam` of this package, which divides by the scale itself, or any other optimizer, whose
-            parameters are given fp32 gradients. Its groups hold the copies from here on.
-        dynamic_loss_args: must be None.
-
-    Attributes:
-        fp16_groups: the parameters of the model, group by group.
-        fp32_groups: the copies.
-        cur_scale: the loss scale.
+    `init_optimizer` is the `FusedAdam` of this package, which divides by the scale itself, or any other, whose
+    parameters are given fp32 gradients. Its groups hold the copies from here on.
 
     Raises:
         SystemError: `dynamic_loss_args` with a dynamic scale.
@@ -75,11 +68,7 @@ class FP16_Optimizer(AroundOptimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
-        """Step the copies and write them into the model, or skip the step on an overflow; then move the scale.
-
-        Raises:
-            RuntimeError: with a closure, whose gradients would not be scaled.
-        """
+        """Step the copies and write them into the model, or skip the step on an overflow; then move the scale."""
         if closure is not None:
             raise RuntimeError("FP16_Optimizer.step takes no closure; call backward(loss), then step()")
         grads = [[param.grad for param in group] for group in self.fp16_groups]
@@ -88,12 +77,7 @@ class FP16_Optimizer(AroundOptimizer):
         self.overflow = any(norm is not None and not torch.isfinite(norm) for norm in norms)
         if not self.overflow:
             if isinstance(self.optimizer, FusedAdam):
-                self.optimizer.step(
-                    grads=grads,
-                    output_params=self.fp16_groups,
-                    scale=self.cur_scale,
-                    grad_norms=norms,
-                )
+                self.optimizer.step(grads=grads, output_params=self.fp16_groups, scale=self.cur_scale, grad_norms=norms)
             else:
                 self._step_with_gradients()
         self._update_scale(self.overflow)
@@ -147,11 +131,7 @@ class FP16_Optimizer(AroundOptimizer):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load what `state_dict` returned; load the model by itself, before or after.
-
-        Raises:
-            ValueError: the copies have another number or other shapes.
-        """
+        """Load what `state_dict` returned; load the model by itself, before or after."""
         shapes = [[tuple(param.shape) for param in group] for group in self.fp32_groups]
         saved = [[tuple(param.shape) for param in group] for group in state_dict["fp32_groups"]]
         if saved != shapes:

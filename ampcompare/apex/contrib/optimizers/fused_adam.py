@@ -17,11 +17,7 @@ TensorGroups = Iterable[Tensor] | Sequence[Sequence[Tensor | None]]
 def per_group(tensors: Any, groups: Sequence[dict[str, Any]], name: str) -> list[list[Tensor | None]]:
     """Return a list of tensors, or of None, for each group, as long as the group.
 
-    Args:
-        tensors: None, tensors in any iterable (they belong to a single group), or a list of lists.
-
-    Raises:
-        RuntimeError: another number of groups or of tensors.
+    `tensors` is None, an iterable (of a single group), or a list of lists; other lengths are a RuntimeError.
     """
     sizes = [len(group["params"]) for group in groups]
     if tensors is None:
@@ -43,11 +39,7 @@ class FusedAdam(Optimizer):
     Args:
         eps_inside_sqrt: add `eps` to the second moment before its root instead of to the root.
         max_grad_norm: clip each group by the norm of its gradients; 0 for no clipping.
-        use_mt: ignored; all tensors of a group are always stepped together.
-        amp_scale_adjustment: ignored; it belongs to an amp of 2018 that this one does not have.
-
-    Raises:
-        RuntimeError: `amsgrad`.
+        use_mt, amp_scale_adjustment: ignored.
 
     Source: Apex 25.05, `apex.contrib.optimizers.FusedAdam`.
     """
@@ -99,9 +91,6 @@ class FusedAdam(Optimizer):
             output_params: model weights, in any dtype, that are written together with the parameters.
             scale: what the gradients are divided by.
             grad_norms: norm of the gradients of each group, scaled as they are; taken here where it is missing.
-
-        Raises:
-            RuntimeError: a sparse gradient; lists that do not fit the groups.
         """
         loss = None
         if closure is not None:

@@ -49,8 +49,6 @@ class SeenMetric:
     Attributes:
         name: as it is logged, or the words before the number.
         source: the function that logged it, or "output".
-        count: how often.
-        last: its last value.
         option: what to paste.
     """
 

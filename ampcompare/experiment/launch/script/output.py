@@ -41,11 +41,7 @@ class Printed(float):
     passing: bool
 
     def __new__(cls, text: str, rank: int | None = None, passing: bool = False) -> Printed:
-        """Read a number.
-
-        Raises:
-            ValueError: the text is none.
-        """
+        """Read a number."""
         value = super().__new__(cls, text)
         digits, _, exponent = text.lower().partition("e")
         value.step = 0.0 if float(text) - float(text) else 10.0 ** (int(exponent or 0) - len(digits.partition(".")[2]))

@@ -1,7 +1,6 @@
 """Train a cell in this process, and write its steps and record.
 
-`python -m ampcompare.experiment.launch.worker.cell FOLDER` trains the configuration in FOLDER. The composition root is
-`train_cell`, which calls the four stages: `configure_process`, `build`, `run` and `record`.
+The composition root is `train_cell`, which calls the four stages: `configure_process`, `build`, `run` and `record`.
 """
 
 from __future__ import annotations
@@ -132,21 +131,15 @@ def train_cell(
     return result.model_copy(update={"guards": violations, "started": started})
 
 
-def main(arguments: list[str]) -> int:
-    """Train the cell whose `config.json` lies in the given folder; the exit code is 0 once a record is written."""
-    folder = Path(arguments[0])
-    run_cell(read_config(folder), folder, progress_writer(folder))
-    return 0
-
-
 def train_and_exit(words: list[str]) -> int:
-    """Do as `main` in a fork, which ends with its server, and without cleaning up what is the server's as well."""
+    """Train the cell whose `config.json` lies in a folder, in a fork, which cleans up nothing that is its server's."""
     end_with_parent()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a killed process leaves its last lines
-    code = main(words)
+    folder = Path(words[0])
+    run_cell(read_config(folder), folder, progress_writer(folder))
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)
+    os._exit(0)
 
 
 def end_with_parent() -> None:
@@ -162,11 +155,7 @@ def end_with_parent() -> None:
 
 
 def configure_process(config: RunConfig, device: torch.device) -> None:
-    """Set the switches of torch that hold for the whole process: device, threads, determinism, cuDNN, TF32.
-
-    Raises:
-        EnvironmentUnfit: TF32 was requested and the device lacks it.
-    """
+    """Set the switches of torch that hold for the whole process: device, threads, determinism, cuDNN, TF32."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
     elif device.type == "xpu":
@@ -196,7 +185,6 @@ class Cell:
     """
 
     config: RunConfig
-    device: torch.device
     precision: Precision
     session: Session
     saver: Saver
@@ -213,9 +201,6 @@ class Cell:
 
 def build(config: RunConfig, folder: Path, device: torch.device, ranks: Communicator, attempt: int = 0) -> Cell:
     """Build everything that a cell needs, and restore the checkpoint that it resumes from, if any.
-
-    Args:
-        attempt: restarts before this one.
 
     Raises:
         AmpCompareError: a setting, a checkpoint or the device does not fit; the files of the cell are unchanged.
@@ -257,7 +242,6 @@ def build(config: RunConfig, folder: Path, device: torch.device, ranks: Communic
     fp16_mode, compute = cpu_half(mode, precision.half_dtype, device)
     return Cell(
         config=config,
-        device=device,
         precision=precision,
         session=session,
         saver=saver,
@@ -281,15 +265,23 @@ def _log(text: str) -> None:
 
 def run(cell: Cell, on_progress: Callable[[Progress], None] | None = None) -> None:
     """Train to the end, or to a request to stop; write each step, and collect metrics and readings of the machine."""
-    metrics, warmup_steps = cell.metrics, cell.config.warmup_steps
-    reporter = None
-    if on_progress is not None:
-        reporter = _ProgressReporter(metrics, cell.session, on_progress)
-        cell.session.on_phase = reporter.enter
+    metrics, session, warmup_steps = cell.metrics, cell.session, cell.config.warmup_steps
+    block: Sequence[StepRecord] = ()
+
+    def report(phase: Phase) -> None:
+        if on_progress is not None:
+            epoch = block[-1].epoch if block else session.position.epoch
+            loss = metrics.losses[-1] if metrics.losses else None  # of a run that was resumed, before its first block
+            seconds = statistics.median([each.seconds for each in block]) if block else None
+            scale, skipped = metrics.final_loss_scale, metrics.skipped_steps
+            steps, total = metrics.num_steps, session.assembly.total_steps
+            on_progress(Progress(steps, total, epoch, phase, loss, scale, skipped, seconds))
+
+    session.on_phase = report
     files = LineFile(cell.steps_path), LineFile(cell.epochs_path)
     with cell.compute, cell.saver, files[0] as steps, files[1] as epochs, stopped_by_signal(cell.stop):
         epochs.write(map(_without_samples, metrics.epochs))  # of the run that this one resumes
-        for event in cell.session.events():
+        for event in session.events():
             if isinstance(event, EpochResult):
                 metrics.add_epoch(event)
                 epochs.write([_without_samples(event)])
@@ -300,8 +292,8 @@ def run(cell: Cell, on_progress: Callable[[Progress], None] | None = None) -> No
                 is_timed = metrics.num_steps - len(event) >= warmup_steps
                 cell.monitor.energy.after(event[0].epoch, len(event), timed=is_timed)
             steps.write(event)
-            if reporter is not None:
-                reporter.add(event)
+            block = event
+            report("training")
 
 
 def _without_samples(event: EpochResult) -> EpochResult:
@@ -312,9 +304,7 @@ def record(cell: Cell, world: DistributedEnv | None, *, start_seconds: float, se
     """Return the record of a cell that has run. With several processes all of them call it: it gathers facts of each.
 
     Args:
-        world: how the processes were started, if there are several.
         start_seconds: from the start of the process or launcher until training could begin.
-        seconds: of building and training.
     """
     config, session, metrics = cell.config, cell.session, cell.metrics
     summary = metrics.summary(
@@ -334,11 +324,13 @@ def record(cell: Cell, world: DistributedEnv | None, *, start_seconds: float, se
         summary = summary.model_copy(update={"in_precisions": results})
     with cell.compute:  # it times further steps, which must compute as the others did
         processes = None if world is None else gather_process_facts(config, session, world, summary)
-    steps_done = session.position.step
+    steps_done, task = session.position.step, session.assembly.task
+    units = None if config.parallel.kind == "dp" else config.recipe.batch_size * task.units_per_sample  # of a GPU
+    status: Literal["completed", "diverged"] = "completed" if summary.diverged_step is None else "diverged"
     return RunRecord(
         cell=config.digest(),
         arm=config.arm,
-        status=_status(session),
+        status="interrupted" if session.interrupted else status,
         config=config,
         engine=cell.precision.engine,
         packages=dict(cell.precision.packages),
@@ -349,14 +341,14 @@ def record(cell: Cell, world: DistributedEnv | None, *, start_seconds: float, se
         half=f"{cell.precision.emulated} emulated" if cell.precision.emulated else cell.fp16_mode,
         host=host_name(),
         environment={**fingerprint(), **cell.device_facts},
-        metrics=list(session.assembly.task.metrics),
-        unit=session.assembly.task.unit,
+        metrics=list(task.metrics),
+        unit=task.unit,
         summary=summary,
         trace=metrics.tracer.trace(metrics.seconds),
-        readings=cell.monitor.readings(metrics.seconds, _units_of_a_gpu(cell)),
+        readings=cell.monitor.readings(metrics.seconds, units),
         processes=processes,
         resumed=session.resumed,
-        notes=[*_settings_without_effect(config, cell.device), *cell.precision.notes],
+        notes=list(cell.precision.notes),
         error=f"asked to stop after {steps_done} updates, and saved" if session.interrupted else None,
     )
 
@@ -365,31 +357,6 @@ def _emulated_type(mode: str | None) -> str:
     """Return the type that an emulation stands for; "" if there is none."""
     name, _, how = (mode or "").partition(" ")
     return name if how == "emulated" else ""
-
-
-def _units_of_a_gpu(cell: Cell) -> int | None:
-    """Return the units that this process trains on in a step; None where several GPUs share them."""
-    is_one = cell.config.parallel.kind != "dp"
-    return cell.config.recipe.batch_size * cell.session.assembly.task.units_per_sample if is_one else None
-
-
-def _status(session: Session) -> Literal["completed", "diverged", "interrupted"]:
-    if session.interrupted:
-        return "interrupted"
-    return "completed" if session.divergence.diverged_step is None else "diverged"
-
-
-def _settings_without_effect(config: RunConfig, device: torch.device) -> list[str]:
-    """Return a line with the reason for each requested setting that changes nothing on this device."""
-    if device.type == "cuda":
-        return []
-    purposes = {"--pin-memory": "copies to a GPU", "--prefetch": "copies to a GPU", "--cudnn-benchmark": "cuDNN"}
-    values = [config.pin_memory, config.prefetch, config.recipe.cudnn_benchmark]
-    return [
-        f"{name} has no effect here: it is for {purpose}, but the device is {device}"
-        for (name, purpose), value in zip(purposes.items(), values, strict=True)
-        if value
-    ]
 
 
 @contextmanager
@@ -401,9 +368,6 @@ def _guards_during_warmup(config: RunConfig) -> Iterator[list[str]]:
 
     Yields:
         The violations. The list grows as they are found; each is also a line on stderr.
-
-    Raises:
-        GuardError: the first violation, if the configuration says "strict".
     """
     violations: list[str] = []
 
@@ -420,11 +384,7 @@ def _guards_during_warmup(config: RunConfig) -> Iterator[list[str]]:
 
 
 class LineFile:
-    """Appends records as lines; use it as a context. It is unbuffered, so that every record survives a crash.
-
-    Raises:
-        EnvironmentUnfit: the disk is full or the file cannot be written.
-    """
+    """Appends records as lines; use it as a context. It is unbuffered, so that every record survives a crash."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -434,11 +394,7 @@ class LineFile:
             raise self._cannot_write(error) from error
 
     def write(self, records: Iterable[StepRecord | EpochResult]) -> None:
-        """Append records, each as one line.
-
-        Raises:
-            EnvironmentUnfit: the disk is full.
-        """
+        """Append records, each as one line."""
         text = "".join(dump_json(record, indent=None) + "\n" for record in records).encode()
         try:
             while text:  # a nearly full disk may accept only a part
@@ -457,45 +413,10 @@ class LineFile:
         self._file.close()
 
 
-class _ProgressReporter:
-    """Reports each block of steps, once it is among the metrics of the run, and each phase that begins."""
-
-    def __init__(self, metrics: RunMetrics, session: Session, on_progress: Callable[[Progress], None]) -> None:
-        self._metrics = metrics
-        self._on_progress = on_progress
-        loss = metrics.losses[-1] if metrics.losses else None  # of a run that was resumed
-        self._latest = Progress(
-            *(metrics.num_steps, session.assembly.total_steps, session.position.epoch, "training"),
-            *(loss, metrics.final_loss_scale, metrics.skipped_steps),
-        )
-
-    def add(self, records: Sequence[StepRecord]) -> None:
-        """Report a block of steps."""
-        self._latest = self._latest._replace(
-            steps=self._metrics.num_steps,
-            epoch=records[-1].epoch,
-            phase="training",
-            loss=records[-1].loss,
-            loss_scale=self._metrics.final_loss_scale,
-            skipped=self._metrics.skipped_steps,
-            step_seconds=statistics.median([record.seconds for record in records]),
-        )
-        self._on_progress(self._latest)
-
-    def enter(self, phase: Phase) -> None:
-        """Report that a phase begins."""
-        self._latest = self._latest._replace(phase=phase)
-        self._on_progress(self._latest)
-
-
 def gather_process_facts(
     config: RunConfig, session: Session, world: DistributedEnv, summary: RunSummary
 ) -> ProcessFacts:
-    """Gather what differs between ranks. All ranks call it, after training: it trains further steps to time them.
-
-    Args:
-        summary: of this rank.
-    """
+    """Gather what differs between ranks. All ranks call it, after training: it trains further steps to time them."""
     assembly, ranks = session.assembly, session.assembly.ranks
     by_rank = ranks.gather((summary.step_seconds_median, summary.peak_bytes, summary.start_seconds))
     seconds = [step_seconds for step_seconds, _, _ in by_rank if step_seconds is not None]
@@ -575,9 +496,6 @@ def _find_resume_point(config: RunConfig, folder: Path, ranks: Communicator, att
     """Return the checkpoint that a cell resumes from, the same on every rank; None for a start from step 0.
 
     A cell that was restarted after a failure resumes from its own last checkpoint, whatever it first started from.
-
-    Raises:
-        CheckpointError: it cannot be read, or is of another run.
     """
 
     def read() -> tuple[str, dict[str, Any], dict[str, Any]] | None:
@@ -599,11 +517,7 @@ def _find_resume_point(config: RunConfig, folder: Path, ranks: Communicator, att
 
 
 def _prepare_files(folder: Path, point: _ResumePoint | None, attempt: int) -> None:
-    """Keep in the folder of a cell only what belongs to the steps up to its resume point, and archive the rest.
-
-    Args:
-        attempt: restarts before this one, whose checkpoints stay.
-    """
+    """Keep in the folder of a cell only what belongs to the steps up to its resume point, and archive the rest."""
     checkpoints = folder / CellFile.CHECKPOINTS
     is_own = point is not None and checkpoints.resolve() in point.path.resolve().parents
     if not attempt and not is_own:
@@ -618,11 +532,7 @@ def _prepare_files(folder: Path, point: _ResumePoint | None, attempt: int) -> No
 
 
 def failed_with(config: RunConfig, error: Exception, process: str = "") -> RunRecord:
-    """Return the record of a cell that an exception ended, with the exit code of the command.
-
-    Args:
-        process: the one that raised it, if there are several.
-    """
+    """Return the record of a cell that an exception ended, with the exit code of the command."""
     exit_code = ARM_FAILED
     error = missing_torch_name(error) or error
     if isinstance(error, AmpCompareError):  # these errors carry their own exit code
@@ -643,7 +553,3 @@ def _is_out_of_memory(error: Exception) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -47,11 +47,7 @@ class SystemMonitor:
         self.sample(timed=False)
 
     def sample(self, *, timed: bool) -> None:
-        """Take a sample, unless the last one is too recent.
-
-        Args:
-            timed: whether the device has just finished steps that are timed.
-        """
+        """Take a sample, unless the last one is too recent; `timed`: the device has just finished timed steps."""
         if time.perf_counter() < self._next:
             return
         self._load.append(psutil.getloadavg()[0])
@@ -67,7 +63,6 @@ class SystemMonitor:
         """Return the readings since the creation.
 
         Args:
-            step_seconds: of every timed step.
             units: samples, or whatever runs count, that the GPU trains on in a step; None where others share them.
         """
         self._next = 0.0
@@ -118,7 +113,6 @@ class _GpuMonitor:
 
     Attributes:
         clocks: of the multiprocessors at each sample, in MHz.
-        throttled: reasons that were active at any sample.
         other_processes: largest number of other compute processes; None if unknown.
         device_bytes: most memory of the whole GPU in use, as nvidia-smi shows it; None if unknown.
     """
@@ -176,15 +170,7 @@ def _open_nvml(device: torch.device) -> tuple[Any, Any]:
 
 
 class _EnergyMeter:
-    """Adds up what a counter has advanced over blocks of steps; evaluations and the time between epochs are left out.
-
-    Args:
-        read: returns the counter in joules, or None where there is none.
-
-    Attributes:
-        joules: of the steps.
-        steps: that were counted.
-    """
+    """Adds up the joules that a counter has advanced over blocks of steps, without evaluations and other pauses."""
 
     def __init__(self, read: Callable[[], float | None]) -> None:
         self.joules = 0.0
@@ -197,7 +183,6 @@ class _EnergyMeter:
 
         Args:
             epoch: of the block; the first block of an epoch only sets the mark.
-            steps: in the block.
             timed: whether all of them are after the warm-up.
         """
         now = self._read()
@@ -209,9 +194,5 @@ class _EnergyMeter:
         self._last = epoch, now
 
     def per(self, units: int) -> float | None:
-        """Return joules per unit, such as a sample; None if nothing was counted.
-
-        Args:
-            units: in a step.
-        """
+        """Return joules per unit, such as a sample; None if nothing was counted."""
         return self.joules / (self.steps * units) if self.steps and self.joules > 0 else None

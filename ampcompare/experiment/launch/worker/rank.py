@@ -157,12 +157,7 @@ def main(arguments: list[str]) -> int:
 
 
 def local_device(name: str, world: DistributedEnv) -> str:
-    """Return the device of this rank: "auto" and "cuda" mean the GPU of its local rank.
-
-    Raises:
-        EnvironmentUnfit: there are fewer GPUs than processes on this machine.
-        ConfigError: one GPU was named for several processes.
-    """
+    """Return the device of this rank: "auto" and "cuda" mean the GPU of its local rank."""
     if name.partition(":")[0] not in ("auto", "cpu", "cuda"):
         return name
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
@@ -178,11 +173,7 @@ def local_device(name: str, world: DistributedEnv) -> str:
 
 
 def open_store(world: DistributedEnv) -> Store:
-    """Return the store that all ranks can read and write.
-
-    Raises:
-        LaunchError: it cannot be reached.
-    """
+    """Return the store that all ranks can read and write."""
     try:
         # A restart must not find the addresses that dead processes left in the store.
         return dist.PrefixStore(f"attempt{world.attempt}", _store(world))  # type: ignore[attr-defined]
@@ -192,14 +183,7 @@ def open_store(world: DistributedEnv) -> Store:
 
 @contextlib.contextmanager
 def process_group(world: DistributedEnv, store: Store, backend: str, device: str, seconds: float) -> Iterator[None]:
-    """Initialize the process group and destroy it on exit.
-
-    Args:
-        seconds: time limit of a collective operation.
-
-    Raises:
-        LaunchError: the rendezvous failed.
-    """
+    """Initialize the process group and destroy it on exit; a collective operation may take so many seconds."""
     binding = bound_to(backend, torch.device(device))
     if world.nodes == 1 and (name := loopback()) is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)  # the host's name may resolve to no address

@@ -49,11 +49,7 @@ def show_stack_on_signal() -> None:
 
 
 class Roll:
-    """Shared record of which ranks have started, and which still react after a failure.
-
-    Args:
-        store: readable and writable by all ranks.
-    """
+    """Which ranks have started, and which still react after a failure, in a store of all ranks."""
 
     def __init__(self, store: Store, world: DistributedEnv) -> None:
         self._store = store
@@ -66,15 +62,10 @@ class Roll:
         self._store.set(f"answer{self._world.rank}", "1")
 
     def find_stalled(self, seconds: float) -> str:
-        """Request the stack of each rank of this machine, and return a line that names the stalled ranks.
-
-        Args:
-            seconds: how long the others have waited.
-        """
-        for rank, process in self._processes().items():
-            if rank != self._world.rank:
-                _ask_for_stack(process)
+        """Request the stack of each rank of this machine, and name those for which others waited so many seconds."""
         others = [rank for rank in range(self._world.size) if rank != self._world.rank]
+        for rank in others:
+            self._ask_for_stack(rank)
         stalled = self._missing(others, "process", 0.0) or self._missing(others, "answer", ANSWER_SECONDS)
         time.sleep(STACK_SECONDS)
         waited = f"within {seconds:g} s (--stall-timeout)"
@@ -83,16 +74,13 @@ class Roll:
         names = f"rank {stalled[0]} stands" if len(stalled) == 1 else f"ranks {', '.join(map(str, stalled))} stand"
         return f"{names} still: no answer {waited}; the stack of each rank is in its log"
 
-    def _processes(self) -> dict[int, psutil.Process]:
-        """Return the processes of the ranks on this machine."""
-        processes = {}
-        for rank in range(self._world.size):
-            if self._store.check([f"process{rank}"]):
-                entry = json.loads(self._store.get(f"process{rank}"))
-                with contextlib.suppress(psutil.Error):
-                    if entry["machine"] == _machine():
-                        processes[rank] = psutil.Process(entry["pid"])
-        return processes
+    def _ask_for_stack(self, rank: int) -> None:
+        """Make a rank of this machine write its stack."""
+        if STACK_SIGNAL is not None and self._store.check([f"process{rank}"]):
+            entry = json.loads(self._store.get(f"process{rank}"))
+            if entry["machine"] == _machine():
+                with contextlib.suppress(OSError):  # it has ended
+                    os.kill(entry["pid"], STACK_SIGNAL)
 
     def _missing(self, ranks: Sequence[int], key: str, seconds: float) -> list[int]:
         """Return the ranks that have not set a key after a wait for all of them."""
@@ -127,10 +115,3 @@ def _machine() -> str:
     except OSError:
         namespace = ""
     return f"{socket.gethostname()} {psutil.boot_time():.0f} {namespace}"
-
-
-def _ask_for_stack(process: psutil.Process) -> None:
-    """Make a process write its stack."""
-    with contextlib.suppress(psutil.Error):
-        if STACK_SIGNAL is not None:
-            process.send_signal(STACK_SIGNAL)

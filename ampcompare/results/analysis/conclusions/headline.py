@@ -33,15 +33,17 @@ MAX_ERROR, END_OF_ERROR = 300, 200  # characters; the end has the line of the sc
 MAX_DIFFERENCES = 3
 MAX_NAMED = 4
 HALF = ("fp16", "bf16")
+ENDS = {
+    "diverged": ("diverged", "diverged"),
+    "failed": ("failed", "failed"),
+    "interrupted": ("was interrupted", "were interrupted"),
+}
 
 
 def headline(comparison: Comparison) -> list[str]:
     """Return one sentence for each thing that is known, the most important first.
 
     Caveats come before the claims that they weaken. A sentence claims no more than the verdicts of the rows do.
-
-    Args:
-        comparison: with its rows; its own headline is not used.
     """
     return [*_warnings(comparison), *_answer_sentences(comparison, comparison.by_arm())]
 
@@ -273,31 +275,24 @@ def _outcome_sentences(comparison: Comparison, by_arm: Mapping[str, Sequence[Run
     Args:
         by_arm: the records of each row; a table of others has none.
     """
-    everyone = [row.arm for row in comparison.arms if row.arm != comparison.reference]
-    diverged: dict[tuple[str, str], list[str]] = {}
-    for row in comparison.arms:
-        if row.diverged:
+    names = [row.arm for row in comparison.arms if row.arm != comparison.reference]
+    for status, (one, several) in ENDS.items():
+        groups: dict[tuple[str, str], list[str]] = {}
+        for row in comparison.arms:
             records = by_arm.get(row.arm, [])
-            ran = row.completed + row.diverged
-            share = f"{row.diverged} of {ran} {'seed' if records else 'run'}{'s' if ran > 1 else ''}"
-            diverged.setdefault((share, divergence_cause(records)), []).append(row.arm)
-    for (share, cause), arms in diverged.items():
-        first = first_divergence([record for arm in arms for record in by_arm.get(arm, [])])
-        subject = ArmNames(everyone).begin(arms, "diverged", "diverged")
-        yield f"{subject} in {share}{first}{f': {cause}' if cause else ''}."
-    failed: dict[tuple[str, str, str], list[str]] = {}
-    for row in comparison.arms:
-        records = by_arm.get(row.arm, [])
-        for status in ("failed", "interrupted"):
             ended = [record for record in records if record.status == status]
-            if ended:
-                share = f"{len(ended)} of {len(records)} seed{'s' if len(records) > 1 else ''}"
-                error = (ended[0].error or "") if status == "failed" else ""
-                error = printable(error, MAX_ERROR, keep_end=END_OF_ERROR).rstrip(".")
-                failed.setdefault((status, share, error), []).append(row.arm)
-    for (status, share, error), arms in failed.items():
-        one, several = ("failed", "failed") if status == "failed" else ("was interrupted", "were interrupted")
-        yield f"{ArmNames(everyone).begin(arms, one, several)} in {share}{f': {error}' if error else ''}."
+            count, total, why = len(ended), len(records), ""
+            if status == "diverged":
+                count, total, why = row.diverged, row.completed + row.diverged, divergence_cause(records)
+            elif status == "failed" and ended:
+                why = printable(ended[0].error or "", MAX_ERROR, keep_end=END_OF_ERROR).rstrip(".")
+            if count:
+                share = f"{count} of {total} {'seed' if records else 'run'}{'s' if total > 1 else ''}"
+                groups.setdefault((share, why), []).append(row.arm)
+        for (share, why), arms in groups.items():
+            first = first_divergence([record for arm in arms for record in by_arm.get(arm, [])])
+            where = first if status == "diverged" else ""
+            yield f"{ArmNames(names).begin(arms, one, several)} in {share}{where}{f': {why}' if why else ''}."
 
 
 def _speed_sentences(comparison: Comparison, rows: Sequence[ArmSummary], everyone: Sequence[str]) -> Iterable[str]:
@@ -325,8 +320,7 @@ def _speed_sentences(comparison: Comparison, rows: Sequence[ArmSummary], everyon
 
 
 def _unknown_speeds(rows: Sequence[ArmSummary]) -> list[tuple[list[str], str]]:
-    """Return the arms whose step times are not usable, with one reason: emulated ones, then invalid ones, then the
-    rest.
+    """Return the arms whose step times are not usable, with one reason: emulated ones, invalid ones, then the rest.
 
     An arm whose accuracy could not be compared for the same reason is left out.
     """
@@ -347,10 +341,7 @@ def _unknown_speeds(rows: Sequence[ArmSummary]) -> list[tuple[list[str], str]]:
 
 
 def _memory_sentence(comparison: Comparison, rows: Sequence[ArmSummary]) -> str:
-    """Return which of these rows need less or more memory than the reference; "" if none does, and on a CPU.
-
-    The resident memory of a CPU moves by some MiB between runs.
-    """
+    """Return which of these rows need less or more memory; nothing of a CPU, whose peaks move between runs."""
     if on_device(comparison) and comparison.records:
         return ""
     apart = sorted((row for row in rows if abs(memory_saving(row)) >= MIN_SAVING), key=memory_saving, reverse=True)

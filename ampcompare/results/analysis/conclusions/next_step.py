@@ -32,11 +32,7 @@ PROGRAM = ["ampcompare", "compare"]
 
 
 def next_steps(comparison: Comparison, next_error_rate: float) -> list[NextStep]:
-    """Return what to do next, the most useful first.
-
-    Args:
-        next_error_rate: of one more look at the same run directory; 0 where none is left.
-    """
+    """Return what to do next, the most useful first; `next_error_rate` is 0 where no look is left."""
     typed = TypedCommand.parse(comparison.command)
     steps = list(_steps(comparison, comparison.by_arm(), typed, next_error_rate))
     return list({step.command: step for step in reversed(steps)}.values())[::-1][:MAX_STEPS]
@@ -58,15 +54,8 @@ def _steps(
     yield from _steps_after_failure(comparison, by_arm)
     if blocked:
         return
-    if not rows and typed is not None and typed.value("--arm"):
-        other = "fp32" if comparison.reference != "fp32" else "native:fp16"
-        command = TypedCommand((*typed.words, "--arm", other), typed.script)
-        yield NextStep(command=str(command), why=f"add an arm to compare {comparison.reference} with")
     for row in recommended_arms(rows, comparison.prefer, comparison.metric)[:1]:
-        yield NextStep(
-            command=shlex.join(["ampcompare", "explain", _arm(by_arm[row.arm])]),
-            why=f"see what to write in a training script for {row.arm}",
-        )
+        yield _explain(by_arm[row.arm], f"see what to write in a training script for {row.arm}")
     if typed is not None:
         yield from _more_seeds(comparison, rows, typed, next_error_rate)
     yield from _steps_after_divergence(comparison, by_arm, typed)
@@ -74,9 +63,8 @@ def _steps(
         yield from _timing_steps(rows, typed)
 
 
-def _arm(records: Sequence[RunRecord]) -> str:
-    """Return the arm of a row, without what a sweep adds to its label."""
-    return records[0].config.arm
+def _explain(records: Sequence[RunRecord], why: str) -> NextStep:
+    return NextStep(command=shlex.join(["ampcompare", "explain", records[0].config.arm]), why=why)
 
 
 def _step_for_missing_runs(comparison: Comparison, typed: TypedCommand) -> Iterator[NextStep]:
@@ -101,11 +89,9 @@ def _steps_after_failure(comparison: Comparison, by_arm: Mapping[str, Sequence[R
                 yield _in_foreground(failed[0])
             continue
         if failed:
-            yield NextStep(
-                command=shlex.join(["ampcompare", "doctor", "--for", _arm(failed)]),
-                why=f"check what {_arm(failed)} needs here; the log is "
-                f"{file_of_cell(failed[0].cell, CellFile.LOG)} in the run directory",
-            )
+            arm, log = failed[0].config.arm, file_of_cell(failed[0].cell, CellFile.LOG)
+            why = f"check what {arm} needs here; the log is {log} in the run directory"
+            yield NextStep(command=shlex.join(["ampcompare", "doctor", "--for", arm]), why=why)
             return
 
 
@@ -141,13 +127,10 @@ def _reference_step(
         )
     if not idle_verdict(records):
         return None
-    epochs = max(10, 3 * recipe.epochs)
-    return NextStep(
-        command=str(
-            typed.with_option("--max-steps", None).with_option("--epochs", f"{epochs}").elsewhere(f"epochs-{epochs}")
-        ),
-        why=f"train until {name} has learned something; if it has not by then, try another --lr",
-    )
+    epochs = str(max(10, 3 * recipe.epochs))
+    longer = typed.with_option("--max-steps", None).with_option("--epochs", epochs).elsewhere(f"epochs-{epochs}")
+    why = f"train until {name} has learned something; if it has not by then, try another --lr"
+    return NextStep(command=str(longer), why=why)
 
 
 def _more_seeds(
@@ -194,24 +177,17 @@ def _steps_after_divergence(
             why=f"an eps that fp16 can hold, for {names_of(by_eps)}",
         )
     for arm in [arm for arm in arms if arm not in by_eps and arm != comparison.reference][:1]:
-        yield NextStep(
-            command=shlex.join(["ampcompare", "explain", _arm(by_arm[arm])]),
-            why=f"see what {arm} does to weights, gradients and the loss scale",
-        )
+        yield _explain(by_arm[arm], f"see what {arm} does to weights, gradients and the loss scale")
 
 
 def _timing_steps(rows: Sequence[ArmSummary], typed: TypedCommand) -> Iterator[NextStep]:
     kinds = [row.time.kind for row in rows]
     if "emulated" in kinds:
-        yield NextStep(
-            command=str(typed.with_option("--device", "cuda").elsewhere("gpu", same_recipe=True)),
-            why="on a machine with a GPU: measure step time and memory",
-        )
+        on_gpu = typed.with_option("--device", "cuda").elsewhere("gpu", same_recipe=True)
+        yield NextStep(command=str(on_gpu), why="on a machine with a GPU: measure step time and memory")
     elif "invalid" in kinds:
-        yield NextStep(
-            command=str(typed.with_option("--timing-rounds", "3").elsewhere("timed", same_recipe=True)),
-            why="on an idle machine: time all arms in turns",
-        )
+        timed = typed.with_option("--timing-rounds", "3").elsewhere("timed", same_recipe=True)
+        yield NextStep(command=str(timed), why="on an idle machine: time all arms in turns")
 
 
 @dataclass(frozen=True)
@@ -256,12 +232,7 @@ class TypedCommand:
         return TypedCommand(tuple(words), self.script)
 
     def elsewhere(self, suffix: str, *, same_recipe: bool = False) -> TypedCommand:
-        """Return the command with its own run directory.
-
-        Args:
-            suffix: behind the name of the folder, or the tag of the default one.
-            same_recipe: the default folder, which is named by the recipe, would be the same.
-        """
+        """Return the command with its own run directory; the default one is named by the recipe, or needs a tag."""
         folder = self.value("-o", "--output-dir")
         if folder is not None:
             return self.with_option("-o", f"{folder.rstrip('/')}-{suffix}", "--output-dir")

@@ -10,12 +10,7 @@ NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight",
 
 @dataclass
 class ArmNames:
-    """The arms of which sentences speak, and of which of them one has said something.
-
-    Attributes:
-        everyone: the arms that there are besides the reference.
-        said: those that a sentence has named. They are not in `all but a`, which denies it of `a`.
-    """
+    """The arms besides the reference, and those that a sentence has named: `all but a` would deny it of these."""
 
     everyone: Sequence[str]
     said: set[str] = field(default_factory=set)

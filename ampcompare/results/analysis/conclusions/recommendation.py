@@ -15,11 +15,7 @@ def recommended_arms(rows: Sequence[ArmSummary], prefer: str, metric: Metric) ->
     """Return the arms to use for what is preferred, the best first.
 
     For time or memory an arm qualifies where its accuracy is kept by verdict, not by a look at the mean. An arm that is
-    identical in fewer than three pairs was hardly tried.
-
-    Args:
-        rows: without the reference.
-        metric: of the differences.
+    identical in fewer than three pairs was hardly tried. The reference is not among the rows.
     """
     if prefer == "accuracy":
         better = [row for row in rows if row.quality.kind == "better"]

@@ -42,11 +42,7 @@ from ampcompare.results.records.verdict import Verdict
 
 
 def accuracy_margin(records: Sequence[RunRecord], reference: str, terms: Criteria, metric: Metric) -> AccuracyMargin:
-    """Return the margin of the metric that the rule gives for the runs of the reference.
-
-    Raises:
-        ConfigError: the rule does not apply to this metric.
-    """
+    """Return the margin of the metric that the rule gives for the runs of the reference."""
     runs = [record for record in records if record.status == "completed" and record.summary.epochs]
     values = [value for run in runs if has_score(value := run.summary.metric_final, metric)]
     return resolve_margin(
@@ -85,13 +81,12 @@ def accuracy_effect(pairs: Sequence[Pair], error_share: float = 0.0, pilot: Coll
     ]
     if not whole:
         return None
-    arm, reference = [here for here, *_ in whole], [there for _, there, *_ in whole]
-    samples = min(samples for _, _, samples, _ in whole)
+    arm, reference, samples, seeds = (list(each) for each in zip(*whole, strict=True))
     runs = [run for pair in pairs for run in pair]
     values = [value for run in runs if has_score(value := run.summary.metric_final, metric)]
     step = step_of_scores(step_of(runs), metric, values)
-    floor = spread_floor(metric, samples, [*arm, *reference], step)
-    early = [not pilot or seed in pilot for *_, seed in whole]
+    floor = spread_floor(metric, min(samples), [*arm, *reference], step)
+    early = [not pilot or seed in pilot for seed in seeds]
     if not pilot and any(began_apart(*pair) for pair in pairs):
         return unpaired_effect(arm, reference, floor, rounded=True)
     if not any(early):
@@ -119,9 +114,7 @@ def accuracy_evidence(pairing: Pairing, margin: AccuracyMargin, pilot: Collectio
 
 
 def failure_verdict(records: Sequence[RunRecord]) -> Verdict:
-    """Return the verdict that an arm has by itself, also for the reference: diverged or learned nothing; an empty one
-    if neither.
-    """
+    """Return the verdict that an arm has by itself, also for the reference: diverged, learned nothing or empty."""
     return divergence_verdict(records) or idle_verdict(records)
 
 
@@ -139,10 +132,7 @@ def accuracy_effects(
 
 
 def precision_rows(by_arm: Mapping[str, Sequence[RunRecord]], metric: Metric) -> list[PrecisionRow]:
-    """Return a row for each arm and precision that its completed runs were evaluated in; none where none was asked for.
-
-    The unit of replication is the run: a seed's own evaluation and that in another precision are a pair.
-    """
+    """Return a row for each arm and precision that its completed runs were evaluated in, each run a pair."""
     found: dict[tuple[str, bool, str], list[tuple[RunRecord, PrecisionResult]]] = {}
     for arm, records in by_arm.items():
         for record in records:

@@ -1,18 +1,13 @@
 """Results of single samples of paired runs: for which samples a verdict holds, and what two single models differ in.
 
 A verdict is about the samples of the validation set, over seeds. The interval for new samples treats samples and seeds
-as crossed random effects (`crossed_effects`).
-
-A pair of models of one seed differs on a sample: by -1, 0 or 1 where it is right or wrong, by any number where it has a
-loss. Such differences, by seed and sample, vary with the sample (some are easier for one arm), with the seed (some runs
-come out better as a whole), and with both together:
+as crossed random effects of the difference of two models of one seed:
 
     d[seed, sample] = mean + sample effect + seed effect + residual.
 
 A t interval over seeds takes the samples as given. For samples that were not drawn, the variance of the mean adds the
 sample effects: with mean squares A of samples, S of seeds and E of the residual over n seeds and m samples it is
-(S + max(A - E, 0)) / (n m), by the method of moments. This is the analysis of readers and cases in diagnostic studies,
-with seeds for readers, one pair of "modalities" and samples for cases.
+(S + max(A - E, 0)) / (n m), by the method of moments, as for readers and cases in diagnostic studies.
 
 Sources: Satterthwaite, Biometrics Bulletin 2 (1946); Clark, J. Verbal Learning and Verbal Behavior 12 (1973), for the
 error of taking materials as fixed; Hillis, Statistics in Medicine 26 (2007), for the variance that is never below that
@@ -57,10 +52,7 @@ def compare_samples(
     """Compare paired runs sample by sample; None where no run keeps results of single samples.
 
     Args:
-        pairs: of an arm and the reference.
-        effect: on the scores over the pairs.
-        verdict: on that effect.
-        margin: of equivalence, of scores.
+        effect: on the scores over the pairs, of which `margin` is one, and `verdict` is on it.
     """
     kept = [result for pair in pairs for run in pair for result in run.summary.epochs[-1:] if result.per_sample]
     if not kept:
@@ -155,12 +147,9 @@ def _models(pair: Pair, arm: NDArray[Any], reference: NDArray[Any]) -> ModelPair
 
 
 def mcnemar(one_only: int, other_only: int) -> float:
-    """Return the p value of McNemar's exact test: whether two models are right on equally many samples of a population.
+    """Return the p value of McNemar's exact test of two models, by the samples that only one of them has right.
 
     It says nothing about what trained them: another seed of the same arm often differs as much.
-
-    Args:
-        one_only: samples that only one model has right; `other_only` likewise.
     """
     from scipy.stats import binomtest
 
@@ -169,12 +158,7 @@ def mcnemar(one_only: int, other_only: int) -> float:
 
 
 def sample_sentences(rows: Sequence[ArmSummary], margin: float, metric: Metric, noun: str) -> Iterable[str]:
-    """Yield which verdicts need not hold for new samples, and which results of single samples could not be used.
-
-    Args:
-        margin: in the unit of shown differences.
-        noun: what samples are called.
-    """
+    """Yield which verdicts need not hold for new samples, and which results of single samples could not be used."""
     unit = metric.unit_behind
     doubtful: list[str] = []
     unusable: dict[str, list[str]] = {}
@@ -202,13 +186,7 @@ def two_digits(count: int) -> int:
 
 @dataclass(frozen=True)
 class MeanSquares:
-    """The two-way analysis of variance of differences by seed and sample, without repetition.
-
-    Attributes:
-        samples: mean square of samples, and the other two likewise: float64 arrays of one shape, or numbers.
-        num_seeds: at least 2.
-        num_samples: at least 2.
-    """
+    """The mean squares of differences by seed and sample, of which there are 2 or more: float64 arrays or numbers."""
 
     samples: Any
     seeds: Any
@@ -220,10 +198,9 @@ class MeanSquares:
 def mean_squares(differences: NDArray[Any], seed_spread: float | None = None) -> MeanSquares:
     """Return the mean squares of differences.
 
-    Two lower bounds reflect what a few seeds and samples cannot rule out. The spread of seeds is at least that of
-    rounding: to counts (`min_resolvable_spread`), or that of the caller. And samples that all agree, right or wrong, do
-    not prove that there are no others: their mean square is at least that of two that differ in every seed, one for
-    each arm, which is about the rule of three.
+    The spread of seeds is at least that of rounding to counts (`min_resolvable_spread`), or that of the caller. Samples
+    that all agree do not prove that there are no others: their mean square is at least that of two that differ in every
+    seed, one for each arm, which is about the rule of three.
 
     Args:
         differences: (..., seeds, samples), whole numbers of -1, 0 and 1, or any floats.
@@ -265,13 +242,8 @@ def new_samples_error(squares: MeanSquares) -> tuple[Any, Any]:
 def samples_needed(squares: MeanSquares, margin: float, alpha: float = ERROR_RATE) -> int | None:
     """Return about how many samples would show equivalence on new ones with a power of 80 %, if the arms do not differ.
 
-    Args:
-        squares: of one comparison; another number of samples keeps its components of variance and its seeds.
-        margin: of the differences.
-        alpha: of each of the two one-sided tests.
-
-    Returns:
-        None if no number would do: the spread over so few seeds alone is too large.
+    Another number of samples keeps the seeds and the components of variance. None if the spread over so few seeds alone
+    is too large. `alpha` is of each of the two one-sided tests.
     """
     import numpy as np
     from scipy.special import stdtrit

@@ -36,8 +36,7 @@ def invalid_reason(record: RunRecord) -> str:
     """Return what invalidates the step times of a run, with the value read; "" if nothing does.
 
     The reasons follow mudler/vllm.cpp#2005: enough samples, a steady clock, no throttling, no other process on the
-    device, a load below the number of cores. Records without readings are judged by what they have. Slow or fast single
-    steps are not a reason, since the median of a run passes over them.
+    device, a load below the number of cores. Records without readings are judged by what they have.
     """
     summary, readings = record.summary, record.readings
     timed = readings.timed_steps if readings else max(0, summary.num_steps - summary.warmup_steps)

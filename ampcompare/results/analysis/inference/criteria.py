@@ -36,13 +36,11 @@ class Criteria:
     """The equivalence margins of the verdicts, and what the recommendation optimizes.
 
     Attributes:
-        margin: equivalence margin of the metric: a number in the unit of shown differences, or a rule such as "10%" (of
-            the reference's errors), "2sd" (standard deviations over seeds) or "auto".
-        time_margin: equivalence margin as a share of the step time.
+        margin: of the metric: a number in the unit of shown differences, or a rule such as "10%" (of the reference's
+            errors), "2sd" (standard deviations over seeds) or "auto".
+        time_margin: as a share of the step time, and `loss_margin` of the training loss at the end.
         prefer: what the recommended arm should improve while keeping the accuracy.
-        tag: a label for the report.
-        loss_margin: equivalence margin of the training loss at the end, as a share of it.
-        looks: number of planned looks at the runs; None leaves it open. See `alpha_spending.py`.
+        looks: number of planned looks at the runs; None leaves it open.
 
     Raises:
         ConfigError: a margin cannot be read or is not positive, or there is no such preference.
@@ -115,9 +113,7 @@ class AccuracyMargin:
 
     Attributes:
         points: in the unit of shown differences, to two digits unless they were given.
-        reason: where the number comes from.
         error_share: share of the reference's errors that the margin is; 0 if it does not move with them.
-        metric: that it is a margin of.
     """
 
     points: float
@@ -131,11 +127,7 @@ class AccuracyMargin:
 
 
 def parse_margin(value: float | str) -> MarginRule:
-    """Read a margin: a number of points, or a text such as `0.5`, `0.5pp`, `10%`, `2sd` or `auto`.
-
-    Raises:
-        ConfigError: it cannot be read, or is not above 0.
-    """
+    """Read a margin: a number of points, or a text such as `0.5`, `0.5pp`, `10%`, `2sd` or `auto`."""
     if isinstance(value, str):
         text = value.strip().lower()
         if text == "auto":
@@ -143,10 +135,8 @@ def parse_margin(value: float | str) -> MarginRule:
         match = GRAMMAR.fullmatch(text)
         if match is None:
             raise ConfigError(f"the margin is {value}; give a positive number or rule: {EXAMPLES}")
-        kind: Literal["points", "errors", "sd"] = (
-            "errors" if match[2] == "%" else "sd" if match[2] == "sd" else "points"
-        )
-        rule = MarginRule(kind, float(match[1]), "pp" if match[2] == "pp" else "")
+        kinds: dict[str, Literal["errors", "sd"]] = {"%": "errors", "sd": "sd"}
+        rule = MarginRule(kinds.get(match[2], "points"), float(match[1]), "pp" if match[2] == "pp" else "")
     else:
         rule = MarginRule("points", float(value))
     if not (math.isfinite(rule.amount) and rule.amount > 0):
@@ -157,12 +147,7 @@ def parse_margin(value: float | str) -> MarginRule:
 
 
 def check_margin(rule: MarginRule, metric: Metric) -> None:
-    """Check that a rule can give a margin of a metric.
-
-    Raises:
-        ConfigError: it is a share of errors, and the metric counts none, or it is in percentage points, and differences
-            of the metric are not.
-    """
+    """Refuse a share of errors of a metric that counts none, and percentage points of one that has none."""
     if rule.kind == "errors" and not metric.has_errors and metric.difference == "points":
         why = f"is a share of the reference's errors, and {metric.name} counts none"
     elif rule.unit and metric.difference_unit != rule.unit:
@@ -185,13 +170,11 @@ def resolve_margin(
 ) -> AccuracyMargin:
     """Return the number that a rule gives for a reference.
 
-    Without runs, or with fewer than three of them for a standard deviation, it is the usual margin of the metric until
-    there are enough: no verdict needs it before.
+    Until there are enough runs for a rule it is the usual margin of the metric: no verdict needs it before.
 
     Args:
         values: of the reference's completed runs, in the unit that is shown.
         resolution: the least difference of two values, such as that of one image. A computed margin is not below it.
-        reference: name of the arm.
         sd: standard deviation over seeds in the unit that is shown, if it is known from elsewhere.
         least: take the lower 95 % limit of the reference's errors, for tests that ignore the error of the margin.
 
@@ -258,8 +241,8 @@ def margin_error(arm: Sequence[float], reference: Sequence[float], error_share: 
     """Return the standard error of paired differences to a margin that may be a share of the reference's errors.
 
     With accuracies a and r and a share f of the errors, "non-inferior" is a - r > -f (1 - r): the mean of
-    a - (1 + f) r is tested, not that of a - r, and above the margin that of a - (1 - f) r. The larger of both errors is
-    returned. The tests then keep their level; with the error of a - r alone they would err in up to 10 %.
+    a - (1 + f) r is tested, not that of a - r, and above the margin that of a - (1 - f) r. Of both errors the larger
+    keeps the level; with the error of a - r alone the tests would err in up to 10 %.
 
     Source: Fieller's theorem, as in tests of non-inferiority by a ratio of means.
     """
@@ -287,10 +270,9 @@ def _half_width(values: Sequence[float]) -> float:
 def _two_digits(value: float, rounding: Callable[[float], int]) -> float:
     if value <= 0:
         return value
-    digits = 1 - math.floor(math.log10(value))
+    unit = 10.0 ** (1 - math.floor(math.log10(value)))
     # A value that has two digits already stays as it is, whatever its last bit.
-    scaled = round(value * 10.0**digits, 9)
-    return float(f"{rounding(scaled) / 10.0**digits:.2g}")
+    return float(f"{rounding(round(value * unit, 9)) / unit:.2g}")
 
 
 def _in_deviations(points: float, values: Sequence[float], reference: str, before: str = "") -> str:

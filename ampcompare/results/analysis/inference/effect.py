@@ -63,18 +63,14 @@ class PValues:
 def min_resolvable_spread(samples: int) -> float:
     """Return the smallest plausible spread of a difference of two accuracies over `samples` images.
 
-    An accuracy is a count over `samples`, so that each is off by up to half a count: a uniform error of standard
-    deviation 1 / (samples * sqrt(12)), and sqrt(2) times that for a difference. Three seeds that happen to agree to the
-    last image show a spread of 0, which is not what is known.
+    Each is off by up to half a count: a uniform error of standard deviation 1 / (samples * sqrt(12)), and sqrt(2) times
+    that for a difference. Three seeds that agree to the last image show a spread of 0, which is not what is known.
     """
     return 1 / (samples * math.sqrt(6))
 
 
 def float_spread(values: Sequence[float]) -> float:
-    """Return the smallest plausible spread of differences of these values: the rounding of float32.
-
-    Metrics are computed from outputs of the models, which have at most that precision.
-    """
+    """Return the smallest plausible spread of differences of these values: the rounding of float32."""
     largest = max((abs(value) for value in values), default=0.0)
     return max(largest, TINY) * FLOAT32_STEP / math.sqrt(6)
 
@@ -84,9 +80,8 @@ def paired_effect(arm: Sequence[float], reference: Sequence[float], floor: float
 
     Args:
         floor: least spread of a difference, above 0, from the resolution of what was measured.
-        rounded: whether values are counts, or printed with few digits, and their rounding has the spread `floor`. It is
-            then added to that of the differences, which few small counts often show too small: otherwise 7 % of equal
-            arms have a winner.
+        rounded: whether values are counts, or printed with few digits, and their rounding has the spread `floor`, which
+            is then added to that of the differences: otherwise 7 % of equal arms have a winner.
     """
     differences = [a - b for a, b in zip(arm, reference, strict=True)]
     count = len(differences)
@@ -100,12 +95,7 @@ def two_stage(
 ) -> Effect:
     """Return the effect over all pairs with the spread and the degrees of freedom of a pilot that set their number.
 
-    The number of pairs goes by the pilot's spread, so a spread over all pairs would be too small where the pilot's was.
-    With the pilot's the t distribution is exact.
-
-    Args:
-        pilot: which pairs belong to it.
-        floor: as for `paired_effect`, and so is `rounded`.
+    With these the t distribution is exact: a spread over all pairs would be too small where the pilot's was.
 
     Source: Stein 1945, "A two-sample test for a linear hypothesis whose power is independent of the variance".
     """
@@ -118,11 +108,7 @@ def two_stage(
 
 
 def unpaired_effect(arm: Sequence[float], reference: Sequence[float], floor: float, *, rounded: bool = False) -> Effect:
-    """Return the effect between two separate samples, by Welch: unequal variances, Satterthwaite's freedom.
-
-    Args:
-        floor: as for `paired_effect`, and so is `rounded`.
-    """
+    """Return the effect between two separate samples, by Welch: unequal variances, Satterthwaite's freedom."""
     counts = len(arm), len(reference)
     shown = [statistics.variance(values) if len(values) > 1 else 0.0 for values in (arm, reference)]
     variances = [floor**2 / 2 + each if rounded else max(floor**2 / 2, each) for each in shown]
@@ -173,9 +159,9 @@ def p_values(effect: Effect, margin: float) -> PValues:
 def _few_counts(effect: Effect, margin: float, net: int) -> float:
     """Return the probability of at most `net` lost counts in all, were the mean loss the margin; 0 without counts.
 
-    The spread of a few counts says little: three differences of 0 have none. But a loss of m counts per pair comes in
-    whole counts, so that their total is Poisson with mean pairs * m where each is rare, and spreads more where gains
-    offset losses, which the t test sees. A claim about the margin needs both tests.
+    The spread of a few counts says little: three differences of 0 have none. But the total of a loss of m counts per
+    pair is Poisson with mean pairs * m where each is rare, and spreads more where gains offset losses, which the t test
+    sees. A claim about the margin needs both tests.
     """
     from scipy.special import gammaincc
 

@@ -2,6 +2,7 @@
 method."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 
 POWER = 0.8
@@ -10,8 +11,6 @@ MAX_PAIRS = 10_000
 
 def pairs_needed(spread: float, distance: float, alpha: float) -> int:
     """Return how many pairs a one-sided t test needs to see `distance`, at most `MAX_PAIRS`.
-
-    A two-sided test has half its alpha on each side.
 
     Source: the noncentral t distribution; the least n whose power reaches `POWER`.
     """
@@ -45,9 +44,7 @@ def pairs_to_settle(
 
     Args:
         mean: of the differences so far, `error` its standard error.
-        spread: of the differences so far, with its degrees of freedom.
         alpha: of a one-sided test of one arm.
-        practical: whether a difference inside the margin is never better or worse.
     """
     from scipy.special import stdtrit
 
@@ -94,12 +91,4 @@ def stein_pairs(spread: float, freedom: float, distance: float, alpha: float) ->
 
 def _least(enough: Callable[[int], bool]) -> int:
     """Return the least number of pairs that is enough, at most `MAX_PAIRS`; more are then enough too."""
-    low, high = 1, 2
-    while not enough(high):
-        low, high = high, 2 * high
-        if high > MAX_PAIRS:
-            return MAX_PAIRS
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
+    return bisect_left(range(MAX_PAIRS), True, lo=2, key=enough)

@@ -23,12 +23,9 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True)
 class Margin:
-    """The difference that does not matter, chosen before the runs.
+    """The difference that does not matter, chosen before the runs, in the unit of the effects and as it is shown.
 
-    Attributes:
-        size: in the unit of the effects.
-        shown: as the verdicts print it.
-        practical: whether a difference inside the margin is never called better or worse, however sure it is.
+    Inside a practical one no difference is called better or worse, however sure it is.
     """
 
     size: float
@@ -44,9 +41,7 @@ class Design:
         error_rate: of each claim over all arms; 0 tests nothing.
         next_error_rate: of the look after this one.
         pilot: seeds whose spread determined the number of seeds.
-        look: its number among `looks`; None where looks are not counted.
-        looks: all looks at the run directory, this one included.
-        notes: the last details.
+        look: its number among `looks`, which are all at the run directory; None where looks are not counted.
     """
 
     error_rate: float = ERROR_RATE
@@ -104,8 +99,7 @@ def decide(
     """Return the verdict of each arm against one reference.
 
     Each of the three claims (different, non-inferior, equivalent) is tested for all arms at once by Holm's step-down
-    method. What is equivalent is not called better as well: a difference inside the margin is one that was said not to
-    matter. Effects that are missing or not testable do not count among the tests of the others.
+    method. Effects that are missing or not testable do not count among the tests of the others.
 
     Args:
         alpha: error rate of each claim over all arms; at 0 nothing is tested.
@@ -134,12 +128,9 @@ def decide(
 
 @dataclass(frozen=True)
 class _Claim:
-    """What a test can show of an effect: that its confidence interval lies in a region.
+    """What a test can show of an effect: that its interval lies in a region, by p value, sides and (bounds, margin).
 
-    Attributes:
-        p: the p value by which arms are ordered.
-        sides: of the interval that the error rate is spent on; a one-sided test at 5 % has an interval of 90 %.
-        holds: whether bounds lie in the region, given the margin.
+    A one-sided test at 5 % has an interval of 90 %.
     """
 
     p: Callable[[PValues], float]
@@ -166,9 +157,8 @@ CLAIMS = (DIFFERENT, NON_INFERIOR, EQUIVALENT)
 def _holm(effects: Sequence[Effect], p: Sequence[float], claim: _Claim, margin: float, alpha: float) -> list[_Step]:
     """Test one claim for all effects by Holm's step-down method.
 
-    From the smallest value of `p`, one for each effect, on, the level is alpha divided by the number of effects that
-    are left, until the claim fails; all that are left then fail at that level. A test is made by its interval, so the
-    two cannot disagree.
+    From the smallest value of `p` on, the level is alpha divided by the number of effects that are left, until the
+    claim fails; all that are left then fail at that level. A test is made by its interval, so the two cannot disagree.
     """
     order = sorted(range(len(effects)), key=p.__getitem__)
     steps: dict[int, _Step] = {}
@@ -195,8 +185,7 @@ def _verdict(
         max(step.confidence for step in steps),
     )  # fmt: skip
     if -margin.size < different.low and different.high < margin.size:
-        # The claim of equivalence stopped at a stricter step: without the hull, "worse" would stand next to an interval
-        # inside the margin.
+        # Equivalence stopped at a stricter step: "worse" would stand next to an interval inside the margin.
         different = replace(hull, shown=hull.shown and DIFFERENT.holds(hull.low, hull.high, margin.size))
     matters = different.shown and (not margin.practical or abs(effect.mean) > margin.size)
     if equivalent.shown:
@@ -216,13 +205,11 @@ def _verdict_by(kind: Kind, step: _Step, why: str = "", more_seeds: int | None =
 
 def _more_seeds(effect: Effect, margin: Margin, alpha: float) -> int | None:
     """Return an upper limit of the seeds that settle an open result at the level of the next look; None if unknown."""
+    if alpha <= 0:
+        return None
     spread = effect.spread * max(1.0, (effect.margin_error or effect.error) / effect.error)
-    needed = (
-        pairs_to_settle(
-            effect.mean, spread, effect.freedom, effect.error, margin.size, alpha, practical=margin.practical
-        )
-        if alpha > 0
-        else None
+    needed = pairs_to_settle(
+        effect.mean, spread, effect.freedom, effect.error, margin.size, alpha, practical=margin.practical
     )
     if needed is None:
         return None

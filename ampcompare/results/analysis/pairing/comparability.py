@@ -11,6 +11,7 @@ from typing import Any
 
 from ampcompare.base.environment.fingerprint import SWITCHES
 from ampcompare.base.files.loaded_code import differing_files
+from ampcompare.base.formatting import few
 from ampcompare.results.analysis.pairing.declared import why_not_as_declared
 from ampcompare.results.analysis.pairing.pairs import Pair, Pairing, finished_runs
 from ampcompare.results.analysis.pairing.scores import other_metric
@@ -40,7 +41,6 @@ HARDWARE = ("device_name", "processor")
 EVERYWHERE = ("numpy",)  # which torch loads, so that it need not be part of what a run computes
 MAX_NAMED = 3
 MAX_SKIPPED = 0.25  # share of the steps: beyond, as for other outliers, a median may be that of the skipped ones
-MAX_NAMED_VALUES = 4
 FROM_THE_START = "Remove the file and run with --force to train from the start"
 SEED_IT = "Seed what the script draws, or pass the seed on with --seed-arg"
 
@@ -252,21 +252,18 @@ def _other_arm(reference: RunRecord) -> str:
 
 
 def _outcome_reason(arm: RunSummary, reference: RunSummary) -> str:
-    """Return how the updates and the validation of two runs differ.
-
-    A recipe may let a run end early, or return to a good state: then the number of its updates is a result.
-    """
+    """Return how validation differs, and updates, unless a run ended early or went back as its recipe allows."""
     free = any(summary.ended or summary.rollbacks or summary.diverged_step is not None for summary in (arm, reference))
     if arm.num_steps != reference.num_steps and arm.num_steps and reference.num_steps and not free:
         return f"{arm.num_steps} updates, not {reference.num_steps}"
-    if arm.epochs and reference.epochs and arm.epochs[-1].samples != reference.epochs[-1].samples:
-        return f"validated on {arm.epochs[-1].samples} samples, not {reference.epochs[-1].samples}"
-    chances = {summary.epochs[-1].chance for summary in (arm, reference) if summary.epochs} - {None}
-    if len(chances) > 1:
-        return "validated on samples with other labels"
-    kept = [summary.epochs[-1].per_sample for summary in (arm, reference) if summary.epochs]
-    labels = {of_run.labels_sha256 for of_run in kept if of_run is not None}
-    return "validated on samples with other labels" if len(labels) > 1 else ""
+    if not arm.epochs or not reference.epochs:
+        return ""
+    here, there = arm.epochs[-1], reference.epochs[-1]
+    if here.samples != there.samples:
+        return f"validated on {here.samples} samples, not {there.samples}"
+    labels = {last.per_sample.labels_sha256 for last in (here, there) if last.per_sample is not None}
+    differ = len({here.chance, there.chance} - {None}) > 1 or len(labels) > 1
+    return "validated on samples with other labels" if differ else ""
 
 
 def _environment_reason(names: Sequence[str], arm: RunRecord, reference: RunRecord) -> str:
@@ -289,9 +286,7 @@ def _setting_differences(paths: Sequence[str], arm: RunRecord, reference: RunRec
 
 
 def _confounded_hosts(pairs: Sequence[Pair]) -> str:
-    """Return the reason if host and arm are confounded in half of the pairs or more: in all pairs over two hosts, one
-    side ran on one host that the other side never used.
-    """
+    """Return on which host one side alone ran, in all pairs over two hosts, where these are half of all or more."""
     apart = [(arm.host, other.host) for arm, other in pairs if arm.host and other.host and arm.host != other.host]
     here, there = {host for host, _ in apart}, {host for _, host in apart}
     if not apart or 2 * len(apart) < len(pairs) or here & there or min(len(here), len(there)) > 1:
@@ -300,9 +295,7 @@ def _confounded_hosts(pairs: Sequence[Pair]) -> str:
 
 
 def _settings_of(config: RunConfig) -> Mapping[str, Any]:
-    """Return the settings that can change a number, but arm and seed; kept while `config` lives, as each is compared
-    with many.
-    """
+    """Return the settings that can change a number, but arm and seed; kept while `config` lives."""
     key = id(config)
     known = _known.get(key)
     if known is None or known[0]() is not config:
@@ -338,54 +331,36 @@ DIFFERENCES: dict[str, Callable[[RunRecord], object]] = {
     "micro-batches (samples that batch norm sees at once)": lambda record: (
         record.config.recipe.batch_size // record.config.recipe.grad_accum_steps
     ),
-    "numbers of threads": lambda record: record.config.threads,
-    "numbers of loader workers": lambda record: record.config.workers,
-    "deterministic modes": lambda record: record.config.deterministic,
-    "on_nan policies": lambda record: record.config.on_nan,
-    "TF32 settings": lambda record: record.config.tf32,
 }
 
 
 def circumstances(records: Sequence[RunRecord], reference: str) -> Iterator[str]:
-    """Yield a line for each difference between the cells of a comparison, except arm, seed and recipe."""
+    """Yield a line for each difference between the cells of a comparison, except arm, seed and settings."""
     rows: dict[str, list[RunRecord]] = {}
     for record in sorted(finished_runs(records), key=lambda record: record.arm != reference):
         rows.setdefault(record.arm, []).append(record)
     for what, value_of in DIFFERENCES.items():
-        yield from _difference(what, rows, value_of)
+        arms_of: dict[str, list[str]] = {}
+        for arm, runs in rows.items():
+            for value in sorted({str(value) for run in runs if (value := value_of(run)) is not None}):
+                arms_of.setdefault(value, []).append(arm)
+        if len(arms_of) > 1:
+            everywhere = all(len(arms) == len(rows) for arms in arms_of.values())
+            shown = [value if everywhere else f"{value} ({few(arms)})" for value, arms in arms_of.items()]
+            yield f"Cells ran with different {what}: {'; '.join(shown)}."
     for arm, runs in rows.items():
-        for text, count in _count_texts(filter(None, map(foreign_steps, runs))):
-            yield f"{arm}: {count} of {len(runs)} runs {text}, so its results are not those of {arm} alone."
-        for text, count in _count_texts(filter(None, map(resumed_elsewhere, runs))):
-            yield f"{arm}: {count} of {len(runs)} runs {text}."
-    unread = sorted({arm for arm, runs in rows.items() if any(map(_is_unread, runs))})
-    if unread:
+        for text_of, end in (
+            (foreign_steps, f", so its results are not those of {arm} alone"),
+            (resumed_elsewhere, ""),
+        ):
+            texts = list(filter(None, map(text_of, runs)))
+            for text in dict.fromkeys(texts):
+                yield f"{arm}: {texts.count(text)} of {len(runs)} runs {text}{end}."
+    if unread := sorted({arm for arm, runs in rows.items() if any(map(_is_unread, runs))}):
         yield (
             f"Not checked on the GPU of {', '.join(unread)}: clock, throttling, other processes; their times count as "
             "valid all the same. Install ampcompare[gpu] to read them."
         )
-
-
-def _difference(what: str, rows: dict[str, list[RunRecord]], value_of: Callable[[RunRecord], object]) -> Iterator[str]:
-    by_value: dict[str, list[str]] = {}
-    for arm, runs in rows.items():
-        for value in sorted({str(value) for run in runs if (value := value_of(run)) is not None}):
-            by_value.setdefault(value, []).append(arm)
-    if len(by_value) < 2:
-        return
-    everywhere = all(len(arms) == len(rows) for arms in by_value.values())
-    shown = [
-        value
-        if everywhere
-        else f"{value} ({', '.join(arms[:MAX_NAMED_VALUES])}{', ...' if len(arms) > MAX_NAMED_VALUES else ''})"
-        for value, arms in by_value.items()
-    ]
-    yield f"Cells ran with different {what}: {'; '.join(shown)}."
-
-
-def _count_texts(texts: Iterator[str]) -> list[tuple[str, int]]:
-    every = list(texts)
-    return [(text, every.count(text)) for text in dict.fromkeys(every)]
 
 
 def _is_unread(record: RunRecord) -> bool:
@@ -394,13 +369,16 @@ def _is_unread(record: RunRecord) -> bool:
 
 def are_pairs(records: Sequence[RunRecord], reference: str) -> bool:
     """Return whether no runs of one seed are known to have started apart, or to be of other code."""
+    return not any(began_apart(*pair) or _other_code(*pair) for pair in _with_reference(records, reference))
+
+
+def _with_reference(records: Sequence[RunRecord], reference: str) -> list[Pair]:
     theirs = {record.config.recipe.seed: record for record in records if record.arm == reference}
-    for record in records:
-        other = theirs.get(record.config.recipe.seed)
-        if other is not None and record.arm != reference:
-            if began_apart(record, other) or _other_code(record, theirs):
-                return False
-    return True
+    return [
+        (record, theirs[record.config.recipe.seed])
+        for record in records
+        if record.arm != reference and record.config.recipe.seed in theirs
+    ]
 
 
 def began_apart(arm: RunRecord, reference: RunRecord) -> str:
@@ -408,9 +386,8 @@ def began_apart(arm: RunRecord, reference: RunRecord) -> str:
     here, there = arm.script, reference.script
     if here is None or there is None:
         return ""
-    for record in (arm, reference):
-        if record.script is not None and record.script.resumed:
-            return f"resumed from {os.path.basename(record.script.resumed[0])} of its own earlier attempt"
+    if resumed := here.resumed or there.resumed:
+        return f"resumed from {os.path.basename(resumed[0])} of its own earlier attempt"
     is_meant = arm.config.first_weights != reference.config.first_weights  # a twin
     if here.weights and there.weights and here.weights[0] != there.weights[0] and not is_meant:
         return "began from other weights"
@@ -419,42 +396,32 @@ def began_apart(arm: RunRecord, reference: RunRecord) -> str:
 
 
 def script_sentences(records: Sequence[RunRecord], reference: str) -> Iterator[str]:
-    """Yield what was seen of the pairing of a script's runs."""
+    """Yield what was seen of the pairing of a script's runs, and in what their arms depart from what it asks for."""
     ran = [record for record in records if record.script is not None]
-    theirs = {record.config.recipe.seed: record for record in ran if record.arm == reference}
+    pairs = _with_reference(ran, reference)
     apart: dict[tuple[str, bool], list[str]] = {}
-    checked = 0
-    for record in ran:
-        seed = record.config.recipe.seed
-        if record.arm == reference or seed not in theirs:
-            continue
-        checked += 1
-        if reason := began_apart(record, theirs[seed]):
-            is_resumed = any(run.script and run.script.resumed for run in (record, theirs[seed]))
-            apart.setdefault((reason, is_resumed), []).append(f"{record.arm}, seed {seed}")
+    for record, other in pairs:
+        if reason := began_apart(record, other):
+            is_resumed = any(run.script and run.script.resumed for run in (record, other))
+            apart.setdefault((reason, is_resumed), []).append(f"{record.arm}, seed {record.config.recipe.seed}")
     for (reason, is_resumed), cells in apart.items():
         than, remedy = ("", FROM_THE_START) if is_resumed else (f" than {reference}", SEED_IT)
         yield (
             f"Not paired: {'; '.join(cells)} {reason}{than}, so their results are tested as separate samples. {remedy}."
         )
-    other_code = {reason for record in ran if (reason := _other_code(record, theirs))}
-    for reason in sorted(other_code):
+    other_code = sorted({_other_code(*pair) for pair in pairs} - {""})
+    for reason in other_code:
         yield f"Not paired: cells are {reason}, and have no verdict. Run the command that began them again."
-    if checked and not apart and not other_code:
+    if pairs and not apart and not other_code:
         yield "Paired: in each seed all arms began from the same weights and saw the same first batches."
-    yield from _departures(ran)
-
-
-def _other_code(record: RunRecord, theirs: Mapping[int, RunRecord]) -> str:
-    other = theirs.get(record.config.recipe.seed)
-    files = differing_files(record.code or {}, other.code or {}) if other is not None else []
-    return f"of other versions of {', '.join(files)}" if files else ""
-
-
-def _departures(records: Sequence[RunRecord]) -> Iterator[str]:
     arms: dict[str, dict[str, None]] = {}
-    for record in records:
+    for record in ran:
         for note in record.script.notes if record.script is not None else []:
             arms.setdefault(note, {})[record.arm] = None
     for note, names in arms.items():
         yield f"{', '.join(names)}: {note}."
+
+
+def _other_code(arm: RunRecord, reference: RunRecord) -> str:
+    files = differing_files(arm.code or {}, reference.code or {})
+    return f"of other versions of {', '.join(files)}" if files else ""

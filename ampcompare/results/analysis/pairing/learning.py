@@ -76,11 +76,7 @@ def _no_better_than_chance(metric: Metric, last: EpochResult) -> str:
 
 
 def idle_verdict(records: Sequence[RunRecord]) -> Verdict:
-    """Return the verdict on an arm of which no completed run learned anything; an empty one if one did, or none is
-    there.
-
-    It has the reason of most runs, with the numbers of the best of them.
-    """
+    """Return the verdict on an arm of which no completed run learned anything, with the numbers of the best one."""
     runs = [record for record in records if record.status == "completed"]
     runs.sort(key=_final_score, reverse=True)
     reasons = [_idle_rule(record) for record in runs]
@@ -96,11 +92,7 @@ def _final_score(record: RunRecord) -> float:
 
 
 def untested_verdict(pairing: Pairing, no_effect: Verdict) -> Verdict:
-    """Return the verdict of an arm that cannot be judged by what its trainings reached; an empty one if it can.
-
-    Args:
-        no_effect: why this quantity has no effect, if it has none.
-    """
+    """Return the verdict of an arm that cannot be judged by what its trainings reached; an empty one if it can."""
     return (
         divergence_verdict(pairing.arm)
         or incomparable_accuracy(pairing)
@@ -111,9 +103,7 @@ def untested_verdict(pairing: Pairing, no_effect: Verdict) -> Verdict:
 
 
 def no_ratio(runs: Iterable[RunRecord]) -> Verdict:
-    """Return the verdict where a script's metric has no ratio to others in one of some runs; an empty one if it has in
-    all.
-    """
+    """Return the verdict where a script's metric has no ratio to others in one of some runs."""
     found = next(filter(_has_no_ratio, runs), None)
     if found is None:
         return Verdict()
@@ -124,9 +114,7 @@ def no_ratio(runs: Iterable[RunRecord]) -> Verdict:
 
 
 def no_number(pairs: Sequence[Pair]) -> Verdict:
-    """Return the verdict where the metric of a run in these pairs is not a number; an empty one if all are, or are
-    missing.
-    """
+    """Return the verdict where the metric of a run in these pairs is there and not a number."""
     arm, reference = ([run for pair in pairs if _is_no_number(run := pair[side])] for side in (0, 1))
     for runs in filter(None, (arm, reference)):
         metric, value = runs[0].metric, runs[0].summary.metric_final or 0.0
@@ -151,26 +139,20 @@ def idle_pairs(pairs: Sequence[Pair]) -> Verdict:
 
 
 def too_wide(runs: Sequence[RunRecord], reference: str, margin: float) -> str:
-    """Return that an arm which only guesses would be equivalent, so that no verdict by the margin means anything.
-
-    Args:
-        runs: of the reference.
-        margin: in the unit of shown differences.
-    """
+    """Return that an arm which only guesses would be equivalent, so that no verdict by the margin means anything."""
     metric = metric_of(runs)
-    last = [(record.summary.metric_final, record.summary.epochs[-1].chance) for record in runs
-            if record.status == "completed" and record.summary.epochs]  # fmt: skip
-    if metric.has_errors:  # if chance is not known, it is at least none
-        last = [(value, chance or 0.0) for value, chance in last]
+    last = [run.summary.epochs[-1] for run in runs if run.status == "completed" and run.summary.epochs]
+    chances = [0.0 if one.chance is None and metric.has_errors else one.chance for one in last]
+    finals = [run.summary.metric_final for run in runs if run.status == "completed" and run.summary.epochs]
     gains = [
         metric.score(value) - metric.score(chance)
-        for value, chance in last
+        for value, chance in zip(finals, chances, strict=True)
         if has_score(value, metric) and has_score(chance, metric)
     ]
     if not gains or idle_verdict(runs) or metric.score_margin(margin) < statistics.fmean(gains):
         return ""
     mean = statistics.fmean(gains)
-    unit = f" {metric.difference_unit}" if metric.difference_unit else ""
+    unit = metric.unit_behind
     decimals = 1 if metric.difference_unit in ("pp", "%") else metric.difference_decimals
     shown = f"{abs(metric.shown_difference(metric.difference_of(mean))):.{decimals}f}{unit}"
     gain = f"only {shown} better than" if mean > 0 else "on average no better than"
@@ -182,12 +164,11 @@ def too_wide(runs: Sequence[RunRecord], reference: str, margin: float) -> str:
 
 def idle_some(by_arm: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
     """Yield which arms learned nothing in some of their runs, though not in all."""
-    some = []
-    for arm, records in by_arm.items():
-        completed = [record for record in records if record.status == "completed"]
-        idle = sum(bool(why_idle(record)) for record in completed)
-        if 0 < idle < len(completed):
-            some.append(f"{arm} in {idle} of {len(completed)}")
+    idle = {
+        arm: [bool(why_idle(record)) for record in records if record.status == "completed"]
+        for arm, records in by_arm.items()
+    }
+    some = [f"{arm} in {sum(runs)} of {len(runs)}" for arm, runs in idle.items() if 0 < sum(runs) < len(runs)]
     if some:
         yield f"Some runs learned nothing and count in the means: {', '.join(some)}."
 

@@ -15,12 +15,7 @@ IDENTICAL = Verdict(kind="identical")
 
 @dataclass(frozen=True)
 class Pairing:
-    """The runs of an arm next to those of the reference, or to its own of a baseline.
-
-    Attributes:
-        pairs: of them: by seed, unless the caller takes others.
-        same_software: whether torch and the user's code must be the same; a baseline may be of earlier ones.
-    """
+    """The runs of an arm next to those of the reference, or of a baseline, which may be of other software."""
 
     arm: Sequence[RunRecord]
     reference: Sequence[RunRecord]
@@ -31,7 +26,7 @@ class Pairing:
     def by_seed(
         cls, arm: Sequence[RunRecord], reference: Sequence[RunRecord], *, same_software: bool = True
     ) -> Pairing:
-        """Return runs that are paired by seed."""
+        """Return the completed runs of each seed as pairs."""
         return cls(arm, reference, pairs_by_seed(arm, reference), same_software)
 
     @property
@@ -97,8 +92,7 @@ def are_identical(pairs: Sequence[Pair]) -> bool:
 def equal_losses(pairs: Sequence[Pair]) -> bool:
     """Return whether all pairs had the same losses bit for bit, and skipped the same number of steps.
 
-    The final weights are then likely the same, and not known to be: a skipped step may leave every recorded loss as it
-    would have been.
+    Their final weights are not known to be the same: a skipped step may leave every recorded loss as it would be.
     """
     return bool(pairs) and all(_same_losses(*pair) for pair in pairs)
 

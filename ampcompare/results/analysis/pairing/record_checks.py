@@ -34,10 +34,7 @@ def read_checked(path: Path) -> RunRecord:
 
 
 def check_record(path: Path, raw: Mapping[str, Any], record: RunRecord) -> None:
-    """Check a record against its folder and its checksum.
-
-    Args:
-        raw: what its file holds.
+    """Check a record against its folder and its checksum, by the `raw` content of its file.
 
     Raises:
         RecordError: it has a fault.

@@ -103,12 +103,7 @@ def step_of_scores(step: float, metric: Metric, values: Iterable[float]) -> floa
 
 
 def spread_floor(metric: Metric, samples: int, scores: Sequence[float], step: float = 0.0) -> float:
-    """Return the smallest plausible spread of differences of scores.
-
-    Args:
-        samples: that were evaluated.
-        step: between two neighboring scores, where values are no counts.
-    """
+    """Return the smallest plausible spread of differences of scores, by samples or by the step between two scores."""
     if metric.counts:
         return min_resolvable_spread(samples)
     return math.hypot(float_spread(scores if metric.difference == "points" else [1.0]), rounding_spread(step, step))
@@ -167,11 +162,7 @@ def _share_of_count(values: Sequence[float], gap: float, error: float, most: flo
 
 
 def are_multiples(values: Sequence[float], step: float, error: float | None = None) -> bool:
-    """Return whether values are multiples of a step.
-
-    Args:
-        error: of each value; by default the rounding of float32.
-    """
+    """Return whether values are multiples of a step, up to an error: by default the rounding of float32."""
     return all(
         abs(value - step * round(value / step)) <= (abs(value) * FLOAT32_STEP if error is None else error)
         for value in values

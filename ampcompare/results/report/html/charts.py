@@ -352,11 +352,7 @@ def _stairs(points: Sequence[Point]) -> list[Point]:
 
 
 def _path(points: Sequence[Point], between: str = " ") -> str:
-    """Return a path through points, in whole units of the frame and relative, which is a third shorter.
-
-    Args:
-        between: two points; lines are drawn by default.
-    """
+    """Return a path through points, in whole units of the frame and relative, which is a third shorter."""
     whole = [(round(WIDE * across / 100), round(HIGH * up / 100)) for across, up in points]
     moves = (f"{after[0] - before[0]} {after[1] - before[1]}" for before, after in itertools.pairwise(whole))
     return f"M{whole[0][0]} {whole[0][1]}{'l' if between == ' ' else between}{between.join(moves)}"

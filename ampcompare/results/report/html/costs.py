@@ -165,21 +165,10 @@ def _time_to(arms: Sequence[ArmRuns], target: float) -> Table:
         epochs = f"{statistics.fmean(epoch for epoch, _ in reached):.3g}" if reached else "-"
         sd = statistics.stdev(spent) if len(spent) > 1 else None
         seconds = format_seconds(statistics.fmean(spent), sd) if spent else INVALID if reached else "-"
-        rows.append([arm.name, f"{len(reached)} of {len(arm.ran)}", epochs, seconds, _fault(arm)])
-    return Table.of(
-        [
-            "arm",
-            f"runs that reach {target:g}{_unit(metric_of_arms(arms))}",
-            "epochs",
-            "seconds",
-            "why times do not count",
-        ],
-        rows,
-    )
-
-
-def _fault(arm: ArmRuns) -> Cell:
-    return Cell(arm.time_fault or "-", "muted", badge=bool(arm.time_fault))
+        fault = Cell(arm.time_fault or "-", "muted", badge=bool(arm.time_fault))
+        rows.append([arm.name, f"{len(reached)} of {len(arm.ran)}", epochs, seconds, fault])
+    reach = f"runs that reach {target:g}{_unit(metric_of_arms(arms))}"
+    return Table.of(["arm", reach, "epochs", "seconds", "why times do not count"], rows)
 
 
 def _why_not_drawn(arm: ArmRuns) -> str:

@@ -34,13 +34,14 @@ def accuracy_effects(comparison: Comparison, arms: Sequence[ArmRuns]) -> TrackPl
     levels = {f"{100 * arm.row.quality.confidence:.3g}" for arm in rows if arm.row.quality.confidence}
     confidence = f" ({join_names(sorted(levels))} %)" if levels else ""
     bend = " Beyond the labels next to 0 the axis is logarithmic." if axis.kind == "asinh" else ""
+    better = " Left of 0 is better." if metric.better == "lower" else ""
     drawn = any(track.mean is not None for track in tracks)
     return TrackPlot(
         "differences",
         f"{sentence_start(printable(metric.quality))} against {printable(comparison.reference, 40)}",
         f"Difference of {printable(metric.name)}{_in_units(metric)}, paired by seed: a dot per seed, a diamond at the "
         f"mean, and the interval of the test that decided the verdict{confidence}. The band is the margin of "
-        f"±{comparison.margin:g}{f' {unit}' if unit else ''}.{bend}{_direction(metric)}",
+        f"±{comparison.margin:g}{f' {unit}' if unit else ''}.{bend}{better}",
         ["arm", printable(metric.difference_head), "\u0394 (interval)", "verdict"],
         tracks,
         [(axis.at(tick), _tick_text(tick)) for tick in axis.ticks()],
@@ -140,10 +141,6 @@ def _in_units(metric: Metric) -> str:
     if metric.difference != "points":
         return " in percent of the reference's"
     return " in percentage points" if unit == "pp" else f" in {unit}" if unit else ""
-
-
-def _direction(metric: Metric) -> str:
-    return " Left of 0 is better." if metric.better == "lower" else ""
 
 
 def _tick_text(tick: float) -> str:

@@ -62,10 +62,6 @@ def _metric(record: RunRecord) -> Curve:
     return epochs_of(record, lambda epoch: record.metric.factor * epoch.value)
 
 
-def _loss_of_epochs(record: RunRecord) -> Curve:
-    return epochs_of(record, lambda epoch: epoch.loss)
-
-
 def trace_curve(record: RunRecord, values: Sequence[float]) -> Curve:
     """Return values of the steps that a record kept; empty without a trace."""
     return make_curve(zip(record.trace.steps, values, strict=False)) if record.trace else Curve([], [])
@@ -184,7 +180,7 @@ def _by_epoch(bands: Sequence[tuple[ArmRuns, Band]], decimals: int) -> Table | N
 
 
 def _validation_loss(arms: Sequence[ArmRuns], reference: str, most: int) -> Chart:
-    loss = _Quantity(_loss_of_epochs, "loss", "\u0394 loss", can_log=True)
+    loss = _Quantity(lambda record: epochs_of(record, lambda epoch: epoch.loss), "loss", "\u0394 loss", can_log=True)
     views, same = _views(arms, reference, most, loss)
     few = "" if _longest(views) > 1 else "Each run was evaluated once; the table of runs has the losses."
     return Chart(

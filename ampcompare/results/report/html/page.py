@@ -32,11 +32,7 @@ class Html(Reporter):
     """One page; it loads nothing, and its security policy forbids it to."""
 
     def write(self, document: Document) -> str:
-        """Return the page.
-
-        Raises:
-            BackendUnavailable: jinja2 is not installed.
-        """
+        """Return the page."""
         if missing := FORMATS["html"].missing:
             raise BackendUnavailable(
                 f"the HTML report needs {' and '.join(missing)}, which this environment does not have; "

@@ -111,14 +111,12 @@ def chosen_settings(comparison: Comparison, shared: Shared) -> list[list[str]]:
 
 def shared_environment(comparison: Comparison) -> Shared:
     """Return the environment of all runs that started; of the comparison if none started."""
-    records = [record for record in comparison.records if record.environment]
+    known = [record for record in comparison.records if record.environment]
+    records = [record for record in known if record.status != "failed"] or known
     if not records:
         return Shared([(_value_text(name), _value_text(value)) for name, value in comparison.environment.items()], [])
     facts = [{k: v for k, v in record.environment.items() if k not in OF_A_FAILURE} for record in records]
-    started = [
-        (record, found) for record, found in zip(records, facts, strict=True) if record.status != "failed"
-    ] or list(zip(records, facts, strict=True))
-    return _shared_facts([record for record, _ in started], [found for _, found in started])
+    return _shared_facts(records, facts)
 
 
 def _value_text(value: Any) -> str:

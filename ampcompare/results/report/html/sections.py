@@ -11,13 +11,14 @@ from ampcompare.base.formatting import format_count, printable
 from ampcompare.results.analysis.conclusions.headline import warnings_and_answer
 from ampcompare.results.analysis.effects.step_time import invalid_reason
 from ampcompare.results.records.comparison import Comparison
-from ampcompare.results.records.metric import Metric
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.report.base import MAX_LINE
 from ampcompare.results.report.columns import INVALID, metric_text, state_cell
 from ampcompare.results.report.document import Block, Cell, Code, Facts, Figure, Section, Table, Text
 from ampcompare.results.report.html.charts import (
+    Band,
     Chart,
+    Curve,
     Series,
     View,
     band_series,
@@ -49,53 +50,50 @@ MOST_ARMS = 24  # with pictures: a page draws as many as it likes, an output of 
 DEFAULTS = "Settings that differ from their defaults"
 
 
-class Curves(NamedTuple):
-    """Charts of what was learned, between whose arms a page switches."""
-
-    charts: Sequence[Chart]
-
-
-class Costs(NamedTuple):
-    """Memory and time; the charts are of time.
+class Charts(NamedTuple):
+    """Plots and charts, between whose arms a page switches.
 
     Attributes:
         fault: why no time is a result, and none is drawn; "" where one is.
     """
 
-    plots: Sequence[TrackPlot]
     charts: Sequence[Chart]
-    fault: str
+    plots: Sequence[TrackPlot] = ()
+    fault: str = ""
 
 
 def page_sections(comparison: Comparison, logs: Mapping[str, str]) -> list[Section]:
-    """Return the sections, each of which is made once a page shows it.
-
-    Args:
-        logs: relative address of the log of each cell, by the name of the cell.
-    """
+    """Return the sections, each of which is made once a page shows it."""
     arms, reference, records = arms_with_runs(comparison), comparison.reference, comparison.records
     most = max(12, min(MAX_POINTS, ALL_POINTS // max(1, len(arms))))
-    fault = _no_valid_time(arms)
+    ran = [arm for arm in arms if arm.ran]
+    fault = time_marks(ran) if ran and all(arm.time_fault for arm in ran) else ""
     shared = cache(lambda: shared_settings(comparison))
 
     def effects(draw: Callable[[Comparison, Sequence[ArmRuns]], TrackPlot]) -> list[Block]:
         return [Figure("tracks", lambda: draw(comparison, arms))] if len(arms) > 1 else []
 
-    def costs() -> Costs:
+    def curves() -> Charts:
+        learning = learning_charts(arms, reference, most)
+        return Charts([*learning, _loss_scale(arms, most), _skipped_steps_chart(arms, most)])
+
+    def costs() -> Charts:
         timing = [] if fault else [*time_charts(arms, reference, most), drift_chart(arms)]
-        return Costs([memory_plot(arms), *([] if fault else [step_time_plot(arms)])], timing, fault)
+        return Charts(timing, [memory_plot(arms), *([] if fault else [step_time_plot(arms)])], fault)
 
     def pictures() -> list[Block]:
         charts = learning_charts(arms[:MOST_ARMS], reference, MOST_POINTS)
         made = [chart for chart in charts if chart.is_drawn]
         return [Figure("pictures", lambda: made, is_bare=True)] if made else []
 
-    def usage() -> Costs:
-        return Costs([plot for plot in (memory_plot(arms), step_time_plot(arms)) if not plot.sentence], (), fault)
+    def usage() -> Charts:
+        return Charts((), [plot for plot in (memory_plot(arms), step_time_plot(arms)) if not plot.sentence], fault)
 
     def runs() -> list[Block]:
-        table = Table.of(_run_headers(comparison.metric), map(_run, records), caption="Runs")
+        best = "best %" if comparison.metric.unit == "%" else "best"
+        heads = ["arm", "seed", "status", printable(comparison.metric.head), best, "loss", "step ms", "train s", "MiB"]
         links = [logs.get(record.cell, "") for record in records]
+        table = Table.of([*heads, "loss scale", "skipped", "note"], map(_run, records), caption="Runs")
         return [replace(table, links=links if any(links) else ())]
 
     def settings_blocks() -> list[Block]:
@@ -113,7 +111,7 @@ def page_sections(comparison: Comparison, logs: Mapping[str, str]) -> list[Secti
     return [
         Section("differences", lambda: effects(accuracy_effects)),
         Section("ratios", lambda: effects(time_effects)),
-        Section("curves", [Figure("curves", lambda: Curves(_curves(arms, reference, most)))], "Curves"),
+        Section("curves", [Figure("curves", curves)], "Curves"),
         Section("costs", [Figure("costs", costs)], "Memory and time"),
         Section("pictures", pictures, "Curves"),
         Section("usage", [Figure("costs", usage)], "Memory and time", "closed" if fault else "open"),
@@ -123,10 +121,6 @@ def page_sections(comparison: Comparison, logs: Mapping[str, str]) -> list[Secti
         Section("machine", machine, "Environment"),
         Section("again", _commands_again(comparison)),
     ]
-
-
-def _curves(arms: Sequence[ArmRuns], reference: str, most: int) -> list[Chart]:
-    return [*learning_charts(arms, reference, most), _loss_scale(arms, most), _skipped_steps_chart(arms, most)]
 
 
 def _differing(shared: Shared, title: str) -> list[Block]:
@@ -156,12 +150,6 @@ def subtitle(comparison: Comparison) -> list[str]:
     return words
 
 
-def _no_valid_time(arms: list[ArmRuns]) -> str:
-    """Return why no time on the page is a result, where that is so for every arm that ran; else ""."""
-    ran = [arm for arm in arms if arm.ran]
-    return time_marks(ran) if ran and all(arm.time_fault for arm in ran) else ""
-
-
 def answer_of(comparison: Comparison) -> tuple[list[str], str, list[str]]:
     """Return what a reader must know first, the answer in one sentence, and what else it says."""
     warnings, answer = warnings_and_answer(comparison)
@@ -183,15 +171,8 @@ def _what_was_trained(record: RunRecord) -> list[str]:
     ]
 
 
-def _run_headers(metric: Metric) -> list[str]:
-    """Return the heads of the table of runs."""
-    best = "best %" if metric.unit == "%" else "best"
-    of_metric = [printable(metric.head), best]
-    return ["arm", "seed", "status", *of_metric, "loss", "step ms", "train s", "MiB", "loss scale", "skipped", "note"]
-
-
 def _run(record: RunRecord) -> list[str | Cell]:
-    """Return the line of one run under `_run_headers`."""
+    """Return the line of one run."""
     metric = record.metric
     summary = record.summary
     train_seconds = sum(epoch.train_seconds for epoch in summary.epochs) if summary.epochs else None
@@ -205,10 +186,8 @@ def _run(record: RunRecord) -> list[str | Cell]:
         metric_text(metric, summary.metric_final),
         metric_text(metric, summary.metric_best),
         _number(summary.loss_final, "{:.4g}"),
-        *(
-            _time(seconds, factor, record)
-            for seconds, factor in ((summary.step_seconds_median, 1e3), (train_seconds, 1))
-        ),
+        _time(summary.step_seconds_median, 1e3, record),
+        _time(train_seconds, 1, record),
         _number(summary.peak_bytes, "{:,.1f}", 2**-20),
         _number(summary.final_loss_scale, "{:g}"),
         f"{summary.skipped_steps}/{summary.num_steps}" if summary.num_steps else "-",
@@ -272,26 +251,36 @@ def _points(record: RunRecord) -> list[tuple[float, float]]:
 
 
 def _moment(text: str | None) -> datetime | None:
-    """Return a recorded moment; None without one, or where a record was edited and holds none."""
-    try:
-        moment = datetime.fromisoformat(text or "")
-    except ValueError:
-        return None
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return datetime.fromisoformat(text) if text else None
 
 
-def _loss_scale(arms: Sequence[ArmRuns], most: int) -> Chart:
+def _draw_stairs(
+    arms: Sequence[ArmRuns],
+    most: int,
+    curve: Callable[[RunRecord], Curve],
+    is_plain: Callable[[Band], bool],
+    mean: Callable[[Sequence[float]], float] = statistics.fmean,
+) -> tuple[list[Series], list[Series], dict[float, list[str]]]:
+    """Return curves and crosses of values that jump; and of arms whose band is plain, the value with their names."""
     series: list[Series] = []
     stops: list[Series] = []
-    constant: dict[float, list[str]] = {}
+    plain: dict[float, list[str]] = {}
     for arm in arms:
-        curves = [(record, make_curve(_positive(record))) for record in arm.ran]
-        band = over_seeds((curve for _, curve in curves), most, hold=True, mean=statistics.geometric_mean)
-        if band.x and not band.has_width and band.low[0] == max(band.high) == min(band.low):
-            constant.setdefault(band.low[0], []).append(arm.name)
+        curves = [(record, curve(record)) for record in arm.ran if record.trace]
+        band = over_seeds((one for _, one in curves), most, hold=True, mean=mean)
+        if band.x and is_plain(band):
+            plain.setdefault(band.low[0], []).append(arm.name)
             continue
         series += band_series(arm, band, stairs=True)
         stops += stops_of(arm, curves)
+    return series, stops, plain
+
+
+def _loss_scale(arms: Sequence[ArmRuns], most: int) -> Chart:
+    series, stops, constant = _draw_stairs(
+        arms, most, lambda record: make_curve(_positive(record)), lambda band: min(band.low) == max(band.high),
+        statistics.geometric_mean,
+    )  # fmt: skip
     unscaled = [arm.name for arm in arms if arm.ran and any(r.trace and not r.trace.loss_scales for r in arm.ran)]
     words = [f"{scale:,g} in {join_names(names)}" for scale, names in sorted(constant.items(), reverse=True)]
     said = f"Constant: {'; '.join(words)}." if words else ""
@@ -319,17 +308,11 @@ def _positive(record: RunRecord) -> list[tuple[int, float]]:
 
 
 def _skipped_steps_chart(arms: Sequence[ArmRuns], most: int) -> Chart:
-    series: list[Series] = []
-    stops: list[Series] = []
-    without: list[str] = []
-    for arm in arms:
-        curves = [(record, trace_curve(record, record.trace.skipped)) for record in arm.ran if record.trace]
-        band = over_seeds((curve for _, curve in curves), most, hold=True)
-        if band.x and not any(band.high):
-            without.append(arm.name)
-            continue
-        series += band_series(arm, band, stairs=True)
-        stops += stops_of(arm, curves)
+    series, stops, plain = _draw_stairs(
+        arms, most, lambda record: trace_curve(record, record.trace.skipped if record.trace else []),
+        lambda band: not any(band.high),
+    )  # fmt: skip
+    without = plain.get(0.0, [])
     sentence = ""
     if not series:
         sentence = "No arm skipped a step." if without else NO_TRACE

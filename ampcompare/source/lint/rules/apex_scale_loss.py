@@ -4,8 +4,7 @@ import ast
 import re
 from collections.abc import Iterator, Mapping
 
-from ampcompare.source.branches import Facts, conditions, contradict, facts_at, narrow
-from ampcompare.source.edits import Edit
+from ampcompare.source.branches import Facts, conditions, contradict, narrow
 from ampcompare.source.lint.module import (
     Finding,
     LintModule,
@@ -37,9 +36,6 @@ LAST_PART = re.compile(r"\b(?:[A-Za-z_]\w*\.)+(?=[A-Za-z_])")
         "the norm is too large by the loss scale: almost nothing is left of the gradients after unscaling",
         "clip `amp.master_params(optimizer)` after the block",
         """
-from apex import amp
-import torch
-
 with amp.scale_loss(loss, optimizer) as scaled_loss:
     scaled_loss.backward()
     torch.nn.utils.clip_grad_norm_(amp.master_params(optimizer), 1.0)  # AMP103  # wrong
@@ -55,25 +51,47 @@ optimizer.step()
         "the step uses scaled gradients; they are unscaled when the block ends, after the step",
         "step after the block",
         """
-from apex import amp
-
 with amp.scale_loss(loss, optimizer) as scaled_loss:
     scaled_loss.backward()
     optimizer.step()  # AMP105  # wrong
 optimizer.step()  # right
 """,
     ),
+    Mistake(
+        "AMP106",
+        "backward-unscaled",
+        "`backward()` is called on the loss inside `scale_loss`, not on the scaled loss",
+        "the gradients are unscaled without having been scaled: they are too small by the loss scale",
+        "call `backward()` on the name that `as` binds",
+        """
+with amp.scale_loss(loss, optimizer) as scaled_loss:  # wrong
+with amp.scale_loss(loss, optimizer) as loss:  # right
+    loss.backward()  # AMP106
+optimizer.step()
+""",
+        fixable=True,
+    ),
 )
 def inside_the_block(module: LintModule) -> Iterator[Finding]:
-    """Clipping and stepping inside a `scale_loss` block."""
-    for trace, _, event in module.events(Kind.CLIP, Kind.STEP):
+    """Clipping, stepping, and the wrong loss, inside a `scale_loss` block."""
+    for trace, _, event in module.events(Kind.CLIP, Kind.STEP, Kind.BACKWARD):
         block = event.apex_block()
-        if block and any(other.apex_block() is block for other in events_before(trace, event, Kind.BACKWARD)):
-            if event.kind is Kind.STEP:
+        if block is None or block.call is None:
+            continue
+        if event.kind is not Kind.BACKWARD:
+            if any(other.apex_block() is block for other in events_before(trace, event, Kind.BACKWARD)):
                 shown = f"`{event.name}` steps with gradients that are still scaled"
-                yield module.finding("AMP105", event.call, shown)
-            else:
-                yield module.finding("AMP103", event.call, "the gradients are still scaled inside this block")
+                code = "AMP105" if event.kind is Kind.STEP else "AMP103"
+                shown = shown if event.kind is Kind.STEP else "the gradients are still scaled inside this block"
+                yield module.finding(code, event.call, shown)
+        elif isinstance(event.call.func, ast.Attribute):
+            loss = argument(block.call, "loss", 0)
+            if loss is None or block.name == event.subject or event.scope is not module.scope_of[block.call]:
+                continue
+            if name_of(event.receiver) and name_of(event.receiver) == name_of(loss):
+                bound = next(item.optional_vars for item in block.node.items if item.context_expr is block.call)
+                edits = () if bound is None else module.replace(event.receiver, name_of(bound))
+                yield module.finding("AMP106", event.call, f"`{name_of(loss)}` is not the scaled loss", edits)
 
 
 @rule(
@@ -94,7 +112,6 @@ with amp.scale_loss(loss, optimizer) as scaled_loss:
 clip_grad_norm_(model.parameters(), 1.0)  # AMP104
 optimizer.step()
 """,
-        fixable=True,
         guard="clip-scaled",
     ),
     Mistake(
@@ -104,8 +121,6 @@ optimizer.step()
         "these are the fp16 copies; the optimizer uses the fp32 gradients, which stay unchanged",
         "change the gradients of `amp.master_params(optimizer)`",
         """
-from apex import amp
-
 model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
 with amp.scale_loss(loss, optimizer) as scaled_loss:
     scaled_loss.backward()
@@ -120,52 +135,35 @@ for parameter in model.parameters():  # right
 )
 def copies_of_o2(module: LintModule) -> Iterator[Finding]:
     """Gradients of the fp16 copies that are clipped or changed under O2."""
-    yield from _clips_of_fp16_optimizer(module)
     if module.opt_levels != {"O2"}:
         return
     for trace, _, event in module.events(Kind.GRADIENT, Kind.CLIP):
-        if _never_with(module, event.facts, event.scope, Kind.INITIALIZE) or event.apex_block() is not None:
+        if _never_initialized(module, event) or event.apex_block() is not None:
             continue
         if event.kind is Kind.GRADIENT:
             if _changes_copy(module, trace, event):
                 yield module.finding("AMP117", event.call, "this changes the gradient of an fp16 copy under O2")
         elif event.subject.endswith(".parameters()"):
-            scaled = events_before(trace, event, Kind.SCALE_LOSS)
-            if scaled or _is_of_initialized(module, event):
-                edits = _clip_of_masters(module, event, scaled[-1].call) if scaled else ()
-                yield module.finding("AMP104", event.call, f"`{event.name}` are the fp16 copies under O2", edits)
-    yield from _edited_gradients(module)
+            if events_before(trace, event, Kind.SCALE_LOSS) or _is_of_initialized(module, event):
+                yield module.finding("AMP104", event.call, f"`{event.name}` are the fp16 copies under O2")
 
 
-def _clip_of_masters(module: LintModule, event: Event, block: ast.Call) -> tuple[Edit, ...]:
-    """Return the edit that clips the master weights of the optimizer of a `scale_loss`, if that is in the function."""
-    optimizer, parameters = name_of(argument(block, "optimizers", 1) or block), event.call.args[0]
-    if module.scope_of.get(block) is not event.scope or not optimizer or isinstance(parameters, ast.IfExp):
-        return ()
-    amp = module.source(block.func.value) if isinstance(block.func, ast.Attribute) else ""
-    return module.replace(parameters, f"{amp}.master_params({optimizer})") if amp else ()
-
-
-def _never_with(module: LintModule, facts: Facts, scope: Scope, kind: Kind) -> bool:
-    """Return whether facts never hold where models or optimizers are wrapped: a flag guards the one or the other.
+def _never_initialized(module: LintModule, event: Event) -> bool:
+    """Return whether an event never runs where models are initialized: a flag guards the one or the other.
 
     Functions may know a flag by different names, such as `args.fp16` and `self.fp16`: the last part of it counts.
-
-    Args:
-        scope: of the facts.
-        kind: of the wrapping.
     """
-    if any(not value and ASKS_FOR_APEX.search(key) for key, value in facts.items()):
+    if any(not value and ASKS_FOR_APEX.search(key) for key, value in event.facts.items()):
         return True
-    wraps = [event for trace in module.traces for event in trace if event.kind is kind]
-    here = _flags(module, facts, scope)
-    return bool(wraps) and all(contradict(here, _flags(module, _facts_of_wrap(one), one.scope)) for one in wraps)
+    calls = [one for trace in module.traces for one in trace if one.kind is Kind.INITIALIZE]
+    here = _flags(module, event.facts, event.scope)
+    return bool(calls) and all(contradict(here, _flags(module, _facts_of_call(one), one.scope)) for one in calls)
 
 
-def _facts_of_wrap(event: Event) -> Facts:
-    """Return the conditions of a call that wraps, `enabled=` of `amp.initialize` among them."""
+def _facts_of_call(event: Event) -> Facts:
+    """Return the conditions of an `amp.initialize`, its `enabled=` among them."""
     enabled = argument(event.call, "enabled")
-    if event.kind is not Kind.INITIALIZE or enabled is None or isinstance(enabled, ast.Constant):
+    if enabled is None or isinstance(enabled, ast.Constant):
         return event.facts
     return narrow(event.facts, enabled, True)
 
@@ -188,24 +186,12 @@ def _is_of_initialized(module: LintModule, event: Event) -> bool:
     return model.startswith("self.") and event.scope.owner is not None and event.scope.owner in homes
 
 
-def _clips_of_fp16_optimizer(module: LintModule) -> Iterator[Finding]:
-    """Yield clipping of a model's parameters after the backward pass of Apex's `FP16_Optimizer`."""
-    for trace, _, event in module.events(Kind.CLIP):
-        passes = events_before(trace, event, Kind.FOREIGN_BACKWARD) if event.subject.endswith(".parameters()") else []
-        if not passes or _never_with(module, event.facts, event.scope, Kind.FP16_OPTIMIZER):
-            continue
-        owner = name_of(passes[-1].receiver)
-        values = module.values_of(owner, passes[-1].scope) or []
-        made = {module.resolve(one.func) or "" for one in values if isinstance(one, ast.Call)}
-        if any(name.startswith("apex.") and name.endswith(".FP16_Optimizer") for name in made):
-            yield module.finding("AMP104", event.call, f"`{event.name}` are the fp16 copies of `{owner}`")
-
-
 def _changes_copy(module: LintModule, trace: Trace, event: Event) -> bool:
-    """Return whether the gradient of a model's parameter is changed in place between `scale_loss` and the step."""
-    function = event.call.func
-    if not isinstance(function, ast.Attribute) or not function.attr.endswith("_") or function.attr in EMPTIES:
-        return False
+    """Return whether the gradient of a model's parameter is changed between `scale_loss` and the step."""
+    if isinstance(event.call, ast.Call):
+        method = last_name(event.call.func)
+        if not method.endswith("_") or method in EMPTIES:
+            return False
     loop = event.loops[-1] if event.loops else None
     if not isinstance(loop, ast.For):
         return False
@@ -215,49 +201,37 @@ def _changes_copy(module: LintModule, trace: Trace, event: Event) -> bool:
     return bool(of_model and before and after)
 
 
-def _edited_gradients(module: LintModule) -> Iterator[Finding]:
-    blocks = list(module.calls_of("apex.amp.scale_loss"))
-    for node in ast.walk(module.tree):
-        if not isinstance(node, ast.For) or module.kinds.model_of_parameters(node.iter, module.scope_of[node]) is None:
-            continue
-        here = module.scope_of[node].node
-        facts = facts_at(module, node)
-        before = [
-            call
-            for call in blocks
-            if module.scope_of[call].node is here and call.lineno < node.lineno
-            if not contradict(facts_at(module, call), facts)
-        ]
-        steps = [
-            call
-            for call in module.calls
-            if call.lineno > (node.end_lineno or 0)
-            and name_of(call.func).endswith(".step")
-            and module.scope_of[call].node is here
-        ]
-        if before and steps and not _never_with(module, facts, module.scope_of[node], Kind.INITIALIZE):
-            for part in ast.walk(node):
-                if isinstance(part, ast.stmt) and _edits_gradient(part):
-                    yield module.finding("AMP117", part, "this changes the gradient of an fp16 copy under O2")
-
-
-def _edits_gradient(statement: ast.stmt) -> bool:
-    if isinstance(statement, ast.AugAssign):
-        return _is_gradient(statement.target)
-    if isinstance(statement, ast.Assign):
-        empties = is_literal(statement.value, None)
-        return not empties and any(_is_gradient(target) for target in statement.targets)
-    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-        function = statement.value.func
-        in_place = isinstance(function, ast.Attribute) and function.attr.endswith("_") and function.attr not in EMPTIES
-        return in_place and isinstance(function, ast.Attribute) and _is_gradient(function.value)
-    return False
-
-
-def _is_gradient(node: ast.expr) -> bool:
-    if isinstance(node, ast.Subscript):
-        return _is_gradient(node.value)
-    return name_of(node).removesuffix(".data").endswith(".grad")
+@rule(
+    Mistake(
+        "AMP107",
+        "scale-loss-without-with",
+        "`amp.scale_loss` is called without `with`",
+        "it returns a context manager: the loss is not scaled and the gradients are not unscaled",
+        "write `with amp.scale_loss(loss, optimizer) as scaled_loss:`",
+        """
+scaled_loss = amp.scale_loss(loss, optimizer)  # AMP107  # wrong
+scaled_loss.backward()  # wrong
+block = amp.scale_loss(loss, optimizer)  # right
+with block as scaled_loss:  # right
+    scaled_loss.backward()  # right
+""",
+    )
+)
+def without_with(module: LintModule) -> Iterator[Finding]:
+    """`scale_loss` whose result is used as if it were the loss."""
+    for call in module.calls_of("apex.amp.scale_loss"):
+        parent = module.parents[call]
+        used = isinstance(parent, (ast.Attribute, ast.Expr))
+        if isinstance(parent, ast.Assign) and parent.value is call:
+            name = name_of(parent.targets[0])
+            uses = [name_of(other.func) for other in module.calls]
+            used = bool(name) and f"{name}.backward" in uses
+            entered = any(
+                isinstance(node, ast.withitem) and name_of(node.context_expr) == name for node in ast.walk(module.tree)
+            )
+            used = used and not entered
+        if used:
+            yield module.finding("AMP107", call, "`amp.scale_loss` is not entered by `with`")
 
 
 @rule(
@@ -268,8 +242,6 @@ def _is_gradient(node: ast.expr) -> bool:
         "Apex unscales the gradients of the named optimizers alone: this one steps too far by the loss scale",
         "name every optimizer whose weights a loss reaches: `amp.scale_loss(loss, [optimizer_a, optimizer_b])`",
         """
-from apex import amp
-
 for batch in loader:
     optimizer_a.zero_grad()
     optimizer_b.zero_grad()
@@ -351,28 +323,10 @@ def _shares_graph(trace: Trace, block: Event, step: Event, models: Mapping[str, 
         "the curve follows the loss scale, not the loss",
         "log the loss itself",
         """
-from apex import amp
-
 with amp.scale_loss(loss, optimizer) as scaled_loss:
     scaled_loss.backward()
 total += scaled_loss.item()  # AMP118  # wrong
 total += loss.item()  # right
-""",
-        fixable=True,
-    ),
-    Mistake(
-        "AMP228",
-        "scaled-loss-read",
-        "the loss that `scaler.scale` returns is read as a number",
-        "the curve follows the loss scale, not the loss",
-        "log the loss itself",
-        """
-scaled = scaler.scale(loss)
-scaled.backward()
-total += scaled.item()  # AMP228  # wrong
-total += scaled.item() / scaler.get_scale()  # right
-scaler.step(optimizer)
-scaler.update()
 """,
     ),
 )
@@ -394,11 +348,7 @@ def scaled_loss_read(module: LintModule) -> Iterator[Finding]:
             if not isinstance(inner, ast.Call) or _is_labelled(parent):
                 continue
             if module.resolve(inner.func) == "apex.amp.scale_loss":
-                loss = argument(inner, "loss", 0)
-                edits = () if loss is None or not name_of(loss) else module.replace(node, name_of(loss))
-                yield module.finding("AMP118", call, f"`{node.id}` follows the loss scale", edits)
-            elif module.kinds.of_method(inner, "scale", module.scope_of[call]) == "scaler":
-                yield module.finding("AMP228", call, f"`{node.id}` follows the loss scale")
+                yield module.finding("AMP118", call, f"`{node.id}` follows the loss scale")
 
 
 def _values_at(module: LintModule, call: ast.Call, name: str) -> list[ast.expr]:

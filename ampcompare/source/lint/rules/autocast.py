@@ -17,7 +17,6 @@ from ampcompare.source.lint.module import (
     rule,
 )
 from ampcompare.source.lint.update_events import Context, Event, Kind
-from ampcompare.source.module import Scope
 from ampcompare.source.syntax import argument, is_literal
 
 
@@ -29,8 +28,6 @@ from ampcompare.source.syntax import argument, is_literal
         "the operations of the backward pass are cast a second time; PyTorch advises against it",
         "leave the autocast block after the loss: `backward()` uses the dtypes of the forward pass",
         """
-import torch
-
 with torch.autocast("cuda"):
     loss = model(batch)
     loss.backward()  # AMP221  # wrong
@@ -64,8 +61,6 @@ def _may_be_on(block: Context, event: Event) -> bool:
         "do not see the updates, so the loss hardly falls",
         "enter autocast in each round, around the forward pass and the loss alone",
         """
-import torch
-
 with torch.autocast("cuda", dtype=torch.bfloat16):  # wrong
     for batch in loader:  # wrong
         optimizer.zero_grad()  # wrong
@@ -119,14 +114,44 @@ def _caches(call: ast.Call | None) -> bool:
 
 @rule(
     Mistake(
+        "AMP222",
+        "autocast-not-entered",
+        "autocast is called without `with`, or used in `with` without being called",
+        "the former changes nothing: all operations stay in fp32; the latter is an error",
+        'write `with torch.autocast("cuda"):` around the forward pass',
+        """
+torch.autocast("cuda")  # AMP222  # wrong
+loss = model(batch)  # wrong
+context = torch.autocast("cuda")  # right
+with context:  # right
+    loss = model(batch)  # right
+""",
+    )
+)
+def autocast_not_entered(module: LintModule) -> Iterator[Finding]:
+    """Autocast that no `with` enters, and autocast that `with` enters or that decorates without a call."""
+    for call in module.calls_of(*AUTOCASTS):
+        if isinstance(module.parents[call], ast.Expr):
+            yield module.finding("AMP222", call, "this autocast is not entered")
+    for node in module.nodes:
+        uncalled: list[ast.expr] = []
+        if isinstance(node, ast.withitem):
+            uncalled = [node.context_expr]
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            uncalled = node.decorator_list
+        for one in uncalled:
+            if isinstance(one, (ast.Name, ast.Attribute)) and module.resolve(one) in AUTOCASTS:
+                yield module.finding("AMP222", one, f"`{name_of(one)}` is not called")
+
+
+@rule(
+    Mistake(
         "AMP229",
         "autocast-device",
         "`torch.autocast` is called without a device type, or with a device such as `cuda:0` instead",
         "it raises a TypeError, a ValueError or a RuntimeError",
         'write `torch.autocast("cuda")`, or `torch.autocast(device.type)`',
         """
-import torch
-
 with torch.autocast("cuda:0"):  # AMP229  # wrong
 device = torch.device("cuda:0")  # right
 with torch.autocast(device.type):  # right
@@ -173,8 +198,6 @@ def _is_device(module: LintModule, node: ast.expr) -> bool:
         "it raises a RuntimeError: the backward pass would overflow in fp16",
         "leave the sigmoid out, and use `binary_cross_entropy_with_logits` or `BCEWithLogitsLoss`",
         """
-import torch
-
 criterion = torch.nn.BCELoss()
 with torch.autocast("cuda"):
     loss = criterion(model(batch), target)  # AMP230  # wrong
@@ -209,8 +232,6 @@ def _is_of_cuda(module: LintModule, call: ast.Call) -> bool:
         "gradients below 2**-24 become 0: layers with small gradients stop learning",
         "scale the loss by a GradScaler, or write `dtype=torch.bfloat16`",
         """
-import torch
-
 with torch.autocast("cuda", dtype=torch.float16):
     loss = model(batch)
 loss.backward()  # AMP232  # wrong
@@ -233,22 +254,9 @@ def fp16_without_scaler(module: LintModule) -> Iterator[Finding]:
 
 
 def _is_computed_in_fp16(module: LintModule, event: Event) -> bool:
-    """Return whether a loss is assigned under fp16 autocast, or returned from there by a function of the module."""
+    """Return whether a loss is assigned under fp16 autocast."""
     values = module.values_of(event.name, event.scope) or []
-    if len(values) != 1:
-        return False
-    if is_in_fp16_block(module, values[0]):
-        return True
-    called = name_of(values[0].func) if isinstance(values[0], ast.Call) else ""
-    owner = event.scope.owner if called.startswith("self.") else module.top
-    function = None if owner is None else owner.functions.get(called.removeprefix("self."))
-    return function is not None and _returns_from_fp16(module, function)
-
-
-def _returns_from_fp16(module: LintModule, function: Scope) -> bool:
-    inside = (node for node in ast.walk(function.node) if isinstance(node, ast.Return))
-    returns = [node for node in inside if module.scope_of[node].node is function.node]
-    return bool(returns) and all(one.value is not None and is_in_fp16_block(module, one.value) for one in returns)
+    return len(values) == 1 and is_in_fp16_block(module, values[0])
 
 
 def is_in_fp16_block(module: LintModule, node: ast.AST) -> bool:

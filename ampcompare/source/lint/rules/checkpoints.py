@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ampcompare.source.lint.module import Finding, LintModule, Mistake, is_off, name_of, rule
+from ampcompare.source.lint.module import Finding, LintModule, Mistake, is_off, literal, name_of, rule
 from ampcompare.source.lint.update_events import Kind, plain
 from ampcompare.source.syntax import argument, argument_values
 
@@ -27,9 +27,6 @@ KEEPER = re.compile(
         "the loss scale starts again at 2**16 after a resume: a burst of skipped steps",
         "save `amp.state_dict()` too, and load it when resuming",
         """
-import torch
-from apex import amp
-
 model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
 torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)  # AMP119  # wrong
 torch.save({"optimizer": optimizer.state_dict(), "amp": amp.state_dict()}, path)  # right
@@ -137,11 +134,7 @@ def _saving_calls(module: LintModule) -> Iterator[ast.Call]:
 
 
 def _belongs_to(module: LintModule, maker: ast.Call, save: ast.Call, *, of_process: bool) -> bool:
-    """Return whether a checkpoint belongs to the training for which the loss scale was made.
-
-    Args:
-        of_process: whether the loss scale is one of the process, which every method of a class reaches.
-    """
+    """Return whether a checkpoint belongs to the training of a loss scale; each method reaches one `of_process`."""
     home, here = module.scope_of[maker], module.scope_of[save]
     if of_process and home.owner is not None and home.owner is here.owner:
         return True
@@ -242,3 +235,61 @@ def _is_state_of_optimizer(module: LintModule, value: ast.expr | None) -> bool:
         values = module.scope_of[value].values.get(value.id, [])
         return any(isinstance(each, ast.Call) and _is_state_of_optimizer(module, each) for each in values)
     return value is not None and module.kinds.of_method(value, "state_dict", module.scope_of[value]) == "optimizer"
+
+
+@rule(
+    Mistake(
+        "AMP122",
+        "apex-state-unloaded",
+        "the state of Apex is saved, but never loaded along with that of the optimizer",
+        "every resumed run starts with the initial loss scale: a burst of skipped steps",
+        "call `amp.load_state_dict` where the state of the optimizer is loaded",
+        """
+torch.save({"optimizer": optimizer.state_dict(), "amp": amp.state_dict()}, path)
+optimizer.load_state_dict(torch.load(path)["optimizer"])  # AMP122
+amp.load_state_dict(torch.load(path)["amp"])  # right
+""",
+    ),
+    Mistake(
+        "AMP231",
+        "scaler-state-unloaded",
+        "the state of the GradScaler is saved, but never loaded along with that of the optimizer",
+        "every resumed run starts with the initial loss scale: a burst of skipped steps",
+        "call `scaler.load_state_dict` where the state of the optimizer is loaded",
+        """
+torch.save({"optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}, path)
+optimizer.load_state_dict(torch.load(path)["optimizer"])  # AMP231
+scaler.load_state_dict(torch.load(path)["scaler"])  # right
+""",
+    ),
+)
+def state_unloaded(module: LintModule) -> Iterator[Finding]:
+    """Checkpoints whose optimizer state is loaded, in a module that saves a loss scale and loads it nowhere."""
+    of_optimizer = _loads_of_optimizer_alone(module)
+    if not of_optimizer:
+        return
+    if next(module.calls_of("apex.amp.state_dict"), None) is not None:
+        shown = "the state of the optimizer is loaded, but that of Apex is saved and never loaded"
+        yield module.finding("AMP122", of_optimizer[0], shown)
+    elif any(module.kinds.of_method(one, "state_dict", module.scope_of[one]) == "scaler" for one in module.calls):
+        shown = "the state of the optimizer is loaded, but that of the scaler is saved and never loaded"
+        yield module.finding("AMP231", of_optimizer[0], shown)
+
+
+def _loads_of_optimizer_alone(module: LintModule) -> list[ast.Call]:
+    """Return the calls that load the state of an optimizer, in a module that surely loads none of a loss scale."""
+    loads = [call for call in module.calls if name_of(call.func).endswith(".load_state_dict")]
+    if any(_may_load_scale(module, call) for call in loads):
+        return []
+    kinds = module.kinds
+    return [call for call in loads if kinds.of_method(call, "load_state_dict", module.scope_of[call]) == "optimizer"]
+
+
+def _may_load_scale(module: LintModule, call: ast.Call) -> bool:
+    """Return whether a call may load the state of a loss scale: by its words, or because it loads many objects."""
+    if re.search(r"(?i)scaler|\bamp", ast.unparse(call)):
+        return True
+    assert isinstance(call.func, ast.Attribute)
+    values = module.values_of(name_of(call.func.value), module.scope_of[call]) or []
+    keys = [node.slice for node in ast.walk(call) if isinstance(node, ast.Subscript)]
+    return any(isinstance(value, ast.Starred) for value in values) or any(literal(key) is None for key in keys)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ampcompare.source.amp_names import CLIPS
 from ampcompare.source.branches import conditions
-from ampcompare.source.edits import Edit
+from ampcompare.source.edits import Edit, Edits
 from ampcompare.source.lint.module import (
     EXITS,
     Finding,
@@ -21,6 +21,7 @@ from ampcompare.source.lint.module import (
 )
 from ampcompare.source.lint.update_events import FINITE, Event, Kind, plain
 from ampcompare.source.module import Scope
+from ampcompare.source.syntax import argument, is_literal, last_name
 
 IN_PLACE = ("add_", "sub_", "clamp_", "clip_", "addcmul_", "addcdiv_")  # `mul_` by a mask is right at any scale
 READS = ("norm", "vector_norm", "pow", "square", "abs", "get_total_norm")
@@ -38,8 +39,6 @@ SCALE_WORDS = re.compile(r"get_scale|inv_scale")
         "call `scaler.unscale_(optimizer)` before clipping; with Apex clip "
         "`amp.master_params(optimizer)` after the `scale_loss` block",
         """
-import torch
-
 scaler.scale(loss).backward()
 scaler.unscale_(optimizer)  # right
 torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # AMP201
@@ -83,9 +82,7 @@ def scaled_gradients(module: LintModule) -> Iterator[Finding]:
 
 def _depends_on_scale(event: Event) -> bool:
     """Return whether an event reads or changes the gradient of a parameter in a way that its size decides."""
-    function = event.call.func
-    method = function.attr if isinstance(function, ast.Attribute) else name_of(function)
-    if method not in (*READS, *IN_PLACE):
+    if not isinstance(event.call, ast.Call) or last_name(event.call.func) not in (*READS, *IN_PLACE):
         return False
     gradient = next(node for node in ast.walk(event.call) if isinstance(node, ast.Attribute) and node.attr == "grad")
     owner = name_of(gradient.value).partition(".")[0]
@@ -134,7 +131,9 @@ def _scaled_finding(module: LintModule, event: Event, last: Event, steps: list[E
     if code == "AMP201" and len(names) == 1 and same_place and known and may_unscale:
         optimizer = "".join(map(module.source, steps[0].call.args[:1]))
         line = f"{module.source(steps[0].receiver)}.unscale_({optimizer})"
-        edits = module.edit_lines(event.statement, lambda edits: edits.before(event.statement, [line]))
+        unscale = Edits(module)
+        unscale.before(event.statement, [line])
+        edits = unscale.sorted_edits() if module.is_alone(event.statement) else ()
     return module.finding(code, event.call, f"the gradients are still scaled by `{plain(last.scaler)}`", edits)
 
 
@@ -151,8 +150,6 @@ def _source_around(module: LintModule, event: Event) -> str:
         "the next `unscale_` raises a RuntimeError, and a loss scale that overflowed is not lowered",
         "call `scaler.update()` after every `unscale_`; `scaler.step` skips gradients that are not finite by itself",
         """
-import torch
-
 for batch in loader:
     optimizer.zero_grad()
     scaler.scale(model(batch)).backward()
@@ -236,3 +233,33 @@ def _ends_otherwise(module: LintModule, scope: Scope, key: str, value: object) -
                 if any(isinstance(one, ast.Call) and EXITS.search(name_of(one.func)) for one in ast.walk(last)):
                     return True
     return False
+
+
+@rule(
+    Mistake(
+        "AMP220",
+        "penalty-scaled",
+        "a gradient penalty is computed from the gradients of a scaled loss",
+        "the penalty is too large by the loss scale, and changes with it",
+        "multiply the gradients by `1 / scaler.get_scale()` before their norm is taken",
+        """
+grads = torch.autograd.grad(scaler.scale(loss), model.parameters(), create_graph=True)  # AMP220
+penalty = sum(grad.pow(2).sum() for grad in grads).sqrt()  # wrong
+penalty = sum((grad / scaler.get_scale()).pow(2).sum() for grad in grads).sqrt()  # right
+scaler.scale(loss + penalty).backward()
+scaler.step(optimizer)
+scaler.update()
+""",
+    )
+)
+def penalty_of_scaled(module: LintModule) -> Iterator[Finding]:
+    """A gradient penalty from gradients of a scaled loss, in a function that divides by no scale."""
+    for call in module.calls_of("torch.autograd.grad"):
+        graph, outputs = argument(call, "create_graph"), argument(call, "outputs", 0)
+        if not is_literal(graph, True) or outputs is None:
+            continue
+        scope = module.scope_of[call]
+        values = scope.values.get(outputs.id, []) if isinstance(outputs, ast.Name) else [outputs]
+        scaled = [value for value in values if module.kinds.of_method(value, "scale", scope) == "scaler"]
+        if len(scaled) == len(values) == 1 and not re.search(r"get_scale|inv_|/ *\w*scale", ast.unparse(scope.node)):
+            yield module.finding("AMP220", call, "the gradients of a scaled loss are scaled too")

@@ -5,10 +5,9 @@ import math
 import operator
 from collections.abc import Callable, Iterator
 
-from ampcompare.source.amp_names import AUTOCASTS
 from ampcompare.source.edits import Edit
 from ampcompare.source.lint.module import Finding, LintModule, Mistake, name_of, rule
-from ampcompare.source.lint.rules.autocast import is_fp16, is_in_fp16_block
+from ampcompare.source.lint.rules.autocast import is_in_fp16_block
 from ampcompare.source.module import Scope
 from ampcompare.source.syntax import argument, last_name
 
@@ -128,7 +127,7 @@ def _is_half(module: LintModule, node: ast.expr, scope: Scope, line: int) -> boo
     """Return whether an expression above a line is surely an fp16 tensor."""
     if isinstance(node, ast.BinOp):
         if isinstance(node.op, ast.MatMult):
-            return _is_cast(module, node)
+            return is_in_fp16_block(module, node)
         return _is_half(module, node.left, scope, line) and _is_plain_number(module, node.right, scope)
     if isinstance(node, ast.Name):
         above = [one for one in scope.values.get(node.id, []) if getattr(one, "lineno", line) < line]
@@ -138,14 +137,14 @@ def _is_half(module: LintModule, node: ast.expr, scope: Scope, line: int) -> boo
     if not isinstance(node, ast.Call):
         return False
     if (module.resolve(node.func) or "") in CAST_TO_FP16:
-        return _is_cast(module, node)
+        return is_in_fp16_block(module, node)
     dtype = argument(node, "dtype")
     if dtype is not None:
         return module.resolve(dtype) in HALF
     if not isinstance(node.func, ast.Attribute):
         return False
     if node.func.attr in CAST_METHODS:
-        return _is_cast(module, node)
+        return is_in_fp16_block(module, node)
     if node.func.attr in ("half", "to"):
         return node.func.attr == "half" or any(module.resolve(one) in HALF for one in node.args)
     plain = node.func.attr not in ("div", "div_", "mul", "mul_") or _is_plain_number(module, node.args[0], scope)
@@ -173,24 +172,6 @@ def _is_plain_number(module: LintModule, node: ast.expr, scope: Scope) -> bool:
 def _mentions(value: ast.expr, node: ast.AST) -> bool:
     """Return whether a value is an element of something, or made of the name that it is assigned to."""
     return isinstance(value, ast.Starred) or any(name_of(one) == name_of(node) for one in ast.walk(value))
-
-
-def _is_cast(module: LintModule, node: ast.expr) -> bool:
-    """Return whether autocast surely runs an operation in fp16: by a block around it, or as decorator."""
-    if is_in_fp16_block(module, node):
-        return True
-    function = module.scope_of[node].node
-    if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)) or _has_block(module, node):
-        return False
-    casts = [
-        one for one in function.decorator_list if isinstance(one, ast.Call) and module.resolve(one.func) in AUTOCASTS
-    ]
-    return len(casts) == 1 and is_fp16(module, casts[0])
-
-
-def _has_block(module: LintModule, node: ast.AST) -> bool:
-    """Return whether any `with` that may be an autocast stands around a node in its function."""
-    return any(isinstance(outer, (ast.With, ast.AsyncWith)) for outer in module.within_function(node))
 
 
 def _smallest(module: LintModule, value: ast.expr, number: float, dtype: str) -> tuple[Edit, ...]:

@@ -2,9 +2,7 @@
 
 import ast
 from collections.abc import Iterator
-from functools import partial
 
-from ampcompare.source.edits import Edit, Edits
 from ampcompare.source.lint.module import Finding, LintModule, Mistake, Trace, events_between, last_before, rule
 from ampcompare.source.lint.update_events import Event, Kind, plain
 
@@ -31,7 +29,6 @@ else:  # right
     loss.backward()  # right
     optimizer.step()  # right
 """,
-        fixable=True,
     ),
     Mistake(
         "AMP203",
@@ -45,7 +42,6 @@ scaler.unscale_(optimizer)  # right
 optimizer.step()  # AMP203
 scaler.update()  # wrong
 """,
-        fixable=True,
     ),
 )
 def steps_of_both_kinds(module: LintModule) -> Iterator[Finding]:
@@ -65,10 +61,8 @@ def steps_of_both_kinds(module: LintModule) -> Iterator[Finding]:
             backward = last_before(trace, first, Kind.BACKWARD)
             if backward is None or not backward.scaler:
                 continue
-            delete = partial(Edits.remove, statement=event.statement)
-            edits = module.edit_lines(event.statement, delete) if _alone(module, event) else ()
             message = f"`{plain(event.subject)}` steps in line {other.call.lineno} too, by the scaler"
-            yield module.finding("AMP202", event.call, message, edits)
+            yield module.finding("AMP202", event.call, message)
             break
         if not same:
             yield from _without_scaler(module, trace, event)
@@ -83,18 +77,7 @@ def _without_scaler(module: LintModule, trace: Trace, event: Event) -> Iterator[
     stepped = [other for other in trace if other.kind in (Kind.SCALER_STEP, Kind.UNSCALE, *UNKNOWN)]
     if len(optimizers) > 1 or stepped or module.mentions(r"get_scale|inv_scale|\.unscale_?\(|\w*scaler\.step\("):
         return
-    scaler = plain(last.scaler)
-    updates = any(other.kind is Kind.UPDATE for other in trace)
-    local = last.scope is event.scope and updates and not event.call.args
-    optimizer = module.source(event.receiver)
-    edits = module.replace(event.call, f"{scaler}.step({optimizer})") if local else ()
-    yield module.finding("AMP203", event.call, f"the gradients are scaled by `{scaler}`", edits)
-
-
-def _alone(module: LintModule, event: Event) -> bool:
-    """Return whether a call is a statement, next to which another one stands in its block."""
-    block, _ = module.siblings(event.statement)
-    return isinstance(event.statement, ast.Expr) and event.statement.value is event.call and len(block) > 1
+    yield module.finding("AMP203", event.call, f"the gradients are scaled by `{plain(last.scaler)}`")
 
 
 @rule(
@@ -109,7 +92,6 @@ scaler.scale(loss).backward()
 scaler.step(optimizer)  # AMP204
 scaler.update()  # right
 """,
-        fixable=True,
     )
 )
 def update_missing(module: LintModule) -> Iterator[Finding]:
@@ -130,12 +112,23 @@ def update_missing(module: LintModule) -> Iterator[Finding]:
                 continue
             if any(other.kind is Kind.OPAQUE and other.subject == event.subject for other in trace):
                 continue
-            alone = len(steps) == 1 and isinstance(event.statement, ast.Expr)
-            line = f"{module.source(event.receiver)}.update()"
-            update = partial(Edits.after, statement=event.statement, lines=[line])
-            edits = module.edit_lines(event.statement, update) if alone else ()
-            yield module.finding("AMP204", event.call, f"`{plain(event.subject)}` is never updated", edits)
+            yield module.finding("AMP204", event.call, f"`{plain(event.subject)}` is never updated")
             break
+
+
+@rule("AMP204")
+def steps_again(module: LintModule) -> Iterator[Finding]:
+    """A second step of an optimizer before the scaler is updated."""
+    for trace, _, event in module.events(Kind.SCALER_STEP):
+        if "[" in event.target:
+            continue
+        again = (Kind.SCALER_STEP, Kind.UPDATE, Kind.OPAQUE)
+        first = last_before(trace, event, *again)
+        if first is None or first.kind is not Kind.SCALER_STEP or first.call is event.call:
+            continue
+        if (first.subject, first.target, first.loops) == (event.subject, event.target, event.loops):
+            shown = f"`{plain(event.target)}` steps again in line {event.call.lineno}, without an update between"
+            yield module.finding("AMP204", first.call, shown)
 
 
 @rule(
@@ -251,7 +244,6 @@ scaled.backward()  # right
 scaler.step(optimizer)
 scaler.update()
 """,
-        fixable=True,
     ),
     Mistake(
         "AMP216",
@@ -266,26 +258,24 @@ scaler.scale(penalty).backward()  # right
 scaler.step(optimizer)
 scaler.update()
 """,
-        fixable=True,
     ),
 )
 def unscaled_losses(module: LintModule) -> Iterator[Finding]:
     """Backward passes of losses that the scaler of the next step has not scaled."""
     for trace, _, event in module.events(Kind.SCALER_STEP):
         passes = _passes_before(trace, event)
-        plain = [other for other in passes if not other.scaler and other.apex_block() is None]
-        if not plain or any(other.kind in UNKNOWN for other in passes):
+        unscaled = [other for other in passes if not other.scaler and other.apex_block() is None]
+        if not unscaled or any(other.kind in UNKNOWN for other in passes):
             continue
-        steps = [other for other in trace if other.kind is Kind.STEP and other.may_follow(event)]
-        if len(plain) == len(passes):
-            if module.mentions(r"\.scale\(") or steps or len(plain) > 1:
-                continue
-            yield _unscaled_finding("AMP208", module, event, plain[0])
-        elif not steps:
-            scaled = [other for other in passes if other.scaler == event.subject]
-            for other in plain:
-                if scaled and all(other.may_follow(one) and other.loops == one.loops for one in scaled):
-                    yield _unscaled_finding("AMP216", module, event, other)
+        if any(other.kind is Kind.STEP and other.may_follow(event) for other in trace):
+            continue
+        scaled = [other for other in passes if other.scaler == event.subject]
+        for other in unscaled:
+            shown = f"`{plain(other.subject)}` is not scaled by `{plain(event.subject)}`"
+            if len(passes) == 1 and not module.mentions(r"\.scale\("):
+                yield module.finding("AMP208", other.call, shown)
+            elif scaled and all(other.may_follow(one) and other.loops == one.loops for one in scaled):
+                yield module.finding("AMP216", other.call, shown)
 
 
 def _passes_before(trace: Trace, event: Event) -> list[Event]:
@@ -303,12 +293,3 @@ def _passes_before(trace: Trace, event: Event) -> list[Event]:
         if other.kind in (Kind.BACKWARD, Kind.FOREIGN_BACKWARD):
             found.append(other)
     return found
-
-
-def _unscaled_finding(code: str, module: LintModule, step: Event, event: Event) -> Finding:
-    loss = event.call.func.value if isinstance(event.call.func, ast.Attribute) else None
-    edits: tuple[Edit, ...] = ()
-    if loss is not None and step.scope is event.scope and isinstance(loss, (ast.Name, ast.Attribute)):
-        edits = module.replace(loss, f"{module.source(step.receiver)}.scale({module.source(loss)})")
-    shown = f"`{plain(event.subject)}` is not scaled by `{plain(step.subject)}`"
-    return module.finding(code, event.call, shown, edits)

@@ -1,12 +1,13 @@
 """Rules about a GradScaler: what it is built for, where, and what it steps."""
 
 import ast
+import re
 from collections.abc import Iterator
 
 from ampcompare.source.amp_names import AUTOCASTS
 from ampcompare.source.lint.module import Finding, LintModule, Mistake, events_between, is_off, rule
 from ampcompare.source.lint.update_events import Event, Kind, plain
-from ampcompare.source.syntax import argument
+from ampcompare.source.syntax import argument, dotted_name, is_literal, walk
 
 
 @rule(
@@ -42,6 +43,91 @@ def _dtype(module: LintModule, call: ast.Call) -> str:
     position = 0 if module.resolve(call.func) == "torch.cpu.amp.autocast" else 1
     value = argument(call, "dtype", position)
     return "" if value is None else module.resolve(value) or "unknown"
+
+
+@rule(
+    Mistake(
+        "AMP225",
+        "scaler-in-loop",
+        "a GradScaler is built for every step",
+        "the loss scale starts from its initial value at each step and never adapts",
+        "build it once, before the loop",
+        """
+import torch
+
+for batch in loader:  # wrong
+for fold in folds:  # right
+    scaler = torch.amp.GradScaler("cuda")  # AMP225
+    scaler.scale(model(batch)).backward()  # wrong
+    scaler.step(optimizer)  # wrong
+    scaler.update()  # wrong
+    optimizer.zero_grad()  # wrong
+    for batch in fold:  # right
+        scaler.scale(model(batch)).backward()  # right
+        scaler.step(optimizer)  # right
+        scaler.update()  # right
+        optimizer.zero_grad()  # right
+""",
+    )
+)
+def scaler_in_loop(module: LintModule) -> Iterator[Finding]:
+    """A scaler that is built in the loop of its own steps."""
+    for trace, index, event in module.events(Kind.NEW_SCALER):
+        if not event.loops or (not event.target and not event.subject):
+            continue
+        name = event.subject or event.target
+        if is_off(event.call):
+            continue  # it scales nothing, so there is no scale that it could forget
+        for other in trace[index + 1 :]:
+            if other.kind is Kind.BACKWARD and other.scaler == name and other.loops == event.loops:
+                if _is_batch_loop(event) and not _is_in_some_rounds(event):
+                    yield module.finding("AMP225", event.call, f"`{plain(name)}` is new for each step")
+                break
+
+
+def _is_in_some_rounds(event: Event) -> bool:
+    """Return whether a test that the loop changes, such as `if epoch == 0:`, decides on a round."""
+    bound = {dotted_name(each) for each in walk(event.loops[-1]) if isinstance(getattr(each, "ctx", None), ast.Store)}
+    return not bound.isdisjoint(re.findall(r"[\w.]+", " ".join(event.facts)))
+
+
+def _is_batch_loop(event: Event) -> bool:
+    """Return whether a loop runs over something else than trials."""
+    loop = event.loops[-1]
+    head = ast.unparse(loop.iter) if isinstance(loop, (ast.For, ast.AsyncFor)) else ""
+    target = ast.unparse(loop.target) if isinstance(loop, (ast.For, ast.AsyncFor)) else ""
+    return not re.search(
+        r"fold|trial|run|seed|config|model|param|stage|client|dtype|device", f"{target} {head}", re.IGNORECASE
+    )
+
+
+@rule(
+    Mistake(
+        "AMP227",
+        "step-with-closure",
+        "`scaler.step` is called with a closure",
+        "it raises a RuntimeError: a GradScaler does not support optimizers that evaluate the loss again",
+        "call the closure yourself before the step, or train this optimizer in fp32",
+        """
+def closure():  # wrong
+    return model(batch)  # wrong
+optimizer.step(closure)  # right
+
+
+scaler.scale(closure()).backward()  # wrong
+scaler.step(optimizer, closure)  # AMP227  # wrong
+scaler.update()  # wrong
+""",
+    )
+)
+def step_with_closure(module: LintModule) -> Iterator[Finding]:
+    """A closure for a step with a scaler."""
+    for _, _, event in module.events(Kind.SCALER_STEP):
+        value = argument(event.call, "closure", 1)
+        if value is not None and not is_literal(value, None):
+            function = isinstance(value, ast.Name) and any(value.id in one.functions for one in event.scope.enclosing())
+            if function or isinstance(value, ast.Lambda):
+                yield module.finding("AMP227", event.call, "a step with a scaler takes no closure")
 
 
 @rule(

@@ -39,6 +39,22 @@ def _accumulates(event: Event, other: Event) -> str:
 
 @rule(
     Mistake(
+        "AMP209",
+        "update-every-microbatch",
+        "`scaler.update()` runs for every micro-batch, and `scaler.step` only for some",
+        "an update without a step before it is an AssertionError",
+        "call `scaler.update()` next to `scaler.step`, under the same condition",
+        """
+for i, batch in enumerate(loader):
+    scaler.scale(model(batch) / 4).backward()
+    if (i + 1) % 4 == 0:
+        scaler.step(optimizer)
+        scaler.update()  # right
+        optimizer.zero_grad()
+    scaler.update()  # AMP209  # wrong
+""",
+    ),
+    Mistake(
         "AMP210",
         "unscale-every-microbatch",
         "`unscale_` runs for every micro-batch, and `scaler.update` only for some",
@@ -106,8 +122,11 @@ def _code_of_microbatch(trace: Trace, event: Event, step: Event) -> str:
         return "AMP211"
     if step.kind is not Kind.SCALER_STEP:
         return ""
+    if event.kind is Kind.UPDATE and event.subject == step.subject:
+        return "AMP209"
     unscales = event.kind is Kind.UNSCALE and event.target == step.target
-    return "AMP210" if unscales and not _updates_each_time(trace, event) else ""
+    updates = [other for other in trace if other.kind is Kind.UPDATE and other.loops == event.loops]
+    return "AMP210" if unscales and all(any("%" in key for key in other.facts) for other in updates) else ""
 
 
 def _steps_each_time(trace: Trace, event: Event) -> bool:
@@ -117,13 +136,6 @@ def _steps_each_time(trace: Trace, event: Event) -> bool:
         and other.loops == event.loops
         and other.may_follow(event)
         and not any("%" in key for key in other.facts)
-        for other in trace
-    )
-
-
-def _updates_each_time(trace: Trace, event: Event) -> bool:
-    return any(
-        other.kind is Kind.UPDATE and other.loops == event.loops and not any("%" in key for key in other.facts)
         for other in trace
     )
 

@@ -28,13 +28,7 @@ TRAINS_OTHERS = r"(?i)\bpeft\b|lora|add_adapter|\.requires_grad\b"
 
 
 class Cast(NamedTuple):
-    """A model that gets a type.
-
-    Attributes:
-        event: the call.
-        name: of the model.
-        kind: `fp16`, `bf16` or `fp32`.
-    """
+    """A model that gets a type."""
 
     event: Event
     name: str
@@ -82,8 +76,6 @@ def _kind_of(module: LintModule, event: Event) -> str:
         "`unscale_` refuses fp16 gradients: the first step ends with a ValueError",
         "keep the weights in fp32: autocast casts where it is safe",
         """
-import torch
-
 model.half()  # AMP224  # wrong
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for batch in loader:
@@ -130,8 +122,6 @@ def _accelerates_in_fp16(module: LintModule) -> bool:
         "keep the weights in fp32 and let autocast cast, or take an optimizer with fp32 master weights, with Kahan "
         "summation or with stochastic rounding",
         """
-import torch
-
 model = Net().to(torch.bfloat16)  # wrong
 teacher = Net().to(torch.bfloat16)  # right
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)  # AMP239
@@ -156,7 +146,7 @@ def weights_in_16_bits(module: LintModule) -> Iterator[Finding]:
                 continue
             above = [one for one in casts if one.event in trace[:index] and one.event.may_follow(event)]
             casts_of_weights = [one for one in above if any(_holds(one.name, name) for name in event.sources)]
-            cast = casts_of_weights[-1] if casts_of_weights else _default(module, trace[:index], event)
+            cast = casts_of_weights[-1] if casts_of_weights else None
             if cast is not None and cast.kind != "fp32" and _steps(module, event, cast):
                 what = "has the type of its checkpoint, mostly bf16," if cast.kind == "auto" else f"is {cast.kind}"
                 shown = f"`{plain(cast.name)}` {what} since line {cast.event.call.lineno}"
@@ -185,25 +175,6 @@ def _in_lightning(module: LintModule) -> Iterator[tuple[str, str]]:
 def _holds(name: str, source: str) -> bool:
     """Return whether a model is what an optimizer is made from, or holds it."""
     return source == name or source.startswith(f"{name}.")
-
-
-def _default(module: LintModule, before: Trace, event: Event) -> Cast | None:
-    """Return the default type under which a model of an optimizer was built, if `torch.set_default_dtype` set one."""
-    for name in sorted(event.sources):
-        values = module.values_of(plain(name), event.scope) or []
-        if len(values) == 1 and isinstance(values[0], ast.Call):
-            made = values[0]
-            set_before = [
-                one
-                for one in before
-                if one.kind is Kind.CAST
-                and not one.subject
-                and one.scope is module.scope_of[made]
-                and one.call.lineno < made.lineno
-            ]
-            if set_before and set_before[-1].may_follow(event):
-                return Cast(set_before[-1], name, _kind_of(module, set_before[-1]))
-    return None
 
 
 def _steps(module: LintModule, new: Event, cast: Cast) -> bool:

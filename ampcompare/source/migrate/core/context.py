@@ -21,7 +21,6 @@ class Core:
         edits: gets the changes.
         torch: the name by which the module knows torch.
         findings: notes on what differs.
-        native: whether torch.amp is used in other branches, which must stay as they are.
         handed_on: calls of functions of other files, with their names, that get a loss and may scale it.
         across: whether functions of another module step the same optimizers.
         local: functions in which a variable has the scaler that the optimizer carries.
@@ -36,7 +35,6 @@ class Core:
     order: Order
     forward: Forward
     findings: list[Finding] = field(default_factory=list)
-    native: bool = False
     handed_on: list[tuple[ast.Call, str]] = field(default_factory=list)
     across: bool = False
     always: bool = False
@@ -58,11 +56,7 @@ class Core:
         self.findings.append(Finding.at(node, NOTE, message))
 
     def scaler(self, node: ast.AST, optimizer: str | None) -> str:
-        """Return the expression for a scaler.
-
-        Raises:
-            Unsure: no optimizer is in reach that carries it.
-        """
+        """Return the expression for a scaler."""
         function = self.module.function(node)
         if function in self.local:
             return self.local[function]

@@ -68,11 +68,10 @@ def rewrite_core(module: Module, names: Names, edits: Edits, torch: str, around:
         return None
     _refuse(module, names, sites)
     _refuse_without_step(module, sites)
-    native = _check_native(module, names, sites)
+    _refuse_native(module, names, sites)
     planned = plan_scaler(module, sites, across=around.across)
     order, forward = find_order(module, sites), find_forward(module, names, sites)
     core = Core(module, names, edits, torch, sites, planned, order, forward)
-    core.native = native
     core.across = around.across
     core.handed_on = list(find_handed_on(core))
     create_scalers(core)
@@ -241,23 +240,17 @@ def _is_known(module: Module, expression: str, function: Function, place: ast.st
     return names <= known | module.top.imports.keys()
 
 
-def _check_native(module: Module, names: Names, sites: Sites) -> bool:
-    """Return whether torch.amp is used in the branches of an `if` that do not use Apex."""
+def _refuse_native(module: Module, names: Names, sites: Sites) -> None:
+    """Refuse uses of torch.amp that may meet those of Apex."""
     for step in sites.steps if sites.natives else []:
         if not sites.initializes or not _steps_apart(module, step):
             raise Unsure(step.call, "this step may follow a GradScaler or Apex; remove the branch of Apex by hand")
-    if "autocast" not in module.text and "GradScaler" not in module.text:
-        return False
-    used = [node for node in module.nodes if isinstance(node, (ast.Name, ast.Attribute)) and _is_native(names, node)]
-    apart = bool(not sites.backwards and not sites.masters and sites.initializes)
-    alive = [node for node in used if not _is_harmless(module, names, node) and not _is_elsewhere(module, sites, node)]
-    if not alive:
-        return apart and bool(used)
-    for node in alive:
-        chosen = isinstance(module.statement(node), ast.Assign)  # and no more than that
-        if not apart or not chosen or not all(is_exclusive(module, node, each.call) for each in sites.initializes):
-            raise Unsure(node, "the file uses torch.amp as well as Apex; remove the branch of Apex by hand")
-    return True
+    trains_here = bool(sites.backwards or sites.masters or not sites.steps)
+    for node in module.nodes:
+        if isinstance(node, (ast.Name, ast.Attribute)) and _is_native(names, node):
+            apart = _is_harmless(module, names, node) or _is_elsewhere(module, sites, node)
+            if not (apart and trains_here):
+                raise Unsure(node, "the file uses torch.amp as well as Apex; remove the branch of Apex by hand")
 
 
 def _is_native(names: Names, node: ast.Name | ast.Attribute) -> bool:
@@ -321,14 +314,10 @@ def _rewrite_backward(core: Core, backward: Backward) -> None:
     """Scale the loss of a backward pass by its scaler."""
     module, edits, statement = core.module, core.edits, backward.statement
     loss = module.source(backward.loss)
-    inline: list[str] = []
-    if backward in core.forward.inline and not core.is_without_casts(statement):
-        inline = [core.autocast(statement, _optimizer_of(core, backward)), f"{module.unit}loss = {loss}"]
-        loss = "loss"
+    if backward in core.forward.inline:
+        raise Unsure(statement, "the loss is computed in this line; give it a name above")
     scaler = core.scaler(statement, _optimizer_of(core, backward))
     if not backward.block:
-        if inline:
-            edits.before(statement, inline)
         edits.replace(backward.loss, f"{scaler}.scale({loss})")
         return
     assert isinstance(statement, ast.With)
@@ -343,10 +332,9 @@ def _rewrite_backward(core: Core, backward: Backward) -> None:
     later = [node for node in uses if blocks.isdisjoint(module.ancestors(node))]
     if len(inside) == 1 and not later and getattr(module.parent(inside[0]), "attr", "") == "backward":
         edits.replace(inside[0], f"{scaler}.scale({loss})")
-        edits.unwrap(statement, statement.body, inline)
-        return
-    header = [*inline, f"{backward.name} = {scaler}.scale({loss})"] if backward.name else inline
-    edits.unwrap(statement, statement.body, header)
+        edits.unwrap(statement, statement.body)
+    else:
+        edits.unwrap(statement, statement.body, [f"{backward.name} = {scaler}.scale({loss})"] if backward.name else ())
 
 
 def _refuse_inside(core: Core, statement: ast.With) -> None:

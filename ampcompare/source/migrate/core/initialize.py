@@ -33,11 +33,7 @@ AT_TIMES = "amp.initialize runs here in some rounds or calls only, or again; mak
 
 
 def create_scalers(core: Core) -> None:
-    """Rewrite every `amp.initialize`.
-
-    Raises:
-        Unsure: its results or arguments cannot be followed.
-    """
+    """Rewrite every `amp.initialize`."""
     initializes = core.sites.initializes
     single = len(initializes) == 1
     made = [(each, _scaler_settings(core.module, each, single=single)) for each in initializes]
@@ -155,11 +151,7 @@ def _flat(node: ast.expr) -> list[ast.expr]:
 
 
 def replace_call(core: Core, initialize: Initialize, lines: list[str]) -> None:
-    """Put the value of `amp.initialize` in its place, and statements below or above it.
-
-    Raises:
-        Unsure: it stands inside another statement, or has no models.
-    """
+    """Put the value of `amp.initialize` in its place, and statements below or above it."""
     results = _results(core.module, initialize)
     module, edits, statement = core.module, core.edits, initialize.statement
     if isinstance(statement, ast.Expr) and statement.value is initialize.call:
@@ -204,11 +196,7 @@ class _ScalerSettings:
 
 
 def _scaler_settings(module: Module, initialize: Initialize, *, single: bool) -> _ScalerSettings:
-    """Return the settings for a call.
-
-    Args:
-        single: whether it is the only call, so that `update` can hold its static scale.
-    """
+    """Return the settings for a call."""
     given = initialize.arguments
     settings = _ScalerSettings()
     _read_level(module, given, settings)
@@ -257,9 +245,8 @@ def _read_scale(module: Module, given: dict[str, ast.expr], settings: _ScalerSet
     if scale is None or is_literal(scale, None) or (isinstance(scale, ast.Constant) and scale.value == "dynamic"):
         return
     text = module.source(scale)
-    number = _number(scale)
-    if number is not None:
-        text = repr(float(number)) if isinstance(scale, ast.Constant) else text
+    if isinstance(scale, ast.Constant) and isinstance(scale.value, (int, float)):
+        text = repr(float(scale.value))
         settings.arguments.append(f"init_scale={text}")
         if single:
             settings.update = f"new_scale={text}"
@@ -277,19 +264,6 @@ def _read_scale(module: Module, given: dict[str, ast.expr], settings: _ScalerSet
         f"growth_interval=2000 if {dynamic} else 2**31 - 1",
     ]
     settings.notes.append("a static scale given at run time halves after an overflow, where Apex takes the step")
-
-
-def _number(node: ast.expr) -> float | None:
-    """Return the value of a constant such as "128.0", or of a power such as `2**15`."""
-    try:
-        if isinstance(node, ast.Constant):
-            return float(node.value)  # type: ignore[arg-type]
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
-            base, exponent = _number(node.left), _number(node.right)
-            return None if base is None or exponent is None else base**exponent
-    except (ArithmeticError, TypeError, ValueError):
-        pass
-    return None
 
 
 def _is_plain(node: ast.expr) -> bool:

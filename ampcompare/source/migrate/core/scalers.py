@@ -31,11 +31,7 @@ class Scaler:
 
 
 def plan_scaler(module: Module, sites: Sites, *, across: bool = False) -> Scaler:
-    """Return the scaler that the uses of a module need.
-
-    Args:
-        across: whether another module initializes for functions of this one, so that no variable of this one serves.
-    """
+    """Return the scaler that the uses of a module need; one that another module uses too is on the optimizer."""
     home = _home(module, sites)
     if across and home == "module":
         home = "optimizer"
@@ -100,12 +96,7 @@ def varies(module: Module, initialize: Initialize) -> bool:
 
 
 def _tests_around(module: Module, initialize: Initialize) -> list[ast.expr]:
-    found: list[ast.expr] = [each.test for each in conditions_of(module, initialize)]
-    for outer in module.ancestors(initialize.call):
-        if isinstance(outer, ast.stmt):
-            break
-        found += [outer.test] if isinstance(outer, ast.IfExp) else []
-    return found
+    return [each.test for each in conditions_of(module, initialize)]
 
 
 def _keys(nodes: list[ast.expr]) -> set[str]:

@@ -17,11 +17,7 @@ OWN = ("self.optimizer", "self.optim", "self.opt")  # what runners and trainers 
 
 
 def rewrite_state(core: Core) -> None:
-    """Rewrite saving and loading of the scalers.
-
-    Raises:
-        Unsure: a load that is no statement of its own, or a state whose scaler is out of reach.
-    """
+    """Rewrite saving and loading of the scalers."""
     for call in core.sites.saves:
         core.edits.replace(call, _save_state(core, call))
     for call in core.sites.loads:

@@ -10,7 +10,7 @@ from ampcompare.source.migrate.finding import BY_HAND, Finding
 from ampcompare.source.migrate.read.sites import Read, Step, Unsure
 from ampcompare.source.module import Function, Module
 from ampcompare.source.object_kinds import ObjectKinds
-from ampcompare.source.syntax import HIDDEN, argument_values, arguments, dotted_name, last_name, last_part
+from ampcompare.source.syntax import argument_values, arguments, dotted_name, last_name, last_part
 
 MASTERS = "apex.amp.master_params"
 PACE = (
@@ -30,11 +30,7 @@ APART = (
 
 
 def place_unscale(core: Core) -> None:
-    """Put `scaler.unscale_(optimizer)` above the reads of gradients, and replace `amp.master_params`.
-
-    Raises:
-        Unsure: gradients are read at another pace than the steps.
-    """
+    """Put `scaler.unscale_(optimizer)` above the reads of gradients, and replace `amp.master_params`."""
     groups: dict[tuple[str, int], tuple[Step, list[Read]]] = {}
     blocks = {each.statement for each in core.sites.backwards if each.block}
     for read in core.sites.reads:
@@ -143,8 +139,6 @@ def _limit(core: Core, call: ast.Call) -> ast.expr | None:
     if core.names.meaning(call.func) not in CLIPS:
         return None
     given = arguments(call, ("parameters", "limit"))
-    if given.keys() & HIDDEN:
-        return None
     return next((given[name] for name in ("limit", "max_norm", "clip_value") if name in given), None)
 
 
@@ -217,38 +211,14 @@ def _parameters(core: Core, call: ast.Call) -> str:
     """Return what replaces `amp.master_params(optimizer)`."""
     if (plain := _plain_parameters(core, call)) is not None:
         return plain
-    optimizer, module = dotted_name(call.args[0]), core.module
-    given: set[str] = set()
-    for node in module.nodes:
-        if (
-            isinstance(node, ast.Assign)
-            and isinstance(node.value, ast.Call)
-            and optimizer in map(dotted_name, node.targets)
-        ):
-            if core.names.meaning(node.value.func) != "apex.amp.initialize":
-                first = node.value.args[0] if node.value.args else node.value
-                function = first.func if isinstance(first, ast.Call) else first
-                is_parameters = isinstance(function, ast.Attribute) and function.attr == "parameters"
-                given.add(module.source(first) if is_parameters and function is not first else "")
-    if len(given) == 1 and (text := given.pop()):
-        scope = module.function(call) or module.tree
-        names = {node.arg if isinstance(node, ast.arg) else dotted_name(node) for node in ast.walk(scope)}
-        if text.split("(")[0].rpartition(".")[0] in names:
-            return text
-    return f'(param for group in {optimizer}.param_groups for param in group["params"])'
+    return f'(param for group in {dotted_name(call.args[0])}.param_groups for param in group["params"])'
 
 
 def rewrite_steps(core: Core) -> None:
-    """Step each optimizer with scaled gradients by its scaler.
-
-    Raises:
-        Unsure: a step may follow torch.amp or Apex.
-    """
+    """Step each optimizer with scaled gradients by its scaler."""
     for step in core.sites.steps:
         if not _is_step_scaled(core, step.function, step.optimizer) or _is_first(core, step):
             continue
-        if core.native:
-            raise Unsure(step.call, "this step may follow torch.amp or Apex; remove the branch of Apex by hand")
         scaler = core.scaler(step.call, step.optimizer)
         core.edits.replace(step.call, f"{scaler}.step({', '.join([step.optimizer, *step.options])})")
         if core.order.updates.get(id(step.call), True):
@@ -259,8 +229,6 @@ def _stepped_apart(core: Core, function: Function | None) -> list[tuple[ast.Call
     """Return the steps, below a scaled backward pass of a function, of optimizers that Apex has nothing to do with."""
     module, sites = core.module, core.sites
     known = {last_part(each.optimizer) for each in sites.steps}
-    if any(each.function is function for each in sites.others):
-        return []  # they have backward passes of their own
     passes = [each.statement for each in sites.backwards if each.block and each.function is function]
     found, roles = [], ObjectKinds(module)
     for node, stepped in module.methods("step"):
@@ -286,7 +254,7 @@ def refuse_half_leaves(core: Core) -> None:
     module, roles = core.module, ObjectKinds(core.module)
     for call in module.calls:
         scope = module.scope_of[call]
-        if not call.args or not roles.is_new_optimizer(call, scope):
+        if not call.args or not roles.is_new("optimizer", call, scope):
             continue
         for each in _members(call.args[0]):
             values = module.values_of(dotted_name(each) or "", scope) or [each]

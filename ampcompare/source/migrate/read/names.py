@@ -5,7 +5,6 @@ from collections.abc import Collection, Iterator
 
 from ampcompare.source.amp_names import APEX, ROOTS
 from ampcompare.source.module import Module
-from ampcompare.source.syntax import dotted_name
 
 
 class Names:
@@ -32,15 +31,6 @@ class Names:
         """Return the full name of an expression; None if it is not imported from Apex or torch."""
         full = None if node is None else self.module.resolve(node, follow=False)
         return full if full is not None and full.split(".")[0] in ROOTS else None
-
-    def may_be_none(self, node: ast.AST) -> bool:
-        """Return whether a name of Apex is None by choice of the script, and not only where Apex is missing."""
-        name = dotted_name(node)
-        for each in self.module.nodes:
-            if isinstance(each, ast.Name) and each.id == name and isinstance(each.ctx, ast.Store):
-                if not isinstance(self.module.parent(self.module.statement(each)), (ast.ExceptHandler, ast.Module)):
-                    return True
-        return False
 
     def _find_uses(self) -> Iterator[tuple[ast.Name | ast.Attribute, str]]:
         for node in self.module.nodes:

@@ -58,11 +58,7 @@ class Around:
         return found
 
     def importers(self, names: Collection[str], *, star: bool) -> dict[str, Path]:
-        """Return which of the names of a module another one has from it, with the first of these.
-
-        Args:
-            star: whether one that imports all of the module counts, where it has the name.
-        """
+        """Return which of the names of a module another one has from it, by `import *` too, with the first of these."""
         found: dict[str, Path] = {}
         if self.path is None or not names:
             return found

@@ -23,11 +23,7 @@ class Order:
 
 
 def find_order(module: Module, sites: Sites) -> Order:
-    """Return the order of events.
-
-    Raises:
-        Unsure: a step is met in two orders that ask for different updates.
-    """
+    """Return the order of events."""
     order = Order()
     events = _Events(module, sites)
     called = {dotted_name(call.func) for call in module.calls}

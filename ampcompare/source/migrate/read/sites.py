@@ -62,11 +62,7 @@ class Backward:
 
 @dataclass
 class Step:
-    """A call of `optimizer.step()`.
-
-    Attributes:
-        options: named arguments, as in the source; GradScaler hands them on.
-    """
+    """A call of `optimizer.step()`."""
 
     call: ast.Call
     statement: ast.stmt
@@ -82,11 +78,7 @@ class Step:
 
 @dataclass
 class Read:
-    """A statement that reads gradients between a backward pass and a step, such as clipping.
-
-    Attributes:
-        optimizers: of `amp.master_params`; empty where it reads `.grad` or clips other parameters.
-    """
+    """A statement that reads gradients between a backward pass and a step, such as clipping."""
 
     node: ast.AST
     statement: ast.stmt
@@ -99,13 +91,11 @@ class Sites:
     """All sites of a module, in the order of the source.
 
     Attributes:
-        others: plain backward passes for optimizers that Apex has nothing to do with; autocast alone is for them.
         natives: backward passes of a GradScaler in separate branches, which stay unchanged.
     """
 
     initializes: list[Initialize] = field(default_factory=list)
     backwards: list[Backward] = field(default_factory=list)
-    others: list[Backward] = field(default_factory=list)
     natives: list[ast.Call] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     reads: list[Read] = field(default_factory=list)
@@ -120,11 +110,7 @@ class Sites:
 
 
 def collect_sites(module: Module, names: Names) -> Sites:
-    """Return the sites of a module.
-
-    Raises:
-        Unsure: a form that is not understood.
-    """
+    """Return the sites of a module."""
     sites = Sites()
     for node, meaning in names.uses:
         if not meaning.startswith("apex.amp."):
@@ -234,10 +220,9 @@ def _add_plain_backwards(module: Module, sites: Sites, known: set[str], names: N
             sites.natives.append(node)
             continue
         step = _next_step(module, node)
-        is_ours = step is None or last_part(step) in map(last_part, known)
-        (sites.backwards if is_ours else sites.others).append(
-            Backward(statement, module.function(node), loss, (), False)
-        )
+        if step is not None and last_part(step) not in map(last_part, known):
+            raise Unsure(node, f"{step} steps with this loss, and amp.initialize does not get it")
+        sites.backwards.append(Backward(statement, module.function(node), loss, (), False))
 
 
 def _is_of_another(call: ast.Call, known: set[str], names: Names) -> bool:
@@ -319,11 +304,9 @@ def _clips(node: ast.AST) -> bool:
 
 
 def _reads_grad(module: Module, node: ast.AST) -> bool:
-    if (
-        not isinstance(node, ast.Attribute)
-        or node.attr != "grad"
-        or not isinstance(node.value, (ast.Name, ast.Attribute))
-    ):
+    if not (isinstance(node, ast.Attribute) and node.attr == "grad"):
+        return False
+    if not isinstance(node.value, (ast.Name, ast.Attribute)):
         return False
     statement = module.statement(node)
     if dotted_name(node) in ("torch.autograd.grad", "autograd.grad") or _is_own_leaf(module, node.value):
@@ -341,21 +324,15 @@ def _is_own_leaf(module: Module, owner: ast.Name | ast.Attribute) -> bool:
     """
     key = dotted_name(owner)
     for node in walk(module.function(owner) or module.tree):
-        if isinstance(node, ast.Assign) and any(
-            isinstance(each, ast.Attribute) and each.attr == "requires_grad" and dotted_name(each.value) == key
-            for each in node.targets
-        ):
-            return is_literal(node.value, True)
-        if isinstance(node, ast.Assign) and any(dotted_name(each) == key for each in node.targets):
-            if any(
-                getattr(each, "arg", getattr(each, "attr", "")).startswith("requires_grad") for each in walk(node.value)
-            ):
+        if isinstance(node, ast.Assign):
+            targets = [dotted_name(each) for each in node.targets]
+            words = [str(getattr(each, "arg", getattr(each, "attr", ""))) for each in walk(node.value)]
+            if f"{key}.requires_grad" in targets:
+                return is_literal(node.value, True)
+            if key in targets and any(word.startswith("requires_grad") for word in words):
                 return True
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-            function = node.value.func
-            if isinstance(function, ast.Attribute) and function.attr == "requires_grad_":
-                if dotted_name(function.value) == key:
-                    return True
+        elif isinstance(node, ast.Call) and dotted_name(node.func) == f"{key}.requires_grad_":
+            return True
     return False
 
 

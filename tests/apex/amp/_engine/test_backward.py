@@ -10,21 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ampcompare.apex import amp
-from ampcompare.base.tensors.backward import run_backward
-
-X = torch.linspace(-1, 1, 12).reshape(3, 4)
-
-
-def start(level: str = "O1", **options: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
-    torch.manual_seed(0)
-    model = nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    amp.initialize(model, optimizer, opt_level=level, verbosity=0, **options)
-    return model, optimizer
-
-
-def loss_of(model: nn.Module) -> Tensor:
-    return model(X).float().square().mean() / 256
+from tests.apex.amp.small_net import loss_of, start
 
 
 def bits(optimizer: Any) -> list[Any]:
@@ -105,18 +91,6 @@ def test_the_scaled_loss_is_an_ordinary_tensor() -> None:
     assert "backward" not in scaled.__dict__
 
 
-def test_a_hook_may_write_into_its_gradient() -> None:
-    """A hook that changes the gradient of the loss in place changes this pass only."""
-    model, optimizer = start()
-    scales = []
-    for _ in range(2):
-        loss = loss_of(model)
-        loss.register_hook(lambda grad: scales.append(grad.item()) or grad.zero_())
-        with amp.scale_loss(loss, optimizer) as scaled:
-            scaled.backward()
-    assert scales == [65536.0, 65536.0]
-
-
 def test_a_replaced_backward_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where somebody put his own `torch.Tensor.backward`, as tracing tools do, it runs."""
     calls: list[int] = []
@@ -147,16 +121,6 @@ def test_no_cycle_is_left_behind() -> None:
             assert reference() is None
     finally:
         gc.enable()
-
-
-def test_a_loss_without_graph_raises_as_ever() -> None:
-    """A loss that needs no gradient is refused by torch, on both ways."""
-    model, optimizer = start()
-    with pytest.raises(RuntimeError, match="does not require grad"):
-        with amp.scale_loss(loss_of(model).detach(), optimizer) as scaled:
-            scaled.backward()
-    with pytest.raises(RuntimeError, match="does not require grad"):
-        run_backward(torch.ones(()), torch.ones(()))
 
 
 def test_every_form_of_a_patched_function_works() -> None:

@@ -73,16 +73,6 @@ def test_other_scalers_read_on_the_host(options: dict[str, Any]) -> None:
     assert seen == []
 
 
-def test_a_cpu_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where reading the flag costs nothing it is read, with any optimizer."""
-    monkeypatch.undo()
-    model, optimizer = start("O1")
-    with passes_on_device() as seen:
-        train_step(model, optimizer, math.inf)
-    assert seen == []
-    assert amp._amp_state.loss_scalers[0].loss_scale() == 32768.0
-
-
 def test_a_step_wrapped_later_is_bypassed_by_a_skip() -> None:
     """A wrapper put over `step` after `initialize` does not run on a skipped step, as with Apex."""
     model, optimizer = start("O1")
@@ -180,19 +170,6 @@ def test_closures() -> None:
         scaled.backward()
     with pytest.raises(RuntimeError, match="closure"):
         optimizer.step(lambda: 5.0)
-
-
-def test_delayed_overflow_check() -> None:
-    """Gradients are unscaled while the scale stays and no step is skipped."""
-    model, optimizer = start("O1")
-    with amp.scale_loss(loss_of(model), optimizer, delay_overflow_check=True) as scaled:
-        scaled.backward()
-    reference = Net()
-    loss_of(reference).backward()
-    assert reference.fc.weight.grad is not None
-    torch.testing.assert_close(model.fc.weight.grad, reference.fc.weight.grad, rtol=0.02, atol=1e-4)
-    assert amp.state_dict()["loss_scaler0"] == {"loss_scale": 65536.0, "unskipped": 0}
-    assert optimizer._amp_stash.flags == []
 
 
 def test_a_group_added_later() -> None:

@@ -254,24 +254,6 @@ def test_a_cell_that_is_terminated_is_interrupted(launcher: ScriptLauncher, tmp_
     assert launcher.launch(cell(tmp_path, "step()"), tmp_path / "cell").status == "completed"
 
 
-@pytest.mark.slow
-def test_a_server_that_is_killed_while_it_starts(tmp_path: Path) -> None:
-    """Another one starts, which a note says, and the cell runs; a cell that is asked to stop meanwhile starts none."""
-    notes: list[str] = []
-    with ScriptLauncher() as launcher:
-        launcher.on_note = notes.append
-        launcher._ensure_server(dict(os.environ))._process.kill()
-        assert launcher.launch(cell(tmp_path, "step()"), tmp_path / "cell").status == "completed"
-        launcher._server.drop()
-        launcher.may_start = lambda: False  # type: ignore[method-assign]
-        assert launcher.launch(cell(tmp_path, "step()"), tmp_path / "cell").status == "interrupted"
-        assert launcher._server.process is None
-    assert notes in (
-        [],
-        ["the process server was killed by SIGKILL (probably the out-of-memory killer); another one starts"],
-    )  # it is seen before or after
-
-
 def test_a_script_that_does_not_exit_is_ended(
     launcher: ScriptLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,7 +67,6 @@ def test_a_cell_is_that_of_its_twin(train: Callable[..., RunRecord], arm: str, t
     assert record.summary.losses_sha256 == ours.summary.losses_sha256
     assert record.summary.ema_metric_final == ours.summary.ema_metric_final
     assert record.half == ours.half
-    assert str(record.config.parsed_arm.twin) == str(Arm.parse(twin))
     assert why_not_as_declared([record]) == ""
     library = Arm.parse(arm).spec.library
     assert library is not None
@@ -84,7 +83,6 @@ def test_a_cell_in_fp8_says_that_it_was_emulated(train: Callable[..., RunRecord]
         pytest.skip("there is a GPU")
     assert (record.status, record.half) == ("completed", "fp8 emulated")
     assert record.library.startswith("torchao ")
-    assert record.config.parsed_arm.twin is None
     (note,) = record.notes
     assert note.startswith("fp8 is not in: ")
 

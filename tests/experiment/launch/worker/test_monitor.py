@@ -1,6 +1,5 @@
 """Readings of the machine: a GPU that says what the test wants, and a real watch on this processor."""
 
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -55,31 +54,6 @@ def test_the_clock_of_an_idle_gpu_is_no_reading(monkeypatch: pytest.MonkeyPatch)
     assert (readings.throttled, readings.other_processes) == (["power limit"], 0)
     assert readings.device_bytes == 1980 * 2**20
     assert readings.load_average is not None
-
-
-def test_the_warm_up_does_not_put_off_the_first_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first timed block is read however short the time since the watch was made."""
-    monkeypatch.setattr("ampcompare.experiment.launch.worker.monitor._open_nvml", lambda device: (Nvml(), "handle"))
-    watch = SystemMonitor(torch.device("cuda", 0))
-    watch.sample(timed=True)
-    assert watch.readings([]).clock_low_mhz == 345
-
-
-def test_busy_and_idle_are_told_apart() -> None:
-    """A process that sleeps has less of its core than one that computes, and load and cores are read."""
-    busy = SystemMonitor(torch.device("cpu"))
-    end = time.process_time() + 0.1
-    while time.process_time() < end:
-        pass
-    worked = busy.readings([0.1] * 40)
-    idle = SystemMonitor(torch.device("cpu"))
-    time.sleep(0.4)
-    slept = idle.readings([])
-    assert (worked.timed_steps, slept.timed_steps) == (40, 0)
-    assert (worked.cpu_share or 0) > 2 * (slept.cpu_share or 0)
-    assert worked.load_average is not None
-    assert (worked.cores or 0) >= 1
-    assert (worked.throttled, worked.other_processes) == ([], None)
 
 
 def test_energy_is_that_of_timed_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

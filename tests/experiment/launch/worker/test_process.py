@@ -1,42 +1,18 @@
 """What happens inside the process of a cell."""
 
-import json
-import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from ampcompare.base.errors import EnvironmentUnfit
 from ampcompare.experiment.launch.forked import ForkedLauncher
-from ampcompare.experiment.launch.worker.cell import device_facts, failed_with, run_cell
-from ampcompare.results.records.run import dump_json, read_record
+from ampcompare.experiment.launch.worker.cell import device_facts, failed_with
 from ampcompare.settings.config import RunConfig
 from ampcompare.training.device import resolve_device
 
 MakeConfig = Callable[..., RunConfig]
-
-
-def test_a_cell_can_be_run_from_its_folder(make_config: MakeConfig, tmp_path: Path, forked_python: Any) -> None:
-    """The configuration that lies in a folder is trained by hand, for a look at what failed."""
-    (tmp_path / "config.json").write_text(dump_json(make_config()))
-    done = forked_python.run(["-m", "ampcompare.experiment.launch.worker.cell", str(tmp_path)], tmp_path, os.environ)
-    assert done.returncode == 0, done.stderr
-    assert read_record(tmp_path / "record.json").status == "completed"
-
-
-def test_a_cell_that_fails_by_hand_leaves_its_record(
-    make_config: MakeConfig, tmp_path: Path, forked_python: Any
-) -> None:
-    """What `python -m` runs is the whole module, so that an error of the user's code ends in a record too."""
-    (tmp_path / "broken.py").write_text("def net(num_classes):\n    raise RuntimeError('no weights')\n")
-    (tmp_path / "config.json").write_text(dump_json(make_config("broken:net")))
-    done = forked_python.run(["-m", "ampcompare.experiment.launch.worker.cell", str(tmp_path)], tmp_path, os.environ)
-    assert done.returncode == 0, done.stderr
-    record = read_record(tmp_path / "record.json")
-    assert (record.status, "no weights" in (record.error or "")) == ("failed", True)
 
 
 def test_cuda_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,68 +103,6 @@ def test_a_cpu_without_memory_is_out_of_memory(size: int) -> None:
     assert record.error.startswith("out of memory: [enforce fail at alloc_cpu.cpp")
     assert (failed_with(RunConfig(), MemoryError()).error or "").startswith("out of memory")
     assert (failed_with(RunConfig(), RuntimeError("shapes")).error or "") == "RuntimeError: shapes"
-
-
-def test_a_cell_that_asks_torch_for_a_missing_name(
-    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The record has the one line with the name, and the exit code of an environment."""
-    monkeypatch.delattr(torch, "_amp_foreach_non_finite_check_and_unscale_")
-    record = run_cell(make_config(arm="apex:O2"), tmp_path)
-    assert (record.status, record.environment["exit_code"]) == ("failed", 4)
-    assert record.error is not None
-    assert record.error.startswith(f"torch {torch.__version__} lacks torch._amp_foreach_non_finite_check_and_unscale_")
-
-
-def test_divergence_is_recorded_not_raised(launcher: ForkedLauncher, make_config: MakeConfig, tmp_path: Path) -> None:
-    """A run whose weights overflow ends early as diverged, with non-finite losses as words in strict JSON."""
-    record = launcher.launch(
-        make_config(recipe={"optimizer": {"lr": 1e30}, "schedule": {"name": "constant"}}), tmp_path
-    )
-    assert (record.status, record.error) == ("diverged", None)
-    assert record.summary.divergence == "non-finite weights"
-    assert record.summary.metric_final is None
-    losses = [json.loads(line)["loss"] for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
-    assert "nan" in losses
-
-
-def test_settings_for_a_gpu_change_nothing_on_a_cpu(
-    launcher: ForkedLauncher, make_config: MakeConfig, tmp_path: Path
-) -> None:
-    """Two processes that train the same cell agree to the last bit; pinned memory, prefetch and cuDNN's choice of
-    kernels leave notes in the record and the losses as they are."""
-    plain = launcher.launch(make_config(), tmp_path / "plain")
-    asked = make_config(pin_memory=True, prefetch=2, recipe={"cudnn_benchmark": True})
-    record = launcher.launch(asked, tmp_path / "asked")
-    assert plain.notes == []
-    assert sorted(record.notes) == [
-        "--cudnn-benchmark has no effect here: it is for cuDNN, but the device is cpu",
-        *(
-            f"{name} has no effect here: it is for copies to a GPU, but the device is cpu"
-            for name in ("--pin-memory", "--prefetch")
-        ),
-    ]
-    assert record.summary.losses_sha256 == plain.summary.losses_sha256
-    assert record.summary.epochs[0].loss == plain.summary.epochs[0].loss
-
-
-def test_the_compat_engine_says_that_it_ran(launcher: ForkedLauncher, make_config: MakeConfig, tmp_path: Path) -> None:
-    """A result of our engine is never recorded as one of Apex: name, version and reason are there."""
-    record = launcher.launch(make_config(arm="apex:O2,engine=compat"), tmp_path)
-    assert record.status == "completed", record.error
-    assert record.engine is not None
-    assert record.engine.name == "compat"
-    assert record.engine.version
-    assert record.engine.reason
-
-
-def test_deterministic_refuses_what_is_not(launcher: ForkedLauncher, make_config: MakeConfig, tmp_path: Path) -> None:
-    """An operation without a deterministic version ends such a cell with torch's words, and no other cell."""
-    arch = "launched:puts_in_any_order"
-    record = launcher.launch(make_config(arch=arch, deterministic=True), tmp_path / "strict")
-    assert record.status == "failed"
-    assert "put_ does not have a deterministic implementation" in (record.error or "")
-    assert launcher.launch(make_config(arch=arch), tmp_path / "free").status == "completed"
 
 
 def test_tf32_is_refused_on_a_cpu(launcher: ForkedLauncher, make_config: MakeConfig, tmp_path: Path) -> None:

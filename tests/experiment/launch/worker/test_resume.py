@@ -57,26 +57,6 @@ def test_a_cell_that_was_stopped_goes_on(cell: Cell, tmp_path: Path) -> None:
     assert read_record(tmp_path / "cell" / "record.json") == second
 
 
-def test_a_cell_without_a_checkpoint_starts_at_its_first_step(cell: Cell) -> None:
-    """`auto` finds nothing where nothing was saved."""
-    record = cell(resume="auto")
-    assert (record.status, record.resumed, record.summary.num_steps) == ("completed", [], 8)
-
-
-def test_saves_are_where_they_were_asked_for(cell: Cell, tmp_path: Path) -> None:
-    """Every so many steps, and the end; the last few stay, and the best."""
-    cell(every_steps=3, keep_last=4)
-    files = sorted(path.name for path in (tmp_path / "cell" / "checkpoints").iterdir())
-    assert [name for name in files if name.startswith("step")] == [
-        *("step-00000003.pt", "step-00000004.pt", "step-00000006.pt", "step-00000008.pt")
-    ]
-    assert "best.pt" in files
-    cell(every_epochs=2)
-    files = sorted(path.name for path in (tmp_path / "cell" / "checkpoints").iterdir())
-    assert "step-00000008.pt" in files
-    assert "step-00000003.pt" in [path.name for path in (tmp_path / "cell" / "checkpoints.previous").iterdir()]
-
-
 def test_going_on_in_another_folder_takes_the_steps_along(cell: Cell, tmp_path: Path) -> None:
     """A path names a file or a folder; the steps that were made before are copied from beside it."""
     cell(stop_at_step=5)
@@ -110,7 +90,7 @@ def test_what_another_arm_trained_stays_known(
 
 
 def test_what_is_of_another_run_is_refused(cell: Cell, make_config: MakeConfig, tmp_path: Path) -> None:
-    """Another arm, recipe or total batch, and no checkpoint at all: one line and the exit code of bad input."""
+    """Another arm or recipe, and no checkpoint at all: one line and the exit code of bad input."""
     cell(stop_at_step=5)
     path = str(tmp_path / "cell" / "checkpoints" / "step-00000005.pt")
     record = cell("other", recipe={"clip_grad": 1.0}, resume=path)
@@ -119,13 +99,8 @@ def test_what_is_of_another_run_is_refused(cell: Cell, make_config: MakeConfig, 
         "resume with the settings that it was written with"
     )
     assert record.environment["exit_code"] == 2
-    record = cell("other", recipe={"batch_size": 8}, resume=path)
-    assert record.error is not None
-    assert "16 samples in an update" in record.error
     config = make_config(arm="native:bf16", recipe={"epochs": 2}, saving={"resume": path})
-    record = run_cell(config, tmp_path / "other")
-    assert record.error is not None
-    assert "was written by fp32, and the arm is native:bf16" in record.error
+    assert "was written by fp32, and the arm is native:bf16" in (run_cell(config, tmp_path / "other").error or "")
     for name, content in (("empty.pt", b""), ("text.pt", b"no checkpoint")):
         (tmp_path / name).write_bytes(content)
         record = cell("other", resume=str(tmp_path / name))

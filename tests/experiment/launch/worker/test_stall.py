@@ -39,7 +39,7 @@ def test_kinds_of_errors(text: str, timeout: bool, lost: bool) -> None:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait no seconds for answers, and signal no process."""
     monkeypatch.setattr("ampcompare.experiment.launch.worker.stall.ANSWER_SECONDS", 0.2)
-    monkeypatch.setattr("ampcompare.experiment.launch.worker.stall._ask_for_stack", lambda process: None)
+    monkeypatch.setattr("ampcompare.experiment.launch.worker.stall.STACK_SIGNAL", None)
 
 
 @pytest.mark.parametrize(

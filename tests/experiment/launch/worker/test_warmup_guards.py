@@ -88,11 +88,6 @@ def test_strict_guards_fail_the_cell(twice: str, tmp_path: Path) -> None:
     assert record.error.startswith(twice)
 
 
-def test_no_guards(twice: str, tmp_path: Path) -> None:
-    """Without guards the same cell says nothing."""
-    assert run_cell(config_of("native:fp16", guards="off"), tmp_path).guards == []
-
-
 def test_timed_steps_run_what_they_would_run_without(tmp_path: Path) -> None:
     """During the warm-up torch's functions are watched; with the last step of it they are torch's own again."""
     functions = (torch.autograd, "backward"), (torch.optim.SGD, "step"), (torch.optim.Optimizer, "zero_grad")

@@ -12,7 +12,7 @@ from ampcompare.cli.doctor_command import command as doctor
 from ampcompare.cli.explain_command import command as explain
 from ampcompare.experiment.launch.script.launcher import failed_script
 from ampcompare.results.analysis.conclusions.headline import headline
-from ampcompare.results.analysis.conclusions.next_step import next_steps
+from ampcompare.results.analysis.conclusions.next_step import TypedCommand, next_steps
 from ampcompare.results.analysis.inference.verdict import Design
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import SEEDS_ITSELF, Comparison, NextStep
@@ -142,3 +142,45 @@ def test_a_diverged_reference_comes_first(lr: float, lower: str) -> None:
     assert first.command == f"{TYPED}-lr-{lower} --lr {lower}"
     assert second.command == "ampcompare doctor --for half"
     assert works(first)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "ampcompare run",
+        "a; b",
+        "ampcompare 'compare",
+        "ampcompare compare -o a; ampcompare compare -o b",
+    ],
+)
+def test_other_commands_are_not_edited(text: str) -> None:
+    """What is no single compare gives no command."""
+    assert TypedCommand.parse(text) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("--seeds 0-2 -q", "--seeds 0-4 -q"),
+        ("--seeds=0-2 -q", "--seeds 0-4 -q"),
+        ("-q", "-q --seeds 0-4"),
+        ("--seeds 0 -q --seeds=1", "--seeds 0-4 -q"),
+        ("--tag 'two words' --seeds 0-2", "--tag 'two words' --seeds 0-4"),
+        ("--seeds 0 -- train.py --seeds 3", "--seeds 0-4 -- train.py --seeds 3"),
+    ],
+)
+def test_an_option_is_replaced_in_its_place(options: str, expected: str) -> None:
+    """An option has its new value where it stood, or at the end, but before a script."""
+    typed = TypedCommand.parse(f"ampcompare compare {options}")
+    assert typed is not None
+    assert str(typed.with_option("--seeds", "0-4")) == f"ampcompare compare {expected}"
+
+
+@pytest.mark.parametrize("written", ["-o r", "--output-dir r", "--output-dir=r", "-o r/"])
+def test_another_folder(written: str) -> None:
+    """Every way to write the run directory is found."""
+    typed = TypedCommand.parse(f"ampcompare compare {written} --lr 0.1")
+    assert typed is not None
+    other = typed.elsewhere("gpu", same_recipe=True).with_option("--lr", "0.2")
+    assert str(other) == "ampcompare compare -o r-gpu --lr 0.2"

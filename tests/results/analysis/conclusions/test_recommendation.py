@@ -74,14 +74,3 @@ def test_the_averaged_weights_have_a_line_where_there_are_any() -> None:
     assert "Top-1 of the averaged weights (EMA) after the last epoch: fp32 92.50 %." in said
     plain = summarize(records[2:], arms=["half"], reference="half").reading
     assert not [line for line in plain if "averaged" in line]
-
-
-def test_runs_that_ended_early_or_went_back_are_named() -> None:
-    """Arms of which some runs trained for fewer epochs, or not in one go, are named with their number."""
-    records = [make_record(seed=seed, ended="enough" if seed else None, rollbacks=[4]) for seed in (0, 1)]
-    records += [make_record("half", seed=seed) for seed in (0, 1)]
-    said = make_comparison(records, arms=["fp32", "half"]).reading
-    assert "Ended before the last epoch, as the recipe allows: fp32 1/2; the records say why." in said
-    assert "Rolled back to a good state: fp32 2/2; the records say at which steps." in said
-    plain = summarize(records[2:], arms=["half"], reference="half").reading
-    assert not [line for line in plain if "the records say" in line]

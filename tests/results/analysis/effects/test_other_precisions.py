@@ -54,15 +54,6 @@ def test_rows_pair_each_run_with_its_own_evaluation(comparison: Comparison) -> N
     assert (failed.runs, failed.metric_mean, failed.error) == (0, None, "RuntimeError: no kernel <b>")
 
 
-def test_one_seed_has_no_interval_and_a_diverged_run_no_row() -> None:
-    """A single run shows a difference; what did not complete shows nothing."""
-    one = make_record("fp32", top1=0.9, in_precisions=[_result(0.9, 4)])
-    (row,) = make_comparison([one], arms=["fp32"]).precisions
-    assert (row.difference, row.low, row.high) == (pytest.approx(-0.004), None, None)
-    lost = make_record("fp32", status="diverged", in_precisions=[_result(0.9, 4)])
-    assert make_comparison([lost], arms=["fp32"]).precisions == []
-
-
 def test_the_averaged_weights_have_rows_of_their_own() -> None:
     """EMA weights are compared with the arm's own evaluation of the average."""
     record = make_record("fp32", top1=0.5, in_precisions=[_result(0.6, 10, averaged=True)])

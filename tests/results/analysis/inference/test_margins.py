@@ -16,10 +16,6 @@ from ampcompare.results.analysis.inference.criteria import (
 from ampcompare.results.analysis.inference.effect import paired_effect
 from ampcompare.results.analysis.inference.verdict import Margin, decide
 from ampcompare.results.analysis.results_table import judge, read_table
-from ampcompare.results.records.comparison import Comparison
-from ampcompare.results.records.run import RunRecord
-from ampcompare.results.report.comparison import verdict_legend
-from ampcompare.testing import make_comparison, make_record
 
 SPREAD = [97.0, 96.8, 97.2, 96.9, 97.1]
 
@@ -102,26 +98,6 @@ def test_tests_at_a_computed_margin_keep_their_level(
     are allowed here for chance. Taken as known, the same margins err in up to 33 % (errors) and 45 % (deviations).
     """
     assert _level(margin, errors, sd, correlation, 5, rule) <= 0.071
-
-
-def _runs(arm: str, top1: list[float]) -> list[RunRecord]:
-    return [make_record(arm, seed, top1=share) for seed, share in enumerate(top1)]
-
-
-def _compare(margin: float | str) -> Comparison:
-    records = _runs("fp32", [0.970, 0.968, 0.972, 0.969, 0.971])
-    records += _runs("half", [0.967, 0.965, 0.970, 0.966, 0.968])
-    return make_comparison(records, arms=["fp32", "half"], margin=margin)
-
-
-def test_the_default_margin_follows_the_errors() -> None:
-    """At 97 %, 0.28 points are a tenth of the errors: equivalent by half a point, and worse by default."""
-    wide, narrow = _compare(0.5), _compare("auto")
-    assert str(wide.arms[1].quality) == "equivalent (±0.5)"
-    assert str(narrow.arms[1].quality) == "worse"
-    assert (narrow.margin, narrow.margin_rule, wide.margin_rule) == (0.3, "auto", "0.5")
-    assert "0.3 points of accuracy (auto: 10 % of the errors of fp32, 3.00 %)" in verdict_legend(narrow)
-    assert "0.5 points of accuracy (3.2 sd of fp32 over seeds)" in verdict_legend(wide)
 
 
 def test_a_table_has_the_same_rules() -> None:

@@ -10,7 +10,6 @@ from ampcompare.results.analysis.inference.effect import (
     MIN_PAIRS,
     Effect,
     interval,
-    min_resolvable_spread,
     p_values,
     paired_effect,
     unpaired_effect,
@@ -64,14 +63,6 @@ def test_too_few_pairs_give_no_interval_and_no_winner(pairs: int) -> None:
     effect = paired_effect([0.9] * pairs, [0.1] * pairs, FLOOR)
     assert interval(effect) is None
     assert str(decide([effect], POINT)[0]) == "inconclusive (fewer than 3 seeds)"
-
-
-def test_count_floor_is_the_spread_of_rounding() -> None:
-    """Rounding two accuracies to counts adds the floor's spread, and no more."""
-    generator = np.random.default_rng(1)
-    values = generator.uniform(0.3, 0.9, (2, 200_000))
-    rounded = np.round(values * 360) / 360
-    assert np.std((rounded - values)[0] - (rounded - values)[1]) == pytest.approx(min_resolvable_spread(360), rel=0.01)
 
 
 @pytest.mark.parametrize(

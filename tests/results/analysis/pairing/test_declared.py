@@ -57,18 +57,6 @@ def test_no_verdict_on_an_arm_that_ran_as_another() -> None:
     assert "not as declared" in Terminal(100).render(comparison)
 
 
-def test_the_figure_has_a_bar_for_each_parameter_group() -> None:
-    groups = [
-        GroupTypes(name="SGD 0", parameters=30, weights={"bf16": 1.0}),
-        GroupTypes(name="SGD 1", parameters=10, weights={"fp32": 0.75, "bf16": 0.25}),
-    ]
-    seen = ledger().model_copy(update={"groups": groups})
-    _, figure = ledger_blocks(compared({"fp32": seen}))
-    assert isinstance(figure, Figure)
-    bars = {bar["name"]: [part[:2] for part in bar["segments"]] for bar in figure.data["bars"]}
-    assert (bars["weights of SGD 0"], bars["weights of SGD 1"]) == ([(0, 100)], [(0, 25), (25, 75)])
-
-
 def test_one_seed_that_ran_otherwise_is_enough() -> None:
     comparison = compared({"fp32": ledger("fp32"), "native:bf16,state=bf16": ledger(state="bf16")})
     assert "not as declared" not in str(comparison.arms[1].quality)
@@ -151,16 +139,6 @@ def test_a_comparison_names_options_without_effect() -> None:
     reading = compared({"fp32": None, "native:bf16,state=bf16": seen}).reading
     line = "native:bf16,state=bf16: state=bf16 has no effect on this training: the optimizer keeps none."
     assert reading.count(line) == 1
-
-
-def test_without_a_declaration_only_what_was_seen_is_listed() -> None:
-    """A script as it is written has parts, and nothing to differ from."""
-    found = roles_next_to(None, ledger("bf16", by={"weights": "train.py:3"}))
-    assert [(role.name, role.observed, role.declared) for role in found[:2]] == [
-        ("weights", "fp32", ""),
-        ("forward products", "bf16", ""),
-    ]
-    assert found[0].remark == "train.py:3"
 
 
 @pytest.mark.parametrize(

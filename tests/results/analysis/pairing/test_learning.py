@@ -35,18 +35,6 @@ def test_a_comparison_at_chance_has_no_verdict() -> None:
     assert "recommended" not in "\n".join(comparison.reading).lower()
 
 
-def test_an_arm_at_chance_has_no_verdict() -> None:
-    good = {"top1": 0.9, "majority": 103}
-    comparison = _compare({"fp32": good, "half": CHANCE, "apex:O1": {**good, "seconds": 0.005}})
-    assert [str(row.quality) for row in comparison.arms] == [
-        "",
-        "learned nothing (top-1 5.3 %, chance 10.3 %)",
-        "equivalent (±0.5)",
-    ]
-    assert comparison.headline[0].startswith("Use apex:O1: ")
-    assert comparison.headline[1] == "half learned nothing (top-1 5.3 %, chance 10.3 %)."
-
-
 def test_some_runs_at_chance_are_counted() -> None:
     """An arm of which one run learned something is judged, and its other runs are named."""
     records = [make_record("fp32", seed, top1=0.9, majority=103) for seed in range(3)]

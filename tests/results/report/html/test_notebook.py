@@ -18,30 +18,11 @@ from ampcompare.results.records.diagnosis import Diagnosis, Fault, Place
 from ampcompare.results.report.base import Format
 from ampcompare.results.report.html.charts import HIGH, WIDE, Chart, Picture, View
 from ampcompare.results.report.html.notebook import scoped_style
+from tests.results.report.html.test_html import Page
 
 pytest.importorskip("jinja2")
 STORED = Path(__file__).parent.parent / "schema_2.json"
 VOID = {"meta", "br", "input"}
-
-
-class _Balance(HTMLParser):
-    """Checks that elements are closed, and collects their names and attributes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.seen: list[tuple[str, dict[str, str | None]]] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
 
 
 @pytest.fixture(scope="module")
@@ -73,11 +54,11 @@ def test_every_result_shows_itself(results: dict[str, Shown]) -> None:
         assert set(bundle) == {"text/plain", "text/html"}, name
         html = bundle["text/html"]
         assert html == result._repr_html_()
-        parser = _Balance()
-        parser.feed(html)
+        parser = Page(html)
         assert not parser.open, name
-        assert not {"script", "link", "img", "iframe", "object", "body", "html"} & {tag for tag, _ in parser.seen}, name
-        used = {key for _, attributes in parser.seen for key in attributes}
+        tags = {tag for tag, _ in parser.elements}
+        assert not {"script", "link", "img", "iframe", "object", "body", "html"} & tags, name
+        used = {key for _, attributes in parser.elements for key in attributes}
         assert not {key for key in used if key.startswith("on") or key in ("src", "href")}, name
         assert "url(" not in html, name
         assert "<not>" not in html

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from ampcompare.source.migrate.project import migrate_file
-from ampcompare.source.migrate.read.neighbors import look_around
 
 HEAD = "import torch\nfrom apex import amp\n"
 TRAIN = """
@@ -43,11 +42,6 @@ def _migrated(path: Path) -> str:
     return migration.text
 
 
-def test_a_script_alone_has_a_global_scaler(tmp_path: Path) -> None:
-    _files(tmp_path, one=HEAD + TRAIN + MAIN, other="import one\n")
-    assert "global scaler" in _migrated(tmp_path / "one.py")
-
-
 def test_a_pipe_next_to_a_script_is_not_waited_for(tmp_path: Path) -> None:
     """Its name says that it is a script; nothing would ever come from it."""
     _files(tmp_path, one=HEAD + TRAIN + MAIN)
@@ -73,22 +67,6 @@ def test_it_does_not_matter_which_file_is_written_first(tmp_path: Path) -> None:
     migrate_file(tmp_path / "one.py").write()
     assert [(tmp_path / name).read_text(encoding="utf-8") for name in ("one.py", "other.py")] == expected
     assert not any(migrate_file(tmp_path / name).changed for name in ("one.py", "other.py"))
-
-
-def test_a_module_of_a_package_is_found(tmp_path: Path) -> None:
-    _files(tmp_path, main=f"{HEAD}from core.engine import train\n{MAIN}", core__engine=HEAD + TRAIN)
-    path = tmp_path / "main.py"
-    assert look_around(path, path.read_text(encoding="utf-8")).across
-    engine = tmp_path / "core" / "engine.py"
-    assert not look_around(engine, engine.read_text(encoding="utf-8")).across  # it initializes nothing
-
-
-def test_a_script_with_blocks_of_its_own_carries_its_scaler_too(tmp_path: Path) -> None:
-    block = TRAIN.replace("def train(", "def warm_up(")
-    _files(tmp_path, one=HEAD + TRAIN, other=f"{HEAD}from one import train\n{block}{MAIN}")
-    text = _migrated(tmp_path / "other.py")
-    assert "optimizer.grad_scaler = scaler" in text
-    assert "global" not in text
 
 
 def test_a_file_that_only_saves_the_state_gets_the_scaler_with_the_optimizer(tmp_path: Path) -> None:
@@ -198,12 +176,6 @@ def test_names_that_another_file_imports_are_used(tmp_path: Path, user: str) -> 
     assert _migrated(tmp_path / "fast.py") == text
     _files(tmp_path, user="import other\nprint('fast', other.Adam, other.Norm)\n")
     assert _migrated(tmp_path / "fast.py") == ""
-
-
-def test_a_link_to_nothing_is_passed_over(tmp_path: Path) -> None:
-    _files(tmp_path, fast=EXPORTS, user="from fast import Adam, Norm\n")
-    (tmp_path / "gone.py").symlink_to("nothing.py")
-    assert "FusedAdam" in _migrated(tmp_path / "fast.py")
 
 
 def test_a_name_of_a_package_that_lists_it_is_used(tmp_path: Path) -> None:
