@@ -112,15 +112,18 @@ def _is_known(known: Facts, test: ast.expr, holds: bool) -> bool:
     return all(key in known and known[key] == value for key, value in conditions(test, holds).items())
 
 
-@functools.cache
 def _joint(text: str) -> ast.BoolOp | None:
-    if " and " not in text and " or " not in text:
-        return None
-    try:
-        test = ast.parse(text, mode="eval").body
-    except SyntaxError:  # a key that stands for no expression, such as that of a `try`
-        return None
+    test = expression_of(text) if " and " in text or " or " in text else None
     return test if isinstance(test, ast.BoolOp) else None
+
+
+@functools.cache
+def expression_of(key: str) -> ast.expr | None:
+    """Return the expression whose text a fact has; None for a key that stands for none, such as that of a `try`."""
+    try:
+        return ast.parse(key, mode="eval").body
+    except SyntaxError:
+        return None
 
 
 def _merge(parts: Iterable[dict[str, object]]) -> dict[str, object]:

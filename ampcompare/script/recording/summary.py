@@ -10,8 +10,7 @@ from ampcompare.base.errors import RecordError
 from ampcompare.base.files.read import FileFault, open_regular, parse_json, read_text
 from ampcompare.base.formatting import format_count, printable
 from ampcompare.results.records.document import to_float
-from ampcompare.results.report.base import MAX_LINE
-from ampcompare.results.report.document import Document, Facts, Section, Table, Text
+from ampcompare.results.report.document import Document, Section, Table, Text
 
 FORMAT = "ampcompare-exec"
 SCHEMA = 1
@@ -99,7 +98,8 @@ def read_exec_record(path: Path) -> ExecSummary:
 
 def add_row(summary: ExecSummary, row: dict[str, Any]) -> None:
     """Add a row to the sums."""
-    ROWS[row["kind"]](summary, row)
+    if row["kind"] not in OTHER_ROWS:
+        ROWS[row["kind"]](summary, row)
 
 
 def in_words(summary: ExecSummary) -> str:
@@ -151,16 +151,11 @@ def _add_end(summary: ExecSummary, row: dict[str, Any]) -> None:
     summary.ended = row
 
 
-def _leave_out(summary: ExecSummary, row: dict[str, Any]) -> None:
-    """Accept a row that has no sum."""
-
-
 ROWS = {
     "initialize": _add_initialize,
     "backward": _add_backward,
     "step": _add_step,
     "end": _add_end,
-    **dict.fromkeys(OTHER_ROWS, _leave_out),
 }
 
 
@@ -224,22 +219,7 @@ def record_document(path: Path) -> Document:
     sections = [
         Section("endings", [Text([printable(ending(summary), 500)])]),
         Section("records", [Table.of(heads, [[cell or "-" for cell in row] for row in rows])], "Optimizers and losses"),
-        Section("details", [Facts([("", _facts(summary))])], "What ran"),
         Section("values", [Table.of_values([head.replace(" ", "_") for head in heads], rows)]),
     ]
     title = f"{printable(str(summary.header.get('script')), MAX_NAME)}: {in_words(summary)}"
     return Document("exec", sections, plain_data(summary), title=title, subtitle=[printable(path.name, MAX_NAME)])
-
-
-def _facts(summary: ExecSummary) -> list[tuple[str, str]]:
-    header = dict(summary.header)
-    environment = header.pop("environment", None)
-    facts = {**header, **(environment if isinstance(environment, dict) else {})}
-    facts = {name: value for name, value in facts.items() if name not in ("format", "schema")}
-    return [(printable(str(name), MAX_NAME), printable(_value_text(value), MAX_LINE)) for name, value in facts.items()]
-
-
-def _value_text(value: object) -> str:
-    if value is None:
-        return "not set"
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)

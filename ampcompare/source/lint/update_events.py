@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ampcompare.source.amp_names import AUTOCASTS, CLIPS, WRAPPERS
-from ampcompare.source.branches import Facts, contradict, narrow
+from ampcompare.source.branches import Facts, contradict, expression_of, narrow
 from ampcompare.source.call_order import CallFollower, Frame
 from ampcompare.source.module import Module, Scope
 from ampcompare.source.object_kinds import ObjectKinds
@@ -401,10 +401,7 @@ class Tracer(CallFollower):
             return ast.Compare(self.spelled_out(test.left, frame), test.ops, test.comparators)
         head, dot, rest = (dotted_name(test) or "").partition(".")
         if head in frame.names and ":" not in frame.names[head] and frame.names[head] != head:
-            try:
-                return ast.parse(frame.names[head] + dot + rest, mode="eval").body
-            except SyntaxError:
-                return test
+            return expression_of(frame.names[head] + dot + rest) or test
         values = frame.scope.values.get(test.id, []) if isinstance(test, ast.Name) else []
         if len(values) == 1 and isinstance(values[0], (ast.Compare, ast.BoolOp, ast.UnaryOp)):
             return values[0] if any(isinstance(node, ast.Mod) for node in ast.walk(values[0])) else test

@@ -18,8 +18,6 @@ from ampcompare.source.migrate.replacements import Replacements
 from ampcompare.source.module import Block, Module
 from ampcompare.source.syntax import SourceInvalid, argument, last_name
 
-__all__ = ["Migration", "may_use_apex", "migrate_text"]
-
 WORD = re.compile(r"\bapex\b|\bamp_C\b|\bapex_C\b|\bamp\.scale_loss\(")
 
 PROBE = (

@@ -338,25 +338,6 @@ def test_gradients_may_be_stepped_twice(behind: Any, arm: str) -> None:
     torch.testing.assert_close(weights[2] - weights[1], second, rtol=0.05, atol=1e-3)
 
 
-@pytest.mark.parametrize("arm", ["native:bf16", "O1"])
-def test_an_optimizer_may_have_the_input_of_a_frozen_model(behind: Any, arm: str) -> None:
-    """As for neural style; under an arm that casts weights there are none to cast."""
-    for name in (arm, "O2"):
-        behind(name)
-        model, image = nn.Linear(6, 3).requires_grad_(requires_grad=False), batch(0)[0].requires_grad_()
-        optimizer = torch.optim.SGD([image], lr=0.1)
-        before = image.detach().clone()
-        output = model(image)
-        output.float().square().mean().backward()
-        if name == "O2":
-            with pytest.raises(UnsupportedCombination, match="the first step comes before any"):
-                optimizer.step()
-        else:
-            optimizer.step()
-            assert not torch.equal(output.float(), nn.functional.linear(before, model.weight, model.bias))
-        behind.end()
-
-
 def test_an_optimizer_may_have_the_stacked_weights_of_an_ensemble(behind: Any) -> None:
     """What `functional_call` puts in the place of a module's weights is trained."""
     behind("native:bf16")

@@ -159,7 +159,8 @@ def _mapping_of(module: LintModule, value: ast.expr, place: ast.expr) -> ast.Dic
     if isinstance(value, ast.Name):
         values = module.scope_of[value].values.get(value.id, [])
         above = [each for each in values if getattr(each, "lineno", place.lineno) < place.lineno]
-        made = [each for each in above if not _is_extended(each, value.id)]
+        # A method that gets the dict may add entries to it.
+        made = [each for each in above if not (isinstance(each, ast.Call) and value.id in map(name_of, each.args))]
         nearest = max(made, key=lambda each: each.lineno, default=None)
         return None if nearest is None else _mapping_of(module, nearest, nearest)
     if isinstance(value, ast.Call) and name_of(value.func) == "dict" and not value.args:
@@ -185,11 +186,6 @@ def _steps_without_scaler(module: LintModule, call: ast.Call, saved: ast.Dict | 
     scaled = {plain(event.target) for event in events if event.kind is Kind.SCALER_STEP}
     alone = {plain(event.subject) for event in events if event.kind is Kind.STEP}
     return bool(scaled) and bool(names) and names <= alone - scaled
-
-
-def _is_extended(value: ast.expr, name: str) -> bool:
-    """Return whether a value is the result of a method that gets the dict of this name, and may add entries."""
-    return isinstance(value, ast.Call) and any(name_of(argument) == name for argument in value.args)
 
 
 def _holds_optimizer(module: LintModule, value: ast.expr, place: ast.expr) -> bool:

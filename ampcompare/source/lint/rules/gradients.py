@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 
 from ampcompare.source.amp_names import CLIPS
-from ampcompare.source.branches import conditions
+from ampcompare.source.branches import conditions, expression_of
 from ampcompare.source.edits import Edit, Edits
 from ampcompare.source.lint.module import (
     EXITS,
@@ -193,11 +193,8 @@ def _is_decided_after(module: LintModule, event: Event, key: str) -> bool:
     """Return whether a condition asks for something that comes from the gradients which an event has unscaled."""
     if FINITE.search(key):
         return True
-    try:
-        test = ast.parse(key, mode="eval").body
-    except SyntaxError:  # a key that stands for no expression, such as that of a `try`
-        return False
-    for node in ast.walk(test):
+    test = expression_of(key)
+    for node in ast.walk(test) if test is not None else ():
         if isinstance(node, (ast.Name, ast.Attribute)):
             values = event.scope.values.get(name_of(node), ())
             if any(value.lineno > event.call.lineno for value in values if not isinstance(value, ast.Starred)):

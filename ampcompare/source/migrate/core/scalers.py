@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ampcompare.source.migrate.read.sites import Initialize, Sites
 from ampcompare.source.module import Function, Module
-from ampcompare.source.syntax import arguments, dotted_name, walk
+from ampcompare.source.syntax import arguments, bound_in, dotted_name, walk
 
 # The attribute of an optimizer, where initialize and scale_loss stand in two files.
 CARRIED = "grad_scaler"
@@ -109,13 +109,6 @@ def _varies_in_loop(module: Module, initialize: Initialize) -> bool:
         isinstance(loop, (ast.For, ast.AsyncFor, ast.While)) and keys & bound_in(loop)
         for loop in module.within_function(initialize.statement)
     )
-
-
-def bound_in(node: ast.AST) -> set[str]:
-    """Return the keys of names and attributes that a node binds, or nodes below it."""
-    return {
-        key for each in walk(node) if isinstance(getattr(each, "ctx", None), ast.Store) if (key := dotted_name(each))
-    }
 
 
 def _lasts_beyond_call(module: Module, initialize: Initialize) -> bool:

@@ -5,12 +5,11 @@ import ast
 from ampcompare.source.amp_names import CLIPS
 from ampcompare.source.branches import branches_around, conditions_around, is_exclusive
 from ampcompare.source.migrate.core.context import Core
-from ampcompare.source.migrate.core.scalers import bound_in
 from ampcompare.source.migrate.finding import BY_HAND, Finding
 from ampcompare.source.migrate.read.sites import Read, Step, Unsure
 from ampcompare.source.module import Function, Module
 from ampcompare.source.object_kinds import ObjectKinds
-from ampcompare.source.syntax import argument_values, arguments, dotted_name, last_name, last_part
+from ampcompare.source.syntax import argument_values, arguments, bound_in, dotted_name, last_name, last_part
 
 MASTERS = "apex.amp.master_params"
 PACE = (
@@ -53,8 +52,8 @@ def place_unscale(core: Core) -> None:
 
 def _step_after(core: Core, read: Read, optimizer: str) -> Step | None:
     steps = (each for each in core.sites.steps if last_part(each.optimizer) == last_part(optimizer))
-    after = [each for each in steps if each.function is read.function and each.lineno > read.statement.lineno]
-    return min(after, key=lambda each: each.lineno, default=None)
+    after = [each for each in steps if each.function is read.function and each.statement.lineno > read.statement.lineno]
+    return min(after, key=lambda each: each.statement.lineno, default=None)
 
 
 def _loop(module: Module, node: ast.AST) -> ast.AST | None:
@@ -99,7 +98,7 @@ def _refuse_mixed(core: Core, optimizer: str, step: Step, reads: list[Read]) -> 
     """Refuse to unscale where another backward pass would add scaled gradients to unscaled ones before the step."""
     first = min(read.statement.lineno for read in reads)
     for backward in core.sites.backwards:
-        if backward.function is step.function and first < backward.statement.lineno < step.lineno:
+        if backward.function is step.function and first < backward.statement.lineno < step.statement.lineno:
             if optimizer in backward.optimizers and not is_exclusive(core.module, backward.statement, step.statement):
                 raise Unsure(reads[0].node, MIXED)
 

@@ -70,11 +70,6 @@ class Step:
     optimizer: str
     options: tuple[str, ...] = ()
 
-    @property
-    def lineno(self) -> int:
-        """The line of the statement."""
-        return self.statement.lineno
-
 
 @dataclass
 class Read:
@@ -178,17 +173,14 @@ def _add_steps(module: Module, sites: Sites, known: set[str]) -> None:
             key = module.source(stepped)
             if key not in known:
                 continue
-        elif key not in known and (last_part(key) not in tails or _holds_another(key, known)):
+        elif key not in known and last_part(key) not in tails:
             continue
+        elif key not in known and any(each.startswith(f"{key}.") for each in known):
+            continue  # an object around an optimizer, as `task.optimizer` of `task.optimizer.optimizer`
         if node.args or any(each.arg in (None, "closure") for each in node.keywords):
             raise Unsure(node, "a step with a closure: GradScaler cannot skip it; call step() without arguments")
         options = tuple(f"{each.arg}={module.source(each.value)}" for each in node.keywords)
         sites.steps.append(Step(node, module.statement(node), module.function(node), key, options))
-
-
-def _holds_another(key: str, known: set[str]) -> bool:
-    """Return whether an object has an optimizer inside, as `task.optimizer` in `task.optimizer.optimizer`."""
-    return any(each.startswith(f"{key}.") for each in known)
 
 
 def _add_plain_backwards(module: Module, sites: Sites, known: set[str], names: Names) -> None:
