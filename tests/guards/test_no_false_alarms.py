@@ -161,6 +161,18 @@ LEGACY = {
                     scaled.backward()
                 optimizer.step()
         """,
+    "a block without a backward pass, which keeps no gradients": """
+        model, optimizer = initialize("O1")
+        for number, (x, y) in enumerate(batches):
+            penalty = model(x).float().square().mean()
+            with amp.scale_loss(penalty, optimizer) as scaled:
+                torch.autograd.grad(scaled, model.parameters())
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y) * (float("inf") if number == 1 else 1.0)
+            with amp.scale_loss(loss, optimizer) as scaled:
+                scaled.backward()
+            optimizer.step()
+        """,
     "an FP16_Optimizer that skips": """
         from ampcompare.apex.fp16_utils import FP16_Optimizer, network_to_half
         model = network_to_half(build())
