@@ -2,7 +2,6 @@
 
 import functools
 import gc
-import importlib.util
 import os
 import re
 import signal
@@ -38,27 +37,6 @@ loaded_code.PACKAGE = f"{ROOT}{os.sep}"
 
 # What a test writes need not outlive a power cut. A disk that serves other jobs too can take longer than the test.
 os.fsync = lambda descriptor: None  # type: ignore[assignment]
-
-
-def _missing(cuda: int = 0, apex: bool = False) -> str | None:
-    """Say what this machine lacks of what a test requires, or None.
-
-    Args:
-        cuda: number of CUDA devices.
-        apex: the real Apex with `apex.amp`; looked for by files, because importing it may fail.
-    """
-    if cuda:
-        import torch
-
-        found = torch.cuda.device_count()
-        if found < cuda:
-            return f"needs {cuda} CUDA device(s), {found} found"
-    if apex:
-        spec = importlib.util.find_spec("apex")
-        folders = (spec.submodule_search_locations if spec else None) or []
-        if not any(Path(folder, "amp", "__init__.py").is_file() for folder in folders):
-            return "needs the real Apex with apex.amp (last in tag 25.05)"
-    return None
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -197,8 +175,7 @@ _has_gpu = functools.cache(has_nvidia_gpu)
 
 def may_use_gpu(item: pytest.Item) -> bool:
     """Return whether a test is for a GPU: it requires one, or takes the device that is there."""
-    asks = any(mark.kwargs.get("cuda", mark.args[0] if mark.args else 0) for mark in item.iter_markers("requires"))
-    return asks or "device" in getattr(item, "fixturenames", ())
+    return item.get_closest_marker("requires") is not None or "device" in getattr(item, "fixturenames", ())
 
 
 def hide_gpus(patch: pytest.MonkeyPatch) -> None:
@@ -237,11 +214,12 @@ def forget_modules(config: pytest.Config, names: Iterable[str]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a test whose mark `requires` names what is not here."""
+    """Skip a test that requires CUDA devices which are not here."""
     for mark in item.iter_markers("requires"):
-        reason = _missing(*mark.args, **mark.kwargs)
-        if reason is not None:
-            pytest.skip(reason)
+        import torch
+
+        if (found := torch.cuda.device_count()) < (cuda := mark.kwargs["cuda"]):
+            pytest.skip(f"needs {cuda} CUDA device(s), {found} found")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -187,26 +187,6 @@ def test_only_the_command_line_prints_and_exits() -> None:
     assert not wrong
 
 
-def _assigned_classes(tree: ast.AST) -> list[str]:
-    """Return where a tree gives an object another class."""
-    places = [
-        node.lineno
-        for node in ast.walk(tree)
-        if (isinstance(node, ast.Attribute) and node.attr == "__class__" and isinstance(node.ctx, ast.Store))
-        or (
-            isinstance(node, ast.Call)
-            and ast.unparse(node.func).rpartition(".")[2] in ("setattr", "__setattr__")
-            and any(isinstance(value, ast.Constant) and value.value == "__class__" for value in node.args)
-        )
-    ]
-    return [f"line {line}" for line in sorted(places)]
-
-
-def test_no_object_changes_its_class() -> None:
-    """`__class__` is read, never assigned: a module gets a `ReplacedForward` and stays what its user made it."""
-    assert not {name: lines for name in _with("__class__", MODULES) if (lines := _assigned_classes(_tree(name)))}
-
-
 @cache
 def _subscribed_names() -> set[str]:
     """Return the names of the functions that anything in the package subscribes to."""

@@ -1,6 +1,5 @@
 """The scripts that set up, in a copy of what they read, with a stand-in for Python: nothing is installed."""
 
-import os
 import shutil
 import subprocess
 import sys
@@ -122,16 +121,6 @@ def test_second_call_installs_nothing(frame: Frame) -> None:
     assert frame.calls()[before:] == ["python -m pytest --numprocesses auto --dist loadgroup threads=1"]
 
 
-def test_changed_requirements_install_again(frame: Frame) -> None:
-    """A change of setup.py is noticed, and goes into the environment that is there."""
-    frame.run("scripts/test")
-    with (frame.root / "setup.py").open("a", encoding="utf-8") as file:
-        file.write("# changed\n")
-    frame.run("scripts/test")
-    assert frame.installations() == 2
-    assert sum(call.startswith("venv") for call in frame.calls()) == 1
-
-
 def test_interrupted_installation_starts_afresh(frame: Frame) -> None:
     """What a killed installation left behind is removed, not taken as complete."""
     frame.run("scripts/test")
@@ -140,14 +129,6 @@ def test_interrupted_installation_starts_afresh(frame: Frame) -> None:
     assert frame.run("scripts/test").returncode == 0
     assert frame.installations() == 2
     assert not (frame.root / ".venv" / "half-written").exists()
-
-
-def test_installation_under_way_is_left_alone(frame: Frame) -> None:
-    """A second call beside a running installation stops, and names the process."""
-    frame.run("scripts/test")
-    (frame.root / ".venv" / ".installing").write_text(f"{os.getpid()}\n", encoding="utf-8")
-    assert f"process {os.getpid()} is installing" in frame.fails()
-    assert frame.installations() == 1
 
 
 def test_moved_checkout_starts_afresh(frame: Frame) -> None:
@@ -245,19 +226,6 @@ def test_torch_of_a_gpu_image_is_used(frame: Frame) -> None:
         "pip install --retries 1 -e .[html]",
         "pip install --retries 1 -e .[dev,html,slurm,tensorboard,accelerate,fabric,fp8,notebook]",
     ]
-
-
-@pytest.mark.parametrize(
-    ("words", "call"),
-    [
-        (["-k", "a or b", "--fast", "tests/apex"], "--dist loadgroup -k a or b -m not slow tests/apex"),
-        (["unit", "-k", "unit"], "--dist worksteal --unit -k unit"),
-    ],
-)
-def test_words_for_pytest(frame: Frame, words: list[str], call: str) -> None:
-    """`--fast` becomes a mark expression and `unit` an option; everything else reaches pytest as it was written."""
-    frame.run("scripts/test", *words)
-    assert frame.calls()[-1] == f"python -m pytest --numprocesses auto {call} threads=1"
 
 
 def test_demo_runs_the_comparison(frame: Frame) -> None:

@@ -4,14 +4,10 @@ An option is written once, as a parameter of the class: name, type, default, and
 gets all of it by `takes`, the command line by `ampcompare.cli.help.options_of`.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, get_type_hints
-
-__all__ = ["takes", "texts_of"]
 
 Options = TypeVar("Options")
 P = ParamSpec("P")

@@ -3,25 +3,11 @@
 No function imports a library to find out, and none needs torch.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.experiment.choices import Choice, list_choices
 from ampcompare.experiment.run_directory import DEFAULT_FOLDER, RunBrief, find_runs
-
-__all__ = [
-    "list_arms",
-    "list_data",
-    "list_guards",
-    "list_launchers",
-    "list_models",
-    "list_optimizers",
-    "list_recipes",
-    "list_runs",
-    "list_tasks",
-]
 
 
 def list_arms() -> list[Choice]:

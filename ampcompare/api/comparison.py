@@ -1,7 +1,5 @@
 """Train arms and compare them: the commands `run` and `compare`; what they wrote: `report`, `export`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -20,8 +18,6 @@ from ampcompare.results.records.run import RunRecord
 from ampcompare.results.report.export import make_exporter
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.recipe import Recipe
-
-__all__ = ["compare", "export", "load_comparison", "resolve_config", "run"]
 
 
 @takes(RunOptions)

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from ampcompare.experiment.find_batch import BatchLimit
     from ampcompare.training.precision.base import Precision
 
-__all__ = ["diagnose", "explain_arm", "find_batch", "look_ahead", "profile"]
-
 
 def diagnose(
     loop: Callable[[Precision], Any] | None = None,

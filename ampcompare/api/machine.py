@@ -1,14 +1,10 @@
 """Examine this machine and its libraries: the command `doctor`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from ampcompare.api.doctor.examine import Examination, examine
 from ampcompare.backends.arm import Arm, parse_arms
 from ampcompare.base.processes.call import TIME_LIMIT
-
-__all__ = ["examine_machine"]
 
 
 def examine_machine(arms: Sequence[Arm | str] = (), *, time_limit: float = TIME_LIMIT) -> Examination:

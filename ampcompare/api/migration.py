@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from ampcompare.source.migrate.project import FileMigration
     from ampcompare.training.checkpoint.convert.fp32_weights import Conversion
 
-__all__ = ["convert_checkpoint", "exec_script", "lint_paths", "migrate_script"]
-
 
 def exec_script(
     script: Sequence[str],

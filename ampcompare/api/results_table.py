@@ -1,15 +1,11 @@
 """Compare results that were measured elsewhere: the command `judge`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TextIO
 
 from ampcompare.results.analysis.inference.criteria import Criteria, Preference
 from ampcompare.results.analysis.results_table import Better, judge, read_table
 from ampcompare.results.records.comparison import Comparison
-
-__all__ = ["judge_table"]
 
 
 def judge_table(

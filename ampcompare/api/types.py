@@ -1,7 +1,5 @@
 """The types that the functions of this interface take and return."""
 
-from __future__ import annotations
-
 from ampcompare.backends.arm import Arm
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.step import StepRecord

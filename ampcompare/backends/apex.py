@@ -7,9 +7,6 @@ from ampcompare.backends.apex_levels import (
     FIRST_SCALE,
     GROWTH_INTERVAL,
     LEVELS,
-    O1_TO_FP16,
-    O1_TO_FP32,
-    O1_WIDEST,
     OTHERWISE_IN_AUTOCAST,
     ROCM_LEVELS,
     Level,
@@ -72,8 +69,6 @@ def _explain(options: Options) -> ArmExplanation:
             _roles(options),
             casts=_casts(level),
             borders=_borders(level),
-            norm=_norm(level),
-            checkpoint=_checkpoint(level),
         ),
         twin=twin,
         twin_is=twin_is,
@@ -98,23 +93,23 @@ def _casts(level: Level) -> tuple[tuple[str, str], ...]:
         return ()
     half = level.half_name
     return (
-        (f"cast to {half}", f"{_list_groups(O1_TO_FP16)}; {half} copies of weights are kept until scale_loss ends"),
-        ("cast to fp32", _list_groups(O1_TO_FP32)),
-        ("to the widest", f"{', '.join(O1_WIDEST)}: {half} and fp32 inputs give fp32"),
+        (
+            f"cast to {half}",
+            "convolutions (conv1d, conv2d, conv3d, ...), matrix products (linear, matmul, mm, ...), activations "
+            f"(prelu); {half} copies of weights are kept until scale_loss ends",
+        ),
+        (
+            "cast to fp32",
+            "softmax and the like (softmax, log_softmax, softmin, ...), norms (layer_norm, group_norm, "
+            "local_response_norm, ...), resampling (interpolate, grid_sample), losses (cross_entropy, nll_loss, "
+            "mse_loss, ...), functions (exp, expm1, log, ...), reductions (sum, prod, cumsum, ...), moves (cpu)",
+        ),
+        ("to the widest", f"arithmetic, comparisons, joins: {half} and fp32 inputs give fp32"),
         (
             "not cast",
             f"all else, such as batch norm, pooling, relu and dropout; F.binary_cross_entropy raises on {half}",
         ),
     )
-
-
-def _list_groups(table: dict[str, tuple[str, ...]]) -> str:
-    """Return the groups of a table, each with its first few names."""
-    parts = []
-    for group, names in table.items():
-        shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-        parts.append(f"{group} ({shown})")
-    return ", ".join(parts)
 
 
 def _borders(level: Level) -> str:
@@ -126,25 +121,6 @@ def _borders(level: Level) -> str:
     kind = level.half_name if level.is_half else "fp32"
     outside = "" if outputs else ", so a loss outside is in fp32"
     return f"floating inputs of model.forward become {kind}, its outputs {outputs or 'fp32'}{outside}"
-
-
-def _norm(level: Level) -> str:
-    if not level.is_half:
-        return "; runs in the type of its input" if level.patch_torch_functions else ""
-    if level.keep_batchnorm_fp32:
-        return (
-            f", {level.half_name} in and out; layer, group and instance norms become {level.half_name}, and so does a "
-            "batch norm with affine=False"
-        )
-    return ""
-
-
-def _checkpoint(level: Level) -> str:
-    scaler = "amp.state_dict() holds loss scale and count of steps since the last overflow"
-    if level.is_half:
-        masters = ", masters are not in it" if level.master_weights else ""
-        return f"model.state_dict() gives {level.half_name} weights as fp32{masters}; {scaler}"
-    return scaler
 
 
 def _twin(name: str, level: Level) -> tuple[str, str]:

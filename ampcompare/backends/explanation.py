@@ -38,9 +38,7 @@ class ArmExplanation:
     twin_script: tuple[str, ...] = ()
 
 
-def role_rows(
-    roles: Roles, *, casts: Sequence[tuple[str, str]] = (), borders: str = "", norm: str = "", checkpoint: str = ""
-) -> tuple[tuple[str, str], ...]:
+def role_rows(roles: Roles, *, casts: Sequence[tuple[str, str]] = (), borders: str = "") -> tuple[tuple[str, str], ...]:
     """Return what an explanation says of each role, as (what, how) pairs."""
     held, narrow = roles.weights, roles.weights != "fp32"
     keeps_norm = BATCH_NORM in roles.kept
@@ -55,8 +53,8 @@ def role_rows(
         rows.append(("kept in fp32", f"modules of name or type {named}: weights and arithmetic in fp32; {outputs}"))
     if borders:
         rows.append(("inputs, outputs", borders))
-    wide_norm = f"fp32 weights and statistics{f', {roles.half} in and out' if narrow and not norm else ''}"
-    rows.append(("batch norm", f"{wide_norm if keeps_norm or not narrow else f'{held} weights and statistics'}{norm}"))
+    norm = f"{'fp32' if keeps_norm else held} weights and statistics"
+    rows.append(("batch norm", norm + (f", {roles.half} in and out" if keeps_norm and narrow else "")))
     rows += [("master weights", _masters(roles)), ("optimizer", _optimizer(roles))]
     if roles.gradients != held:
         rows.append(("gradients", f"of micro-batches are accumulated in {roles.gradients}, in those of the masters"))
@@ -69,7 +67,7 @@ def role_rows(
         widened = f"held in {roles.state} between steps, and widened to {roles.step} for a step{small}"
         rows.append(("optimizer state", widened))
     rows.append(("loss scale", _loss_scale(roles)))
-    return (*rows, *([("checkpoint", checkpoint)] if checkpoint else []))
+    return tuple(rows)
 
 
 def _masters(roles: Roles) -> str:

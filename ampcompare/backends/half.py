@@ -62,7 +62,6 @@ def _explain(options: Options) -> ArmExplanation:
         does=role_rows(
             _roles(options),
             borders=f"floating inputs become {name}, outputs fp32, so losses outside are in fp32",
-            checkpoint=f"model.state_dict() holds {name} weights" + (", masters are not in it" if masters else ""),
         ),
         twin="apex:" + ",".join(f"{key}={value}" for key, value in twin.items()) if twin else None,
         twin_is="the same numbers, through Apex"

@@ -61,8 +61,6 @@ def _explain(options: Options) -> ArmExplanation:
             roles,
             casts=[("casts", casts)],
             borders=f"unchanged: a model that ends in a linear layer returns {name}",
-            norm=f", {name} in and out on CUDA",
-            checkpoint="scaler.state_dict() along with model and optimizer" if is_fp16 else "nothing to add",
         ),
         twin=("apex:O1" + (f",keep_fp32={keep}" if keep else "")) if is_fp16 else None,
         twin_is="the model for torch.amp; see `ampcompare explain O1` for what differs"

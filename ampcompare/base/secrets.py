@@ -197,23 +197,17 @@ def mask(text: str, *, of_script: bool = False) -> str:
     Args:
         of_script: what a script has said, in which short values are looked for too, and what has the form of a secret.
     """
-    for value, placeholder in sorted(_known_secrets().items(), key=lambda item: -len(item[0])):
+    known = {**_known_in(tuple(os.environ.items()), tuple(_names)), **_values}
+    for value, placeholder in sorted(known.items(), key=lambda item: -len(item[0])):
         for form in _forms(value):
             if len(value) >= MIN_LITERAL:
                 text = text.replace(form, placeholder)
             elif of_script and len(value) >= MIN_WORD:
                 text = placeholder.join(re.split(rf"(?<!\w){re.escape(form)}(?!\w)", text))
     if of_script:  # what it has read itself
-        text = TOKENS.sub("$SECRET", CREDENTIALS.sub(_without_credentials, text))
+        text = CREDENTIALS.sub(lambda match: match[0] if "$" in match[0] else "$CREDENTIALS", text)
+        text = TOKENS.sub("$SECRET", text)
     return text
-
-
-def _without_credentials(match: re.Match[str]) -> str:
-    return match[0] if "$" in match[0] else "$CREDENTIALS"
-
-
-def _known_secrets() -> dict[str, str]:
-    return {**_known_in(tuple(os.environ.items()), tuple(_names)), **_values}
 
 
 @functools.lru_cache(maxsize=1)

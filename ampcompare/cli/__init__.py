@@ -1,19 +1,9 @@
 """The command line. Its first page and its version need neither click nor any command: both answer at once."""
 
-from __future__ import annotations
-
 import sys
 
 from ampcompare.base.version import __version__
 from ampcompare.cli.output import drop_output, open_standard_streams
-
-TYPE_CHECKING = False  # as type checkers know it; `typing` takes as long to import as this file
-if TYPE_CHECKING:
-    from typing import Any
-
-    from ampcompare.cli.group import cli
-
-__all__ = ["COMMANDS", "cli", "main"]
 
 COMMANDS = {
     "run": "Train one arm and print its row.",
@@ -92,12 +82,3 @@ def _write(text: str) -> int:
         sys.stderr.write(f"ampcompare: cannot write the output: {error.strerror or error}\n")
         return 4
     return 0
-
-
-def __getattr__(name: str) -> Any:
-    """Import the group of commands on first use."""
-    if name != "cli":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from ampcompare.cli.group import cli
-
-    return cli

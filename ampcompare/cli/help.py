@@ -74,14 +74,14 @@ def options_of(source: Callable[..., Any]) -> OptionOf:
     """Return `option` for the parameters of a function or class: each brings its name, type, default and help.
 
     The help is the line of the docstring; "; by default X" at its end becomes "[default: X]". What is passed to the
-    option wins, such as a help about how the value is written in a shell. `parameter` names one that the flag does not.
+    option wins, such as a help about how the value is written in a shell.
     """
     parameters, texts = inspect.signature(source).parameters, texts_of(source)
     names_of_types = inspect.unwrap(source.__init__ if inspect.isclass(source) else source).__globals__
 
-    def option_of(*names: str, parameter: str = "", **settings: Any) -> Callable[[Function], Function]:
+    def option_of(*names: str, **settings: Any) -> Callable[[Function], Function]:
         flag, _, off = names[0].partition("/")
-        name = parameter or next((each for each in names if each[0] != "-"), flag.lstrip("-").replace("-", "_"))
+        name = next((each for each in names if each[0] != "-"), flag.lstrip("-").replace("-", "_"))
         default = parameters[name].default
         # One at a time: other parameters may have types that are imported for type checkers alone.
         alone = type("", (), {"__annotations__": {name: parameters[name].annotation}})

@@ -2,7 +2,6 @@
 
 import shlex
 import sys
-import time
 from pathlib import Path
 
 import click
@@ -12,8 +11,6 @@ from ampcompare.base.errors import ConfigError, EnvironmentUnfit
 from ampcompare.cli.help import Command, option, options_of
 from ampcompare.cli.output import note
 from ampcompare.cli.values import FILE, Choice
-
-SECONDS_BETWEEN_LINES = 2.0
 
 
 @click.command(
@@ -82,12 +79,8 @@ def _migrate(paths: tuple[str, ...], torch_version: str | None, *, write: bool) 
     named = set(map(Path, paths))
     changed = left = by_hand = 0
     loads = False
-    begun = time.monotonic()
-    for number, path in enumerate(files, 1):
+    for path in files:
         result = migrate_file(path, must_parse=path in named, examine=find_mistakes, versions=versions)
-        if time.monotonic() - begun > SECONDS_BETWEEN_LINES:
-            begun = time.monotonic()
-            _say(f"{number} of {len(files)} files")
         if result.fault is not None:
             fail(result.lines()[0])
             continue

@@ -69,7 +69,9 @@ class Display(Observer):
         with self._lock:
             self._cells.plan(outline)
             if not self.quiet:
-                self._print(describe_outline(outline, _automatic_device()))
+                # Without torch: a process that forks cells must not touch CUDA.
+                has_cuda = has_nvidia_gpu() and (torch_build() or {"cuda": "?"}).get("cuda")
+                self._print(describe_outline(outline, "cuda" if has_cuda else "cpu"))
             self._start()
 
     def begin(self, config: RunConfig, number: int, total: int) -> None:
@@ -167,11 +169,6 @@ class Display(Observer):
         if not self._cells.done:
             return "a few steps of each arm"
         return "timing rounds" if outline is not None and outline.timing_rounds > 0 else ""
-
-
-def _automatic_device() -> str:
-    """Return what the device "auto" stands for, without torch: a process that forks cells must not touch CUDA."""
-    return "cuda" if has_nvidia_gpu() and (torch_build() or {"cuda": "?"}).get("cuda") else "cpu"
 
 
 def _outcome(record: RunRecord) -> str:

@@ -74,28 +74,26 @@ def command(
     Without DIR or FILE, the newest run directory in runs/ is shown: after `run`, that run. A line on standard error
     names it, and the one before it.
 
-    FILE is a record.json, a report.json, or a file that `exec --record` wrote (several are shown side by side).
+    FILE is a record.json, a report.json, or a file that `exec --record` wrote.
 
     A different --reference is one more look at the runs, and is counted in the run directory.
 
     Records that fail validation (edited, copied, from another cell) are left out and listed; the exit code is then 2.
     """
     from ampcompare.experiment.reload_report import reload_comparison
-    from ampcompare.script.recording.summary import is_exec_record, read_exec_record, records_document
+    from ampcompare.script.recording.summary import is_exec_record, record_document
 
     target = _target_from(form, output, open_page)
     files = [Path(path) for path in paths] or [_newest()]
-    of_exec = [path for path in files if is_exec_record(path)]
     excluded: list[str] = []
-    if of_exec and len(of_exec) < len(files):
-        raise ConfigError(f"{of_exec[0]} is a record of exec, but the others are not; report them separately")
-    if of_exec and reference is not None:
+    if len(files) > 1:
+        raise ConfigError("a report is of one run directory, or of one record; name a single one")
+    is_of_exec = is_exec_record(files[0])
+    if is_of_exec and reference is not None:
         raise ConfigError("--reference is for arms of a comparison; records of exec have none")
-    if not of_exec and len(files) > 1:
-        raise ConfigError("a report is of one run directory; name a single one")
-    target = target.with_file(files[0] if len(files) == 1 and files[0].is_dir() and reference is None else None)
-    if of_exec:
-        text = target.reporter().write(records_document(files, [read_exec_record(path) for path in files]))
+    target = target.with_file(files[0] if files[0].is_dir() and reference is None else None)
+    if is_of_exec:
+        text = target.reporter().write(record_document(files[0]))
     else:
         comparison = reload_comparison(files[0], reference=reference)
         reporter = target.reporter(details)

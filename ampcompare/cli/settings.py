@@ -103,6 +103,12 @@ class ScriptCommand(Command):
         return [*super().collect_usage_pieces(ctx), "[-- SCRIPT [ARGS]...]"]
 
 
+COMPAT_TORCH = option(
+    "--compat-torch",
+    is_flag=True,
+    group=SCRIPT,
+    help="with -- SCRIPT: restore removed and changed APIs of torch, numpy and Python",
+)
 SEED_ARG = option("--seed-arg", metavar="FLAG", group=SCRIPT, help="with -- SCRIPT: pass the seed as FLAG SEED")
 
 
@@ -125,12 +131,7 @@ def script_options(function: Function) -> Function:
             help="with -- SCRIPT: run it briefly and list the metrics it shows",
         ),
         SEED_ARG,
-        option(
-            "--compat-torch",
-            is_flag=True,
-            group=SCRIPT,
-            help="with -- SCRIPT: restore removed and changed APIs of torch, numpy and Python",
-        ),
+        COMPAT_TORCH,
         option(
             "--mask",
             multiple=True,
@@ -154,7 +155,7 @@ def watched_script_options(function: Function) -> Function:
             help="random seed of weights and batches; for a script, set before it starts",
         ),
         SEED_ARG,
-        option("--compat-torch", is_flag=True, group=SCRIPT, help="with -- SCRIPT: restore removed and changed APIs"),
+        COMPAT_TORCH,
         option(
             "--nproc-per-node",
             type=click.IntRange(1),

@@ -70,7 +70,6 @@ class PlannedComparison:
 
     Attributes:
         plan: with the seeds of the pilot, if the number of seeds is still to be determined.
-        folder: the run directory.
         baseline: what gates compare with; the reference arm if None.
     """
 
@@ -90,12 +89,7 @@ class PlannedComparison:
 
 @dataclass(frozen=True)
 class ComparisonOutcome:
-    """A comparison that has ended.
-
-    Attributes:
-        folder: the run directory, with the reports.
-        checks: the result of each gate for each arm.
-    """
+    """A comparison that has ended."""
 
     options: CompareOptions
     comparison: Comparison
@@ -128,13 +122,7 @@ class ComparisonOutcome:
 
 
 def plan_comparison(options: CompareOptions) -> PlannedComparison:
-    """Check the options of a comparison and return its cells; nothing is written or started.
-
-    Raises:
-        ConfigError: an option that cannot be used.
-        EnvironmentUnfit: this machine lacks something that was requested.
-        RecordError: the baseline cannot be read.
-    """
+    """Check the options of a comparison and return its cells; nothing is written or started."""
     baseline = reload_comparison(options.baseline) if options.baseline is not None else None
     sources = collect_settings(options.settings)
     margins = (options.margin, sources.matrix.margin, Criteria.margin)
@@ -188,14 +176,6 @@ def run_comparison(
     Args:
         observer: receives progress and notes.
         while_running: a context around the runs, given the launcher; the command line handles signals in it.
-
-    Raises:
-        ConfigError: an option that cannot be used, or another command uses the folder.
-        EnvironmentUnfit: this machine lacks something that was requested.
-        RecordError: the baseline cannot be read.
-        LaunchError: no process could be started.
-        KeyboardInterrupt: passed on; finished cells are saved.
-        Ended: stopped by SIGTERM; finished cells are saved.
     """
     planned = plan_comparison(options)
     plan, folder = planned.plan, planned.folder
@@ -319,9 +299,6 @@ def seeds_needed(comparison: Comparison, error_rate: float) -> tuple[int, str]:
 
     That is the number for a power of 80 % in Stein's one-sided test of non-inferiority at the margin, if the true
     difference is 0, with the pilot's spread, at a level shared by all arms. All arms get the largest number.
-
-    Args:
-        error_rate: of the test that follows, over all arms.
     """
     arms, reference = [row.arm for row in comparison.arms], comparison.reference
     runs = [record for record in comparison.records if record.arm == reference]

@@ -57,11 +57,6 @@ def diagnose(
         output_dir: folder of `diagnosis.json` and, where the extra is installed, `diagnosis.html`; by default none.
         say: called with a line about GPUs that are left out, before each run of a script, and with the files that are
             written.
-
-    Raises:
-        ConfigError: options that cannot be used, or no step was watched.
-        EnvironmentUnfit: this machine lacks something that was requested.
-        LaunchError: training failed.
     """
     if loop is not None:
         from ampcompare.diagnosis.diagnose import diagnose_given
@@ -88,13 +83,7 @@ def diagnose_script(
     say: Callable[[str], None] = lambda line: None,
     environment: Mapping[str, str] | None = None,
 ) -> Diagnosis:
-    """Run a script under the arm of a configuration, watched, and again under candidates of a cure.
-
-    Args:
-        options: their configuration names a script.
-        say: called with a line before each run.
-        environment: variables that the script gets in addition.
-    """
+    """Run a script under the arm of a configuration, watched, and again under candidates of a cure."""
     options.check()
     arm = options.config.parsed_arm
     begun = time.perf_counter()
@@ -152,11 +141,7 @@ def _watch_script(
 
 
 def watched_settings(config: RunConfig, arm: Arm, folder: Path) -> dict[str, Any]:
-    """Return the fields of `ExecSettings` for a script that is watched under an arm, by their names.
-
-    Args:
-        folder: of the run, where the record of the script comes.
-    """
+    """Return the fields of `ExecSettings` for a script that is watched under an arm, by their names."""
     script, seed = config.script, config.recipe.seed
     assert script is not None
     return {

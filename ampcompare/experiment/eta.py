@@ -31,12 +31,7 @@ class _Estimate:
 
 
 def estimate(plan: Plan, folder: Path, found: Preflight | None = None) -> _Estimate:
-    """Estimate the cost of a plan: each arm costs what it did with other seeds of the same recipe.
-
-    Args:
-        folder: the run directory.
-        found: what a few steps of each arm have shown, for those that have no record.
-    """
+    """Estimate the cost of a plan: each arm costs what it did with other seeds of the same recipe."""
     run = RunDirectory(folder)
     left = [
         (label, cell)

@@ -41,7 +41,6 @@ class BatchLimit:
         fits: None if no batch does.
         fails: the smallest batch that was tried and does not fit.
         limit_bytes: memory that a run may take; None where only the device decides.
-        tries: number of batch sizes that were tried.
     """
 
     arm: str
@@ -59,7 +58,6 @@ class BatchSearch:
         configs: one for each arm, whose batch size is the first to be tried.
         memory_gib: that a run may take; None: all of the GPU.
         margin: share of it that stays free.
-        note: receives a line about each try.
         preflight: first train a few steps of each arm, so that one that cannot train is named before any search.
     """
 
@@ -87,11 +85,7 @@ def configs_of(config: RunConfig, arms: Sequence[str]) -> list[RunConfig]:
 
 
 def search_batches(search: BatchSearch, gpus: str | None) -> list[BatchLimit]:
-    """Return the largest batch of each arm, searched on the first GPU that is free.
-
-    Args:
-        gpus: numbers of the GPUs to choose from, such as 0,2-3; None: all that are free.
-    """
+    """Return the largest batch of each arm, searched on the first GPU that is free."""
     places = find_places(search.configs, None, gpus)
     for text in places.notes:
         search.note(text)
@@ -104,10 +98,6 @@ def find_batches(search: BatchSearch, launcher: Launcher) -> list[BatchLimit]:
 
     A batch fits if some updates and an evaluation end, with the margin left of the limit. On a GPU the memory is what
     torch's allocator has reserved, on a CPU the growth of the process.
-
-    Raises:
-        ConfigError: a setting that cannot be used, or a CPU without a limit.
-        LaunchError: a try failed for another reason than memory or too few samples.
     """
     check_cells(search.configs)
     if search.preflight and len(search.configs) > 1:  # else the first try says the same

@@ -53,15 +53,7 @@ class AheadOptions:
 
 
 def look_ahead(options: AheadOptions, say: Callable[[str], None] = lambda line: None) -> Outlook:
-    """Run the first steps of a training in fp32, and say for each arm what is to be expected of it.
-
-    Args:
-        say: called with a line before each run.
-
-    Raises:
-        ConfigError, EnvironmentUnfit: options that cannot be used, or a script that cannot run here.
-        LaunchError: the training failed, or made no step.
-    """
+    """Run the first steps of a training in fp32, and say for each arm what is to be expected of it."""
     options.check()
     environment = find_places([options.config], None).all[0].gpu_environment
     if options.config.script is not None:

@@ -52,14 +52,7 @@ def cross(arms: Sequence[str], vary: Vary) -> list[Row]:
 
 
 def find_setting(name: str, said: str) -> str:
-    """Return the path of a setting that is named by its path or the last part of it.
-
-    Args:
-        said: what the user wrote, for the message.
-
-    Raises:
-        ConfigError: no such setting, or several, or one that is not varied this way.
-    """
+    """Return the path of a setting that is named by its path or the last part of it."""
     known = [path for path, _ in settings(RunConfig().model_dump(exclude=set(NON_NUMERIC_SETTINGS)))]
     name = name.strip().replace("-", "_")
     name = OTHER_NAMES.get(name, name)
@@ -118,12 +111,7 @@ def expand_matrix(
 
 
 def find_reference(rows: Sequence[Row], reference: str | None) -> Row | None:
-    """Return the row that the others are compared with; None if no row has the arm.
-
-    Args:
-        reference: the label of a row, or an arm, whose first row is meant; None for script, else fp32, else the first
-            row.
-    """
+    """Return the row that the others are compared with; None if no row has the arm."""
     if reference is None:
         usual = [row for arm in ("script", "fp32") for row in rows if row.arm == arm]
         return next(iter([*usual, *rows]), None)

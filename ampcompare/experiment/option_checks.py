@@ -23,12 +23,7 @@ REMOTE = ("slurm", "ray")  # whose jobs do not run on the machine that submits t
 
 
 def check_cells(cells: Iterable[RunConfig]) -> None:
-    """Check that cells name arms, tasks, models, data sets, optimizers and launchers that there are.
-
-    Raises:
-        ConfigError: a name does not exist, or two arms are one.
-        EnvironmentUnfit: this machine lacks a library of an arm, Slurm, or processes that fork.
-    """
+    """Check that cells name arms, tasks, models, data sets, optimizers and launchers that there are."""
     cells = list(cells)
     if not hasattr(os, "fork") and not is_rank() and any(cell.launcher not in REMOTE for cell in cells):
         raise EnvironmentUnfit(

@@ -118,14 +118,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 
 
 def plan_rows(base: RunConfig, rows: Sequence[Row], seeds: Sequence[int], reference: str | None = None) -> Plan:
-    """Train each row with each seed.
-
-    Args:
-        reference: an arm or the label of a row; by default the first row of fp32, or else the first of all.
-
-    Raises:
-        ConfigError: a setting that cannot be used, a duplicate row, or no row of the reference.
-    """
+    """Train each row with each seed."""
     if not rows or not seeds:
         raise ConfigError("a comparison needs at least one arm and one seed")
     named: dict[str, Row] = {}

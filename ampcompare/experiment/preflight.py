@@ -49,12 +49,7 @@ REFUSED = ConfigError.exit_code
 def preflight(
     plan: Plan, launcher: Launcher, done: Sequence[RunRecord | None], folder: Path | None = None
 ) -> Preflight:
-    """Train a few steps of each row of a plan that has no record yet.
-
-    Args:
-        done: the record of each cell of the plan.
-        folder: the run directory, below which the files of these steps lie while they are made; by default elsewhere.
-    """
+    """Train a few steps of each row of a plan that has no record yet."""
     known = {label for label, record in zip(plan.labels, done, strict=True) if record is not None}
     rows = {label: cell for label, cell in zip(plan.labels, plan.cells, strict=True) if cell.launcher not in REMOTE}
     seeds = plan.seeds if len(plan.seeds) > 1 else (*plan.seeds, plan.seeds[0] + 1)
@@ -113,11 +108,7 @@ def require_trainable(found: Preflight) -> None:
 
 
 def failure_of(found: Preflight, failed: Mapping[str, Sequence[str]]) -> AmpCompareError:
-    """Return an error with the reasons of arms that cannot train, and the exit code of the gravest.
-
-    Args:
-        failed: the arms by the reason.
-    """
+    """Return an error with the reasons of arms that cannot train, and the exit code of the gravest."""
     code = max(found.arms[arm].exit_code for arms in failed.values() for arm in arms)
     reasons = [f"{', '.join(arms)}: {error}" for error, arms in failed.items()]
     reason = (
@@ -132,15 +123,7 @@ def preflight_of(
     *,
     min_steps: int = 0,
 ) -> None:
-    """Train a few steps under each of some configurations, one for each arm, and say what they show.
-
-    Args:
-        say: called with each line.
-        min_steps: that a script has to make.
-
-    Raises:
-        ConfigError, EnvironmentUnfit, LaunchError: none can train, or the script says that it ends earlier.
-    """
+    """Train a few steps under each of some configurations, one for each arm, and say what they show."""
     place = find_places(configs[:1], 1).all[0]
     with DispatchingLauncher(place=place) as launcher:
         launcher.on_note = say
@@ -169,7 +152,6 @@ class _Trial:
     """A few steps of a cell.
 
     Attributes:
-        rows: of a script.
         values, faults: of its metrics in the output.
         numbers: what it showed, with the option that takes it.
         seconds: from the start of its process to its end.

@@ -39,11 +39,6 @@ def profile(
         output_dir: folder of `profile.json`, `profile.md`, `trace.json` and, where the extra is installed,
             `profile.html`; by default none.
         say: called with a line before each arm, and with the files that are written.
-
-    Raises:
-        ConfigError: options that cannot be used.
-        EnvironmentUnfit: this machine lacks something that was requested.
-        LaunchError: the reference could not be trained.
     """
     options.check()
     arms: list[ArmProfile] = []
@@ -107,10 +102,6 @@ def steps_needed(steps: int, profiled: int) -> int:
 
 def profile_script(config: RunConfig, folder: Path, *, steps: int, profiled: int) -> tuple[ArmProfile, dict[str, Any]]:
     """Run a script under the arm of a configuration until its steps are profiled; return the profile and the trace.
-
-    Args:
-        config: it names a script.
-        folder: for the files of the run.
 
     Returns:
         The profile of rank 0, with the times of all ranks, and its trace.

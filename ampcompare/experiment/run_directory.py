@@ -55,9 +55,7 @@ class StoredPlan(BaseModel):
         order: every cell as LABEL@SEED.
         order_seed: None in plans of earlier versions.
         cells: the name of each cell's folder, under LABEL@SEED.
-        pilot: seeds whose spread determined the number of seeds.
         journal: None in plans of versions that kept no journal.
-        preflight: what a few steps of the arms have shown before the first cells.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
@@ -189,10 +187,6 @@ class RunDirectory:
     def hold(self, launcher: Launcher, *, command: str = "") -> Iterator[None]:
         """Make the run directory and hold its lock; of processes that take part in one command, the main one does.
 
-        Args:
-            launcher: of the cells, which knows whether this process is the main one.
-            command: what to show to others that want the folder.
-
         Raises:
             ConfigError: the folder cannot be made or written, or another command holds it.
         """
@@ -304,9 +298,6 @@ class RunDirectory:
 
         A launcher changes no weight or loss. It is part of a cell's name all the same, so that launchers can be rows of
         a comparison.
-
-        Args:
-            others: names of cells in this directory that are not of the plan.
         """
         found = self.reusable(config)
         for name in LAUNCHERS if others and found.record is None else ():

@@ -51,11 +51,7 @@ class LaunchOptions:
         return make_launcher(config, **self._arguments())
 
     def pool(self, config: RunConfig, places: Places, jobs: Jobs = None) -> Launcher:
-        """Return the launcher for a configuration, and for others that differ from it in what `compare` varies.
-
-        Args:
-            jobs: under Slurm, tasks of an array that run at the same time; as many as Slurm likes if it is no number.
-        """
+        """Return the launcher for a configuration, and for others that differ from it in what `compare` varies."""
         return launcher_at(places, config, **self._arguments(jobs))
 
     def _arguments(self, jobs: Jobs = None) -> dict[str, Any]:
@@ -228,7 +224,8 @@ class CompareOptions:
                 DeprecationWarning,
                 stacklevel=3,  # the caller of `ampcompare.compare`
             )
-        check_jobs(jobs)
+        if jobs not in (None, "auto") and not (isinstance(jobs, int) and jobs > 0):
+            raise ConfigError(f"jobs is {jobs}; give the number of cells that run in parallel, at least 1, or auto")
         if timing_rounds < 0:
             raise ConfigError(f"timing rounds are {timing_rounds}; give how often arms are timed again, or 0")
         self.settings = settings_request(recipe, size, config_file, with_script(settings, script, metrics, mask))
@@ -247,18 +244,8 @@ class CompareOptions:
         self.launch = _launch(launch, slurm_options)
 
 
-def check_jobs(jobs: Jobs) -> None:
-    """Check a number of cells."""
-    if jobs not in (None, "auto") and not (isinstance(jobs, int) and jobs > 0):
-        raise ConfigError(f"jobs is {jobs}; give the number of cells that run in parallel, at least 1, or auto")
-
-
 def to_seconds(name: str, value: float | str) -> float:
-    """Return a positive time in seconds from a number or a text such as 30m, 1h30m or 90s.
-
-    Args:
-        name: of the option, for the message.
-    """
+    """Return a positive time in seconds from a number or a text such as 30m, 1h30m or 90s."""
     seconds = parse_duration(value) if isinstance(value, str) else float(value)
     if not seconds or not seconds > 0:
         raise ConfigError(f"{name} {value!r} is not a time such as 30m, 1h30m or 90s")
@@ -293,10 +280,9 @@ def with_script(
 ) -> dict[str, Any]:
     """Return the settings, including those of the script if there is one."""
     if script is None:
-        if mask:
-            raise ConfigError("mask needs a script; pass one, as in script=['train.py']")
-        if metrics:
-            raise ConfigError("metrics needs a script; pass one, as in script=['train.py']")
+        if mask or metrics:
+            name = "mask" if mask else "metrics"
+            raise ConfigError(f"{name} needs a script; pass one, as in script=['train.py']")
         return dict(settings)
     values = dict(settings)
     max_steps = values.pop("recipe.max_steps", None)

@@ -137,9 +137,6 @@ class RunningPlan:
     It makes the directory, writes the plan, and reads the records that are there, so that an intermediate report has
     every row that an earlier one had.
 
-    Args:
-        plan: in any order; that which is recorded in the directory wins.
-
     Attributes:
         records: of each cell of the plan; None where it must run.
     """
@@ -242,12 +239,7 @@ class RunningPlan:
         self.observer.end(record, reused=True)
 
     def keep(self, cell: FinishedCell) -> None:
-        """Record the result of a cell, and save the report, unless it is the last one, which `save` follows.
-
-        Raises:
-            Ended: it was stopped.
-            AllFailAlike: the other cells would fail as this one and another have.
-        """
+        """Record the result of a cell, and save the report, unless it is the last one, which `save` follows."""
         record = cell.record
         self._starts[cell.index] = record.started or cell.started  # it may have ended before it recorded its start
         self._replace({cell.index: record})
@@ -355,10 +347,6 @@ class CellRunner:
 
     Where they run at the same time and can be timed, each has its device by the design of the plan, and every device
     runs its cells in order; else the next cell goes to the first device that is free.
-
-    Attributes:
-        jobs: cells that run at the same time; the launcher must support that.
-        by_seed: whether cells of several seeds are run together.
     """
 
     running: RunningPlan
@@ -481,11 +469,9 @@ def _now() -> str:
 
 
 def order_as_run(plan: Plan, starts: Sequence[str | None]) -> list[str]:
-    """Return the cells as LABEL@SEED: those that ran by their start, then the others as they are planned.
+    """Return the cells as LABEL@SEED: those that ran by their start, in ISO 8601, then the others as they are planned.
 
-    Args:
-        starts: of each cell of the plan in ISO 8601, UTC; None where it did not run yet, "" where its record is of an
-            earlier version, which kept no start.
+    The start is None where a cell did not run yet, and "" in records of versions that kept none.
     """
     order = plan.order
     ran = [(start, index) for index, start in enumerate(starts) if start is not None]

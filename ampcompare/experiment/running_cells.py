@@ -28,7 +28,6 @@ class CellView:
         place: where it runs, such as "GPU 3" or "job 1234_5 on n1"; "" if it has no place of its own.
         label, digest: of its row, and of its settings.
         first: when its first steps were reported, and their share of all: above 0 in a resumed cell.
-        latest: when it was last heard of.
     """
 
     name: str
@@ -82,7 +81,8 @@ class CellView:
         if self.left is not None:
             figures.append(f"about {rough_duration(self.left)}{left}")
         if progress is not None and progress.step_seconds is not None:
-            figures.append(_step_time(progress.step_seconds))
+            seconds = progress.step_seconds
+            figures.append(f"{1000 * seconds:.3g} ms/step" if seconds < 1 else f"{seconds:.3g} s/step")
         if progress is not None and (progress.skipped or progress.loss_scale is not None):
             figures.append(f"{progress.skipped} skipped")
         if progress is not None and progress.total_steps and self.epochs > 1:
@@ -228,7 +228,3 @@ class RunningCells:
 def _share(progress: Progress | None) -> float:
     """Return the share of steps that are made, 0 to 1."""
     return min(1.0, progress.steps / progress.total_steps) if progress is not None and progress.total_steps else 0.0
-
-
-def _step_time(seconds: float) -> str:
-    return f"{1000 * seconds:.3g} ms/step" if seconds < 1 else f"{seconds:.3g} s/step"

@@ -75,12 +75,6 @@ def run_single(
     Args:
         observer: receives progress and notes in the main process.
         while_running: a context around the run, given the launcher; the command line handles signals in it.
-
-    Raises:
-        ConfigError: settings that cannot be used, or another command uses the folder.
-        EnvironmentUnfit: this machine lacks something that was requested.
-        LaunchError: no process could be started.
-        KeyboardInterrupt: passed on.
     """
     launcher, observer = _launcher(options, observer)
     with launcher, _hold_run_directory(options, launcher), while_running(launcher):
@@ -159,9 +153,6 @@ def verify_resume(
     """Train without a break, then again with one after a step drawn from the settings, and compare.
 
     The log interval is one step, so that the run can stop after any step.
-
-    Args:
-        folder: for both runs, in `unbroken` and `resumed`.
     """
     RunDirectory(folder).make()
     observer = observer or Observer()

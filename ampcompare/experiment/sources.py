@@ -31,14 +31,7 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class SettingsRequest:
-    """The requested settings.
-
-    Attributes:
-        recipe: a name of the catalog, or a YAML file.
-        size: one of the recipe's smaller sizes.
-        file: a YAML file of settings, which wins over the recipe.
-        layers: settings that win over the file, the strongest last.
-    """
+    """The requested settings."""
 
     recipe: str | None = None
     size: str | None = None
@@ -53,7 +46,6 @@ class SettingsSources:
     Attributes:
         matrix: what recipe and file say about rows, at the requested size.
         fixed: paths with one value from a source above those that describe the rows; the matrix does not vary them.
-        recipe: its name.
         published: the recipe as published.
         recipe_matrix: the rows of the recipe at the requested size, before any file.
     """
@@ -77,9 +69,6 @@ def collect_settings(request: SettingsRequest, *, one_run: bool = False) -> Sett
 
     Args:
         one_run: of the rows that a recipe names, take the first, and its first seed.
-
-    Raises:
-        ConfigError: naming what cannot be used.
     """
     name, size = request.recipe, request.size
     if size is not None and name is None:
@@ -129,20 +118,12 @@ def matrix_seeds(matrix: Matrix) -> str | None:
 def matrix_rows(
     sources: SettingsSources, *, arms: Sequence[str] = (), reference: str | None = None, sweep: Vary = ()
 ) -> list[Row]:
-    """Return the rows of a comparison: those asked for, or else of the file, of the recipe, or the default arms.
-
-    Args:
-        reference: an arm that is added if no row has it.
-    """
+    """Return the rows of a comparison: those asked for, or else of the file, of the recipe, or the default arms."""
     return expand_matrix(sources.matrix, arms=arms, reference=reference, vary=sweep, by_hand=sources.fixed)
 
 
 def published_beside(sources: SettingsSources, measured: Sequence[Row]) -> Published | None:
-    """Return the published table of the recipe, each line with the measured row that corresponds to it, if it has one.
-
-    Args:
-        measured: rows of the comparison.
-    """
+    """Return the published table of the recipe, each line with the measured row that corresponds to it, if any."""
     full, config, size = sources.published, sources.config, sources.size
     if sources.recipe is None or full is None or full.matrix.reference is None:
         return None

@@ -38,9 +38,6 @@ def run_timing_rounds(
     Args:
         records: by index of the cell; cells that did not complete are left out.
 
-    Returns:
-        The new records by index of the cell.
-
     Raises:
         Ended: a turn was stopped by SIGTERM; rounds before it are kept.
     """

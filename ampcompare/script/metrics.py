@@ -50,28 +50,28 @@ def _before(log: Callable[..., None]) -> Callable[..., Any]:
 
 
 def _add_scalar(_writer: Any, tag: str = "", scalar_value: Any = None, *_args: Any, **_kwargs: Any) -> None:
-    _log({tag: scalar_value}, "SummaryWriter.add_scalar")
+    log_numbers({tag: scalar_value}, "SummaryWriter.add_scalar")
 
 
 def _wandb_log(data: Any = None, *_args: Any, **_kwargs: Any) -> None:
-    _log(data, "wandb.log")
+    log_numbers(data, "wandb.log")
 
 
 def _mlflow_metric(key: str = "", value: Any = None, *_args: Any, **_kwargs: Any) -> None:
-    _log({key: value}, "mlflow.log_metric")
+    log_numbers({key: value}, "mlflow.log_metric")
 
 
 def _mlflow_metrics(metrics: Any = None, *_args: Any, **_kwargs: Any) -> None:
-    _log(metrics, "mlflow.log_metric")
+    log_numbers(metrics, "mlflow.log_metric")
 
 
-def _log(values: Any, source: str, prefix: str = "") -> None:
+def log_numbers(values: Any, source: str, prefix: str = "") -> None:
     """Log the numbers of a mapping, and those of mappings in it as `outer/inner`."""
     if not isinstance(values, Mapping):
         return
     for name, value in values.items():
         if isinstance(value, Mapping):
-            _log(value, source, f"{prefix}{name}/")
+            log_numbers(value, source, f"{prefix}{name}/")
         elif isinstance(value, numbers.Real) or getattr(value, "shape", None) in ((), (1,)):
             detached = value.detach() if hasattr(value, "detach") else value  # torch warns of one that needs gradients
             log_metric(f"{prefix}{name}", float(detached), source=source)

@@ -1,7 +1,7 @@
 """Validate a user's settings, with a one-line message for each error."""
 
 import reprlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -27,7 +27,8 @@ def validate(model: type[Model], values: Mapping[str, Any]) -> Model:
 def _explain(model: type[BaseModel], fault: Mapping[str, Any]) -> str:
     where = ".".join(str(part) for part in fault["loc"])
     if fault["type"] == "extra_forbidden":
-        return f"there is no setting {where!r} ({suggest(_generic(fault['loc']), list(setting_paths(model)))})"
+        path = ".".join("N" if isinstance(part, int) else part for part in fault["loc"])
+        return f"there is no setting {where!r} ({suggest(path, list(setting_paths(model)))})"
     inside = [path[len(where) + 1 :] for path in setting_paths(model) if path.startswith(f"{where}.")]
     if fault["type"] == "model_type" and inside:
         more = [f"and {len(inside) - MAX_NAMES} more"] if len(inside) > MAX_NAMES else []
@@ -43,10 +44,6 @@ def _plain(message: str) -> str:
     text = message.removeprefix("Value error, ").replace("Input should be", "must be").replace("a valid ", "a ")
     text = text.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
     return text.replace("an integer", "a whole number").replace("a integer", "a whole number").partition(", unable")[0]
-
-
-def _generic(loc: Iterable[int | str]) -> str:
-    return ".".join("N" if isinstance(part, int) else part for part in loc)
 
 
 def setting_paths(model: type[BaseModel], above: str = "") -> Iterator[str]:

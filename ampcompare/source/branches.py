@@ -13,11 +13,7 @@ Facts = Mapping[str, object]
 
 
 def branches_around(module: Module, node: ast.AST, within: ast.AST | None = None) -> Iterator[tuple[ast.If, bool]]:
-    """Yield the `if` statements around a node, the innermost first, and whether it is in the branch of the test.
-
-    Args:
-        within: a node around, at which this ends.
-    """
+    """Yield the `if` statements around a node, the innermost first, and whether it is in the branch of the test."""
     for below, outer in pairwise([node, *module.ancestors(node)]):
         if outer is within:
             break
@@ -116,15 +112,18 @@ def _is_known(known: Facts, test: ast.expr, holds: bool) -> bool:
     return all(key in known and known[key] == value for key, value in conditions(test, holds).items())
 
 
-@functools.cache
 def _joint(text: str) -> ast.BoolOp | None:
-    if " and " not in text and " or " not in text:
-        return None
-    try:
-        test = ast.parse(text, mode="eval").body
-    except SyntaxError:  # a key that stands for no expression, such as that of a `try`
-        return None
+    test = expression_of(text) if " and " in text or " or " in text else None
     return test if isinstance(test, ast.BoolOp) else None
+
+
+@functools.cache
+def expression_of(key: str) -> ast.expr | None:
+    """Return the expression whose text a fact has; None for a key that stands for none, such as that of a `try`."""
+    try:
+        return ast.parse(key, mode="eval").body
+    except SyntaxError:
+        return None
 
 
 def _merge(parts: Iterable[dict[str, object]]) -> dict[str, object]:

@@ -36,13 +36,9 @@ class ObjectKinds:
             self._known[key] = self._decide(text, scope)
         return self._known[key]
 
-    def is_new_scaler(self, node: ast.expr, scope: Scope) -> bool:
-        """Return whether an expression builds a GradScaler."""
-        return isinstance(node, ast.Call) and self._kind_of_call(node, scope) == "scaler"
-
-    def is_new_optimizer(self, node: ast.expr, scope: Scope) -> bool:
-        """Return whether an expression builds an optimizer of torch or Apex."""
-        return isinstance(node, ast.Call) and self._kind_of_call(node, scope) == "optimizer"
+    def is_new(self, kind: str, node: ast.expr, scope: Scope) -> bool:
+        """Return whether an expression builds a `scaler`, or an `optimizer` of torch or Apex."""
+        return isinstance(node, ast.Call) and self._kind_of_call(node, scope) == kind
 
     def of_method(self, node: ast.expr, method: str, scope: Scope) -> str:
         """Return the kind of the object whose method an expression calls; empty for any other expression."""

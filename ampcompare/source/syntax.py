@@ -103,6 +103,12 @@ def walk(node: ast.AST) -> Iterator[ast.AST]:
         waiting += child_nodes(each)
 
 
+def bound_in(node: ast.AST) -> set[str]:
+    """Return the names and attributes that a node binds, or nodes below it."""
+    stored = (each for each in walk(node) if isinstance(getattr(each, "ctx", None), ast.Store))
+    return {key for each in stored if (key := dotted_name(each))}
+
+
 def argument(call: ast.Call, name: str, position: int | None = None) -> ast.expr | None:
     """Return the value of an argument, by keyword or by position; None where it is not given, or behind a `*`."""
     for one in call.keywords:

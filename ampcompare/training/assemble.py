@@ -360,7 +360,9 @@ def param_groups(config: OptimizerConfig, model: nn.Module) -> list[dict[str, An
     A parameter belongs to the first of `config.groups` whose pattern matches its name. If that group sets no weight
     decay, norms and biases have the decay that is set for them, if any.
     """
-    norms = {id(param) for module in model.modules() if _is_norm(module) for param in module.parameters(recurse=False)}
+    # Norms of torch, Apex and models share this word in their names, but no base class.
+    modules = (module for module in model.modules() if "Norm" in type(module).__name__)
+    norms = {id(param) for module in modules for param in module.parameters(recurse=False)}
     unmatched = set(range(len(config.groups)))
     groups: dict[tuple[float, float], list[Tensor]] = {}
     for name, param in model.named_parameters():
@@ -383,10 +385,6 @@ def param_groups(config: OptimizerConfig, model: nn.Module) -> list[dict[str, An
             f"look like {next(model.named_parameters())[0]}"
         )
     return [{"params": params, "lr": lr, "weight_decay": decay} for (lr, decay), params in groups.items()]
-
-
-def _is_norm(module: nn.Module) -> bool:
-    return "Norm" in type(module).__name__  # norms of torch, Apex and models share this word, but no base class
 
 
 def make_parallel(config: ParallelConfig, device: torch.device, engine: str | None = None) -> Parallel:

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ampcompare.base.tensors.tree import map_tree
@@ -93,7 +92,13 @@ def evaluate(
     ends = np.cumsum([part.numel() for part in sums.values()])
     *parts, rest = np.split(whole, ends)
     shaped = {name: part.reshape(sums[name].shape) for name, part in zip(sums, parts, strict=True)}
-    per_sample = _per_sample(rest[1:], right_or_wrong=first.over_samples == "share")
+    per_sample = None
+    if len(rest) > 1 and not rest[1]:
+        sample_values, sample_labels = rest[2:].reshape(2, -1)
+        is_share = first.over_samples == "share"
+        per_sample = (
+            pack_right(sample_values > 0, sample_labels) if is_share else pack_values(sample_values, sample_labels)
+        )
     values = {name.removeprefix(EXTRA): float(part) for name, part in shaped.items() if name.startswith(EXTRA)}
     samples = int(rest[0])
     return Evaluation(
@@ -134,10 +139,3 @@ def _by_index(outcomes: Sequence[Tensor], indices: range | None, device: torch.d
     elif outcomes:
         by_index[1:].view(2, -1)[:, indices.start :: indices.step] = torch.cat(list(outcomes), 1)
     return by_index
-
-
-def _per_sample(by_index: NDArray[Any], *, right_or_wrong: bool) -> SampleResults | None:
-    if not len(by_index) or by_index[0]:
-        return None
-    values, labels = by_index[1:].reshape(2, -1)
-    return pack_right(values > 0, labels) if right_or_wrong else pack_values(values, labels)

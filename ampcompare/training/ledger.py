@@ -297,7 +297,8 @@ class LedgerKeeper:
             models: Sequence[nn.Module], optimizers: Sequence[Optimizer], precision: Precision, *arguments: Any
         ) -> Any:
             step, self._step = self._step, self._step + 1
-            if step >= DETAILED and (step % self._every or not self._has_time()):
+            may_look = self._spent <= MAX_SHARE * (time.perf_counter() - self._since)
+            if step >= DETAILED and (step % self._every or not may_look):
                 return update(models, optimizers, precision, *arguments)
             begin, detailed = time.perf_counter(), step < self._details
             self.look.begin(step, optimizers, detailed=detailed)
@@ -314,9 +315,6 @@ class LedgerKeeper:
                     self._spent, self._since = 0.0, time.perf_counter()
 
         return watched_update
-
-    def _has_time(self) -> bool:
-        return self._spent <= MAX_SHARE * (time.perf_counter() - self._since)
 
 
 class _LookedAt(PrecisionWrapper):

@@ -126,7 +126,8 @@ def roles_table() -> str:
 
 def command_reference() -> str:
     """Return a section for each command: its help, usage, options and the environment variable of each."""
-    from ampcompare.cli import COMMANDS, cli
+    from ampcompare.cli import COMMANDS
+    from ampcompare.cli.group import cli
 
     context = click.Context(cli, info_name="ampcompare")
     parts = []

@@ -160,18 +160,6 @@ def test_run_takes_a_config_or_its_parts(monkeypatch: pytest.MonkeyPatch) -> Non
         ampcompare.run(RunConfig(), arm="half")
 
 
-def test_examine_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Texts become arms and the time limit is passed on; no process is started for a bad arm."""
-    calls: list[tuple[list[str], float]] = []
-    monkeypatch.setattr(
-        "ampcompare.api.machine.examine", lambda arms, seconds: calls.append(([str(arm) for arm in arms], seconds))
-    )
-    ampcompare.examine_machine(["half", ampcompare.Arm.parse("fp32")], time_limit=5)
-    assert calls == [(["half", "fp32"], 5)]
-    with pytest.raises(ConfigError, match="fp23"):
-        ampcompare.examine_machine(["fp23"])
-
-
 def test_the_functions_are_not_shadowed_by_rooms() -> None:
     """Importing any submodule leaves every public function what it is, and the interface loads no torch."""
     code = (

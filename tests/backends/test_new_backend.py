@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from ampcompare.backends.catalog import BUILT_IN
-
 ROOT = Path(__file__).resolve().parents[2]
 SPEC = """
 from ampcompare.backends.explanation import ArmExplanation
@@ -98,11 +96,3 @@ def test_it_converts_and_the_contract_runs_on_it(module: Callable[..., str], fol
     contract = str(ROOT / "tests" / "training" / "precision" / "test_contract.py")
     listed = module("pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(ROOT), "-k", "[dummy]", contract)
     assert "passed" in listed
-
-
-def test_built_in_backends_are_one_description_each() -> None:
-    """Each built-in backend is described in the file of its name, and trained by a file of `precision`."""
-    for name, spec in BUILT_IN.items():
-        module = spec.implementation.partition(":")[0].rpartition(".")[2]
-        assert (ROOT / "ampcompare" / "backends" / f"{name}.py").is_file()
-        assert (ROOT / "ampcompare" / "training" / "precision" / f"{module}.py").is_file()

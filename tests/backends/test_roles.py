@@ -62,28 +62,6 @@ def test_an_option_means_the_same_in_each_backend(option: str) -> None:
     assert changed[0] == changed[1]
 
 
-def test_a_half_precision_model_declares_fewer_bytes_than_masters() -> None:
-    assert roles_of("half:bf16,kahan").bytes_per_parameter.total(2) == 10
-    assert roles_of("apex:O2").bytes_per_parameter.total(2) == 20
-    assert roles_of("native:bf16,state=bf16").bytes_per_parameter.total(2) == 14
-
-
-@pytest.mark.parametrize(
-    ("arm", "words"),
-    [
-        ("fp32", "fp32 weights"),
-        ("native:fp16", "fp32 weights, fp16 products by autocast, dynamic loss scale"),
-        (
-            "half:bf16,masters=fp32,grads=fp32",
-            "bf16 weights, fp32 masters, fp32 gradients, fp32 state, reduction in bf16",
-        ),
-        ("half:bf16,kahan,loss_scale=8", "bf16 weights, bf16 gradients, bf16 state, kahan rounding, static loss scale"),
-    ],
-)
-def test_words(arm: str, words: str) -> None:
-    assert str(roles_of(arm)) == words
-
-
 @pytest.mark.parametrize(
     ("one", "other", "same"),
     [

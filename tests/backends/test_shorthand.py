@@ -31,10 +31,6 @@ def test_every_spelling_is_the_canonical_arm(text: str, arm: str) -> None:
     ("texts", "arms"),
     [
         (["fp32,bf16,O2"], ["fp32", "native:bf16", "apex:O2"]),
-        (
-            ["apex:O2,loss_scale=128,keep_batchnorm_fp32=false,half"],
-            ["apex:O2,loss_scale=128,keep_batchnorm_fp32=false", "half"],
-        ),
         (["half,bf16"], ["half", "native:bf16"]),
         (["half:bf16,fp32"], ["half:dtype=bf16", "fp32"]),
         (["half:bn_fp32,dtype=bf16,bf16"], None),

@@ -13,7 +13,6 @@ from ampcompare.base.patches import (
     Layer,
     Points,
     Subscriptions,
-    calling_frame,
     has_stand_in,
     without_subscribers,
 )
@@ -111,20 +110,6 @@ def test_a_subscriber_may_raise_and_call_the_point_again(subscribe) -> None:
     assert Owner().method(1) == [1, 0, "watch", "watch"]
 
 
-def test_a_subscriber_may_end_in_the_midst_of_a_call(subscribe) -> None:
-    """The call goes on to the others, and the next one does not reach the subscriber that has ended."""
-    events = subscribe(Layer.GUARDS)
-
-    def once(inner: Any, *args: Any) -> Any:
-        events.end()
-        return [*inner(*args), "once"]
-
-    events.wrap(Owner, "method", once)
-    subscribe(Layer.RECORD).wrap(Owner, "method", adds("record"))
-    assert [Owner().method(1), Owner().method(1)] == [[1, "record", "once"], [1, "record"]]
-    assert not events.active
-
-
 def test_code_that_wraps_a_point_meanwhile_stays(subscribe, monkeypatch) -> None:
     """It calls the present subscribers, also later ones, and at last the original alone."""
     events, later = subscribe(Layer.RECORD), subscribe(Layer.STAND_IN)
@@ -136,20 +121,6 @@ def test_code_that_wraps_a_point_meanwhile_stays(subscribe, monkeypatch) -> None
     events.end()
     later.end()
     assert Owner().method(1) == ["foreign", 1]
-
-
-def test_the_frame_that_called(subscribe) -> None:
-    """It is that of the caller at any depth of subscribers, also through a method of the same name."""
-    found: list[str] = []
-
-    def around(inner: Any, *args: Any) -> Any:
-        found.append(calling_frame().f_code.co_name)
-        return inner(*args)
-
-    for layer in Layer:
-        subscribe(layer).wrap(Owner, "method", around)
-    Owner().method(1)
-    assert found == ["test_the_frame_that_called"] * len(Layer)
 
 
 def test_a_block_without_subscribers(subscribe) -> None:

@@ -14,7 +14,8 @@ import pytest
 from click.shell_completion import ShellComplete
 
 from ampcompare import __version__
-from ampcompare.cli import COMMANDS, cli, main
+from ampcompare.cli import COMMANDS, main
+from ampcompare.cli.group import cli
 from ampcompare.cli.help import GROUPS, OTHER, Command, group_of
 from ampcompare.cli.values import Choice
 from ampcompare.tasks.catalog import BUILTIN_MODELS

@@ -15,9 +15,3 @@ def test_a_row_of_a_run_directory() -> None:
     run = RunBrief(Path("runs/a"), CHANGED, "night", arms, (0, 1, 7), (3, 4), "Use half.")
     shown = "fp32, half, native:fp16, apex:O1 and 1 more"
     assert run_row(run) == ["runs/a", "2024-05-06 07:08", "night", shown, "0-1,7", "3/4", "Use half."]
-
-
-def test_texts_are_harmless() -> None:
-    """What a file says can neither steer a terminal nor break a line."""
-    run = RunBrief(Path("a\x1b"), CHANGED, "\x07", ("\x1b[2J", "b\nc"), headline="\r\u202e")
-    assert all(cell.isprintable() for cell in run_row(run))

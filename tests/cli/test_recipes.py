@@ -1,7 +1,5 @@
 """`--recipe`, `--size`, `config` and `list recipes` on the command line."""
 
-import csv
-import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -14,33 +12,7 @@ from ampcompare.settings.config import RunConfig
 
 Call = Callable[..., Any]
 APEX = ("--recipe", "articles/r50-imagenet-apex", "--size", "small")
-LITTLE = ("--arch", "mlp", "--epochs", "1", "--train-size", "256", "--val-size", "64", "--device", "cpu")
 PLAN = ("--dry-run", "--json", "--no-preflight")
-INLINE = ("--workers", "0", "--data", "digits", "--image-size", "8", "--batch-size", "16")
-
-
-@pytest.mark.slow
-def test_published_stands_beside_measured(call: Call, tmp_path: Path) -> None:
-    """A comparison by a recipe shows what was published for its arms, in every format and when it is rendered again."""
-    out = str(tmp_path / "out")
-    done = call("compare", *APEX, *LITTLE, "--seeds", "0", "-o", out)
-    assert done.code == 0
-    header = next(line for line in done.out.splitlines() if line.startswith("as published"))
-    assert [part.strip() for part in header.split("  ") if part.strip()] == [
-        *("as published", "top-1 %, published", "top-1 %, measured", "time, published", "time, measured")
-    ]
-    table = done.out.partition("as published")[2].splitlines()[2:5]
-    assert [line.split()[:2] for line in table] == [["apex:O1", "75.79"], ["apex:O2", "75.59"], ["apex:O3", "NaN"]]
-    assert "numbers cannot" in " ".join(done.out.split())
-    assert call("report", out).out == done.out
-    assert "## Published and measured" in call("report", out, "--format", "md").out
-    lines = list(csv.DictReader(io.StringIO(call("report", out, "--format", "csv").out)))
-    assert {line["arm"]: line["published_top1"] for line in lines}["apex:O1"] == "0.7579"
-    assert [line["row"] for line in call("report", out, "--format", "json").json()["published"]["rows"]] == [
-        *("apex:O1", "apex:O2", "apex:O3")
-    ]
-    page = pytest.importorskip("jinja2") and (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
-    assert "Published and measured results" in page
 
 
 def test_one_arm_of_a_recipe(call: Call, tmp_path: Path) -> None:
@@ -67,15 +39,6 @@ def test_what_is_given_by_hand_is_not_varied(call: Call) -> None:
         *("half global_batch_size=16", "half global_batch_size=8")
     ]
     assert len(labels("--seeds", "0-1")) == 10
-
-
-def test_departures_from_what_was_published_are_said(call: Call, tmp_path: Path) -> None:
-    """A recipe at its full scale with other settings names them under the table."""
-    words = ("compare", "--recipe", "articles/r50-imagenet-amp", "--nproc-per-node", "1", "--seeds", "0", *INLINE)
-    done = call(*words, *LITTLE, "--parallel", "none", "-o", str(tmp_path))
-    assert done.code == 0
-    text = " ".join(done.out.split())
-    assert "with other settings than published: data.name digits, not imagefolder" in text
 
 
 @pytest.mark.parametrize(

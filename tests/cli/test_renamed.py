@@ -5,7 +5,8 @@ from typing import Any
 import click
 import pytest
 
-from ampcompare.cli import COMMANDS, cli
+from ampcompare.cli import COMMANDS
+from ampcompare.cli.group import cli
 from ampcompare.cli.help import OLD_NAMES, variable_name
 
 VALUES = {

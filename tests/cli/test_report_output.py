@@ -117,28 +117,18 @@ def test_several_runs_have_no_other_reference(call: Any, write: Any) -> None:
     assert "name a single one" in call("report", str(write("a")), str(write("b")), "--reference", "half")[2]
 
 
-def test_records_of_exec_side_by_side(call: Any, tmp_path: Path) -> None:
-    """Two records of exec are one report in each format; together with a run directory they are refused."""
-    for name in ("a.jsonl", "b.jsonl"):
-        rows = [
-            {"format": "ampcompare-exec", "schema": 1, "script": "<b>x</b>.py", "engine": "compat"},
-            {"kind": "initialize", "opt_level": "O2", "optimizers": {"0": "SGD"}},
-            {"kind": "step", "optimizer": 0, "applied": True, "seconds": 0.25},
-        ]
-        (tmp_path / name).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    code, page, _ = call("report", "a.jsonl", "b.jsonl", "--format", "html")
-    assert (code, page.startswith("<!DOCTYPE html>")) == (0, True)
-    assert "<h1>2 records of exec side by side</h1>" in page
-    assert "<b>x</b>" not in page
-    assert "| figure" in call("report", "a.jsonl", "b.jsonl", "--format", "md")[1]
-    assert [one["file"] for one in json.loads(call("report", "a.jsonl", "b.jsonl", "--format", "json")[1])] == [
-        "a.jsonl",
-        "b.jsonl",
+def test_record_of_exec(call: Any, tmp_path: Path) -> None:
+    """It is a report in each format."""
+    rows = [
+        {"format": "ampcompare-exec", "schema": 1, "script": "<b>x</b>.py", "engine": "compat"},
+        {"kind": "initialize", "opt_level": "O2", "optimizers": {"0": "SGD"}},
+        {"kind": "step", "optimizer": 0, "applied": True, "seconds": 0.25},
     ]
-    single = call("report", "a.jsonl", "--format", "html")[1]
-    assert "1 step, 0 skipped, no loss scale</h1>" in single
-    (tmp_path / "other.json").write_text("{}")
-    assert "report them separately" in call("report", "a.jsonl", "other.json")[2]
+    (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    code, page, _ = call("report", "a.jsonl", "--format", "html")
+    assert (code, page.startswith("<!DOCTYPE html>")) == (0, True)
+    assert "<b>x</b>" not in page
+    assert "1 step, 0 skipped, no loss scale</h1>" in page
     assert "optimizer 0 (SGD) & 1 & 0" in call("report", "a.jsonl", "--format", "latex")[1]
 
 

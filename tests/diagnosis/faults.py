@@ -153,9 +153,9 @@ class Apply(nn.Module):
         return self.function(x)
 
 
-def scaled(inputs: int, outputs: int, factor: float) -> Net:
+def scaled(factor: float) -> Net:
     """Return a linear layer whose weights are multiplied once, at the start."""
-    layer = nn.Linear(inputs, outputs)
+    layer = nn.Linear(16, 4)
     with torch.no_grad():
         layer.weight.mul_(factor)
     return Net(lambda m, x: m.layer(x), layer=layer)
@@ -166,15 +166,14 @@ class RunningMean(nn.Module):
 
     mean: Tensor
 
-    def __init__(self, width: int, start: float, rate: float) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.rate = rate
-        self.register_buffer("mean", torch.full((width,), start))
+        self.register_buffer("mean", torch.full((16,), 300.0))
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + 300.0
         with torch.no_grad():
-            self.mean.add_(self.rate * (x.mean(0).to(self.mean.dtype) - self.mean))
+            self.mean.add_(0.01 * (x.mean(0).to(self.mean.dtype) - self.mean))
         return x - self.mean
 
 
@@ -194,17 +193,7 @@ def norm_of(x: Tensor) -> Tensor:
     return x / (x * x).sum(-1, keepdim=True).sqrt()
 
 
-# The parts and losses of one expression.
-PARTS: dict[str, Callable[[Tensor], Tensor]] = {
-    "big_norm": lambda x: norm_of(x * 500.0),
-    "sum_of_many": lambda x: (
-        x + x.repeat_interleave(4096, 0).reshape(8, -1).mul(20.0).abs().sum(-1, keepdim=True) * 1e-6
-    ),
-    "cube": lambda x: ((x * 60.0) ** 3) * 1e-5,
-    "log_of_small": lambda x: torch.log(torch.sigmoid(-x * 25.0 - 5.0) + 1e-12) * 0.01,
-    "logsumexp_by_hand": lambda x: x + torch.log(torch.exp(x * 12.0).sum(-1, keepdim=True)) / 12.0,
-    "long_cumsum": lambda x: x + x.abs().repeat(1, 512).mul(40.0).cumsum(-1)[:, -16:] * 1e-6,
-}
+# The losses of one expression.
 LOSSES: dict[str, Loss] = {
     "cosh": lambda logits, y: torch.log(torch.cosh(logits.half() * 60.0)).mean(),  # plant: cosh
     "exp": lambda logits, y: torch.exp(logits.half() * 20.0 + 8.0).mean().log(),  # plant: exp
@@ -222,6 +211,14 @@ TINY_ADAM = functools.partial(torch.optim.Adam, lr=1e-5, eps=1e-4)
 CRAWLING = functools.partial(torch.optim.AdamW, lr=1e-6, eps=1e-6)
 SLOWEST = functools.partial(torch.optim.SGD, lr=1e-5)
 ADAM = functools.partial(torch.optim.AdamW, lr=1e-3)
+
+
+def logsumexp_by_hand(x: Tensor) -> Tensor:
+    return x + torch.log(torch.exp(x * 12.0).sum(-1, keepdim=True)) / 12.0
+
+
+def long_cumsum(x: Tensor) -> Tensor:
+    return x + x.abs().repeat(1, 512).mul(40.0).cumsum(-1)[:, -16:] * 1e-6
 
 
 def softmax_by_hand(x: Tensor) -> Tensor:
@@ -361,9 +358,11 @@ def torch_encoder() -> nn.Module:
     )
 
 
-def gated() -> nn.Module:
-    cell = nn.GRU(4, 8, batch_first=True)
-    return Net(lambda m, x: m.head(m.cell(x.reshape(-1, 4, 4))[0][:, -1]), cell=cell, head=nn.Linear(8, 4))
+MEAN = functools.partial(torch.mean, dim=1)
+
+
+def states_of(cell: nn.Module, read: Callable[[Tensor], Tensor]) -> nn.Module:
+    return Net(lambda m, x: m.head(read(m.cell(x.reshape(-1, 4, 4))[0])), cell=cell, head=nn.Linear(8, 4))
 
 
 def recomputed() -> nn.Module:
@@ -435,21 +434,15 @@ def stack(activations: Iterable[nn.Module]) -> nn.Module:
     return in_turn(nn.Sequential(part) for part in parts)
 
 
-def layer_norm(factor: float) -> Callable[[Tensor], Tensor]:
-    def function(x: Tensor) -> Tensor:
-        y = x * factor
-        centered = y - y.mean(-1, keepdim=True)
-        return centered * (centered.square().mean(-1, keepdim=True) + 1e-3).rsqrt()
-
-    return function
+def layer_norm(x: Tensor, factor: float = 1.0) -> Tensor:
+    y = x * factor
+    centered = y - y.mean(-1, keepdim=True)
+    return centered * (centered.square().mean(-1, keepdim=True) + 1e-3).rsqrt()
 
 
-def gelu(factor: float) -> Callable[[Tensor], Tensor]:
-    def function(x: Tensor) -> Tensor:
-        y = x * factor
-        return 0.5 * y * (1.0 + torch.tanh(0.79788 * (y + 0.044715 * y.pow(3)))) / factor
-
-    return function
+def gelu(x: Tensor, factor: float = 1.0) -> Tensor:
+    y = x * factor
+    return 0.5 * y * (1.0 + torch.tanh(0.79788 * (y + 0.044715 * y.pow(3)))) / factor
 
 
 def time_deltas(x: Tensor) -> Tensor:
@@ -476,11 +469,6 @@ def entropy_by_hand(logits: Tensor, y: Tensor) -> Tensor:
     p = torch.sigmoid(torch.tanh(logits.half() * 8.0) * 14.0)
     wanted = F.one_hot(y, 4).half()
     return -(wanted * p.log() + (1 - wanted) * (1 - p).log()).mean()  # plant: entropy
-
-
-def lstm() -> nn.Module:
-    cell = nn.LSTM(4, 8, num_layers=2, batch_first=True)
-    return Net(lambda m, x: m.head(m.cell(x.reshape(-1, 4, 4))[0].mean(1)), cell=cell, head=nn.Linear(8, 4))
 
 
 def separable() -> nn.Module:
@@ -607,9 +595,8 @@ def gan(sure: float, by_hand: bool = True) -> Net:
         real = m.discriminator(x) * sure
         fake = m.discriminator(m.generator(torch.randn_like(x))) * sure
         if not by_hand:
-            return F.binary_cross_entropy_with_logits(real, torch.ones_like(real)) + F.binary_cross_entropy_with_logits(
-                fake, torch.zeros_like(fake)
-            )
+            loss = F.binary_cross_entropy_with_logits
+            return loss(real, torch.ones_like(real)) + loss(fake, torch.zeros_like(fake))
         d_real, d_fake = torch.sigmoid(real), torch.sigmoid(fake)  # plant: judged
         return -(torch.log(d_real) + torch.log(1.0 - d_fake)).mean()  # plant: adversarial
 
@@ -647,16 +634,12 @@ def mean_of_beginnings(offset: float) -> nn.Module:
     return Apply(lambda x: torch.cumsum(x + offset, -1)[..., -1] / x.shape[-1] - offset)
 
 
-def standardized(size: float) -> nn.Module:
-    """Return statistics over the batch and the signal, by the difference of two means."""
-
-    def function(x: Tensor) -> Tensor:
-        x = x * size
-        mean = x.mean((0, 2), keepdim=True)
-        variance = (x**2).mean((0, 2), keepdim=True) - mean**2
-        return ((x - mean) / torch.sqrt(variance + 1e-5)).amax(-1)
-
-    return Apply(function)
+def standardized(x: Tensor) -> Tensor:
+    """Divide by statistics over the batch and the signal, by the difference of two means."""
+    x = x * 600.0
+    mean = x.mean((0, 2), keepdim=True)
+    variance = (x**2).mean((0, 2), keepdim=True) - mean**2
+    return ((x - mean) / torch.sqrt(variance + 1e-5)).amax(-1)
 
 
 def directions(eps: float) -> Net:
@@ -734,19 +717,21 @@ def _of(corpus: str, rows: Iterable[tuple[Any, ...]]) -> list[Network]:
     return [Network(*row, corpus=corpus) for row in rows]
 
 
-MIDDLES: tuple[tuple[str, Callable[[Tensor], Tensor]], ...] = (
-    ("norm of a long vector", PARTS["big_norm"]),
-    ("softmax by hand", softmax_by_hand),
-    ("sum over many elements", PARTS["sum_of_many"]),
-    ("division by a small number", small_division),
-    ("variance by hand", variance_by_hand),
-    ("cube", PARTS["cube"]),
-    ("mask value -1e9", mask_value),
-    ("log of a small number", PARTS["log_of_small"]),
-)
+MIDDLES: dict[str, Callable[[Tensor], Tensor]] = {
+    "norm of a long vector": lambda x: norm_of(x * 500.0),
+    "softmax by hand": softmax_by_hand,
+    "sum over many elements": lambda x: (
+        x + x.repeat_interleave(4096, 0).reshape(8, -1).mul(20.0).abs().sum(-1, keepdim=True) * 1e-6
+    ),
+    "division by a small number": small_division,
+    "variance by hand": variance_by_hand,
+    "cube": lambda x: ((x * 60.0) ** 3) * 1e-5,
+    "mask value -1e9": mask_value,
+    "log of a small number": lambda x: torch.log(torch.sigmoid(-x * 25.0 - 5.0) + 1e-12) * 0.01,
+}
 PLANTED_TWICE = (
-    *((name, loop_of(middle(function)), "middle", ()) for name, function in MIDDLES),
-    ("large logits", loop_of(lambda: body(nn.Identity(), last=scaled(16, 4, 2e5))), "head.layer", ("head",)),
+    *((name, loop_of(middle(function)), "middle", ()) for name, function in MIDDLES.items()),
+    ("large logits", loop_of(lambda: body(nn.Identity(), last=scaled(2e5))), "head.layer", ("head",)),
     ("attention scores", loop_of(lambda: body(attention(700.0))), "#scores", ("middle",)),
 )
 HEALTHY_MODELS: dict[str, Callable[[], nn.Module]] = {
@@ -762,9 +747,10 @@ PLANTED = [
     ("exp in a loss of fp16", O2, loop_of(plain, loss=LOSSES["exp"], optimizer=SLOW), "#exp"),
     ("sum in a loss of fp16", O2, loop_of(plain, loss=LOSSES["half_sum"], optimizer=SLOW), "#half sum"),
     ("cosh in a loss of fp16", O2, loop_of(plain, loss=LOSSES["cosh"], optimizer=SLOW), "#cosh"),
-    ("cube, native", NATIVE, loop_of(middle(PARTS["cube"])), "middle"),
-    ("norm of a long vector, native", NATIVE, loop_of(middle(PARTS["big_norm"])), "middle"),
-    ("division by a small number, native", NATIVE, loop_of(middle(small_division)), "middle"),
+    *(
+        (f"{name}, native", NATIVE, loop_of(middle(MIDDLES[name])), "middle")
+        for name in ("cube", "norm of a long vector", "division by a small number")
+    ),
     (
         "small eps in Adam",
         "half",
@@ -775,7 +761,7 @@ PLANTED = [
     ("tiny gradients without a scale", "half", loop_of(plain, loss=LOSSES["tiny"]), "loss_scale"),
     ("tiny gradients at a fixed scale", "apex:O2,loss_scale=2", loop_of(plain, loss=LOSSES["tiny"]), "loss_scale"),
     ("a fixed scale that is too large", "apex:O2,loss_scale=16777216", loop_of(plain), "loss_scale"),
-    ("running mean in bf16", BF16, loop_of(lambda: body(RunningMean(16, 300.0, 0.01))), "middle"),
+    ("running mean in bf16", BF16, loop_of(lambda: body(RunningMean())), "middle"),
 ]
 HELD_OUT = [
     ("instance norm by hand, convolutions", SIXTEEN, loop_of(lambda: convolutions(800.0)), "normalize"),
@@ -785,7 +771,7 @@ HELD_OUT = [
     ("product of a shared layer, native", NATIVE, loop_of(lambda: shared(2000.0)), "square"),
     ("odds in the third block, O2", O2, loop_of(lambda: odds_in_third_block(60.0)), "blocks.2.1", ("blocks.2",)),
     ("distances of far points, O2", O2, loop_of(middle(distances)), "middle"),
-    ("logsumexp by hand, half", SIXTEEN, loop_of(middle(PARTS["logsumexp_by_hand"])), "middle"),
+    ("logsumexp by hand, half", SIXTEEN, loop_of(middle(logsumexp_by_hand)), "middle"),
     ("divergence in a loss of fp16", O2, loop_of(plain, loss=divergence_by_hand), "#divergence"),
     ("Adam with a large eps lost in fp16", "half", loop_of(plain, optimizer=TINY_ADAM), "master_weights"),
 ]
@@ -796,7 +782,7 @@ HEALTHY = [
 ]
 NEW = [
     ("RMS norm with an eps that fp16 loses, O2", O2, loop_of(middle(rms_without_room)), "middle"),
-    ("cumulative sum of a long row, half", SIXTEEN, loop_of(middle(PARTS["long_cumsum"])), "middle"),
+    ("cumulative sum of a long row, half", SIXTEEN, loop_of(middle(long_cumsum)), "middle"),
     ("temperature of a contrastive loss, O2", O2, loop_of(plain, loss=contrastive), "#contrastive temperature"),
     ("focal loss in fp16, half", SIXTEEN, loop_of(plain, loss=focal_in_half), "#focal in half"),
     ("squared ReLU in the second block, native", NATIVE, loop_of(lambda: blocks(500.0)), "1.act"),
@@ -804,7 +790,7 @@ NEW = [
     ("updates below bf16, half", "half:bf16", loop_of(plain, optimizer=CRAWLING), "master_weights"),
     ("faint loss without a scale, O3", "apex:O3", loop_of(plain, loss=LOSSES["faint"]), "loss_scale"),
     ("encoder layer, O2", O2, loop_of(torch_encoder)),
-    ("GRU, native", NATIVE, loop_of(gated)),
+    ("GRU, native", NATIVE, loop_of(lambda: states_of(nn.GRU(4, 8, batch_first=True), lambda x: x[:, -1]))),
     ("group norm of pictures, O1", O1, loop_of(lambda: pictures(nn.GroupNorm(2, 8)))),
     ("checkpointed blocks, half", SIXTEEN, loop_of(recomputed)),
     ("squared ReLU of ordinary size, O2", O2, loop_of(lambda: blocks(1.0))),
@@ -816,8 +802,8 @@ NEW = [
 
 EVERYDAY = [
     ("temperature of attention, native", NATIVE, loop_of(lambda: body(tempered(1e-6))), "#temperature", ("middle",)),
-    ("layer norm by hand, O2", O2, loop_of(middle(layer_norm(3000.0))), "middle"),
-    ("GELU by hand, half", SIXTEEN, loop_of(middle(gelu(400.0))), "middle"),
+    ("layer norm by hand, O2", O2, loop_of(middle(lambda x: layer_norm(x, 3000.0))), "middle"),
+    ("GELU by hand, half", SIXTEEN, loop_of(middle(lambda x: gelu(x, 400.0))), "middle"),
     ("scale of an embedding, O2", O2, loop_of(lambda: words(1e5)), "#embedding", ("embed",)),
     ("cosine in a loss of fp16", O2, loop_of(plain, loss=cosine_loss), "#cosine", ("#lengths",)),
     ("cross entropy by hand, half", SIXTEEN, loop_of(plain, loss=entropy_by_hand), "#entropy"),
@@ -832,10 +818,14 @@ EVERYDAY = [
     ),
     ("two masks that add up, O2", O2, loop_of(lambda: body(masked(-4e4))), "#masks", ("middle",)),
     ("a growing state, half", SIXTEEN, loop_of(lambda: body(growing(3.0, 12))), "#growing", ("middle", "#shrinking")),
-    ("two layers of LSTM, bf16", "native:bf16", loop_of(lstm)),
+    (
+        "two layers of LSTM, bf16",
+        "native:bf16",
+        loop_of(lambda: states_of(nn.LSTM(4, 8, 2, batch_first=True), MEAN)),
+    ),
     ("separable convolutions, O2", O2, loop_of(separable)),
-    ("layer norm by hand of ordinary size, O2", O2, loop_of(middle(layer_norm(1.0)))),
-    ("GELU by hand of ordinary size, half", SIXTEEN, loop_of(middle(gelu(1.0)))),
+    ("layer norm by hand of ordinary size, O2", O2, loop_of(middle(layer_norm))),
+    ("GELU by hand of ordinary size, half", SIXTEEN, loop_of(middle(gelu))),
     ("softplus by hand of ordinary size, O1", O1, loop_of(lambda: stack([softplus(1.0)] * 3))),
     ("a sample of a distribution, native", NATIVE, loop_of(variational)),
     ("a gate of experts, bf16", BF16, loop_of(experts)),
@@ -859,7 +849,7 @@ WRITTEN = [
     ),
     ("generalized mean, O2", O2, own_loss(lambda: pooled(gem(2e-3))), "pool"),
     ("mean of beginnings, native", NATIVE, own_loss(lambda: pooled(mean_of_beginnings(40.0), 2048)), "pool"),
-    ("batch statistics by two means, half", SIXTEEN, own_loss(lambda: pooled(standardized(600.0))), "pool"),
+    ("batch statistics by two means, half", SIXTEEN, own_loss(lambda: pooled(Apply(standardized))), "pool"),
     ("directions of zero vectors, half", SIXTEEN, own_loss(lambda: directions(1e-12)), "#directions"),
     ("Gumbel noise, O2", O2, own_loss(gumbel), "#uniform", ("#gumbel",)),
     (

@@ -1,8 +1,6 @@
 """Explanations made from tables: rightly worded, and runnable where they show a script."""
 
 import shlex
-import subprocess
-import sys
 import warnings
 from typing import Any
 
@@ -143,13 +141,3 @@ def test_backend_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
     assert explanation.memory is None
     assert "of which nothing is known here" in Terminal(120).render(explanation)
     assert explanation.data()["bytes_per_parameter"] is None
-
-
-def test_no_torch_is_needed() -> None:
-    """An explanation without a model loads neither torch nor numpy."""
-    code = (
-        "import sys; from ampcompare.cli import main; main(['explain', 'O2']);"
-        "print(*{'torch', 'numpy'} & set(sys.modules), 'only')"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.endswith("\nonly\n")

@@ -98,16 +98,6 @@ SCHEDULES: dict[str, tuple[Callable[[Any], Any], bool]] = {
 }
 
 
-def test_every_scheduler_of_torch_is_here() -> None:
-    """Each of `torch.optim.lr_scheduler` has a case; a plateau has a test of its own."""
-    classes = {
-        name
-        for name, value in vars(lr_scheduler).items()
-        if isinstance(value, type) and issubclass(value, lr_scheduler.LRScheduler) and not name.startswith("_")
-    }
-    assert classes - {"LRScheduler", "ReduceLROnPlateau"} <= {name.partition(",")[0] for name in SCHEDULES}
-
-
 @pytest.mark.filterwarnings("ignore:The epoch parameter:UserWarning")  # of SequentialLR in torch 2.6
 @pytest.mark.parametrize(("make", "says_end"), SCHEDULES.values(), ids=SCHEDULES)
 def test_the_rates_of_each_scheduler(make: Callable[[Any], Any], says_end: bool) -> None:

@@ -1,22 +1,35 @@
 """Training on ranks without a launcher: the session of a configuration, as a cell makes it."""
 
+from pathlib import Path
+
 import torch
 
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble, make_parallel
+from ampcompare.training.checkpoint.state.resume import find_checkpoint, validate_resume
+from ampcompare.training.checkpoint.state.saver import Saver
 from ampcompare.training.parallel.ranks import Communicator, ProcessGroup
 from ampcompare.training.precision.base import make_precision
+from ampcompare.training.run_summary import RunMetrics
 from ampcompare.training.session import Session
+from ampcompare.training.stop_request import StopRequest
 
 CPU = torch.device("cpu")
 
 
-def make_session(config: RunConfig) -> Session:
-    """Return the session of this rank, one of as many as the configuration has processes."""
+def make_session(config: RunConfig, folder: str | None = None, stop: int | None = None) -> Session:
+    """Return the session of this rank, from the newest checkpoint of the folder if there is one; it saves there."""
     ranks = ProcessGroup(CPU) if config.processes > 1 else Communicator()
+    found = None if folder is None else find_checkpoint("auto", Path(folder))
     precision = make_precision(config.arm, device="cpu")
     parallel = make_parallel(config.parallel, CPU, precision.engine.name if precision.engine else None)
-    return Session(
-        config, assemble(config.recipe, make_task(config.recipe), precision, CPU, parallel=parallel, ranks=ranks)
-    )
+    state = None if found is None else found.state
+    task = make_task(config.recipe)
+    assembly = assemble(config.recipe, task, precision, CPU, parallel=parallel, ranks=ranks, state=state)
+    saver = None if folder is None else Saver(Path(folder), config.saving)
+    session = Session(config, assembly, saver=saver, stop=StopRequest(stop))
+    session.stateful["tally"] = RunMetrics(config.warmup_steps, config.recipe.batch_size * ranks.size)
+    if found is not None:
+        session.load_state_dict(*validate_resume(found, config, ranks.size))
+    return session

@@ -21,21 +21,14 @@ from ampcompare.base.tensors.tree import first_difference
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.run import StepRecord
 from ampcompare.settings.config import RunConfig
-from ampcompare.tasks.task import make_task
-from ampcompare.training.assemble import assemble, make_parallel
-from ampcompare.training.checkpoint.state.resume import find_checkpoint, validate_resume
-from ampcompare.training.checkpoint.state.saver import Saver
 from ampcompare.training.checkpoint.store.file import read_checkpoint
 from ampcompare.training.hashes import weights_sha256
 from ampcompare.training.other_precisions import evaluate_in_others
-from ampcompare.training.parallel.ranks import Communicator, ProcessGroup
 from ampcompare.training.precision.base import make_precision
 from ampcompare.training.precision.cpu_half import cpu_half
 from ampcompare.training.run_summary import RunMetrics
-from ampcompare.training.session import Session
-from ampcompare.training.stop_request import StopRequest
+from tests.distributed.sessions import CPU, make_session
 
-CPU = torch.device("cpu")
 APART = ("train_seconds", "eval_seconds", "resumed")
 BF16 = "fsdp:param=bf16"
 FP16 = "fsdp:param=fp16,init_scale=1048576,growth_interval=2"
@@ -83,24 +76,13 @@ def configuration(
 
 def trained(config: RunConfig, folder: str | None = None, stop: int | None = None) -> dict[str, Any]:
     """Train to the end or to a stop, from the newest checkpoint of the folder if there is one."""
-    ranks = ProcessGroup(CPU) if dist.get_world_size() > 1 else Communicator()
-    found = None if folder is None else find_checkpoint("auto", Path(folder))
-    precision = make_precision(config.arm, device="cpu")
-    parallel = make_parallel(config.parallel, CPU)
-    state = None if found is None else found.state
-    assembly = assemble(
-        config.recipe, make_task(config.recipe), precision, CPU, parallel=parallel, ranks=ranks, state=state
-    )
-    saver = None if folder is None else Saver(Path(folder), config.saving)
-    session = Session(config, assembly, saver=saver, stop=StopRequest(stop))
-    session.stateful["tally"] = tally = RunMetrics(config.warmup_steps, config.recipe.batch_size * ranks.size)
-    loaded = None
-    if found is not None:
-        session.load_state_dict(*validate_resume(found, config, ranks.size))
-        loaded = copy.deepcopy(session.state_dict())
+    session = make_session(config, folder, stop)
+    assembly, tally = session.assembly, session.stateful["tally"]
+    assert isinstance(tally, RunMetrics)
+    loaded = copy.deepcopy(session.state_dict()) if session.resumed else None
     steps: list[StepRecord] = []
     epochs: list[EpochResult] = []
-    with cpu_half(config.cpu_half, precision.half_dtype, CPU)[1]:
+    with cpu_half(config.cpu_half, session.precision.half_dtype, CPU)[1]:
         for event in session.events():
             if isinstance(event, EpochResult):
                 tally.add_epoch(event)

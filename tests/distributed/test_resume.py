@@ -16,18 +16,11 @@ from ampcompare.base.errors import CheckpointError
 from ampcompare.base.tensors.tree import first_difference
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.settings.config import RunConfig
-from ampcompare.tasks.task import make_task
-from ampcompare.training.assemble import assemble, make_parallel
-from ampcompare.training.checkpoint.state.resume import find_checkpoint, validate_resume
-from ampcompare.training.checkpoint.state.saver import Saver
-from ampcompare.training.parallel.ranks import Communicator, ProcessGroup
-from ampcompare.training.precision.base import make_precision
+from ampcompare.training.parallel.ranks import ProcessGroup
 from ampcompare.training.precision.cpu_half import cpu_half
 from ampcompare.training.run_summary import RunMetrics
-from ampcompare.training.session import Session
-from ampcompare.training.stop_request import StopRequest
+from tests.distributed.sessions import CPU, make_session
 
-CPU = torch.device("cpu")
 APART = ("train_seconds", "eval_seconds", "resumed")
 STEPS = 4
 LACKS = fp8.LIBRARY.missing()
@@ -55,32 +48,24 @@ def noisy(model: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
     return (args[0] + 0.1 * torch.rand(args[0].shape),)
 
 
-def trained(config: RunConfig, ranks: Communicator, folder: str, stop: int | None) -> tuple[list[Any], Any, list[str]]:
+def trained(config: RunConfig, folder: str, stop: int | None) -> tuple[list[Any], Any, list[str]]:
     """Go on from what the folder holds, train to the end or to where it is told to stop.
 
     Returns what was trained, the state at the end, and what a record says of it.
     """
     try:
-        found = find_checkpoint("auto", Path(folder))
-        state = None if found is None else found.state
-        precision = make_precision(config.arm, device="cpu")
-        parallel = make_parallel(config.parallel, CPU, precision.engine.name if precision.engine else None)
-        assembly = assemble(
-            config.recipe, make_task(config.recipe), precision, CPU, parallel=parallel, ranks=ranks, state=state
-        )
+        session = make_session(config, folder, stop)
+        precision, tally, is_first = session.precision, session.stateful["tally"], not session.resumed
+        assert isinstance(tally, RunMetrics)
         if precision.key == "amp":  # a scale that changes while the run goes on
             for scaler in precision._scalers:  # type: ignore[attr-defined]
                 scaler._scale_seq_len = 2
-                if state is None and scaler.dynamic:
+                if is_first and scaler.dynamic:
                     scaler._loss_scale = 2.0**24
-        saver = Saver(Path(folder), config.saving)
-        session = Session(config, assembly, saver=saver, stop=StopRequest(stop))
-        session.stateful["tally"] = tally = RunMetrics(config.warmup_steps, config.recipe.batch_size * ranks.size)
-        if found is not None:
-            session.load_state_dict(*validate_resume(found, config, ranks.size))
-        assembly.replicas[0].register_forward_pre_hook(noisy, prepend=True)  # type: ignore[arg-type]
-        if found is None:
-            torch.manual_seed(ranks.rank)  # ranks whose generators are not alike
+            session.loop.reload_scales()
+        session.assembly.replicas[0].register_forward_pre_hook(noisy, prepend=True)  # type: ignore[arg-type]
+        if is_first:
+            torch.manual_seed(session.assembly.ranks.rank)  # ranks whose generators are not alike
         events = []
         _, context = cpu_half(config.cpu_half, precision.half_dtype, CPU)
         with context:
@@ -100,7 +85,7 @@ def trained(config: RunConfig, ranks: Communicator, folder: str, stop: int | Non
 def on_ranks(
     arm: str, kind: str, processes: int, folder: str, stop: int | None, every: int | None = None
 ) -> tuple[list[Any], Any, list[str]]:
-    return trained(configuration(arm, kind, processes, every), ProcessGroup(CPU), folder, stop)
+    return trained(configuration(arm, kind, processes, every), folder, stop)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +127,7 @@ def test_another_number_of_ranks_goes_on_with_the_same_batches(ranks: Run, tmp_p
 
     def train(on_two: bool, folder: Path, stop: int | None) -> tuple[list[Any], Any, list[str]]:
         if not on_two:
-            return trained(configuration("fp32", "none", 1), Communicator(), str(folder), stop)
+            return trained(configuration("fp32", "none", 1), str(folder), stop)
         result: tuple[list[Any], Any, list[str]] = ranks(
             2, on_ranks, arm="fp32", kind="ddp", processes=2, folder=str(folder), stop=stop
         )[0]
@@ -168,7 +153,7 @@ def test_another_total_batch_is_refused(ranks: Run, tmp_path: Path) -> None:
     with pytest.raises(
         CheckpointError, match=r"16 samples in an update, 8 on each of 2 processes.*--global-batch-size 16"
     ):
-        trained(other, Communicator(), str(tmp_path), None)
+        trained(other, str(tmp_path), None)
 
 
 def from_the_first(fails: bool) -> Any:

@@ -103,19 +103,3 @@ def test_each_difference_is_seen(
     assert "O1 FAILED" in output
     assert seen in output
     assert "O2 ok" in output
-
-
-def test_surprises(script: ModuleType) -> None:
-    """An engine that agrees with a wrong Apex is still wrong."""
-    assert script.surprises("O1", GOOD) == []
-    assert script.surprises("O2", GOOD) == [
-        "dtypes of the weights: ['torch.float32'], expected ['torch.float16', 'torch.float32']"
-    ]
-    assert script.surprises("O1", {**GOOD, "weights": [math.inf]}) == ["weights are not finite after a skipped update"]
-    (untrained,) = script.surprises("O1", {**GOOD, "losses": [1.52978, math.nan, 1.52978]})
-    assert untrained.startswith("losses: [1.52978, nan, 1.52978], expected [1.52978, nan, 1.44522] within 0.001")
-
-
-def test_engine_that_fails(forked_script: ModuleType) -> None:
-    """A measurement that ends badly gives the last line of its error as the reason."""
-    assert "apex is not installed" in forked_script.in_child("nvidia", "O2", "cpu")

@@ -91,16 +91,6 @@ def test_docker_without_daemon(frame: Frame) -> None:
     assert frame.calls()[0].startswith("podman [build] [--format] [docker]")
 
 
-def test_engine_that_is_named(frame: Frame) -> None:
-    """$CONTAINER_ENGINE is used, or missed by its name."""
-    frame.has("docker", "buildah")
-    assert frame.run("docker-build", "cpu", CONTAINER_ENGINE="buildah").returncode == 0
-    assert frame.calls()[0].startswith("buildah [build]")
-    done = frame.run("docker-build", "cpu", CONTAINER_ENGINE="podman")
-    assert done.returncode == 4
-    assert "no podman here: install one" in done.stderr
-
-
 def test_build_of_each_kind(frame: Frame) -> None:
     """The kind names file and image; options of the environment and of the caller reach the builder, these last."""
     frame.has("docker")
@@ -150,16 +140,6 @@ def test_gpu_is_passed_on(frame: Frame) -> None:
     assert "[--device] [nvidia.com/gpu=all]" in podman
     assert refused.returncode == 4
     assert "buildah passes no GPU on" in refused.stderr
-
-
-def test_check_takes_the_place_of_the_command(frame: Frame) -> None:
-    """--check runs the comparison of engines, and on a GPU demands that the real Apex takes part."""
-    frame.has("docker")
-    frame.run("docker-run", "gpu", "--check")
-    frame.run("docker-run", "cpu", "--check")
-    gpu, cpu = frame.calls()
-    assert gpu.endswith("[--entrypoint] [python3] [ampcompare:gpu] [/opt/ampcompare/check_engines.py] [--strict]")
-    assert cpu.endswith("[--entrypoint] [python3] [ampcompare:cpu] [/opt/ampcompare/check_engines.py]")
 
 
 def test_buildah_names_the_command(frame: Frame) -> None:

@@ -147,7 +147,7 @@ def test_commands_of_compose_are_valid(service: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("ampcompare.backends.apex_levels.probe_apex", lambda: apex)
     from click.testing import CliRunner
 
-    from ampcompare.cli import cli
+    from ampcompare.cli.group import cli
 
     compose = yaml.safe_load((ROOT / "docker/compose.yaml").read_text(encoding="utf-8"))
     result = CliRunner().invoke(
@@ -190,19 +190,3 @@ def test_the_apptainer_definition_copies_what_is_there() -> None:
     assert "-c docker/pins-cpu.txt" in sections["post"]
     base = re.search(r"^ARG BASE_IMAGE=docker.io/library/(\S+)", (ROOT / IMAGES[1]).read_text(), flags=re.MULTILINE)
     assert f"From: {base[1]}" in text
-
-
-def test_documentation_names_what_is_there() -> None:
-    """Each build argument, service and default of the files is in docs/docker.md."""
-    text = (ROOT / "docs/docker.md").read_text(encoding="utf-8")
-    for file in IMAGES:
-        for line in instructions(file):
-            match = re.match(r"ARG (\w+)", line)
-            if match is not None and match[1] not in ("VERSION", "REVISION"):
-                assert f"`{match[1]}`" in text
-    compose = yaml.safe_load((ROOT / "docker/compose.yaml").read_text(encoding="utf-8"))
-    words = re.sub(r"\s+", " ", text)
-    for service in compose["services"]:
-        assert re.search(rf"\b{service}\b", words)
-    release = instructions("docker/Dockerfile")[0].rpartition(":")[2].removesuffix("-py3")
-    assert f"release {release}" in words

@@ -16,7 +16,8 @@ from torch import nn
 
 import ampcompare
 from ampcompare.base import errors
-from ampcompare.cli import COMMANDS, EPILOG, cli
+from ampcompare.cli import COMMANDS, EPILOG
+from ampcompare.cli.group import cli
 from ampcompare.settings.config import RunConfig
 from tests.modules import module_at
 
@@ -104,23 +105,6 @@ def test_the_api_page_has_every_public_name() -> None:
         module, _, attribute = path.rpartition(".")
         assert getattr(importlib.import_module(module), attribute).__doc__
     assert set(ampcompare.__all__) - {"__version__"} <= {path.rpartition(".")[2] for path in named}
-
-
-def test_links_out_of_the_pages_become_text(hooks: ModuleType) -> None:
-    """A link to a file that is no page would lead nowhere on the site; pages and addresses stay links."""
-    source = DOCS / "files.md"
-    stay = "[a](verdicts.md#x) [b](https://example.org) [c](#d) [e](no-such-file.md)"
-    assert hooks.stay_inside(stay, source) == stay
-    assert hooks.stay_inside("[README](../README.md) [`setup.py`](../setup.py)", source) == (
-        "README (`README.md`) `setup.py`"
-    )
-
-
-def test_the_site_needs_no_other_host() -> None:
-    """Fonts come with the reader's system, and the build fails on a page that fetches something."""
-    settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    assert re.search(r"^  font: false$", settings, flags=re.MULTILINE)
-    assert "http" not in settings
 
 
 def _scaled(model: nn.Module, *, half: bool = False) -> tuple[torch.amp.GradScaler, torch.optim.Optimizer]:

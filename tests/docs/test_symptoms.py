@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 import pytest
 
-from ampcompare.cli import cli
+from ampcompare.cli.group import cli
 from ampcompare.source.lint.catalog import CODES
 
 ROOT = Path(__file__).resolve().parents[2]

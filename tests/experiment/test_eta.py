@@ -126,19 +126,6 @@ def test_earlier_records_tell_from_the_start() -> None:
     assert max(simulation.errors(cells=0)) < 0.05
 
 
-def test_an_arm_that_never_ran_is_taken_for_the_mean_of_the_others() -> None:
-    """Before any other knowledge, an arm costs what the known arms cost in the mean; all cached leaves nothing."""
-    cells = following(outline(["fp32", "half", "apex:O1"], 1))
-    assert left(cells, 0.0) is None
-
-    for number, now in ((1, 10.0), (2, 40.0)):
-        begin(cells, number, now - 10.0 * (2 * number - 1))
-        end(cells, number, now)
-
-    assert left(cells, 40.0) == pytest.approx((10 + 30) / 2)
-    assert left(following(outline(["fp32"], 2, {0: 5.0, 1: 5.0})), 0.0) == 0.0
-
-
 @pytest.mark.parametrize(
     ("reports", "expected"),
     [
@@ -153,15 +140,3 @@ def test_steps_of_another_process_do_not_count(reports: list[tuple[int, float]],
         cells.report(1, Progress(steps, 100, 0), now)
 
     assert left_of(cells, 0, reports[-1][1]) == pytest.approx(expected)
-
-
-def test_cells_of_all_seeds_in_a_queue() -> None:
-    """A queue that runs three cells at a time is expected to go on like that, and to wait for no seed."""
-    cells = following(outline(["fp32"], 9))
-    for number in (1, 2, 3):
-        begin(cells, number, 0.0)
-        cells.report(number, Progress(0, STEPS, 0), 0.0)
-    for number in (1, 2, 3):
-        cells.report(number, Progress(STEPS // 2, STEPS, 0), 30.0)
-    assert left_of(cells, 1, 30.0) == pytest.approx(30.0)
-    assert left(cells, 30.0) == pytest.approx(30.0 + 2 * 60.0)

@@ -10,6 +10,7 @@ import pytest
 from scipy import stats
 
 from ampcompare.base.errors import ConfigError, LaunchError
+from ampcompare.base.files.loaded_code import digest_of
 from ampcompare.experiment.compare import pilot_seeds, run_auto, seeds_needed
 from ampcompare.experiment.eta import estimate
 from ampcompare.experiment.launch.cell_files import write_record
@@ -17,6 +18,7 @@ from ampcompare.experiment.launch.dispatch import LauncherPool
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.plan import Plan, parse_vary
 from ampcompare.experiment.reload_report import reload_comparison
+from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.experiment.run_plan import run_plan
 from ampcompare.results.analysis.inference.criteria import Criteria
 from ampcompare.results.analysis.summary import summarize
@@ -213,3 +215,27 @@ def test_estimate_by_what_is_there(tmp_path: Path) -> None:
     other = make_plan(RunConfig(workers=2), ARMS, [0])
     assert estimate(other, folder).seconds is None
     assert estimate(_make([0, 1]), folder).cells == 0
+
+
+class Edits(Pretend):
+    """Loads `helper.py`, which changes while the second cell runs."""
+
+    def launch(self, config: RunConfig, folder: Path, on_progress: Any = None) -> RunRecord:
+        code = {"helper.py": str(digest_of("helper.py"))}
+        if len(self.asked) == 1:
+            Path("helper.py").write_text("2\n")
+        record = super().launch(config, folder).model_copy(update={"code": code})
+        write_record(record, folder)
+        return record
+
+
+def test_a_matrix_whose_code_changes_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No third cell starts; the next call trains those of the earlier code again, and says why."""
+    monkeypatch.chdir(tmp_path)
+    Path("helper.py").write_text("1\n")
+    plan, launcher = _make([0, 1]), Edits()
+    with pytest.raises(ConfigError, match=r"helper\.py is changed since an earlier cell loaded it"):
+        run_plan(plan, tmp_path / "run", launcher)
+    assert len(launcher.asked) == 2
+    reasons = [RunDirectory(tmp_path / "run").reusable(cell).reason for cell in plan.cells]
+    assert sorted(reasons) == ["", "", *["helper.py changed since"] * 2]

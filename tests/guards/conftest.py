@@ -49,11 +49,12 @@ Run = Callable[..., list[str]]
 
 
 @pytest.fixture(autouse=True)
-def default_dtype_of_autocast() -> Iterator[None]:
-    """Restore autocast's default on a CPU, which scripts may change."""
+def fresh_session() -> Iterator[None]:
+    """End the amp session of a script and its patches of torch, and restore autocast's default on a CPU."""
     dtype = torch.get_autocast_dtype("cpu")
     yield
     torch.set_autocast_dtype("cpu", dtype)
+    amp._amp_state.close()
 
 
 @pytest.fixture
@@ -68,13 +69,6 @@ def script(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write
-
-
-@pytest.fixture(autouse=True)
-def fresh_session() -> Iterator[None]:
-    """End the amp session of a script, and its patches of torch."""
-    yield
-    amp._amp_state.close()
 
 
 @pytest.fixture(params=["plain", "emulated fp16"])

@@ -259,21 +259,3 @@ def test_every_guard_has_a_mistake() -> None:
 
     assert set(DETECTORS) == set(GUARDS)
     assert set(map(_guard, ALL)) == set(GUARDS) - {"initialize-before-cuda"}
-
-
-def test_a_block_without_a_backward_pass_keeps_no_gradients(script, guarded) -> None:
-    """A `scale_loss` block that only calls `autograd.grad` adds nothing to the gradients of a skipped step."""
-    text = """
-        model, optimizer = amp.initialize(model, optimizer, opt_level="O1", verbosity=0)
-        for number, (x, y) in enumerate(batches):
-            penalty = model(x).float().square().mean()
-            with amp.scale_loss(penalty, optimizer) as scaled:
-                torch.autograd.grad(scaled, model.parameters())
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(x), y) * (float("inf") if number == 1 else 1.0)
-            with amp.scale_loss(loss, optimizer) as scaled:
-                scaled.backward()
-            optimizer.step()
-        """
-    with EmulatedHalf():
-        assert guarded(script(text, apex=True)) == []

@@ -137,9 +137,7 @@ LEGACY = {
     "typical, saved as documented": """
         import io
         for level in ("O0", "O1", "O2", "O3"):
-            model = build()
-            optimizer = torch.optim.SGD(model.parameters(), 0.1)
-            model, optimizer = amp.initialize(model, optimizer, opt_level=level, verbosity=0)
+            model, optimizer = initialize(level)
             parallel = nn.DataParallel(model)
             scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
             for i, (x, y) in enumerate(batches):
@@ -155,15 +153,25 @@ LEGACY = {
         """,
     "skipped steps that only the optimizer's zero_grad follows": """
         for level in ("O1", "O2"):
-            model = build()
-            optimizer = torch.optim.SGD(model.parameters(), 0.1)
-            model, optimizer = amp.initialize(model, optimizer, opt_level=level, verbosity=0)
+            model, optimizer = initialize(level)
             for i, (x, y) in enumerate(batches * 2):
                 loss = F.cross_entropy(model(x), y) * (float("inf") if i % 4 else 1.0)
                 optimizer.zero_grad()
                 with amp.scale_loss(loss, optimizer) as scaled:
                     scaled.backward()
                 optimizer.step()
+        """,
+    "a block without a backward pass, which keeps no gradients": """
+        model, optimizer = initialize("O1")
+        for number, (x, y) in enumerate(batches):
+            penalty = model(x).float().square().mean()
+            with amp.scale_loss(penalty, optimizer) as scaled:
+                torch.autograd.grad(scaled, model.parameters())
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y) * (float("inf") if number == 1 else 1.0)
+            with amp.scale_loss(loss, optimizer) as scaled:
+                scaled.backward()
+            optimizer.step()
         """,
     "an FP16_Optimizer that skips": """
         from ampcompare.apex.fp16_utils import FP16_Optimizer, network_to_half
@@ -175,10 +183,9 @@ LEGACY = {
             optimizer.backward(loss)
             optimizer.step()
         """,
-    "accumulation with and without delay": """
-        model = build()
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        model, optimizer = amp.initialize(model, optimizer, opt_level="O2", verbosity=0)
+    "accumulation with and without delay, and an export": """
+        import io
+        model, optimizer = initialize("O2")
         for delays in (True, False):
             for i, (x, y) in enumerate(batches):
                 loss = F.cross_entropy(model(x), y) / 2 * (float("inf") if i < 2 else 1.0)
@@ -187,6 +194,7 @@ LEGACY = {
                 if i % 2:
                     optimizer.step()
                     optimizer.zero_grad()
+        torch.save(model.half().state_dict(), io.BytesIO())
         """,
     "GAN with one initialize, several loss scalers and a shared step": """
         netD, netG = nn.Linear(4, 1), nn.Linear(4, 4)
@@ -208,31 +216,6 @@ LEGACY = {
                 scaled.backward()
             optG.step()
         """,
-    "one training after another": """
-        for fold in range(3):
-            model = build()
-            optimizer = torch.optim.SGD(model.parameters(), 0.1)
-            model, optimizer = amp.initialize(model, optimizer, opt_level="O1", verbosity=0)
-            scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
-            for x, y in batches:
-                with amp.scale_loss(F.cross_entropy(model(x), y), optimizer) as scaled:
-                    scaled.backward()
-                optimizer.step()
-                optimizer.zero_grad()
-            scheduler.step()
-        """,
-    "an export at the end": """
-        import io
-        model = build()
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        model, optimizer = amp.initialize(model, optimizer, opt_level="O2", verbosity=0)
-        for x, y in batches:
-            with amp.scale_loss(F.cross_entropy(model(x), y), optimizer) as scaled:
-                scaled.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        torch.save(model.half().state_dict(), io.BytesIO())
-        """,
 }
 COMPILED = """
 @torch.compile(backend="eager")
@@ -246,6 +229,10 @@ for x, y in batches:
 BUILD = """
 def build():
     return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+
+def initialize(level):
+    model = build()
+    return amp.initialize(model, torch.optim.SGD(model.parameters(), 0.1), opt_level=level, verbosity=0)
 """
 
 

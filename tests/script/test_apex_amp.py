@@ -1,6 +1,5 @@
 """What each call of `apex.amp` does in a script that runs under another arm, and what is refused."""
 
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -130,37 +129,3 @@ def test_a_step_without_a_block_is_the_optimizers_own(script_amp: Make) -> None:
     optimizer.step()
     for param, (weight, grad) in zip(model.parameters(), before, strict=True):
         torch.testing.assert_close(param, weight - 0.1 * grad)
-
-
-def scaled_steps(prepare: Any, scaler: torch.amp.GradScaler, model: nn.Module, backward: Any) -> list[Tensor]:
-    """Train four steps by a GradScaler, the second of which overflows; return the weights."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    model, optimizer = prepare(model, optimizer)
-    for step in range(4):
-        with torch.autocast("cpu", torch.float16) if backward is None else nullcontext():
-            loss = model(batch(step)[0]).float().square().mean() * (float("inf") if step == 1 else 1)
-        if backward is None:
-            scaler.scale(loss).backward()
-        else:
-            backward(loss, optimizer, scaler)
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-    return [param.detach().clone() for param in model.parameters()]
-
-
-@pytest.mark.parametrize("has_block", [True, False])
-def test_a_gradscaler_next_to_apex_scales_alone(script_amp: Make, has_block: bool) -> None:
-    """The casts are the arm's, forward only, and the scale that of the script: bits of autocast and GradScaler."""
-    by_hand = torch.amp.GradScaler("cpu")
-    expected = scaled_steps(lambda model, optimizer: (model, optimizer), by_hand, network(), None)
-    amp = script_amp("native:fp16")
-
-    def backward(loss: Tensor, optimizer: Any, scaler: torch.amp.GradScaler) -> None:
-        with amp.scale_loss(loss, optimizer) if has_block else nullcontext(loss) as scaled:
-            scaler.scale(scaled).backward()
-
-    scaler = torch.amp.GradScaler("cpu")
-    weights = scaled_steps(amp.initialize, scaler, network(), backward)
-    assert all(map(torch.equal, weights, expected))
-    assert scaler.get_scale() == by_hand.get_scale() == 2.0**15

@@ -13,13 +13,9 @@ from ampcompare.settings.validation import validate
     ("place", "hint"),
     [
         ("recipe.epohcs", "did you mean 'recipe.epochs'?"),
-        ("recipe.optimizer.lrr", "did you mean 'recipe.optimizer.lr'?"),
-        ("recipe.data.train-size", "did you mean 'recipe.data.train_size'?"),
         ("recipee.epochs", "there is no setting 'recipee' (did you mean 'recipe'?)"),
-        ("devcie", "did you mean 'device'?"),
         ("epochs", "did you mean 'recipe.epochs'?"),
         ("optimizer.lr", "there is no setting 'optimizer' (did you mean 'recipe.optimizer'?)"),
-        ("lr", "did you mean 'recipe.optimizer.lr'?"),
         ("recipe.optimizer.learning_rate", "known in recipe.optimizer are name, lr, momentum"),
         ("qqq", "known are recipe, arm, processes"),
     ],

@@ -7,7 +7,6 @@ import pytest
 
 from ampcompare.source.branches import is_exclusive
 from ampcompare.source.call_order import CallFollower, Frame
-from ampcompare.source.edits import Edits
 from ampcompare.source.module import Module, Text
 from ampcompare.source.syntax import arguments
 
@@ -101,13 +100,6 @@ def test_arguments_that_have_no_name_here_are_known_as_such() -> None:
         "key": "2",
         "**": "more",
     }
-
-
-def test_a_line_goes_above_the_decorators_of_a_function() -> None:
-    module = Module("x = 1\n@cached\ndef f():\n    pass\n")
-    edits = Edits(module)
-    edits.before(module.tree.body[1], ["y = 2"])
-    assert edits.result() == "x = 1\ny = 2\n@cached\ndef f():\n    pass\n"
 
 
 @pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"])

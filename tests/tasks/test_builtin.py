@@ -8,7 +8,10 @@ from sklearn.datasets import load_digits
 
 from ampcompare.base.errors import BackendUnavailable, ConfigError
 from ampcompare.tasks import load_data
+from ampcompare.tasks.data import SampleOptions
 from ampcompare.tasks.in_memory import resize_images, shift_images
+from ampcompare.tasks.load import digits
+from ampcompare.tasks.overflow_digits import BRIGHTNESS, overflow_digits
 
 
 def test_digits_are_split_once_and_evenly() -> None:
@@ -97,3 +100,15 @@ def test_synthetic_images_follow_the_options() -> None:
     assert torch.bincount(data.train[1]).tolist() == [20] * 10
     assert not torch.equal(data.train[0][:50], data.val[0])
     assert load_data("synthetic", seed=0, train_size=20).sample_shape == (3, 32, 32)
+
+
+def test_a_few_training_images_have_one_bright_pixel() -> None:
+    """One image in 500 differs from the digits, in one pixel that fp16 can hold, whatever the seed."""
+    plain, bright, other = digits(SampleOptions(0, augment=False)), overflow_digits(seed=0), overflow_digits(seed=1)
+    changed = (plain.train[0] != bright.train[0]).flatten(1).sum(1)
+    assert int((changed > 0).sum()) == round(len(changed) / 500) == 3
+    assert int(changed.max()) == 1
+    assert bright.train[0].max() == BRIGHTNESS < torch.finfo(torch.float16).max
+    assert torch.equal(bright.train[0], other.train[0])
+    assert torch.equal(plain.train[1], bright.train[1])
+    assert torch.equal(plain.val[0], bright.val[0])

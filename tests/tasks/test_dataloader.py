@@ -12,7 +12,7 @@ from torch import Tensor
 from ampcompare.base.errors import ConfigError
 from ampcompare.tasks import Data, load_data
 
-KINDS = ["digits", "synthetic", "mnist", "imagefolder", "user"]
+KINDS = ["digits", "mnist", "imagefolder", "user"]
 STREAMED = ["imagefolder", "user"]
 
 # On one core torch warns of two workers; from Python 3.12 on, forking beside other threads warns.
@@ -53,7 +53,6 @@ def make(
     names = {"imagefolder": f"imagefolder:{image_root}", "user": "noisy_samples:make"}
     options = {
         "digits": {"train_size": 103, "val_size": 50},
-        "synthetic": {"train_size": 61, "val_size": 23, "image_size": 8},
         "mnist": {"data_dir": str(mnist_root)},
         "imagefolder": {"image_size": 16},
         "user": {},

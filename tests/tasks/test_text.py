@@ -1,5 +1,6 @@
 """Text as samples: windows, lines with masks, files, and what cannot be read."""
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.tasks.lm import text_data
+from ampcompare.tasks.lm import sentences, text_data
 
 
 def test_windows_predict_each_byte_once(tmp_path: Path) -> None:
@@ -56,3 +57,11 @@ def test_texts_that_cannot_be(name: str, length: int, message: str) -> None:
     """A wrong name, a missing file and too little text each have their message."""
     with pytest.raises(ConfigError, match=message):
         text_data(name, seed=0, sequence_length=length)
+
+
+def test_the_text_never_changes() -> None:
+    """Records of different machines and versions of Python are about one text; a change of it breaks comparisons."""
+    text = "\n".join(sentences(200))
+    digest = "f37f1414ae42aeba905b3bcd8464914f53f47c360854b29c3d51da745f81b4cc"
+    assert hashlib.sha256(text.encode()).hexdigest() == digest
+    assert sentences(10) == text.splitlines()[:10]

@@ -1,7 +1,6 @@
 """Importing torchvision beside whatever torch there is. Processes of their own, as an import happens once in each."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,38 +22,15 @@ importlib.import_module = fake
 """
 
 
-@pytest.fixture
-def run(forked_python: Any, tmp_path: Path) -> Callable[[str], str]:
-    """Run code with torch at hand and no torchvision loaded, and return what it prints."""
-
-    def run_code(code: str) -> str:
-        (tmp_path / "code.py").write_text(code)
-        done = forked_python.run(["-W", "error", str(tmp_path / "code.py")], tmp_path, os.environ)
-        assert done.returncode == 0, done.stderr
-        return str(done.stdout).strip()
-
-    return run_code
-
-
-def test_a_working_torchvision_is_left_alone(run: Callable[[str], str]) -> None:
-    """Where the plain import works nothing is purged or defined."""
-    assert (
-        run(
-            FAKE + "from ampcompare.tasks.torchvision_loader import load_torchvision, _define_missing_operators\n"
-            "sys.modules['torchvision.marker'] = types.ModuleType('torchvision.marker')\n"
-            "answer = lambda call: 'works'\n"
-            "print(load_torchvision(), len(calls), 'torchvision.marker' in sys.modules, "
-            "_define_missing_operators.cache_info().currsize)\n"
-        )
-        == "works 1 True 0"
-    )
-
-
-def test_other_failures_say_what_to_install(run: Callable[[str], str]) -> None:
-    """A torchvision that is missing, or broken in another way, is an unusable environment with a remedy."""
-    lines = run(
+def test_a_plain_import_works_or_says_what_to_install(forked_python: Any, tmp_path: Path) -> None:
+    """A torchvision that works is left alone; one that is missing, or broken in another way, has a remedy."""
+    (tmp_path / "code.py").write_text(
         FAKE + "from ampcompare.base.errors import BackendUnavailable\n"
-        "from ampcompare.tasks.torchvision_loader import load_torchvision\n"
+        "from ampcompare.tasks.torchvision_loader import load_torchvision, _define_missing_operators\n"
+        "sys.modules['torchvision.marker'] = types.ModuleType('torchvision.marker')\n"
+        "answer = lambda call: 'works'\n"
+        "print(load_torchvision(), len(calls), 'torchvision.marker' in sys.modules, "
+        "_define_missing_operators.cache_info().currsize)\n"
         "failures = [ImportError('No module named torchvision'), RuntimeError('something\\nelse'), "
         "RuntimeError('operator torchvision::roi_align does not exist')]\n"
         "def answer(call):\n"
@@ -65,7 +41,11 @@ def test_other_failures_say_what_to_install(run: Callable[[str], str]) -> None:
         "        load_torchvision()\n"
         "    except BackendUnavailable as error:\n"
         "        print(len(calls), error.exit_code, error)\n"
-    ).splitlines()
+    )
+    done = forked_python.run(["-W", "error", str(tmp_path / "code.py")], tmp_path, os.environ)
+    assert done.returncode == 0, done.stderr
+    works, *lines = done.stdout.splitlines()
+    assert works == "works 1 True 0"
     told = [
         "1 4 torchvision cannot be imported (ImportError: No module named torchvision); ",
         "1 4 torchvision cannot be imported (RuntimeError: something); ",

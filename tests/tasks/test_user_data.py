@@ -114,12 +114,6 @@ def test_names_that_lead_nowhere_are_told(user_module: Write, name: str, told: s
     assert told in str(refused(name).value)
 
 
-def test_an_image_size_that_nobody_takes_is_refused(user_module: Write) -> None:
-    """An option that the factory cannot follow is an error, not silently dropped."""
-    user_module("own_fixed", START + "def make():\n    return pair(4), pair(4)\n")
-    assert "no parameter image_size, and 32 was requested" in str(refused("own_fixed:make", image_size=32).value)
-
-
 def test_labels_beyond_the_classes_are_told(user_module: Write) -> None:
     """A label that no class has stops the reading with its value, before a device sees it."""
     user_module("own_labels", START + "def make():\n    return pair(9, 3), pair(9, 3), 2\n")

@@ -4,11 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.settings.config import RunConfig
-from ampcompare.tasks.lm import repeated_blocks
 from tests.training.sessions import CPU, make_session, play
 
 ARMS = ["fp32", "apex:O1,engine=compat", "half:master_weights,dynamic"]
@@ -61,10 +60,3 @@ def test_a_task_without_blocks_is_refused() -> None:
     """A model that names no modules to compute again cannot be asked to."""
     with pytest.raises(UnsupportedCombination, match="no repeated blocks"):
         make_session(config(checkpoint=True, task="regression", data={}, model={}))
-
-
-def test_repeated_blocks_are_the_longest_list() -> None:
-    blocks = nn.ModuleList(nn.Linear(2, 2) for _ in range(3))
-    model = nn.ModuleDict({"pair": nn.ModuleList([nn.ReLU(), nn.ReLU()]), "blocks": blocks, "mixed": nn.Sequential()})
-    assert list(repeated_blocks(model)) == list(blocks)
-    assert repeated_blocks(nn.Linear(2, 2)) == []

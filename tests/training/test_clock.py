@@ -38,28 +38,3 @@ def test_a_wait_behind_which_the_gpu_computes_is_none() -> None:
     assert clock.idle_seconds(5.0, Event(1.0), Event(1.25)) == pytest.approx(0.25)
     assert clock.idle_seconds(5.0, None, Event(1.25)) == 5.0
     assert make_clock(torch.device("cpu")).idle_seconds(5.0, 1.0, 1.25) == 5.0
-
-
-def test_an_accelerator_is_timed_by_its_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Marks are torch's events, read once the second is reached; their times are in milliseconds."""
-    now = iter((2.0, 5.0))
-
-    class Event:
-        def __init__(self, device: torch.device, enable_timing: bool) -> None:
-            assert (device.type, enable_timing) == ("xpu", True)
-
-        def record(self) -> None:
-            self.at = next(now)
-
-        def synchronize(self) -> None:
-            self.is_reached = True
-
-        def elapsed_time(self, other: Event) -> float:
-            assert other.is_reached
-            return other.at - self.at
-
-    monkeypatch.setattr(torch, "Event", Event)
-    clock = make_clock(torch.device("xpu", 0))
-    start, end = clock.mark(), clock.mark()
-    assert clock.seconds(start, end) == 0.003
-    assert (clock.idle_seconds(7.0, None, start), clock.idle_seconds(7.0, start, end)) == (7.0, 0.003)

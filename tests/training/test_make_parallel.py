@@ -11,21 +11,13 @@ from ampcompare.apex.parallel import SyncBatchNorm
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.settings.config import ParallelConfig
 from ampcompare.training.assemble import make_parallel
-from ampcompare.training.parallel.replication import DDP, DP, ApexDDP, Single
+from ampcompare.training.parallel.replication import ApexDDP
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
 
 def make(device: torch.device = CPU, engine: str | None = None, **settings: Any) -> Any:
     return make_parallel(ParallelConfig(**settings), device, engine)
-
-
-def test_each_kind() -> None:
-    assert isinstance(make(), Single)
-    assert isinstance(make(kind="ddp"), DDP)
-    assert isinstance(make(kind="apex-ddp"), ApexDDP)
-    assert isinstance(make(GPU, kind="dp"), DP)
-    assert isinstance(make(GPU, "compat", kind="dp"), DP)
 
 
 @pytest.mark.parametrize(

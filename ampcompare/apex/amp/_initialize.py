@@ -30,11 +30,6 @@ if TYPE_CHECKING:
     from ._engine.properties import Properties
 
 
-def is_single_optimizer(value: Any) -> bool:
-    """Return whether `value` is a torch optimizer, or Apex's LARC around one, and not a list of them."""
-    return isinstance(value, torch.optim.Optimizer) or any(cls.__name__ == "LARC" for cls in type(value).__mro__)
-
-
 def check_models(models: list[nn.Module]) -> None:
     """Raise `AmpPreparationError` for models inside a parallel wrapper."""
     for model in models:
@@ -81,7 +76,8 @@ def half_entries_to_float(module: nn.Module, state_dict: dict[str, Any], prefix:
 def _normalize_optimizers(optimizers: Any) -> list[Any]:
     if optimizers is None:
         return []
-    if is_single_optimizer(optimizers):
+    # Apex's LARC is no torch optimizer.
+    if isinstance(optimizers, torch.optim.Optimizer) or any(c.__name__ == "LARC" for c in type(optimizers).__mro__):
         return [optimizers]
     if isinstance(optimizers, list):
         check_optimizers(optimizers)

@@ -62,7 +62,7 @@ def _process_optimizer(optimizer: Any, properties: Properties) -> Any:
     if master_weights:
         _bind(optimizer, "_lazy_init_maybe_master_weights", lazy_init_with_master_weights)
         _bind(optimizer, "_master_params_to_model_params", _master_params_to_model_params)
-        if _keeps_half_grads(optimizer):
+        if _is_fused_sgd(optimizer) and not optimizer.materialize_master_grads:  # whose gradients are never created
             _bind(optimizer, "_prepare_amp_backward", backward.prepare_backward_no_master_weights)
             _bind(optimizer, "_post_amp_backward", _post_backward)
         else:
@@ -289,11 +289,6 @@ def _replace_add_param_group(optimizer: Any) -> None:
 def _is_fused_sgd(optimizer: Any) -> bool:
     """Return whether this is Apex's FusedSGD (by name), which writes the model's half parameters itself."""
     return any(cls.__name__ == "FusedSGD" for cls in type(optimizer).__mro__)
-
-
-def _keeps_half_grads(optimizer: Any) -> bool:
-    """Return whether master gradients are never created."""
-    return _is_fused_sgd(optimizer) and not optimizer.materialize_master_grads
 
 
 def _post_backward(optimizer: Any, scaler: LossScaler) -> None:

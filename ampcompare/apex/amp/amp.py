@@ -86,11 +86,6 @@ def register_promote_function(module: Any, name: str) -> None:
     _register(module, name, _PROMOTE)
 
 
-def _makes_cuda_tensors() -> bool:
-    """Return whether there is a GPU; under `ampcompare exec --device cpu`, which says so, tensors stay on the CPU."""
-    return torch.cuda.is_available() and torch.empty(0, device="cuda").is_cuda
-
-
 def init(
     enabled: bool = True,
     loss_scale: float | str = "dynamic",
@@ -117,8 +112,11 @@ def init(
         _amp_state.decorator_handle = None
         return NoOpHandle()
     strict = _amp_state.strict
-    cuda_only = _makes_cuda_tensors() if _cuda_only is None else _cuda_only
-    handle = AmpHandle(loss_scale, enable_caching, verbose, strict=strict, cuda_only=cuda_only, half_dtype=_half_dtype)
+    if (
+        _cuda_only is None
+    ):  # under `ampcompare exec --device cpu`, which says that there is a GPU, tensors are elsewhere
+        _cuda_only = torch.cuda.is_available() and torch.empty(0, device="cuda").is_cuda
+    handle = AmpHandle(loss_scale, enable_caching, verbose, strict=strict, cuda_only=_cuda_only, half_dtype=_half_dtype)
     previous = _amp_state.__dict__.get("handle")
     registered = list(_amp_state.registered)
     if previous is not None and previous._saved and not strict:
@@ -126,7 +124,10 @@ def init(
         previous._deactivate()
     handle._registered = registered
     _amp_state.registered.clear()
-    _patch_registered(handle, registered)
+    for kinds in ((_HALF, _FLOAT), (_PROMOTE,)):
+        for module, function, kind in registered:
+            if kind in kinds:
+                wrap.replace(handle, module, function, functools.partial(_wrapper_for, kind, handle=handle))
     _patch_lists(handle)
     rnn_compat.patch(handle)
     for name, message in functional_overrides.BANNED_FUNCS:
@@ -136,13 +137,6 @@ def init(
             wrap.err_if_any_half(functional_overrides.MODULE, name, handle, message)
     _amp_state.handle = _amp_state.decorator_handle = handle
     return handle
-
-
-def _patch_registered(handle: AmpHandle, registered: list[tuple[Any, str, str]]) -> None:
-    for kinds in ((_HALF, _FLOAT), (_PROMOTE,)):
-        for module, name, kind in registered:
-            if kind in kinds:
-                wrap.replace(handle, module, name, functools.partial(_wrapper_for, kind, handle=handle))
 
 
 def _patch_lists(handle: AmpHandle) -> None:

@@ -36,16 +36,12 @@ class GradientReductionError(PreparationError, RuntimeError):
 
 @dataclass(frozen=True)
 class Reduction:
-    """How a bucket is summed: the factors before and after, the dtype on the wire, and whether it is kept."""
+    """How a bucket is summed: the factors before and after, at least in fp32 or not, and whether it is kept."""
 
     before: float = 1.0
     after: float = 1.0
     always_fp32: bool = False
     retain: bool = False
-
-    def wire_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """Return the dtype in which gradients of `dtype` are summed; never narrower than theirs."""
-        return torch.promote_types(dtype, torch.float32) if self.always_fp32 else dtype
 
 
 def _pieces(flat: Tensor, params: Sequence[nn.Parameter]) -> list[Tensor]:
@@ -83,7 +79,7 @@ class Bucket:
         """Return the buffer, allocated on the stream that will use the gradients later."""
         if self.flat is not None and not self._reduction.retain:
             return self.flat
-        wire = self._reduction.wire_dtype(self.dtype)
+        wire = torch.promote_types(self.dtype, torch.float32) if self._reduction.always_fp32 else self.dtype
         # Gradients become views of a retained buffer, so that each pass needs its own.
         self.flat = torch.empty(self.size + len(self.params), dtype=wire, device=self.params[0].device)
         self._wire_views = _pieces(self.flat, self.params)
@@ -266,8 +262,8 @@ class Synchronizer:
             return
         self._came[index] = 1
         bucket.pending -= 1
-        if bucket.pending == 0:
-            self._launch_full()
+        while self._next < len(self.buckets) and self.buckets[self._next].pending == 0:
+            self._launch()
 
     def _begin(self) -> None:
         self._await_callback()
@@ -279,11 +275,6 @@ class Synchronizer:
             bucket.pending = len(bucket.params)
         if self._stream is None and any(param.is_cuda for param in self.params):
             self._stream = torch.cuda.Stream()
-
-    def _launch_full(self) -> None:
-        assert self.buckets is not None
-        while self._next < len(self.buckets) and self.buckets[self._next].pending == 0:
-            self._launch()
 
     def _launch(self) -> None:
         """Reduce the next bucket, without waiting for the result."""

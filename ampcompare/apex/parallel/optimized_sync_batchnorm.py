@@ -92,16 +92,9 @@ class SyncBatchNorm(_BatchNorm):
             # A rank may evaluate alone, so there is no communication.
             return self._by_batch(x, z, 1)
         dtype = _statistics_dtype(x.dtype)
-        out = F.batch_norm(
-            x.to(dtype),
-            self.running_mean.to(dtype),
-            self.running_var.to(dtype),
-            None if self.weight is None else self.weight.to(dtype),
-            None if self.bias is None else self.bias.to(dtype),
-            False,
-            0.0,
-            self.eps,
-        )
+        mean, var = self.running_mean.to(dtype), self.running_var.to(dtype)
+        weight, bias = (None if param is None else param.to(dtype) for param in (self.weight, self.bias))
+        out = F.batch_norm(x.to(dtype), mean, var, weight, bias, False, 0.0, self.eps)
         if z is not None:
             out = out + z
         return (F.relu(out) if self.fuse_relu else out).to(x.dtype)

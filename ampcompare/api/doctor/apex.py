@@ -1,7 +1,5 @@
 """Which Apex stands under the name `apex`: exactly one of nine states, each with its remedy."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from shlex import quote
@@ -10,8 +8,6 @@ from typing import Literal
 from ampcompare.api.doctor.finding import Check, Verdict, ask
 from ampcompare.base.environment.apex import ApexInstall, probe_apex
 from ampcompare.base.processes.call import search_path
-
-__all__ = ["INSTALL", "State", "examine_apex"]
 
 State = Literal["absent", "impostor", "no_amp", "python_only", "full", "other_build", "broken", "namespace", "shadowed"]
 UNINSTALL = "pip uninstall -y apex"

@@ -1,7 +1,5 @@
 """The whole examination: which checks run, in which order, and which run in parallel; and the shorter checks."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import platform
@@ -23,9 +21,6 @@ from ampcompare.base.environment.gpus import ACCELERATORS, accelerator_of, why_n
 from ampcompare.base.environment.packages import installed_version
 from ampcompare.base.processes.call import TIME_LIMIT, Answer
 from ampcompare.base.version import __version__
-
-__all__ = ["EXTRAS", "VARIABLES", "Examination", "examine", "examine_accelerators", "examine_extras"]
-__all__ += ["examine_numerics", "render"]
 
 # Extra: its distributions, and what it adds.
 EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {

@@ -1,7 +1,5 @@
 """One line of the doctor's report, and how what it says is asked."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -9,8 +7,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ampcompare.base.processes.call import call_in_child
-
-__all__ = ["VERDICTS", "Check", "Verdict", "ask"]
 
 # Runs a probe of `probes.py`, by its name, in a child process with a time limit.
 ask = partial(call_in_child, Path(__file__).resolve().with_name("probes.py"))

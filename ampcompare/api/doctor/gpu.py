@@ -1,7 +1,5 @@
 """The driver and each GPU, with what 16-bit and 8-bit formats gain on it."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path
@@ -9,8 +7,6 @@ from typing import Any
 
 from ampcompare.api.doctor.finding import Check
 from ampcompare.base.processes.call import Answer
-
-__all__ = ["driver_version", "examine_gpus", "gains", "has_nvidia_gpu"]
 
 GIB = 2**30
 DEVICES = Path("/dev")

@@ -1,7 +1,5 @@
 """Python, torch with its libraries, the CPU, memory, disk and threads."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re
@@ -16,8 +14,6 @@ from ampcompare.api.doctor.finding import Check
 from ampcompare.base.environment.fingerprint import THREAD_VARIABLES, fingerprint
 from ampcompare.base.environment.packages import installed_version
 from ampcompare.base.processes.call import Answer
-
-__all__ = ["examine_machine", "examine_processor", "examine_torch", "examine_vision", "fitting_torchvision"]
 
 GIB = 2**30
 MIN_MEMORY, MIN_DISK, MIN_SHARED = 2 * GIB, GIB, GIB // 2

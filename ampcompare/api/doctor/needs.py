@@ -1,7 +1,5 @@
 """Whether an arm can run here."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +9,6 @@ from ampcompare.api.doctor.finding import Check, ask
 from ampcompare.backends.apex_levels import ROCM_LEVELS
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import BUILT_IN
-
-__all__ = ["ArmNeeds", "MachineFacts", "examine_arm"]
 
 
 @dataclass(frozen=True)

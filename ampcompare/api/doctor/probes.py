@@ -4,13 +4,9 @@ Each is a function that imports what it asks about inside, and returns plain dat
 child may see other packages than this process.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 from typing import Any
-
-__all__ = ["accelerators", "apex_amp", "entry_point", "gpus", "kernels", "torch_build", "vision"]
 
 SURFACE = ("initialize", "scale_loss", "master_params", "state_dict", "load_state_dict")
 

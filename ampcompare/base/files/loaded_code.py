@@ -127,7 +127,8 @@ class CodeWatch:
         end = self._now()
         config = self._folder / CellFile.CONFIG
         texts = {self._names.base: config.read_text(encoding="utf-8")} if config.exists() else {}
-        modules = {os.path.normpath(os.path.join(self._here, file)) for file in _module_files()}
+        files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+        modules = {os.path.normpath(os.path.join(self._here, file)) for file in files if isinstance(file, str)}
         for path in sorted(filter(self._is_users, modules)):
             if (digest := digest_of(path)) is not None:
                 has_changed = self._start < state_of(path)[0] <= end
@@ -187,12 +188,6 @@ class CodeWatch:
             is_known = ANYWHERE.fullmatch(name) or is_secret_name(name) or (value is not None and mask(value) != value)
             if not is_known:
                 yield {"file": f"${name}", "sha256": _digest_of_variable(value)}
-
-
-def _module_files() -> Iterator[str]:
-    for module in list(sys.modules.values()):
-        if isinstance(file := getattr(module, "__file__", None), str):
-            yield file
 
 
 def is_users_code(path: str) -> bool:

@@ -153,8 +153,10 @@ def _move_files(found: Iterable[tuple[str, str, How]], target: str | None, base:
     """Move files into a folder, if any, and return them by path."""
     written = {}
     for path, place, how in found:
-        there = "" if target is None or how == "removed" else _place_for(path, target, base)
-        if there:
+        there = ""
+        if target is not None and how != "removed":
+            is_near = path.startswith(os.path.join(base, ""))
+            there = os.path.join(target, os.path.relpath(path, base) if is_near else path.lstrip("/"))
             os.makedirs(os.path.dirname(there), exist_ok=True)
             shutil.move(place, there)
         written[path] = Written(path, how, there)
@@ -176,11 +178,6 @@ def _how_written(place: str, path: str) -> How | None:
     if not stat.S_ISREG(facts.st_mode) and not stat.S_ISLNK(facts.st_mode):
         return None
     return "changed" if exists else "new"
-
-
-def _place_for(path: str, target: str, base: str) -> str:
-    is_near = path.startswith(os.path.join(base, ""))
-    return os.path.join(target, os.path.relpath(path, base) if is_near else path.lstrip("/"))
 
 
 def remove_tree(folder: str) -> None:

@@ -110,13 +110,10 @@ class DeviceLossScale:
         doublings = min(self._steps // max(window, 1), 256)
         return self._window == _SEVERAL_WINDOWS or math.ldexp(self._loaded, doublings) > max_scale
 
-    def _may_vanish(self, min_scale: float | None) -> bool:
-        """Return whether the scale can be so small that its inverse is infinite."""
-        return max(math.ldexp(self._loaded, -min(self._halvings, 512)), min_scale or 0.0) < 1 / _MAX_EXACT
-
     def _invert(self, min_scale: float | None) -> None:
         torch.reciprocal(self.scale, out=self.inverse)
-        if self.repeated or self._may_vanish(min_scale):
+        smallest = max(math.ldexp(self._loaded, -min(self._halvings, 512)), min_scale or 0.0)  # that it can be
+        if self.repeated or smallest < 1 / _MAX_EXACT:
             self.inverse.clamp_(max=FLOAT32_MAX)
 
     def read(self) -> tuple[float, int]:

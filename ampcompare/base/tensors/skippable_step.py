@@ -103,14 +103,6 @@ class _HostChanges:
         self.values: Tensor | None = None
         self.states: list[tuple[Tensor, dict[str, Any] | None]] = []
 
-    def note_values(self) -> None:
-        """Remember the counts before the step."""
-        self.values = torch.stack(self.counts) if self.counts else None
-
-    def keep_created(self, optimizer: Optimizer) -> None:
-        """Forget the parameters for which the step has created no state."""
-        self.states = [entry for entry in self.states if _has_tensors(optimizer.state.get(entry[0]))]
-
     def undo(self, optimizer: Optimizer) -> None:
         """Set counts and states as they were before the step."""
         if self.values is not None:
@@ -146,7 +138,8 @@ class _SkippableStep:
         flag: Tensor | None = getattr(optimizer, "found_inf", None)
         if flag is None:
             return self._inner() if closure is None else self._inner(closure)
-        if closure is not None or _has_step_hooks(optimizer) or _is_fused_with_dampening(optimizer):
+        hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+        if closure is not None or hooks or has_global_step_hooks() or _is_fused_with_dampening(optimizer):
             return self._step_by_host(optimizer, flag, closure)
         if all(group["fused"] for group in optimizer.param_groups):
             _create_momentum(optimizer)  # the kernel obeys the flag
@@ -165,13 +158,13 @@ class _SkippableStep:
 
     def _step_and_undo(self, optimizer: Any, flag: Tensor) -> None:
         changes, tensors = _survey(optimizer)
-        changes.note_values()
+        changes.values = torch.stack(changes.counts) if changes.counts else None
         copies = _copy_tensors(tensors)
         if changes:
             self._flag.send(flag)  # before the step, so that it arrives as early as it can
         self._inner()
         _copy_back(copies, flag)
-        changes.keep_created(optimizer)
+        changes.states = [entry for entry in changes.states if _has_tensors(optimizer.state.get(entry[0]))]
         self._unsettled = changes if changes else None
 
     def _step_by_host(self, optimizer: Any, flag: Tensor, closure: Callable[[], Any] | None) -> Any:
@@ -192,11 +185,6 @@ def has_global_step_hooks() -> bool:
     """Return whether anything is called around the steps of every optimizer, unless it has `only_looks`."""
     hooks = (*_global_optimizer_pre_hooks.values(), *_global_optimizer_post_hooks.values())
     return not all(getattr(hook, "only_looks", False) for hook in hooks)
-
-
-def _has_step_hooks(optimizer: Any) -> bool:
-    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-    return bool(hooks) or has_global_step_hooks()
 
 
 def _is_fused_with_dampening(optimizer: Any) -> bool:

@@ -29,11 +29,7 @@ def command_of(folder: Path) -> list[str]:
 
 
 def train_cell(folder: Path, launcher: Launcher, where: str = "") -> RunRecord:
-    """Train the cell of a folder, unless it has a result, and return its record.
-
-    Args:
-        where: the machine or job, for the readers of its progress.
-    """
+    """Train the cell of a folder, unless it has a result, and return its record."""
     path = folder / CellFile.RECORD
     if path.exists() and (record := read_record(path)).status in ("completed", "diverged"):
         return record
@@ -44,12 +40,7 @@ def train_cell(folder: Path, launcher: Launcher, where: str = "") -> RunRecord:
 
 
 def train_here(folder: Path, where: str = "") -> None:
-    """Train the cell of a folder on this machine, or as one of the ranks that were started together; SIGTERM stops it.
-
-    Raises:
-        Ended: it was asked to stop.
-        LaunchError: the cell failed.
-    """
+    """Train the cell of a folder on this machine, or as one of ranks that were started together; SIGTERM stops it."""
     world = world_of()
     launcher = LocalLauncher() if world is None else ExternalLauncher(world)
     with launcher, _terminated_by_signal(launcher) if world is None else held_signals():

@@ -26,7 +26,6 @@ class Progress(NamedTuple):
     """How far a cell is, as it was known when losses were last read from the device.
 
     Attributes:
-        steps: updates made.
         total_steps: updates of the whole run; 0 until the data are there.
         epoch: epochs before the last update.
         loss: of the last update; None before the first.
@@ -93,9 +92,6 @@ class Launcher(abc.ABC):
         Args:
             on_place: is called with the index of a cell that runs and where, such as "job 1234_5 on n1"; again where
                 it was moved.
-
-        Raises:
-            LaunchError: as for `launch`.
         """
         raise NotImplementedError
 
@@ -148,9 +144,6 @@ class LauncherClosed(Exception):
 
 class Stoppable(Generic[Process]):
     """At most one process at a time, and none once this is closed.
-
-    Args:
-        end: ends the process, and returns when it has ended.
 
     Attributes:
         process: that runs, or was the last to run and was not dropped.

@@ -16,12 +16,7 @@ from ampcompare.settings.config import RunConfig
 
 
 class DispatchingLauncher(LocalLauncher):
-    """Gives each cell to the launcher that it names; a matrix can mix them.
-
-    Args:
-        slurm: arguments of `SlurmLauncher`, for cells whose launcher is slurm.
-        place, dist_url: arguments of `LocalLauncher`, for the others.
-    """
+    """Gives each cell to the launcher that it names; a matrix can mix them."""
 
     def __init__(self, slurm: Mapping[str, Any] | None = None, place: Place = ANYWHERE) -> None:
         super().__init__(place)

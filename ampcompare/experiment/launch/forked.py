@@ -46,12 +46,7 @@ class AskedToStop(Exception):
 
 
 class ProcessLauncher(Launcher, Generic[Process]):
-    """Works with one process at a time, which another thread may stop at any moment.
-
-    Args:
-        place: the GPUs and cores that cells use.
-        end: ends the process, and returns when it has ended.
-    """
+    """Works with one process at a time, which another thread may stop at any moment."""
 
     def __init__(self, place: Place, end: Callable[[Process], None]) -> None:
         self._place = place

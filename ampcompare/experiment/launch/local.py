@@ -20,9 +20,6 @@ from ampcompare.settings.validation import validate
 class ExternalLauncher(Launcher):
     """Joins externally launched ranks. Single-use: O1 patches torch permanently.
 
-    Args:
-        world: rank and world size of this process.
-
     Attributes:
         is_main: whether this process prints the results: rank 0, or the rank that failed first.
     """
@@ -54,10 +51,6 @@ class LocalLauncher(Launcher):
     """Trains cells one at a time, each as it needs, and a diverged one again under its fallback arms.
 
     Each of its launchers is made at its first use.
-
-    Args:
-        place: the GPUs and cores that cells use.
-        dist_url: where ranks rendezvous, if not in a file of their own: tcp://HOST:PORT or file://PATH.
     """
 
     def __init__(self, place: Place = ANYWHERE) -> None:

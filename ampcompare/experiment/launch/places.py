@@ -128,10 +128,6 @@ def find_places(cells: Sequence[RunConfig], jobs: int | str | None, gpus: str | 
         jobs: cells that run at the same time; "auto": as many as there are places; None: the same where several GPUs
             are visible, else one.
         gpus: numbers of the GPUs to use, as torch counts the visible ones, such as 0,2-3; all that are free by default.
-
-    Raises:
-        ConfigError: GPUs that do not exist, or are not for these cells.
-        EnvironmentUnfit: a cell has more processes than there are GPUs.
     """
     processes = max(cell.processes for cell in cells)
     devices = {cell.device for cell in cells}

@@ -48,10 +48,6 @@ class RayLauncher(QueueLauncher):
 
     It joins the cluster that RAY_ADDRESS names, or the one that `ray start` started last on this machine; else it
     starts Ray here, and ends it. Tasks end with this process.
-
-    Raises:
-        BackendUnavailable: Ray is not installed.
-        LaunchError: Ray cannot be reached or started.
     """
 
     def __init__(self) -> None:

@@ -95,14 +95,6 @@ class SlurmLauncher(QueueLauncher):
 
     The job ID is in the cell's `job.json`, so that a later call waits for that job instead of submitting another.
     Jobs continue when this process ends.
-
-    Args:
-        options: sbatch options by their long names; "" for a flag.
-        running: limit on the tasks of an array that run at the same time; None for no limit.
-
-    Raises:
-        EnvironmentUnfit: this machine has no Slurm.
-        BackendUnavailable: submitit is not installed.
     """
 
     def __init__(self, options: Mapping[str, str] | None = None, *, running: int | None = None) -> None:

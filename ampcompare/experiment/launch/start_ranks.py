@@ -75,8 +75,10 @@ def _run_spawn(request: Request, url: str) -> list[dict[str, int]]:
             ranks.append(_start_rank(request.folder, url, rank_env))
         failures = _watch(ranks)
         grace = 0.0  # ranks that wait for one that is gone handle no signal
-    except _Stopped as stop:
-        grace = SAVE_SECONDS if stop.may_save else grace
+    except _LauncherGone:
+        raise
+    except _Stopped:
+        grace = SAVE_SECONDS
         raise
     finally:
         _end(ranks, grace)
@@ -106,8 +108,7 @@ def _watch(ranks: Sequence[subprocess.Popen[bytes]]) -> list[dict[str, int]]:
 
 def _end(ranks: Sequence[subprocess.Popen[bytes]], grace: float) -> None:
     for rank in ranks:
-        if rank.poll() is None:
-            rank.terminate()
+        rank.terminate()
     deadline = time.monotonic() + grace
     for rank in ranks:
         try:
@@ -118,11 +119,11 @@ def _end(ranks: Sequence[subprocess.Popen[bytes]], grace: float) -> None:
 
 
 class _Stopped(Exception):
-    """SIGTERM or SIGHUP was received; the ranks get the time to save unless the launcher is gone."""
+    """SIGTERM or SIGHUP was received."""
 
-    def __init__(self, *, may_save: bool) -> None:
-        super().__init__()
-        self.may_save = may_save
+
+class _LauncherGone(_Stopped):
+    """There is none for which the ranks could save."""
 
 
 def _stop_on_sigterm_or_stdin() -> None:
@@ -133,7 +134,7 @@ def _stop_on_sigterm_or_stdin() -> None:
     def on_signal(number: int, frame: object) -> NoReturn:
         for each in numbers:
             signal.signal(each, signal.SIG_IGN)  # a signal to the whole group arrives several times
-        raise _Stopped(may_save=not launcher_gone.is_set())
+        raise _LauncherGone if launcher_gone.is_set() else _Stopped
 
     def watch() -> None:
         while os.read(0, 4096):

@@ -330,11 +330,7 @@ def _without_effect(by_arm: Mapping[str, Sequence[RunRecord]]) -> list[str]:
 def _floor_sentence(
     comparison: Comparison, twin: str, records: Sequence[RunRecord], against: Sequence[RunRecord]
 ) -> str:
-    """Return how far apart two equal trainings end, and which arms differ from the reference by no more.
-
-    Args:
-        twin: the row of the reference from changed first weights.
-    """
+    """Return how far apart two equal trainings end, and which arms differ from the reference by no more."""
     effect = accuracy_effect(pairs_by_seed(records, against))
     if effect is None:
         return ""

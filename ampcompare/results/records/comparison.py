@@ -358,9 +358,5 @@ def _line(row: ArmSummary, reference: str, metric: Metric) -> str:
 
 
 def read_comparison(path: Path) -> Comparison:
-    """Read a `report.json`.
-
-    Raises:
-        RecordError: as for `read_model`.
-    """
+    """Read a `report.json`; errors are those of `read_model`."""
     return read_model(path, Comparison, "comparison")

@@ -78,11 +78,7 @@ def sealed_json(record: FrozenRecord) -> str:
 
 
 def read_model(path: Path, model: type[Stored], what: str) -> Stored:
-    """Read a file that holds one `model`, called `what` in messages.
-
-    Raises:
-        RecordError: as for `read_with_source`.
-    """
+    """Read a file that holds one `model`, called `what` in messages; errors are those of `read_with_source`."""
     return read_with_source(path, model, what)[0]
 
 

@@ -93,12 +93,7 @@ def _from_older(old: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def pack_right(right: NDArray[Any], labels: NDArray[Any]) -> SampleResults:
-    """Return which samples were right, in the form that records keep.
-
-    Args:
-        right: (samples,), bool, in the order of the data set.
-        labels: (samples,), whole numbers, in the same order.
-    """
+    """Return which samples were right, in the form that records keep: (samples,) bool, and whole numbers as labels."""
     import numpy as np
 
     packed = np.packbits(right).tobytes()
@@ -106,12 +101,7 @@ def pack_right(right: NDArray[Any], labels: NDArray[Any]) -> SampleResults:
 
 
 def pack_values(values: NDArray[Any], labels: NDArray[Any]) -> SampleResults:
-    """Return the value of the first metric for each sample, in the form that records keep.
-
-    Args:
-        values: (samples,), numbers, in the order of the data set; kept as float32.
-        labels: (samples,), whole numbers that tell the samples apart, in the same order.
-    """
+    """Return the value of the first metric for each sample, (samples,), in the form that records keep: as float32."""
     packed = values.astype("<f4").tobytes()
     return SampleResults(
         values=base64.b64encode(packed).decode(), sha256=_hash(packed), labels_sha256=_of_labels(labels)
@@ -173,11 +163,7 @@ class PrecisionResult(FrozenRecord):
 
 
 def emulated_type(half: str | None) -> str:
-    """Return the 16-bit type that was computed in fp32 and rounded; "" where none was.
-
-    Args:
-        half: as records have it, such as `fp16 emulated`.
-    """
+    """Return the 16-bit type that was computed in fp32 and rounded, by words such as `fp16 emulated`; "" for none."""
     name, _, how = (half or "").rpartition(" ")
     return name if how == "emulated" else ""
 

@@ -124,11 +124,7 @@ class Metric(FrozenRecord):
         return signed if self.better == "higher" else -signed
 
     def score_margin(self, margin: float) -> float:
-        """Return a margin as a difference of scores.
-
-        Args:
-            margin: above 0, in the unit of shown differences.
-        """
+        """Return a margin, which is in the unit of shown differences, as a difference of scores."""
         return margin / self.factor if self.difference == "points" else math.log1p(margin / 100)
 
     def margin_text(self, margin: float) -> str:

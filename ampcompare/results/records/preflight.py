@@ -64,12 +64,7 @@ class Preflight(FrozenRecord):
         return statistics.median(one.overhead for one in later) + steps * (step or 0.0)
 
     def estimate(self, labels: Sequence[str], steps: int | None = None) -> float | None:
-        """Return the seconds of cells in turn; None if the number of steps of a cell, or of a step, is not known.
-
-        Args:
-            labels: of their rows; those that cannot train cost nothing.
-            steps: of a cell; by default as far as it is known.
-        """
+        """Return the seconds of cells in turn, by their rows; None if steps, or the time of one, are not known."""
         steps = self.cell_steps if steps is None else steps
         if steps is None or all(trial.step_seconds is None for trial in self.arms.values()):
             return None
@@ -80,11 +75,7 @@ class Preflight(FrozenRecord):
         return label in self.arms and bool(self.arms[label].error)
 
     def lines(self, labels: Sequence[str] = ()) -> list[str]:
-        """Return what was seen in a few lines.
-
-        Args:
-            labels: of the cells of a plan, each with its row.
-        """
+        """Return what was seen in a few lines, by the rows of a plan's cells."""
         lines = [f"  {few(arms)} cannot train: {error}" for error, arms in self.failures.items()]
         trained = {arm: trial for arm, trial in self.arms.items() if trial.steps}
         if not trained:

@@ -328,9 +328,5 @@ class RunRecord(Shown, FrozenRecord):
 
 
 def read_record(path: Path) -> RunRecord:
-    """Read the record of a cell.
-
-    Raises:
-        RecordError: as for `read_model`.
-    """
+    """Read the record of a cell; errors are those of `read_model`."""
     return read_model(path, RunRecord, "run record")

@@ -105,10 +105,6 @@ def _epoch(row: ArmSummary, comparison: Comparison) -> Cell:
     return Cell(format_seconds(row.epoch_seconds, row.epoch_seconds_sd))
 
 
-def _ratio(row: ArmSummary) -> str:
-    return _number(row.valid_time_ratio, ".2f")
-
-
 @dataclass(frozen=True)
 class EffectFormat:
     """How effects in one quantity are shown.
@@ -209,12 +205,8 @@ def _metric_columns(comparison: Comparison) -> dict[str, ArmColumn]:
 def _other_metrics(comparison: Comparison) -> dict[str, ArmColumn]:
     """Return the final values of the other metrics; the CSV alone has top-5."""
     others = comparison.records[0].metrics[1:] if comparison.records else []
-    means = {metric.head: over_runs(_value_of(metric), partial(metric_text, metric)) for metric in others}
+    means = {one.head: over_runs(partial(value_of, name=one.name), partial(metric_text, one)) for one in others}
     return {head: replace(column, of_run=None) for head, column in means.items() if head != TOP5.head}
-
-
-def _value_of(metric: Metric) -> Callable[[RunRecord], float | None]:
-    return lambda record: value_of(record, metric.name)
 
 
 def _throughput(comparison: Comparison) -> dict[str, ArmColumn]:
@@ -273,7 +265,7 @@ COLUMNS: dict[str, ArmColumn | ColumnsOf] = {
     "data (ms)": ArmColumn(cell=_data_milliseconds, applies=_waits_for_data),
     "throughput": _throughput,
     "energy": _energy,
-    "rel. time": of_arm(_ratio),
+    "rel. time": of_arm(lambda row: _number(row.valid_time_ratio, ".2f")),
     "tail loss": over_runs(lambda record: record.summary.loss_tail, "{:.4g}".format, _keeps_loss),
     "final loss scale": of_arm(lambda row: _number(row.final_loss_scale, "g")),
     "skipped steps": of_arm(_skipped_steps),
@@ -373,15 +365,10 @@ def _bound_text(bound: float, limits: Sequence[float], decimals: int, sign: str)
         if more > 1 and math.isfinite(bound):
             step = 10.0 ** -(decimals + more)
             texts += [format_decimal(float(texts[0]) + move, decimals + more, sign) for move in (step, -step)]
-        for text in texts:
-            if all(_side(float(text), _printed_limit(limit)) == _side(bound, limit) for limit in limits):
+        for text in texts:  # limits as sentences print them, such as ±0.5
+            if all(_side(float(text), float(f"{limit:g}")) == _side(bound, limit) for limit in limits):
                 return text
     return repr(bound)
-
-
-def _printed_limit(limit: float) -> float:
-    """Return a limit as sentences print it, such as `±0.5`."""
-    return float(f"{limit:g}")
 
 
 def _side(value: float, limit: float) -> int:

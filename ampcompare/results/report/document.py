@@ -93,7 +93,6 @@ class Column:
 
     Attributes:
         numeric: whether it is aligned on the decimal point.
-        wrap: characters at which a terminal wraps its texts; 0 for never.
         shorten: step at which a table that is too wide takes the short text of its cells; 0 never.
         shortened: what is then not shown, in words; "" where notes of rows say it.
         drop: step at which it leaves the column out; 0 never.
@@ -106,7 +105,6 @@ class Column:
     shortened: str = ""
     drop: int = 0
     dropped: str = ""
-    wrap: int = 0
 
 
 @dataclass(frozen=True)

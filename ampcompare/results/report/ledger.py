@@ -130,18 +130,10 @@ def _of_group(group: GroupTypes) -> str:
 
 def _parts_table(roles: Roles | None, ledger: Ledger) -> Table:
     """Return a row for each part of a step: what was declared, what ran, and who set it."""
-    parts = roles_next_to(roles, ledger)
     heads = ["part", *(["declared"] if roles is not None else []), "ran", "by"]
-    rows = []
-    for part in parts:
-        row = [
-            Cell(part.name),
-            Cell(part.observed or "-", "bad" if part.differs else ""),
-            Cell(printable(part.remark or "-", 120)),
-        ]
-        if roles is not None:
-            row.insert(1, Cell(part.declared or "-"))
-        rows.append(row)
-    return Table(
-        [Column(head, wrap=30 if head == "by" else 0) for head in heads], rows, caption="What ran", narrows=True
-    )
+    rows: list[list[str | Cell]] = []
+    for part in roles_next_to(roles, ledger):
+        ran = Cell(part.observed or "-", "bad" if part.differs else "")
+        declared = [part.declared or "-"] if roles is not None else []
+        rows.append([part.name, *declared, ran, printable(part.remark or "-", 120)])
+    return Table.of(heads, rows, caption="What ran", narrows=True)

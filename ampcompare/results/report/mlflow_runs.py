@@ -62,7 +62,8 @@ class MlflowRuns(Exporter):
         except RecordError as error:
             self._note(f"no run of {name}: {error}")
             return
-        begin = _milliseconds(record)
+        began = record.started and round(1000 * datetime.fromisoformat(record.started).timestamp())
+        begin = int(began or 0)  # milliseconds since the epoch
         tags |= {"ampcompare.status": record.status, "ampcompare.group": folder.resolve().name}
         run_id = self._client.create_run(experiment, start_time=begin, tags=tags, run_name=name).info.run_id
         try:
@@ -96,8 +97,3 @@ class MlflowRuns(Exporter):
             self._client.log_batch(run_id, metrics=metrics[at : at + MAX_METRICS])
         for at in range(0, len(params), MAX_PARAMS):
             self._client.log_batch(run_id, params=params[at : at + MAX_PARAMS])
-
-
-def _milliseconds(record: RunRecord) -> int:
-    """Return the start of a record in milliseconds since the epoch; 0 where it is not known."""
-    return 0 if record.started is None else round(1000 * datetime.fromisoformat(record.started).timestamp())

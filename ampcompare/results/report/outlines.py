@@ -57,7 +57,7 @@ OUTLINES: dict[str, dict[str, Outline]] = {
         "md": ("verdict", "cure", "faults", "worst", "losses", "trials", "notes"),
         "notebook": ("map", "places", "candidates"),
     },
-    "exec": {"md": ("records", "endings", "next"), "csv": ("values",)},
+    "exec": {"md": ("records", "endings"), "csv": ("values",)},
     "explanation": {
         "md": ("summary", "does", "memory", "twin", "differs", "script", "twin's script", "compare"),
         "notebook": ("does", "memory", "differs", "script", "twin's script"),
@@ -76,7 +76,7 @@ OUTLINES: dict[str, dict[str, Outline]] = {
 LEAD: dict[str, Outline] = {
     "comparison": ("answer", "next"),
     "diagnosis": ("cure", "faults"),
-    "exec": ("endings", "next"),
+    "exec": ("endings",),
     "judged": ("answer", "next"),
     "outlook": ("arms",),
     "profile": ("further", "reasons", "notes"),
@@ -99,7 +99,7 @@ PAGES: dict[str, tuple[Chapter, ...]] = {
         Chapter("map", "Map", ("map",)),
         Chapter("worst", "Worst places", ("places", "candidates")),
     ),
-    "exec": (Chapter("records", "Figures", ("records",)), Chapter("details", "What ran", ("details",))),
+    "exec": (Chapter("records", "Figures", ("records",)),),
     "judged": _PAGE,
     "outlook": (Chapter("curve", "Share of the update lost", ("curve",)),),
     "profile": (

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ampcompare.base.formatting import format_count, printable
-from ampcompare.results.records.outlook import ArmOutlook, Outlook, Prefix
+from ampcompare.results.records.outlook import Outlook, Prefix
 from ampcompare.results.report.document import Document, Figure, Section, Table, Text
 from ampcompare.results.report.tables import listing_table
 
@@ -28,7 +28,8 @@ def outlook_document(found: Outlook) -> Document:
 
 
 def _rows(found: Outlook) -> list[list[str]]:
-    return [[printable(each.arm, 60), each.word, each.part or "-", _why(each)] for each in found.arms]
+    whys = [printable(f"{each.why}{f' -> {each.cure}' if each.cure else ''}", 400) or "-" for each in found.arms]
+    return [[printable(one.arm, 60), one.word, one.part or "-", why] for one, why in zip(found.arms, whys, strict=True)]
 
 
 def _lines(prefix: Prefix) -> dict[str, Any]:
@@ -54,10 +55,6 @@ def _lines(prefix: Prefix) -> dict[str, Any]:
         "caption": f"The share of the update that weights do not take, to step {end}. Solid: measured in "
         f"the first steps. Dashed: computed at the learning rates ahead. Above 40 % an arm will not hold.",
     }
-
-
-def _why(each: ArmOutlook) -> str:
-    return printable(f"{each.why}{f' -> {each.cure}' if each.cure else ''}", 400) or "-"
 
 
 def _basis(found: Outlook) -> str:

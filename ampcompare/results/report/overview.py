@@ -235,11 +235,11 @@ def _values(comparison: Comparison, value: Value) -> set[str]:
 def _differing(comparison: Comparison) -> list[Value]:
     """Return the settings and counts in which rows differ, each as the note of a row."""
     chosen: list[Value] = [value for value in SETTINGS if len(_values(comparison, value)) > 1]
-    shown = [_only_some if value is _skipped_text else value for value in chosen]
+    shown = [_skipped_if_any if value is _skipped_text else value for value in chosen]
     return [*shown, *([_engine] if _engines_differ(comparison) else [])]
 
 
-def _only_some(row: ArmSummary) -> str:
+def _skipped_if_any(row: ArmSummary) -> str:
     return _skipped_text(row) if row.skipped_steps else ""
 
 

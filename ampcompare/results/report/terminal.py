@@ -108,12 +108,7 @@ class Terminal(Reporter):
             if self.width is not None and not self.details:
                 legend.append(_more(found.hidden))
         else:
-            wraps = [column.wrap for column in table.columns]
-            rows = [
-                [textwrap.fill(text, at) if at else text for text, at in zip(row, wraps, strict=True)]
-                for row in table.texts
-            ]
-            text = grid_table(rows, table.heads, self.width)
+            text = grid_table(table.texts, table.heads, self.width)
         named = f"{table.title}\n{text}" if table.title else text
         return "\n\n".join(filter(None, [named, self._lines(legend)]))
 

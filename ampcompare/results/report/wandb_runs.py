@@ -51,13 +51,8 @@ class WandbRuns(Exporter):
             )
             for _, step, values in points:
                 run.log(values, step=step)
-            run.summary.update(_summary(record))
+            numbers = record.summary.model_dump(mode="json", exclude={"epochs", "rollbacks"}, exclude_none=True)
+            run.summary.update({**numbers, "status": record.status, "half": record.half, "host": record.host})
             run.finish(exit_code=int(record.status == "failed"))
         except wandb.errors.Error as error:
             raise EnvironmentUnfit(f"W&B refuses {name}: {error}") from error
-
-
-def _summary(record: RunRecord) -> dict[str, object]:
-    """Return the numbers of a record that are one for the whole run."""
-    summary = record.summary.model_dump(mode="json", exclude={"epochs", "rollbacks"}, exclude_none=True)
-    return {**summary, "status": record.status, "half": record.half, "host": record.host}

@@ -209,7 +209,7 @@ def _with_local_rank(parser: Any, given: list[str]) -> list[str]:
 
 
 def _patch_masks() -> None:
-    """Let operations accept uint8 masks, and let masks act as bytes in subtraction, `~` and `^`."""
+    """Let operations accept uint8 masks, and let masks act as bytes in subtraction and `~`."""
     for name, index in METHODS.items():
         setattr(Tensor, name, _accepting_uint8(getattr(Tensor, name), index))
     for name, index in FUNCTIONS.items():
@@ -218,7 +218,6 @@ def _patch_masks() -> None:
         setattr(torch, name, replacement)
         keep_for_jit(original, replacement)
     _patch_arithmetic()
-    _patch_attention()
 
 
 def _as_bool(mask: Any) -> Any:
@@ -256,7 +255,7 @@ def _as_bytes(operand: Any, idiom: str) -> Any:
 
 
 def _patch_arithmetic() -> None:
-    sub, rsub, invert, xor = Tensor.__sub__, Tensor.__rsub__, Tensor.__invert__, Tensor.__xor__
+    sub, rsub, invert = Tensor.__sub__, Tensor.__rsub__, Tensor.__invert__
 
     @functools.wraps(sub)
     def subtract(self: Tensor, other: Any) -> Any:
@@ -274,36 +273,15 @@ def _patch_arithmetic() -> None:
             return 1 - self
         return invert(self)
 
-    @functools.wraps(xor)
-    def exclusive_or(self: Tensor, other: Any) -> Any:
-        if self.dtype is torch.bool and type(other) is int:
-            note("mask ^ 1 is a uint8 mask, as before torch 1.2")  # else an index of integers
-            return xor(self.to(torch.uint8), other)
-        return xor(self, other)
-
-    patches = {"__sub__": subtract, "__rsub__": subtract_from, "__invert__": not_mask, "__xor__": exclusive_or}
+    patches = {"__sub__": subtract, "__rsub__": subtract_from, "__invert__": not_mask}
     for name, patch in patches.items():
         setattr(Tensor, name, patch)
-
-
-def _patch_attention() -> None:
-    """Let attention layers accept uint8 masks, as torch 1.x did."""
-    canonical = getattr(functional, "_canonical_mask", None)
-    if canonical is None:
-        return
-
-    @functools.wraps(canonical)
-    def canonical_mask(mask: Any, *args: Any, **kwargs: Any) -> Any:
-        return canonical(_as_bool(mask), *args, **kwargs)
-
-    functional._canonical_mask = canonical_mask
 
 
 def _patch_removed_names() -> None:
     """Restore removed names of modules; existing names stay as they are."""
     _add(fractions, {"gcd": (math.gcd, "math.gcd")})
     _add(time, {"clock": (time.perf_counter, "time.perf_counter")})
-    _add(inspect, {"getargspec": (_getargspec, "inspect.getfullargspec")})
     _add(
         collections,
         {name: (getattr(collections.abc, name), f"collections.abc.{name}") for name in collections.abc.__all__},
@@ -313,11 +291,6 @@ def _patch_removed_names() -> None:
     _add(numpy, {**NUMPY, **renamed})
     six = sys.modules["torch._six"] = torch._six = ModuleType("torch._six")  # type: ignore[attr-defined]
     _add(six, SIX)
-
-
-def _getargspec(function: Any) -> tuple[Any, ...]:
-    full = inspect.getfullargspec(function)
-    return full.args, full.varargs, full.varkw, full.defaults
 
 
 def _add(module: ModuleType, names: dict[str, tuple[Any, str]]) -> None:

@@ -284,20 +284,12 @@ class Rows:
         self._backwards += 1
         self.recorder.add(row)
 
-    def add_losses(
-        self,
-        losses: Sequence[Any],
-        loss_id: int,
-        scales: tuple[Any, Any],
-        overflow: bool | None,
-        numbers: list[int],
-        skips: list[int],
-    ) -> None:
-        """Record the backward passes of an update, whose last one has its outcome; the arguments are as above."""
+    def add_losses(self, losses: Sequence[Any], loss_id: int, scales: tuple[Any, Any], *outcome: Any) -> None:
+        """Record the backward passes of an update, whose last one has its outcome, the other arguments from above."""
         for loss in losses[:-1]:
-            self.add_backward(loss, loss_id, (scales[0], scales[0]), None, numbers, [])
+            self.add_backward(loss, loss_id, (scales[0], scales[0]), None, outcome[1], [])
         if losses:
-            self.add_backward(losses[-1], loss_id, scales, overflow, numbers, skips)
+            self.add_backward(losses[-1], loss_id, scales, *outcome)
 
     def add_plain_backward(self, loss: Any) -> None:
         """Record a backward pass of a loss that nothing scales, next to `apex.amp`."""

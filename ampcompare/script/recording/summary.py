@@ -2,7 +2,6 @@
 
 import os
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,7 @@ from ampcompare.base.errors import RecordError
 from ampcompare.base.files.read import FileFault, open_regular, parse_json, read_text
 from ampcompare.base.formatting import format_count, printable
 from ampcompare.results.records.document import to_float
-from ampcompare.results.report.base import MAX_LINE
-from ampcompare.results.report.document import Document, Facts, Section, Table, Text
+from ampcompare.results.report.document import Document, Section, Table, Text
 
 FORMAT = "ampcompare-exec"
 SCHEMA = 1
@@ -100,7 +98,8 @@ def read_exec_record(path: Path) -> ExecSummary:
 
 def add_row(summary: ExecSummary, row: dict[str, Any]) -> None:
     """Add a row to the sums."""
-    ROWS[row["kind"]](summary, row)
+    if row["kind"] not in OTHER_ROWS:
+        ROWS[row["kind"]](summary, row)
 
 
 def in_words(summary: ExecSummary) -> str:
@@ -152,16 +151,11 @@ def _add_end(summary: ExecSummary, row: dict[str, Any]) -> None:
     summary.ended = row
 
 
-def _leave_out(summary: ExecSummary, row: dict[str, Any]) -> None:
-    """Accept a row that has no sum."""
-
-
 ROWS = {
     "initialize": _add_initialize,
     "backward": _add_backward,
     "step": _add_step,
     "end": _add_end,
-    **dict.fromkeys(OTHER_ROWS, _leave_out),
 }
 
 
@@ -218,71 +212,14 @@ def plain_data(summary: ExecSummary) -> dict[str, Any]:
     }
 
 
-def records_document(paths: Sequence[Path], summaries: Sequence[ExecSummary]) -> Document:
-    """Return the report of one record, by optimizer and loss, or of several, a column for each."""
-    names = _short_names(paths)
-    named = list(zip(names, summaries, strict=True))
-    whose = ["" if len(names) == 1 else f"{name}: " for name in names]
-    heads, rows = summary_table(summaries[0]) if len(summaries) == 1 else _side_by_side(names, summaries)
-    data: Any = [{"file": name, **plain_data(one)} for name, one in named]
-    endings = [printable(f"{start}{ending(one)}", 500) for start, one in zip(whose, summaries, strict=True)]
-    values = [head.replace(" ", "_") for head in heads] if len(names) == 1 else heads
-    facts = [(name if len(names) > 1 else "", _facts(one)) for name, one in named]
-    first = summaries[0]
+def record_document(path: Path) -> Document:
+    """Return the report of a record, before it has a format: a table with a row per optimizer and loss."""
+    summary = read_exec_record(path)
+    heads, rows = summary_table(summary)
     sections = [
-        Section("endings", [Text([line]) for line in endings]),
-        Section(
-            "records",
-            [Table.of(heads, [[cell or "-" for cell in row] for row in rows])],
-            "Records side by side" if len(names) > 1 else "Optimizers and losses",
-        ),
-        Section("details", [Facts(facts)], "What ran"),
-        Section("values", [Table.of_values(values, rows)]),
+        Section("endings", [Text([printable(ending(summary), 500)])]),
+        Section("records", [Table.of(heads, [[cell or "-" for cell in row] for row in rows])], "Optimizers and losses"),
+        Section("values", [Table.of_values([head.replace(" ", "_") for head in heads], rows)]),
     ]
-    alone = f"{printable(str(first.header.get('script')), MAX_NAME)}: {in_words(first)}"
-    return Document(
-        "exec",
-        sections,
-        plain_data(first) if len(names) == 1 else data,
-        title=alone if len(names) == 1 else f"{len(names)} records of exec side by side",
-        subtitle=names,
-    )
-
-
-def _short_names(paths: Sequence[Path]) -> list[str]:
-    """Return the names of files, or their whole paths where two have one name."""
-    names = [path.name for path in paths]
-    whole = [str(path) for path in paths]
-    return [
-        printable(name if names.count(name) == 1 else long, MAX_NAME) for name, long in zip(names, whole, strict=True)
-    ]
-
-
-def _side_by_side(names: Sequence[str], summaries: Sequence[ExecSummary]) -> tuple[list[str], list[list[str]]]:
-    """Return a row for each figure that any of the records has."""
-    found: dict[str, dict[int, str]] = {}
-    for place, summary in enumerate(summaries):
-        found.setdefault("opt level", {})[place] = printable(", ".join(dict.fromkeys(summary.opt_levels)), MAX_NAME)
-        headers, rows = summary_table(summary)
-        for row in rows:
-            item = row[0]
-            for head, value in zip(headers[1:], row[1:], strict=True):
-                if value:
-                    what = ("steps" if item.startswith("optimizer") else "backward passes") if head == "count" else head
-                    found.setdefault(f"{item}: {what}", {})[place] = value
-    rows = [[figure, *(by_place.get(place, "") for place in range(len(names)))] for figure, by_place in found.items()]
-    return ["figure", *names], rows
-
-
-def _facts(summary: ExecSummary) -> list[tuple[str, str]]:
-    header = dict(summary.header)
-    environment = header.pop("environment", None)
-    facts = {**header, **(environment if isinstance(environment, dict) else {})}
-    facts = {name: value for name, value in facts.items() if name not in ("format", "schema")}
-    return [(printable(str(name), MAX_NAME), printable(_value_text(value), MAX_LINE)) for name, value in facts.items()]
-
-
-def _value_text(value: object) -> str:
-    if value is None:
-        return "not set"
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    title = f"{printable(str(summary.header.get('script')), MAX_NAME)}: {in_words(summary)}"
+    return Document("exec", sections, plain_data(summary), title=title, subtitle=[printable(path.name, MAX_NAME)])

@@ -112,13 +112,23 @@ class TorchAmpStandIn:
         self.is_initialized = False
         self.used = self.has_autocast = self.has_scaler = self.driven = self.is_driven = False
         self.off_scalers: list[Any] = []
+        self._off: str | None = None
 
-    def note_scaler(self, scaler: Any, enabled: bool) -> None:
-        """Note that a GradScaler is made, by the script or on its behalf."""
-        if not self.driven:
+    def note_made(self, arm: Arm | str, enabled: bool, scaler: Any = None) -> None:
+        """Note that a GradScaler or an autocast block is made, by the script or on its behalf."""
+        if scaler is None:
+            self.has_autocast = self.has_autocast or (enabled and not self.driven)
+        elif not self.driven:
             self.has_scaler = self.has_scaler or enabled
             if not enabled:
                 self.off_scalers.append(scaler)
+        if not enabled and not self.used and self._off is None:
+            self._off = switched_off(arm)
+
+    def refuse_off(self) -> None:
+        """Refuse a step of a script that has switched its mixed precision off."""
+        if self._off is not None and not self.used and not self._initialized():
+            raise UnsupportedCombination(self._off)
 
     def install(self, events: Subscriptions) -> None:
         """Begin."""
@@ -205,7 +215,6 @@ class TorchAmp(TorchAmpStandIn):
         super().__init__(initialized)
         self._arm = arm
         self._rows = rows
-        self._off: str | None = None
         self._dtype: torch.dtype | None = None
         if arm.backend == "native":
             self._dtype = getattr(torch, arm.options["dtype"])
@@ -239,14 +248,9 @@ class TorchAmp(TorchAmpStandIn):
 
     def _note(self, enabled: bool, scaler: Any = None) -> None:
         """Note that the script makes an object of `torch.amp`, which it may have switched off."""
-        if scaler is not None:
-            self.note_scaler(scaler, enabled)
-        elif not self.driven:
-            self.has_autocast = self.has_autocast or enabled
         if enabled or self._arm.backend == "fp32":
             self.use()
-        elif not self.used and self._off is None:
-            self._off = switched_off(self._arm)
+        self.note_made(self._arm, enabled, scaler)
 
     def casts_now(self) -> bool:
         return self._initialized() or torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
@@ -339,8 +343,7 @@ class TorchAmp(TorchAmpStandIn):
             self._rows.add_step(self._rows.number(optimizer)[0], True)
 
     def _before_step(self, optimizer: Any, *_arguments: Any) -> None:
-        if self._off is not None and not self.used and not self._initialized():
-            raise UnsupportedCombination(self._off)
+        self.refuse_off()
         if self._state_dtype is not None and not self._initialized() and optimizer not in self._with_state:
             self._with_state.add(optimizer)
             hold_state_in(optimizer, self._state_dtype)

@@ -386,8 +386,7 @@ class HalfWeights(TorchAmp):
             self._follow_writes(optimizer)
             return
         if self.is_by_apex() or not self._is_prepared:
-            if self._off is not None and not self.used and not self._initialized():
-                raise UnsupportedCombination(self._off)
+            self.refuse_off()
             return
         if all(optimizer is not one for one in self._optimizers):
             return

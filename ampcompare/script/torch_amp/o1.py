@@ -14,14 +14,12 @@ from torch.utils import checkpoint
 from ampcompare.apex.amp.scaler import LossScaler
 from ampcompare.backends.apex_levels import apex_level
 from ampcompare.backends.arm import Arm
-from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.base.patches import Points, Subscriptions
 from ampcompare.script.torch_amp.autocast_and_scaler import (
     TorchAmpStandIn,
     is_own,
     missing_scale,
     present,
-    switched_off,
     without_autocast,
 )
 from ampcompare.script.torch_amp.script_scaler import ScriptScaler
@@ -39,7 +37,6 @@ class O1BehindTorch(TorchAmpStandIn):
         self._level = apex_level(arm.options)
         self._name = f"apex:{arm.options['opt_level']}"
         self._scaler = ScriptScaler(arm, self)
-        self._off: str | None = None
         self._handle: Any = None
         self._depth = 0
 
@@ -60,7 +57,7 @@ class O1BehindTorch(TorchAmpStandIn):
     def _make_autocast(self, original: Any, block: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
         original(block, present(device_type), *args, **kwargs)
         if not is_own():  # a checkpoint makes one to compute again what the arm has cast
-            self._note(block._enabled)
+            self.note_made(self._name, block._enabled)
 
     def _casts_of_checkpoint(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Let what a checkpoint computes again run under O1's casts if it did so before."""
@@ -73,21 +70,9 @@ class O1BehindTorch(TorchAmpStandIn):
     def casts_now(self) -> bool:
         return self._handle is not None and bool(self._handle._is_active)
 
-    def _note(self, enabled: bool) -> None:
-        if not self.driven:
-            self.has_autocast = self.has_autocast or enabled
-        self._note_off(enabled)
-
-    def _note_off(self, enabled: bool) -> None:
-        if not enabled and not self.used and self._off is None:
-            self._off = switched_off(self._name)
-
     def _before_step(self, optimizer: Any, *_arguments: Any) -> None:
-        if not self.used:
-            if self._off is not None and not self._initialized():
-                raise UnsupportedCombination(self._off)
-            return
-        if not self._scaler.scales and not self.is_driven:
+        self.refuse_off()
+        if self.used and not self._scaler.scales and not self.is_driven:
             raise missing_scale(self._name)
 
     def optimizer_made(self) -> None:
@@ -114,8 +99,7 @@ class O1BehindTorch(TorchAmpStandIn):
     # What the scalers do.
 
     def scaler_made(self, scaler: Any, enabled: bool) -> None:
-        self.note_scaler(scaler, enabled)
-        self._note_off(enabled)
+        self.note_made(self._name, enabled, scaler)
 
     def check_unscale(self, optimizer: Any) -> None:
         if not self.used:

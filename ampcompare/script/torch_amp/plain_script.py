@@ -462,7 +462,12 @@ class PlainScript:
         loss = None
         if closure is not None:
             if type(optimizer).__name__ == "LBFGS":
-                raise UnsupportedCombination(here(_several_closures(self._arm)))
+                why = "scales the loss" if skips_overflows(self._arm) else "gives the model weights after a step"
+                raise UnsupportedCombination(
+                    here(
+                        f"LBFGS runs its closure several times in one step, and {self._arm} {why}; compare native:bf16"
+                    )
+                )
             with torch.enable_grad():
                 loss = closure()
             self._refuse_without_effect()
@@ -515,8 +520,3 @@ class PlainScript:
 
 def _has_fp32(values: Any) -> bool:
     return any(isinstance(one, Tensor) and one.dtype is torch.float32 for one in pytree.tree_leaves(values))
-
-
-def _several_closures(arm: Arm) -> str:
-    why = "scales the loss, which may skip a step" if skips_overflows(arm) else "gives the model weights after a step"
-    return f"LBFGS runs its closure several times in one step, and {arm} {why}; compare fp32 or native:bf16"

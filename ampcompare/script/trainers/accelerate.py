@@ -11,7 +11,8 @@ from typing import Any
 
 from ampcompare.base.patches import Subscriptions
 from ampcompare.script.legacy.target import Target
-from ampcompare.script.trainers.arm import Follow, TrainerContext, log_numbers
+from ampcompare.script.metrics import log_numbers
+from ampcompare.script.trainers.arm import Follow, TrainerContext
 
 PLUGINS = {
     "DEEPSPEED": ("DeepSpeed", "leave DeepSpeed out of the configuration"),

@@ -1,16 +1,12 @@
 """What a library is told: which arm trains, and what that means for its own precision; and what it tells: figures."""
 
-import numbers
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.base.metric_log import log_metric
 from ampcompare.base.patches import Subscriptions
 from ampcompare.guards.location import here
 from ampcompare.script.recording.recorder import Rows
@@ -45,14 +41,6 @@ class TrainerContext:
                     "script only"
                 )
             )
-
-
-def log_numbers(values: Mapping[Any, Any], source: str) -> None:
-    """Log each number, and each tensor of one element, under its name."""
-    for name, value in values.items():
-        is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-        if is_number or (isinstance(value, Tensor) and value.numel() == 1):
-            log_metric(str(name), float(value), source=source)
 
 
 # Follows a module of a library, of the given name, that was just imported.

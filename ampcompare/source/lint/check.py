@@ -8,7 +8,6 @@ from ampcompare.source.lint.module import Finding, LintModule
 from ampcompare.source.syntax import NEWLINE, SourceInvalid
 from ampcompare.source.versions import LATEST, Versions
 
-UNREADABLE = "AMP000"
 WORDS = re.compile(
     r"\bapex\b|autocast|[Ss]caler\b|\bamp\b|_amp_|clip_grad_norm\(|type\s*=\s*bool|amp_(?:backend|level)\b"
     r"""|precision\s*=\s*["']?(?:bf)?16|float16|\.half\b|fp16_(?:backend|opt_level)|half_precision_backend|fp32_precision|allow_tf32"""

@@ -19,6 +19,8 @@ from ampcompare.source.versions import LATEST, Versions
 Trace = list[Event]
 RULES: list[Rule] = []
 AMP_KINDS = (Kind.SCALE, Kind.SCALER_STEP, Kind.SCALE_LOSS, Kind.INITIALIZE)
+# What an example imports that uses these names and has no imports of its own.
+IMPORTS = {"torch": "import torch", "amp": "from apex import amp"}
 # Calls that end the process.
 EXITS = re.compile(r"^(?:sys\.|os\._?)?(?:exit|quit|abort)$")
 # A comment, or text between quotes as its group.
@@ -45,7 +47,7 @@ class Mistake:
         matters: what that does to the training.
         remedy: what to write instead.
         script: code with the mistake, on each line that ends in a comment with the code, and its harmless twin: lines
-            that end in `# wrong` are of the one alone, those that end in `# right` of the other.
+            that end in `# wrong` are of the one alone, those that end in `# right` of the other. `IMPORTS` stand above.
         fixable: whether `lint --fix` can correct it where it is sure.
         guard: the guard of `exec` that sees the same mistake at run time, if it has another name.
     """
@@ -70,7 +72,10 @@ class Mistake:
         return re.sub(r"  # AMP\d{3}$", "", self._lines("right", "wrong"), flags=re.MULTILINE)
 
     def _lines(self, mark: str, other: str) -> str:
-        kept = (line for line in self.script.split("\n") if not line.endswith(f"  # {other}"))
+        imports = IMPORTS.items() if "import " not in self.script else ()
+        head = "".join(f"\n{line}" for name, line in imports if re.search(rf"\b{name}\.", self.script))
+        text = f"{head}\n{self.script}" if head else self.script
+        kept = (line for line in text.split("\n") if not line.endswith(f"  # {other}"))
         return "\n".join(line.removesuffix(f"  # {mark}") for line in kept)
 
 
@@ -144,11 +149,7 @@ class LintModule(Module):
         return [trace for trace in self.traces if any(event.kind in AMP_KINDS for event in trace)]
 
     def events(self, *kinds: Kind, with_amp: bool = False) -> Iterator[tuple[Trace, int, Event]]:
-        """Yield the events of some kinds, each with its trace and its place there.
-
-        Args:
-            with_amp: only those of `amp_traces`.
-        """
+        """Yield the events of some kinds, of all traces or of `amp_traces`, each with its trace and its place there."""
         for trace in self.amp_traces if with_amp else self.traces:
             for index, event in enumerate(trace):
                 if event.kind in kinds:
@@ -157,7 +158,7 @@ class LintModule(Module):
     @functools.cached_property
     def new_scalers(self) -> list[ast.Call]:
         """All calls that build a GradScaler."""
-        return [call for call in self.calls if self.kinds.is_new_scaler(call, self.scope_of[call])]
+        return [call for call in self.calls if self.kinds.is_new("scaler", call, self.scope_of[call])]
 
     @functools.cached_property
     def opt_levels(self) -> set[str | None]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ampcompare.source.amp_names import AUTOCASTS, CLIPS, WRAPPERS
-from ampcompare.source.branches import Facts, contradict, narrow
+from ampcompare.source.branches import Facts, contradict, expression_of, narrow
 from ampcompare.source.call_order import CallFollower, Frame
 from ampcompare.source.module import Module, Scope
 from ampcompare.source.object_kinds import ObjectKinds
@@ -211,9 +211,9 @@ class Tracer(CallFollower):
             add(Kind.SAVE, first)
         elif full == "torch.autograd.backward":
             add(Kind.BACKWARD, first, scaler=self._scaler_of(first, frame))
-        elif self._kinds.is_new_scaler(call, frame.scope):
+        elif self._kinds.is_new("scaler", call, frame.scope):
             add(Kind.NEW_SCALER, self._bound_name(statement, frame))
-        elif self._kinds.is_new_optimizer(call, frame.scope):
+        elif self._kinds.is_new("optimizer", call, frame.scope):
             weights = first or argument(call, "params")
             sources = frozenset() if weights is None else frozenset(self._sources(weights, frame))
             add(Kind.NEW_OPTIMIZER, self._bound_name(statement, frame), sources=sources)
@@ -245,11 +245,7 @@ class Tracer(CallFollower):
     def _method(
         self, call: ast.Call, function: ast.Attribute, statement: ast.stmt, frame: Frame, add: Callable[..., None]
     ) -> bool:
-        """Record the call of a method that is an event; return whether it is one.
-
-        Args:
-            add: `_add` for this call.
-        """
+        """Record the call of a method that is an event; return whether it is one."""
         receiver, name = function.value, function.attr
         if name == "backward":
             owner = (dotted_name(receiver) or "").rpartition(".")[2].lower()
@@ -405,10 +401,7 @@ class Tracer(CallFollower):
             return ast.Compare(self.spelled_out(test.left, frame), test.ops, test.comparators)
         head, dot, rest = (dotted_name(test) or "").partition(".")
         if head in frame.names and ":" not in frame.names[head] and frame.names[head] != head:
-            try:
-                return ast.parse(frame.names[head] + dot + rest, mode="eval").body
-            except SyntaxError:
-                return test
+            return expression_of(frame.names[head] + dot + rest) or test
         values = frame.scope.values.get(test.id, []) if isinstance(test, ast.Name) else []
         if len(values) == 1 and isinstance(values[0], (ast.Compare, ast.BoolOp, ast.UnaryOp)):
             return values[0] if any(isinstance(node, ast.Mod) for node in ast.walk(values[0])) else test

@@ -54,12 +54,7 @@ SHARDS = (
 
 
 class Replacements:
-    """Rewrites single uses.
-
-    Attributes:
-        imports: what is imported from torch instead, by statement and name.
-        findings: notes.
-    """
+    """Rewrites single uses."""
 
     def __init__(self, module: Module, names: Names, edits: Edits, torch: str, *, whole: bool) -> None:
         self._module = module
@@ -240,11 +235,7 @@ class Replacements:
         return True
 
     def _cast_inputs(self, node: ast.AST, dtype: str, *, in_torch: bool = False) -> str:
-        """Return the expression that lets a function cast its inputs; the first one brings a definition along.
-
-        Args:
-            in_torch: whether autocast would cast them again inside of the function.
-        """
+        """Return the expression that lets a function cast its inputs; the first one brings a definition along."""
         module, text = self._module, CAST_FUNCTION.format(torch=self._torch)
         if any(getattr(each, "id", getattr(each, "name", None)) == CAST for each in module.nodes):
             raise Unsure(node, f"this needs a function {CAST}, but the module has something else of that name")

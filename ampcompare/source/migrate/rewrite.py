@@ -18,8 +18,6 @@ from ampcompare.source.migrate.replacements import Replacements
 from ampcompare.source.module import Block, Module
 from ampcompare.source.syntax import SourceInvalid, argument, last_name
 
-__all__ = ["Migration", "may_use_apex", "migrate_text"]
-
 WORD = re.compile(r"\bapex\b|\bamp_C\b|\bapex_C\b|\bamp\.scale_loss\(")
 
 PROBE = (
@@ -53,14 +51,7 @@ NOT_FUNCTIONAL = ("softmax", "log_softmax")  # O1 lists those of torch.nn.functi
 
 @dataclass(frozen=True)
 class Migration:
-    """The result for a module.
-
-    Attributes:
-        text: the new source; the very same if nothing was to do.
-        findings: in the order of lines.
-        uses: how often the module used Apex.
-        left: how many of these uses remain.
-    """
+    """The result for a module."""
 
     text: str
     findings: list[Finding]
@@ -135,7 +126,8 @@ def migrate_text(text: str, around: Around = ALONE) -> Migration:
         _rewrite_texts(module, edits, names)
         findings += _cast_notes(module, names)
     findings = sorted(set(findings))
-    if edits and above is not None and _needs_torch(edits, torch):
+    of_torch = rf"(?<!from )(?<![\w.]){re.escape(torch)}\."
+    if edits and above is not None and re.search(of_torch, edits.new_text()) is not None:
         edits.before(above, [f"import {torch}"])
     if edits and "functools." in edits.new_text():
         _import_functools(module, edits)
@@ -169,10 +161,6 @@ def _probes(module: Module, names: Names, edits: Edits) -> list[Finding]:
 
 def _is_of_core(meaning: str) -> bool:
     return meaning.startswith(AMP_STATE) or (meaning.startswith("apex.amp.") and meaning.split(".")[2] in CORE)
-
-
-def _needs_torch(edits: Edits, torch: str) -> bool:
-    return re.search(rf"(?<!from )(?<![\w.]){re.escape(torch)}\.", edits.new_text()) is not None
 
 
 def _mark(module: Module, edits: Edits, findings: list[Finding]) -> None:
@@ -283,7 +271,8 @@ def _keep_for_others(
     waiting = {
         name for name, (statement, alias) in own.items() if name not in needed and (statement, alias.name) not in twins
     }
-    listed = {each.value for each in _exported_names(module) if isinstance(each, ast.Constant)}
+    lists = (each for each in module.top.values.get("__all__", []) if isinstance(each, (ast.List, ast.Tuple)))
+    listed = {one.value for each in lists for one in each.elts if isinstance(one, ast.Constant)}
     is_amp = {name for name in waiting if {"apex", "apex.amp"} & set(module.top.imports.get(name, ()))}
     found = {
         **{name: Path("__all__") for name in waiting & listed},
@@ -306,21 +295,10 @@ def _keep_for_others(
     return findings
 
 
-def _exported_names(module: Module) -> list[ast.expr]:
-    """Return what `__all__` of a module lists."""
-    values = module.top.values.get("__all__", [])
-    return [each for value in values if isinstance(value, (ast.List, ast.Tuple)) for each in value.elts]
-
-
 def _rewrite_imports(
     module: Module, names: Names, edits: Edits, needed: set[str], twins: dict[tuple[ast.stmt, str], str]
 ) -> None:
-    """Rewrite the imports.
-
-    Args:
-        needed: names of Apex that remain.
-        twins: full names in torch of what is imported, by statement and name in Apex's module.
-    """
+    """Rewrite the imports."""
     stars = any(alias.name == "*" for _, alias in names.imports) and bool(needed)
     gone: set[ast.stmt] = set()
     for statement in dict.fromkeys(statement for statement, _ in names.imports):

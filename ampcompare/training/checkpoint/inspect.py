@@ -21,7 +21,6 @@ from ampcompare.training.checkpoint.reader.foreign import Contents, name_faults,
 from ampcompare.training.checkpoint.reader.placeholders import reading
 from ampcompare.training.checkpoint.store.file import verify_file
 
-WRAPPERS = {"module.": "a DDP wrapper", "_orig_mod.": "torch.compile"}
 MAX_LINES = 20
 MAX_LENGTH = 500
 MAX_BROKEN = 3
@@ -165,14 +164,9 @@ def _scales(parts: CheckpointContents) -> Iterator[dict[str, Any]]:
 def _notes(parts: CheckpointContents) -> Iterator[str]:
     for place, model in parts.models.items():
         if prefix := common_prefix(model):
-            wrappers = " and ".join(name for part, name in WRAPPERS.items() if part in prefix)
-            yield f"the names in {'.'.join(place) or 'it'} begin with `{prefix}`: saved from inside of {wrappers}"
+            yield f"the names in {'.'.join(place) or 'it'} begin with `{prefix}`: saved from inside of a wrapper"
     if parts.unmatched:
         yield f"{parts.unmatched} masters have no weight with their values in 16 bits"
-    for place, optimizer in parts.optimizers.items():
-        groups = [group for group in optimizer["param_groups"] if isinstance(group, Mapping)]
-        if any("bias_correction" in group for group in groups):
-            yield f"{'.'.join(place)} is of an Apex fused optimizer: the count of steps is in its groups"
 
 
 def _weights(parts: CheckpointContents, *, of_norms: bool) -> Iterator[Tensor]:
@@ -264,7 +258,11 @@ def broken_values(parts: CheckpointContents) -> Iterator[str]:
         *((place, held["state"]) for place, held in parts.optimizers.items()),
     ]
     for place, entry in entries:
-        bad = {name: count for name, count in _not_finite(entry) if count}
+        counts = {
+            str(name): sum(int((~one.isfinite()).sum()) for one in _tensors([value]) if one.is_floating_point())
+            for name, value in entry.items()
+        }
+        bad = {name: count for name, count in counts.items() if count}
         if bad:
             names = ", ".join(f"{count} in {name}" for name, count in list(bad.items())[:MAX_BROKEN])
             more = f" and {len(bad) - MAX_BROKEN} more" if len(bad) > MAX_BROKEN else ""
@@ -280,15 +278,6 @@ def broken_values(parts: CheckpointContents) -> Iterator[str]:
             yield f"the loss scale {scale['place']} is {value:g}, subnormal in fp32: steps have overflowed without end"
 
 
-def _not_finite(entry: Mapping[Any, Any]) -> Iterator[tuple[str, int]]:
-    """Yield the names of an entry's values, with the number of elements that are NaN or infinite."""
-    for name, value in entry.items():
-        yield (
-            str(name),
-            sum(int((~tensor.isfinite()).sum()) for tensor in _tensors([value]) if tensor.is_floating_point()),
-        )
-
-
 def inspection_lines(inspection: Inspection) -> list[str]:
     """Return what was found in a checkpoint, for a terminal."""
     lines = [
@@ -301,10 +290,10 @@ def inspection_lines(inspection: Inspection) -> list[str]:
     if inspection.level_because:
         lines.append(f"opt level: {inspection.level or 'unknown'} ({inspection.level_because})")
     if inspection.rows:
-        rows = [
-            [row["place"], row["kind"], row["entries"], format_bytes(row["bytes"]), _dtypes(row["dtypes"])]
-            for row in inspection.rows[:MAX_LINES]
-        ]
+        rows = []
+        for row in inspection.rows[:MAX_LINES]:
+            dtypes = ", ".join(f"{count} {name}" for name, count in row["dtypes"].items())
+            rows.append([row["place"], row["kind"], row["entries"], format_bytes(row["bytes"]), dtypes])
         lines += tabulate(rows, headers=["key", "what", "entries", "size", "dtypes"], tablefmt="simple").splitlines()
     for scale in inspection.scales[:MAX_LINES]:
         interval = f", grows after {scale['growth_interval']}" if "growth_interval" in scale else ""
@@ -334,7 +323,3 @@ def conversion_lines(document: dict[str, Any]) -> list[str]:
     lines += [f"  not carried: {line}" for line in document["lost"]] or ["  nothing was lost"]
     lines += [f"  note: {line}" for line in document["notes"]]
     return [printable(line, MAX_LENGTH, keep_spaces=True) for line in lines]
-
-
-def _dtypes(dtypes: dict[str, int]) -> str:
-    return ", ".join(f"{count} {name}" for name, count in dtypes.items())

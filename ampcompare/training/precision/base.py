@@ -218,18 +218,9 @@ class PrecisionWrapper(Precision):
 
     def __init__(self, inner: Precision) -> None:
         self.inner = inner
-        self.key = inner.key  # type: ignore[misc]  # checkpoints hold the state of the inner precision
-        for name in [
-            "half_dtype",
-            "engine",
-            "packages",
-            "kept_fp32",
-            "state_dtype",
-            "added_state",
-            "steps_copies",
-            "emulated",
-        ]:
-            setattr(self, name, getattr(inner, name))
+        for name in Precision.__annotations__:  # with its key: checkpoints hold the state of the inner precision
+            if name != "_outcome":
+                setattr(self, name, getattr(inner, name))
 
     def expect_losses(self, count: int) -> None:
         self.inner.expect_losses(count)

@@ -26,7 +26,7 @@ class Net(nn.Module):
         return self.bn(self.fc(x))
 
 
-def start(level: str, **options: Any) -> tuple[Net, torch.optim.Optimizer]:
+def start(level: str = "O1", **options: Any) -> tuple[Net, torch.optim.Optimizer]:
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     amp.initialize(model, optimizer, opt_level=level, verbosity=0, **options)

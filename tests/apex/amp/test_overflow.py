@@ -8,44 +8,7 @@ from torch import nn
 
 from ampcompare.apex import amp
 from ampcompare.apex.amp.scaler import LossScaler
-from tests.apex.amp.small_net import LEVELS, backward, grads, start
-
-
-@pytest.mark.parametrize("level", LEVELS)
-def test_overflow_skips_one_step(
-    level: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An overflow halves the scale and skips exactly one step, which says so; then training goes on."""
-    # Said once in a process, by whichever test comes first.
-    monkeypatch.setattr(LossScaler, "warned_unscaling_non_fp32_grad", True)
-    model, optimizer = start(level, loss_scale="dynamic")
-    amp._amp_state.verbosity = 1
-    before = [p.detach().clone() for p in model.parameters()]
-    backward(model, optimizer, math.inf)
-    assert amp.state_dict() == {"loss_scaler0": {"loss_scale": 32768.0, "unskipped": 0}}
-    assert optimizer.step() is None
-    out = capsys.readouterr().out
-    assert out == "Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to 32768.0\n"
-    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
-    optimizer.zero_grad()
-    backward(model, optimizer)
-    optimizer.step()
-    assert not torch.equal(model.bn.bias, before[-1])
-    assert capsys.readouterr().out == ""
-
-
-def test_two_overflows_skip_one_step() -> None:
-    """Two overflowing losses on one optimizer halve the scale twice and skip one step."""
-    model, optimizer = start("O2")
-    backward(model, optimizer, math.inf)
-    backward(model, optimizer, math.nan)
-    assert amp._amp_state.loss_scalers[0].loss_scale() == 16384.0
-    optimizer.step()
-    optimizer.zero_grad()
-    backward(model, optimizer)
-    before = model.bn.bias.clone()
-    optimizer.step()
-    assert not torch.equal(model.bn.bias, before)
+from tests.apex.amp.small_net import backward, grads, start
 
 
 def test_skip_drops_master_gradients() -> None:

@@ -108,20 +108,6 @@ def test_o4_sums_the_gradients_of_a_weights_uses_in_fp32(make: Any, strict: bool
         assert torch.equal(param.grad, parameters[name].grad), name
 
 
-def test_o5_holds_bfloat16_weights_and_fp32_masters() -> None:
-    """Weights but batch norm's are bfloat16, masters fp32, a state dict is fp32, loaded weights reach the masters."""
-    model, optimizer = initialized("O5")
-    with amp.scale_loss(model(X).square().mean(), optimizer) as loss:
-        loss.backward()
-    optimizer.step()
-    assert [param.dtype for param in model.parameters()] == [BF16, BF16, FP32, FP32, BF16, BF16]
-    assert {param.dtype for param in amp.master_params(optimizer)} == {FP32}
-    assert {value.dtype for name, value in model.state_dict().items() if "num_batches" not in name} == {FP32}
-    assert amp.state_dict() == {"loss_scaler0": {"loss_scale": 1.0, "unskipped": 1}}
-    model.load_state_dict({name: torch.zeros_like(value) for name, value in model.state_dict().items()})
-    assert not any(param.any() for param in amp.master_params(optimizer))
-
-
 @pytest.mark.parametrize("level", ["O2", "O3"])
 def test_bfloat16_weights_are_still_refused_elsewhere(level: str) -> None:
     """Apex's own levels know fp16 and fp32 only."""

@@ -10,19 +10,6 @@ from ampcompare.base.errors import AmpCompareError
 from tests.apex.amp.small_net import LEVELS, backward, grads, loss_of, start
 
 
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("strict", [False, True])
-def test_accumulation_over_blocks(level: str, strict: bool) -> None:
-    """Gradients of several blocks add up, unscaled, also with different scales per block."""
-    model, optimizer = start(level, loss_scale="dynamic", num_losses=2, strict=strict)
-    amp._amp_state.loss_scalers[1]._loss_scale = 4.0
-    backward(model, optimizer, loss_id=0)
-    once = [g.clone() for g in grads(optimizer) if g is not None]
-    backward(model, optimizer, loss_id=1)
-    for got, want in zip(grads(optimizer), once, strict=True):
-        torch.testing.assert_close(got.float(), 2 * want.float(), rtol=0.01, atol=1e-5)
-
-
 @pytest.mark.parametrize("strict", [False, True])
 def test_accumulation_at_a_static_scale_of_one(strict: bool) -> None:
     """Master weights at scale 1 accumulate gradients of fp32 parameters; strict mode loses them (deviation 4)."""

@@ -1,6 +1,5 @@
 """Checkpoints under amp: its own state, model and optimizer state, and the orders of loading."""
 
-from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -30,21 +29,6 @@ def train(model: nn.Module, optimizer: Any, steps: int = 1, factor: float = 1 / 
             scaled.backward()
         optimizer.step()
     return losses
-
-
-def test_amp_state() -> None:
-    """The state holds scale and clean updates of each scaler, in order, and fills a given mapping."""
-    start(num_losses=2)
-    amp._amp_state.loss_scalers[1]._loss_scale = 8.0
-    state = amp.state_dict()
-    assert type(state) is OrderedDict
-    assert state == {
-        "loss_scaler0": {"loss_scale": 65536.0, "unskipped": 0},
-        "loss_scaler1": {"loss_scale": 8.0, "unskipped": 0},
-    }
-    destination: dict[str, Any] = {"mine": 1}
-    assert amp.state_dict(destination) is destination
-    assert set(destination) == {"mine", "loss_scaler0", "loss_scaler1"}
 
 
 def test_loading_goes_by_position(capsys: pytest.CaptureFixture[str]) -> None:

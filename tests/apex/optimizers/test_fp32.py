@@ -43,17 +43,18 @@ def second_moment(grads: list[Array]) -> Array:
     return moment
 
 
-@pytest.mark.parametrize("capturable", [False, True])
-@pytest.mark.parametrize("adam_w", [False, True])
-def test_adam(capturable: bool, adam_w: bool) -> None:
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda params: FusedAdam(params),
+        lambda params: FusedAdam(params, capturable=True, adam_w_mode=False),
+        lambda params: FusedLAMB(params, lr=0.1, max_grad_norm=1e9),
+    ],
+    ids=["adam", "capturable", "lamb"],
+)
+def test_adam_and_lamb(make: Any) -> None:
     """`exp_avg_sq` is averaged with `1 - 0.999f`, which lies a hundred units in the last place below 0.001."""
-    param, optimizer = run(lambda params: FusedAdam(params, capturable=capturable, adam_w_mode=adam_w))
-    assert ulps(optimizer.state[param]["exp_avg_sq"], second_moment(gradients())) <= 4
-
-
-def test_lamb() -> None:
-    """Its averages take `1 - 0.999f`."""
-    param, optimizer = run(lambda params: FusedLAMB(params, lr=0.1, max_grad_norm=1e9))
+    param, optimizer = run(make)
     assert ulps(optimizer.state[param]["exp_avg_sq"], second_moment(gradients())) <= 4
 
 

@@ -107,15 +107,8 @@ def test_sgd(dtype: torch.dtype, momentum: float, dampening: float, nesterov: bo
             p -= lr * (g + decay * p if late else g)
 
     reference = Reference(dtype)
-    optimizer = FusedSGD(
-        reference.params,
-        lr=lr,
-        momentum=momentum,
-        dampening=dampening,
-        weight_decay=decay,
-        nesterov=nesterov,
-        wd_after_momentum=late,
-    )
+    options = {"momentum": momentum, "dampening": dampening, "weight_decay": decay, "nesterov": nesterov}
+    optimizer = FusedSGD(reference.params, lr=lr, wd_after_momentum=late, **options)
     follow(reference, optimizer, formula)
     assert_followed(reference, dtype)
     for param in reference.params:
@@ -219,18 +212,9 @@ def test_novograd(
             p -= lr * update
 
     reference = Reference(dtype)
-    optimizer = FusedNovoGrad(
-        reference.params,
-        lr=lr,
-        betas=(b1, b2),
-        eps=eps,
-        weight_decay=decay,
-        bias_correction=correct,
-        reg_inside_moment=inside,
-        grad_averaging=averaging,
-        norm_type=norm_type,
-        init_zero=init_zero,
-    )
+    options: dict[str, Any] = {"lr": lr, "betas": (b1, b2), "eps": eps, "weight_decay": decay, "init_zero": init_zero}
+    options |= {"bias_correction": correct, "reg_inside_moment": inside, "grad_averaging": averaging}
+    optimizer = FusedNovoGrad(reference.params, norm_type=norm_type, **options)
     follow(reference, optimizer, formula)
     assert_followed(reference, dtype)
     halves, floats = optimizer.param_groups[0]["exp_avg_sq"]

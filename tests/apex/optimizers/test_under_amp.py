@@ -51,14 +51,6 @@ def test_o2_follows_o0(kind: Any, options: dict[str, Any]) -> None:
         assert torch.equal(param.detach(), master.detach().to(param.dtype))
 
 
-@pytest.mark.parametrize("kind,options", KINDS, ids=NAMES)
-def test_o3_steps_fp16_weights(kind: Any, options: dict[str, Any]) -> None:
-    """At O3 the optimizer steps fp16 weights directly, and the loss falls."""
-    losses, model, _ = train(kind, options, "O3")
-    assert losses[-1] < losses[0]
-    assert all(param.dtype is torch.float16 for param in model.parameters())
-
-
 def test_larc_under_amp() -> None:
     """A LARC around FusedSGD can be initialized and trained at O2."""
     losses, _, optimizer = train(lambda params: LARC(FusedSGD(params, lr=0.5), 0.1), {}, "O2")

@@ -37,11 +37,3 @@ def test_what_is_wrong_comes_last() -> None:
     assert _rendered(findings=FINDINGS[:2])[-1] == "No problems found."
     warning = Check("GPU", "cuda:0", "busy", "warning")
     assert _rendered(findings=(warning,))[-1] == "1 warning: cuda:0"
-
-
-def test_the_gravest_verdict() -> None:
-    """The whole is as grave as its gravest part, and an arm that cannot run is a problem."""
-    assert Examination(FINDINGS, ()).verdict == "problem"
-    assert Examination(FINDINGS[:2], ()).verdict == "note"
-    assert Examination(FINDINGS[:1], ARMS).verdict == "problem"
-    assert Examination(FINDINGS[:1], ARMS[:1]).verdict == "ok"

@@ -39,13 +39,6 @@ def test_a_torch_that_will_do(torch_of: Path, version: str) -> None:
     require_torch()
 
 
-def test_no_torch_is_no_error(torch_of: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor is one without the file: `lint` and `migrate` need none."""
-    require_torch()
-    monkeypatch.setattr(sys, "meta_path", [])
-    require_torch()
-
-
 def test_an_old_python(monkeypatch: pytest.MonkeyPatch) -> None:
     """A command ends with its line and exit code 4, and an import fails."""
     monkeypatch.setattr(sys, "version_info", (3, 9, 18, "final", 0))

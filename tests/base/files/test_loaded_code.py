@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ampcompare.base.files import loaded_code
-from ampcompare.base.files.loaded_code import CodeWatch, changed_code, differing_files, digest_of, read_loaded
+from ampcompare.base.files.loaded_code import CodeWatch, changed_code, digest_of, read_loaded
 
 
 @pytest.fixture
@@ -144,11 +144,6 @@ def test_a_module_that_changes_meanwhile_equals_no_form(project: Path, cell: Pat
     files = read_loaded(cell).files
     assert files["late.py"] == f"changed while it ran|{digest_of('late.py')}"
     assert changed_code(files, project) == {"late.py": "changed"}
-
-
-def test_only_common_files_differ() -> None:
-    """An arm may load a file that another does not need."""
-    assert differing_files({"a": "1", "b": "2"}, {"b": "3", "c": "4"}) == ["b"]
 
 
 def test_named_data_counts_wherever_it_lies(project: Path, cell: Path, tmp_path: Path) -> None:

@@ -5,17 +5,7 @@ from typing import Any
 import pytest
 
 from ampcompare.diagnosis.profiling.reasons import find_reasons, headline_of, with_reasons
-from ampcompare.results.records.profile import (
-    ArmProfile,
-    Held,
-    Limits,
-    Memory,
-    Part,
-    Product,
-    Repeated,
-    Sync,
-    Trial,
-)
+from ampcompare.results.records.profile import ArmProfile, Held, Limits, Memory, Part, Product, Repeated, Sync, Trial
 
 
 def _arm(arm: str = "native:bf16", **parts: float) -> ArmProfile:
@@ -42,13 +32,8 @@ def _tried(change: str, seconds: float) -> list[Trial]:
 
 
 HEAD = Product(module="head", operation="addmm", dtype="bf16", sizes=["out 30"], share=0.4)
-TWICE = Memory(
-    measured_bytes=1000,
-    held=[],
-    rest_bytes=0,
-    kept_twice_bytes=200,
-    kept_twice=[Held(kind="mid", dtype="bf16", bytes=200)],
-)
+KEPT = [Held(kind="mid", dtype="bf16", bytes=200)]
+TWICE = Memory(measured_bytes=1000, held=[], rest_bytes=0, kept_twice_bytes=200, kept_twice=KEPT)
 FP32 = {"arm": "fp32", "half_dtype": ""}
 
 
@@ -56,6 +41,8 @@ def _read(calls: float, steps: int, seconds: float = 0.0, where: str = "a.py:3")
     return Sync(where=where, what="item", calls=calls, seconds=seconds, steps=steps, watched=5)
 
 
+FUSED = {"trials": _tried("--optimizer-implementation fused", 0.88)}
+AGAIN = Repeated(where="a.py:7", module="", casts=24, bytes=500_000)
 SMALL = {"trials": _tried("--batch-size 8", 0.4), "batch_size": 2}
 CASES: list[tuple[str, dict[str, float], dict[str, Any], str]] = [
     ("data", {"data_host": 0.3}, {}, "30 % of the step waits for the next batch"),
@@ -65,34 +52,14 @@ CASES: list[tuple[str, dict[str, float], dict[str, Any], str]] = [
     ("small batch", {}, SMALL, "with --batch-size 8 a sample takes 60 % less time"),
     ("synchronization", {}, {"syncs": [_read(9, 2, 0.2)]}, "9 times in 2 of 5 steps, at a.py:3"),
     ("synchronization", {}, {"syncs": [_read(1, 5)]}, "the host reads 1 value of tensors in each step, at a.py:3"),
-    (
-        "synchronization",
-        {},
-        {"syncs": [_read(8, 1, 0, "b.py:1"), _read(1, 5)]},
-        "1 value of tensors in each step, at a.py",
-    ),
-    (
-        "synchronization",
-        {},
-        {"syncs": [Sync(where="a.py:3", what="item", calls=1)]},
-        "1 value of tensors in the step that was watched, at a.py:3",
-    ),
+    ("synchronization", {}, {"syncs": [_read(8, 1, 0, "b.py:1"), _read(1, 5)]}, "1 value of tensors in each step"),
+    ("synchronization", {}, {"syncs": [Sync(where="a.py:3", what="item", calls=1)]}, "in the step that was watched"),
     ("dimensions", {}, {"products": [HEAD]}, "head (out 30)"),
     ("fp32 operations", {}, {"fp32_seconds": 0.5}, "50 % of the step computes in fp32"),
     ("casts", {"forward_cast": 0.2}, {}, "casts take 20 % of the step"),
-    (
-        "casts",
-        {},
-        {"repeated": [Repeated(where="a.py:7", module="", casts=24, bytes=500_000)]},
-        "casts the same tensor again, 24 times at a.py:7",
-    ),
+    ("casts", {}, {"repeated": [AGAIN]}, "casts the same tensor again, 24 times at a.py:7"),
     ("optimizer", {"optimizer_pointwise": 0.3}, {}, "Adam (for-loop) takes 30 % of the step"),
-    (
-        "optimizer",
-        {"optimizer_pointwise": 0.15},
-        {"trials": _tried("--optimizer-implementation fused", 0.88)},
-        "takes 15 %",
-    ),
+    ("optimizer", {"optimizer_pointwise": 0.15}, FUSED, "takes 15 %"),
     ("kept twice", {}, {"memory": TWICE}, "20 % of the peak of memory, are kept in two types: mid"),
     ("graph breaks", {}, {"graph_breaks": {"item": 2}}, "breaks the graph 2 times (0 in the reference): item"),
     ("emulation", {}, {"half": "bf16 emulated"}, "products of bf16 are computed in fp32 and rounded"),

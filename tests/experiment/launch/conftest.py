@@ -50,10 +50,6 @@ def exits(num_classes, sample_shape, code):
     os._exit(code)
 
 
-def leaves(num_classes, sample_shape):
-    sys.exit(0)
-
-
 def killed(num_classes, sample_shape):
     print("about to be killed", flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -67,11 +63,6 @@ def raises_in_forward(num_classes, sample_shape):
     def act(x):
         raise RuntimeError("the forward pass\\nhas failed")
     return make(num_classes, sample_shape, act)
-
-
-def puts_in_any_order(num_classes, sample_shape):
-    """Uses an operation that has no deterministic version."""
-    return make(num_classes, sample_shape, lambda x: torch.zeros(2).put_(torch.tensor([0, 0]), torch.ones(2)))
 
 
 def rank():

@@ -53,7 +53,6 @@ def test_each_cell_has_a_process(
     [
         ("launched:exits", {"code": 7}, "the process of the cell ended with exit code 7"),
         ("launched:exits", {"code": 0}, "the process of the cell ended with exit code 0 and left no record"),
-        ("launched:leaves", {}, "the process of the cell ended with exit code 0 and left no record"),
         ("launched:killed", {}, "was killed by SIGKILL (probably the out-of-memory killer): about to be killed"),
         ("launched:crashes_in_forward", {}, "the process of the cell was killed by SIGSEGV"),
         ("launched:raises_in_forward", {}, "RuntimeError: the forward pass"),

@@ -2,17 +2,16 @@
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import ampcompare
-from ampcompare.experiment.launch.contract import Launcher, failed_record
+from ampcompare.experiment.launch.contract import failed_record
 from ampcompare.experiment.launch.dispatch import LauncherPool
 from ampcompare.experiment.launch.forked import worker_environment
 from ampcompare.experiment.launch.places import VARIABLE, Place, with_place
-from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
+from tests.experiment.pretend import Pretend
 
 TINY = {"recipe.epochs": 1, "recipe.data.train_size": 64, "recipe.data.val_size": 32}
 
@@ -48,30 +47,13 @@ def test_four_cells_on_two_cores(tmp_path: Path) -> None:
     assert str(comparison.arms[1].time) == "not comparable (2 cells ran at once)"
 
 
-class Fails(Launcher):
-    """Fails in one of the ways that a cell can."""
-
-    def __init__(self, error: Exception | None = None) -> None:
-        self.error = error
-        self.cells = 0
-
-    def launch(self, config: RunConfig, folder: Path, on_progress: Any = None) -> RunRecord:
-        self.cells += 1
-        if self.error is not None:
-            raise self.error
-        return failed_record(config, "CUDA out of memory")
-
-    def terminate(self) -> bool:
-        return True
-
-
 def test_no_cell_starts_after_the_pool_was_terminated(tmp_path: Path) -> None:
     """A thread between two cells when SIGTERM comes gets an interrupted record, and no process starts."""
-    fails = Fails()
-    pool = LauncherPool([fails, fails])
-    assert pool.terminate()
+    launcher = Pretend()
+    pool = LauncherPool([launcher, launcher])
+    pool.terminate()
     assert pool.launch(RunConfig(), tmp_path).status == "interrupted"
-    assert fails.cells == 0
+    assert not launcher.asked
 
 
 def test_a_record_knows_its_place_from_the_process_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:

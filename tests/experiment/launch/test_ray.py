@@ -1,20 +1,16 @@
-"""Cells as tasks of Ray: the same records bit for bit, with a shared folder and without, and nothing left running.
-
-A cluster is started by `ray start --head --block`, and its processes are killed: `ray stop` would end those of others.
-"""
+"""Cells as tasks of Ray: the same records bit for bit, with a shared folder and without, and nothing left running."""
 
 import contextlib
 import json
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +29,7 @@ PATIENCE = 600.0  # on a machine with other work
 WORDS = ("compare", "--seeds", "0", "--train-size", "128", "--val-size", "64", "--device", "cpu", "--no-progress")
 # On a busy machine Ray gives up what has not started after half a minute.
 BUSY = {"RAY_agent_register_timeout_ms": "240000", "RAY_worker_register_timeout_seconds": "240"}
-SESSION = "session_2*"
 NODE = "RAY_OVERRIDE_NODE_ID_FOR_TESTING"
-AGENTS = ("dashboard-agent-listen", "dashboard-agent-grpc", "runtime-env-agent", "metrics-export")
 SMALL = {"epochs": 1, "data": {"train_size": 64, "val_size": 32}}
 
 
@@ -47,50 +41,42 @@ def _folder_of_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def _start(folder: Path, *words: str, address: str | None = None) -> subprocess.Popen[bytes]:
+def _start(folder: Path, *words: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "ampcompare", *WORDS, *words]
-    env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     node = secrets.token_hex(28)
-    env |= {**BUSY, NODE: node} if address is None else {"RAY_ADDRESS": address}
-    sessions = Path(os.environ.get("RAY_TMPDIR", "")) / "ray"
-    old = set(sessions.glob(SESSION))
+    env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {**BUSY, NODE: node}
     process = subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    if address is None and "ray" in words:
-        threading.Thread(target=_write_port, args=(sessions, node, process, old), daemon=True).start()
+    if "ray" in words:
+        threading.Thread(target=_write_port, args=(node, process), daemon=True).start()
     return process
 
 
-def _write_port(sessions: Path, node: str, process: Any, old: Collection[Path] = ()) -> None:
+def _write_port(node: str, process: subprocess.Popen[bytes]) -> None:
     """Write for a raylet that is about to start which port its dashboard agent has: none.
 
     It waits for this file, and ends after less than half a minute without it; no option changes that, and on a busy
     machine the agent has not imported Ray by then.
-
-    Args:
-        sessions: folder of the folders of sessions.
-        node: number of the machine.
-        process: that starts it.
-        old: sessions that it does not join.
     """
+    sessions = Path(os.environ["RAY_TMPDIR"]) / "ray"
     while process.poll() is None:
-        for session in set(sessions.glob(SESSION)).difference(old):
+        for session in sessions.glob("session_2*"):
             with contextlib.suppress(OSError):
                 (session / f"dashboard_agent_listen_port_{node}").write_text("-1")
                 return
         time.sleep(0.1)
 
 
-def _run(folder: Path, *words: str, address: str | None = None) -> tuple[int, str]:
+def _run(folder: Path, *words: str) -> tuple[int, str]:
     """Run a comparison and return its exit code, and what it says."""
-    process = _start(folder, *words, address=address)
+    process = _start(folder, *words)
     _, errors = process.communicate(timeout=PATIENCE)
     return process.returncode, errors.decode()
 
 
-def _compare(folder: Path, *words: str, address: str | None = None) -> dict[str, tuple[Any, ...]]:
+def _compare(folder: Path, *words: str) -> dict[str, tuple[Any, ...]]:
     """Run a comparison and return for each arm what must not depend on where it ran."""
     folder.mkdir()
-    code, text = _run(folder, *words, address=address)
+    code, text = _run(folder, *words)
     assert code == 0, text
     found = {}
     for path in folder.glob("out/cells/*/record.json"):
@@ -123,39 +109,6 @@ def _wait_for(condition: Callable[[], object], process: Any) -> None:
         assert time.monotonic() < deadline
         assert process.poll() is None, process.stderr and process.stderr.read().decode()
         time.sleep(0.1)
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as probes:
-        sockets = [probes.enter_context(socket.socket()) for _ in range(count)]
-        for probe in sockets:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in sockets]
-
-
-@pytest.mark.extended
-def test_a_cluster_that_runs(local: dict[str, tuple[Any, ...]], tmp_path: Path) -> None:
-    """Under `ray start --head` the same command gives the same bits, and the cluster runs on after it."""
-    port, for_clients, *ports = _free_ports(2 + len(AGENTS))
-    words = ["--head", f"--port={port}", "--node-ip-address=127.0.0.1", "--num-cpus=2", "--num-gpus=0"]
-    words += [f"--{name}-port={port}" for name, port in zip(AGENTS, ports, strict=True)]
-    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:  # short: sockets lie in it
-        words += ["--include-dashboard=false", f"--ray-client-server-port={for_clients}", f"--temp-dir={folder}"]
-        command = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--block", *words]
-        node = secrets.token_hex(28)
-        env = {**os.environ, **BUSY, NODE: node}
-        process = psutil.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env)
-        try:
-            _write_port(Path(folder), node, process)
-            _wait_for(lambda: list(Path(folder).glob("session_*/sockets/raylet")), process)
-            assert _compare(tmp_path / "ray", *SAME, "--launcher", "ray", address=f"127.0.0.1:{port}") == local
-            family = process.children(recursive=True)
-            assert any("raylet" in child.name() for child in family)
-        finally:
-            for member in [*process.children(recursive=True), process]:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    member.kill()
-            process.wait(30)
 
 
 def test_without_a_shared_folder(tmp_path: Path) -> None:

@@ -27,7 +27,13 @@ def _failed(checks: list[Check]) -> list[tuple[str, str]]:
     return [(check.arm, check.failure) for check in checks if check.failure]
 
 
-@pytest.mark.parametrize("text", ["", "speed>1", "accuracy<-0.5x", "time>1.1", "time=1.1x", "accuracy<", "diverged>1%"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "speed>1", "accuracy<-0.5x", "time>1.1", "time=1.1x", "accuracy<", "diverged>1%"),
+        *("memory:better", "accuracy:good", "accuracy:not-worse", "time:identical"),
+    ],
+)
 def test_bad_gates_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"accuracy<-0\.5"):
         parse_gate(text)
@@ -127,12 +133,6 @@ def test_a_verdict_can_be_asked_for(measure: str, words: str, failing: set[str])
     assert all(check.arm == "half" for check in checks)
     unknown = verdict.kind in ("", "not comparable", "no verdict", "invalid")
     assert [check.gate.partition(":")[2] for check in checks if check.skipped] == ["worse"] * unknown
-
-
-@pytest.mark.parametrize("text", ["memory:better", "accuracy:good", "accuracy:not-worse", "time:identical"])
-def test_unknown_verdicts_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="accuracy:non-inferior"):
-        parse_gate(text)
 
 
 @pytest.mark.parametrize(("old", "new"), [("not-inferior", "non-inferior"), ("inferior", "worse")])

@@ -215,11 +215,6 @@ def test_a_resumed_mixture_is_named_in_every_report() -> None:
     assert any(line.startswith("half: 1 of 5 runs trained by fp32 for 60 of 100 steps") for line in comparison.reading)
 
 
-def test_a_resume_of_its_own_arm_is_its_own() -> None:
-    """A run that was stopped and resumed as the same arm, on the same machine, is compared."""
-    assert str(_half(_compared(_resumed(60, "half"))).quality) == "equivalent (±0.5)"
-
-
 def test_a_mixed_reference_blocks_all() -> None:
     row = _half(_compared(_only(1, _resumed(30, "half")), arm="fp32"))
     assert str(row.quality) == "not comparable (trained by half for 30 of 100 steps)"

@@ -143,13 +143,6 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
     assert [entry.name for entry in tmp_path.iterdir()] == ["record.json"]
 
 
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
-    """A path below a regular file cannot be written, and says so."""
-    (tmp_path / "FILE").write_text("")
-    with pytest.raises(EnvironmentUnfit, match=r"cannot write .*FILE"):
-        write_atomically(tmp_path / "FILE" / "sub" / "x.json", "text")
-
-
 def test_written_files_have_the_permissions_of_any_new_file(tmp_path: Path) -> None:
     """A report that others should read is not hidden from them by the way it is written."""
     (tmp_path / "plain.txt").write_text("text")

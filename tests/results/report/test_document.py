@@ -25,7 +25,6 @@ from ampcompare.results.report.outlines import LEAD, OUTLINES, PAGES
 from ampcompare.results.report.terminal import Terminal
 
 PACKAGE = Path(ampcompare.__file__).parent
-RENDERERS = ("terminal", "markdown", "latex", "csv", "json", "html/page", "html/notebook")
 DOCUMENT = Document(
     "",
     [
@@ -94,15 +93,3 @@ def test_every_name_of_an_outline_is_a_section_that_is_made() -> None:
     outlines = chain(LEAD.values(), pages, *(of_kind.values() for of_kind in OUTLINES.values()))
     names = {name for entry in chain(*outlines) for name in entry.rstrip("+*!?").partition(":")[0].split("|")}
     assert names - made == set()
-
-
-@pytest.mark.parametrize("renderer", RENDERERS)
-def test_a_renderer_knows_nothing_of_results(renderer: str) -> None:
-    """What a comparison, a profile or a diagnosis is stays in the files that make their documents."""
-    source = (PACKAGE / "results" / "report" / f"{renderer}.py").read_text(encoding="utf-8")
-    imported = set(re.findall(r"^from ampcompare\.results\.(\S+) import", source, re.MULTILINE))
-    assert not {name for name in imported if name.startswith(("analysis", "records"))} - {
-        "records.run",  # `dump_json`, and a single run as a comparison of one arm
-        "analysis.summary",
-    }
-    assert not imported & {"report.comparison", "report.columns", "report.profile", "report.diagnosis"}

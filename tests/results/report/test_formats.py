@@ -58,18 +58,6 @@ def test_a_table_shows_what_was_measured(make_comparison: MakeComparison) -> Non
     assert shown["epoch (s)"] not in Terminal().render(comparison)
 
 
-def test_peaks_on_a_cpu_are_said_to_vary(make_comparison: MakeComparison) -> None:
-    """Below the table stands by how much equal runs differ in resident memory; a GPU counts what it allocates."""
-    comparison = make_comparison(["fp32"])
-    assert "it varies from run to run." in " ".join(make_overview(comparison).legend)
-    more = comparison.records[0].summary.model_copy(update={"peak_bytes": 8 * 2**20})
-    records = [comparison.records[0].model_copy(update={"summary": more}), *comparison.records[1:]]
-    facts = make_overview(comparison.model_copy(update={"records": records})).legend
-    assert "here by up to 5.0 MiB between the seeds of an arm" in facts[-1]
-    on_gpu = [record.model_copy(update={"environment": {"device": "cuda:0"}}) for record in records]
-    assert "resident" not in " ".join(make_overview(comparison.model_copy(update={"records": on_gpu})).legend)
-
-
 @pytest.mark.parametrize("name", ["table", "md", "latex"])
 def test_the_legend_names_the_error_rate_or_that_nothing_was_tested(name: str, make_comparison: MakeComparison) -> None:
     """An error rate of 0 is not that of a test: without a look there is none, and the legend says so."""

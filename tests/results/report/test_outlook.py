@@ -35,10 +35,3 @@ def test_a_page_draws_the_share_lost(tmp_path: Path) -> None:
     paths = write_result(_outlook(), tmp_path, ("json", "html"))
     assert [path.name for path in paths] == ["outlook.json", "outlook.html"]
     assert computed in paths[1].read_text(encoding="utf-8")
-
-
-def test_nothing_is_drawn_where_rates_are_not_known() -> None:
-    section = next(
-        section for section in outlook_document(_outlook(rates_known=False)).sections if section.name == "curve"
-    )
-    assert section.blocks[0].data["lines"] == [(1, "50.00,82.00 99.00,78.00", False)]  # type: ignore[union-attr]

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 from ampcompare.results.records.comparison import Comparison, Published, PublishedRow
-from ampcompare.results.report.base import FORMATS
 from ampcompare.results.report.comparison import published_legend, published_table
 
 MakeComparison = Callable[..., Comparison]
@@ -34,15 +33,6 @@ def test_only_what_was_published_has_columns(make_comparison: MakeComparison) ->
         ["half at 4096 (half)", "NaN", "51.00", "-", "-", "NaN"],
         ["O2", "75.59", "not run", "-", "-", "-"],
     ]
-
-
-def test_nothing_published_is_no_table(make_comparison: MakeComparison) -> None:
-    """Without a publication, or with none of its rows, formats are what they were."""
-    plain = make_comparison(["fp32", "half"])
-    assert published_table(plain) is None
-    assert published_table(beside(make_comparison, [])) is None
-    assert published_legend(plain) == ""
-    assert "ublished" not in "".join(FORMATS[form].reporter().render(plain) for form in ("table", "md", "csv", "latex"))
 
 
 def test_the_legend_says_in_what_runs_depart(make_comparison: MakeComparison) -> None:

@@ -44,12 +44,9 @@ CUDA = """
     assert torch.rand(1, generator=generator, device=device) == torch.rand(1, generator=generator.manual_seed(1))
     with torch.device("meta"):
         assert nn.Linear(2, 2).weight.is_meta and torch.arange(2).is_meta, "as libraries make a model to load into"
-    with device:
-        assert nn.Linear(2, 2).weight.device.type == torch.arange(2).device.type == "cpu"
     torch.set_default_device("cuda")
     assert torch.zeros(2).device.type == "cpu"
     torch.set_default_device(None)
-    assert isinstance(torch.cuda.FloatTensor(1), torch.cuda.FloatTensor)
     torch.set_default_tensor_type("torch.cuda.FloatTensor")
 
     stream, start, end = torch.cuda.Stream(), torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -145,16 +142,6 @@ AUTOCAST = """
         assert model(x).dtype is full and state() == (False, False, half)
         assert torch.get_autocast_dtype("cpu") is bfloat
 
-    @autocast()
-    def decorated(x):
-        return model(x)
-
-    assert decorated(x).dtype is half
-    try:
-        with autocast():
-            raise ValueError
-    except ValueError:
-        assert model(x).dtype is full
     torch.set_autocast_enabled(True)
     torch.set_autocast_gpu_dtype(bfloat)
     assert model(x).dtype is bfloat
@@ -164,29 +151,16 @@ AUTOCAST = """
     assert model(x).dtype is full
     seen = []
 
-    class Square(torch.autograd.Function):
-        @staticmethod
-        @custom_fwd(cast_inputs=full)
-        def forward(ctx, a):
-            seen.append((a.dtype, torch.is_autocast_enabled()))
-            ctx.save_for_backward(a)
-            return a * a
-
-        @staticmethod
-        @custom_bwd
-        def backward(ctx, grad):
-            seen.append((grad.dtype, torch.is_autocast_enabled()))
-            return 2 * ctx.saved_tensors[0] * grad
-
     class Product(torch.autograd.Function):
         @staticmethod
-        @torch.amp.custom_fwd(device_type="cuda")
+        @custom_fwd(cast_inputs=full)
         def forward(ctx, a, b):
+            seen.append((a.dtype, torch.is_autocast_enabled()))
             ctx.save_for_backward(a, b)
             return a @ b
 
         @staticmethod
-        @torch.amp.custom_bwd(device_type="cuda")
+        @custom_bwd
         def backward(ctx, grad):
             a, b = ctx.saved_tensors
             seen.append(((grad @ b.t()).dtype, torch.is_autocast_enabled()))
@@ -194,11 +168,11 @@ AUTOCAST = """
 
     weight = torch.randn(4, 4, device="cuda", requires_grad=True)
     with autocast():
-        square, product = Square.apply(model(x)), Product.apply(x, weight)
+        product = Product.apply(model(x), weight)
         again = checkpoint(lambda x: model(x).relu(), x, use_reentrant=False)
-    assert (square.dtype, product.dtype, again.dtype) == (full, half, half)
-    square.sum().backward(), product.float().sum().backward(), again.float().sum().backward()
-    assert seen == [(full, False), (full, False), (half, True)], seen
+    assert (product.dtype, again.dtype) == (full, half)
+    product.sum().backward(), again.float().sum().backward()
+    assert seen == [(full, False), (full, False)], seen
 """
 
 

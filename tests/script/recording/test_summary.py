@@ -8,7 +8,7 @@ import pytest
 
 from ampcompare.base.errors import RecordError
 from ampcompare.results.report.base import FORMATS
-from ampcompare.script.recording.summary import is_exec_record, read_exec_record, records_document
+from ampcompare.script.recording.summary import is_exec_record, read_exec_record, record_document
 
 HEADER = {"format": "ampcompare-exec", "schema": 1, "script": "gan.py", "engine": "compat", "engine_version": "25.05"}
 ROWS = [
@@ -32,7 +32,7 @@ def record(tmp_path: Path) -> Path:
 
 
 def _report(record: Path, form: str) -> str:
-    return FORMATS[form].reporter().write(records_document([record], [read_exec_record(record)]))
+    return FORMATS[form].reporter().write(record_document(record))
 
 
 def test_sums(record: Path) -> None:

@@ -5,11 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_
 
-from tests.script.small_script import Make
-
-HUGE = 1e6
 SMALL = 2.0**-8  # times the first loss scale it is a number of fp16
 
 
@@ -18,23 +14,6 @@ def ones() -> tuple[nn.Linear, torch.optim.SGD]:
     model = nn.Linear(1, 1, bias=False)
     nn.init.ones_(model.weight)
     return model, torch.optim.SGD(model.parameters(), lr=64.0)
-
-
-@pytest.mark.parametrize("arm", ["native:fp16", "half:master_weights,loss_scale=dynamic"])
-def test_the_state_may_be_read_between_two_steps_of_an_update(script_amp: Make, arm: str) -> None:
-    """Gradients that were unscaled before it are not unscaled again."""
-    amp = script_amp(arm)
-    (one, for_one), (other, for_other) = ones(), ones()
-    amp.initialize([one, other], [for_one, for_other])
-    x = torch.ones(1, 1)
-    with amp.scale_loss((one(x) + other(x)).float().sum() * SMALL, [for_one, for_other]) as scaled:
-        scaled.backward()
-    for model in (one, other):
-        clip_grad_norm_(model.parameters(), HUGE)
-    for_one.step()
-    assert amp.state_dict()["scale"] == 65536.0
-    for_other.step()
-    assert one.weight.item() == other.weight.item() == 0.75
 
 
 def test_a_second_step_after_an_overflow_is_skipped_too(behind: Any) -> None:

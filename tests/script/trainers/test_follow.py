@@ -11,8 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.base.metric_log import listen
-from ampcompare.script.trainers.arm import log_numbers
 from tests.script.small_script import batch, network
 from tests.script.test_stand_in import Rows
 
@@ -142,15 +140,6 @@ def test_optimizer_of_accelerate_steps_masters(behind: Any) -> None:
         assert not optimizer.step_was_skipped
     assert losses == sorted(losses, reverse=True)
     assert losses[-1] < losses[0]
-
-
-def test_numbers_are_logged() -> None:
-    """What a library logs reaches the record by name: numbers and tensors of one element, no flags and no texts."""
-    seen: list[tuple[str, float, str]] = []
-    end = listen(lambda *metric: seen.append(metric))
-    log_numbers({"loss": torch.tensor(0.5), "lr": 1, "name": "x", "done": True, "all": torch.ones(2)}, "Trainer.log")
-    end()
-    assert seen == [("loss", 0.5, "Trainer.log"), ("lr", 1.0, "Trainer.log")]
 
 
 LAUNCHED = """

@@ -1,5 +1,6 @@
 """Scripts with a mistake and without it, for the tests of the forms that mistakes have."""
 
+import re
 from textwrap import dedent
 
 from ampcompare.source.lint.check import check_text
@@ -7,7 +8,8 @@ from ampcompare.source.lint.check import check_text
 
 def codes_of(text: str) -> list[str]:
     """Return the codes that are reported by default, without that of importing Apex."""
-    found = [finding.code for finding in check_text("import torch\n" + dedent(text))]
+    head = "import torch\n" + "from apex import amp\n" * (re.search(r"(?<!torch\.)\bamp\.", text) is not None)
+    found = [finding.code for finding in check_text(head + dedent(text))]
     return [code for code in found if code != "AMP301"]
 
 

@@ -84,7 +84,6 @@ def test_another_flag_hides_nothing(clip: str) -> None:
 
 FLAGS = {
     "AMP104: `enabled=` of initialize, which guards as an `if` does": """
-        from apex import amp
         from torch.nn.utils import clip_grad_norm_
         model, optimizer = amp.initialize(model, optimizer, opt_level="O2", enabled=use_amp)
         with amp.scale_loss(loss, optimizer) as scaled_loss:
@@ -95,7 +94,6 @@ FLAGS = {
         optimizer.step()
     """,
     "AMP104: a flag that a class keeps, of another name in each method": """
-        from apex import amp
         from torch.nn.utils import clip_grad_norm_
         class Trainer:
             def __init__(self, args, model, optimizer):
@@ -116,7 +114,6 @@ FLAGS = {
                 self.optimizer.step()
     """,
     "AMP104: a flag that a function gets, compared as that of the caller": """
-        from apex import amp
         from torch.nn.utils import clip_grad_norm_
         def clip(model, optimizer, half):
             if half:
@@ -132,7 +129,6 @@ FLAGS = {
             clip(model, optimizer, args.fp16)  # right
     """,
     "AMP117: gradients that are changed by hand": """
-        from apex import amp
         def train(args, model, optimizer, loss):
             if args.fp16:
                 model, optimizer = amp.initialize(model, optimizer, opt_level="O2")

@@ -15,7 +15,6 @@ PAIRS = {
                 return torch.where(mask, scores, NEGATIVE_ROW)
     """,
     "AMP119: added by keys to an empty dict, with a merge, and saved by a function of another file": """
-        from apex import amp
         from project import save_checkpoint
         def train(model, loader):
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -38,7 +37,6 @@ PAIRS = {
         mask = torch.full((4, 4), -1e9).half()  # right
     """,
     "AMP119: added by `update`, and saved by a method of the model": """
-        from apex import amp
         def train(args, model, loader, state):
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
@@ -47,7 +45,6 @@ PAIRS = {
             model.save(state)
     """,
     "AMP119: packed by a function": """
-        from apex import amp
         def pack(model, optimizer):
             return {
                 "model": model.state_dict(),
@@ -167,7 +164,6 @@ PAIRS = {
                 self.net.backward(self.optimizer)
     """,
     "AMP124: a resume before amp.initialize, by a function": """
-        from apex import amp
         def resume(path):
             amp.load_state_dict(torch.load(path)["amp"])
         def main(args, model, optimizer):
@@ -214,7 +210,6 @@ PAIRS = {
                 scaler.update()
     """,
     "AMP109 AMP102: a second amp.initialize": """
-        from apex import amp
         def main(net_g, opt_g, net_d, opt_d):
             net_g = amp.initialize(net_g, opt_g, opt_level="O1")  # wrong
             net_g = amp.initialize(net_g, opt_level="O1")  # right
@@ -223,7 +218,6 @@ PAIRS = {
                 scaled_loss.backward()
     """,
     "AMP112: half and amp.initialize by two options": """
-        from apex import amp
         def main(model, optimizer):
             if args.fp16:
                 model.half()
@@ -307,7 +301,6 @@ PAIRS = {
                 save_checkpoint(epoch, model, optimizer)
     """,
     "AMP101: a model that another function wraps for itself": """
-        from apex import amp
         def evaluate(model, batch):
             model = torch.nn.DataParallel(model)
             return model  # wrong
@@ -331,7 +324,6 @@ PAIRS = {
             opt_level = "O1"  # right
     """,
     "AMP109: an optimizer under the name of the options": """
-        from apex import amp
         class Model:
             def __init__(self, opt):
                 self.opt = opt
@@ -341,7 +333,6 @@ PAIRS = {
                 self.optim.step()
     """,
     "AMP121: an optimizer of the evaluation": """
-        from apex import amp
         def train(model, batches):
             opt = torch.optim.SGD(model.parameters(), lr=0.1)
             model, opt = amp.initialize(model, opt)

@@ -129,7 +129,6 @@ PAIRS = {
                 scaler.update()
     """,
     "AMP125: a loss of both parts of a model names one optimizer": """
-        from apex import amp
         opt_a = torch.optim.SGD(net.trunk.parameters(), lr=0.1)
         opt_b = torch.optim.SGD(net.head.parameters(), lr=0.1)
         net, [opt_a, opt_b] = amp.initialize(net, [opt_a, opt_b], num_losses=2)
@@ -145,7 +144,6 @@ PAIRS = {
             opt_b.step()
     """,
     "AMP125: a list under a name, which may hold every optimizer": """
-        from apex import amp
         for batch in loader:
             opt_a.zero_grad(); opt_b.zero_grad()
             with amp.scale_loss(model(batch), opt_a) as scaled_loss:  # wrong
@@ -191,7 +189,6 @@ PAIRS = {
                 scaler.update()
     """,
     "AMP104: clipping of fp16 copies in another method": """
-        from apex import amp
         class Runner:
             def prepare(self):
                 self.model, self.optimizer = amp.initialize(self.model, self.optimizer, opt_level="O2")  # wrong
@@ -217,7 +214,6 @@ PAIRS = {
             self.optimizer.step()
     """,
     "AMP217: an accumulation under a name, not divided": """
-        from apex import amp
         for i, batch in enumerate(loader):
             waits = (i + 1) % accumulate != 0
             loss = criterion(model(batch))
@@ -242,7 +238,6 @@ PAIRS = {
                 scaler.update()
     """,
     "AMP117: gradients edited by a method": """
-        from apex import amp
         class Sparse:
             def fit(self, loss):
                 self.net, self.opt = amp.initialize(self.net, self.opt, opt_level="O2")  # wrong
@@ -256,7 +251,6 @@ PAIRS = {
                     m.weight.grad.data.add_(torch.sign(m.weight))
     """,
     "AMP118: a scaled loss under its name": """
-        from apex import amp
         with amp.scale_loss(loss, optimizer) as scaled_loss:
             scaled_loss.backward()
         writer.add_scalar("loss", scaled_loss.item(), step)  # wrong

@@ -1,7 +1,6 @@
 """Arms under `DataParallel`, whose replicas are made here as it makes them, since it does nothing on a CPU."""
 
 import threading
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -12,15 +11,6 @@ from ampcompare.experiment.matrix import DEFAULT_ARMS
 from ampcompare.training.precision.base import make_precision
 
 SEED = 3
-
-
-@pytest.fixture(autouse=True)
-def closed_amp_session() -> Iterator[None]:
-    """Take O1's patches off torch again."""
-    yield
-    from ampcompare.apex.amp import _amp_state
-
-    _amp_state.close()
 
 
 class Net(nn.Module):

@@ -1,6 +1,6 @@
 """Arms to test, and the end of O1's patches after each test."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -8,15 +8,6 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from ampcompare.training.precision.base import make_precision
-
-
-@pytest.fixture(autouse=True)
-def closed_amp_session() -> Iterator[None]:
-    """Take O1's patches off torch again, and leave no overflow or scale behind."""
-    yield
-    from ampcompare.apex.amp import _amp_state
-
-    _amp_state.close()
 
 
 @pytest.fixture

@@ -48,8 +48,9 @@ def test_a_block_is_one_transfer(transfers: list[int]) -> None:
 @pytest.mark.parametrize("arm", ["half:dynamic", "half:bn_fp32,dynamic", "half:bf16,bn_fp32,dynamic"])
 def test_a_dynamic_scale_without_amp_reads_once_a_step(transfers: list[int], arm: str) -> None:
     """One transfer tells of all dtypes and all optimizers of an update."""
+    torch.manual_seed(0)
     model: nn.Module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
-    precision = make_precision(arm)
+    precision = make_precision(f"{arm},init_scale=256")
     optimizers = [SGD(list(model.parameters())[place::2], lr=0.1) for place in range(2)]
     (model,), prepared = precision.prepare([model], optimizers)
     with HostReads() as reads:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from ampcompare.base.errors import BackendUnavailable, UnsupportedCombination
+from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.training.precision.base import Precision, make_precision
 from ampcompare.training.precision.mmengine import MMEngine
 
@@ -45,25 +45,6 @@ def amp_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mmengine.runner.amp", amp)
     monkeypatch.setattr(module, "is_cuda_available", lambda: True)
     monkeypatch.setattr(module, "GradScaler", functools.partial(torch.amp.GradScaler, "cpu"))
-
-
-@pytest.mark.parametrize("arm", ["mmengine:fp16", "mmengine:bf16"])
-def test_amp_without_a_gpu_is_refused(arm: str) -> None:
-    """`AmpOptimWrapper` on a CPU ends in one line with what to take instead, before anything is trained."""
-    with pytest.raises(BackendUnavailable, match="runs on a GPU only; take mmengine:fp32"):
-        make_precision(arm, device="cpu")
-
-
-def test_fp32_is_fp32() -> None:
-    """A step of `OptimWrapper` is the optimizer's own, to the last bit."""
-    results = []
-    for arm in ("mmengine:fp32", "fp32"):
-        precision = make_precision(arm)
-        model, optimizer = start(precision)
-        backward(precision, model, optimizer, torch.ones(2, 8))
-        assert precision.step(optimizer).applied == (True,)
-        results.append(model.get_parameter("weight").detach().clone())
-    assert torch.equal(*results)
 
 
 @pytest.mark.parametrize(("dtype", "half"), [("float16", torch.float16), ("bfloat16", torch.bfloat16)])

@@ -173,7 +173,8 @@ def _report(flags: list[Flag]) -> None:
                 maybe_print(overflow_message(loss_id, scaler.loss_scale()))
                 return
         return
-    scales = [torch.as_tensor(one.scale_without_read(), dtype=torch.float32, device=at.device) for at, one, _ in flags]
+    present = [(flag, scaler.scale_without_read()) for flag, scaler, _ in flags]
+    scales = [scale if isinstance(scale, Tensor) else torch.full_like(flag, scale) for flag, scale in present]
     loss_ids = [loss_id for _, _, loss_id in flags]
 
     def render(values: list[float]) -> str | None:

@@ -137,7 +137,10 @@ class ScaledLoss(AbstractContextManager[Any]):
         try:
             scaler: LossScaler = state["loss_scalers"][self._loss_id]
         except LookupError:
-            raise self._unknown_scaler(state) from None
+            raise UnknownLossId(
+                f"loss_id {self._loss_id} names no loss scaler: amp.initialize made "
+                f"{len(state.get('loss_scalers', []))}.  Pass num_losses={self._loss_id + 1} or more to amp.initialize."
+            ) from None
         if state["deferred"] is not None:
             state["deferred"].flush()
         if not scaler.dynamic and scaler.loss_scale() == 1.0:
@@ -164,12 +167,6 @@ class ScaledLoss(AbstractContextManager[Any]):
         if isinstance(scale, Tensor):
             return scale
         return None if self._scaler is None else self._scaler.initial_grad_on(device)
-
-    def _unknown_scaler(self, state: dict[str, Any]) -> UnknownLossId:
-        return UnknownLossId(
-            f"loss_id {self._loss_id} names no loss scaler: amp.initialize made {len(state.get('loss_scalers', []))}.  "
-            f"Pass num_losses={self._loss_id + 1} or more to amp.initialize."
-        )
 
     def _list_optimizers(self) -> Any:
         optimizers = self._optimizers

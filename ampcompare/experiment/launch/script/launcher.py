@@ -72,11 +72,7 @@ EXEC, TORCHRUN = "ampcompare.cli:main", "torch.distributed.run"
 
 
 class ScriptLauncher(ForkingLauncher):
-    """Forks one process per cell: that of the script, or torchrun's, which starts as many as the configuration says.
-
-    Args:
-        place: the GPUs and cores that scripts use.
-    """
+    """Forks one process per cell: that of the script, or torchrun's, which starts as many as the configuration says."""
 
     loaded = ("ampcompare.script.prepare", "ampcompare.cli.exec_command", "ampcompare.cli.group")
     python_options = OPTIONS
@@ -402,11 +398,7 @@ def script_record(
 
 
 def _of_one_rank(name: str, values: list[float], *, is_alone: bool) -> tuple[list[float], str, str]:
-    """Return the values of rank 0, or of the rank that printed any; why there are none, and a note if ranks differ.
-
-    Args:
-        is_alone: whether there is one rank only.
-    """
+    """Return the values of rank 0, or of the rank that printed any; why there are none, and a note if ranks differ."""
     by_rank: dict[int | None, list[float]] = {}
     for value in values:
         by_rank.setdefault(getattr(value, "rank", None), []).append(value)

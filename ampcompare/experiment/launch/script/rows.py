@@ -20,9 +20,7 @@ class ScriptRows:
     Attributes:
         steps: an update is one step of each optimizer that takes turns; its time is from the end of the last one.
         weights: hash at each `initialize`.
-        optimizers: the names of their classes, likewise.
         batches: hashes of the first ones.
-        notes: in what the arm departs from what the script asks for.
         scalars: values by name, with the function that logged them.
         setup: how 16-bit types are computed, and facts about the device.
         ledger: in which types the training ran; None if no step was looked at.

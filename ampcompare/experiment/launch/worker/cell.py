@@ -202,9 +202,6 @@ class Cell:
 def build(config: RunConfig, folder: Path, device: torch.device, ranks: Communicator, attempt: int = 0) -> Cell:
     """Build everything that a cell needs, and restore the checkpoint that it resumes from, if any.
 
-    Args:
-        attempt: restarts before this one.
-
     Raises:
         AmpCompareError: a setting, a checkpoint or the device does not fit; the files of the cell are unchanged.
     """
@@ -327,11 +324,13 @@ def record(cell: Cell, world: DistributedEnv | None, *, start_seconds: float, se
         summary = summary.model_copy(update={"in_precisions": results})
     with cell.compute:  # it times further steps, which must compute as the others did
         processes = None if world is None else gather_process_facts(config, session, world, summary)
-    steps_done = session.position.step
+    steps_done, task = session.position.step, session.assembly.task
+    units = None if config.parallel.kind == "dp" else config.recipe.batch_size * task.units_per_sample  # of a GPU
+    status: Literal["completed", "diverged"] = "completed" if summary.diverged_step is None else "diverged"
     return RunRecord(
         cell=config.digest(),
         arm=config.arm,
-        status=_status(session),
+        status="interrupted" if session.interrupted else status,
         config=config,
         engine=cell.precision.engine,
         packages=dict(cell.precision.packages),
@@ -342,11 +341,11 @@ def record(cell: Cell, world: DistributedEnv | None, *, start_seconds: float, se
         half=f"{cell.precision.emulated} emulated" if cell.precision.emulated else cell.fp16_mode,
         host=host_name(),
         environment={**fingerprint(), **cell.device_facts},
-        metrics=list(session.assembly.task.metrics),
-        unit=session.assembly.task.unit,
+        metrics=list(task.metrics),
+        unit=task.unit,
         summary=summary,
         trace=metrics.tracer.trace(metrics.seconds),
-        readings=cell.monitor.readings(metrics.seconds, _units_of_a_gpu(cell)),
+        readings=cell.monitor.readings(metrics.seconds, units),
         processes=processes,
         resumed=session.resumed,
         notes=list(cell.precision.notes),
@@ -358,18 +357,6 @@ def _emulated_type(mode: str | None) -> str:
     """Return the type that an emulation stands for; "" if there is none."""
     name, _, how = (mode or "").partition(" ")
     return name if how == "emulated" else ""
-
-
-def _units_of_a_gpu(cell: Cell) -> int | None:
-    """Return the units that this process trains on in a step; None where several GPUs share them."""
-    is_one = cell.config.parallel.kind != "dp"
-    return cell.config.recipe.batch_size * cell.session.assembly.task.units_per_sample if is_one else None
-
-
-def _status(session: Session) -> Literal["completed", "diverged", "interrupted"]:
-    if session.interrupted:
-        return "interrupted"
-    return "completed" if session.divergence.diverged_step is None else "diverged"
 
 
 @contextmanager
@@ -429,11 +416,7 @@ class LineFile:
 def gather_process_facts(
     config: RunConfig, session: Session, world: DistributedEnv, summary: RunSummary
 ) -> ProcessFacts:
-    """Gather what differs between ranks. All ranks call it, after training: it trains further steps to time them.
-
-    Args:
-        summary: of this rank.
-    """
+    """Gather what differs between ranks. All ranks call it, after training: it trains further steps to time them."""
     assembly, ranks = session.assembly, session.assembly.ranks
     by_rank = ranks.gather((summary.step_seconds_median, summary.peak_bytes, summary.start_seconds))
     seconds = [step_seconds for step_seconds, _, _ in by_rank if step_seconds is not None]
@@ -534,11 +517,7 @@ def _find_resume_point(config: RunConfig, folder: Path, ranks: Communicator, att
 
 
 def _prepare_files(folder: Path, point: _ResumePoint | None, attempt: int) -> None:
-    """Keep in the folder of a cell only what belongs to the steps up to its resume point, and archive the rest.
-
-    Args:
-        attempt: restarts before this one, whose checkpoints stay.
-    """
+    """Keep in the folder of a cell only what belongs to the steps up to its resume point, and archive the rest."""
     checkpoints = folder / CellFile.CHECKPOINTS
     is_own = point is not None and checkpoints.resolve() in point.path.resolve().parents
     if not attempt and not is_own:
@@ -553,11 +532,7 @@ def _prepare_files(folder: Path, point: _ResumePoint | None, attempt: int) -> No
 
 
 def failed_with(config: RunConfig, error: Exception, process: str = "") -> RunRecord:
-    """Return the record of a cell that an exception ended, with the exit code of the command.
-
-    Args:
-        process: the one that raised it, if there are several.
-    """
+    """Return the record of a cell that an exception ended, with the exit code of the command."""
     exit_code = ARM_FAILED
     error = missing_torch_name(error) or error
     if isinstance(error, AmpCompareError):  # these errors carry their own exit code

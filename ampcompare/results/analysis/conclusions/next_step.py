@@ -20,7 +20,6 @@ from ampcompare.results.analysis.pairing.learning import EPS, divergence_cause, 
 from ampcompare.results.records.comparison import ArmSummary, Comparison, NextStep
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.verdict import OPEN
-from ampcompare.settings.script import seed_option
 
 MAX_STEPS = 3
 FIRST_SEEDS = 5  # where there are too few for a verdict
@@ -69,14 +68,7 @@ def _explain(records: Sequence[RunRecord], why: str) -> NextStep:
 
 def _step_for_missing_runs(comparison: Comparison, typed: TypedCommand) -> Iterator[NextStep]:
     missing = comparison.missing_cells
-    if missing and comparison.only_copies:
-        script = next((run.config.script for run in comparison.records if run.config.script is not None), None)
-        if script is not None and (option := seed_option(script)):
-            yield NextStep(
-                command=str(typed.with_option("--seed-arg", option).elsewhere("seeded")),
-                why=f"pass the seed on: the script has the option {option}",
-            )
-    elif missing:
+    if missing and not comparison.only_copies:  # of more seeds there are copies too; the headline has the remedy
         runs = "the missing run" if len(missing) == 1 else f"the {len(missing)} missing runs"
         yield NextStep(command=str(typed), why=f"finish {runs}; the others are kept")
 

@@ -176,23 +176,17 @@ def _row(arm: str, evaluated: Sequence[tuple[RunRecord, PrecisionResult]], metri
     )
 
 
-def _interval(
-    values: Sequence[float], owns: Sequence[float], samples: int, metric: Metric
-) -> tuple[float | None, float | None]:
+def _interval(values: Sequence[float], owns: Sequence[float], samples: int, metric: Metric) -> list[float | None]:
     """Return the 95 % interval of the mean difference over runs; None where there is none."""
     if not all(has_score(value, metric) for value in [*values, *owns]):
-        return None, None
+        return [None, None]
     here, there = ([metric.score(value) for value in side] for side in (values, owns))
     effect = paired_effect(here, there, spread_floor(metric, samples, [*here, *there]), rounded=metric.counts)
     bounds = interval(effect, 1 - ERROR_RATE)
-    if bounds is None:
-        return None, None
-    low, high = sorted(map(metric.difference_of, bounds))
-    return low, high
+    return [None, None] if bounds is None else [*sorted(map(metric.difference_of, bounds))]
 
 
 def _own(record: RunRecord, *, averaged: bool) -> float | None:
-    """Return the value of the first metric in the arm's own evaluation."""
     last = record.summary.epochs[-1] if record.summary.epochs else None
     return None if last is None else last.ema_value if averaged else last.value
 

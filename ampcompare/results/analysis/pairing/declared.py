@@ -23,13 +23,7 @@ OF_UPDATES = {"masters", "gradients", "step", "state"}  # fields of `Roles` that
 
 @dataclass(frozen=True)
 class Role:
-    """One part of a step, as it was declared and as it ran.
-
-    Attributes:
-        observed: in words; "" if it was not seen.
-        differs: it did not run as declared.
-        remark: why there is nothing to see, or who set it.
-    """
+    """One part of a step, as it was declared and as it ran; the remark says why nothing was seen, or who set it."""
 
     name: str
     declared: str
@@ -65,8 +59,7 @@ def why_not_as_declared(records: Iterable[RunRecord]) -> str:
 
 
 def update_options(arm: Arm) -> dict[str, tuple[Roles, set[str]]]:
-    """Return each option that is about masters, gradients or state alone: what the arm without it declares, and what
-    fields of `Roles` it changes."""
+    """Return each option of updates alone, with what the arm without it declares and which fields it changes."""
     found = {}
     for name, word in arm.words.items():
         bare = arm.without(name)
@@ -96,11 +89,7 @@ def not_as_declared(records: Iterable[RunRecord]) -> Verdict:
 
 
 def roles_next_to(roles: Roles | None, ledger: Ledger) -> list[Role]:
-    """Return each part of a step, those that differ first.
-
-    Args:
-        roles: None for a training without a declaration, such as a script as it is written.
-    """
+    """Return each part of a step, those that differ first; a script as it is written has no declared roles."""
     if roles is None:
         return [
             Role(name, "", observed, remark=remark) for name, observed, remark in _observed_parts(ledger) if observed

@@ -55,31 +55,27 @@ def check_record(path: Path, raw: Mapping[str, Any], record: RunRecord) -> None:
 def unique_runs(records: Sequence[RunRecord]) -> tuple[list[RunRecord], list[Copy]]:
     """Return the records that are one run each, and those that are not used.
 
-    A cell counts once: a second record of an arm and seed is a copy or another run of it, and a completed run whose
-    losses equal those of a lower seed of its arm to the last bit is not another run. Neither is one of a script that
-    began from the weights and batches of a lower seed, whatever its losses: then they differ by what the seed does not
-    determine, such as the order of additions on a GPU.
+    A cell counts once, and so does a completed run whose losses equal those of a lower seed of its arm to the last bit.
+    A script that began from the weights and batches of a lower seed is no other run either, whatever its losses: they
+    differ by what the seed does not determine, such as the order of additions on a GPU.
     """
     copies: dict[int, Copy] = {}
     cells: set[tuple[str, int]] = set()
-    losses: dict[tuple[str, str], int] = {}
-    starts: dict[tuple[str, tuple[str, ...], tuple[str, ...]], int] = {}
+    first: dict[tuple[object, ...], int] = {}
     for number, record in sorted(enumerate(records), key=lambda item: item[1].config.recipe.seed):
-        seed, digest = record.config.recipe.seed, record.summary.losses_sha256
-        fault, by_script = "a second record of this cell" if (record.arm, seed) in cells else "", False
-        if not fault and record.status == "completed" and digest is not None:
-            other = losses.setdefault((record.arm, digest), seed)
-            if other != seed:
-                fault = f"its losses are those of seed {other} to the last bit, so it is not an independent run"
-                by_script = record.script is not None
-        script = record.script if record.status in ("completed", "diverged") else None
-        if not fault and script is not None and script.weights and script.batches:
-            start = record.arm, tuple(script.weights), tuple(script.batches)
-            other = starts.setdefault(start, seed)
-            if other != seed:
-                fault = f"its first weights and batches are those of seed {other}, so it is not an independent run"
-                by_script = True
+        seed, script = record.config.recipe.seed, record.script
+        marks: dict[tuple[object, ...], str] = {}
+        if record.status == "completed" and (digest := record.summary.losses_sha256) is not None:
+            marks["losses", record.arm, digest] = "its losses are those of seed {} to the last bit"
+        if record.status in ("completed", "diverged") and script is not None and script.weights and script.batches:
+            start = (record.arm, tuple(script.weights), tuple(script.batches))
+            marks["start", *start] = "its first weights and batches are those of seed {}"
+        is_second = (record.arm, seed) in cells
+        seen = (words.format(first[mark]) for mark, words in marks.items() if first.setdefault(mark, seed) != seed)
+        fault = "a second record of this cell" if is_second else next(seen, "")
         if fault:
+            by_script = not is_second and script is not None
+            fault += "" if is_second else ", so it is not an independent run"
             remedy = f"; {SEEDS_ITSELF}" if by_script else ""
             copies[number] = Copy(f"{record.arm}, seed {seed}: {fault}{remedy}", by_script)
         else:

@@ -198,16 +198,6 @@ class Band:
     low: Sequence[float]
     high: Sequence[float]
 
-    @property
-    def is_constant(self) -> bool:
-        """Whether all seeds have one value, the same at each position."""
-        return not self.has_width and len(set(self.mean)) == 1
-
-    @property
-    def has_width(self) -> bool:
-        """Whether seeds differ anywhere."""
-        return any(low < high for low, high in zip(self.low, self.high, strict=True))
-
 
 def make_curve(points: Iterable[tuple[float, float | None]]) -> Curve:
     """Return the points whose values are known and finite."""

@@ -107,7 +107,7 @@ def _views(arms: Sequence[ArmRuns], reference: str, most: int, quantity: _Quanti
             (run, differences(one, base[seed])) for run, one in curves if (seed := run.config.recipe.seed) in base
         ]
         gap = over_seeds((one for _, one in paired), most)
-        if gap.x and gap.is_constant and gap.mean[0] == 0:
+        if gap.x and not any((*gap.low, *gap.high)):
             same.append(arm.name)
             continue
         relative += series_of(arm, gap)

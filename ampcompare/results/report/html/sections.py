@@ -66,11 +66,16 @@ def page_sections(comparison: Comparison, logs: Mapping[str, str]) -> list[Secti
     """Return the sections, each of which is made once a page shows it."""
     arms, reference, records = arms_with_runs(comparison), comparison.reference, comparison.records
     most = max(12, min(MAX_POINTS, ALL_POINTS // max(1, len(arms))))
-    fault = _no_valid_time(arms)
+    ran = [arm for arm in arms if arm.ran]
+    fault = time_marks(ran) if ran and all(arm.time_fault for arm in ran) else ""
     shared = cache(lambda: shared_settings(comparison))
 
     def effects(draw: Callable[[Comparison, Sequence[ArmRuns]], TrackPlot]) -> list[Block]:
         return [Figure("tracks", lambda: draw(comparison, arms))] if len(arms) > 1 else []
+
+    def curves() -> Charts:
+        learning = learning_charts(arms, reference, most)
+        return Charts([*learning, _loss_scale(arms, most), _skipped_steps_chart(arms, most)])
 
     def costs() -> Charts:
         timing = [] if fault else [*time_charts(arms, reference, most), drift_chart(arms)]
@@ -106,7 +111,7 @@ def page_sections(comparison: Comparison, logs: Mapping[str, str]) -> list[Secti
     return [
         Section("differences", lambda: effects(accuracy_effects)),
         Section("ratios", lambda: effects(time_effects)),
-        Section("curves", [Figure("curves", lambda: Charts(_curves(arms, reference, most)))], "Curves"),
+        Section("curves", [Figure("curves", curves)], "Curves"),
         Section("costs", [Figure("costs", costs)], "Memory and time"),
         Section("pictures", pictures, "Curves"),
         Section("usage", [Figure("costs", usage)], "Memory and time", "closed" if fault else "open"),
@@ -116,10 +121,6 @@ def page_sections(comparison: Comparison, logs: Mapping[str, str]) -> list[Secti
         Section("machine", machine, "Environment"),
         Section("again", _commands_again(comparison)),
     ]
-
-
-def _curves(arms: Sequence[ArmRuns], reference: str, most: int) -> list[Chart]:
-    return [*learning_charts(arms, reference, most), _loss_scale(arms, most), _skipped_steps_chart(arms, most)]
 
 
 def _differing(shared: Shared, title: str) -> list[Block]:
@@ -147,12 +148,6 @@ def subtitle(comparison: Comparison) -> list[str]:
     if len(comparison.records) < len(comparison.order):
         words.append(f"{len(comparison.records)} of {len(comparison.order)} runs done")
     return words
-
-
-def _no_valid_time(arms: list[ArmRuns]) -> str:
-    """Return why no time on the page is a result, where that is so for every arm that ran; else ""."""
-    ran = [arm for arm in arms if arm.ran]
-    return time_marks(ran) if ran and all(arm.time_fault for arm in ran) else ""
 
 
 def answer_of(comparison: Comparison) -> tuple[list[str], str, list[str]]:
@@ -256,12 +251,7 @@ def _points(record: RunRecord) -> list[tuple[float, float]]:
 
 
 def _moment(text: str | None) -> datetime | None:
-    """Return a recorded moment; None without one, or where a record was edited and holds none."""
-    try:
-        moment = datetime.fromisoformat(text or "")
-    except ValueError:
-        return None
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return datetime.fromisoformat(text) if text else None
 
 
 def _draw_stairs(

@@ -65,8 +65,6 @@ model, optimizer = amp.initialize(model, optimizer)  # AMP101  # wrong
         "the second call discards the loss scales of the first, and sets one opt level for both",
         "pass all models and optimizers to one call, as lists, with `num_losses` and `loss_id`",
         """
-from apex import amp
-
 net_g, opt_g = amp.initialize(net_g, opt_g, opt_level="O1")  # wrong
 net_d, opt_d = amp.initialize(net_d, opt_d, opt_level="O1")  # AMP102  # wrong
 if args.opt_level == "O1":  # right
@@ -82,8 +80,6 @@ else:  # right
         "weights that the opt level keeps in fp32 are rounded, and small updates are lost from then on",
         "delete `.half()`: the opt level casts the model; to export fp16 weights, cast a copy",
         """
-from apex import amp
-
 model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
 model.half()  # AMP111  # wrong
 with amp.scale_loss(loss, optimizer) as scaled_loss:
@@ -98,8 +94,6 @@ model.half()  # right
         "Apex refuses models that are not in fp32",
         "delete `.half()`: the opt level casts the model",
         """
-from apex import amp
-
 model.half()  # AMP112  # wrong
 images = images.half()  # right
 model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
@@ -112,8 +106,6 @@ model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
         "Apex refuses such models; master weights may stay on the CPU",
         "call `.cuda()` or `.to(device)` before the optimizer is built and before `amp.initialize`",
         """
-from apex import amp
-
 model.cuda()  # right
 model, optimizer = amp.initialize(model, optimizer)
 model.cuda()  # AMP113  # wrong
@@ -142,9 +134,6 @@ model = apex.parallel.convert_syncbn_model(model)  # AMP114  # wrong
         "the new one has no loss scaler and no master weights: `scale_loss` ends with an AttributeError",
         "build the optimizer before `amp.initialize`, or change `optimizer.param_groups`",
         """
-import torch
-from apex import amp
-
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)  # right
 model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)  # AMP121  # wrong
@@ -275,8 +264,6 @@ def conversion_after_optimizer(module: LintModule) -> Iterator[Finding]:
         "it raises an AttributeError; where another `amp.initialize` ran before, the loaded loss scales are lost",
         "call `amp.initialize` first, then `amp.load_state_dict`",
         """
-from apex import amp
-
 model, optimizer = amp.initialize(model, optimizer)  # right
 amp.load_state_dict(checkpoint["amp"])  # AMP124
 model, optimizer = amp.initialize(model, optimizer)  # wrong
@@ -305,8 +292,6 @@ def loaded_before_initialize(module: LintModule) -> Iterator[Finding]:
         "Apex ends with an error: the levels begin with the letter O",
         'write "O1"',
         """
-from apex import amp
-
 model, optimizer = amp.initialize(model, optimizer, opt_level="01")  # AMP108  # wrong
 model, optimizer = amp.initialize(model, optimizer, opt_level="O1")  # right
 date = parse(day="01")  # right
@@ -348,8 +333,6 @@ def _typo(module: LintModule, value: ast.expr) -> Iterator[Finding]:
         "the model is a tuple, or the names are swapped; at best it works because Apex changes objects in place",
         "write `model, optimizer = amp.initialize(model, optimizer, ...)`",
         """
-from apex import amp
-
 model = amp.initialize(model, optimizer, opt_level="O1")  # AMP109  # wrong
 model = amp.initialize(model, opt_level="O1")  # right
 """,

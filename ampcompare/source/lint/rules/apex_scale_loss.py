@@ -36,9 +36,6 @@ LAST_PART = re.compile(r"\b(?:[A-Za-z_]\w*\.)+(?=[A-Za-z_])")
         "the norm is too large by the loss scale: almost nothing is left of the gradients after unscaling",
         "clip `amp.master_params(optimizer)` after the block",
         """
-from apex import amp
-import torch
-
 with amp.scale_loss(loss, optimizer) as scaled_loss:
     scaled_loss.backward()
     torch.nn.utils.clip_grad_norm_(amp.master_params(optimizer), 1.0)  # AMP103  # wrong
@@ -54,8 +51,6 @@ optimizer.step()
         "the step uses scaled gradients; they are unscaled when the block ends, after the step",
         "step after the block",
         """
-from apex import amp
-
 with amp.scale_loss(loss, optimizer) as scaled_loss:
     scaled_loss.backward()
     optimizer.step()  # AMP105  # wrong
@@ -69,8 +64,6 @@ optimizer.step()  # right
         "the gradients are unscaled without having been scaled: they are too small by the loss scale",
         "call `backward()` on the name that `as` binds",
         """
-from apex import amp
-
 with amp.scale_loss(loss, optimizer) as scaled_loss:  # wrong
 with amp.scale_loss(loss, optimizer) as loss:  # right
     loss.backward()  # AMP106
@@ -128,8 +121,6 @@ optimizer.step()
         "these are the fp16 copies; the optimizer uses the fp32 gradients, which stay unchanged",
         "change the gradients of `amp.master_params(optimizer)`",
         """
-from apex import amp
-
 model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
 with amp.scale_loss(loss, optimizer) as scaled_loss:
     scaled_loss.backward()
@@ -218,8 +209,6 @@ def _changes_copy(module: LintModule, trace: Trace, event: Event) -> bool:
         "it returns a context manager: the loss is not scaled and the gradients are not unscaled",
         "write `with amp.scale_loss(loss, optimizer) as scaled_loss:`",
         """
-from apex import amp
-
 scaled_loss = amp.scale_loss(loss, optimizer)  # AMP107  # wrong
 scaled_loss.backward()  # wrong
 block = amp.scale_loss(loss, optimizer)  # right
@@ -253,8 +242,6 @@ def without_with(module: LintModule) -> Iterator[Finding]:
         "Apex unscales the gradients of the named optimizers alone: this one steps too far by the loss scale",
         "name every optimizer whose weights a loss reaches: `amp.scale_loss(loss, [optimizer_a, optimizer_b])`",
         """
-from apex import amp
-
 for batch in loader:
     optimizer_a.zero_grad()
     optimizer_b.zero_grad()
@@ -336,8 +323,6 @@ def _shares_graph(trace: Trace, block: Event, step: Event, models: Mapping[str, 
         "the curve follows the loss scale, not the loss",
         "log the loss itself",
         """
-from apex import amp
-
 with amp.scale_loss(loss, optimizer) as scaled_loss:
     scaled_loss.backward()
 total += scaled_loss.item()  # AMP118  # wrong

@@ -28,8 +28,6 @@ from ampcompare.source.syntax import argument, is_literal
         "the operations of the backward pass are cast a second time; PyTorch advises against it",
         "leave the autocast block after the loss: `backward()` uses the dtypes of the forward pass",
         """
-import torch
-
 with torch.autocast("cuda"):
     loss = model(batch)
     loss.backward()  # AMP221  # wrong
@@ -63,8 +61,6 @@ def _may_be_on(block: Context, event: Event) -> bool:
         "do not see the updates, so the loss hardly falls",
         "enter autocast in each round, around the forward pass and the loss alone",
         """
-import torch
-
 with torch.autocast("cuda", dtype=torch.bfloat16):  # wrong
     for batch in loader:  # wrong
         optimizer.zero_grad()  # wrong
@@ -124,8 +120,6 @@ def _caches(call: ast.Call | None) -> bool:
         "the former changes nothing: all operations stay in fp32; the latter is an error",
         'write `with torch.autocast("cuda"):` around the forward pass',
         """
-import torch
-
 torch.autocast("cuda")  # AMP222  # wrong
 loss = model(batch)  # wrong
 context = torch.autocast("cuda")  # right
@@ -158,8 +152,6 @@ def autocast_not_entered(module: LintModule) -> Iterator[Finding]:
         "it raises a TypeError, a ValueError or a RuntimeError",
         'write `torch.autocast("cuda")`, or `torch.autocast(device.type)`',
         """
-import torch
-
 with torch.autocast("cuda:0"):  # AMP229  # wrong
 device = torch.device("cuda:0")  # right
 with torch.autocast(device.type):  # right
@@ -206,8 +198,6 @@ def _is_device(module: LintModule, node: ast.expr) -> bool:
         "it raises a RuntimeError: the backward pass would overflow in fp16",
         "leave the sigmoid out, and use `binary_cross_entropy_with_logits` or `BCEWithLogitsLoss`",
         """
-import torch
-
 criterion = torch.nn.BCELoss()
 with torch.autocast("cuda"):
     loss = criterion(model(batch), target)  # AMP230  # wrong
@@ -242,8 +232,6 @@ def _is_of_cuda(module: LintModule, call: ast.Call) -> bool:
         "gradients below 2**-24 become 0: layers with small gradients stop learning",
         "scale the loss by a GradScaler, or write `dtype=torch.bfloat16`",
         """
-import torch
-
 with torch.autocast("cuda", dtype=torch.float16):
     loss = model(batch)
 loss.backward()  # AMP232  # wrong

@@ -27,9 +27,6 @@ KEEPER = re.compile(
         "the loss scale starts again at 2**16 after a resume: a burst of skipped steps",
         "save `amp.state_dict()` too, and load it when resuming",
         """
-import torch
-from apex import amp
-
 model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
 torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)  # AMP119  # wrong
 torch.save({"optimizer": optimizer.state_dict(), "amp": amp.state_dict()}, path)  # right
@@ -137,11 +134,7 @@ def _saving_calls(module: LintModule) -> Iterator[ast.Call]:
 
 
 def _belongs_to(module: LintModule, maker: ast.Call, save: ast.Call, *, of_process: bool) -> bool:
-    """Return whether a checkpoint belongs to the training for which the loss scale was made.
-
-    Args:
-        of_process: whether the loss scale is one of the process, which every method of a class reaches.
-    """
+    """Return whether a checkpoint belongs to the training of a loss scale; each method reaches one `of_process`."""
     home, here = module.scope_of[maker], module.scope_of[save]
     if of_process and home.owner is not None and home.owner is here.owner:
         return True
@@ -166,7 +159,8 @@ def _mapping_of(module: LintModule, value: ast.expr, place: ast.expr) -> ast.Dic
     if isinstance(value, ast.Name):
         values = module.scope_of[value].values.get(value.id, [])
         above = [each for each in values if getattr(each, "lineno", place.lineno) < place.lineno]
-        made = [each for each in above if not _is_extended(each, value.id)]
+        # A method that gets the dict may add entries to it.
+        made = [each for each in above if not (isinstance(each, ast.Call) and value.id in map(name_of, each.args))]
         nearest = max(made, key=lambda each: each.lineno, default=None)
         return None if nearest is None else _mapping_of(module, nearest, nearest)
     if isinstance(value, ast.Call) and name_of(value.func) == "dict" and not value.args:
@@ -192,11 +186,6 @@ def _steps_without_scaler(module: LintModule, call: ast.Call, saved: ast.Dict | 
     scaled = {plain(event.target) for event in events if event.kind is Kind.SCALER_STEP}
     alone = {plain(event.subject) for event in events if event.kind is Kind.STEP}
     return bool(scaled) and bool(names) and names <= alone - scaled
-
-
-def _is_extended(value: ast.expr, name: str) -> bool:
-    """Return whether a value is the result of a method that gets the dict of this name, and may add entries."""
-    return isinstance(value, ast.Call) and any(name_of(argument) == name for argument in value.args)
 
 
 def _holds_optimizer(module: LintModule, value: ast.expr, place: ast.expr) -> bool:
@@ -252,9 +241,6 @@ def _is_state_of_optimizer(module: LintModule, value: ast.expr | None) -> bool:
         "every resumed run starts with the initial loss scale: a burst of skipped steps",
         "call `amp.load_state_dict` where the state of the optimizer is loaded",
         """
-import torch
-from apex import amp
-
 torch.save({"optimizer": optimizer.state_dict(), "amp": amp.state_dict()}, path)
 optimizer.load_state_dict(torch.load(path)["optimizer"])  # AMP122
 amp.load_state_dict(torch.load(path)["amp"])  # right
@@ -267,8 +253,6 @@ amp.load_state_dict(torch.load(path)["amp"])  # right
         "every resumed run starts with the initial loss scale: a burst of skipped steps",
         "call `scaler.load_state_dict` where the state of the optimizer is loaded",
         """
-import torch
-
 torch.save({"optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}, path)
 optimizer.load_state_dict(torch.load(path)["optimizer"])  # AMP231
 scaler.load_state_dict(torch.load(path)["scaler"])  # right

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 
 from ampcompare.source.amp_names import CLIPS
-from ampcompare.source.branches import conditions
+from ampcompare.source.branches import conditions, expression_of
 from ampcompare.source.edits import Edit, Edits
 from ampcompare.source.lint.module import (
     EXITS,
@@ -39,8 +39,6 @@ SCALE_WORDS = re.compile(r"get_scale|inv_scale")
         "call `scaler.unscale_(optimizer)` before clipping; with Apex clip "
         "`amp.master_params(optimizer)` after the `scale_loss` block",
         """
-import torch
-
 scaler.scale(loss).backward()
 scaler.unscale_(optimizer)  # right
 torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # AMP201
@@ -152,8 +150,6 @@ def _source_around(module: LintModule, event: Event) -> str:
         "the next `unscale_` raises a RuntimeError, and a loss scale that overflowed is not lowered",
         "call `scaler.update()` after every `unscale_`; `scaler.step` skips gradients that are not finite by itself",
         """
-import torch
-
 for batch in loader:
     optimizer.zero_grad()
     scaler.scale(model(batch)).backward()
@@ -197,11 +193,8 @@ def _is_decided_after(module: LintModule, event: Event, key: str) -> bool:
     """Return whether a condition asks for something that comes from the gradients which an event has unscaled."""
     if FINITE.search(key):
         return True
-    try:
-        test = ast.parse(key, mode="eval").body
-    except SyntaxError:  # a key that stands for no expression, such as that of a `try`
-        return False
-    for node in ast.walk(test):
+    test = expression_of(key)
+    for node in ast.walk(test) if test is not None else ():
         if isinstance(node, (ast.Name, ast.Attribute)):
             values = event.scope.values.get(name_of(node), ())
             if any(value.lineno > event.call.lineno for value in values if not isinstance(value, ast.Starred)):
@@ -247,8 +240,6 @@ def _ends_otherwise(module: LintModule, scope: Scope, key: str, value: object) -
         "the penalty is too large by the loss scale, and changes with it",
         "multiply the gradients by `1 / scaler.get_scale()` before their norm is taken",
         """
-import torch
-
 grads = torch.autograd.grad(scaler.scale(loss), model.parameters(), create_graph=True)  # AMP220
 penalty = sum(grad.pow(2).sum() for grad in grads).sqrt()  # wrong
 penalty = sum((grad / scaler.get_scale()).pow(2).sum() for grad in grads).sqrt()  # right

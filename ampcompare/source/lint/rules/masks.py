@@ -67,7 +67,7 @@ def masked_by_overflow(module: LintModule) -> Iterator[Finding]:
         number = _number(module, value, scope)
         if value is None or number is None or not LARGEST < abs(number) < float("inf"):
             continue
-        tensor = argument(call, "input", 0) if name == "full_like" else _receiver(call)
+        tensor = argument(call, "input", 0) if name == "full_like" else getattr(call.func, "value", None)
         dtype = argument(call, "dtype")
         is_full = name == "full" and (module.resolve(call.func) or "").startswith("torch.")
         if dtype is not None or is_full:
@@ -79,10 +79,6 @@ def masked_by_overflow(module: LintModule) -> Iterator[Finding]:
             shown = f"`{module.source(tensor)}` is fp16, which holds no number beyond {LARGEST:.0f}"
             of_tensor = f"{name_of(tensor)}.dtype" if name_of(tensor) else ""
             yield module.finding("AMP236", call, shown, _smallest(module, value, number, of_tensor))
-
-
-def _receiver(call: ast.Call) -> ast.expr | None:
-    return call.func.value if isinstance(call.func, ast.Attribute) else None
 
 
 def _number(module: LintModule, node: ast.expr | None, scope: Scope) -> float | None:
@@ -131,7 +127,9 @@ def _is_half(module: LintModule, node: ast.expr, scope: Scope, line: int) -> boo
         return _is_half(module, node.left, scope, line) and _is_plain_number(module, node.right, scope)
     if isinstance(node, ast.Name):
         above = [one for one in scope.values.get(node.id, []) if getattr(one, "lineno", line) < line]
-        if node.id in scope.parameters and not any(_is_always_set(module, one, scope) for one in above):
+        # A parameter is set in each call by a statement of the function's own body alone.
+        is_always_set = any(module.parent(module.statement(one)) is scope.node for one in above)
+        if node.id in scope.parameters and not is_always_set:
             return False
         return bool(above) and all(_is_half(module, one, scope, one.lineno) for one in above)
     if not isinstance(node, ast.Call):
@@ -149,11 +147,6 @@ def _is_half(module: LintModule, node: ast.expr, scope: Scope, line: int) -> boo
         return node.func.attr == "half" or any(module.resolve(one) in HALF for one in node.args)
     plain = node.func.attr not in ("div", "div_", "mul", "mul_") or _is_plain_number(module, node.args[0], scope)
     return node.func.attr in KEEPING and plain and _is_half(module, node.func.value, scope, line)
-
-
-def _is_always_set(module: LintModule, value: ast.expr, scope: Scope) -> bool:
-    """Return whether a value is assigned in each call of a function: by a statement of its own body."""
-    return module.parent(module.statement(value)) is scope.node
 
 
 def _is_plain_number(module: LintModule, node: ast.expr, scope: Scope) -> bool:

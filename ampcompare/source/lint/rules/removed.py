@@ -339,8 +339,6 @@ def _import_edits(module: LintModule, node: ast.Import | ast.ImportFrom) -> dict
         "deprecated since torch 0.4, with a warning for every step",
         "write `clip_grad_norm_`",
         """
-import torch
-
 torch.nn.utils.clip_grad_norm(model.parameters(), 1.0)  # AMP306  # wrong
 torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # right
 tensor.clip_grad_norm(1.0)  # right
@@ -354,8 +352,6 @@ tensor.clip_grad_norm(1.0)  # right
         "removed from Apex: an error in newer versions",
         "move to `torch.amp`; `ampcompare exec` runs it as it is",
         """
-from apex import amp
-
 amp_handle = amp.init(enabled=True)  # AMP307  # wrong
 model, optimizer = amp.initialize(model, optimizer)  # right
 """,
@@ -367,8 +363,6 @@ model, optimizer = amp.initialize(model, optimizer)  # right
         "deprecated since torch 2.4: a DeprecationWarning now, later an error",
         'pass the device: `torch.get_autocast_dtype("cuda")`, `torch.is_autocast_enabled("cpu")`',
         """
-import torch
-
 dtype = torch.get_autocast_gpu_dtype()  # AMP309  # wrong
 dtype = torch.get_autocast_dtype("cuda")  # right
 """,
@@ -405,8 +399,6 @@ def calls(module: LintModule) -> Iterator[Finding]:
         "torch raises a RuntimeError where an old switch is read after a new one was set, by the script or a library",
         'use one kind: `fp32_precision = "tf32"` from torch 2.9 on, or the older ones alone',
         """
-import torch
-
 torch.backends.cuda.matmul.fp32_precision = "tf32"  # wrong
 torch.backends.cudnn.allow_tf32 = True  # AMP312  # wrong
 if hasattr(torch.backends.cuda.matmul, "fp32_precision"):  # right

@@ -26,8 +26,6 @@ FIRST_TORCH, FIRST_TRANSFORMERS = (2, 9), (4, 56)
         "deprecated; once any library sets a new switch, reading an old one raises a RuntimeError",
         'set `fp32_precision` to "tf32" or "ieee"',
         """
-import torch
-
 torch.backends.cuda.matmul.allow_tf32 = True  # AMP313  # wrong
 torch.backends.cuda.matmul.fp32_precision = "tf32"  # right
 """,

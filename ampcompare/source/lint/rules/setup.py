@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from ampcompare.source.amp_names import AUTOCASTS
 from ampcompare.source.lint.module import Finding, LintModule, Mistake, events_between, is_off, rule
 from ampcompare.source.lint.update_events import Event, Kind, plain
-from ampcompare.source.syntax import argument, dotted_name, is_literal, walk
+from ampcompare.source.syntax import argument, bound_in
+
+TRIALS = re.compile(r"fold|trial|run|seed|config|model|param|stage|client|dtype|device", re.IGNORECASE)
 
 
 @rule(
@@ -73,32 +75,18 @@ for fold in folds:  # right
 def scaler_in_loop(module: LintModule) -> Iterator[Finding]:
     """A scaler that is built in the loop of its own steps."""
     for trace, index, event in module.events(Kind.NEW_SCALER):
-        if not event.loops or (not event.target and not event.subject):
-            continue
-        name = event.subject or event.target
-        if is_off(event.call):
-            continue  # it scales nothing, so there is no scale that it could forget
-        for other in trace[index + 1 :]:
-            if other.kind is Kind.BACKWARD and other.scaler == name and other.loops == event.loops:
-                if _is_batch_loop(event) and not _is_in_some_rounds(event):
-                    yield module.finding("AMP225", event.call, f"`{plain(name)}` is new for each step")
-                break
+        if not event.loops or not event.subject or is_off(event.call):
+            continue  # one that is off has no scale that it could forget
+        passes = (one for one in trace[index + 1 :] if one.kind is Kind.BACKWARD and one.scaler == event.subject)
+        if any(one.loops == event.loops for one in passes) and _is_of_each_batch(event):
+            yield module.finding("AMP225", event.call, f"`{event.name}` is new for each step")
 
 
-def _is_in_some_rounds(event: Event) -> bool:
-    """Return whether a test that the loop changes, such as `if epoch == 0:`, decides on a round."""
-    bound = {dotted_name(each) for each in walk(event.loops[-1]) if isinstance(getattr(each, "ctx", None), ast.Store)}
-    return not bound.isdisjoint(re.findall(r"[\w.]+", " ".join(event.facts)))
-
-
-def _is_batch_loop(event: Event) -> bool:
-    """Return whether a loop runs over something else than trials."""
+def _is_of_each_batch(event: Event) -> bool:
+    """Return whether a loop is over no trials, and no test that it changes, such as `if epoch == 0:`, decides."""
     loop = event.loops[-1]
-    head = ast.unparse(loop.iter) if isinstance(loop, (ast.For, ast.AsyncFor)) else ""
-    target = ast.unparse(loop.target) if isinstance(loop, (ast.For, ast.AsyncFor)) else ""
-    return not re.search(
-        r"fold|trial|run|seed|config|model|param|stage|client|dtype|device", f"{target} {head}", re.IGNORECASE
-    )
+    head = f"{ast.unparse(loop.target)} {ast.unparse(loop.iter)}" if isinstance(loop, (ast.For, ast.AsyncFor)) else ""
+    return bound_in(loop).isdisjoint(re.findall(r"[\w.]+", " ".join(event.facts))) and not TRIALS.search(head)
 
 
 @rule(
@@ -124,10 +112,9 @@ def step_with_closure(module: LintModule) -> Iterator[Finding]:
     """A closure for a step with a scaler."""
     for _, _, event in module.events(Kind.SCALER_STEP):
         value = argument(event.call, "closure", 1)
-        if value is not None and not is_literal(value, None):
-            function = isinstance(value, ast.Name) and any(value.id in one.functions for one in event.scope.enclosing())
-            if function or isinstance(value, ast.Lambda):
-                yield module.finding("AMP227", event.call, "a step with a scaler takes no closure")
+        function = isinstance(value, ast.Name) and any(value.id in one.functions for one in event.scope.enclosing())
+        if function or isinstance(value, ast.Lambda):
+            yield module.finding("AMP227", event.call, "a step with a scaler takes no closure")
 
 
 @rule(

@@ -18,8 +18,6 @@ PRECISION = re.compile(r"(?i)\bamp\b|fp16|float16|half|mixed|bf16|apex|autocast"
         "these are private: other versions and other engines may not have them",
         "pass `loss_scale`, `min_loss_scale` and `max_loss_scale` to `amp.initialize`, or set a GradScaler's arguments",
         """
-from apex import amp
-
 amp._amp_state.loss_scalers[0]._loss_scale = 2**20  # AMP401  # wrong
 model, optimizer = amp.initialize(model, optimizer, max_loss_scale=2**20)  # right
 """,

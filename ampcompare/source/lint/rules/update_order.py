@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ampcompare.source.branches import Facts, facts_at
+from ampcompare.source.branches import Facts, expression_of, facts_at
 from ampcompare.source.lint.module import (
     Finding,
     LintModule,
@@ -350,9 +350,8 @@ def _may_clear_unseen(module: LintModule, event: Event, node: ast.AST, scopes: s
 
 def _stays(module: LintModule, key: str, step: Event) -> bool:
     """Return whether a condition has one value for all steps: nothing in their loop changes the names that it has."""
-    try:
-        test = ast.parse(key, mode="eval").body
-    except SyntaxError:  # a key that stands for no expression, such as that of a `try`
+    test = expression_of(key)
+    if test is None:
         return False
     names = {name_of(one) for one in ast.walk(test) if isinstance(one, (ast.Name, ast.Attribute))}
     if any(isinstance(one, (ast.Call, ast.Mod)) for one in ast.walk(test)):

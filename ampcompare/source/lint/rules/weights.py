@@ -28,13 +28,7 @@ TRAINS_OTHERS = r"(?i)\bpeft\b|lora|add_adapter|\.requires_grad\b"
 
 
 class Cast(NamedTuple):
-    """A model that gets a type.
-
-    Attributes:
-        event: the call.
-        name: of the model.
-        kind: `fp16`, `bf16` or `fp32`.
-    """
+    """A model that gets a type."""
 
     event: Event
     name: str
@@ -82,8 +76,6 @@ def _kind_of(module: LintModule, event: Event) -> str:
         "`unscale_` refuses fp16 gradients: the first step ends with a ValueError",
         "keep the weights in fp32: autocast casts where it is safe",
         """
-import torch
-
 model.half()  # AMP224  # wrong
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for batch in loader:
@@ -130,8 +122,6 @@ def _accelerates_in_fp16(module: LintModule) -> bool:
         "keep the weights in fp32 and let autocast cast, or take an optimizer with fp32 master weights, with Kahan "
         "summation or with stochastic rounding",
         """
-import torch
-
 model = Net().to(torch.bfloat16)  # wrong
 teacher = Net().to(torch.bfloat16)  # right
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)  # AMP239

@@ -62,13 +62,8 @@ def is_list(module: Module, optimizers: ast.expr) -> bool:
 
 def is_bound_above(condition: ast.If, key: str) -> bool:
     """Return whether an object is surely there above a condition: it is no part of another, and not made below it."""
-    if "." in key.removeprefix("self."):
-        return False
-    for node in ast.walk(condition):
-        if isinstance(node, ast.Assign) and not isinstance(node.targets[0], (ast.Tuple, ast.List)):
-            if any(dotted_name(target) == key for target in node.targets):
-                return False
-    return True
+    made = [each.targets for each in ast.walk(condition) if isinstance(each, ast.Assign)]
+    return "." not in key.removeprefix("self.") and not any(key in map(dotted_name, targets) for targets in made)
 
 
 def attach(core: Core, initialize: Initialize, keys: list[str]) -> list[str]:

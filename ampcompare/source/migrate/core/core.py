@@ -16,6 +16,7 @@ from ampcompare.source.migrate.core.steps import (
     note_joint_steps,
     note_steps_apart,
     place_unscale,
+    refuse_half_leaves,
     rewrite_steps,
 )
 from ampcompare.source.migrate.finding import Unsure
@@ -77,10 +78,14 @@ def rewrite_core(module: Module, names: Names, edits: Edits, torch: str, around:
     _name_carried(core)
     if planned.home == "optimizer" and not sites.initializes and sites.backwards and not around.is_given(module.text):
         core.note(sites.backwards[0].statement, CARRIED_HERE)
-    note_missing_forward(core)
-    for call, name in core.handed_on if not sites.initializes else ():
-        core.note(call, HANDED_ON.format(name))
-    wrap_forward(core)
+    if not sites.initializes:  # where the model is made it casts by itself
+        for each in forward.missing:
+            core.note(each.statement, MISSING)
+        for call, name in core.handed_on:
+            core.note(call, HANDED_ON.format(name))
+    for first, last in forward.regions:
+        if not core.is_without_casts(first):
+            edits.wrap(first, last, core.autocast(first, optimizer_near(core, first)))
     _cast_evaluation(core)
     place_unscale(core)
     for backward in sites.backwards:
@@ -88,6 +93,7 @@ def rewrite_core(module: Module, names: Names, edits: Edits, torch: str, around:
     rewrite_steps(core)
     note_steps_apart(core)
     note_joint_steps(core)
+    refuse_half_leaves(core)
     rewrite_state(core)
     refuse_internals(core)
     return core
@@ -152,7 +158,8 @@ def _cast_evaluation(core: Core) -> None:
             if function in trained or any(each in wrapped for each in walk(function)):
                 continue
             calls = _calls(function, tails)
-            if calls and _evaluates(function):
+            names = {each.attr for each in walk(function) if isinstance(each, ast.Attribute)}
+            if calls and names & {"eval", "no_grad", "inference_mode"}:  # it looks like evaluation
                 core.note(calls[0], "Apex cast in this forward pass too; it is in fp32 now, unless under autocast")
 
 
@@ -163,12 +170,6 @@ def _is_no_grad(core: Core, node: ast.With) -> bool:
 
 def _calls(node: ast.AST, tails: set[str]) -> list[ast.Call]:
     return [each for each in walk(node) if isinstance(each, ast.Call) and last_name(each.func) in tails]
-
-
-def _evaluates(function: ast.AST) -> bool:
-    """Return whether a function looks like evaluation: it switches a model to `eval()`, or gradients off."""
-    names = {each.attr for each in walk(function) if isinstance(each, ast.Attribute)}
-    return bool(names & {"eval", "no_grad", "inference_mode"})
 
 
 def _reaches(core: Core, node: ast.AST) -> bool:
@@ -355,14 +356,6 @@ def _refuse_without_step(module: Module, sites: Sites) -> None:
                 raise Unsure(backward.statement, (ONE_BY_ONE if is_several else NO_STEP).format(key))
 
 
-def note_missing_forward(core: Core) -> None:
-    """Note the losses whose forward pass is in another file, where the model does not cast by itself."""
-    if core.sites.initializes:
-        return
-    for each in core.forward.missing:
-        core.note(each.statement, MISSING)
-
-
 def find_handed_on(core: Core) -> Iterator[tuple[ast.Call, str]]:
     """Yield the calls of functions of other files that get a loss with an optimizer, and may scale it."""
     known = {last_part(key) for key in core.sites.optimizers} | {last_part(each.optimizer) for each in core.sites.steps}
@@ -373,14 +366,6 @@ def find_handed_on(core: Core) -> Iterator[tuple[ast.Call, str]]:
         given = {last_part(name) for each in argument_values(node) if (name := dotted_name(each)) is not None}
         if given & known and (key in core.names.running or any("loss" in each.lower() for each in given)):
             yield node, key
-
-
-def wrap_forward(core: Core) -> None:
-    """Put the forward passes that were found under autocast."""
-    for first, last in core.forward.regions:
-        if core.is_without_casts(first):
-            continue
-        core.edits.wrap(first, last, core.autocast(first, optimizer_near(core, first)))
 
 
 def optimizer_near(core: Core, node: ast.AST) -> str | None:

@@ -196,11 +196,7 @@ class _ScalerSettings:
 
 
 def _scaler_settings(module: Module, initialize: Initialize, *, single: bool) -> _ScalerSettings:
-    """Return the settings for a call.
-
-    Args:
-        single: whether it is the only call, so that `update` can hold its static scale.
-    """
+    """Return the settings for a call."""
     given = initialize.arguments
     settings = _ScalerSettings()
     _read_level(module, given, settings)

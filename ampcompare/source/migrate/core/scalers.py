@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ampcompare.source.migrate.read.sites import Initialize, Sites
 from ampcompare.source.module import Function, Module
-from ampcompare.source.syntax import arguments, dotted_name, walk
+from ampcompare.source.syntax import arguments, bound_in, dotted_name, walk
 
 # The attribute of an optimizer, where initialize and scale_loss stand in two files.
 CARRIED = "grad_scaler"
@@ -31,11 +31,7 @@ class Scaler:
 
 
 def plan_scaler(module: Module, sites: Sites, *, across: bool = False) -> Scaler:
-    """Return the scaler that the uses of a module need.
-
-    Args:
-        across: whether another module initializes for functions of this one, so that no variable of this one serves.
-    """
+    """Return the scaler that the uses of a module need; one that another module uses too is on the optimizer."""
     home = _home(module, sites)
     if across and home == "module":
         home = "optimizer"
@@ -113,13 +109,6 @@ def _varies_in_loop(module: Module, initialize: Initialize) -> bool:
         isinstance(loop, (ast.For, ast.AsyncFor, ast.While)) and keys & bound_in(loop)
         for loop in module.within_function(initialize.statement)
     )
-
-
-def bound_in(node: ast.AST) -> set[str]:
-    """Return the keys of names and attributes that a node binds, or nodes below it."""
-    return {
-        key for each in walk(node) if isinstance(getattr(each, "ctx", None), ast.Store) if (key := dotted_name(each))
-    }
 
 
 def _lasts_beyond_call(module: Module, initialize: Initialize) -> bool:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from ampcompare.source.migrate.core.scalers import bound_in
 from ampcompare.source.migrate.read.sites import Unsure
-from ampcompare.source.syntax import dotted_name, walk
+from ampcompare.source.syntax import bound_in, dotted_name, walk
 
 if TYPE_CHECKING:
     from ampcompare.source.migrate.core.context import Core

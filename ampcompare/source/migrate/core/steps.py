@@ -5,11 +5,11 @@ import ast
 from ampcompare.source.amp_names import CLIPS
 from ampcompare.source.branches import branches_around, conditions_around, is_exclusive
 from ampcompare.source.migrate.core.context import Core
-from ampcompare.source.migrate.core.scalers import bound_in
+from ampcompare.source.migrate.finding import BY_HAND, Finding
 from ampcompare.source.migrate.read.sites import Read, Step, Unsure
 from ampcompare.source.module import Function, Module
 from ampcompare.source.object_kinds import ObjectKinds
-from ampcompare.source.syntax import arguments, dotted_name, last_part
+from ampcompare.source.syntax import argument_values, arguments, bound_in, dotted_name, last_name, last_part
 
 MASTERS = "apex.amp.master_params"
 PACE = (
@@ -21,6 +21,7 @@ MIXED = (
     "steps"
 )
 TOGETHER = "after an overflow Apex skips {0}; GradScaler skips each by its own gradients, so one may step alone"
+HALF_LEAF = "{0} is fp16 in the optimizer, and GradScaler refuses fp16 gradients: keep it in fp32, autocast casts it"
 APART = (
     "amp.initialize does not get {0}, so its gradients stay scaled, in a clip of all parameters too, as with Apex; if "
     "its parameters get gradients of the scaled loss, call scaler.unscale_({0}) and scaler.step({0})"
@@ -51,8 +52,8 @@ def place_unscale(core: Core) -> None:
 
 def _step_after(core: Core, read: Read, optimizer: str) -> Step | None:
     steps = (each for each in core.sites.steps if last_part(each.optimizer) == last_part(optimizer))
-    after = [each for each in steps if each.function is read.function and each.lineno > read.statement.lineno]
-    return min(after, key=lambda each: each.lineno, default=None)
+    after = [each for each in steps if each.function is read.function and each.statement.lineno > read.statement.lineno]
+    return min(after, key=lambda each: each.statement.lineno, default=None)
 
 
 def _loop(module: Module, node: ast.AST) -> ast.AST | None:
@@ -97,7 +98,7 @@ def _refuse_mixed(core: Core, optimizer: str, step: Step, reads: list[Read]) -> 
     """Refuse to unscale where another backward pass would add scaled gradients to unscaled ones before the step."""
     first = min(read.statement.lineno for read in reads)
     for backward in core.sites.backwards:
-        if backward.function is step.function and first < backward.statement.lineno < step.lineno:
+        if backward.function is step.function and first < backward.statement.lineno < step.statement.lineno:
             if optimizer in backward.optimizers and not is_exclusive(core.module, backward.statement, step.statement):
                 raise Unsure(reads[0].node, MIXED)
 
@@ -245,6 +246,40 @@ def note_joint_steps(core: Core) -> None:
         if each.block and len(each.optimizers) > 1:
             core.note(each.statement, TOGETHER.format(" and ".join(each.optimizers)))
             return
+
+
+def refuse_half_leaves(core: Core) -> None:
+    """Leave fp16 tensors of the script's own by hand, which an optimizer has next to, or in place of, a model's."""
+    module, roles = core.module, ObjectKinds(core.module)
+    for call in module.calls:
+        scope = module.scope_of[call]
+        if not call.args or not roles.is_new("optimizer", call, scope):
+            continue
+        for each in _members(call.args[0]):
+            values = module.values_of(dotted_name(each) or "", scope) or [each]
+            if any(_is_half(core, value) for value in values):
+                message = HALF_LEAF.format(module.source(each))
+                core.findings.append(Finding.at(each, BY_HAND, message))
+
+
+def _members(given: ast.expr) -> list[ast.expr]:
+    """Return what a list of parameters holds, or a list of groups of them."""
+    inside = given.values if isinstance(given, ast.Dict) else getattr(given, "elts", None)
+    return [given] if inside is None else [leaf for each in inside for leaf in _members(each)]
+
+
+def _is_half(core: Core, value: ast.expr | None) -> bool:
+    """Return whether an expression makes an fp16 tensor, by its last cast."""
+    while isinstance(value, ast.Call):
+        name, function = last_name(value.func), value.func
+        types = {core.names.meaning(each) for each in argument_values(value)}
+        if name in ("half", "HalfTensor") or types & {"torch.half", "torch.float16"}:
+            return True
+        if name in ("float", "double") or types & {"torch.float", "torch.float32", "torch.bfloat16"}:
+            return False
+        inner = function.value if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Call) else None
+        value = inner or (value.args[0] if value.args else None)
+    return False
 
 
 def note_steps_apart(core: Core) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from ampcompare.source.migrate.read.names import Names
 from ampcompare.source.migrate.read.sites import Backward, Sites
 from ampcompare.source.module import Block, Function, Module
-from ampcompare.source.syntax import arguments, dotted_name, last_name, walk
+from ampcompare.source.syntax import arguments, dotted_name, last_name, last_part, walk
 
 BARRIERS = ("backward", "step", "zero_grad")
 # Calls that compute nothing of which the type would matter.
@@ -150,7 +150,7 @@ class _Finder:
         current = statement
         before: dict[int, tuple[Block, set[ast.stmt]]] | None = None
         while True:
-            marked = self._mark_above(current, needed)
+            marked = self._mark(*self._module.siblings(current), needed)
             if any(self._calls_model(each) for each in marked):
                 return True
             if before is None and any(self._computes(each) for each in marked):
@@ -169,13 +169,11 @@ class _Finder:
             self._marks = before
         return before is not None
 
-    def _mark_above(self, current: ast.stmt, needed: set[str]) -> set[ast.stmt]:
-        """Mark the statements of the same block that define needed names, and need what they read."""
-        block, place = self._module.siblings(current)
-        return self._mark(block, place, needed)
-
     def _mark(self, block: Block, place: int, needed: set[str]) -> set[ast.stmt]:
-        """Mark statements of a block above a place; of one with a barrier inside, those that its blocks hold."""
+        """Mark the statements of a block above a place that define needed names, and need what they read.
+
+        Of one with a barrier inside, those that its blocks hold.
+        """
         marked: set[ast.stmt] = set()
         below: set[ast.stmt] = set()
         for each in reversed(block[:place]):
@@ -210,15 +208,12 @@ class _Finder:
 
     def _computes(self, node: ast.AST) -> bool:
         """Return whether a statement or expression calls a model, or else something that may call one."""
-        return any(self._may_compute(each) for each in _own_calls(node))
+        return any(self._may_compute(each) for each in _calls_in(node))
 
     def _calls_model(self, node: ast.AST) -> bool:
-        for call in _own_calls(node):
-            key = dotted_name(call.func) or ""
-            parts = key.split(".")
-            if self._tails & set(parts) or any(
-                (dotted_name(each) or "").rpartition(".")[2] in self._tails for each in call.args
-            ):
+        for call in _calls_in(node):
+            given = {last_part(dotted_name(each) or "") for each in call.args}
+            if self._tails & {*(dotted_name(call.func) or "").split("."), *given}:
                 return True
         return False
 
@@ -253,24 +248,16 @@ def _spans(run: tuple[ast.stmt, ast.stmt], statement: ast.stmt) -> bool:
     return run[0].lineno <= statement.lineno <= run[1].lineno
 
 
-def _own_calls(node: ast.AST) -> Iterator[ast.Call]:
-    for each in walk(node):
-        if isinstance(each, ast.Call):
-            yield each
+def _calls_in(node: ast.AST) -> list[ast.Call]:
+    return [each for each in walk(node) if isinstance(each, ast.Call)]
 
 
 def _loads(node: ast.AST) -> set[str]:
     """Return the keys that an expression or statement reads, except the functions that it calls."""
-    found: set[str] = set()
-    called = {id(each.func) for each in walk(node) if isinstance(each, ast.Call)}
-    for each in walk(node):
-        if isinstance(each, (ast.Name, ast.Attribute)) and isinstance(each.ctx, ast.Load):
-            if id(each) in called:
-                continue
-            key = dotted_name(each)
-            if key is not None and key != "self":
-                found.add(key)
-    return found
+    called = {id(each.func) for each in _calls_in(node)}
+    loaded = [each for each in walk(node) if isinstance(getattr(each, "ctx", None), ast.Load)]
+    keys = {dotted_name(each) for each in loaded if id(each) not in called}
+    return {key for key in keys if key is not None and key != "self"}
 
 
 def _defines(statement: ast.stmt, needed: set[str]) -> bool:
@@ -278,15 +265,13 @@ def _defines(statement: ast.stmt, needed: set[str]) -> bool:
     if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)):
         return False
     for node in walk(statement):
-        if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store):
-            if dotted_name(node) in needed:
-                return True
-        elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
-            if dotted_name(node.value) in needed:
-                return True
+        changed: ast.AST | None = None
+        if isinstance(getattr(node, "ctx", None), ast.Store):
+            changed = node.value if isinstance(node, ast.Subscript) else node
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             function = node.value.func
             if isinstance(function, ast.Attribute) and function.attr in ("append", "extend", "update", "add_"):
-                if dotted_name(function.value) in needed:
-                    return True
+                changed = function.value
+        if dotted_name(changed) in needed:
+            return True
     return False

@@ -20,10 +20,8 @@ IMPORT = re.compile(
 )
 # Of Apex, or of files that are migrated already.
 INITIALIZES = re.compile(r"\bamp\.initialize\(|\.grad_scaler = ")
-SCALES = re.compile(r"\bamp\.scale_loss\(|\.grad_scaler\.scale\(")
 NEEDS = re.compile(r"\bamp\.(?:scale_loss|master_params|state_dict|load_state_dict)\(|\.grad_scaler(?:\.| if )")
 BACKWARD = re.compile(r"\.backward\(")
-STEPS = re.compile(r"\.step\(")
 LEVELS = 5  # folders above a module in which the modules that it imports are looked for
 TOP = (".git", "setup.py", "pyproject.toml", "requirements.txt", "README.md")  # next to the topmost scripts
 WIDTH = 2000  # files below a folder that are looked at
@@ -58,11 +56,7 @@ class Around:
         return found
 
     def importers(self, names: Collection[str], *, star: bool) -> dict[str, Path]:
-        """Return which of the names of a module another one has from it, with the first of these.
-
-        Args:
-            star: whether one that imports all of the module counts, where it has the name.
-        """
+        """Return which of the names of a module another one has from it, by `import *` too, with the first of these."""
         found: dict[str, Path] = {}
         if self.path is None or not names:
             return found

@@ -15,11 +15,8 @@ FUNCTIONS = {"bool", "hasattr", "isinstance", "callable"}
 def entries(module: Module, options: ast.expr, optional: frozenset[str]) -> dict[str, ast.expr] | None:
     """Return the entries of a dict that one statement above makes; None if something else may change it.
 
-    What it holds is evaluated there and used at the call, so a name in it must not be bound again in between.
-
-    Args:
-        options: what stands behind `**`.
-        optional: keys that may also be set in between; their value is `UNSEEN`.
+    What it holds is evaluated there and used at the call, so a name in it must not be bound again in between. Of
+    `optional` keys that may also be set in between the value is `UNSEEN`.
     """
     if isinstance(options, (ast.Dict, ast.Call)):
         return _literal(options)
@@ -34,7 +31,8 @@ def entries(module: Module, options: ast.expr, optional: frozenset[str]) -> dict
         parent = module.parent(node)
         if isinstance(parent, ast.Assign) and parent.targets == [node] and found is None:
             found = _literal(parent.value)
-            if found is None or not _runs_before(module, parent, options) or _rebinds(scope, parent, options):
+            is_above = parent.lineno < options.lineno and module.is_in(options, module.block(parent))
+            if found is None or not is_above or _rebinds(scope, parent, options):
                 return None
         elif isinstance(parent, ast.Subscript) and isinstance(parent.ctx, ast.Store) and parent.value is node:
             key = parent.slice.value if isinstance(parent.slice, ast.Constant) else None
@@ -54,11 +52,6 @@ def _literal(value: ast.expr) -> dict[str, ast.expr] | None:
         return None
     keys = [each.value for each in value.keys if isinstance(each, ast.Constant) and isinstance(each.value, str)]
     return dict(zip(keys, value.values, strict=True)) if len(keys) == len(value.keys) else None
-
-
-def _runs_before(module: Module, statement: ast.stmt, use: ast.expr) -> bool:
-    """Return whether a statement always runs before a use: it stands above, in a block around the use."""
-    return statement.lineno < use.lineno and module.is_in(use, module.block(statement))
 
 
 def _rebinds(scope: ast.AST, statement: ast.Assign, use: ast.expr) -> bool:

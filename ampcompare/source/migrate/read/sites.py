@@ -62,11 +62,7 @@ class Backward:
 
 @dataclass
 class Step:
-    """A call of `optimizer.step()`.
-
-    Attributes:
-        options: named arguments, as in the source; GradScaler hands them on.
-    """
+    """A call of `optimizer.step()`."""
 
     call: ast.Call
     statement: ast.stmt
@@ -74,19 +70,10 @@ class Step:
     optimizer: str
     options: tuple[str, ...] = ()
 
-    @property
-    def lineno(self) -> int:
-        """The line of the statement."""
-        return self.statement.lineno
-
 
 @dataclass
 class Read:
-    """A statement that reads gradients between a backward pass and a step, such as clipping.
-
-    Attributes:
-        optimizers: of `amp.master_params`; empty where it reads `.grad` or clips other parameters.
-    """
+    """A statement that reads gradients between a backward pass and a step, such as clipping."""
 
     node: ast.AST
     statement: ast.stmt
@@ -186,17 +173,14 @@ def _add_steps(module: Module, sites: Sites, known: set[str]) -> None:
             key = module.source(stepped)
             if key not in known:
                 continue
-        elif key not in known and (last_part(key) not in tails or _holds_another(key, known)):
+        elif key not in known and last_part(key) not in tails:
             continue
+        elif key not in known and any(each.startswith(f"{key}.") for each in known):
+            continue  # an object around an optimizer, as `task.optimizer` of `task.optimizer.optimizer`
         if node.args or any(each.arg in (None, "closure") for each in node.keywords):
             raise Unsure(node, "a step with a closure: GradScaler cannot skip it; call step() without arguments")
         options = tuple(f"{each.arg}={module.source(each.value)}" for each in node.keywords)
         sites.steps.append(Step(node, module.statement(node), module.function(node), key, options))
-
-
-def _holds_another(key: str, known: set[str]) -> bool:
-    """Return whether an object has an optimizer inside, as `task.optimizer` in `task.optimizer.optimizer`."""
-    return any(each.startswith(f"{key}.") for each in known)
 
 
 def _add_plain_backwards(module: Module, sites: Sites, known: set[str], names: Names) -> None:
@@ -312,11 +296,9 @@ def _clips(node: ast.AST) -> bool:
 
 
 def _reads_grad(module: Module, node: ast.AST) -> bool:
-    if (
-        not isinstance(node, ast.Attribute)
-        or node.attr != "grad"
-        or not isinstance(node.value, (ast.Name, ast.Attribute))
-    ):
+    if not (isinstance(node, ast.Attribute) and node.attr == "grad"):
+        return False
+    if not isinstance(node.value, (ast.Name, ast.Attribute)):
         return False
     statement = module.statement(node)
     if dotted_name(node) in ("torch.autograd.grad", "autograd.grad") or _is_own_leaf(module, node.value):
@@ -334,21 +316,15 @@ def _is_own_leaf(module: Module, owner: ast.Name | ast.Attribute) -> bool:
     """
     key = dotted_name(owner)
     for node in walk(module.function(owner) or module.tree):
-        if isinstance(node, ast.Assign) and any(
-            isinstance(each, ast.Attribute) and each.attr == "requires_grad" and dotted_name(each.value) == key
-            for each in node.targets
-        ):
-            return is_literal(node.value, True)
-        if isinstance(node, ast.Assign) and any(dotted_name(each) == key for each in node.targets):
-            if any(
-                getattr(each, "arg", getattr(each, "attr", "")).startswith("requires_grad") for each in walk(node.value)
-            ):
+        if isinstance(node, ast.Assign):
+            targets = [dotted_name(each) for each in node.targets]
+            words = [str(getattr(each, "arg", getattr(each, "attr", ""))) for each in walk(node.value)]
+            if f"{key}.requires_grad" in targets:
+                return is_literal(node.value, True)
+            if key in targets and any(word.startswith("requires_grad") for word in words):
                 return True
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-            function = node.value.func
-            if isinstance(function, ast.Attribute) and function.attr == "requires_grad_":
-                if dotted_name(function.value) == key:
-                    return True
+        elif isinstance(node, ast.Call) and dotted_name(node.func) == f"{key}.requires_grad_":
+            return True
     return False
 
 

@@ -51,7 +51,11 @@ def into_arm(state: Mapping[str, Any], arm: str) -> Conversion:
     key, entry = _precision_state(target, level, scalers, result)
     state_now = {name: value for name, value in result.state.items() if name not in PRECISION_KEYS}
     state_now[key] = entry
-    masters = [_fp32_entries(model) for model in as_list(state_now["model"])] if has_masters(arm) else []
+    masters = [
+        {name: value for name, value in model.items() if isinstance(value, Tensor) and value.dtype is torch.float32}
+        for model in as_list(state_now["model"])
+        if has_masters(arm)
+    ]
     if masters:
         result.changed.append("fp32 weights are carried as masters too")
     state_now[CONVERTED] = True
@@ -162,7 +166,3 @@ def _grad_scaler(target: Arm, scalers: list[dict[str, Any]]) -> dict[str, Any]:
         "growth_interval": interval,
         "_growth_tracker": int(source["_growth_tracker"]) if source is not None and same else 0,
     }
-
-
-def _fp32_entries(model: Mapping[str, Any]) -> dict[str, Tensor]:
-    return {name: value for name, value in model.items() if isinstance(value, Tensor) and value.dtype is torch.float32}

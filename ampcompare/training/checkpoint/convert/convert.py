@@ -140,7 +140,8 @@ def _to_apex(parts: CheckpointContents, result: Conversion, level: str) -> None:
         back |= dict.fromkeys(LIGHTNING_BEFORE_2, "amp_scaling_state")
     for scaler_path in list(parts.scalers)[1:]:
         at_place(result.state, scaler_path[:-1]).pop(scaler_path[-1], None)
-    scaler_path = next(iter(parts.scalers), _scaler_place(result.state))
+    disabled = next((key for key in ("scaler", "amp_scaler") if key in result.state), "amp")
+    scaler_path = next(iter(parts.scalers), (disabled,))
     has_own_name = len(scalers) < len(parts.scalers)  # one state under two names: that of the script comes first
     key = scaler_path[-1] if has_own_name else back.get(scaler_path[-1], "amp")
     replace(result.state, scaler_path, key, state)
@@ -189,11 +190,6 @@ def _from_other_scalers(root: Mapping[str, Any], parts: CheckpointContents, to: 
     return result
 
 
-def _scaler_place(state: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the path of a scaler that was disabled."""
-    return next(((key,) for key in ("scaler", "amp_scaler") if key in state), ("amp",))
-
-
 def convert_file(
     source: Path,
     target: Path,
@@ -222,7 +218,9 @@ def convert_file(
             f"{printable(place, MAX_NAME, keep_end=49)} (no tensor and no plain value)" for place in left_out
         ]
         if legacy_layout and parts.is_ours:
-            result.lost += [f"{key}: an Apex script does not save it" for key in _unknown_to_scripts(result.state)]
+            known = {"schema", "model", "optimizer", "amp", "progress", "best", CONVERTED, TRAINER}
+            others = [key for key, value in result.state.items() if key not in known and value not in (None, {}, [])]
+            result.lost += [f"{key}: an Apex script does not save it" for key in others]
             result.state, result.arm = apex_layout(result.state), None
     if parts.is_ours and not legacy_layout:
         write_checkpoint(target, {key: value for key, value in result.state.items() if key != "schema"})
@@ -244,8 +242,3 @@ def load_any(path: Path) -> tuple[dict[str, Any], list[str]]:
     if not isinstance(state, dict):
         raise CheckpointError(f"{path} holds a {type(state).__name__}, not a checkpoint")
     return state, left_out
-
-
-def _unknown_to_scripts(state: Mapping[str, Any]) -> list[str]:
-    known = {"schema", "model", "optimizer", "amp", "progress", "best", CONVERTED, TRAINER}
-    return [key for key, value in state.items() if key not in known and value not in (None, {}, [])]

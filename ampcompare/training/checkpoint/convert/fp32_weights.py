@@ -217,8 +217,8 @@ def strip_prefix(parts: CheckpointContents, result: Conversion) -> None:
     """Remove the prefixes of DDP and `torch.compile` from the names of a model, if all names have them."""
     for place in [*parts.models, *parts.averages]:
         model = at_place(result.state, place)
-        entries = without_prefix(model)
         if prefix := common_prefix(model):
+            entries = {name.removeprefix(prefix): value for name, value in model.items()}
             model.clear()
             model.update(entries)
             result.changed.append(f"{len(entries)} names of {'.'.join(place) or 'the weights'} without `{prefix}`")
@@ -233,9 +233,3 @@ def common_prefix(names: Iterable[str]) -> str:
     ):
         prefix += added
     return prefix
-
-
-def without_prefix(entries: Mapping[str, Any]) -> dict[str, Any]:
-    """Return entries without the prefixes of wrappers in their names; unchanged if a name lacks them."""
-    prefix = common_prefix(entries)
-    return {name.removeprefix(prefix): value for name, value in entries.items()}

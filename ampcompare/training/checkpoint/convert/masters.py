@@ -148,13 +148,12 @@ def _share(found: Masters, weights: list[_Weight]) -> None:
     for weight in weights:
         held = found.by_model[weight.model]
         if weight.name not in held:
-            twin = next((other for other in named if _is_tied(weight.value, other.value)), None)
+            own, varies = weight.value, _varies(weight.value)
+            twin = next(
+                (o for o in named if _memory(own) == _memory(o.value) or (varies and _equal(own, o.value))), None
+            )
             if twin is not None:
                 held[weight.name] = found.by_model[twin.model][twin.name]
-
-
-def _is_tied(one: Tensor, other: Tensor) -> bool:
-    return _memory(one) == _memory(other) or (one.shape == other.shape and _varies(one) and _equal(one, other))
 
 
 def _bundles(value: Any, place: Place, seen: set[int]) -> Iterator[_Bundle]:

@@ -81,7 +81,10 @@ class Contents:
 
             made: Any
             if isinstance(value, dict):
-                made = {key if _is_plain_key(key) else str(key): part(item, key) for key, item in value.items()}
+                made = {
+                    key if isinstance(key, str | int | float | bool | bytes | None) else str(key): part(item, key)
+                    for key, item in value.items()
+                }
             elif not isinstance(value, Opaque):
                 made = [part(item, index) for index, item in enumerate(value)]
                 made = tuple(made) if isinstance(value, tuple) else made
@@ -139,10 +142,6 @@ def _is_module(value: Any) -> bool:
     )
 
 
-def _is_plain_key(key: Any) -> bool:
-    return isinstance(key, str | int | float | bool | bytes | None)
-
-
 @contextmanager
 def name_faults(path: Path) -> Iterator[None]:
     """Turn whatever a parser raises on bytes that are not what they claim into one line about the file."""
@@ -176,14 +175,13 @@ def open_foreign(path: Path) -> Contents:
         if head.startswith(b"PK\x03\x04"):
             return _open_archive(path)
         if head[8:9] == b"{" and struct.unpack("<Q", head[:8])[0] < path.stat().st_size:
-            return _open_safetensors(path)
-        if head[257:262] == b"ustar":
-            raise CheckpointError(
-                f"{path} is a tar archive of torch 0.1, which is not supported; save it again with a newer torch"
-            )
+            from safetensors.torch import load_file
+
+            return Contents(path, "safetensors", load_file(path), [])
         if not head.startswith(b"\x80"):
             raise CheckpointError(f"{path} is not a checkpoint: it is neither an archive nor a pickle")
-        return _open_stream(path)
+        require_bounded(lambda: _read_stream(path, "meta"), path.stat().st_size)
+        return Contents(path, *_read_stream(path, "cpu"))
     raise AssertionError
 
 
@@ -227,11 +225,6 @@ def _open_archive(path: Path) -> Contents:
     return Contents(path, "torch archive", *load(lambda name: as_tensor(archive.read(name))), comment=archive.comment)
 
 
-def _open_stream(path: Path) -> Contents:
-    require_bounded(lambda: _read_stream(path, "meta"), path.stat().st_size)
-    return Contents(path, *_read_stream(path, "cpu"))
-
-
 def _read_stream(path: Path, device: str) -> tuple[str, Any, list[str]]:
     """Read what torch before 1.6 wrote: five pickles, then the bytes of the storages; or a pickle of something else.
 
@@ -273,9 +266,3 @@ def _read_stream(path: Path, device: str) -> tuple[str, Any, list[str]]:
 def as_tensor(data: bytes) -> Tensor:
     """Return bytes as a tensor of them, in memory of its own."""
     return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
-
-
-def _open_safetensors(path: Path) -> Contents:
-    from safetensors.torch import load_file
-
-    return Contents(path, "safetensors", load_file(path), [])

@@ -118,19 +118,15 @@ def require_bounded(read: Callable[[], Any], size: int) -> None:
         raise NotPickled(f"its pickle is broken: reading it would take more {what} than its size explains")
 
 
-def _storage_dtype(kind: Any) -> torch.dtype:
-    """Return the type of the elements of a storage class, such as `torch.cuda.HalfStorage`."""
-    name = kind.name.rpartition(".")[2] if isinstance(kind, Global) else type(kind).__name__
-    if name not in STORAGES:
-        raise NotPickled(f"a storage is a {name}")
-    return STORAGES[name]
-
-
 def storage_of(identity: Any) -> tuple[str, torch.dtype, int]:
     """Return key, type and number of elements of a persistent id: ("storage", class, key, device, n)."""
     if not isinstance(identity, tuple) or len(identity) < 5 or identity[0] != "storage":
         raise NotPickled("it refers to something outside that is not a storage")
-    return str(identity[2]), _storage_dtype(identity[1]), int(identity[4])
+    kind = identity[1]  # such as `torch.cuda.HalfStorage`
+    name = kind.name.rpartition(".")[2] if isinstance(kind, Global) else type(kind).__name__
+    if name not in STORAGES:
+        raise NotPickled(f"a storage is a {name}")
+    return str(identity[2]), STORAGES[name], int(identity[4])
 
 
 def _tensor(

@@ -10,20 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ampcompare.apex import amp
-
-X = torch.linspace(-1, 1, 12).reshape(3, 4)
-
-
-def start(level: str = "O1", **options: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
-    torch.manual_seed(0)
-    model = nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    amp.initialize(model, optimizer, opt_level=level, verbosity=0, **options)
-    return model, optimizer
-
-
-def loss_of(model: nn.Module) -> Tensor:
-    return model(X).float().square().mean() / 256
+from tests.apex.amp.small_net import loss_of, start
 
 
 def bits(optimizer: Any) -> list[Any]:

@@ -86,21 +86,15 @@ def test_metrics_are_printed_or_logged(tmp_path: Path) -> None:
     assert failed.metrics[0].name == "f2"
 
 
-def test_losses_that_stay_non_finite_are_divergence(tmp_path: Path) -> None:
-    """As in our loop: so many in a row."""
-    losses = [1.0, math.nan, 1.0, *["nan"] * 10]
-    rows = rows_of(tmp_path, *[row for loss in losses for row in (backward(loss), step())])
-    record = record_of(config_of(), rows)
-    assert (record.status, record.summary.diverged_step, record.summary.metric_final) == ("diverged", 3, None)
-
-
-def test_losses_that_end_non_finite_are_divergence(tmp_path: Path) -> None:
-    """However short the run; a single one may be a step that the scale skips."""
-    for losses, step_of_it in (([1.0, "nan", "nan"], 1), ([1.0, 1.0, "inf"], None)):
-        rows = rows_of(tmp_path, *[row for loss in losses for row in (backward(loss), step())])
-        record = record_of(config_of(), rows)
-        assert record.summary.diverged_step == step_of_it
-    assert record.status == "completed"
+@pytest.mark.parametrize(
+    ("losses", "diverged"),
+    [([1.0, math.nan, 1.0, *["nan"] * 10, 1.0], 3), ([1.0, "nan", "nan"], 1), ([1.0, 1.0, "inf"], None)],
+)
+def test_losses_that_stay_non_finite_are_divergence(tmp_path: Path, losses: list[Any], diverged: int | None) -> None:
+    """So many in a row, as in our loop, or at the end; a single one may be a step that the scale skips."""
+    record = record_of(config_of(), rows_of(tmp_path, *[row for loss in losses for row in (backward(loss), step())]))
+    assert (record.status, record.summary.diverged_step) == ("completed" if diverged is None else "diverged", diverged)
+    assert (record.summary.metric_final is None) == (diverged is not None)
 
 
 def test_one_of_several_values_is_picked() -> None:

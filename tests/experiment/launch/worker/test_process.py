@@ -105,15 +105,6 @@ def test_a_cpu_without_memory_is_out_of_memory(size: int) -> None:
     assert (failed_with(RunConfig(), RuntimeError("shapes")).error or "") == "RuntimeError: shapes"
 
 
-def test_deterministic_refuses_what_is_not(launcher: ForkedLauncher, make_config: MakeConfig, tmp_path: Path) -> None:
-    """An operation without a deterministic version ends such a cell with torch's words, and no other cell."""
-    arch = "launched:puts_in_any_order"
-    record = launcher.launch(make_config(arch=arch, deterministic=True), tmp_path / "strict")
-    assert record.status == "failed"
-    assert "put_ does not have a deterministic implementation" in (record.error or "")
-    assert launcher.launch(make_config(arch=arch), tmp_path / "free").status == "completed"
-
-
 def test_tf32_is_refused_on_a_cpu(launcher: ForkedLauncher, make_config: MakeConfig, tmp_path: Path) -> None:
     """Arm and switch fail as something that this machine lacks; switched off, TF32 is what a CPU has anyway."""
     for name, options in (("arm", {"arm": "fp32:tf32"}), ("switch", {"tf32": "on"})):

@@ -90,7 +90,7 @@ def test_what_another_arm_trained_stays_known(
 
 
 def test_what_is_of_another_run_is_refused(cell: Cell, make_config: MakeConfig, tmp_path: Path) -> None:
-    """Another arm, recipe or total batch, and no checkpoint at all: one line and the exit code of bad input."""
+    """Another arm or recipe, and no checkpoint at all: one line and the exit code of bad input."""
     cell(stop_at_step=5)
     path = str(tmp_path / "cell" / "checkpoints" / "step-00000005.pt")
     record = cell("other", recipe={"clip_grad": 1.0}, resume=path)
@@ -99,13 +99,8 @@ def test_what_is_of_another_run_is_refused(cell: Cell, make_config: MakeConfig, 
         "resume with the settings that it was written with"
     )
     assert record.environment["exit_code"] == 2
-    record = cell("other", recipe={"batch_size": 8}, resume=path)
-    assert record.error is not None
-    assert "16 samples in an update" in record.error
     config = make_config(arm="native:bf16", recipe={"epochs": 2}, saving={"resume": path})
-    record = run_cell(config, tmp_path / "other")
-    assert record.error is not None
-    assert "was written by fp32, and the arm is native:bf16" in record.error
+    assert "was written by fp32, and the arm is native:bf16" in (run_cell(config, tmp_path / "other").error or "")
     for name, content in (("empty.pt", b""), ("text.pt", b"no checkpoint")):
         (tmp_path / name).write_bytes(content)
         record = cell("other", resume=str(tmp_path / name))

@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,11 +10,10 @@ from ampcompare.cli.compare_command import command as compare
 from ampcompare.cli.doctor_command import command as doctor
 from ampcompare.cli.explain_command import command as explain
 from ampcompare.experiment.launch.script.launcher import failed_script
-from ampcompare.results.analysis.conclusions.headline import headline
-from ampcompare.results.analysis.conclusions.next_step import TypedCommand, next_steps
+from ampcompare.results.analysis.conclusions.next_step import TypedCommand
 from ampcompare.results.analysis.inference.verdict import Design
 from ampcompare.results.analysis.summary import summarize
-from ampcompare.results.records.comparison import SEEDS_ITSELF, Comparison, NextStep
+from ampcompare.results.records.comparison import Comparison, NextStep
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.script import ScriptConfig
@@ -63,37 +61,6 @@ def test_a_script_that_failed_is_run_in_the_foreground(compared: Any) -> None:
     assert [step.command for step in comparison.next_steps if "exec" in step.command] == [
         "ampcompare exec --arm apex:O1 --seed 0 --device cpu train.py -x 0"
     ]
-
-
-@pytest.mark.parametrize(
-    ("source", "option"),
-    [
-        ('parser.add_argument("-s", "--seed", type=int)', "--seed"),
-        ("parser.add_argument('--manual_seed', default=1)", "--manual_seed"),
-        ("torch.manual_seed(1337)  # --seed is none of it", ""),
-    ],
-)
-def test_seeds_that_give_one_run_are_passed_on(compared: Any, tmp_path: Path, source: str, option: str) -> None:
-    """By the option that the script has; without one neither it nor more seeds, which are copies too, are advised."""
-    script = tmp_path / "train.py"
-    script.write_text(source)
-    comparison = compared([500])
-    records = [
-        record.model_copy(
-            update={"config": record.config.model_copy(update={"script": ScriptConfig(name=str(script))})}
-        )
-        for record in comparison.records
-    ]
-    copies = comparison.model_copy(
-        update={
-            "excluded": ["x"], "only_copies": True, "order": ["fp32@0", "fp32@9"], "records": records,
-            "command": f"{TYPED} -- train.py",
-        }
-    )  # fmt: skip
-    commands = [step.command for step in next_steps(copies, 0.05)]
-    assert any(f"--seed-arg {option} -- train.py" in command for command in commands) == bool(option)
-    assert not any("--seeds" in command and "--seed-arg" not in command for command in commands)
-    assert SEEDS_ITSELF in headline(copies)[0]
 
 
 CASES: list[dict[str, Any]] = [

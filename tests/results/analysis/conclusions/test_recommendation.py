@@ -47,15 +47,6 @@ def test_speed_without_accuracy_recommends_nothing(accuracy: str) -> None:
     ]
 
 
-def test_memory_by_its_exact_difference() -> None:
-    """For memory an arm must keep the accuracy and save at least a twentieth of the peak."""
-    small = _row("a", EQUAL, peak_bytes=600, memory_difference=-400)
-    assert _use(small, prefer="memory").endswith("within ±0.5), 40 % less peak memory.")
-    same = _row("a", EQUAL, peak_bytes=990, memory_difference=-10)
-    assert recommended_arms([same], "memory", TOP1) == []
-    assert "5 % smaller in memory" in " ".join(why_none_recommended([same], "fp32", "memory", TOP1))
-
-
 def test_accuracy_needs_a_better_arm() -> None:
     better = _row("a", "better", metric_difference=0.02, metric_difference_low=0.01, metric_difference_high=0.03)
     assert _use(better, prefer="accuracy") == "Use a: better accuracy than fp32 (Δ +2.00 pp, +1.00 to +3.00)."

@@ -35,15 +35,6 @@ def test_a_comparison_at_chance_has_no_verdict() -> None:
     assert "recommended" not in "\n".join(comparison.reading).lower()
 
 
-def test_some_runs_at_chance_are_counted() -> None:
-    """An arm of which one run learned something is judged, and its other runs are named."""
-    records = [make_record("fp32", seed, top1=0.9, majority=103) for seed in range(3)]
-    records += [make_record("half", seed, top1=0.9 if seed else 0.1, majority=103) for seed in range(3)]
-    comparison = make_comparison(records, arms=["fp32", "half"])
-    assert str(comparison.arms[1].quality).startswith("inconclusive")
-    assert comparison.headline[0] == "Some runs learned nothing and count in the means: half in 1 of 3."
-
-
 @pytest.mark.parametrize(
     ("values", "why"),
     [
@@ -94,3 +85,12 @@ def test_a_loss_that_is_lower_at_the_end_fell() -> None:
     early, late = [6.0, 10.0] * 5, [4.5, 7.5] * 5
     assert why_idle(_with_losses(make_record(), [*early, *late])) == ""
     assert why_idle(_with_losses(make_record(), early * 2)).startswith("the loss did not fall")
+
+
+def test_some_runs_at_chance_are_counted() -> None:
+    """An arm of which one run learned something is judged, and its other runs are named."""
+    records = [make_record("fp32", seed, top1=0.9, majority=103) for seed in range(3)]
+    records += [make_record("half", seed, top1=0.9 if seed else 0.1, majority=103) for seed in range(3)]
+    comparison = make_comparison(records, arms=["fp32", "half"])
+    assert str(comparison.arms[1].quality).startswith("inconclusive")
+    assert comparison.headline[0] == "Some runs learned nothing and count in the means: half in 1 of 3."

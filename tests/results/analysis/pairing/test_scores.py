@@ -12,7 +12,7 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.results.analysis.gates import check_gates, parse_gate
 from ampcompare.results.analysis.inference.criteria import Criteria
 from ampcompare.results.analysis.inference.effect import Effect
-from ampcompare.results.analysis.pairing.scores import are_multiples, grid_step, in_steps, rounding_spread
+from ampcompare.results.analysis.pairing.scores import grid_step, in_steps
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import ArmSummary, Comparison
 from ampcompare.results.records.evaluation import EpochResult, pack_values
@@ -134,12 +134,6 @@ def test_no_better_than_a_constant_guess(compared: Any) -> None:
     )
 
 
-def test_a_mean_below_chance_is_not_called_better(compared: Any) -> None:
-    """Where one run of three learned something and the mean did not, nothing is said to be better than guessing."""
-    said = compared(IOU, [0.03, 0.22, 0.1], [0.03, 0.22, 0.1], chance=0.17).headline
-    assert any("fp32 is on average no better than guessing" in line for line in said)
-
-
 def test_results_of_single_samples(compared: Any) -> None:
     """A number for each sample gives the interval for new samples: wider where the samples differ."""
     draws = np.random.default_rng(0)
@@ -194,13 +188,6 @@ def test_limits_on_a_metric(compared: Any, gate: str, failure: str) -> None:
     assert check.failure == failure
 
 
-@pytest.mark.parametrize("gate", ["accuracy<-0.5", "perplexity>1", "accuracy:worse"])
-def test_limits_on_what_is_not_measured(compared: Any, gate: str) -> None:
-    """Accuracy is that of classification, and every other name must be one of the task's."""
-    with pytest.raises(ConfigError, match="is measured; write metric, bits per byte, time"):
-        check_gates([parse_gate(gate, None)], compared(BITS, FP32))
-
-
 @pytest.mark.parametrize(
     ("values", "printed", "step"),
     [
@@ -227,13 +214,6 @@ def test_values_that_scatter_have_no_coarse_step() -> None:
         for _ in range(50):
             values = np.round(generator.normal(0.94, 0.01, 6), digits).tolist()
             assert grid_step(values, printed) < 0.002
-
-
-def test_rounding_of_a_difference_and_multiples() -> None:
-    """The spread is that of two uniform errors, and multiples are so up to float32."""
-    assert rounding_spread(0.1, 0.1) == pytest.approx(0.1 / 6**0.5)
-    assert are_multiples([float(np.float32(0.35))], 0.01)
-    assert not are_multiples([0.3501], 0.01)
 
 
 def test_steps_count_where_they_are_coarse() -> None:

@@ -16,7 +16,6 @@ from ampcompare.results.records.run import RunRecord
 from ampcompare.results.report.base import FORMATS, log_links, write_reports
 from ampcompare.results.report.html.costs import step_time_plot
 from ampcompare.results.report.html.learning_curves import learning_charts
-from ampcompare.results.report.html.page import template
 from ampcompare.results.report.html.runs import arms_with_runs
 from ampcompare.results.report.terminal import Terminal
 from ampcompare.testing import make_comparison
@@ -351,18 +350,6 @@ def test_the_differences_stand_first(rich: Comparison) -> None:
     assert "diverged 3/3" in plot
 
 
-def test_one_arm_has_no_differences(make_rich: MakeRich) -> None:
-    """A page of the reference alone shows its numbers, and no empty plot or table."""
-    text = FORMATS["html"].reporter().render(make_rich(["fp32"]))
-    assert "Table of verdicts" not in text
-    assert 'href="#effects"' not in text
-
-
-def test_the_caption_of_differences_tells_intervals_from_tests(rich: Comparison) -> None:
-    """The plot says which interval it draws, and at which confidence."""
-    assert re.search(r"the interval of the test that decided the verdict \((9\d(\.\d)?(, )?)+ %\)", page(rich).text)
-
-
 KNOWN = {
     *("html", "head", "meta", "title", "style", "body", "header", "nav", "main", "section", "footer", "script"),
     *("h1", "h2", "h3", "h4", "p", "b", "a", "div", "span", "small", "pre", "code", "noscript", "ul", "li"),
@@ -465,12 +452,6 @@ def test_the_page_is_written_beside_the_other_reports(rich: Comparison, tmp_path
     assert path.read_text() == "young"
     write_reports(rich, tmp_path)
     assert path.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
-
-
-def test_control_characters_of_names_are_left_out() -> None:
-    """Escapes of a terminal in a name reach no page; markup is escaped."""
-    text = template("page.html.j2").environment.from_string("{{ name }}").render(name="\x1b[31m<b>")
-    assert text == "[31m&lt;b&gt;"
 
 
 def test_a_time_without_a_verdict_is_not_called_missing(rich: Comparison) -> None:
