@@ -266,16 +266,17 @@ def _log(text: str) -> None:
 def run(cell: Cell, on_progress: Callable[[Progress], None] | None = None) -> None:
     """Train to the end, or to a request to stop; write each step, and collect metrics and readings of the machine."""
     metrics, session, warmup_steps = cell.metrics, cell.session, cell.config.warmup_steps
+    # No report holds the session: in a circle, replicas would outlive an error, and the other ranks wait for this one.
+    first_epoch, total = session.position.epoch, session.assembly.total_steps
     block: Sequence[StepRecord] = ()
 
     def report(phase: Phase) -> None:
         if on_progress is not None:
-            epoch = block[-1].epoch if block else session.position.epoch
+            epoch = block[-1].epoch if block else first_epoch
             loss = metrics.losses[-1] if metrics.losses else None  # of a run that was resumed, before its first block
             seconds = statistics.median([each.seconds for each in block]) if block else None
             scale, skipped = metrics.final_loss_scale, metrics.skipped_steps
-            steps, total = metrics.num_steps, session.assembly.total_steps
-            on_progress(Progress(steps, total, epoch, phase, loss, scale, skipped, seconds))
+            on_progress(Progress(metrics.num_steps, total, epoch, phase, loss, scale, skipped, seconds))
 
     session.on_phase = report
     files = LineFile(cell.steps_path), LineFile(cell.epochs_path)
