@@ -1,15 +1,19 @@
-"""Words that mean nothing are refused by the command itself, at once, without torch; the rest by the cell."""
+"""Words that mean nothing are refused at once, without torch; options of settings have the types of their fields."""
 
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
+import click
 import pytest
 
 from ampcompare.base.environment.gpus import torch_build
+from ampcompare.cli.compare_command import command
+from ampcompare.cli.shared_options import RECIPE_OPTIONS, parameter_of
+from ampcompare.settings.config import RunConfig
 
 # Calls the command line once per line of input, and tells whether torch was imported.
 WITHOUT_TORCH = """
@@ -78,11 +82,11 @@ def test_refused_before_torch(answers: Any, words: list[str]) -> None:
 def test_refused_by_the_cell(call: Any, tmp_path: Path, words: list[str], code: int, said: str) -> None:
     """With the same exit codes: of `run` after its only cell, of `compare` before any, and once for all arms."""
     device = () if "--device" in words else ("--device", "cpu")
-    for command in (["run"], ["compare", "--arm", "fp32,bf16", "--seeds", "0-1"]):
-        out = tmp_path / command[0]
-        done = call(*command, *words, *device, "-o", str(out))
+    for begin in (["run"], ["compare", "--arm", "fp32,bf16", "--seeds", "0-1"]):
+        out = tmp_path / begin[0]
+        done = call(*begin, *words, *device, "-o", str(out))
         assert (done.code, done.err.count(said)) == (code, 1), done.err
-        assert len(list(out.glob("cells/*"))) == (command == ["run"])
+        assert len(list(out.glob("cells/*"))) == (begin == ["run"])
 
 
 def test_the_build_of_torch(tmp_path: Path) -> None:
@@ -93,3 +97,29 @@ def test_the_build_of_torch(tmp_path: Path) -> None:
     assert torch_build(tmp_path) is None
     (tmp_path / "version.py").write_text("__version__ = '2.4.0'\ncuda: Optional[str] = '12.1'\nhip = None\n")
     assert torch_build(tmp_path) == {"cuda": "12.1", "hip": None}
+
+
+OPTIONS = {param.name: param for param in command.params}
+
+
+def _field(path: str) -> Any:
+    model: Any = RunConfig
+    *parents, name = path.split(".")
+    for parent in parents:
+        model = model.model_fields[parent].annotation
+    return model.model_fields[name]
+
+
+@pytest.mark.parametrize("path", [path for _, path, _ in RECIPE_OPTIONS])
+def test_an_option_follows_its_field(path: str) -> None:
+    """A field with fixed values gives a choice of exactly these, and help ends with the default unless it is none."""
+    option, field = OPTIONS[parameter_of(path)], _field(path)
+    assert isinstance(option, click.Option)
+    if get_origin(field.annotation) is Literal:
+        assert isinstance(option.type, click.Choice)
+        assert tuple(option.type.choices) == get_args(field.annotation)
+    else:
+        assert not isinstance(option.type, click.Choice)
+    default = "on" if field.default is True else field.default
+    shown = "" if default in (None, False, "none", ()) else f"  [default: {default}]"
+    assert option.help == f"{field.description}{shown}"

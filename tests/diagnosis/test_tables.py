@@ -1,6 +1,7 @@
-"""The tables that explanations are made from, held against the engine and against torch."""
+"""The tables of explanations, against the engine and torch, and the search for the smallest change."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,10 @@ import torch
 from ampcompare.apex.amp.frontend import Properties, opt_levels
 from ampcompare.apex.amp.lists import functional_overrides, tensor_overrides, torch_overrides
 from ampcompare.backends.apex_levels import LEVELS
+from ampcompare.backends.arm import Arm
+from ampcompare.diagnosis.remedies import Tested as Outcome
+from ampcompare.diagnosis.remedies import search
+from ampcompare.results.records.diagnosis import Fault, Place
 
 
 @pytest.mark.parametrize("name", LEVELS)
@@ -43,3 +48,39 @@ def test_what_autocast_does_otherwise() -> None:
     ours = {name for module in (functional_overrides, torch_overrides, tensor_overrides) for name in module.FP32_FUNCS}
     assert not {"log1p", "logsumexp", "cdist"} & ours
     assert {"gelu", "std", "var", "cpu"} <= ours
+
+
+FAULT = Fault(
+    kind="overflow",
+    place=Place(module="", operation="log", where="loss.py:4", phase="forward"),
+    step=0,
+    text="log",
+    near=[("", "loss.py:2"), ("", "loss.py:3")],
+)
+
+
+@pytest.mark.parametrize(
+    ("needed", "trials"),
+    [
+        ({"loss.py:4"}, 1),
+        ({"loss.py:3"}, 3),
+        ({"loss.py:4", "loss.py:2"}, 4),  # each alone changes nothing
+        ({"loss.py:2", "loss.py:3"}, 6),  # and the third is dropped again
+    ],
+)
+def test_lines_that_help_only_together_are_found(needed: set[str], trials: int) -> None:
+    """The change that is found holds the lines that remove the fault and no other."""
+
+    def run(arm: Arm, lines: Sequence[str]) -> Outcome:
+        return Outcome([] if needed <= set(lines) else [FAULT])
+
+    found = search(Arm.parse("apex:O2"), [FAULT], None, run, [])
+    assert set(found.change.lines) == needed
+    assert len(found.trials) >= trials
+
+
+def test_no_change_is_found_where_none_helps() -> None:
+    """The search ends, within the runs that are allowed."""
+    found = search(Arm.parse("apex:O2"), [FAULT], None, lambda arm, lines: Outcome([FAULT]), [], most=4)
+    assert found.change is None
+    assert len(found.trials) == 4

@@ -1,12 +1,16 @@
-"""The table of options in docs/choosing.md."""
+"""The table of options in docs/choosing.md, and the page of symptoms and messages in the words of users."""
 
 import re
+import shlex
 from pathlib import Path
 
+import click
 import pytest
 
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import BUILT_IN
+from ampcompare.cli.group import cli
+from ampcompare.source.lint.catalog import CODES
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "choosing.md"
 HEAD = "| arm | take it when | bytes | what it costs |"
@@ -29,3 +33,28 @@ def test_rows_are_complete() -> None:
         assert all(row), row
     for arm in ARMS:
         Arm.parse(arm)
+
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+SECTIONS = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", TEXT, flags=re.DOTALL | re.MULTILINE))
+
+
+def _commands(section: str) -> list[str]:
+    lines = [line for block in re.findall(r"```\n(.*?)```", section, flags=re.DOTALL) for line in block.splitlines()]
+    parts = [part for line in lines for part in line.partition("  #")[0].split("&&")]
+    return [part.strip() for part in parts if part.strip()]
+
+
+@pytest.mark.parametrize("symptom", SECTIONS)
+def test_each_symptom_has_a_command_that_is_understood(symptom: str) -> None:
+    """Each section has a command, whose options exist, and names only codes of lint that exist."""
+    commands = _commands(SECTIONS[symptom])
+    assert commands
+    for line in commands:
+        program, name, *words = shlex.split(line)
+        assert program == "ampcompare"
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None, name
+        command.make_context(name, words, resilient_parsing=False)
+    assert set(re.findall(r"AMP\d{3}", SECTIONS[symptom])) <= set(CODES)

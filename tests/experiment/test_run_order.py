@@ -1,4 +1,4 @@
-"""The order of cells: equal mean positions, a fresh draw per plan, and what a run directory records of it."""
+"""The order of cells: equal mean positions, a fresh draw per plan, and what a run directory records; text of seeds."""
 
 import json
 from collections import Counter
@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ampcompare.experiment.plan import Plan, balanced_rows, device_of_cells, position_sums
+from ampcompare.base.errors import ConfigError
+from ampcompare.experiment.plan import Plan, balanced_rows, device_of_cells, parse_seeds, position_sums
 from ampcompare.experiment.run_directory import RunDirectory, StoredPlan
 from ampcompare.results.analysis.inference.criteria import Criteria
 from ampcompare.settings.config import RunConfig
@@ -134,3 +135,19 @@ def test_few_seeds_use_all_devices() -> None:
     assert rows == device_of_cells(ARMS_8, 2, 16, 3)
     assert rows != device_of_cells(ARMS_8, 2, 16, 4)
     assert device_of_cells(ARMS_8, 4, 4, 3) == device_of_cells(ARMS_8, 9, 4, 3)[:4]
+
+
+@pytest.mark.parametrize(
+    ("text", "seeds"),
+    [("7", (7,)), ("0-4", (0, 1, 2, 3, 4)), ("0,2,5-6", (0, 2, 5, 6)), ("3, 1", (3, 1)), ("2-2", (2,))],
+)
+def test_seeds_are_read(text: str, seeds: tuple[int, ...]) -> None:
+    """Numbers and ranges, joined by commas, are read in their order."""
+    assert parse_seeds(text) == seeds
+
+
+@pytest.mark.parametrize("text", ["", "0-", "-1", "a", "1.5", "4-0", "0,0", "0-2,1", "0-99999999", "0,,1"])
+def test_seeds_that_cannot_be_read(text: str) -> None:
+    """Anything else, a seed given twice, and a range too large are refused."""
+    with pytest.raises(ConfigError, match="seeds"):
+        parse_seeds(text)

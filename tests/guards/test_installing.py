@@ -1,4 +1,4 @@
-"""The guards come and go without a trace, wait for torch, and speak once for each line."""
+"""The guards come and go without a trace and speak once for each line; hooks on imports wait for a module."""
 
 import os
 import sys
@@ -14,6 +14,7 @@ from ampcompare.apex import amp
 from ampcompare.apex.amp._engine import device_skip
 from ampcompare.guards import GuardWarning
 from ampcompare.guards.checks.checkpoint import AmpStateUnsaved
+from ampcompare.guards.import_hook import ImportHook
 from ampcompare.guards.location import Location, user_location
 
 WATCHED = [
@@ -134,3 +135,23 @@ def test_the_engine_still_leaves_overflows_on_the_device(monkeypatch: pytest.Mon
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
         model, optimizer = amp.initialize(model, optimizer, opt_level="O1", verbosity=0)
         assert device_skip.common_device(model(torch.ones(1, 2)).sum(), [optimizer]) == torch.device("cpu")
+
+
+def test_two_hooks_await_one_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "awaited_twice.py").write_text("value = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    called: list[str] = []
+
+    def note(name: str) -> None:
+        called.append(f"{name} {sys.modules['awaited_twice'].value}")
+
+    hooks = [ImportHook({"awaited_twice": lambda name=name: note(name)}) for name in ("a", "b")]  # type: ignore[misc]
+    try:
+        for hook in hooks:
+            hook.begin()
+        __import__("awaited_twice")
+    finally:
+        for hook in hooks:
+            hook.end()
+        sys.modules.pop("awaited_twice", None)
+    assert sorted(called) == ["a 1", "b 1"]

@@ -1,4 +1,4 @@
-"""The settings of a run: what is checked when they are built."""
+"""The settings of a run: what is checked when they are built, and how each mistake is named."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -264,3 +264,34 @@ def test_what_needs_more_than_torch_is_refused_on_another_accelerator(values: di
     with pytest.raises((ConfigError, ValueError)) as caught:
         RunConfig.model_validate({"device": "xpu:1", **values})
     assert why in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("place", "hint"),
+    [
+        ("recipe.epohcs", "did you mean 'recipe.epochs'?"),
+        ("recipee.epochs", "there is no setting 'recipee' (did you mean 'recipe'?)"),
+        ("epochs", "did you mean 'recipe.epochs'?"),
+        ("optimizer.lr", "there is no setting 'optimizer' (did you mean 'recipe.optimizer'?)"),
+        ("recipe.optimizer.learning_rate", "known in recipe.optimizer are name, lr, momentum"),
+        ("qqq", "known are recipe, arm, processes"),
+    ],
+)
+def test_an_unknown_setting_gives_the_nearest(place: str, hint: str) -> None:
+    """A mistyped or misplaced key is an error that names the setting that was meant, or those that there are."""
+    group, _, name = place.rpartition(".")
+    values: dict[str, Any] = {name: 3}
+    for above in filter(None, reversed(group.split("."))):
+        values = {above: values}
+    with pytest.raises(ConfigError) as caught:
+        validate(RunConfig, values)
+    assert "there is no setting" in str(caught.value)
+    assert hint in str(caught.value)
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    """Two mistakes are two parts of one message."""
+    with pytest.raises(ConfigError) as caught:
+        validate(RunConfig, {"recipe": {"epochs": 0}, "devcie": "cpu"})
+    assert "recipe.epochs" in str(caught.value)
+    assert "'devcie'" in str(caught.value)

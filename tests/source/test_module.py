@@ -1,4 +1,4 @@
-"""What a module knows of its names, and in which order and under which conditions its lines run."""
+"""What a module knows of its names, the order and conditions of its lines, and a parser with one kind of error."""
 
 import ast
 from textwrap import dedent
@@ -8,7 +8,7 @@ import pytest
 from ampcompare.source.branches import is_exclusive
 from ampcompare.source.call_order import CallFollower, Frame
 from ampcompare.source.module import Module, Text
-from ampcompare.source.syntax import arguments
+from ampcompare.source.syntax import SourceInvalid, arguments, parse_tree
 
 
 def resolved(text: str) -> list[str | None]:
@@ -112,3 +112,20 @@ def test_positions_of_nodes(newline: str, word: str) -> None:
         if isinstance(node, ast.Name):
             start = lines.offset(node.lineno, node.col_offset)
             assert text[start : start + len(node.id)] == node.id
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [("x = 1\nprint 'x'\n", 2), ("x = (\n", 1), ("(" * 3000, 1), ("x = " + "not " * 100_000 + "y", 0), ("x = 1\0", 0)],
+)
+def test_what_is_not_python(text: str, line: int) -> None:
+    """Other languages, Python 2 and endless nesting are faults with their line."""
+    with pytest.raises(SourceInvalid) as caught:
+        parse_tree(text)
+    assert caught.value.line == line or line == 1
+    assert "\n" not in str(caught.value)
+
+
+def test_doubtful_escapes_warn_nobody() -> None:
+    """A warning of the parser is not for the user of a linter; under pytest it would be an error."""
+    parse_tree("x = '\\d'\n")

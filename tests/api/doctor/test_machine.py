@@ -1,17 +1,22 @@
-"""Findings on CPU, switches, memory, disk, threads and extras."""
+"""Findings on the machine and its libraries: CPU, accelerators, memory, disk, threads, extras and torchvision."""
 
 import ast
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from ampcompare.api.doctor import machine
-from ampcompare.api.doctor.examine import EXTRAS, examine_numerics
-from ampcompare.api.doctor.machine import examine_machine, examine_processor
+from ampcompare.api.doctor.examine import EXTRAS, examine_accelerators, examine_numerics
+from ampcompare.api.doctor.finding import Check, ask
+from ampcompare.api.doctor.machine import examine_machine, examine_processor, examine_vision, fitting_torchvision
+from ampcompare.api.doctor.probes import accelerators
+from ampcompare.base.processes.call import Answer
 
 ROOT = Path(__file__).resolve().parents[3]
 BUILD: dict[str, Any] = {"cuda": None, "tf32_products": False, "tf32_convolutions": True}
@@ -97,3 +102,80 @@ def test_extras_are_those_of_the_package() -> None:
         table.pop(name)
     names = {extra: [re.split("[<>=~!]", word)[0] for word in words] for extra, words in table.items()}
     assert {name: list(distributions) for name, (distributions, _) in EXTRAS.items()} == names
+
+
+def test_each_accelerator_is_named_with_the_arms_that_train_on_it() -> None:
+    """One that computes is ok; one whose product fails is a problem."""
+    broken = {"name": "xpu:1", "failure": "RuntimeError: no kernel"}
+    answer = Answer({"devices": [{"name": "xpu:0", "failure": None}, broken]}, "done")
+    works, fails = examine_accelerators(answer)
+    assert (works.name, works.value, works.verdict) == ("xpu:0", "an Intel GPU", "ok")
+    assert works.reason.startswith("--device xpu:0 trains fp32, native, half in one process")
+    assert (fails.verdict, fails.reason) == ("problem", "a small fp16 product fails: RuntimeError: no kernel")
+    (unknown,) = examine_accelerators(Answer({}, "raised", "ImportError"))
+    assert unknown.verdict == "warning"
+
+
+def test_the_probe_asks_each_device_for_a_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that torch counts and cannot compute on is named with torch's error."""
+    seen = SimpleNamespace(is_available=lambda: True, device_count=lambda: 2)
+    monkeypatch.setattr(torch, "xpu", seen)
+    monkeypatch.setattr(torch, "mps", SimpleNamespace(is_available=lambda: False))
+    found = accelerators(["mps", "xpu", "none"])["devices"]
+    assert [device["name"] for device in found] == ["xpu:0", "xpu:1"]
+    assert all(device["failure"] for device in found)  # this torch has no kernels for them
+
+
+@pytest.mark.parametrize(
+    ("torch", "vision"),
+    [
+        ("2.4.1", "0.19"),
+        ("2.11.0+cu130", "0.26"),
+        ("2.12.0", "0.27"),
+        ("2.13.0+cpu", "0.28"),
+        ("2.14.1", "0.29"),
+        ("3.0", None),
+        (None, None),
+    ],
+)
+def test_pairs(torch: str | None, vision: str | None) -> None:
+    """The torchvision of a torch is known for every torch 2, and no guess is made beyond."""
+    assert fitting_torchvision(torch) == vision
+
+
+@pytest.fixture
+def examined(site: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Check]:
+    """Return a function that examines a torchvision of a version next to a torch of a version."""
+
+    def examine(torch: str, vision: str) -> Check:
+        monkeypatch.setattr(machine, "installed_version", {"torchvision": vision}.get)
+        return examine_vision(ask("vision", path=site.path), torch)
+
+    return examine
+
+
+def test_mismatch(site: Any, examined: Callable[[str, str], Check]) -> None:
+    """A torchvision of another torch is told by its metadata, with the version to install."""
+    site.write("torchvision/__init__.py")
+    finding = examined("2.13.0+cpu", "0.20.1")
+    assert (finding.verdict, finding.facts["fits"]) == ("warning", False)
+    assert "torch 2.13.0+cpu takes torchvision 0.28, and 0.20.1 is installed" in finding.reason
+    assert finding.remedy[0].startswith("pip install --no-deps --force-reinstall 'torchvision==0.28.*' --index-url ")
+
+
+def test_mismatch_that_does_not_import(site: Any, examined: Callable[[str, str], Check]) -> None:
+    """Where it fails to import too, both the pair and the error are said."""
+    site.write("torchvision/__init__.py", "raise ImportError('undefined symbol: x')")
+    finding = examined("2.12.0", "0.28.0")
+    assert finding.verdict == "problem"
+    assert "torch 2.12.0 takes torchvision 0.27" in finding.reason
+    assert "undefined symbol: x" in finding.reason
+    assert finding.remedy == ("pip install --no-deps --force-reinstall 'torchvision==0.27.*'",)
+
+
+def test_no_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its absence is a note: built-in models need none."""
+    monkeypatch.setattr(machine, "installed_version", {}.get)
+    finding = examine_vision(Answer({}, "raised", "not installed"), "2.13.0")
+    assert (finding.value, finding.verdict) == ("not installed", "note")
+    assert "torchvision==0.28.*" in finding.remedy[0]

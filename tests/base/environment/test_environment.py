@@ -1,12 +1,20 @@
-"""What stands under the name apex, told by files alone, and the fingerprint of this machine."""
+"""Apex by files alone, what torch lacks, entry points, versions that are too old, and this machine's fingerprint."""
 
+import importlib.metadata
 import importlib.util
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from ampcompare.base.environment import gpus
 from ampcompare.base.environment.apex import probe_apex
+from ampcompare.base.environment.gpus import why_no_accelerator
+from ampcompare.base.environment.oldest import require_python, require_torch
+from ampcompare.base.environment.packages import distributions_of, entry_points, installed_version
+from ampcompare.base.version import OLDEST_TORCH
 
 
 def _package(folder: Path, *files: str) -> Path:
@@ -80,3 +88,109 @@ def test_editable_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     found = probe_apex()
     assert (found.kind, found.path) == ("python_only", tmp_path / "apex")
     assert "apex" not in sys.modules
+
+
+def test_what_the_machine_or_the_build_rules_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Metal needs a Mac, XPU a build for it; of another machine nothing is known."""
+    assert why_no_accelerator("mps", platform="linux") == "this is not a Mac"
+    assert why_no_accelerator("mps", platform="darwin") == ""
+    assert why_no_accelerator("mps", platform="linux", here=False) == ""
+    for build, why in (
+        ({"cuda": None, "xpu": None}, "this torch is built without XPU"),
+        ({"xpu": "2025"}, ""),
+        (None, ""),
+    ):
+        monkeypatch.setattr(gpus, "torch_build", lambda build=build: build)
+        assert why_no_accelerator("xpu") == why
+
+
+def install(folder: Path, name: str) -> None:
+    """Leave the metadata of a package that registers its name."""
+    metadata = folder / f"{name}-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Name: {name}\nVersion: 1\n")
+    (metadata / "entry_points.txt").write_text(f"[some.group]\n{name} = {name}:made\n")
+
+
+def test_what_is_installed_later_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder that joins the path, and in one that is there already."""
+    monkeypatch.syspath_prepend(tmp_path)
+    assert entry_points("some.group") == []
+    assert installed_version("one") is None
+    install(tmp_path, "one")
+    assert installed_version("one") == "1"
+    assert [entry.value for entry in entry_points("some.group")] == ["one:made"]
+    (tmp_path / "more").mkdir()
+    install(tmp_path / "more", "two")
+    monkeypatch.syspath_prepend(tmp_path / "more")
+    assert {entry.name for entry in entry_points("some.group")} == {"one", "two"}
+    assert entry_points("another.group") == []
+
+
+def test_a_module_leads_to_the_distribution_that_installed_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `importlib.metadata` maps them; also from a list of names, and to a module that is compiled."""
+    known = importlib.metadata.packages_distributions()
+    assert distributions_of(["yaml", "numpy"]) == {*known["yaml"], *known["numpy"]}
+    assert distributions_of(known) == {one for names in known.values() for one in names}
+    for name, file, text in (
+        ("a", "RECORD", "fast.cpython-311-x86_64-linux-gnu.so,,\n"),
+        ("b", "top_level.txt", "fast\n"),
+    ):
+        (tmp_path / f"{name}-1.dist-info").mkdir()
+        (tmp_path / f"{name}-1.dist-info" / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+        (tmp_path / f"{name}-1.dist-info" / file).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert distributions_of(["fast", "fas"]) == {"a", "b"}
+
+
+MESSAGE = r"needs torch {}\.{} or later, and 2\.5\.1\+cu124 is installed: pip install -U torch"
+
+
+@pytest.fixture
+def torch_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A torch that is found before the real one; its file `version.py` is still to be written."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    return tmp_path / "torch" / "version.py"
+
+
+@pytest.mark.parametrize(
+    "text", ["__version__ = '2.5.1+cu124'\n", 'from typing import Optional\n\n__version__: str = "2.5.1+cu124"\n']
+)
+def test_an_old_torch(torch_of: Path, text: str) -> None:
+    torch_of.write_text(text)
+    with pytest.raises(ImportError, match=MESSAGE.format(*OLDEST_TORCH)):
+        require_torch()
+
+
+@pytest.mark.parametrize("version", ["{}.{}.0", "2.10.0a0+git0", "10.0", "", "nightly"])
+def test_a_torch_that_will_do(torch_of: Path, version: str) -> None:
+    """From the oldest on, and where the file names no numbers: what is not known is not refused."""
+    torch_of.write_text(f"__version__ = '{version.format(*OLDEST_TORCH)}'\n")
+    require_torch()
+
+
+def test_an_old_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command ends with its line and exit code 4, and an import fails."""
+    monkeypatch.setattr(sys, "version_info", (3, 9, 18, "final", 0))
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    with pytest.raises(ImportError, match=r"needs Python 3\.\d+ or later, and this is 3\.9\.18"):
+        require_python()
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/ampcompare", "lint"])
+    with pytest.raises(SystemExit) as ended:
+        require_python()
+    assert ended.value.code == 4
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("words", [["-m", "ampcompare", "lint", "."], ["-m", "ampcompare", "--version"]])
+def test_a_command_is_one_line(torch_of: Path, words: list[str]) -> None:
+    torch_of.write_text("__version__ = '2.5.1+cu124'\n")
+    path = os.pathsep.join([str(torch_of.parents[1]), os.environ["PYTHONPATH"]])
+    done = subprocess.run(
+        [sys.executable, *words], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (4, "", 1)
+    assert "needs torch" in done.stderr

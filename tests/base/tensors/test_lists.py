@@ -1,5 +1,8 @@
-"""Lists of tensors of several dtypes: each call of a list operation gets one, in all that copies such lists."""
+"""Lists of tensors of several dtypes, tensors inside containers, and the first difference of two states."""
 
+import dataclasses
+import math
+from collections import UserDict, namedtuple
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +16,7 @@ from ampcompare.apex.multi_tensor_apply import optimizer_math
 from ampcompare.apex.multi_tensor_apply.arithmetic import axpby, scale, to_fp32, write_back
 from ampcompare.base.tensors.lists import copies_on_host, copy_by_dtype
 from ampcompare.base.tensors.skippable_step import has_global_step_hooks
+from ampcompare.base.tensors.tree import cast_floating, first_difference, first_floating_type, map_tree, tensors_in
 from ampcompare.training.ledger import StepLook
 from ampcompare.training.policies import weights_finite
 from ampcompare.training.precision.base import make_precision
@@ -165,3 +169,78 @@ def test_one_transfer_for_each_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
         source.zero_()
     assert (copies[4], copies[5], copies[1][1, 2]) == (7, 9, 2)
     assert copies_on_host([]) == []
+
+
+Pair = namedtuple("Pair", ["left", "right"])
+A, B = torch.ones(1), torch.ones(2, dtype=torch.int64)
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """What some scripts pass to a model."""
+
+    left: Any
+    right: Any
+    rest: Any = dataclasses.field(default="text", init=False)
+
+
+@pytest.mark.parametrize(
+    "value", [(A, B), [A, [B]], {"a": A, "b": (B, "text")}, Pair(A, {"b": B}), UserDict(a=A, b=B), Batch(A, [B])]
+)
+def test_tensors_come_in_order(value: Any) -> None:
+    assert [id(tensor) for tensor in tensors_in(value)] == [id(A), id(B)]
+
+
+def test_containers_keep_their_types() -> None:
+    """Only tensors change; named tuples, lists and other values stay what they are."""
+    changed = map_tree(Pair([A], {"b": B, "c": "text"}), lambda tensor: tensor + 1)
+    assert isinstance(changed, Pair)
+    batch = map_tree(Batch(A, [B]), lambda tensor: tensor + 1)
+    assert isinstance(batch, Batch)
+    assert (batch.left.item(), batch.right[0].tolist(), batch.rest) == (2, [2, 2], "text")
+    assert (changed.left[0].item(), changed.right["b"].tolist(), changed.right["c"]) == (2, [2, 2], "text")
+
+
+def test_only_floating_tensors_are_cast() -> None:
+    half = cast_floating([B, A], torch.float16)
+    assert [tensor.dtype for tensor in half] == [torch.int64, torch.float16]
+    assert first_floating_type(half) is torch.float16
+    assert first_floating_type([B, "text"]) is None
+
+
+ONE: dict[str, Any] = {"model": {"weight": torch.tensor([1.0, 0.0])}, "steps": [1, (2.5, None)], "name": "a"}
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({**ONE}, ""),
+        ({**ONE, "name": "b"}, "name is 'a', then 'b'"),
+        ({**ONE, "more": 1}, "more is only in the second"),
+        ({"model": ONE["model"], "steps": ONE["steps"]}, "name is only in the first"),
+        ({**ONE, "steps": [1, (3.5, None)]}, "steps.1.0 is 2.5, then 3.5"),
+        ({**ONE, "steps": [1]}, "steps has 2 entries, then 1"),
+        (
+            {**ONE, "model": {"weight": torch.tensor([1.0, -0.0])}},
+            "model.weight differs in 1 of 2 elements, first in 1: 0.0, then -0.0",
+        ),
+        (
+            {**ONE, "model": {"weight": torch.tensor([1.0, 0.0]).half()}},
+            "model.weight has dtype torch.float32, then torch.float16",
+        ),
+        (
+            {**ONE, "model": {"weight": torch.zeros(2, 1)}},
+            "model.weight has shape torch.Size([2]), then torch.Size([2, 1])",
+        ),
+    ],
+)
+def test_the_first_difference_is_named(other: dict[str, Any], said: str) -> None:
+    """Values, kinds, lengths and single bits of a tensor, by their place."""
+    assert first_difference(ONE, other) == said
+
+
+def test_nan_equals_nan_and_what_is_set_apart_is_not_looked_at() -> None:
+    """A NaN is a result like any other; keys set apart may differ or be missing at any depth."""
+    nan = torch.tensor([math.nan])
+    assert first_difference({"a": math.nan, "b": nan}, {"a": math.nan, "b": nan.clone()}) == ""
+    assert first_difference({"x": [{"seconds": 1}]}, {"x": [{"seconds": 2}], "seconds": 3}, apart=("seconds",)) == ""

@@ -1,4 +1,4 @@
-"""Signals that are raised at the end of a block, so that they cut nothing off in the middle of it."""
+"""Signals that are raised at the end of a block, and a process that one thread starts and another stops."""
 
 import signal
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from ampcompare.base.errors import Ended
 from ampcompare.cli.launching import save_at_signals
 from ampcompare.experiment import run_plan as run
-from ampcompare.experiment.launch.contract import Launcher, failed_record
+from ampcompare.experiment.launch.contract import Launcher, LauncherClosed, Stoppable, failed_record
 from ampcompare.experiment.launch.dispatch import DispatchingLauncher, LauncherPool
 from ampcompare.experiment.launch.stop_signal import held_signals, stopped_by_signal
 from ampcompare.results.records.comparison import Comparison
@@ -89,3 +89,18 @@ def test_another_error_that_a_library_makes_of_a_signal() -> None:
     assert isinstance(caught.value.__cause__, ImportError)
     with pytest.raises(ImportError), save_at_signals(Fails()):
         raise ImportError("as without a signal")
+
+
+def test_nothing_starts_after_the_end() -> None:
+    """Closing ends the process once, and a thread that comes later gets an error instead of a process."""
+    ended: list[str] = []
+    held = Stoppable(ended.append)
+    assert held.start(lambda: "first") == "first"
+    held.drop()
+    held.start(lambda: "second")
+    held.check()
+    held.close()
+    held.close()
+    assert ended == ["first", "second"]
+    with pytest.raises(LauncherClosed):
+        held.start(lambda: pytest.fail("it was started"))

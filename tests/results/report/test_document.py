@@ -1,5 +1,6 @@
-"""Documents: what an outline chooses of them, and that every format renders every block."""
+"""Documents: what outlines choose, how tables fit a terminal, and that every format renders every block."""
 
+import io
 import re
 from itertools import chain
 from pathlib import Path
@@ -7,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import ampcompare
-from ampcompare.results.report.base import FORMATS
+from ampcompare.results.records.outlook import ArmOutlook, Outlook, Prefix, ShareLost
+from ampcompare.results.report.base import FORMATS, write_result
 from ampcompare.results.report.document import (
     Cell,
     Code,
@@ -22,6 +24,8 @@ from ampcompare.results.report.document import (
     Text,
 )
 from ampcompare.results.report.outlines import LEAD, OUTLINES, PAGES
+from ampcompare.results.report.outlook import outlook_document, outlook_text
+from ampcompare.results.report.tables import grid_table, listing_table, room
 from ampcompare.results.report.terminal import Terminal
 
 PACKAGE = Path(ampcompare.__file__).parent
@@ -93,3 +97,71 @@ def test_every_name_of_an_outline_is_a_section_that_is_made() -> None:
     outlines = chain(LEAD.values(), pages, *(of_kind.values() for of_kind in OUTLINES.values()))
     names = {name for entry in chain(*outlines) for name in entry.rstrip("+*!?").partition(":")[0].split("|")}
     assert names - made == set()
+
+
+ROWS = [["fp32", "1.25", "a" * 12], ["apex:O2", "-", "b"]]
+HEADERS = ["arm", "top-1 %", "engine"]
+
+
+def test_a_wide_table_is_folded() -> None:
+    """Columns that do not fit go on below, each part with the first column; every cell is there once more."""
+    whole = grid_table(ROWS, HEADERS)
+    assert len(whole.splitlines()) == 4
+    assert grid_table(ROWS, HEADERS, 80) == whole
+    first, second = grid_table(ROWS, HEADERS, 24).split("\n\n")
+    assert first.splitlines()[0].split() == ["arm", "top-1", "%"]
+    assert second.splitlines()[0].split() == ["arm", "engine"]
+    assert [line.split()[0] for line in second.splitlines()[2:]] == ["fp32", "apex:O2"]
+    assert max(map(len, [*first.splitlines(), *second.splitlines()])) <= 24
+
+
+def test_a_listing_without_room_for_its_text_has_a_paragraph_for_each_row() -> None:
+    """Where the columns alone fill the terminal, their heads stand before the values that there are."""
+    rows = [["runs/one", "2026-01-02 03:04", "-", "script, native:bf16", "0-2", " ".join(["word"] * 20)]]
+    heads = ["folder", "changed", "tag", "arms", "seeds", "headline"]
+    for width in (60, 80):
+        first, *rest = listing_table(rows * 2, heads, width).splitlines()
+        assert first == "runs/one"
+        assert rest.count("runs/one") == 1
+        assert max(map(len, rest)) <= width
+        said = " ".join(" ".join(rest[: rest.index("runs/one")]).split())
+        assert said == f"changed 2026-01-02 03:04; arms script, native:bf16; seeds 0-2 {rows[0][-1]}"
+
+
+def test_only_a_terminal_has_a_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipe or a file gets whole lines, whatever COLUMNS says."""
+    monkeypatch.setenv("COLUMNS", "72")
+    monkeypatch.setattr("sys.stdout", io.StringIO())
+    assert room() is None
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert room() == 72
+
+
+def _outlook(*, rates_known: bool = True) -> Outlook:
+    share = ShareLost(now=0.2, rest=0.6, at={50: 0.18, 99: 0.22}, curve=[0.22, 0.6, 1.0])
+    prefix = Prefix(
+        steps=100,
+        total=2000,
+        basis="its scheduler, to step 2000" if rates_known else "a plateau of a metric decides them",
+        rates_known=rates_known,
+        shares={"bf16": share},
+    )
+    arm = ArmOutlook(arm="half:bf16", word="will not hold", part="weights", why="60 % are lost", cure="kahan")
+    return Outlook(subject="train.py", prefix=prefix, twin=0.002, arms=[arm, ArmOutlook(arm="O2", word="cannot know")])
+
+
+def test_a_line_for_each_arm() -> None:
+    lines = outlook_text(_outlook(), 100).splitlines()
+    assert lines[2].split("  ") == ["half:bf16", "will not hold", "weights", "60 % are lost -> kahan"]
+    assert lines[3].split() == ["O2", "cannot", "know", "-", "-"]
+    assert lines[5].startswith("100 steps in fp32; learning rates ahead: its scheduler, to step 2000; a twin")
+
+
+def test_a_page_draws_the_share_lost(tmp_path: Path) -> None:
+    """Measured at the probes of the prefix, and from the last one computed to the end of the schedule."""
+    figure = next(section for section in outlook_document(_outlook()).sections if section.name == "curve").blocks[0]
+    computed = "4.95,78.00 52.48,40.00 100.00,0.00"
+    assert figure.data["lines"] == [(1, "2.50,82.00 4.95,78.00", False), (1, computed, True)]  # type: ignore[union-attr]
+    paths = write_result(_outlook(), tmp_path, ("json", "html"))
+    assert [path.name for path in paths] == ["outlook.json", "outlook.html"]
+    assert computed in paths[1].read_text(encoding="utf-8")

@@ -1,13 +1,18 @@
-"""A record is summed up, in every format, without torch; what is broken in it is said."""
+"""What is recorded of a GradScaler, and records summed up in every format, without torch."""
 
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from ampcompare.base.errors import RecordError
+from ampcompare.base.patches import Layer, Subscriptions
 from ampcompare.results.report.base import FORMATS
+from ampcompare.script.recording.recorder import Recorder, Rows
+from ampcompare.script.recording.scaled_steps import record_grad_scalers
 from ampcompare.script.recording.summary import is_exec_record, read_exec_record, record_document
 
 HEADER = {"format": "ampcompare-exec", "schema": 1, "script": "gan.py", "engine": "compat", "engine_version": "25.05"}
@@ -91,3 +96,26 @@ def test_told_from_other_files(record: Path, tmp_path: Path) -> None:
         assert not is_exec_record(other)
     assert not is_exec_record(tmp_path)
     assert not is_exec_record(tmp_path / "absent")
+
+
+@pytest.mark.filterwarnings("ignore::ampcompare.apex.DeprecatedFeatureWarning")
+@pytest.mark.parametrize("arm", ["native:fp16", "O1", "O2"])
+def test_skipped_steps_of_a_fused_optimizer(behind: Any, arm: str) -> None:
+    """The host skips them under arms of Apex, and the optimizer itself under `torch.amp`."""
+    torch.manual_seed(0)
+    recorder, events = Recorder(None, {}), Subscriptions(Layer.RECORD)
+    recorded: list[dict[str, Any]] = []
+    recorder.after_row(recorded.append)
+    rows = Rows(recorder)
+    behind(arm, rows)
+    record_grad_scalers(rows, events)
+    model = torch.nn.Linear(6, 3)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    try:
+        for factor in (1.0, float("inf"), 1.0):
+            (model(torch.ones(2, 6)).float().square().mean() * factor).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    finally:
+        events.end()
+    assert [row["applied"] for row in recorded if row["kind"] == "step"] == [True, False, True]

@@ -1,12 +1,15 @@
-"""Scripts before and after, as text: each file of `cases` has the script, the result and the findings."""
+"""Scripts before and after, by the files of `cases`, and what `migrate --write` loads of either kind of file."""
 
 import ast
 import re
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from ampcompare import convert_checkpoint
 from ampcompare.source.find import find_sources
 from ampcompare.source.migrate.finding import BY_HAND, MARK
 from ampcompare.source.migrate.rewrite import migrate_text
@@ -95,3 +98,38 @@ def test_the_files_of_this_package_are_the_same_to_the_byte() -> None:
     for path in list(find_sources([REPOSITORY / "ampcompare"]))[::7]:  # which leaves out the engine, a copy of Apex
         text = path.read_bytes().decode("utf-8")
         assert migrate_text(text).text == text, path
+
+
+SCRIPT = """import torch
+from apex import amp
+
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
+checkpoint = torch.load(path)
+model.load_state_dict(checkpoint["model"])
+optimizer.load_state_dict(checkpoint["optimizer"])
+amp.load_state_dict(checkpoint["KEY"])
+saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "KEY": amp.state_dict(), "epoch": 3}
+"""
+
+
+@pytest.mark.integration  # a pickle is first read in a child process
+@pytest.mark.parametrize("key", ["amp", "scaler", "my_state"])
+def test_a_rewritten_script_resumes_from_a_file_of_apex_and_from_what_convert_makes_of_it(
+    tmp_path: Path, key: str
+) -> None:
+    """Under the script's own key, and it saves under that key too."""
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    state = {"loss_scaler0": {"loss_scale": 1024.0, "unskipped": 7}}
+    old, new = tmp_path / "old.pt", tmp_path / "new.pt"
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), key: state, "epoch": 2}, old)
+    convert_checkpoint(old, new, to="native")
+    text = migrate_text(SCRIPT.replace("KEY", key)).text.replace('"cuda"', '"cpu"')
+    for path in (old, new):
+        names: dict[str, Any] = {"path": path}
+        exec(text, names)
+        assert torch.equal(names["model"].weight, model.weight)
+        assert names["scaler"].get_scale() == 1024.0
+        assert names["saved"][key]["_growth_tracker"] == 7
