@@ -313,10 +313,14 @@ def _rewrite_backward(core: Core, backward: Backward) -> None:
     """Scale the loss of a backward pass by its scaler."""
     module, edits, statement = core.module, core.edits, backward.statement
     loss = module.source(backward.loss)
-    if backward in core.forward.inline:
-        raise Unsure(statement, "the loss is computed in this line; give it a name above")
+    inline: list[str] = []
+    if backward in core.forward.inline and not core.is_without_casts(statement):
+        inline = [core.autocast(statement, _optimizer_of(core, backward)), f"{module.unit}loss = {loss}"]
+        loss = "loss"
     scaler = core.scaler(statement, _optimizer_of(core, backward))
     if not backward.block:
+        if inline:
+            edits.before(statement, inline)
         edits.replace(backward.loss, f"{scaler}.scale({loss})")
         return
     assert isinstance(statement, ast.With)
@@ -331,9 +335,10 @@ def _rewrite_backward(core: Core, backward: Backward) -> None:
     later = [node for node in uses if blocks.isdisjoint(module.ancestors(node))]
     if len(inside) == 1 and not later and getattr(module.parent(inside[0]), "attr", "") == "backward":
         edits.replace(inside[0], f"{scaler}.scale({loss})")
-        edits.unwrap(statement, statement.body)
-    else:
-        edits.unwrap(statement, statement.body, [f"{backward.name} = {scaler}.scale({loss})"] if backward.name else ())
+        edits.unwrap(statement, statement.body, inline)
+        return
+    header = [*inline, f"{backward.name} = {scaler}.scale({loss})"] if backward.name else inline
+    edits.unwrap(statement, statement.body, header)
 
 
 def _refuse_inside(core: Core, statement: ast.With) -> None:
