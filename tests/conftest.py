@@ -109,7 +109,7 @@ LONG = {
     "apex": "amp/_engine/device_skip_trajectories multi_tensor_apply/launches optimizers/against_torch optimizers/math",
     "base": "files/read files/run_files patches",
     "diagnosis": "diagnose holds observation ranges",
-    "experiment": "experiment interim_analyses reference_look run_order",
+    "experiment": "experiment interim_analyses run_order",
     "guards": "mistakes no_false_alarms",
     "results/analysis": "conclusions/headline counts same_work",
     "results/analysis/inference": "sample_size verdict",
@@ -119,8 +119,8 @@ LONG = {
     "results/report": "formats html/html metric_screens",
     "script": "stand_in torch_amp/plain_script torch_amp/half_weights trainers/follow",
     "source": "migrate/read/neighbors migrate/rewrite",
-    "tasks": "boxes dataloader detection imagefolder lm models",
-    "training": "cuda_graph ema memory optimizers other_precisions rollback session skip_nonfinite without_float64",
+    "tasks": "dataloader detection imagefolder lm models",
+    "training": "cuda_graph divergence ema meters optimizers other_precisions session without_float64",
     "training/precision": "actnn apex_steps contract fabric fp8 keep_fp32",
 }
 STARTS_PROCESSES = re.compile(r"\bsubprocess\b|\bmultiprocessing\b|\bos\.fork\b|\breplayed\b|\bfork(ed_\w+|ing)\b")
