@@ -84,8 +84,7 @@ def command(
     from ampcompare.script.recording.summary import is_exec_record, record_document
 
     target = _target_from(form, output, open_page)
-    source = Path(path) if path is not None else _newest()
-    excluded: list[str] = []
+    source, excluded = _newest() if path is None else Path(path), list[str]()
     is_of_exec = is_exec_record(source)
     if is_of_exec and reference is not None:
         raise ConfigError("--reference is for arms of a comparison; records of exec have none")

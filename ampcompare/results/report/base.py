@@ -142,16 +142,18 @@ def write_result(result: Any, folder: Path, forms: Sequence[str]) -> list[Path]:
 
 
 def log_links(comparison: Comparison, run: Path, folder: Path) -> dict[str, str]:
-    """Return the address of each log that exists in a run directory, relative to a page's folder, by cell."""
+    """Return the address of each log that exists, relative to the folder of a page, by the name of the cell.
+
+    Args:
+        run: where the records are from.
+        folder: where the page is.
+    """
     try:
         start = os.path.relpath(run.resolve(), folder.resolve())
     except ValueError:  # on another drive
         return {}
-    logs = {
-        record.cell: file_of_cell(record.cell, CellFile.LOG)
-        for record in comparison.records
-        if CELL.fullmatch(record.cell)
-    }
+    cells = {record.cell for record in comparison.records if CELL.fullmatch(record.cell)}
+    logs = {cell: file_of_cell(cell, CellFile.LOG) for cell in cells}
     return {cell: quote(Path(start, log).as_posix()) for cell, log in logs.items() if (run / log).is_file()}
 
 
