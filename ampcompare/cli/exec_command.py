@@ -8,7 +8,7 @@ import click
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.rank_marks import CELL_FOLDER
-from ampcompare.cli.help import Command, option, options_of, refuse_given
+from ampcompare.cli.help import Command, option, options_of
 from ampcompare.cli.output import text_width
 from ampcompare.cli.values import FILE, LEVEL, Choice
 from ampcompare.script.legacy.settings import ExecSettings
@@ -68,10 +68,6 @@ def command(module: bool, ledger: bool, script: str, arguments: tuple[str, ...],
             f"--arm {arm} already sets the opt level, and --opt-level {options['opt_level']} sets it too; give one of "
             "them"
         )
-    if arm is None:
-        refuse_given(("seed", "twin", "max_steps"), "needs an arm; add --arm, such as --arm script")
-    if record is None:
-        refuse_given(("max_steps",), "counts the steps of a record; add --record FILE")
     from ampcompare.results.analysis.pairing.declared import update_options
     from ampcompare.script.legacy.execute import execute
     from ampcompare.script.legacy.target import Target, script_target

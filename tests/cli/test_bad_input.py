@@ -48,8 +48,6 @@ def _check(done: Any, code: int, *parts: str) -> None:
         (["profile", "--nproc-per-node", "2", "--parallel", "ddp", *TINY], ["only a script after --"]),
         (["explain", "O1", "--arch", "mlp", "--data", "digit"], ["digits"]),
         (["explain", "O1", "--data", "synthetic"], ["--data is of a model", "--arch"]),
-        (["exec", "--seed", "3", "train.py"], ["--seed needs an arm"]),
-        (["exec", "--arm", "bf16", "--max-steps", "3", "train.py"], ["--max-steps", "add --record FILE"]),
         (["diagnose", "--prefix", "3", *TINY], ["--prefix is for --ahead"]),
         (["diagnose", "--ahead", "--no-cures", *TINY], ["--cures is not for --ahead"]),
         (["migrate", "--steps", "3", "train.py"], ["--steps is for --verify"]),
