@@ -109,11 +109,11 @@ class Ended(AmpCompareError):
     exit_code = 143
 
 
-def close_matches(name: str, known: Iterable[str], *, count: int = 1, cutoff: float = 0.6) -> list[str]:
-    """Return the `known` names most similar to `name`, best first; a similarity, 0 to 1, is at least `cutoff`."""
+def close_matches(name: str, known: Iterable[str], *, count: int = 1) -> list[str]:
+    """Return the `known` names most similar to `name`, best first."""
     from difflib import get_close_matches  # here, since every command line imports this file and few need it
 
-    return get_close_matches(name[:MAX_LENGTH], list(known), n=count, cutoff=cutoff)
+    return get_close_matches(name[:MAX_LENGTH], list(known), n=count)
 
 
 def did_you_mean(name: str, known: Iterable[str], *, count: int = 1) -> str:

@@ -9,7 +9,7 @@ COMMANDS = {
     "run": "Train one arm and print its row.",
     "compare": "Train a matrix of arms and seeds and print them side by side.",
     "judge": "Compare results that were measured elsewhere.",
-    "report": "Render the records of run directories again.",
+    "report": "Render the records of a run directory again.",
     "export": "Export the runs of a run directory to TensorBoard, W&B or MLflow.",
     "convert": "Convert a checkpoint between Apex and torch.amp, or inspect it.",
     "migrate": "Rewrite Apex scripts for torch.amp; verify that they train the same.",

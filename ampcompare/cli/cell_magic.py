@@ -39,16 +39,14 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def run_cell(line: str, cell: str, variables: Mapping[str, Any]) -> Any:
-    """Compare the arms of a line on the code of a cell; None for `--dry-run` and `--list-metrics`, which print.
+    """Compare the arms of a line on the code of a cell; None for options that train nothing, as `--dry-run`.
 
     A line has options of `compare`, and `--with NAME,...` for variables of the kernel; the script's own follow `--`.
     """
     from ampcompare.base.errors import GateFailed, LaunchError
-    from ampcompare.cli.compare_command import options_from
-    from ampcompare.cli.comparison_output import show_plan
+    from ampcompare.cli.compare_command import answer_without_training, options_from
     from ampcompare.cli.group import cli
-    from ampcompare.cli.settings import show_metrics
-    from ampcompare.experiment.compare import plan_comparison, run_comparison, try_rows
+    from ampcompare.experiment.compare import run_comparison
     from ampcompare.experiment.notebook_progress import NotebookProgress
 
     try:
@@ -65,12 +63,7 @@ def run_cell(line: str, cell: str, variables: Mapping[str, Any]) -> Any:
     with command.make_context("compare", typed, parent=group) as context:
         options = options_from(context.params)
         options.command = shlex.join(["ampcompare", "compare", *typed])
-        if context.params["list_metrics"]:
-            show_metrics(plan_comparison(options).plan.cells[0])
-            return None
-        if context.params["dry_run"]:
-            planned = plan_comparison(options)
-            show_plan(planned, try_rows(planned), as_json=False)
+        if answer_without_training(options, context.params) is not None:
             return None
         outcome = run_comparison(options, observer=None if context.params["quiet"] else NotebookProgress())
     outcome.write_junit()

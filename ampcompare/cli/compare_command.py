@@ -121,24 +121,12 @@ def command(**parameters: Any) -> int:
     where it stopped.
     """
     from ampcompare.cli.progress_display import Display
-    from ampcompare.experiment.compare import emit_cells, plan_comparison, run_comparison, try_rows
-    from ampcompare.experiment.preflight import require_trainable
+    from ampcompare.experiment.compare import run_comparison
 
     as_json, quiet, interval = parameters["as_json"], parameters["quiet"], parameters["progress_interval"]
     options = options_from(parameters)
-    if parameters["list_metrics"]:
-        return show_metrics(plan_comparison(options).plan.cells[0])
-    if (file := parameters["emit_cells"]) is not None:
-        count = emit_cells(options, Path(file))
-        click.echo(f"{count} commands are in {file}; when they have ended, run this again without --emit-cells")
-        return 0
-    if parameters["dry_run"]:
-        planned = plan_comparison(options)
-        found = try_rows(planned)
-        show_plan(planned, found, as_json=as_json)
-        if found is not None:
-            require_trainable(found)
-        return 0
+    if (code := answer_without_training(options, parameters)) is not None:
+        return code
     notify_seconds = to_seconds("--progress-interval", interval) if interval else None
     with Display(quiet=quiet, bar=not parameters["no_progress"], notify_seconds=notify_seconds) as display:
         outcome = run_comparison(options, observer=display, while_running=save_at_signals)
@@ -146,6 +134,27 @@ def command(**parameters: Any) -> int:
     outcome.write_junit()
     show_checks(outcome, quiet=quiet)
     return outcome.exit_code
+
+
+def answer_without_training(options: CompareOptions, parameters: dict[str, Any]) -> int | None:
+    """List metrics, write the commands of cells or print the plan, and return the exit code; None for a comparison."""
+    from ampcompare.experiment.compare import emit_cells, plan_comparison, try_rows
+    from ampcompare.experiment.preflight import require_trainable
+
+    if parameters["list_metrics"]:
+        return show_metrics(plan_comparison(options).plan.cells[0])
+    if parameters["dry_run"]:
+        planned = plan_comparison(options)
+        found = try_rows(planned)
+        show_plan(planned, found, as_json=parameters["as_json"])
+        if found is not None:
+            require_trainable(found)
+        return 0
+    if (file := parameters["emit_cells"]) is not None:
+        count = emit_cells(options, Path(file))
+        click.echo(f"{count} commands are in {file}; when they have ended, run this again without --emit-cells")
+        return 0
+    return None
 
 
 def options_from(parameters: dict[str, Any]) -> CompareOptions:

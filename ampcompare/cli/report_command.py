@@ -44,7 +44,7 @@ SUFFIXES = {
         ("The same runs against another reference:", "ampcompare report runs/first --reference O1"),
     ],
 )
-@click.argument("paths", metavar="[DIR|FILE]...", nargs=-1, type=FILE)
+@click.argument("path", metavar="[DIR|FILE]", required=False, type=FILE)
 @option(
     "--format",
     "form",
@@ -62,14 +62,14 @@ SUFFIXES = {
 )
 @details_option
 def command(
-    paths: tuple[str, ...],
+    path: str | None,
     form: str | None,
     output: str | None,
     open_page: bool,
     reference: str | None,
     details: bool,
 ) -> int:
-    """Render the records of run directories again.
+    """Render the records of a run directory again.
 
     Without DIR or FILE, the newest run directory in runs/ is shown: after `run`, that run. A line on standard error
     names it, and the one before it.
@@ -84,20 +84,17 @@ def command(
     from ampcompare.script.recording.summary import is_exec_record, record_document
 
     target = _target_from(form, output, open_page)
-    files = [Path(path) for path in paths] or [_newest()]
-    excluded: list[str] = []
-    if len(files) > 1:
-        raise ConfigError("a report is of one run directory, or of one record; name a single one")
-    is_of_exec = is_exec_record(files[0])
+    source, excluded = _newest() if path is None else Path(path), list[str]()
+    is_of_exec = is_exec_record(source)
     if is_of_exec and reference is not None:
         raise ConfigError("--reference is for arms of a comparison; records of exec have none")
-    target = target.with_file(files[0] if files[0].is_dir() and reference is None else None)
+    target = target.with_file(source if source.is_dir() and reference is None else None)
     if is_of_exec:
-        text = target.reporter().write(record_document(files[0]))
+        text = target.reporter().write(record_document(source))
     else:
-        comparison = reload_comparison(files[0], reference=reference)
+        comparison = reload_comparison(source, reference=reference)
         reporter = target.reporter(details)
-        reporter.logs = log_links(comparison, files, target.file.parent) if target.file else {}
+        reporter.logs = log_links(comparison, source, target.file.parent) if target.file else {}
         text, excluded = reporter.render(comparison), comparison.excluded
     _give_report(text, target)
     for line in excluded:

@@ -18,6 +18,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError
 from ampcompare.base.files.loaded_code import CodeWatch
 from ampcompare.base.rank_marks import CELL_FOLDER, mark_output
+from ampcompare.results.records.evaluation import emulated_type
 from ampcompare.results.records.ledger import Ledger
 from ampcompare.script.ledger import ScriptLedger
 from ampcompare.script.legacy import child_processes
@@ -50,8 +51,8 @@ def run_script(
     if status == 0 and not _stand_ins[-1].has_acted() and not child_processes.num_started():
         under = "" if settings.arm == "script" else f" under {settings.arm}"
         note(
-            f"the script has ended, and nothing was trained{under}: it ran no module whose weights an optimizer of "
-            "torch updates; does it train at all with these arguments?"
+            f"the script has ended, and nothing was trained{under}: no optimizer of torch has updated the weights "
+            "of a module that it ran; check that it trains with these arguments"
         )
         return 3
     return status
@@ -101,7 +102,7 @@ def prepare_script(settings: ExecSettings, *, child: str | None = None) -> Prepa
             rows.recorder.before_close(CodeWatch(Path(cell), base).end)
         if rows is not None:
             # Before the watch, which may end the script at a row.
-            _ledgers.append(ScriptLedger(rows, "" if arm.backend == "script" else str(arm), _emulated_type(half)))
+            _ledgers.append(ScriptLedger(rows, "" if arm.backend == "script" else str(arm), emulated_type(half)))
             _ledgers[-1].install()
         if rows is not None and (settings.watch or settings.max_steps is not None):
             watch = Watch(rows.recorder, settings.max_steps, half)
@@ -118,12 +119,6 @@ def prepare_script(settings: ExecSettings, *, child: str | None = None) -> Prepa
         change_optimized_weights()  # until the process ends
     child_processes.pass_on(dataclasses.asdict(settings), target=f"{__name__}:{prepare_child.__name__}")
     return prepared
-
-
-def _emulated_type(half: str | None) -> str:
-    """Return the type whose products are computed in a wider one; "" if there is none."""
-    name, _, how = (half or "").partition(" ")
-    return name if how == "emulated" else ""
 
 
 def _cpu_half(arm: Arm, settings: ExecSettings) -> tuple[str | None, AbstractContextManager[Any]]:

@@ -29,10 +29,10 @@ def conditions_around(module: Module, node: ast.AST, within: ast.AST | None = No
     }
 
 
-def facts_at(module: Module, node: ast.AST, within: ast.AST | None = None) -> Facts:
+def facts_at(module: Module, node: ast.AST) -> Facts:
     """Return what is known where a node is reached, by the `if` statements around it."""
     facts: Facts = {}
-    for outer, holds in reversed(list(branches_around(module, node, within))):
+    for outer, holds in reversed(list(branches_around(module, node))):
         facts = narrow(facts, outer.test, holds)
     return facts
 

@@ -57,9 +57,7 @@ def _update_of(phases: Sequence[Phase], assembly: Assembly, *, recorded: bool) -
         return _PhasedUpdate(phases)
     if not recorded:
         return update
-    refuse_cuda_graph(assembly.device, assembly.precision, assembly.optimizers)
-    rates_on_device(assembly.optimizers, assembly.device)
-    return StepGraph(update, _CudaRecorder(assembly.device))
+    return capture_updates(assembly.device, assembly.precision, assembly.optimizers)
 
 
 Result = tuple[list[Tensor], Tensor | None, StepOutcome]
@@ -158,6 +156,13 @@ class StepGraph:
                 f"cuda_graph: this step cannot be captured, because something in it waits for the device: {first}; "
                 "leave out --cuda-graph"
             ) from error
+
+
+def capture_updates(device: torch.device, precision: Precision, optimizers: Sequence[Optimizer]) -> StepGraph:
+    """Return what makes updates by a CUDA graph, with the learning rates on the device; raise where that is refused."""
+    refuse_cuda_graph(device, precision, optimizers)
+    rates_on_device(optimizers, device)
+    return StepGraph(update, _CudaRecorder(device))
 
 
 def refuse_cuda_graph(device: torch.device, precision: Precision, optimizers: Sequence[Optimizer]) -> None:

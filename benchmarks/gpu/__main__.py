@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import math
 import os
 import sys
 import tempfile
@@ -14,7 +15,9 @@ import click
 from benchmarks.gpu.context import PART_SECONDS, Context
 from benchmarks.gpu.report import Report, environment
 
-PARTS = ("smoke", "tasks", "scripts", "tests", "golden", "syncs", "profile", "speed", "memory", "resume")
+PARTS = (
+    *("smoke", "tasks", "scripts", "tests", "golden", "syncs", "profile", "speed", "memory", "resume", "comparisons"),
+)
 # What `setup.py` asks for, by the names of import, and the runner of tests.
 NEEDED = (
     *("torch", "torchvision", "numpy", "scipy", "sklearn", "tabulate", "yaml", "pydantic", "psutil"),
@@ -26,8 +29,9 @@ NEEDED = (
 @click.option("--part", "parts", type=click.Choice(PARTS), multiple=True, help="Repeat it.  [default: all, in order]")
 @click.option("--out", default="runs/gpu-check", show_default=True, help="Folder for PART.json.")
 @click.option("--rehearse", is_flag=True, help="The same on the CPU, small: shows that the programs work.")
+@click.option("--minutes", type=click.FloatRange(min=1), help="For all parts together.  [default: 8.5 for each]")
 @click.option("--apex-src", envvar="APEX_SRC", help="Folder that holds apex/ of Apex 25.05; Python alone is enough.")
-def main(parts: tuple[str, ...], out: str, rehearse: bool, apex_src: str | None) -> None:
+def main(parts: tuple[str, ...], out: str, rehearse: bool, minutes: float | None, apex_src: str | None) -> None:
     """Check ampcompare on one NVIDIA GPU, in parts of less than nine minutes; each ends with one line.
 
     Exit codes: 0 all checks held; 1 one did not; 2 usage; 4 there is no GPU, or a package is missing.
@@ -48,9 +52,15 @@ def main(parts: tuple[str, ...], out: str, rehearse: bool, apex_src: str | None)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     where = _device(rehearse)
     held = True
-    for part in parts or PARTS:
-        report = _run(part, rehearse, source)
-        report.write(Path(out), environment(where, rehearse))
+    facts = environment(where, rehearse)
+    end = math.inf if minutes is None else time.monotonic() + 60 * minutes
+    asked = parts or PARTS
+    for number, part in enumerate(asked):
+        # What a part leaves over is for those after it.
+        seconds = min(PART_SECONDS, (end - time.monotonic()) / (len(asked) - number))
+        report = Report(part, folder=Path(out), facts=facts)
+        _run(report, rehearse, source, seconds)
+        report.write()
         click.echo(report.line(f"{where}, a rehearsal" if rehearse else where))
         held = held and report.passes
     sys.exit(0 if held else 1)
@@ -72,16 +82,15 @@ def _device(rehearse: bool) -> str:
     return torch.cuda.get_device_name()
 
 
-def _run(part: str, rehearse: bool, apex_src: Path | None) -> Report:
-    report = Report(part)
+def _run(report: Report, rehearse: bool, apex_src: Path | None, seconds: float) -> None:
     with tempfile.TemporaryDirectory(prefix="gpu-check-", ignore_cleanup_errors=True) as scratch:
-        context = Context(rehearse, Path(scratch), apex_src, time.monotonic() + PART_SECONDS)
+        context = Context(rehearse, Path(scratch), apex_src, time.monotonic() + seconds)
         try:
-            importlib.import_module(f"benchmarks.gpu.{part}").run(context, report)
+            importlib.import_module(f"benchmarks.gpu.{report.part}").run(context, report)
         except Exception as error:
             traceback.print_exc()
             report.check("the part ran to its end", False, f"{type(error).__name__}: {error}")
-    return report
+    report.finished = True
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 A name is a kind and what runs: `bare native:fp16`, `arm apex:O2`, `peer accelerate:fp16`, `apex O2`. With `, fused` at
 its end the optimizer is torch's fused one, with `, skip` it skips on the device, with `, ema` weights are averaged,
-with `, drained` twenty steps run in the whole loop of ampcompare, which reads losses and scales at their end.
+with `, graph` the step is a CUDA graph, with `, drained` twenty steps run in the whole loop of ampcompare, which reads
+losses and scales at their end.
 """
 
 import importlib
@@ -71,6 +72,7 @@ def _arm(
     from ampcompare.base.tensors.skippable_step import skip_on_device
     from ampcompare.settings.config import ParallelConfig
     from ampcompare.training.assemble import make_parallel
+    from ampcompare.training.build_loop import capture_updates
     from ampcompare.training.ema import ModelEma
     from ampcompare.training.loop import Loop as TrainingLoop
     from ampcompare.training.loop import update
@@ -101,8 +103,12 @@ def _arm(
 
         return Loop(block, DRAINED_STEPS)
 
+    make_update: Callable[..., object] = update
+    if "graph" in extras:
+        make_update = capture_updates(torch.device(device, 0), precision, optimizers)
+
     def step() -> None:
-        update(models, optimizers, precision, parallel, loss_of, ((x, y),))
+        make_update(models, optimizers, precision, parallel, loss_of, ((x, y),))
         for call in after:
             call()
 

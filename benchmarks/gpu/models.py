@@ -9,7 +9,7 @@ from workloads import sgd, tiny
 Model = tuple[nn.Module, Tensor, Tensor]
 CLASSES = 1000
 # The size of a batch on the GPU, and in a rehearsal.
-BATCH = {"resnet50": (64, 2), "resnet18": (128, 2), "transformer": (16, 2), "tiny": (8, 8)}
+BATCH = {"resnet50": (64, 2), "resnet18": (128, 2), "transformer": (8, 2), "tiny": (8, 8)}
 
 
 def _resnet(name: str) -> Callable[[int, bool], Model]:

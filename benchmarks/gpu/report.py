@@ -31,6 +31,8 @@ class Report:
         says: what it means that all checks held; the end of the last line.
         left_out: what this run could not check, each with the reason.
         figures: numbers for readers of the JSON; no check depends on a reader.
+        folder: where PART.json is written, after each check and at the end; None: nowhere.
+        facts: the surroundings, for the JSON.
     """
 
     part: str
@@ -39,12 +41,16 @@ class Report:
     left_out: list[str] = field(default_factory=list)
     figures: dict[str, Any] = field(default_factory=dict)
     begin: float = field(default_factory=time.perf_counter)
+    folder: Path | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+    finished: bool = False
 
     def check(self, name: str, held: bool, seen: str = "") -> None:
         """Add a statement; a failed one is shown at once, with what was seen."""
         self.checks.append(Check(name, held, seen))
         if not held:
             print(f"gpu-check {self.part}: failed: {name}: {seen}", file=sys.stderr, flush=True)
+        self.write()
 
     def leave_out(self, what: str) -> None:
         """Say what was not checked, and why."""
@@ -69,25 +75,27 @@ class Report:
         left = f" | left out: {'; '.join(self.left_out)}" if self.left_out else ""
         return " ".join(f"gpu-check {self.part}: {text}{left}".split())
 
-    def write(self, folder: Path, facts: dict[str, Any]) -> Path:
-        """Write PART.json into a folder, whole or not at all, and return its path."""
-        path = folder / f"{self.part}.json"
+    def write(self) -> None:
+        """Write PART.json, whole or not at all: what was seen so far outlives a part that is ended from outside."""
+        if self.folder is None:
+            return
+        path = self.folder / f"{self.part}.json"
         data = {
             "format": FORMAT,
             "part": self.part,
-            "held": self.passes,
+            "finished": self.finished,
+            "held": self.passes and self.finished,
             "says": self.says if self.passes else "",
             "seconds": round(time.perf_counter() - self.begin, 1),
-            "environment": facts,
+            "environment": self.facts,
             "left_out": self.left_out,
             "checks": [vars(check) for check in self.checks],
             "figures": self.figures,
         }
-        folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(".json.tmp")
         unfinished.write_text(json.dumps(_finite(data), indent=1, allow_nan=False) + "\n", encoding="utf-8")
         os.replace(unfinished, path)
-        return path
 
 
 def _finite(value: Any) -> Any:

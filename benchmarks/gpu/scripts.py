@@ -11,9 +11,9 @@ SCRIPT = ROOT / "examples" / "apex_digits" / "train.py"
 METRIC = ("--metric", r"top1:max=Acc@1 ([\d.]+)")
 ARMS = {
     "apex.py": ("fp32", "native:fp16", "native:bf16", "apex:O1", "apex:O2", "apex:O3", "half:bn_fp32"),
-    "native.py": ("fp32", "native:fp16", "native:bf16", "apex:O1"),
+    "native.py": ("script", "fp32", "native:fp16", "native:bf16", "apex:O1", "apex:O2"),
 }
-REHEARSED = ("fp32", "native:fp16", "apex:O1")
+REHEARSED = ("script", "fp32", "native:fp16", "apex:O1")
 
 
 def run(context: Context, report: Report) -> None:

@@ -1,6 +1,7 @@
 """The rehearsal of `scripts/gpu-check` on a CPU: what runs on a GPU some day runs here to its end today."""
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -78,12 +79,12 @@ def test_a_run_without_its_library_is_left_out(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.slow
 def test_scripts(rehearse: Rehearse, monkeypatch: pytest.MonkeyPatch) -> None:
     """The example script and its migrated version go through their arms from equal weights."""
-    monkeypatch.setattr(scripts, "REHEARSED", ("fp32", "apex:O1"))
+    monkeypatch.setattr(scripts, "REHEARSED", ("script", "fp32", "apex:O1"))
     done = rehearse("scripts")
     assert done.code == 0, done.out
     assert {name: len(rows) for name, rows in done.parts["scripts"]["figures"].items()} == {
         "apex.py": 2,
-        "native.py": 2,
+        "native.py": 3,
     }
 
 
@@ -96,6 +97,17 @@ def test_profile(rehearse: Rehearse) -> None:
     names = [check["name"] for check in done.parts["profile"]["checks"]]
     assert names[1:3] == ["mlp under fp32: parts add up", "mlp under fp32: memory adds up"]
     assert names[-1] == "mlp has a trace"
+
+
+@pytest.mark.extended
+@pytest.mark.slow
+def test_comparisons(rehearse: Rehearse, tmp_path: Path) -> None:
+    """Each comparison ends with its arms, and its pages lie next to the results."""
+    done = rehearse("comparisons")
+    assert done.code == 0, done.out
+    assert sorted(path.name for path in tmp_path.glob("*.[hm]*")) == [
+        *("claims.html", "claims.md", "eight-arms.html", "eight-arms.md"),
+    ]
 
 
 def test_a_failed_check_ends_with_1(rehearse: Rehearse, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,8 +140,12 @@ def test_a_part_that_breaks_ends_with_1(rehearse: Rehearse, monkeypatch: pytest.
 
 
 def test_nothing_checked_is_no_success(rehearse: Rehearse, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(golden, "run", lambda context, report: None)
-    done = rehearse("golden")
+    """Parts share the minutes of a call, and one that checks nothing fails."""
+    seconds = []
+    monkeypatch.setattr(golden, "run", lambda context, report: seconds.append(context.seconds_left()))
+    monkeypatch.setattr(syncs, "run", lambda context, report: seconds.append(context.seconds_left()))
+    done = rehearse("golden", "--part", "syncs", "--minutes", "2")
+    assert [round(seconds[0]), round(seconds[1])] == [60, 120]
     assert done.code == 1
     assert "nothing was checked" in done.out
 

@@ -85,6 +85,8 @@ def test_a_cell_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, for
     monkeypatch.chdir(tmp_path)
     (tmp_path / "beside.py").write_text("SCORE = 7.5\n")
     line = '--arm fp32,bf16 --seeds 0 --device cpu --quiet --with lr --metric "score=score ([0-9.]+)"'
+    assert run_cell(f"{line} --emit-cells cells.sh", CELL, {"lr": 0.5}) is None
+    assert len(Path("cells.sh").read_text().splitlines()) == 2
     comparison = run_cell(line, CELL, {"lr": 0.5})
     assert [row.metric_mean for row in comparison.arms] == [7.5, 7.5]
     (script,) = Path("runs", "cells").iterdir()

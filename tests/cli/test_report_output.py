@@ -112,9 +112,10 @@ def test_run_directories_are_listed(call: Any, write: Any) -> None:
     assert "FOLDER is for list runs" in call("list", "arms", "x")[2]
 
 
-def test_several_runs_have_no_other_reference(call: Any, write: Any) -> None:
-    """Another reference is a look at one run directory, and records of exec have no arms."""
-    assert "name a single one" in call("report", str(write("a")), str(write("b")), "--reference", "half")[2]
+def test_a_report_is_of_one_run_directory(call: Any, write: Any) -> None:
+    code, out, err = call("report", str(write("a")), str(write("b")))
+    assert (code, out) == (2, "")
+    assert "unexpected extra argument" in err
 
 
 def test_record_of_exec(call: Any, tmp_path: Path) -> None:

@@ -335,8 +335,7 @@ def _floor_sentence(
     if effect is None:
         return ""
     metric = comparison.metric
-    spread = 0.0 if math.isnan(effect.spread) else effect.spread
-    floor = abs(metric.difference_of(math.hypot(effect.mean, spread)))
+    floor = abs(metric.difference_of(math.hypot(effect.mean, effect.spread)))
     below = [
         row.arm
         for row in comparison.arms
@@ -347,4 +346,4 @@ def _floor_sentence(
     end = f"{comparison.reference} again from weights changed by 1/512 differs by {metric.difference_with_unit(floor)}"
     if not below:
         return f"{end}: smaller differences cannot be told."
-    return f"{end}: no larger is the difference of {', '.join(below)}, which this training cannot tell from a path."
+    return f"{end}: the difference of {', '.join(below)} is no larger, so this training cannot tell it from chance."

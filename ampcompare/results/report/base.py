@@ -5,7 +5,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -119,7 +119,7 @@ def write_reports(comparison: Comparison, folder: Path) -> None:
     While cells are missing, a young file of a format that takes long to write is left as it is: cells can be short.
     """
     is_unfinished = len(comparison.records) < len(comparison.order)
-    document = document_of(comparison, logs=log_links(comparison, [folder], folder))
+    document = document_of(comparison, logs=log_links(comparison, folder, folder))
     for form in FORMATS.values():
         if form.file is None or form.missing:
             continue
@@ -141,24 +141,20 @@ def write_result(result: Any, folder: Path, forms: Sequence[str]) -> list[Path]:
     return list(written)
 
 
-def log_links(comparison: Comparison, runs: Iterable[Path], folder: Path) -> dict[str, str]:
+def log_links(comparison: Comparison, run: Path, folder: Path) -> dict[str, str]:
     """Return the address of each log that exists, relative to the folder of a page, by the name of the cell.
 
     Args:
-        runs: run directories that the records may be from.
+        run: where the records are from.
         folder: where the page is.
     """
-    links = {}
-    for run in runs:
-        try:
-            start = os.path.relpath(run.resolve(), folder.resolve())
-        except ValueError:  # on another drive
-            continue
-        for cell in {record.cell for record in comparison.records if CELL.fullmatch(record.cell)}:
-            log = file_of_cell(cell, CellFile.LOG)
-            if (run / log).is_file():
-                links[cell] = quote(Path(start, log).as_posix())
-    return links
+    try:
+        start = os.path.relpath(run.resolve(), folder.resolve())
+    except ValueError:  # on another drive
+        return {}
+    cells = {record.cell for record in comparison.records if CELL.fullmatch(record.cell)}
+    logs = {cell: file_of_cell(cell, CellFile.LOG) for cell in cells}
+    return {cell: quote(Path(start, log).as_posix()) for cell, log in logs.items() if (run / log).is_file()}
 
 
 def _age(path: Path) -> float:

@@ -156,7 +156,7 @@ def _skipped_steps(row: ArmSummary) -> str:
 
 
 def arm_name(row: ArmSummary) -> str:
-    """Return the name of an arm, with what another library ran in its place."""
+    """Return the name of an arm, cut to what a table has room for."""
     return printable(row.arm, 60)
 
 

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 from ampcompare.base.formatting import format_duration, format_mebibytes, format_percent, printable
 from ampcompare.results.analysis.conclusions.phrases import sentence_start
-from ampcompare.results.analysis.effects.samples import samples_noun, two_digits
+from ampcompare.results.analysis.effects.samples import samples_noun
 from ampcompare.results.analysis.effects.step_time import invalid_reason
 from ampcompare.results.analysis.inference.effect import MIN_PAIRS
+from ampcompare.results.analysis.inference.sample_size import two_digits
 from ampcompare.results.analysis.pairing.comparability import are_pairs
 from ampcompare.results.records.comparison import ArmSummary, Comparison, PublishedRow, SampleComparison
 from ampcompare.results.records.evaluation import PrecisionRow, emulated_type

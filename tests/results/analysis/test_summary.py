@@ -166,5 +166,5 @@ def test_a_twin_is_the_floor_of_what_can_be_told(half: float, is_below: bool) ->
     *others, floor = comparison.headline
     assert not any(twin in sentence for sentence in others)
     assert floor.startswith("fp32 again from weights changed by 1/512 differs by +5.2")
-    assert ("half, which this training cannot tell from a path" in floor) == is_below
+    assert ("the difference of half is no larger, so this training cannot tell it" in floor) == is_below
     assert _row(comparison, twin).pairs == 3

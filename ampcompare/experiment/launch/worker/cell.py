@@ -47,7 +47,7 @@ from ampcompare.experiment.launch.contract import Phase, Progress, failed_record
 from ampcompare.experiment.launch.places import with_place
 from ampcompare.experiment.launch.stop_signal import stopped_by_signal
 from ampcompare.experiment.launch.worker.monitor import SystemMonitor
-from ampcompare.results.records.evaluation import EpochResult
+from ampcompare.results.records.evaluation import EpochResult, emulated_type
 from ampcompare.results.records.run import ProcessFacts, Resumption, RunRecord, RunSummary, StepRecord, dump_json
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.task import make_task
@@ -337,7 +337,7 @@ def record(cell: Cell, world: DistributedEnv | None, *, start_seconds: float, se
         packages=dict(cell.precision.packages),
         ledger=session.ledger.look.result(
             loss_scale=metrics.final_loss_scale,
-            emulated=cell.precision.emulated or _emulated_type(cell.fp16_mode),
+            emulated=cell.precision.emulated or emulated_type(cell.fp16_mode),
         ),
         half=f"{cell.precision.emulated} emulated" if cell.precision.emulated else cell.fp16_mode,
         host=host_name(),
@@ -352,12 +352,6 @@ def record(cell: Cell, world: DistributedEnv | None, *, start_seconds: float, se
         notes=list(cell.precision.notes),
         error=f"asked to stop after {steps_done} updates, and saved" if session.interrupted else None,
     )
-
-
-def _emulated_type(mode: str | None) -> str:
-    """Return the type that an emulation stands for; "" if there is none."""
-    name, _, how = (mode or "").partition(" ")
-    return name if how == "emulated" else ""
 
 
 @contextmanager

@@ -159,12 +159,9 @@ def _open_nvml(device: torch.device) -> tuple[Any, Any]:
         import pynvml
     except ImportError:
         return None, None
-    identity = getattr(torch.cuda.get_device_properties(device), "uuid", None)  # torch before 2.5 has none
-    if identity is None:
-        return None, None
     try:
         pynvml.nvmlInit()
-        return pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{identity}")
+        return pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
     except pynvml.NVMLError:
         return None, None
 

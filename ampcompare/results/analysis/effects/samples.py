@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from ampcompare.base.errors import RecordError
 from ampcompare.results.analysis.inference.effect import ERROR_RATE, MIN_PAIRS, Effect, interval, min_resolvable_spread
-from ampcompare.results.analysis.inference.sample_size import POWER
+from ampcompare.results.analysis.inference.sample_size import POWER, two_digits
 from ampcompare.results.analysis.inference.verdict import Margin
 from ampcompare.results.analysis.pairing.pairs import Pair
 from ampcompare.results.analysis.pairing.scores import metric_of, spread_floor
@@ -177,11 +177,6 @@ def sample_sentences(rows: Sequence[ArmSummary], margin: float, metric: Metric, 
         yield f"Shown for these validation {noun}, not for new ones: {', '.join(doubtful[:MAX_NAMED])}{more}."
     for reason, arms in unusable.items():
         yield f"Not compared {noun.removesuffix('s')} by {noun.removesuffix('s')}: {', '.join(arms)} ({reason})."
-
-
-def two_digits(count: int) -> int:
-    """Return an estimated number without the digits that it does not have."""
-    return round(count, 2 - len(str(count))) if count > 100 else count
 
 
 @dataclass(frozen=True)

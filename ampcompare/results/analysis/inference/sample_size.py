@@ -89,6 +89,11 @@ def stein_pairs(spread: float, freedom: float, distance: float, alpha: float) ->
     return min(MAX_PAIRS, math.ceil((quantiles * spread / distance) ** 2))
 
 
+def two_digits(count: int) -> int:
+    """Return an estimated number without the digits that it does not have."""
+    return round(count, 2 - len(str(count))) if count > 100 else count
+
+
 def _least(enough: Callable[[int], bool]) -> int:
     """Return the least number of pairs that is enough, at most `MAX_PAIRS`; more are then enough too."""
     return bisect_left(range(MAX_PAIRS), True, lo=2, key=enough)

@@ -13,7 +13,7 @@ from ampcompare.results.analysis.inference.effect import (
     margin_bounds,
     p_values,
 )
-from ampcompare.results.analysis.inference.sample_size import pairs_to_settle
+from ampcompare.results.analysis.inference.sample_size import pairs_to_settle, two_digits
 from ampcompare.results.records.comparison import Look
 from ampcompare.results.records.verdict import OPEN, Kind, Verdict
 
@@ -213,5 +213,4 @@ def _more_seeds(effect: Effect, margin: Margin, alpha: float) -> int | None:
     )
     if needed is None:
         return None
-    more = max(1, needed - effect.pairs)
-    return round(more, 2 - len(str(more))) if more > 100 else more  # an estimate has two digits at most
+    return two_digits(max(1, needed - effect.pairs))

@@ -21,6 +21,7 @@ COARSE = 4  # steps; a larger spread of differences says by itself what few step
 FINEST = 16  # a grid this many times finer than the smallest difference of two values does not matter for a test
 MAX_TICKS = 1e15  # a float has no more digits
 MAX_TRIED = 10_000
+MAX_CHANCE = 0.5  # expected number of shares that fit any values, at which the search ends
 WHOLE = 100  # counts over N samples are multiples of 1 / N, or of 100 / N in percent
 
 
@@ -115,7 +116,7 @@ def digit_step(value: float) -> float:
     return 10.0 ** min(0, int(exponent))
 
 
-def grid_step(values: Sequence[float], printed: float, chance: float = 0.5) -> float:
+def grid_step(values: Sequence[float], printed: float) -> float:
     """Return the largest step of which all values are multiples, up to rounding; at least the printed one.
 
     Tried are multiples of the printed step, and 100 / N: shares of N samples, in percent or of 1. Values that scatter
@@ -123,7 +124,6 @@ def grid_step(values: Sequence[float], printed: float, chance: float = 0.5) -> f
 
     Args:
         printed: step of the last printed digit; 0 where values are not rounded.
-        chance: expected number of shares that fit any values, at which the search ends.
     """
     distinct = sorted(set(values))
     gaps = [b - a for a, b in itertools.pairwise(distinct)]
@@ -132,7 +132,7 @@ def grid_step(values: Sequence[float], printed: float, chance: float = 0.5) -> f
     gaps = [gap for gap in gaps if gap > 1.5 * error]  # others are equal up to rounding
     if not gaps:
         return printed
-    return max(printed, _common_multiple(distinct, printed), _share_of_count(distinct, min(gaps), error, chance))
+    return max(printed, _common_multiple(distinct, printed), _share_of_count(distinct, min(gaps), error))
 
 
 def _common_multiple(values: Sequence[float], printed: float) -> float:
@@ -142,7 +142,7 @@ def _common_multiple(values: Sequence[float], printed: float) -> float:
     return math.gcd(*(round(value / printed) for value in values)) * printed
 
 
-def _share_of_count(values: Sequence[float], gap: float, error: float, most: float) -> float:
+def _share_of_count(values: Sequence[float], gap: float, error: float) -> float:
     """Return the largest 100 / N of which all values are multiples; 0 if there is none that matters."""
     tried, chance = 0, 0.0
     for steps in range(1, FINEST + 1):  # between the two closest values, which are off by `error` each
@@ -154,7 +154,7 @@ def _share_of_count(values: Sequence[float], gap: float, error: float, most: flo
         for count in range(first, last + 1):
             step = WHOLE / count
             chance += (2 * error / step) ** len(values)
-            if chance > most:
+            if chance > MAX_CHANCE:
                 return 0.0
             if are_multiples(values, step, error):
                 return step

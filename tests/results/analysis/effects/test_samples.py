@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from ampcompare.results.analysis.effects.samples import two_digits
+from ampcompare.results.analysis.inference.sample_size import two_digits
 from ampcompare.results.records.comparison import ArmSummary, Comparison
 from ampcompare.results.records.evaluation import pack_right
 from ampcompare.results.records.run import RunRecord

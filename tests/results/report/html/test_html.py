@@ -272,7 +272,7 @@ def test_runs_link_to_their_logs(rich: Comparison, tmp_path: Path) -> None:
     names = [cell, "ffffffffffff", "../../etc", "javascript:alert(1)"]
     records = [record.model_copy(update={"cell": name}) for record, name in zip(rich.records, names, strict=False)]
     comparison = rich.model_copy(update={"records": records})
-    links = log_links(comparison, [tmp_path / "a run"], tmp_path)
+    links = log_links(comparison, tmp_path / "a run", tmp_path)
     assert links == {cell: f"a%20run/cells/{cell}/log.txt"}
     parsed = Page(FORMATS["html"].reporter(logs=links).render(comparison))
     targets = [attributes["href"] for tag, attributes in parsed.elements if tag == "a"]
