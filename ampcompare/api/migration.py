@@ -42,7 +42,7 @@ def exec_script(
         opt_level: overrides the script's opt level.
         arm: run the script under this arm, such as "bf16" or "O2".
         seed: seeds Python, NumPy and torch before the script starts; with `arm`.
-        max_steps: end after so many steps; with `arm` and `record`.
+        max_steps: end after so many steps; with `arm`.
         record: file for every backward pass and step.
         device: "cpu" runs the script's CUDA calls on the CPU: a smoke test.
         compat_torch: restore removed and changed APIs of torch, numpy and Python.

@@ -82,6 +82,11 @@ def format_percent(share: float | None, *, missing: str = "-") -> str:
     return missing if share is None else f"{100 * share:.2f}"
 
 
+def rough_percent(share: float) -> str:
+    """Return a share of 1 in percent, with two digits below 10 %."""
+    return f"{100 * share:.2g}" if share < 0.0995 else f"{100 * share:.0f}"
+
+
 def format_bytes(size: int) -> str:
     """Return a size in the unit that fits it: `512 B`, `1.5 KiB`, `3.0 MiB` or `2.0 GiB`."""
     amount = float(size)

@@ -58,6 +58,11 @@ def command(module: bool, ledger: bool, script: str, arguments: tuple[str, ...],
     arm, record = options["arm"], options["record"]
     if ledger and arm is None:
         raise ConfigError("--ledger follows a script under an arm: give --arm O2 in place of --opt-level O2")
+    seeded, limited = options["seed"] is not None, options["max_steps"] is not None
+    of_arm = {"--seed": seeded, "--twin": options["twin"], "--max-steps": limited}
+    if arm is None and any(of_arm.values()):
+        given = " and ".join(flag for flag, is_given in of_arm.items() if is_given)
+        raise ConfigError(f"only a script under an arm takes {given}; --arm script trains it as it is")
     if arm is not None and options["opt_level"] is not None:
         raise ConfigError(
             f"--arm {arm} already sets the opt level, and --opt-level {options['opt_level']} sets it too; give one of "

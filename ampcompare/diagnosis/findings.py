@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ampcompare.base.formatting import rough_percent
 from ampcompare.diagnosis.laws import HIGH
 from ampcompare.diagnosis.observation import Observation, StepFacts, error_of, place_of
 from ampcompare.diagnosis.operation_watch import FP16_LARGEST, FP16_ZERO, Event
@@ -49,7 +50,7 @@ def reason_of(events: Sequence[Event], origin: int) -> Reason | None:
     made = None if _where(events[at]) == _where(events[origin]) else at
     if small:
         return Reason(f"{events[at].number:g} in {name} is zero in fp16", made)
-    return Reason(f"{100 * lost_share(events[at]):.2g} % of the results of {name} are zero in the arm alone", made)
+    return Reason(f"{rough_percent(lost_share(events[at]))} % of the results of {name} are zero in the arm alone", made)
 
 
 def lost_share(event: Event) -> float:

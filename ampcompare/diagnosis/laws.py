@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.roles import FP16_MAX, Roles
+from ampcompare.base.formatting import rough_percent
 from ampcompare.results.records.outlook import ArmOutlook, Prefix
 
 HIGH = 0.4  # of runs that lose more of their updates over the rest of the schedule, 9 in 10 end 2 % worse than fp32
@@ -100,4 +101,4 @@ def _weights(name: str, roles: Roles, prefix: Prefix) -> ArmOutlook:
 def _percent(share: float) -> str:
     if not math.isfinite(share):
         return "without limit"
-    return f"{100 * share:.2g} %" if share < 0.1 else f"{100 * share:.0f} %"
+    return f"{rough_percent(share)} %"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import linecache
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -262,8 +261,7 @@ def _attribute(name: str) -> str:
 
 def _line_code(place: str, device: str) -> list[str]:
     name, _, number = place.rpartition(":")
-    is_file = name not in linecache.cache and not os.path.exists(name)
-    source = linecache.getline(os.path.abspath(name) if is_file else name, int(number)).strip()
+    source = linecache.getline(name, int(number)).strip()  # like `where`, from here or a folder of sys.path
     without = " and without its cast to 16 bits" if NARROWING.search(source) else ""
     return [
         f"# {place}, with .float() on its 16-bit inputs{without}:",
@@ -323,5 +321,6 @@ def conclusion_of(found: Diagnosis) -> str:
     fault = f"{first.kind} at step {first.step}: {first.text}{where}{why}"
     if cure is None:
         return f"{fault}; {UNCURED}" if found.trials else fault
-    verb = "in fp32 cures" if cure.keeps and not cure.option else "cures"
-    return f"{fault}; {' and '.join([*cure.keeps, *([cure.option] if cure.option else [])])} {verb} it"
+    changes = [*cure.keeps, *([cure.option] if cure.option else [])]
+    how = " in fp32" if cure.keeps and not cure.option else ""
+    return f"{fault}; {' and '.join(changes)}{how} {'cures' if len(changes) == 1 else 'cure'} it"

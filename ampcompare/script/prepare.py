@@ -51,8 +51,8 @@ def run_script(
     if status == 0 and not _stand_ins[-1].has_acted() and not child_processes.num_started():
         under = "" if settings.arm == "script" else f" under {settings.arm}"
         note(
-            f"the script has ended, and nothing was trained{under}: it ran no module whose weights an optimizer of "
-            "torch updates; does it train at all with these arguments?"
+            f"the script has ended, and nothing was trained{under}: no optimizer of torch has updated the weights "
+            "of a module that it ran; check that it trains with these arguments"
         )
         return 3
     return status

@@ -69,10 +69,12 @@ def test_options_of_scripts_need_one(call: Any) -> None:
         (["compare", "--arm", "bf16", "-q", "train.py", "--data-path", "x"], "--arm bf16 -q -- train.py --data-path x"),
         (["run", "-m", "pkg.train"], "ampcompare run -- -m pkg.train"),
         (["diagnose", "train.py", "--epochs", "1"], "ampcompare diagnose -- train.py --epochs 1"),
+        (["exec", "--seed", "0", "train.py"], "only a script under an arm takes --seed; --arm script"),
+        (["exec", "--opt-level", "O2", "--max-steps", "3", "train.py"], "under an arm takes --max-steps"),
     ],
 )
-def test_forgotten_dashes_are_recognized(call: Any, words: list[str], line: str) -> None:
-    """The command that was meant is proposed in one line."""
+def test_what_was_meant_is_proposed(call: Any, words: list[str], line: str) -> None:
+    """A script without its dashes, and options of an arm without one, are answered in one line."""
     done = call(*words)
     assert (done.code, len(done.lines)) == (2, 1)
     assert line in done.err

@@ -48,6 +48,7 @@ def seen(function: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Step:
         (with_eps, "1e-09 in add is zero in fp16"),
         (with_limit, "1e-12 in clamp is zero in fp16"),
         (of_zeros, "% of the results of _softmax are zero in the arm alone"),
+        (lambda x: x / (x * TINY * TINY), "100 % of the results of mul are zero in the arm alone"),
         (beyond, "-1e+09 is beyond the largest number of fp16"),
         (by_size, None),
     ],

@@ -9,6 +9,7 @@ import pytest
 from ampcompare.experiment.launch.script.rows import read_rows
 
 pytestmark = pytest.mark.integration
+RECORD = ("--record", "r.jsonl")
 
 SCRIPT = """
 import torch
@@ -32,23 +33,28 @@ def run(forked_python: Any, folder: Path, source: str, *options: str) -> Any:
     """Run a script under `exec` in `folder`."""
     (folder / "train.py").write_text(source)
     (folder / "wandb.py").write_text("def log(data): pass")
-    command = ["-W", "ignore::FutureWarning", "-m", "ampcompare", "exec", *options, "--record", "r.jsonl", "train.py"]
+    command = ["-W", "ignore::FutureWarning", "-m", "ampcompare", "exec", *options, "train.py"]
     return forked_python.run(command, folder, {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})
 
 
 def test_a_script_is_recorded_to_its_last_step(forked_python: Any, tmp_path: Path) -> None:
     """It ends after as many steps as asked for, with exit code 0; weights and batches follow from the seed."""
-    done = run(forked_python, tmp_path, SCRIPT, "--arm", "bf16", "--seed", "3", "--max-steps", "4")
+    done = run(forked_python, tmp_path, SCRIPT, "--arm", "bf16", "--seed", "3", "--max-steps", "4", *RECORD)
     assert done.returncode == 0, done.stderr
     rows = read_rows(tmp_path / "r.jsonl")
     assert len(rows.steps) == 4
     assert rows.scalars == {"rate": [0.1] * 4, "top1": [90, 91, 92, 93]}
     assert (len(rows.weights), len(rows.batches)) == (1, 3)
     assert rows.setup["device"]["device"] == "cpu"
-    other = run(forked_python, tmp_path, SCRIPT, "--arm", "O2", "--seed", "3", "--max-steps", "3")
+    other = run(forked_python, tmp_path, SCRIPT, "--arm", "O2", "--seed", "3", "--max-steps", "3", *RECORD)
     assert other.returncode == 0, other.stderr
     again = read_rows(tmp_path / "r.jsonl")
     assert (again.weights, again.batches) == (rows.weights, rows.batches)
+
+
+def test_a_script_ends_without_a_record_too(forked_python: Any, tmp_path: Path) -> None:
+    done = run(forked_python, tmp_path, SCRIPT + "open('end', 'w')", "--arm", "fp32", "--max-steps", "2")
+    assert (done.returncode, sorted(os.listdir(tmp_path))) == (0, ["train.py", "wandb.py"]), done.stderr
 
 
 BEHIND_APEX = """

@@ -370,7 +370,15 @@ def _line(runs: Sequence[Run], base: Sequence[Run], metric: Metric, value: _Diff
     if runs is base:
         return Line(row, {"quality": Evidence(untested=divergence)})
     time = _compare(runs, base, lambda run: run.speed, TIME_FLOOR)
-    return Line(row, {"quality": _evidence(value, divergence), "time": _evidence(time, EMPTY)})
+    return Line(row, {"quality": _evidence(value, divergence), "time": _evidence(time, EMPTY)}, _survivors(runs, base))
+
+
+def _survivors(runs: Sequence[Run], base: Sequence[Run]) -> tuple[int, int] | None:
+    """Return how many of the reference's runs next to these did not diverge, and how many there are; None if all."""
+    seeds = {run.seed for run in runs}
+    counts = [(run.runs or 1, run.diverged) for run in [run for run in base if run.seed in seeds] or base]
+    kept, ran = sum(count for count, diverged in counts if not diverged), sum(count for count, _ in counts)
+    return (kept, ran) if kept < ran else None
 
 
 def _evidence(difference: _Difference | None, untested: Verdict) -> Evidence:

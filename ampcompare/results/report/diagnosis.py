@@ -4,7 +4,7 @@ import math
 import shlex
 from typing import Any
 
-from ampcompare.base.formatting import format_count, printable
+from ampcompare.base.formatting import format_count, printable, rough_percent
 from ampcompare.results.records.diagnosis import Cure, Diagnosis, Fault, PlaceReport, Range
 from ampcompare.results.report.document import Block, Code, Document, Figure, Items, Section, Step, Table, Text
 
@@ -44,21 +44,21 @@ def _place_row(report: PlaceReport) -> list[str]:
         place.phase,
         _number(values.smallest),
         _number(values.largest) if not values.nonfinite else "not finite",
-        _percent(values.share(values.zeros)),
-        _percent(values.share(values.lost)),
-        _percent(values.share(values.top + values.above)),
+        _share(values, values.zeros),
+        _share(values, values.lost),
+        _share(values, values.top + values.above),
         _number(report.error),
         _number(report.made),
         printable(place.where, MAX_WHERE, keep_end=MAX_WHERE - 8) or "-",
     ]
 
 
+def _share(values: Range, count: int) -> str:
+    return rough_percent(values.share(count)) if count else "-"
+
+
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.2g}"
-
-
-def _percent(share: float) -> str:
-    return "-" if share == 0 else f"{100 * share:.2g}"
 
 
 def diagnosis_document(diagnosis: Diagnosis) -> Document:
@@ -117,7 +117,7 @@ def _headroom(diagnosis: Diagnosis) -> list[Text]:
     room = diagnosis.headroom
     if room is None:
         return []
-    shares = ", ".join(f"{100 * share:.2g} % at {scale}" for scale, share in room.lost.items())
+    shares = ", ".join(f"{rough_percent(share)} % at {scale}" for scale, share in room.lost.items())
     largest = "unknown" if room.largest_scale is None else f"{room.largest_scale:g}"
     scale = f"own {room.own_scale:g}, largest without overflow {largest}"
     return [Text([f"Loss scale: {scale}; underflow in fp16: {shares}"])]
@@ -129,8 +129,8 @@ def _updates(diagnosis: Diagnosis) -> list[Text]:
         return []
     worst = max(lost, key=lambda one: one.lost / one.moved)
     total, moved = sum(one.lost for one in lost), sum(one.moved for one in diagnosis.updates)
-    share = f"{100 * total / moved:.2g} % are below half a unit in the last place of the weight"
-    most = f"most in {worst.parameter} ({worst.dtype}), {100 * worst.lost / worst.moved:.2g} %"
+    share = f"{rough_percent(total / moved)} % are below half a unit in the last place of the weight"
+    most = f"most in {worst.parameter} ({worst.dtype}), {rough_percent(worst.lost / worst.moved)} %"
     return [Text([f"Updates: {share}; {most}"])]
 
 
@@ -161,8 +161,8 @@ def _cell(values: Range | None, step: int) -> MapCell:
         return ("bad", 1.0, f"{text}, {values.nonfinite} not finite")
     high, low = values.share(values.top + values.above), values.share(values.below + values.lost)
     if high:
-        return ("unclear", 0.4 + 0.6 * min(1.0, 10 * high), f"{text}, {100 * high:.2g} % from 32768")
+        return ("unclear", 0.4 + 0.6 * min(1.0, 10 * high), f"{text}, {rough_percent(high)} % from 32768")
     if low > 0.01:
-        return ("accent", 0.2 + 0.8 * min(1.0, low), f"{text}, {100 * low:.2g} % below fp16")
+        return ("accent", 0.2 + 0.8 * min(1.0, low), f"{text}, {rough_percent(low)} % below fp16")
     used = (math.log2(values.largest) - FP16[0]) / (FP16[1] - FP16[0]) if values.largest else 0.0
     return ("good", 0.1 + 0.7 * min(1.0, max(0.0, used)), text)

@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Iterable
 from typing import Any
 
-from ampcompare.base.formatting import format_count, printable
+from ampcompare.base.formatting import format_count, printable, rough_percent
 from ampcompare.results.records.outlook import Outlook, Prefix
 from ampcompare.results.report.document import Document, Figure, Section, Table, Text
 from ampcompare.results.report.tables import listing_table
@@ -63,6 +63,6 @@ def _basis(found: Outlook) -> str:
     words = [f"{format_count(prefix.steps, 'step')} in fp32"]
     words.append(f"learning rates ahead: {prefix.basis}" if prefix.basis else "the learning rate stays")
     if found.twin is not None:
-        words.append(f"a twin from weights changed by 1/512 differs by {100 * found.twin:.2g} %")
+        words.append(f"a twin from weights changed by 1/512 differs by {rough_percent(found.twin)} %")
     sentence = "; ".join(words)
     return f"{sentence[0].upper()}{sentence[1:]}. Not covered: evaluation, and what these steps did not run."

@@ -121,7 +121,7 @@ def _options(settings: ExecSettings, rank: str) -> list[str]:
         record = Path(settings.record)
         values["--record"] = record.with_name(f"{record.stem}.started{rank}{record.suffix}")
     options = [text for name, value in values.items() if value is not None for text in (name, str(value))]
-    options += ["--compat-torch"] * settings.compat_torch
+    options += ["--twin"] * settings.twin + ["--compat-torch"] * settings.compat_torch
     return options + {"strict": ["--strict-guards"], "off": ["--no-guards"]}.get(settings.guards, [])
 
 
@@ -140,5 +140,5 @@ def count_starts() -> None:
 
 
 def num_started() -> int:
-    """Return how many processes were start_counted, each of which may train."""
+    """Return how many processes were started, each of which may train."""
     return _started

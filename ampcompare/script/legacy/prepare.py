@@ -82,7 +82,7 @@ def prepare_process(
 
         patch_torch()
     rows = None
-    if settings.record is not None or settings.ledger:
+    if settings.record is not None or settings.ledger or settings.max_steps is not None:
         # Imported here: without them a script that needs no torch loads none.
         from ampcompare.script.recording.recorder import Recorder, Rows, header
 

@@ -13,7 +13,7 @@ class ExecSettings:
         arm: run the script under this arm: fp32, bf16, native:fp16, half, O2.
         seed: seed Python, NumPy and torch before the script starts; with --arm.
         twin: change each weight that an optimizer gets by one part in 512; with --arm.
-        max_steps: end after N steps; with --arm and --record.
+        max_steps: end after N steps; with --arm.
         watch: record also first weights and batches, scalars, memory and the files that the script writes.
         record: record every backward pass and step, for `ampcompare report FILE`.
         ledger: show in which types it trained, and which lines set them; with --arm.

@@ -166,3 +166,14 @@ def test_a_metric_that_is_not_clear(text: str, options: dict[str, str], words: s
 def test_a_margin_that_is_not_known() -> None:
     with pytest.raises(ConfigError, match="loss has no usual margin; give --margin"):
         judge(read_table("arm,loss\nfp32,1.0\nhalf,1.1\n", better="lower"))
+
+
+@pytest.mark.parametrize("seeds", [True, False])
+def test_a_reference_that_diverged_leaves_a_condition(seeds: bool) -> None:
+    """What the runs say that it completed is no verdict on all of them; an arm of other seeds lost none."""
+    lines = [f"{arm},{n if seeds else ''},{76 + n / 50}\n" for arm in ("fp32", "half") for n in range(4)]
+    text = "arm,seed,accuracy\n" + "".join(lines) + f"fp32,{4 if seeds else ''},nan\n"
+    lost = f"half,{4 if seeds else ''},76.04\n"
+    verdicts = [str(_row(judge(read_table(table)), "half").quality) for table in (text + lost, text)]
+    conditional = "conditional on 4 of 5 seeds (equivalent (±0.5))"
+    assert verdicts == [conditional, "equivalent (±0.5)" if seeds else conditional]

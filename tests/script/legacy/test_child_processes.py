@@ -71,7 +71,7 @@ def test_other_commands_stay_as_they_are(
 
 
 def test_ranks_of_a_legacy_script_have_its_options(started: list[list[str]]) -> None:
-    """Without an arm, what `exec` was asked for reaches each rank too."""
-    child_processes.pass_on_to_ranks(ExecSettings(opt_level="O2", compat_torch=True, guards="strict"))
+    """What `exec` was asked for reaches each rank: of a twin, all have the same weights."""
+    child_processes.pass_on_to_ranks(ExecSettings(opt_level="O2", twin=True, compat_torch=True, guards="strict"))
     subprocess.Popen([PYTHON, Path("train.py")], env={"LOCAL_RANK": "0"})
-    assert started == [[PYTHON, *EXEC, "--opt-level", "O2", "--compat-torch", "--strict-guards", "train.py"]]
+    assert started == [[PYTHON, *EXEC, "--opt-level", "O2", "--twin", "--compat-torch", "--strict-guards", "train.py"]]

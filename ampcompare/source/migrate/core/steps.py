@@ -21,6 +21,7 @@ MIXED = (
     "steps"
 )
 TOGETHER = "after an overflow Apex skips {0}; GradScaler skips each by its own gradients, so one may step alone"
+IN_EXPRESSION = "this step is a part of another statement; write it as a statement of its own"
 HALF_LEAF = "{0} is fp16 in the optimizer, and GradScaler refuses fp16 gradients: keep it in fp32, autocast casts it"
 APART = (
     "amp.initialize does not get {0}, so its gradients stay scaled, in a clip of all parameters too, as with Apex; if "
@@ -216,7 +217,11 @@ def _parameters(core: Core, call: ast.Call) -> str:
 def rewrite_steps(core: Core) -> None:
     """Step each optimizer with scaled gradients by its scaler."""
     for step in core.sites.steps:
-        if not _is_step_scaled(core, step.function, step.optimizer) or _is_first(core, step):
+        if not _is_step_scaled(core, step):
+            continue
+        if getattr(step.statement, "value", None) is not step.call or isinstance(step.statement, ast.Return):
+            raise Unsure(step.call, IN_EXPRESSION)
+        if _is_first(core, step):
             continue
         scaler = core.scaler(step.call, step.optimizer)
         core.edits.replace(step.call, f"{scaler}.step({', '.join([step.optimizer, *step.options])})")
@@ -310,8 +315,8 @@ def _is_first(core: Core, step: Step) -> bool:
     return bool(backwards) and not repeated and all(each.lineno > step.statement.lineno for each in backwards)
 
 
-def _is_step_scaled(core: Core, function: Function | None, optimizer: str) -> bool:
+def _is_step_scaled(core: Core, step: Step) -> bool:
     """Return whether a step uses scaled gradients: not where all backward passes of its function are plain ones."""
-    if any(each.function is function for each in core.sites.backwards):
+    if id(step.call) in core.order.scaled or any(each.function is step.function for each in core.sites.backwards):
         return True
-    return not any(core.module.function(call) is function for call, _ in core.module.methods("backward"))
+    return not any(core.module.function(call) is step.function for call, _ in core.module.methods("backward"))
