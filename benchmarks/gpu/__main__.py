@@ -30,7 +30,7 @@ NEEDED = (
 @click.option("--part", "parts", type=click.Choice(PARTS), multiple=True, help="Repeat it.  [default: all, in order]")
 @click.option("--out", default="runs/gpu-check", show_default=True, help="Folder for PART.json.")
 @click.option("--rehearse", is_flag=True, help="The same on the CPU, small: shows that the programs work.")
-@click.option("--minutes", type=click.FloatRange(min=1), help="For all parts together, the first come first.  [default: 8.5 for each]")
+@click.option("--minutes", type=click.FloatRange(min=1), help="For all parts together.  [default: 8.5 for each]")
 @click.option("--apex-src", envvar="APEX_SRC", help="Folder that holds apex/ of Apex 25.05; Python alone is enough.")
 def main(parts: tuple[str, ...], out: str, rehearse: bool, minutes: float | None, apex_src: str | None) -> None:
     """Check ampcompare on one NVIDIA GPU, in parts of less than nine minutes; each ends with one line.
