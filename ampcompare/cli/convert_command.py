@@ -53,8 +53,8 @@ def command(
     if source.is_dir():
         raise ConfigError(f"{source} is a folder, but a checkpoint is a file; name one of its *.pt")
     if inspect:
-        if target is not None or to is not None:
-            raise click.UsageError("--inspect writes nothing: leave out OUT and --to")
+        if target is not None or to is not None or opt_level is not None or save_apex_format:
+            raise click.UsageError("--inspect writes nothing: leave out OUT and the options of a conversion")
         from ampcompare.training.checkpoint.inspect import inspect_file, inspection_lines
 
         inspection = inspect_file(source)

@@ -153,7 +153,7 @@ class AmpComparePrecision(_PrecisionPlugin):  # type: ignore[misc]
         return move(data, Tensor, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
 
     def _casts_weights(self) -> bool:
-        return self.arm.backend == "half" or self.arm.options.get("opt_level") in ("O2", "O3", "O5")
+        return self.arm.roles.weights != "fp32"
 
     @contextlib.contextmanager
     def forward_context(self) -> Iterator[None]:

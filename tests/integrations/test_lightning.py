@@ -84,6 +84,15 @@ def test_plugin_trains_as_ampcompares_loop(tmp_path: Path, arm: str) -> None:
     assert kinds.count("step") == 4
 
 
+@pytest.mark.parametrize("arm", ["native:bf16", "apex:O2", "fp8:over=half:dtype=bf16"])
+def test_batches_get_the_type_of_the_weights(arm: str) -> None:
+    if arm.startswith("fp8"):
+        pytest.importorskip("torchao", reason="not installed: pip install torchao")
+    plugin, model = AmpComparePrecision(arm), nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
+    plugin.connect(model, [torch.optim.SGD(model.parameters(), 0.1)], [])
+    assert plugin.convert_input(torch.ones(1)).dtype is next(model.parameters()).dtype
+
+
 def test_state_is_of_one_arm(tmp_path: Path) -> None:
     """Loss scales of a checkpoint are refused by another arm, and guards of no such name."""
     state = AmpComparePrecision("native:fp16").state_dict()

@@ -36,6 +36,7 @@ def test_the_command_converts_and_says_what_was_lost(
         (["a.pt"], "or --inspect"),
         (["a.pt", "b.pt"], "--to native or --to apex"),
         (["a.pt", "b.pt", "--inspect"], "writes nothing"),
+        (["a.pt", "--inspect", "--opt-level", "O2"], "writes nothing"),
         (["none.pt", "b.pt", "--to", "native"], "cannot read the checkpoint none.pt: No such file"),
         (["none.pt", "--inspect"], "cannot read the checkpoint none.pt: No such file"),
     ],
