@@ -57,17 +57,20 @@ OPTIMIZERS = {
 
 DECORATORS = {"half_function": "float16", "float_function": "float32"}
 
-# Parts that Apex removed later than amp, longest name first, each with when and what torch has instead.
+# Parts that Apex removed at another time than amp, longest name first, each with when and what to take instead.
 GONE = {
-    "apex.contrib.gpu_direct_storage": ("July 2026", "torch.cuda.gds"),
-    "apex.contrib.multihead_attn": ("July 2026", "torch.nn.MultiheadAttention"),
-    "apex.contrib.fmha": ("July 2026", "torch.nn.functional.scaled_dot_product_attention"),
-    "apex.transformer": ("January 2026", "Megatron-Core"),
+    "apex.contrib.gpu_direct_storage": ("in July 2026", "torch.cuda.gds"),
+    "apex.contrib.multihead_attn": ("in July 2026", "torch.nn.MultiheadAttention"),
+    "apex.contrib.fmha": ("in July 2026", "torch.nn.functional.scaled_dot_product_attention"),
+    "apex.transformer": ("in January 2026", "Megatron-Core"),
+    "apex.pyprof": ("before 25.05", "torch.profiler"),
 }
+# Options of layers that torch's do not take.
+LAYER_OPTIONS = frozenset({"channel_last", "fuse_relu", "memory_efficient"})
 # Parts of Apex that its current version still has, and torch has not.
 STAYS = (
     "apex.contrib.", "apex.mlp.", "apex.fused_dense.", "apex.optimizers.FusedLAMB",
     "apex.optimizers.FusedMixedPrecisionLamb", "apex.optimizers.FusedNovoGrad", "apex.optimizers.fused_lamb",
-    "apex.normalization.", "apex.multi_tensor_apply.", "apex.pyprof", "apex.__file__", "apex.__version__", "amp_C",
+    "apex.normalization.", "apex.multi_tensor_apply.", "apex.__file__", "apex.__version__", "amp_C",
     "apex_C",
 )  # fmt: skip

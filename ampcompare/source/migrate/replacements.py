@@ -5,7 +5,7 @@ import ast
 from ampcompare.source.edits import Edits
 from ampcompare.source.migrate.finding import NOTE, Finding, Unsure
 from ampcompare.source.migrate.read.names import Names
-from ampcompare.source.migrate.replacement_table import DECORATORS, GONE, IMPORTED, OPTIMIZERS, STAYS
+from ampcompare.source.migrate.replacement_table import DECORATORS, GONE, IMPORTED, LAYER_OPTIONS, OPTIMIZERS, STAYS
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import HIDDEN, argument, arguments, dotted_name, is_literal, last_name, walk
 
@@ -69,7 +69,8 @@ class Replacements:
     def rewrite(self, node: ast.Name | ast.Attribute, meaning: str) -> bool:
         """Rewrite a use; return False where current Apex still has it and torch has no equivalent."""
         if self._is_absence(node):
-            return self._absence(node)
+            stays = meaning.startswith(STAYS) and meaning not in IMPORTED and not meaning.endswith("RMSNorm")
+            return not stays and self._absence(node)
         if meaning in IMPORTED:
             return self._rename(node, IMPORTED[meaning])
         parts = meaning.split(".")
@@ -96,9 +97,13 @@ class Replacements:
             )
         if (gone := next((name for name in GONE if f"{meaning}.".startswith(f"{name}.")), None)) is not None:
             when, instead = GONE[gone]
-            raise Unsure(node, f"Apex removed {gone} in {when}: take {instead}")
+            raise Unsure(node, f"Apex removed {gone} {when}: take {instead}")
         if meaning.startswith(STAYS):
             return self._stays(node, meaning)
+        if meaning == "apex.amp" and self._is_asked(node):
+            if self._whole:
+                self._edits.replace(node, "True")
+            return self._whole
         if meaning in ("apex", "apex.optimizers", "apex.parallel", "apex.normalization", "apex.amp"):
             raise Unsure(node, f"{meaning} is passed as a value; what is called on it cannot be seen")
         raise Unsure(node, f"{meaning} has no equivalent in torch")
@@ -131,6 +136,11 @@ class Replacements:
             return False
         return isinstance(parent.ops[0], (ast.Is, ast.IsNot)) and is_literal(parent.comparators[0], None)
 
+    def _is_asked(self, node: ast.AST) -> bool:
+        """Return whether a name is only asked whether it is there, as in `if amp:`."""
+        parent = self._module.parent(node)
+        return isinstance(parent, (ast.BoolOp, ast.UnaryOp)) or getattr(parent, "test", None) is node
+
     def _absence(self, node: ast.Name | ast.Attribute) -> bool:
         if not self._whole:
             return False
@@ -156,9 +166,7 @@ class Replacements:
         call = self._call(node)
         if twin == DDP and call is not None:
             self._ddp(call)
-        if twin.endswith(".convert_sync_batchnorm") and call is not None:
-            if any(each.arg in ("channel_last", None) for each in call.keywords):
-                raise Unsure(call, "channel_last of convert_syncbn_model has no equivalent")
+        self._refuse_options(call, twin)
         own = [
             (statement, alias.name)
             for statement, alias in self._names.imports
@@ -170,15 +178,23 @@ class Replacements:
             self._edits.replace(node, self._full(twin))
         return True
 
+    def _refuse_options(self, call: ast.Call | None, twin: str) -> None:
+        for each in [] if call is None else call.keywords:
+            if each.arg in LAYER_OPTIONS:
+                raise Unsure(each.value, f"{twin} has no option {each.arg}")
+
     def _process_group(self, node: ast.Name | ast.Attribute) -> bool:
         call = self._call(node)
         size = None if call is None else argument(call, "group_size", 0)
         if call is None or size is None:
             raise Unsure(node, "create_syncbn_process_group is passed as a value")
         text = self._module.source(size)
-        # A size of 0 asks for one group of all.
-        group = f"{self._torch}.distributed.new_subgroups({text})[0] if {text} else None"
-        is_alone = isinstance(self._module.parent(call), (ast.Assign, ast.keyword))
+        group = f"{self._torch}.distributed.new_subgroups({text})[0]"
+        is_alone = isinstance(size, ast.Constant) or isinstance(self._module.parent(call), (ast.Assign, ast.keyword))
+        if is_literal(size, 0):  # asks for one group of all
+            group = "None"
+        elif not isinstance(size, ast.Constant):
+            group += f" if {text} else None"
         self._edits.replace(call, group if is_alone else f"({group})")
         return True
 
@@ -191,6 +207,7 @@ class Replacements:
             return False
         if call is None:
             raise Unsure(node, "FusedRMSNorm is passed as a value; its equivalent is torch.nn.RMSNorm with eps=1e-5")
+        self._refuse_options(call, "torch.nn.RMSNorm")
         has_eps = len(call.args) > 1 or any(each.arg in ("eps", None) for each in call.keywords)
         self._edits.replace(node, f"{self._torch}.nn.RMSNorm")
         if not has_eps:

@@ -312,7 +312,7 @@ def _rewrite_imports(
                 gone.add(statement)
     for node in module.nodes:
         if isinstance(node, ast.Try):
-            _settle_try(module, edits, node, gone)
+            _settle_try(edits, node, gone)
 
 
 def _root(node: ast.AST) -> str:
@@ -350,7 +350,7 @@ def _rewrite_import(
     return lines, complete
 
 
-def _settle_try(module: Module, edits: Edits, node: ast.Try, gone: set[ast.stmt]) -> None:
+def _settle_try(edits: Edits, node: ast.Try, gone: set[ast.stmt]) -> None:
     """Remove a `try` that guarded only imports of Apex; what else its body does stays."""
     if not any(each in gone for each in node.body) or node.finalbody or node.orelse:
         return

@@ -261,8 +261,15 @@ def compare_runs(original: Run, rewritten: Run) -> tuple[str, list[str]]:
 
 
 def _differences(original: Run, rewritten: Run) -> list[float]:
-    """Return the relative difference of the losses of each backward pass."""
+    """Return the relative difference of the losses of each backward pass; none if other passes were scaled."""
+    if _scale_others(original, rewritten):
+        return []
     return [_difference(*pair) for pair in zip(original.losses, rewritten.losses, strict=False)]
+
+
+def _scale_others(original: Run, rewritten: Run) -> bool:
+    """Return whether both ran as many backward passes, and scaled more of them in one: Apex leaves plain ones alone."""
+    return len(original.passes) == len(rewritten.passes) and len(original.losses) != len(rewritten.losses)
 
 
 def _difference(first: float | None, second: float | None) -> float:
@@ -281,6 +288,8 @@ def _first_above(differences: list[float], limit: float) -> int | None:
 
 
 def _compare_losses(original: Run, rewritten: Run) -> tuple[str, str]:
+    if _scale_others(original, rewritten):
+        return EQUAL, f"losses: not compared, since {len(original.losses)} against {len(rewritten.losses)} were scaled"
     differences = _differences(original, rewritten)
     first, parted = _first_above(differences, 0.0), _first_above(differences, ROUNDING)
     if first is None:
@@ -300,6 +309,8 @@ def _first_passes(run: Run) -> int:
 
 
 def _compare_scales(original: Run, rewritten: Run) -> tuple[str, str]:
+    if _scale_others(original, rewritten):
+        return EQUAL, "loss scales: not compared"
     pairs = [(a or 1.0, b or 1.0) for a, b in zip(original.scales, rewritten.scales, strict=False)]
     for index, (first, second) in enumerate(pairs, 1):
         if first != second:

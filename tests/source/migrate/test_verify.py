@@ -42,6 +42,10 @@ def test_equal_runs_are_equal_to_the_last_bit() -> None:
     assert compare_runs(RUN, RUN)[0] == EQUAL
     strange = dataclasses.replace(RUN, losses=[1.0, float("nan")])
     assert compare_runs(strange, strange)[0] == EQUAL
+    # Apex leaves a plain backward pass next to a block alone, which is scaled in the result.
+    more = dataclasses.replace(RUN, losses=[1.0, 9.0, 0.5, 9.0], scales=[65536.0] * 4)
+    assert compare_runs(RUN, more)[0] == EQUAL
+    assert compare_runs(RUN, dataclasses.replace(more, passes=[{}]))[0] == DIFFERENT
 
 
 def test_a_small_difference_is_within_rounding_and_named() -> None:

@@ -57,7 +57,7 @@ class Criteria:
         object.__setattr__(self, "margin", self.rule.value)  # "0.5" and 0.5 are equal criteria
         for name in ("time", "loss"):
             if not 0 < (margin := getattr(self, f"{name}_margin")) < math.inf:
-                raise ConfigError(f"the {name} margin is {margin}; give a positive number, chosen before the runs")
+                raise ConfigError(f"the {name} margin is {100 * margin:g} %; give one above 0, chosen before the runs")
         if self.looks is not None and self.looks < 1:
             raise ConfigError(f"the number of looks is {self.looks}; give 1 or more, or leave it open")
         if self.prefer not in get_args(Preference):

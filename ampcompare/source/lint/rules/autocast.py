@@ -80,13 +80,13 @@ def loop_in_autocast(module: LintModule) -> Iterator[Finding]:
     for trace, _, event in module.events(Kind.STEP, Kind.SCALER_STEP):
         if not event.loops or all(one.loops != event.loops for one in events_before(trace, event, Kind.BACKWARD)):
             continue
-        line = _line_of_block_around(module, event) or _line_of_decorator(module, event)
+        line = _line_of_block_around(event) or _line_of_decorator(module, event)
         if line and not module.mentions(r"clear_autocast_cache"):
             shown = f"the copies of the weights that the autocast of line {line} made are not updated by this step"
             yield module.finding("AMP237", event.call, shown)
 
 
-def _line_of_block_around(module: LintModule, event: Event) -> int:
+def _line_of_block_around(event: Event) -> int:
     """Return the line of an autocast block that is on and lies around the loop of an event; 0 if none does."""
     for block in event.contexts:
         if block.kind != "autocast" or not block.enabled or not _may_be_on(block, event) or not _caches(block.call):

@@ -132,7 +132,7 @@ def _is_passed_on(module: Module, node: ast.AST) -> bool:
     parent = module.parent(node)
     if isinstance(getattr(node, "ctx", None), ast.Store) or isinstance(parent, (ast.Compare, ast.Global)):
         return False
-    return not (isinstance(parent, (ast.If, ast.BoolOp, ast.IfExp, ast.UnaryOp)))
+    return not (isinstance(parent, (ast.If, ast.BoolOp, ast.IfExp, ast.UnaryOp, ast.Assert)))
 
 
 def _cast_evaluation(core: Core) -> None:
@@ -342,6 +342,9 @@ def _rewrite_backward(core: Core, backward: Backward) -> None:
 
 
 def _refuse_inside(core: Core, statement: ast.With) -> None:
+    for each in walk(statement):
+        if isinstance(each, (ast.Yield, ast.YieldFrom)):
+            raise Unsure(each, "the caller of this generator runs in the block of scale_loss, and cannot be seen")
     for read in core.sites.reads:
         if statement in core.module.ancestors(read.statement) and isinstance(read.node, ast.Call):
             raise Unsure(read.node, CLIPPED_INSIDE)
@@ -363,10 +366,16 @@ def _refuse_without_step(module: Module, sites: Sites) -> None:
 
 def find_handed_on(core: Core) -> Iterator[tuple[ast.Call, str]]:
     """Yield the calls of functions of other files that get a loss with an optimizer, and may scale it."""
+    scaling = {each.function.name for each in core.sites.backwards if each.function is not None}
     known = {last_part(key) for key in core.sites.optimizers} | {last_part(each.optimizer) for each in core.sites.steps}
     for node in core.module.calls:
         key = dotted_name(node.func)
-        if key is None or key in core.module.functions or core.names.meaning(node.func) is not None:
+        if (
+            key is None
+            or key in core.module.functions
+            or last_part(key) in scaling
+            or core.names.meaning(node.func) is not None
+        ):
             continue
         given = {last_part(name) for each in argument_values(node) if (name := dotted_name(each)) is not None}
         if given & known and (key in core.names.running or any("loss" in each.lower() for each in given)):

@@ -53,12 +53,12 @@ def create_scalers(core: Core) -> None:
     if core.planned.home == "module" and made and all(each.function is None for each, _ in made):
         core.always = not conditional
     for each, settings in made:
-        _create(core, each, settings, single)
+        _create(core, each, settings)
         for message in settings.notes:
             core.note(each.call, message)
 
 
-def _create(core: Core, initialize: Initialize, settings: _ScalerSettings, single: bool) -> None:
+def _create(core: Core, initialize: Initialize, settings: _ScalerSettings) -> None:
     module, planned = core.module, core.planned
     function = initialize.function
     conditions = conditions_of(module, initialize)
@@ -245,7 +245,7 @@ def _read_scale(module: Module, given: dict[str, ast.expr], settings: _ScalerSet
     if scale is None or is_literal(scale, None) or (isinstance(scale, ast.Constant) and scale.value == "dynamic"):
         return
     text = module.source(scale)
-    if isinstance(scale, ast.Constant) and isinstance(scale.value, (int, float)):
+    if isinstance(scale, ast.Constant) and isinstance(scale.value, (int, float, str)):
         text = repr(float(scale.value))
         settings.arguments.append(f"init_scale={text}")
         if single:

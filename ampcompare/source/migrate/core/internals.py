@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from ampcompare.source.migrate.core.state_dict import optimizer_of_state
 from ampcompare.source.migrate.read.sites import Unsure
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import dotted_name
@@ -28,8 +30,17 @@ def refuse_internals(core: Core) -> None:
     for node, name in find_internals(core.module):
         raise Unsure(node, NO_EQUIVALENT.format(name))
     for use, meaning in core.names.uses:
-        if meaning.startswith(AMP_STATE):
+        if meaning.startswith(AMP_STATE) and not _read_scale(core, use, meaning):
             raise Unsure(use, f"{meaning.removeprefix('apex.')} is internal to Apex, with no equivalent")
+
+
+def _read_scale(core: Core, use: ast.expr, meaning: str) -> bool:
+    """Rewrite `loss_scalers[0].loss_scale()`; return whether a use is that."""
+    call = next(itertools.islice(core.module.ancestors(use), 2, None))
+    if meaning != f"{AMP_STATE}.loss_scalers" or ast.unparse(call) != f"{ast.unparse(use)}[0].loss_scale()":
+        return False
+    core.edits.replace(call, f"{core.scaler(use, optimizer_of_state(core, use))}.get_scale()")
+    return True
 
 
 def find_internals(module: Module) -> Iterator[tuple[ast.expr, str]]:

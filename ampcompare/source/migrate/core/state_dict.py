@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from typing import TYPE_CHECKING
 
 from ampcompare.source.migrate.read.sites import Unsure
@@ -12,18 +13,25 @@ if TYPE_CHECKING:
     from ampcompare.source.migrate.core.context import Core
 
 FROM_APEX = "# saved with Apex"
+ENTRY = re.compile(r"loss_scaler\d+")
+OF_APEX = "the entries of Apex's state are read here; the state of a GradScaler has others, such as scale"
 OWN = ("self.optimizer", "self.optim", "self.opt")  # what runners and trainers call theirs
 
 
 def rewrite_state(core: Core) -> None:
     """Rewrite saving and loading of the scalers."""
+    for node in core.module.nodes if core.sites.saves or core.sites.loads else ():
+        if isinstance(node, ast.Constant) and ENTRY.fullmatch(str(node.value)):
+            raise Unsure(node, OF_APEX)
     for call in core.sites.saves:
+        if isinstance(core.module.parent(call), ast.Attribute):
+            raise Unsure(call, OF_APEX)
         core.edits.replace(call, _save_state(core, call))
     for call in core.sites.loads:
         _load_state(core, call)
 
 
-def optimizer_of_state(core: Core, call: ast.Call) -> str | None:
+def optimizer_of_state(core: Core, call: ast.expr) -> str | None:
     """Return an optimizer that is in reach of a call, for a scaler that it carries."""
     if core.planned.home != "optimizer":
         return None
@@ -36,7 +44,7 @@ def optimizer_of_state(core: Core, call: ast.Call) -> str | None:
     return next((name for name in names if name in ("optimizer", "optim", "opt")), own.pop() if len(own) == 1 else None)
 
 
-def _is_in_reach(core: Core, call: ast.Call, key: str) -> bool:
+def _is_in_reach(core: Core, call: ast.expr, key: str) -> bool:
     """Return whether a key means an optimizer where a call is: in its function, or in its class."""
     module, function = core.module, core.module.function(call)
     users = {each.function for each in core.sites.backwards if key in each.optimizers}

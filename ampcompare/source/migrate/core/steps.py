@@ -21,6 +21,7 @@ MIXED = (
     "steps"
 )
 TOGETHER = "after an overflow Apex skips {0}; GradScaler skips each by its own gradients, so one may step alone"
+IN_EXPRESSION = "this step is a part of another statement; write it as a statement of its own"
 HALF_LEAF = "{0} is fp16 in the optimizer, and GradScaler refuses fp16 gradients: keep it in fp32, autocast casts it"
 APART = (
     "amp.initialize does not get {0}, so its gradients stay scaled, in a clip of all parameters too, as with Apex; if "
@@ -216,7 +217,11 @@ def _parameters(core: Core, call: ast.Call) -> str:
 def rewrite_steps(core: Core) -> None:
     """Step each optimizer with scaled gradients by its scaler."""
     for step in core.sites.steps:
-        if not _is_step_scaled(core, step.function, step.optimizer) or _is_first(core, step):
+        if not _is_step_scaled(core, step):
+            continue
+        if getattr(step.statement, "value", None) is not step.call or isinstance(step.statement, ast.Return):
+            raise Unsure(step.call, IN_EXPRESSION)
+        if _is_first(core, step):
             continue
         scaler = core.scaler(step.call, step.optimizer)
         core.edits.replace(step.call, f"{scaler}.step({', '.join([step.optimizer, *step.options])})")
@@ -229,12 +234,12 @@ def _stepped_apart(core: Core, function: Function | None) -> list[tuple[ast.Call
     module, sites = core.module, core.sites
     known = {last_part(each.optimizer) for each in sites.steps}
     passes = [each.statement for each in sites.backwards if each.block and each.function is function]
-    found, roles = [], ObjectKinds(module)
+    found, kinds = [], ObjectKinds(module)
     for node, stepped in module.methods("step"):
         key = dotted_name(stepped)
         if key is None or node.args or last_part(key) in known or module.function(node) is not function:
             continue
-        if roles.of(stepped, module.scope_of[node]) == "optimizer":
+        if kinds.of(stepped, module.scope_of[node]) == "optimizer":
             if any(each.lineno < node.lineno and not is_exclusive(module, each, node) for each in passes):
                 found.append((node, key))
     return found
@@ -250,10 +255,10 @@ def note_joint_steps(core: Core) -> None:
 
 def refuse_half_leaves(core: Core) -> None:
     """Leave fp16 tensors of the script's own by hand, which an optimizer has next to, or in place of, a model's."""
-    module, roles = core.module, ObjectKinds(core.module)
+    module, kinds = core.module, ObjectKinds(core.module)
     for call in module.calls:
         scope = module.scope_of[call]
-        if not call.args or not roles.is_new("optimizer", call, scope):
+        if not call.args or not kinds.is_new("optimizer", call, scope):
             continue
         for each in _members(call.args[0]):
             values = module.values_of(dotted_name(each) or "", scope) or [each]
@@ -310,8 +315,8 @@ def _is_first(core: Core, step: Step) -> bool:
     return bool(backwards) and not repeated and all(each.lineno > step.statement.lineno for each in backwards)
 
 
-def _is_step_scaled(core: Core, function: Function | None, optimizer: str) -> bool:
+def _is_step_scaled(core: Core, step: Step) -> bool:
     """Return whether a step uses scaled gradients: not where all backward passes of its function are plain ones."""
-    if any(each.function is function for each in core.sites.backwards):
+    if id(step.call) in core.order.scaled or any(each.function is step.function for each in core.sites.backwards):
         return True
-    return not any(core.module.function(call) is function for call, _ in core.module.methods("backward"))
+    return not any(core.module.function(call) is step.function for call, _ in core.module.methods("backward"))

@@ -196,15 +196,22 @@ class _Finder:
         module = self._module
         found = False
         given = module.positional(function)
-        key = module.key(function)
         for node in module.calls:
-            if dotted_name(node.func) != key or module.function(node) is function:
+            if module.function(node) is function or not self._is_call_of(node, function):
                 continue
             values = [value for name, value in arguments(node, given).items() if name in needed]
             if values and not any(self._computes(value) for value in values):
                 keys = set().union(*(_loads(value) for value in values))
                 found = self._trace(module.statement(node), keys, depth + 1) or found
         return found
+
+    def _is_call_of(self, call: ast.Call, function: Function) -> bool:
+        """Return whether a call names a function, or a method of an object if only one class has it."""
+        if dotted_name(call.func) == self._module.key(function):
+            return True
+        named = [each for each in self._module.functions.values() for one in each if one.name == function.name]
+        is_method = isinstance(call.func, ast.Attribute) and self._module.class_of(function) is not None
+        return is_method and last_name(call.func) == function.name and len(named) == 1
 
     def _computes(self, node: ast.AST) -> bool:
         """Return whether a statement or expression calls a model, or else something that may call one."""

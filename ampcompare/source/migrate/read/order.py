@@ -15,10 +15,12 @@ class Order:
 
     Attributes:
         updates: steps (by `id` of the call) after which the scale is updated.
+        scaled: steps (by `id` of the call) that a backward pass for their optimizer precedes.
         pending: optimizers whose gradients are scaled and not yet used, at each read (by `id` of its node).
     """
 
     updates: dict[int, bool] = field(default_factory=dict)
+    scaled: set[int] = field(default_factory=set)
     pending: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
 
@@ -47,6 +49,7 @@ class _Events(CallFollower):
     def __init__(self, module: Module, sites: Sites) -> None:
         super().__init__(module)
         self._local: dict[int, Backward | Step | Read] = {}
+        self._scaling = {each.function for each in sites.backwards if module.class_of(each.function) is not None}
         for backward in sites.backwards:
             self._local[id(backward.node)] = backward
         for step in sites.steps:
@@ -68,9 +71,11 @@ class _Events(CallFollower):
             self.inline(node.func, frame, node)
 
     def callee(self, node: ast.expr, frame: Frame) -> Scope | None:
-        """Return also a method that only another class of the module has, such as one of a base."""
-        found = super().callee(node, frame)
-        named = self.module.functions.get(dotted_name(node) or "", ()) if found is None else ()
+        """Return also a method that only another class has: one of a base, or of an object that scales a loss."""
+        found, call = super().callee(node, frame), self.module.parent(node)
+        named = self.module.functions.get(dotted_name(node) or "", []) if found is None else []
+        if found is None and not named and isinstance(node, ast.Attribute) and isinstance(call, ast.Call) and call.args:
+            named = [each for each in self._scaling if each is not None and each.name == node.attr]
         return self.module.scope_from[named[0]] if len(named) == 1 else found
 
 
@@ -90,6 +95,8 @@ def _simulate(events: list[Backward | Step | Read], order: Order, sites: Sites) 
                 order.pending[id(event.node)] = tuple(pending)
         else:
             tail = event.optimizer.rpartition(".")[2]
+            if any(key.rpartition(".")[2] == tail for key in pending):
+                order.scaled.add(id(event.call))
             if event.optimizer in pending:
                 pending.remove(event.optimizer)
             else:

@@ -129,7 +129,7 @@ def collect_sites(module: Module, names: Names) -> Sites:
     known = set(sites.optimizers) | {key for each in sites.initializes for key in _optimizers_of(each)}
     _add_steps(module, sites, known)
     _add_plain_backwards(module, sites, known, names)
-    _add_reads(module, sites, names)
+    _add_reads(module, sites)
     sites.backwards.sort(key=lambda each: each.statement.lineno)
     return sites
 
@@ -186,11 +186,12 @@ def _add_steps(module: Module, sites: Sites, known: set[str]) -> None:
 def _add_plain_backwards(module: Module, sites: Sites, known: set[str], names: Names) -> None:
     """Add each `loss.backward()` in a function that also has a block of `scale_loss`, for the same optimizers.
 
-    So does one that calls a function with such a block, and steps itself.
+    So does one that calls such a function, or one that leads to it, and steps itself.
     """
     functions = {each.function for each in sites.backwards}
-    stepping = {each.function for each in sites.steps} - functions - {None}
-    functions |= {each for each in stepping if _called_in(module, {each}) & functions}
+    scaling = {module.key(each) for each in functions if each is not None}
+    callers = _find_callers(module, functions)
+    functions |= {each.function for each in sites.steps if each.function in callers}
     bodies = {each.statement: each.name for each in sites.backwards}
     for node, loss in module.methods("backward"):
         statement = module.statement(node)
@@ -201,6 +202,8 @@ def _add_plain_backwards(module: Module, sites: Sites, known: set[str], names: N
             continue  # of the scaled loss
         if receiver is not None and last_part(receiver).startswith("optim"):
             continue  # FP16_Optimizer
+        if dotted_name(node.func) in scaling:
+            continue  # a method of this object with a block
         if _is_of_another(node, known, names):
             if all(is_exclusive(module, node, each.statement) for each in sites.backwards if each.block):
                 continue
@@ -247,7 +250,7 @@ def _next_step(module: Module, backward: ast.Call) -> str | None:
     return str(min(below)[1]) if below else None
 
 
-def _add_reads(module: Module, sites: Sites, names: Names) -> None:
+def _add_reads(module: Module, sites: Sites) -> None:
     masters = {id(call): call for call in sites.masters}
     functions = {each.function for each in sites.backwards} | {each.function for each in sites.steps}
     functions |= _called_in(module, functions)
@@ -263,6 +266,17 @@ def _add_reads(module: Module, sites: Sites, names: Names) -> None:
             if any(isinstance(each, ast.Call) and id(each) in masters for each in walk(node)):
                 continue
             sites.reads.append(Read(node, _reading(module, node), module.function(node), ()))
+
+
+def _find_callers(module: Module, functions: set[Function | None]) -> set[Function | None]:
+    """Return the functions that call some functions of the module, or methods of the same object, or their callers."""
+    found: set[Function | None] = set()
+    while True:
+        keys = {module.key(each) for each in functions | found if each is not None}
+        grown = {module.function(call) for call in module.calls if dotted_name(call.func) in keys}
+        if grown == found:
+            return found
+        found = grown
 
 
 def _called_in(module: Module, functions: set[Function | None]) -> set[Function | None]:
