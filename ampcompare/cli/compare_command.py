@@ -143,16 +143,16 @@ def answer_without_training(options: CompareOptions, parameters: dict[str, Any])
 
     if parameters["list_metrics"]:
         return show_metrics(plan_comparison(options).plan.cells[0])
-    if (file := parameters["emit_cells"]) is not None:
-        count = emit_cells(options, Path(file))
-        click.echo(f"{count} commands are in {file}; when they have ended, run this again without --emit-cells")
-        return 0
     if parameters["dry_run"]:
         planned = plan_comparison(options)
         found = try_rows(planned)
         show_plan(planned, found, as_json=parameters["as_json"])
         if found is not None:
             require_trainable(found)
+        return 0
+    if (file := parameters["emit_cells"]) is not None:
+        count = emit_cells(options, Path(file))
+        click.echo(f"{count} commands are in {file}; when they have ended, run this again without --emit-cells")
         return 0
     return None
 

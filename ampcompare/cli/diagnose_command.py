@@ -10,7 +10,7 @@ from ampcompare.api.diagnosis import diagnose as api_diagnose
 from ampcompare.api.diagnosis import look_ahead as api_look_ahead
 from ampcompare.backends.arm import parse_arms
 from ampcompare.base.errors import ConfigError
-from ampcompare.cli.help import ARMS, OUTPUT, SCRIPT, option, options_of
+from ampcompare.cli.help import ARMS, OUTPUT, SCRIPT, option, options_of, refuse_given
 from ampcompare.cli.launching import ended_by_signals
 from ampcompare.cli.output import note, text_width
 from ampcompare.cli.settings import ScriptCommand, watched_config, watched_script_options
@@ -77,7 +77,9 @@ def command(**parameters: Any) -> int:
     "no fault in sight", "cannot know".
     """
     if parameters["ahead"]:
+        refuse_given(("reference", "cures"), "is not for --ahead, which repeats no operation; leave it out")
         return _ahead(parameters)
+    refuse_given(("prefix", "twin"), "is for --ahead; add it")
     from ampcompare.diagnosis.options import DiagnoseOptions
     from ampcompare.experiment.diagnose import diagnose
     from ampcompare.experiment.option_checks import check_cells

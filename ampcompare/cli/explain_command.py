@@ -10,13 +10,23 @@ import click
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import LaunchError
+from ampcompare.cli.help import refuse_given
 from ampcompare.cli.output import text_width
 from ampcompare.cli.settings import ScriptCommand, watched_config, watched_script_options
-from ampcompare.cli.shared_options import json_option, recipe_options
+from ampcompare.cli.shared_options import RECIPE_OPTIONS, json_option, parameter_of, recipe_options
 
 if TYPE_CHECKING:
     from ampcompare.results.records.ledger import Ledger
     from ampcompare.settings.config import RunConfig
+
+MODEL_OPTIONS = (
+    *(parameter_of(path) for _, path, _ in RECIPE_OPTIONS),
+    "seed",
+    "seed_arg",
+    "size",
+    "model_args",
+    "overrides",
+)
 
 
 @click.command(
@@ -58,6 +68,7 @@ def command(**parameters: Any) -> int:
         document["observed"] = observation = observe_in_child(config)
         below = render_observation(observation, width=width)
     else:
+        refuse_given(MODEL_OPTIONS, "is of a model that is prepared, or of a script; name a model with --arch")
         document["observed"] = None
     if parameters["as_json"]:
         click.echo(dump_json(document))

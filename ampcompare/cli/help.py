@@ -4,12 +4,13 @@ import inspect
 import os
 import re
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import click
 
 from ampcompare.api.arguments import texts_of
+from ampcompare.base.errors import ConfigError
 from ampcompare.cli.values import Choice
 
 GROUPS = (
@@ -119,6 +120,15 @@ def add_options(options: Sequence[Callable[[Function], Function]], function: Fun
     for add in reversed(options):
         function = add(function)
     return function
+
+
+def refuse_given(names: Collection[str], why: str) -> None:
+    """Refuse the first of some parameters of the present command that was given; `why` follows its flag."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if parameter.name in names and source not in (None, click.core.ParameterSource.DEFAULT):
+            raise ConfigError(f"{max(parameter.opts, key=len)} {why}")
 
 
 def group_of(parameter: click.Parameter) -> str:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Function = TypeVar("Function", bound=Callable[..., Any])
 Options = TypeVar("Options")
 
-# Arguments in Python that are no options of the command, or settings, which `request_from` and `launch_from` read.
+# Arguments in Python that are no options of the command, or settings, which `request_from` and `options_by_name` read.
 READ_ELSEWHERE = {"size", "config_file", "script", "mask", "slurm_options"}
 
 
@@ -46,7 +46,6 @@ def launch_options(function: Function) -> Function:
             metavar="NAME=VALUE",
             help="sbatch option for --launcher slurm: partition=gpu, time=2:00:00; repeatable",
         ),
-        option_of("--dist-url", metavar="URL"),
     ]
     return add_options(options, function)
 
@@ -55,7 +54,7 @@ def count_processes(parameters: Mapping[str, Any]) -> int | None:
     """Return the number of processes that flags, or the launcher of this process, ask for; None if neither does."""
     from ampcompare.base.environment.ranks import world_of
 
-    world = world_of(url=parameters["dist_url"])
+    world = world_of(url=parameters.get("dist_url"))
     requested: int | None = parameters["nproc_per_node"]
     if world is None:
         return requested
@@ -75,7 +74,7 @@ def options_by_name(kind: Callable[..., Options], parameters: Mapping[str, Any],
     names = inspect.signature(kind).parameters.keys() & parameters.keys() - READ_ELSEWHERE
     if "launch" in inspect.signature(kind).parameters:
         options = parse_slurm_options(parameters["slurm_options"])
-        values["launch"] = LaunchOptions(slurm_options=options, dist_url=parameters["dist_url"])
+        values["launch"] = LaunchOptions(slurm_options=options, dist_url=parameters.get("dist_url"))
     made: Any = kind(**{**{name: parameters[name] for name in names}, **values})
     made.command = typed_command()
     return cast("Options", made)

@@ -8,7 +8,7 @@ import click
 
 from ampcompare.api.migration import migrate_script
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit
-from ampcompare.cli.help import Command, option, options_of
+from ampcompare.cli.help import Command, option, options_of, refuse_given
 from ampcompare.cli.output import note
 from ampcompare.cli.values import FILE, Choice
 
@@ -48,6 +48,8 @@ def command(
     rewritten on torch.
     """
     if verify:
+        if mode == "write":
+            raise ConfigError("--verify changes no file; leave --write out, and write when you have seen its verdict")
         from ampcompare.source.migrate.verify import verify_script
 
         def check() -> None:
@@ -59,6 +61,7 @@ def command(
 
         first = check if preflight else lambda: None
         return verify_script(paths[0], list(paths[1:]), steps=steps, say=click.echo, check=first)
+    refuse_given(("steps", "preflight"), "is for --verify; add it")
     return _migrate(paths, torch_version, write=mode == "write")
 
 

@@ -3,6 +3,7 @@
 Nothing heavy is imported at the top, so that the first page of help comes at once.
 """
 
+import io
 import os
 import shutil
 import stat
@@ -56,7 +57,7 @@ def leave_closed_terminal() -> None:
 
 
 def open_standard_streams() -> None:
-    """Replace each closed standard stream, so that no other file gets its number."""
+    """Replace each closed standard stream, so that no other file gets its number; stdout takes all characters."""
     for number, (name, mode, flags) in enumerate(STREAMS):
         if getattr(sys, name) is None:
             descriptor = os.open(os.devnull, flags)
@@ -64,6 +65,8 @@ def open_standard_streams() -> None:
                 os.dup2(descriptor, number)
                 os.close(descriptor)
             setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 - as long as we run
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # what Latin-1 or a code page cannot hold, as on stderr
 
 
 def describe_unforeseen(error: Exception) -> str:

@@ -13,12 +13,12 @@ from ampcompare.base.errors import Ended
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.formatting import printable
 from ampcompare.cli.comparison_output import details_option, terminal_text
-from ampcompare.cli.help import ARMS, CHECKPOINTS, DATA, option
+from ampcompare.cli.help import ARMS, CHECKPOINTS, DATA, PROCESSES, option, options_of
 from ampcompare.cli.launching import count_processes, launch_options, options_by_name, save_at_signals
 from ampcompare.cli.output import note, say
 from ampcompare.cli.settings import ScriptCommand, request_from, script_options, show_metrics
 from ampcompare.cli.shared_options import arm_from_flags, arm_options, output_options, recipe_options
-from ampcompare.experiment.run_options import RunOptions
+from ampcompare.experiment.run_options import LaunchOptions, RunOptions
 from ampcompare.experiment.sources import SettingsSources, collect_settings
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     help="train with and without a stop, compare bit for bit; exit with 1 if they differ",
 )
 @launch_options
+@options_of(LaunchOptions)("--dist-url", metavar="URL", group=PROCESSES)
 @output_options
 def command(**parameters: Any) -> int:
     """Train one arm and print its row.

@@ -9,7 +9,7 @@ import click
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.formatting import printable
-from ampcompare.cli.help import OUTPUT, SCRIPT, Command, add_options, option
+from ampcompare.cli.help import OUTPUT, SCRIPT, Command, add_options, option, refuse_given
 from ampcompare.cli.shared_options import RECIPE_OPTIONS, parameter_of
 from ampcompare.experiment.sources import SettingsRequest, collect_settings
 from ampcompare.settings.config import RunConfig
@@ -177,19 +177,16 @@ def _script_layer(parameters: Mapping[str, Any]) -> Layer | None:
     """Return the setting of the script after `--`; None without one."""
     words = parameters.get("script")
     if words is None:
-        for name in OWN:
-            if _was_given(name):
-                command = click.get_current_context().info_name
-                raise ConfigError(f"{_flag(name)} is for a script: ampcompare {command} [OPTIONS] -- SCRIPT ARGS...")
+        command = click.get_current_context().info_name
+        refuse_given(OWN, f"is for a script: ampcompare {command} [OPTIONS] -- SCRIPT ARGS...")
         return None
     paths = {parameter_of(path): path for _, path, _ in RECIPE_OPTIONS}
     loops = [name for name, path in paths.items() if path not in KEPT]
-    for name in (*loops, *NOT_FOR_SCRIPTS):
-        if _was_given(name):
-            raise ConfigError(
-                f"{_flag(name)} is a setting of ampcompare's own training loop, but a script has its own loop; leave "
-                f"it out, or give the script's own option after --"
-            )
+    refuse_given(
+        (*loops, *NOT_FOR_SCRIPTS),
+        "is a setting of ampcompare's own training loop, but a script has its own loop; leave it out, or give the "
+        "script's own option after --",
+    )
     script: ScriptConfig = script_config(
         words,
         metrics=parameters["metric"],
@@ -225,14 +222,3 @@ def show_metrics(config: RunConfig) -> int:
     if found.error is not None:
         click.echo(f"ampcompare: {found.error}", err=True)
     return 0 if found.error is None else 3
-
-
-def _was_given(name: str) -> bool:
-    source = click.get_current_context().get_parameter_source(name)
-    return source not in (None, click.core.ParameterSource.DEFAULT)
-
-
-def _flag(name: str) -> str:
-    command = click.get_current_context().command
-    found = next((one for one in command.params if one.name == name), None)
-    return max(found.opts, key=len) if found is not None else f"--{name.replace('_', '-')}"

@@ -52,14 +52,21 @@ def _plain(word: str) -> str:
     return word.lower().replace("_", "-")
 
 
-def _path(name: str) -> click.Path:
-    """Return the type of a path, which the shell completes; whether it is there is checked where it is used."""
-    path = click.Path(readable=False)
-    path.name = name
-    return path
+class _Path(click.Path):
+    """A path, which the shell completes; whether it is there is checked where it is used."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(readable=False)
+        self.name = name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Refuse an empty path, such as that of a variable that is not set."""
+        if not value:
+            raise click.BadParameter("the path is empty; leave it out, or name one.", ctx, param)
+        return super().convert(value, param, ctx)
 
 
-FILE, FOLDER, FILE_OR_FOLDER = map(_path, ("file", "dir", "file|dir"))
+FILE, FOLDER, FILE_OR_FOLDER = map(_Path, ("file", "dir", "file|dir"))
 FLAG = Choice(
     ("true", "false"), {"yes": "true", "on": "true", "1": "true", "no": "false", "off": "false", "0": "false"}
 )

@@ -3,11 +3,13 @@
 Their limits come from a bank of 5,600 small trainings: docs/ahead.md. Nothing is fitted. Needs no torch.
 """
 
+import contextlib
 import math
 from collections.abc import Sequence
 
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.roles import FP16_MAX, Roles
+from ampcompare.base.errors import ConfigError
 from ampcompare.base.formatting import rough_percent
 from ampcompare.results.records.outlook import ArmOutlook, Prefix
 
@@ -39,7 +41,8 @@ def outlook_of(arm: Arm, prefix: Prefix, twin: float | None) -> ArmOutlook:
     share = prefix.zero_denominators.get(roles.state, 0.0)
     if share:
         why = f"the optimizer's denominator is 0 in {roles.state} for {_percent(share)} of the elements, at once"
-        return ArmOutlook(arm=name, word="will not hold", part="state", why=why, cure="state=fp32, or a larger eps")
+        cure = f"{_options_for(arm, 'state=fp32') or _options_for(arm, 'masters=fp32')}, or a larger eps"
+        return ArmOutlook(arm=name, word="will not hold", part="state", why=why, cure=cure)
     overflow = _overflow(roles, prefix)
     if overflow:
         return ArmOutlook(
@@ -52,7 +55,7 @@ def outlook_of(arm: Arm, prefix: Prefix, twin: float | None) -> ArmOutlook:
         why = "what fp8 products cost depends on how far the loss still falls"
         return ArmOutlook(arm=name, word="cannot know", part="products", why=why)
     if roles.weights in prefix.shares and not roles.masters and roles.update == "nearest":
-        return _weights(name, roles, prefix)
+        return _weights(arm, roles, prefix)
     return ArmOutlook(arm=name, word="no fault in sight")
 
 
@@ -77,16 +80,28 @@ def _overflow(roles: Roles, prefix: Prefix) -> str:
     return f"a gradient of {largest:.3g}{times} was seen, beyond {FP16_MAX:g}, the largest number of fp16"
 
 
-def _weights(name: str, roles: Roles, prefix: Prefix) -> ArmOutlook:
+def _options_for(arm: Arm, *options: str) -> str:
+    """Return those of some options that an arm takes; of a script, those of the arm that takes its place."""
+    place, before = ("half:bf16", "half:bf16 with ") if arm.backend == "script" else (str(arm), "")
+    taken = []
+    for option in options:
+        with contextlib.suppress(ConfigError):
+            Arm.parse(f"{place},{option}")
+            taken.append(option)
+    return before + " or ".join([*filter(None, [", ".join(taken[:-1])]), *taken[-1:]])
+
+
+def _weights(arm: Arm, roles: Roles, prefix: Prefix) -> ArmOutlook:
     """Return what the updates that rounding loses mean."""
     share = prefix.shares[roles.weights]
     has_schedule = prefix.rates_known and prefix.basis
     when = f"over the rest of the schedule (now {_percent(share.now)})" if has_schedule else "if the rate stays"
     lost = f"{'at least ' if prefix.is_floor else ''}{_percent(share.rest if has_schedule else share.now)}"
-    figures, cure = f"{lost} of the update is below half an ulp {when}", "masters=fp32, kahan or rounding=stochastic"
-    if name == "script":
-        figures, cure = f"your script loses {lost} of its updates {when}", f"half:bf16 with {cure}"
-    base = {"arm": name, "part": "weights", "share_now": share.now, "share_rest": share.rest}
+    figures = f"{lost} of the update is below half an ulp {when}"
+    if arm.backend == "script":
+        figures = f"your script loses {lost} of its updates {when}"
+    cure = _options_for(arm, "masters=fp32", "kahan", "rounding=stochastic")
+    base = {"arm": str(arm), "part": "weights", "share_now": share.now, "share_rest": share.rest}
     if not prefix.rates_known and share.now <= HIGH:
         why = f"the learning rates ahead are not known ({prefix.basis}); {figures}"
         return ArmOutlook.model_validate({**base, "word": "cannot know", "why": why})

@@ -129,8 +129,8 @@ class CompareOptions:
     Args:
         arms: texts such as "fp32", "bf16" or "apex:O2", or one text with several, as in "fp32,bf16". By default the
             arms of the recipe or file, or else nine.
-        reference: the arm that the others are compared with; added if it is not listed. By default fp32, or else the
-            first.
+        reference: the arm that the others are compared with; added if it is not listed. By default script, else
+            fp32, else the first.
         seeds: each is one pair of runs between any two arms: integers, a text such as "0-4", or "auto" for as many as
             the margin needs. By default those of the recipe or file, or else 0, 1 and 2.
         recipe: what all arms train: a recipe, its name, or a YAML file with one.

@@ -47,6 +47,12 @@ def _check(done: Any, code: int, *parts: str) -> None:
         (["profile", "--steps", "0", *TINY], ["--steps must be at least 1"]),
         (["profile", "--nproc-per-node", "2", "--parallel", "ddp", *TINY], ["only a script after --"]),
         (["explain", "O1", "--arch", "mlp", "--data", "digit"], ["digits"]),
+        (["explain", "O1", "--data", "synthetic"], ["--data is of a model", "--arch"]),
+        (["diagnose", "--prefix", "3", *TINY], ["--prefix is for --ahead"]),
+        (["diagnose", "--ahead", "--no-cures", *TINY], ["--cures is not for --ahead"]),
+        (["migrate", "--steps", "3", "train.py"], ["--steps is for --verify"]),
+        (["migrate", "--verify", "--write", "train.py"], ["--verify changes no file"]),
+        (["judge", "--example", "--time-margin", "-2"], ["the time margin is -2 %"]),
     ],
 )
 def test_bad_words(call: Call, words: list[str], parts: list[str]) -> None:
@@ -64,6 +70,7 @@ def test_bad_words(call: Call, words: list[str], parts: list[str]) -> None:
         (["report", ".", "--format", "pdf"], "'pdf' is not one of"),
         (["run", "surplus"], "unexpected extra argument (surplus)"),
         (["diagnose", "--reference", "float16", *TINY], "float32"),
+        (["compare", "--emit-cells", "", *TINY], "the path is empty"),
     ],
 )
 def test_usage(call: Call, words: list[str], part: str) -> None:

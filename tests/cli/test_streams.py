@@ -1,5 +1,6 @@
 """Standard streams that are closed, and errors that nobody foresaw."""
 
+import os
 import re
 import subprocess
 import sys
@@ -48,6 +49,16 @@ def test_an_unforeseen_error(
     assert found is not None
     assert "Traceback" in Path(found[1]).read_text()
     assert Path(found[1]).parent == tmp_path
+
+
+def test_characters_that_the_output_cannot_hold(tmp_path: Path) -> None:
+    """They are escaped, as in Latin-1 or under a code page of Windows."""
+    command = [sys.executable, "-m", "ampcompare", "judge", "--example"]
+    env = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, encoding="latin-1", timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert r"\u0394" in done.stdout
+    assert "±0.5 pp" in done.stdout
 
 
 def _ask_torch(name: str) -> None:

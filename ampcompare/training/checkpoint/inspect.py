@@ -15,8 +15,14 @@ from ampcompare.base.errors import CheckpointError, ConversionError
 from ampcompare.base.formatting import format_bytes, printable
 from ampcompare.training.checkpoint.convert.detect import CheckpointContents, find_parts
 from ampcompare.training.checkpoint.convert.fp32_weights import common_prefix
-from ampcompare.training.checkpoint.convert.masters import HALF_DTYPES, half_dtype, is_rounded
-from ampcompare.training.checkpoint.convert.scalers import SMALLEST_NORMAL, held_scale, is_loss_scaler, raw_scale
+from ampcompare.training.checkpoint.convert.masters import HALF_DTYPES, floating_entries, half_dtype, is_rounded
+from ampcompare.training.checkpoint.convert.scalers import (
+    SMALLEST_NORMAL,
+    held_scale,
+    is_loss_scaler,
+    plain_number,
+    raw_scale,
+)
 from ampcompare.training.checkpoint.reader.foreign import Contents, name_faults, open_foreign
 from ampcompare.training.checkpoint.reader.placeholders import reading
 from ampcompare.training.checkpoint.store.file import verify_file
@@ -138,7 +144,11 @@ def _row(kind: str, place: str, entry: Mapping[str, Any]) -> dict[str, Any]:
 def _scales(parts: CheckpointContents) -> Iterator[dict[str, Any]]:
     for place, state in parts.apex.items():
         for name, own in state.items():
-            yield {"place": ".".join((*place, name)), "scale": own["loss_scale"], "clean_steps": own["unskipped"]}
+            yield {
+                "place": ".".join((*place, name)),
+                "scale": plain_number(own["loss_scale"]),
+                "clean_steps": plain_number(own["unskipped"]),
+            }
     for place, state in (*parts.wrappers.items(), *parts.loss_scales.items()):
         if (scale := raw_scale(state)) is None:
             continue  # none, or an object of another program, which is listed as such
@@ -155,9 +165,9 @@ def _scales(parts: CheckpointContents) -> Iterator[dict[str, Any]]:
     for place, state in parts.scalers.items():
         yield {
             "place": ".".join(place) or "(all)",
-            "scale": state["scale"],
-            "clean_steps": state["_growth_tracker"],
-            "growth_interval": state["growth_interval"],
+            "scale": plain_number(state["scale"]),
+            "clean_steps": plain_number(state["_growth_tracker"]),
+            "growth_interval": plain_number(state["growth_interval"]),
         }
 
 
@@ -170,12 +180,8 @@ def _notes(parts: CheckpointContents) -> Iterator[str]:
 
 
 def _weights(parts: CheckpointContents, *, of_norms: bool) -> Iterator[Tensor]:
-    """Yield the floating-point entries of batch norms, which O2 leaves in fp32, or all others."""
     for model in parts.models.values():
-        norms = tuple(name.removesuffix("running_mean") for name in model if name.endswith("running_mean"))
-        for name, value in model.items():
-            if isinstance(value, Tensor) and value.is_floating_point() and name.startswith(norms) == of_norms:
-                yield value
+        yield from floating_entries(model, of_norms=of_norms)
 
 
 def guess_level(parts: CheckpointContents) -> tuple[str | None, str]:

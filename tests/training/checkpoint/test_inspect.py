@@ -120,7 +120,7 @@ def test_names_in_a_file_cannot_steer_a_terminal(tmp_path: Path) -> None:
 def test_json_of_an_inspection(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One strict document with the same facts, non-finite scales included."""
     path = tmp_path / "a.pt"
-    torch.save({"model": WEIGHTS, "scaler": {**SCALER, "scale": float("inf")}}, path)
+    torch.save({"model": WEIGHTS, "scaler": {**SCALER, "scale": torch.tensor(torch.inf)}}, path)
     assert main(["convert", "--inspect", str(path), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["scales"][0]["scale"] == "inf"

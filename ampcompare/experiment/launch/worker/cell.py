@@ -32,7 +32,7 @@ from ampcompare.base.errors import AmpCompareError, EnvironmentUnfit
 from ampcompare.base.files.loaded_code import CodeWatch
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.files.write import write_atomically
-from ampcompare.base.formatting import first_line
+from ampcompare.base.formatting import first_line, format_count
 from ampcompare.base.tensors.tf32 import Tf32, set_tf32
 from ampcompare.experiment.launch.cell_files import (
     archive_checkpoints,
@@ -350,7 +350,7 @@ def record(cell: Cell, world: DistributedEnv | None, *, start_seconds: float, se
         processes=processes,
         resumed=session.resumed,
         notes=list(cell.precision.notes),
-        error=f"asked to stop after {steps_done} updates, and saved" if session.interrupted else None,
+        error=f"asked to stop after {format_count(steps_done, 'update')}, and saved" if session.interrupted else None,
     )
 
 

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ampcompare.backends.apex_levels import ROCM_LEVELS
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConversionError
 from ampcompare.training.checkpoint.convert.detect import find_parts
@@ -97,15 +96,15 @@ def source_kind(arm: str) -> str:
 
 
 def native_twin(arm: str) -> str:
-    """Return the arm of torch.amp, or fp32, that comes nearest to an Apex arm; native:fp16 for others."""
-    if source_kind(arm) != "apex":
+    """Return the arm of torch.amp, or fp32, that comes nearest to an arm."""
+    inner = _inner(arm)
+    if inner.roles is not None and "bf16" in (inner.roles.weights, inner.roles.products):
+        return "native:bf16"
+    if inner.backend != "apex":
         return "native:fp16"
-    options = _inner(arm).options
-    level, scale = options.get("opt_level", "O1"), options.get("loss_scale")
+    level, scale = inner.options.get("opt_level", "O1"), inner.options.get("loss_scale")
     if level == "O0":
         return "fp32"
-    if level in ROCM_LEVELS:
-        return "native:bf16"
     if isinstance(scale, float):
         return str(Arm.parse(f"native:fp16,init_scale={scale:g},growth_interval={NEVER}"))
     return "native:fp16"

@@ -45,6 +45,7 @@ OPTION_KEYS = frozenset(
 
 def parse_scale(value: Any, where: str) -> float:
     """Return a loss scale, a positive finite fp32 number; `where` names it in the error for anything else."""
+    value = plain_number(value)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_SCALE:
         raise ConversionError(
             f"{where} is {_as_text(value)}, not a usable loss scale; convert a checkpoint from before that"
@@ -54,6 +55,7 @@ def parse_scale(value: Any, where: str) -> float:
 
 def parse_count(value: Any, where: str) -> int:
     """Return a number of steps, truncated to an integer; `where` says in the error what it counts."""
+    value = plain_number(value)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf or value > MAX_STEPS:
         raise ConversionError(f"{where} is {_as_text(value)}, not a valid step count")
     return int(value)
@@ -84,6 +86,11 @@ def is_number(value: Any) -> bool:
     )
 
 
+def plain_number(value: Any) -> Any:
+    """Return a tensor of one number as that number, and any other value as it is."""
+    return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+
+
 def is_loss_scaler(value: Any) -> bool:
     """Return whether a value is the state of a loss scaler: a scale with what moves it, and little else."""
     if not isinstance(value, Mapping) or not any(is_number(value.get(key)) for key in SCALE_KEYS):
@@ -93,7 +100,7 @@ def is_loss_scaler(value: Any) -> bool:
 
 
 def _scaler_in(state: Any) -> dict[str, Any]:
-    """Return the values of the loss scaler that a state is or holds, with tensors of one element as numbers."""
+    """Return the values of the loss scaler that a state is or holds, as plain numbers where they are numbers."""
     if is_number(state):
         state = {"loss_scale": state, "dynamic": True}
     scaler = state.get("loss_scaler", next((entry for entry in state.values() if is_loss_scaler(entry)), state))
@@ -103,10 +110,7 @@ def _scaler_in(state: Any) -> dict[str, Any]:
             "installed, and save {'_loss_scale': ..., 'dynamic': ..., '_unskipped': ...} under loss_scaler"
         )
     around = {"dynamic": state["dynamic_loss_scale"]} if "dynamic_loss_scale" in state else {}
-    return {
-        key: value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
-        for key, value in {**around, **scaler}.items()
-    }
+    return {key: plain_number(value) for key, value in {**around, **scaler}.items()}
 
 
 def _first_value(scaler: Mapping[str, Any], *keys: str) -> Any:
