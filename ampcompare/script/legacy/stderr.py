@@ -36,6 +36,8 @@ def point_at_migrate(settings: ExecSettings) -> None:
         return
     folder = os.path.dirname(settings.name)
     files = [os.path.join(folder, each) for each in files_with_apex(settings.name)]
+    if not files:  # a record has imported it
+        return
     command = [
         "ampcompare",
         "migrate",
@@ -44,6 +46,6 @@ def point_at_migrate(settings: ExecSettings) -> None:
         *(["--", *settings.arguments] * bool(settings.arguments)),
     ]
     note(
-        f"to move {', '.join(files) or settings.name} to torch.amp, and check that it trains the same: "
+        f"to move {', '.join(files)} to torch.amp, and check that it trains the same: "
         f"{shlex.join(command)}"
     )

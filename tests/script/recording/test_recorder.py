@@ -150,6 +150,7 @@ def test_the_file_with_the_calls_of_apex_is_named(write, legacy) -> None:
         "ampcompare: to move loop.py to torch.amp, and check that it trains the same: "
         "ampcompare migrate --verify train.py -- --epochs 'a b'"
     )
+    assert "migrate" not in legacy("--record", "steps.jsonl", "other.py").stderr
 
 
 def test_accumulation_and_override(write, legacy, tmp_path: Path) -> None:
