@@ -35,7 +35,8 @@ def point_at_migrate(settings: ExecSettings) -> None:
     if "apex" not in sys.modules or not settings.name.endswith(".py") or rank_of() != 0:
         return
     folder = os.path.dirname(settings.name)
-    files = [os.path.join(folder, each) for each in files_with_apex(settings.name)]
+    script = getattr(sys.modules["__main__"], "__file__", settings.name)  # of before any os.chdir
+    files = [os.path.join(folder, each) for each in files_with_apex(script)]
     if not files:  # a record has imported it
         return
     command = [
