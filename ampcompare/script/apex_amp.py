@@ -8,6 +8,7 @@ Its calls become those that `PlainScript` follows:
 | `scale_loss` | the loss as it is, and no casts: a backward pass scales what it begins with |
 | `master_params`, `optimizer.step` | what the optimizer steps; its own step, without casts |
 | `state_dict`, `load_state_dict` | those of the GradScaler that is made on behalf of the script |
+| `_amp_state.loss_scalers` | the arm's loss scale, to read |
 
 What the script asks of Apex (opt level, loss scale, batch norm in fp32) is the arm's to decide.
 
@@ -23,20 +24,39 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ampcompare.apex.amp._amp_state import _amp_state
+from ampcompare.apex.amp.scaler import LossScaler
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import PreparationError, ScalingError
 from ampcompare.base.tensors.tree import cast_floating, tensors_in
 from ampcompare.guards.location import here
 from ampcompare.script.recording.recorder import Rows
+from ampcompare.script.torch_amp.gradient_stages import GradientStages
 from ampcompare.script.torch_amp.plain_script import PlainScript
 from ampcompare.training.precision.base import owned_params
 
 ONE_SCALE = (
     "the script has one loss scale for each loss (num_losses), and all losses share one here, as with one GradScaler"
 )
-FUNCTIONS = ("initialize", "scale_loss", "master_params", "state_dict", "load_state_dict", "disable_casts", "init")
+FUNCTIONS = ("initialize", "scale_loss", "master_params", "state_dict", "load_state_dict", "disable_casts")
 _KINDS = ("half", "float", "promote")
 Choose = Callable[[], "torch.dtype | None"]
+
+
+class _ArmScaler(LossScaler):
+    """Show a script the loss scale of the arm, 1 without one; what it writes there, the arm's decision replaces."""
+
+    def __init__(self, stages: GradientStages) -> None:
+        super().__init__(1.0)
+        self._stages = stages
+
+    @property
+    def _loss_scale(self) -> float:
+        return float(self._stages.state_dict().get("scale", 1.0))
+
+    @_loss_scale.setter
+    def _loss_scale(self, value: float) -> None:
+        pass
 
 
 class ScriptAmp:
@@ -61,6 +81,7 @@ class ScriptAmp:
         some_optimizers = [] if optimizers is None else optimizers if isinstance(optimizers, list) else [optimizers]
         self._plain.initialize(models if isinstance(models, list) else [models], some_optimizers)
         self._is_initialized = True
+        _amp_state.loss_scalers = [_ArmScaler(self._plain.stages) for _ in range(options.get("num_losses", 1))]
         registered, self._registered = self._registered, []
         for module, name, kind in registered:
             setattr(module, name, _cast_arguments(getattr(module, name), kind, self._casting.type_now))
@@ -135,19 +156,21 @@ class ScriptAmp:
 
         return register
 
-    def init(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse the form of the API that came before `initialize`."""
-        raise PreparationError(
-            here(f"amp.init has no models and optimizers, so {self._arm} has no effect; call amp.initialize instead")
-        )
-
     def functions(self) -> dict[str, Any]:
         """Return the public functions of `apex.amp` by name."""
         named = {name: getattr(self, name) for name in FUNCTIONS}
+        named["init"] = functools.partial(refuse_init, self._arm)
         for kind in _KINDS:
             named[f"{kind}_function"] = self.decorator(kind)
             named[f"register_{kind}_function"] = self.registrar(kind)
         return named
+
+
+def refuse_init(arm: Arm, *_arguments: Any, **_options: Any) -> Any:
+    """Refuse the form of the API that came before `initialize`."""
+    raise PreparationError(
+        here(f"amp.init has no models and optimizers, so {arm} has no effect; call amp.initialize instead")
+    )
 
 
 def _cast_arguments(function: Callable[..., Any], kind: str, half: Choose) -> Callable[..., Any]:

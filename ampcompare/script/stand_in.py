@@ -17,7 +17,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import SCRIPT_BACKENDS
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.base.patches import Layer, Points, Subscriptions
-from ampcompare.script.apex_amp import ScriptAmp
+from ampcompare.script.apex_amp import ScriptAmp, refuse_init
 from ampcompare.script.fp16_optimizers import follow_fp16_optimizers, fp16_optimizer_classes
 from ampcompare.script.keep_fp32 import KeptAtFirstCall
 from ampcompare.script.legacy.prepare import override_opt_level
@@ -109,6 +109,7 @@ class StandIn:
             options["cast_model_outputs"] = getattr(torch, options["cast_model_outputs"])
         frontend: Any = importlib.import_module("apex.amp.frontend")
         self._events.wrap(frontend, "_initialize", self._initialize)
+        self._events.put(sys.modules["apex.amp"], "init", functools.partial(refuse_init, self.arm))
         override_opt_level(level, self._events, quiet=True, options=options)
         if LEVELS[level].patch_torch_functions and engine == "compat":
             self.torch_amp = O1BehindTorch(self.arm, self._has_initialized)
@@ -170,7 +171,8 @@ class StandIn:
         """Return whether the script has called the `amp.initialize` of an Apex, which the arm does not stand behind."""
         names = ("ampcompare.apex.amp._amp_state", "apex.amp._amp_state")
         states: list[Any] = [sys.modules.get(name) for name in names]
-        return any("opt_properties" in vars(one._amp_state) for one in states if hasattr(one, "_amp_state"))
+        marks = {"opt_properties", "handle"} if self.arm.backend == "script" else {"opt_properties"}  # O1 has a handle
+        return any(marks & vars(one._amp_state).keys() for one in states if hasattr(one, "_amp_state"))
 
     def end(self) -> None:
         """Restore all names; for tests, since the process belongs to the script."""

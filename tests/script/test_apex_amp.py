@@ -109,14 +109,19 @@ def test_what_has_no_translation_is_refused_at_its_line(script_amp: Make, arm: s
         amp.state_dict()
     with pytest.raises(PreparationError, match=r"test_apex_amp\.py:\d+: amp.initialize has enabled=False"):
         initialized(amp, enabled=False)
-    with pytest.raises(PreparationError, match=r"test_apex_amp\.py:\d+: amp.init has no models"):
-        amp.init()
     with pytest.raises(ScalingError, match=r"test_apex_amp\.py:\d+: amp.scale_loss before amp.initialize"):
         with amp.scale_loss(torch.ones(()), None):
             pass
     initialized(amp)
     with pytest.raises(ScalingError, match="the checkpoint is another arm's"):
         amp.load_state_dict({"loss_scaler0": {"loss_scale": 1.0, "unskipped": 0}})
+
+
+@pytest.mark.parametrize("arm", ["fp32", "O1", "O2"])
+def test_the_api_before_initialize_is_refused(script_amp: Make, arm: str) -> None:
+    """Under O1 its handle would scale a loss that the arm scales too."""
+    with pytest.raises(PreparationError, match=r"test_apex_amp\.py:\d+: amp.init has no models"):
+        script_amp(arm).init()
 
 
 def test_a_step_without_a_block_is_the_optimizers_own(script_amp: Make) -> None:
@@ -168,3 +173,15 @@ def test_a_plain_backward_pass_of_another_model_changes_nothing(script_amp: Make
         other(torch.ones(1, 6)).sum().backward()
     optimizer.step()
     assert torch.equal(model.weight, before - 2)
+
+
+@pytest.mark.parametrize(("arm", "scale"), [("fp32", 1.0), (ARMS["fp16"], 1024.0), (HALF, 64.0)])
+def test_loss_scalers_show_the_scale_of_the_arm(script_amp: Make, arm: str, scale: float) -> None:
+    """Scripts log it, set it before the first step and ask whether it has moved; the arm decides."""
+    amp = script_amp(arm)
+    model, optimizer = initialized(amp, num_losses=2)
+    scaler = amp._amp_state.loss_scalers[1]
+    scaler._loss_scale = 2.0**20
+    backward(amp, model, optimizer)
+    assert (scaler.loss_scale(), scaler._loss_scale, scaler.update_scale()) == (scale, scale, False)
+    optimizer.step()

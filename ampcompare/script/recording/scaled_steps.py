@@ -4,11 +4,12 @@ These are `torch.amp.GradScaler`, and the two `FP16_Optimizer` classes: of `apex
 `apex.contrib.optimizers`.
 """
 
+import functools
 import sys
 import types
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +38,8 @@ def _record_amp(rows: Rows, events: Subscriptions) -> None:
     events.wrap(frontend, "_initialize", hooks.initialize)
     for owner in (hooks.amp, handle):
         events.wrap(owner, "scale_loss", hooks.scale_loss)
+    if hasattr(handle.AmpHandle, "_scale_block"):  # of ampcompare's engine: in the real one that API raises
+        events.wrap(handle.AmpHandle, "_scale_block", hooks.scale_block)
     events.wrap(scaler.LossScaler, "update_scale", hooks.update_scale)
 
 
@@ -47,6 +50,7 @@ class _AmpHooks:
         self.rows = rows
         self.amp = amp
         self.overflow: bool | None = None
+        self._loss_ids: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # of scalers of `amp.init`
 
     def initialize(
         self, original: Any, models: Any, optimizers: Any, properties: Any, *args: Any, **kwargs: Any
@@ -73,20 +77,42 @@ class _AmpHooks:
             _watch_steps(self, optimizer, number)
         return number
 
-    @contextmanager
     def scale_loss(
         self, original: Any, loss: Any, optimizers: Any, loss_id: int = 0, *args: Any, **kwargs: Any
-    ) -> Iterator[Any]:
+    ) -> AbstractContextManager[Any]:
         """Run a block of `scale_loss`, and record its backward pass."""
-        with original(loss, optimizers, loss_id, *args, **kwargs) as scaled:
+        block = original(loss, optimizers, loss_id, *args, **kwargs)
+        return self._record_block(block, loss, optimizers, loss_id, functools.partial(self.scale, loss_id))
+
+    def scale_block(
+        self, original: Any, handle: Any, loss: Any, optimizer: Any, scaler: Any
+    ) -> AbstractContextManager[Any]:
+        """Do so in the API before `initialize`, where the first block of a scaler shows which optimizer it is for."""
+        if scaler not in self._loss_ids:
+            self._loss_ids[scaler] = self.rows.new_loss_id()
+            self.rows.has_initialized = True
+            names = {self._number(optimizer): type(optimizer).__name__}
+            self.rows.add_initialize("amp.init", names, [float(scaler.loss_scale())], [bool(scaler.dynamic)])
+        block = original(handle, loss, optimizer, scaler)
+        return self._record_block(block, loss, optimizer, self._loss_ids[scaler], scaler.loss_scale)
+
+    @contextmanager
+    def _record_block(
+        self, block: Any, loss: Any, optimizers: Any, loss_id: int, scale: Callable[[], float | None]
+    ) -> Iterator[Any]:
+        with block as scaled:
             self.rows.blocks += 1
-            before, value = self.scale(loss_id), value_of(loss)
+            before, value = scale(), value_of(loss)
             try:
                 yield scaled
             finally:
                 self.overflow = None
                 self.rows.blocks -= 1
-        self.add_backward(value, optimizers, loss_id, before)
+        numbers = [self._number(one) for one in (optimizers if isinstance(optimizers, (list, tuple)) else [optimizers])]
+        skips: list[int] = numbers if self.overflow else []
+        for number in skips:
+            _watch_skip(self, self.rows.optimizers[number], number)
+        self.rows.add_backward(value, loss_id, (before, scale()), self.overflow, numbers, skips)
 
     def update_scale(self, original: Any, scaler: Any) -> Any:
         """Note an overflow; a static scale is never checked: its False means nothing."""
@@ -100,14 +126,6 @@ class _AmpHooks:
         if not state.opt_properties.enabled:
             return None
         return float(state.loss_scalers[loss_id].loss_scale())
-
-    def add_backward(self, loss: Any, optimizers: Any, loss_id: int, before: float | None) -> None:
-        """Record a backward pass that has ended, and watch for the skips that it caused."""
-        numbers = [self._number(one) for one in (optimizers if isinstance(optimizers, (list, tuple)) else [optimizers])]
-        skips = numbers if self.overflow else []
-        for number in skips:
-            _watch_skip(self, self.rows.optimizers[number], number)
-        self.rows.add_backward(loss, loss_id, (before, self.scale(loss_id)), self.overflow, numbers, skips)
 
 
 def _watch_steps(hooks: _AmpHooks, optimizer: Any, number: int) -> None:

@@ -78,7 +78,7 @@ class O1BehindTorch(TorchAmpStandIn):
     def optimizer_made(self) -> None:
         """Patch torch before the first forward pass: a call looks up a loss function before its arguments."""
         if self._handle is None:
-            amp = importlib.import_module("ampcompare.apex.amp")
+            amp = importlib.import_module("ampcompare.apex.amp.amp")  # the package refuses the script's own call
             self._handle = amp.init(verbose=False, _half_dtype=getattr(torch, self._level.half_dtype))
             self._handle._is_active = False
 

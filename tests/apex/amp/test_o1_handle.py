@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ampcompare.apex import amp
+from ampcompare.apex import DeprecatedFeatureWarning, amp
 from tests.apex.amp.o1_dtypes import FLOAT, HALF, weights
 
 
@@ -62,7 +62,9 @@ def test_disabled_handle() -> None:
 
 def test_a_disabled_init_stops_decorated_functions(handle: Any) -> None:
     """After init(enabled=False) decorated functions run as they are, and torch stays patched, as with Apex 25.05."""
-    doubled = amp.half_function(lambda value: value * 2)
+    with pytest.warns(DeprecatedFeatureWarning) as caught:
+        doubled = amp.half_function(lambda value: value * 2)
+    assert caught[0].filename == __file__, "the line of the script, not of the engine"
     assert doubled(torch.ones(2)).dtype == HALF
     amp.init(enabled=False)
     assert doubled(torch.ones(2)).dtype == FLOAT

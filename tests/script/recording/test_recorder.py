@@ -54,6 +54,27 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+HANDLE = """
+    import math, sys
+    import torch
+    from apex import amp
+
+    torch.manual_seed(0)
+    handle = amp.init()
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    if sys.argv[1] == "wrapped":
+        optimizer = handle.wrap_optimizer(optimizer)
+    for number in range(3):
+        loss = model(torch.ones(2, 4)).float().mean() * (math.inf if number == 0 else 1)
+        optimizer.zero_grad()
+        with optimizer.scale_loss(loss) if sys.argv[1] == "wrapped" else handle.scale_loss(loss, optimizer) as scaled:
+            scaled.backward()
+        optimizer.step()
+        print(loss.item())
+"""
+
+
 @pytest.mark.parametrize("level", ["O1", "O2"])
 def test_two_optimizers_and_three_losses(level: str, write, legacy, forked, tmp_path: Path) -> None:
     """Each loss has the scale that its scaler showed, each optimizer the steps and skips that its weights show."""
@@ -314,3 +335,19 @@ def test_a_record_without_steps_says_so(write, legacy) -> None:
     write("train.py", "import torch\nprint(torch.ones(1).item())")
     done = legacy("--record", "steps.jsonl", "train.py")
     assert done.stderr.startswith("ampcompare: the record has no step: none went through apex.amp")
+
+
+@pytest.mark.parametrize("arm", [[], ["--arm", "script"]])
+@pytest.mark.parametrize("who", ["handle", "wrapped"])
+def test_the_api_before_initialize(who: str, arm: list[str], write, legacy, tmp_path: Path) -> None:
+    """The losses are those of the script, not the scaled ones, and a skipped step is one."""
+    write("train.py", HANDLE)
+    done = legacy(*arm, "--record", "steps.jsonl", "train.py", who)
+    assert done.returncode == 0, done.stderr
+    rows = rows_of(tmp_path / "steps.jsonl")[1:]
+    backwards = [row for row in rows if row["kind"] == "backward"]
+    losses = [float(line) for line in done.stdout.splitlines() if "overflow" not in line]
+    assert [float(row["loss"]) for row in backwards] == losses
+    assert [row["applied"] for row in rows if row["kind"] == "step"] == [False, True, True]
+    assert [row["scale_after"] for row in backwards] == [2.0**15] * 3
+    assert "3 steps, 1 skipped, loss scale 32768" in done.stderr
