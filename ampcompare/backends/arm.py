@@ -116,7 +116,7 @@ class Arm:
         Raises:
             ConfigError: unknown backend or option, a value that the option does not take, or several arms.
         """
-        arms, _ = _split_arms(text)
+        arms, _ = split_arms(text)
         if len(arms) > 1:
             raise ConfigError(f"{text!r} names {len(arms)} arms, {' and '.join(arms)}, but one arm is expected here")
         backend, rest = _split_backend(text)
@@ -235,7 +235,7 @@ def parse_arms(texts: Iterable[str]) -> list[Arm]:
     """Read arms, each text being one or a list such as `fp32,bf16,apex:O2,loss_scale=128`."""
     arms: list[Arm] = []
     for text in texts:
-        parts, ambiguous = _split_arms(text)
+        parts, ambiguous = split_arms(text)
         if ambiguous:
             own = Arm.parse(ambiguous)
             raise ConfigError(
@@ -288,7 +288,7 @@ def _split_backend(text: str) -> tuple[str, str]:
     return backend, ",".join(filter(None, [option, rest]))
 
 
-def _split_arms(text: str) -> tuple[list[str], str]:
+def split_arms(text: str) -> tuple[list[str], str]:
     """Split `fp32,bf16,apex:O2,loss_scale=128` into its arms: a word begins one unless it is an option of the last.
 
     After `half` a word such as `bf16` begins an arm. After `half:bn_fp32` it is an option, and ambiguous.

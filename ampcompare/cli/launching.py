@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Function = TypeVar("Function", bound=Callable[..., Any])
 Options = TypeVar("Options")
 
-# Arguments in Python that are no options of the command, or settings, which `request_from` and `launch_from` read.
+# Arguments in Python that are no options of the command, or settings, which `request_from` and `options_by_name` read.
 READ_ELSEWHERE = {"size", "config_file", "script", "mask", "slurm_options"}
 
 

@@ -152,7 +152,7 @@ class _Trial:
     """A few steps of a cell.
 
     Attributes:
-        values, faults: of its metrics in the output.
+        metrics, faults: what its output has, by the name of a metric: the value, or why it has none.
         numbers: what it showed, with the option that takes it.
         seconds: from the start of its process to its end.
         busy_seconds: without the start of a server.

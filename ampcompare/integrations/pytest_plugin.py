@@ -4,6 +4,7 @@ pytest imports it in every run of an environment that has ampcompare: it imports
 test uses the fixture.
 """
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -50,15 +51,10 @@ def _marked_arms(mark: pytest.Mark) -> list[Any] | None:
 
 
 def _arms_in(text: str) -> list[str]:
-    """Return the arms of a text; a comma between an arm and its option, as in apex:O1,loss_scale=128, divides none."""
-    arms: list[str] = []
-    for word in text.replace("\n", " ").split():
-        for part in filter(None, word.split(",")):
-            if "=" in part and arms and ":" in arms[-1]:
-                arms[-1] += f",{part}"
-            else:
-                arms.append(part)
-    return arms
+    """Return the arms of a text, which spaces and commas divide; a comma before an option of an arm divides none."""
+    from ampcompare.backends.arm import split_arms
+
+    return [arm for word in re.sub(r",\s+", ",", text).split() for arm in split_arms(word)[0]]
 
 
 @pytest.fixture

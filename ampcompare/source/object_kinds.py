@@ -18,7 +18,7 @@ OTHER_FRAMEWORKS = ("paddle", "mindspore", "oneflow", "tensorflow", "mxnet", "ji
 
 
 class ObjectKinds:
-    """ObjectKinds of the objects of one module."""
+    """The kinds of the objects of one module."""
 
     def __init__(self, module: Module) -> None:
         self._module = module
@@ -102,9 +102,9 @@ class ObjectKinds:
         values = self._module.values_of(text, scope) or []
         values = [value for value in values if not isinstance(value, (ast.Constant, ast.Starred))]
         made = {self._kind_of_call(value, scope) for value in values if isinstance(value, ast.Call)}
-        for role in ("scaler", "scheduler", "optimizer"):
-            if role in made:
-                return role
+        for kind in ("scaler", "scheduler", "optimizer"):
+            if kind in made:
+                return kind
         if SCHEDULER.search(last):
             return "scheduler"
         if "scaler" in last:

@@ -18,6 +18,7 @@ from benchmarks.gpu.report import Report, environment
 PARTS = (
     *("smoke", "tasks", "scripts", "tests", "golden", "syncs", "profile", "speed", "memory", "resume", "comparisons"),
 )
+LEAST_SECONDS = 20.0  # that a part is begun with
 # What `setup.py` asks for, by the names of import, and the runner of tests.
 NEEDED = (
     *("torch", "torchvision", "numpy", "scipy", "sklearn", "tabulate", "yaml", "pydantic", "psutil"),
@@ -54,12 +55,13 @@ def main(parts: tuple[str, ...], out: str, rehearse: bool, minutes: float | None
     held = True
     facts = environment(where, rehearse)
     end = math.inf if minutes is None else time.monotonic() + 60 * minutes
-    asked = parts or PARTS
-    for number, part in enumerate(asked):
-        # What a part leaves over is for those after it.
-        seconds = min(PART_SECONDS, (end - time.monotonic()) / (len(asked) - number))
+    for part in parts or PARTS:
         report = Report(part, folder=Path(out), facts=facts)
-        _run(report, rehearse, source, seconds)
+        seconds = min(PART_SECONDS, end - time.monotonic())
+        if seconds > LEAST_SECONDS:
+            _run(report, rehearse, source, seconds)
+        else:
+            report.leave_out("everything (no time left)")
         report.write()
         click.echo(report.line(f"{where}, a rehearsal" if rehearse else where))
         held = held and report.passes

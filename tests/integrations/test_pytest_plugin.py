@@ -76,8 +76,8 @@ def test_a_suite_is_run_for_each_arm(pytester: pytest.Pytester, monkeypatch: pyt
 
 def test_arms_of_a_setting() -> None:
     """Arms are divided by spaces and commas, except where a comma belongs to an option."""
-    assert _arms_in("bf16, fp16 apex:O2,loss_scale=128,keep_fp32=head O1") == [
-        *("bf16", "fp16", "apex:O2,loss_scale=128,keep_fp32=head", "O1")
+    assert _arms_in("bf16, fp16 apex:O2,loss_scale=128,keep_fp32=head O1 half:bf16,kahan") == [
+        *("bf16", "fp16", "apex:O2,loss_scale=128,keep_fp32=head", "O1", "half:bf16,kahan")
     ]
 
 

@@ -112,9 +112,8 @@ def init(
         _amp_state.decorator_handle = None
         return NoOpHandle()
     strict = _amp_state.strict
-    if (
-        _cuda_only is None
-    ):  # under `ampcompare exec --device cpu`, which says that there is a GPU, tensors are elsewhere
+    if _cuda_only is None:
+        # `ampcompare exec --device cpu` says that there is a GPU, and has tensors elsewhere.
         _cuda_only = torch.cuda.is_available() and torch.empty(0, device="cuda").is_cuda
     handle = AmpHandle(loss_scale, enable_caching, verbose, strict=strict, cuda_only=_cuda_only, half_dtype=_half_dtype)
     previous = _amp_state.__dict__.get("handle")

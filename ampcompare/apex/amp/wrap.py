@@ -230,8 +230,7 @@ def err_if_any_half(module: Any, name: str, handle: AmpHandle, message: str | No
         return
     text = message or (
         f"{_level(handle)} does not run {name} on {_dtype_names({handle.half_dtype})} in place: its result would need "
-        "float32.  Use the form without the "
-        "underscore."
+        "float32.  Use the form without the underscore."
     )
 
     def make(original: Function) -> Function:

@@ -165,10 +165,8 @@ def accelerator_of(device: str) -> str:
     return kind if kind in ACCELERATORS else ""
 
 
-def why_no_accelerator(kind: str, *, here: bool = True, platform: str = sys.platform) -> str:
-    """Return why torch certainly has no accelerator of this type, if on this machine; "" where it may."""
-    if not here:
-        return ""
+def why_no_accelerator(kind: str, *, platform: str = sys.platform) -> str:
+    """Return why torch certainly has no accelerator of this type; "" where it may."""
     if kind == "mps":
         return "" if platform == "darwin" else "this is not a Mac"
     build = torch_build()

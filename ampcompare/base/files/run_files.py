@@ -5,15 +5,13 @@ from pathlib import PurePosixPath
 
 
 class RunFile:
-    """Names in a run directory. REPORT, PROFILE and DIAGNOSIS are followed by the suffix of their format."""
+    """Names in a run directory. REPORT is followed by the suffix of its format."""
 
     PLAN = "plan.json"
     JOURNAL = "journal.jsonl"
     ENVIRONMENT = "env.json"
     REPORT = "report"
-    PROFILE = "profile"
     TRACE = "trace.json"
-    DIAGNOSIS = "diagnosis"
     LOCK = ".lock"
     OWNER = ".owner.json"
     CELLS = "cells"

@@ -155,7 +155,7 @@ def _run(request: dict[str, Any], output: int, channel: socket.socket) -> int:
     name: str = request["function"]
     words: list[str] = request["words"]
     sys.argv[:] = [name.partition(":")[0].partition(".")[0], *words]
-    if not getattr(sys.flags, "safe_path", False):
+    if not sys.flags.safe_path:
         sys.path.insert(0, os.getcwd())  # as `python -m` does
     return int(_function(name)(words) or 0)
 

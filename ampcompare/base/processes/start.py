@@ -65,7 +65,7 @@ def kill_family(pid: int) -> None:
 
 
 def _main() -> None:
-    if not getattr(sys.flags, "safe_path", False):
+    if not sys.flags.safe_path:
         del sys.path[0]  # Python puts the folder of a script first, and this one holds `call.py`
     index = sys.argv.index("-m") + 1  # options of Python itself may come before it
     module, sys.argv = sys.argv[index], sys.argv[index:]

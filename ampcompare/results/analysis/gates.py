@@ -137,7 +137,7 @@ def _find_metric(measure: str, text: str, metrics: Sequence[Metric]) -> Metric:
     found = next((metric for metric in metrics if measure in (metric.name, metric.tag)), None)
     if found is None:
         alias = [ACCURACY] if first.has_errors else []
-        known = ", ".join([*alias, METRIC, *(metric.name for metric in metrics), *RATIOS, *COUNTS])
+        known = ", ".join([*alias, METRIC, *(metric.name for metric in metrics), *RATIOS, TAIL_LOSS, *COUNTS])
         raise ConfigError(
             f"--fail-on {text!r} cannot be read: nothing called {measure} is measured; write {known}, as in {EXAMPLES}"
         )
@@ -177,7 +177,7 @@ def check_gates(
         runs = [record for record in comparison.records if record.arm == row.arm]
         is_itself = any(run[1] is not None and run in known for run in map(_run, runs))
         for gate in gates:
-            needs_base = gate.measure not in ("diverged", "failed")
+            needs_base = gate.measure not in COUNTS
             if needs_base and is_itself:
                 checks.append(Check(row.arm, gate.text, failure=f"{gate.measure} is unknown: {SAME_RUNS}"))
             elif needs_base and base is None:

@@ -174,7 +174,7 @@ class _Choice:
     notes_column: bool = True
 
 
-def _lay_out(table: Table, width: int | None, paint: Paint = lambda text, tone: text) -> _LaidOut:
+def _lay_out(table: Table, width: int | None, paint: Paint) -> _LaidOut:
     """Return the table for a width, in characters; None for any width.
 
     The first of these that fits is taken, each with a column of notes or with the notes below: short words for

@@ -32,7 +32,7 @@ SEED = 20250508
 def main() -> int:
     """Run what `sys.argv[1]`, a JSON object, says; write the rows and weights into its folder."""
     request: dict[str, Any] = json.loads(sys.argv[1])
-    if not getattr(sys.flags, "safe_path", False):
+    if not sys.flags.safe_path:
         sys.path.insert(0, os.getcwd())  # as `python -m` does; the folder of the script takes its place
     folder = Path(request["folder"])
     trace = _Trace(request["steps"])

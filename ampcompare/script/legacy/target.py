@@ -51,8 +51,7 @@ def _source_of(module: ModuleType) -> str | None:
 
 def import_without_first_entry(names: Iterable[str]) -> None:
     """Import modules without the first entry of `sys.path`, a folder of the user."""
-    safe = getattr(sys.flags, "safe_path", False)
-    first = [] if safe else [sys.path.pop(0)]
+    first = [] if sys.flags.safe_path else [sys.path.pop(0)]
     try:
         for name in names:
             importlib.import_module(name)
@@ -92,7 +91,7 @@ class Target:
     def set_paths(self) -> None:
         """Set the first entry of `sys.path`, and `sys.argv`, as the interpreter does."""
         sys.argv[:] = ["-m" if self.is_module else self.name, *self.arguments]
-        if not getattr(sys.flags, "safe_path", False):  # under -P the interpreter has added no entry
+        if not sys.flags.safe_path:  # under -P the interpreter has added no entry
             sys.path[0] = str(Path.cwd() if self.is_module else Path(self.name).resolve().parent)
             _forget_shadowed(sys.path[0])
 

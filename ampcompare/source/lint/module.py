@@ -127,7 +127,7 @@ class LintModule(Module):
     """A module with the traces of its functions.
 
     Attributes:
-        roles: what objects are.
+        kinds: what objects are.
         versions: of the libraries that it is for.
     """
 

@@ -1,4 +1,4 @@
-"""Follow a function line by line, through the functions and methods of the module that it calls."""
+"""The calls that a training is made of, such as backward passes and steps, in the order in which they run."""
 
 from __future__ import annotations
 
@@ -147,9 +147,9 @@ METHODS = {
 class Tracer(CallFollower):
     """The events of one function or module: calls of interest, with the caller's names for what is passed."""
 
-    def __init__(self, module: Module, roles: ObjectKinds) -> None:
+    def __init__(self, module: Module, kinds: ObjectKinds) -> None:
         super().__init__(module)
-        self._kinds = roles
+        self._kinds = kinds
 
     def trace(self, scope: Scope) -> list[Event]:
         """Return the events of a function or of the module."""

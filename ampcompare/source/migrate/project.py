@@ -28,9 +28,9 @@ Examine: TypeAlias = Callable[[str], list[tuple[int, str, str]]]
 # Codes of lint whose fixes renew deprecated names, and a quick look for these.
 RENEWED = ("AMP302", "AMP303", "AMP313", "AMP314")
 OLD_NAMES = re.compile(r"\b(?:cuda|cpu)\.amp\b|allow_tf32|float32_matmul_precision|torch_dtype")
-# What a script does wrong by itself, whether its loss is scaled by Apex or by torch.
 # Mistakes with the fp16 copies of O2, of which there are none in the result.
 WITHOUT_EFFECT = {"AMP104", "AMP117"}
+# What a script does wrong by itself, whether its loss is scaled by Apex or by torch.
 OWN_MISTAKES = {"AMP211", "AMP213", "AMP214", "AMP215", "AMP217", "AMP226", "AMP230", "AMP231", "AMP236"}
 
 

@@ -15,7 +15,7 @@ from ampcompare.base.errors import CheckpointError, ConversionError
 from ampcompare.base.formatting import format_bytes, printable
 from ampcompare.training.checkpoint.convert.detect import CheckpointContents, find_parts
 from ampcompare.training.checkpoint.convert.fp32_weights import common_prefix
-from ampcompare.training.checkpoint.convert.masters import HALF_DTYPES, half_dtype, is_rounded
+from ampcompare.training.checkpoint.convert.masters import HALF_DTYPES, floating_entries, half_dtype, is_rounded
 from ampcompare.training.checkpoint.convert.scalers import (
     SMALLEST_NORMAL,
     held_scale,
@@ -180,12 +180,8 @@ def _notes(parts: CheckpointContents) -> Iterator[str]:
 
 
 def _weights(parts: CheckpointContents, *, of_norms: bool) -> Iterator[Tensor]:
-    """Yield the floating-point entries of batch norms, which O2 leaves in fp32, or all others."""
     for model in parts.models.values():
-        norms = tuple(name.removesuffix("running_mean") for name in model if name.endswith("running_mean"))
-        for name, value in model.items():
-            if isinstance(value, Tensor) and value.is_floating_point() and name.startswith(norms) == of_norms:
-                yield value
+        yield from floating_entries(model, of_norms=of_norms)
 
 
 def guess_level(parts: CheckpointContents) -> tuple[str | None, str]:

@@ -234,12 +234,12 @@ def _stepped_apart(core: Core, function: Function | None) -> list[tuple[ast.Call
     module, sites = core.module, core.sites
     known = {last_part(each.optimizer) for each in sites.steps}
     passes = [each.statement for each in sites.backwards if each.block and each.function is function]
-    found, roles = [], ObjectKinds(module)
+    found, kinds = [], ObjectKinds(module)
     for node, stepped in module.methods("step"):
         key = dotted_name(stepped)
         if key is None or node.args or last_part(key) in known or module.function(node) is not function:
             continue
-        if roles.of(stepped, module.scope_of[node]) == "optimizer":
+        if kinds.of(stepped, module.scope_of[node]) == "optimizer":
             if any(each.lineno < node.lineno and not is_exclusive(module, each, node) for each in passes):
                 found.append((node, key))
     return found
@@ -255,10 +255,10 @@ def note_joint_steps(core: Core) -> None:
 
 def refuse_half_leaves(core: Core) -> None:
     """Leave fp16 tensors of the script's own by hand, which an optimizer has next to, or in place of, a model's."""
-    module, roles = core.module, ObjectKinds(core.module)
+    module, kinds = core.module, ObjectKinds(core.module)
     for call in module.calls:
         scope = module.scope_of[call]
-        if not call.args or not roles.is_new("optimizer", call, scope):
+        if not call.args or not kinds.is_new("optimizer", call, scope):
             continue
         for each in _members(call.args[0]):
             values = module.values_of(dotted_name(each) or "", scope) or [each]

@@ -37,11 +37,11 @@ from ampcompare.training.checkpoint.store.layout import CONVERTED, TRAINER, apex
 
 Target = Literal["native", "apex"]
 MAX_NAME = 120
-# key of an Apex state: key of a GradScaler's in checkpoints of the same program
 PROGRAMS = ("Lightning", "mmcv", "mmengine", "timm")  # name the entry themselves; scripts do it in others
+# key of an Apex state: key of a GradScaler's in checkpoints of the same program
 TWIN_KEYS = {"amp": "scaler", "apex_amp": "loss_scaler", "amp_scaling_state": "MixedPrecision"}
 MASTERS_LOST = "the last bits of the weights, when {} loads them: the layout of an Apex script has no masters"
-# where it had the state of a GradScaler up to 1.5, and from 1.6 to 1.9
+# where Lightning had the state of a GradScaler up to 1.5, and from 1.6 to 1.9
 LIGHTNING_BEFORE_2 = ("native_amp_scaling_state", "NativeMixedPrecisionPlugin")
 
 
@@ -204,6 +204,8 @@ def convert_file(
     """
     if legacy_layout and to != "apex":
         raise ConversionError("--save-apex-format is what an Apex script saves; it needs --to apex")
+    if target.suffix == ".safetensors":
+        raise ConversionError(f"{target} would be no safetensors file, but an archive of torch; name it *.pt")
     if target.exists() and source.exists() and target.samefile(source):
         raise ConversionError(f"{source} would be overwritten; name another file")
     root, left_out = load_any(source)

@@ -80,14 +80,17 @@ def half_dtype(model: Mapping[str, Any]) -> torch.dtype | None:
 
     Batch norms, which O2 keeps in fp32, are not looked at.
     """
-    norms = tuple(name.removesuffix("running_mean") for name in model if name.endswith("running_mean"))
-    weights = [
-        value
-        for name, value in model.items()
-        if isinstance(value, Tensor) and value.is_floating_point() and not (norms and name.startswith(norms))
-    ]
+    weights = list(floating_entries(model, of_norms=False))
     held = next((weight.dtype for weight in weights if weight.dtype in HALF_DTYPES), None)
     return held or next((dtype for dtype in HALF_DTYPES if is_rounded(iter(weights), dtype)), None)
+
+
+def floating_entries(model: Mapping[str, Any], *, of_norms: bool) -> Iterator[Tensor]:
+    """Yield the floating-point entries of batch norms, which O2 leaves in fp32, or all others."""
+    norms = tuple(name.removesuffix("running_mean") for name in model if name.endswith("running_mean"))
+    for name, value in model.items():
+        if isinstance(value, Tensor) and value.is_floating_point() and name.startswith(norms) == of_norms:
+            yield value
 
 
 def find_masters(root: Any, models: Mapping[Place, Mapping[str, Any]], wrappers: Sequence[Place] = ()) -> Masters:

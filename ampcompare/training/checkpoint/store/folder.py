@@ -37,8 +37,6 @@ class CheckpointFolder:
         on_written: Callable[[Mapping[str, Any], bool], None] = lambda state, best: None,
         counted: Path | None = None,
     ) -> None:
-        if keep_last < 1:
-            raise ValueError(f"keep_last is {keep_last}, but at least one checkpoint must be kept")
         self.folder = folder
         self.keep_last = keep_last
         self.note = note
