@@ -46,7 +46,4 @@ def point_at_migrate(settings: ExecSettings) -> None:
         settings.name,
         *(["--", *settings.arguments] * bool(settings.arguments)),
     ]
-    note(
-        f"to move {', '.join(files)} to torch.amp, and check that it trains the same: "
-        f"{shlex.join(command)}"
-    )
+    note(f"to move {', '.join(files)} to torch.amp, and check that it trains the same: {shlex.join(command)}")
