@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ampcompare.backends.arm import Arm
-from ampcompare.base.errors import ConfigError
+from ampcompare.base.errors import ConfigError, require_one_of
 
 if TYPE_CHECKING:
     from ampcompare.source.lint.report import Report
@@ -57,6 +57,8 @@ def exec_script(
     """
     if not script or isinstance(script, str):
         raise ConfigError(f"script is {script!r}; give a list: the script and its arguments, as in ['train.py']")
+    flags = {"warn": [], "strict": ["--strict-guards"], "off": ["--no-guards"]}
+    require_one_of(flags, "guards", guards)
     values = {
         "--engine": engine,
         "--opt-level": opt_level,
@@ -68,7 +70,7 @@ def exec_script(
     }
     words = [f"{name}={value}" for name, value in values.items() if value is not None]
     words += ["--compat-torch"] * compat_torch
-    words += {"warn": [], "strict": ["--strict-guards"], "off": ["--no-guards"]}[guards]
+    words += flags[guards]
     return subprocess.run([sys.executable, "-m", "ampcompare", "exec", *words, *script], check=False).returncode
 
 

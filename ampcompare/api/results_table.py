@@ -1,8 +1,9 @@
 """Compare results that were measured elsewhere: the command `judge`."""
 
 from pathlib import Path
-from typing import TextIO
+from typing import TextIO, get_args
 
+from ampcompare.base.errors import require_one_of
 from ampcompare.results.analysis.inference.criteria import Criteria, Preference
 from ampcompare.results.analysis.results_table import Better, judge, read_table
 from ampcompare.results.records.comparison import Comparison
@@ -37,5 +38,6 @@ def judge_table(
         ConfigError: an option that cannot be used, there is no arm of the reference's name, or the metric needs a
             direction or a margin.
     """
+    require_one_of((None, *get_args(Better)), "better", better)
     results = read_table(Path(table) if isinstance(table, str) else table, metric=metric, better=better)
     return judge(results, reference=reference, sd=sd, terms=Criteria(margin, time_margin / 100, objective))

@@ -1,6 +1,6 @@
 """Every error that a user can meet, its exit code, and what a misspelled name in a message was probably meant to be."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import ClassVar
 
 __all__ = [
@@ -114,6 +114,12 @@ def close_matches(name: str, known: Iterable[str], *, count: int = 1) -> list[st
     from difflib import get_close_matches  # here, since every command line imports this file and few need it
 
     return get_close_matches(name[:MAX_LENGTH], list(known), n=count)
+
+
+def require_one_of(choices: Collection[str | None], name: str, value: str | None) -> None:
+    """Refuse a value that is none of some choices."""
+    if value not in choices:
+        raise ConfigError(f"{name} is {value!r}; choose one of {', '.join(filter(None, choices))}")
 
 
 def did_you_mean(name: str, known: Iterable[str], *, count: int = 1) -> str:

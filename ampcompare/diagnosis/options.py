@@ -3,14 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
-from ampcompare.base.errors import ConfigError
+from ampcompare.base.errors import ConfigError, require_one_of
 from ampcompare.results.records.diagnosis import Diagnosis
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.examination import ScriptRequest, examine_in_child
 
 PROGRAM = Path(__file__).resolve().parent / "diagnose_recipe.py"
+Reference = Literal["float32", "float64", "none"]
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class DiagnoseOptions:
 
     config: RunConfig
     steps: int = 8
-    reference: Literal["float32", "float64", "none"] = "float32"
+    reference: Reference = "float32"
     cures: bool = True
 
     def check(self) -> None:
@@ -34,6 +35,7 @@ class DiagnoseOptions:
             )
         if self.steps < 1:
             raise ConfigError(f"steps must be at least 1, not {self.steps}")
+        require_one_of(get_args(Reference), "reference", self.reference)
 
 
 @dataclass(frozen=True)

@@ -271,8 +271,8 @@ class RunDirectory:
             raise RecordError(f"{self.path} holds no usable record: {'; '.join(excluded[:MAX_NAMED])}; {again}")
         if not records:
             raise RecordError(
-                f"{self.path} holds no records ({RunFile.CELLS}/*/{CellFile.RECORD}); name a folder that run or "
-                "compare wrote"
+                f"{self.path} holds no records ({RunFile.CELLS}/*/{CellFile.RECORD}); name a folder in which "
+                "run or compare has finished a cell"
             )
         return records, excluded
 

@@ -138,7 +138,7 @@ class RunConfig(Frozen):
     parallel: ParallelConfig = ParallelConfig()
     launcher: Launcher = Field(
         "auto",
-        description="what starts the processes; auto: a fork for one, torchrun for several",
+        description="what starts the processes; auto: a fork for one, spawn for several",
     )
     device: str = Field("auto", description="where to train: auto (a GPU if there is one), cpu, cuda[:N], mps, xpu[:N]")
     cpu_half: Literal["auto", "emulated", "native"] = Field(

@@ -223,6 +223,8 @@ def test_exec_a_script(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Non
         ampcompare.exec_script([str(script)], arm="fp23")
     with pytest.raises(ConfigError, match="give a list"):
         ampcompare.exec_script("train.py")
+    with pytest.raises(ConfigError, match="guards is 'on'; choose one of warn, strict, off"):
+        ampcompare.exec_script([str(script)], guards="on")  # type: ignore[arg-type]
 
 
 def test_resolve_a_configuration() -> None:

@@ -241,6 +241,7 @@ def test_watching_changes_no_weight() -> None:
     ("options", "message"),
     [
         ({"steps": 0}, "steps must be at least 1"),
+        ({"reference": "fp32"}, "reference is 'fp32'; choose one of float32, float64, none"),
         ({"recipe.compile": "eager"}, "leave it out"),
         ({"processes": 2}, "one process"),
     ],

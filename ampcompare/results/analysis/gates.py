@@ -137,7 +137,7 @@ def _find_metric(measure: str, text: str, metrics: Sequence[Metric]) -> Metric:
     found = next((metric for metric in metrics if measure in (metric.name, metric.tag)), None)
     if found is None:
         alias = [ACCURACY] if first.has_errors else []
-        known = ", ".join([*alias, METRIC, *(metric.name for metric in metrics), *RATIOS, *COUNTS])
+        known = ", ".join([*alias, METRIC, *(metric.name for metric in metrics), *RATIOS, TAIL_LOSS, *COUNTS])
         raise ConfigError(
             f"--fail-on {text!r} cannot be read: nothing called {measure} is measured; write {known}, as in {EXAMPLES}"
         )

@@ -264,10 +264,13 @@ def _shared_line(comparison: Comparison) -> str:
     if comparison.judged is not None:
         return ""
     shared = [*filter(None, [_seeds(comparison.seeds)])]
-    for value in (*SETTINGS, _loss_scale):
+    for value in SETTINGS:
         texts = _values(comparison, value)
         if len(texts) == 1:
             shared += texts
+    if len(scales := _values(comparison, _loss_scale)) == 1:
+        is_of_all = all(_loss_scale(row) for row in comparison.arms if row.completed)
+        shared.append(f"{scales.pop()}{'' if is_of_all else ' where the loss is scaled'}")
     whose = "All arms: " if len(comparison.arms) > 1 else ""
     line = f"{whose}{', '.join(shared)}." if shared else ""
     line = line[:1].upper() + line[1:]

@@ -26,6 +26,8 @@ from ampcompare.results.report.comparison import published_legend, published_tab
 from ampcompare.results.report.overview import make_overview
 from ampcompare.results.report.terminal import Terminal
 from ampcompare.settings.script import ScriptConfig
+from ampcompare.testing import make_comparison as comparison_of
+from ampcompare.testing import make_record
 
 MakeComparison = Callable[..., Comparison]
 LINES = [form for form in FORMATS if form != "html"]  # the page has tests of its own
@@ -40,6 +42,14 @@ def _md_table(text: str, heading: str = "Comparison") -> list[list[str]]:
     part = re.split(r"^#+ ", text.partition(f"# {heading}")[2], maxsplit=1, flags=re.MULTILINE)[0]
     lines = [line for line in part.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in UNESCAPED_PIPE.split(line)[1:-1]] for line in lines]
+
+
+@pytest.mark.parametrize("scale", [None, 65536.0])
+def test_a_loss_scale_is_said_of_arms_that_have_one(scale: float | None) -> None:
+    """An arm that scales no loss has no final loss scale either."""
+    runs = [make_record("native:fp16", final_loss_scale=65536.0), make_record("fp32", final_loss_scale=scale)]
+    text = " ".join(Terminal().render(comparison_of(runs)).split())
+    assert f"0 steps skipped, final loss scale 65536{'' if scale else ' where the loss is scaled'}. " in text
 
 
 def _row(**values: Any) -> ArmSummary:

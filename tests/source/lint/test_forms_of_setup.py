@@ -163,6 +163,14 @@ PAIRS = {
                 self.net = torch.nn.SyncBatchNorm.convert_sync_batchnorm(self.net)  # right
                 self.net.backward(self.optimizer)
     """,
+    "AMP122: a model that amp.initialize returns is loaded too": """
+        from apex import amp as mixed
+        model, optimizer = mixed.initialize(model, optimizer)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["opt"])
+        mixed.load_state_dict(state["scale"])  # right
+        torch.save({"opt": optimizer.state_dict(), "scale": mixed.state_dict()}, path)
+    """,
     "AMP124: a resume before amp.initialize, by a function": """
         def resume(path):
             amp.load_state_dict(torch.load(path)["amp"])

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
-from ampcompare.base.errors import ConfigError
+from ampcompare.base.errors import ConfigError, require_one_of
 from ampcompare.results.analysis.inference.effect import ERROR_RATE, MIN_PAIRS, paired_effect
 from ampcompare.results.analysis.inference.verdict import Margin
 from ampcompare.results.records.comparison import LOSS_MARGIN, Comparison
@@ -60,8 +60,7 @@ class Criteria:
                 raise ConfigError(f"the {name} margin is {100 * margin:g} %; give one above 0, chosen before the runs")
         if self.looks is not None and self.looks < 1:
             raise ConfigError(f"the number of looks is {self.looks}; give 1 or more, or leave it open")
-        if self.prefer not in get_args(Preference):
-            raise ConfigError(f"the objective is {self.prefer!r}; choose one of {', '.join(get_args(Preference))}")
+        require_one_of(get_args(Preference), "the objective", self.prefer)
 
     @property
     def rule(self) -> MarginRule:

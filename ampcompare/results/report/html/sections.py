@@ -166,7 +166,7 @@ def _what_was_trained(record: RunRecord) -> list[str]:
     recipe = config.recipe
     return [
         f"{printable(recipe.model.arch, 60)} on {printable(recipe.data.name, 60)}",
-        format_count(recipe.epochs, "epoch"),
+        format_count(recipe.max_steps, "step") if recipe.max_steps else format_count(recipe.epochs, "epoch"),
         f"batch {recipe.batch_size}",
     ]
 

@@ -18,7 +18,7 @@ from ampcompare.results.report.html.costs import step_time_plot
 from ampcompare.results.report.html.learning_curves import learning_charts
 from ampcompare.results.report.html.runs import arms_with_runs
 from ampcompare.results.report.terminal import Terminal
-from ampcompare.testing import make_comparison
+from ampcompare.testing import make_comparison, make_record
 
 pytest.importorskip("jinja2", reason="the page needs the extra html")
 
@@ -151,6 +151,15 @@ def test_everything_of_a_comparison_is_told_in_words(rich: Comparison) -> None:
         assert said in text
     for title in ("Validation accuracy", "Time to accuracy", "Peak memory", "Loss scale", "Skipped steps"):
         assert title in text
+
+
+@pytest.mark.parametrize(("steps", "length"), [(None, "5 epochs"), (40, "40 steps")])
+def test_the_subtitle_has_the_length_of_the_runs(steps: int | None, length: str) -> None:
+    """A limit of steps ends a run before its epochs do."""
+    record = make_record()
+    recipe = record.config.recipe.model_copy(update={"max_steps": steps})
+    record = record.model_copy(update={"config": record.config.model_copy(update={"recipe": recipe})})
+    assert f"{length} · batch 64" in page(make_comparison([record])).text
 
 
 def test_only_settings_that_were_chosen_are_shown(rich: Comparison) -> None:
