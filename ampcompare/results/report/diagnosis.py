@@ -103,7 +103,7 @@ def _cure(cure: Cure, diagnosis: Diagnosis) -> list[Block]:
         return [code]
     script = ["--", *diagnosis.script] if diagnosis.script else []
     words = ["ampcompare", "compare", "--arm", diagnosis.arm, "--arm", cure.arm, *script]
-    return [code, Step("measure the cure", printable(shlex.join(words), 1000))]
+    return [code, Step("measure the cure (with your other options)", printable(shlex.join(words), 1000))]
 
 
 def _fault(fault: Fault) -> Items:

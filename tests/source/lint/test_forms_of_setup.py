@@ -163,6 +163,13 @@ PAIRS = {
                 self.net = torch.nn.SyncBatchNorm.convert_sync_batchnorm(self.net)  # right
                 self.net.backward(self.optimizer)
     """,
+    "AMP122: a model that amp.initialize returns is loaded too": """
+        model, optimizer = amp.initialize(model, optimizer)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["opt"])
+        amp.load_state_dict(state["amp"])  # right
+        torch.save({"opt": optimizer.state_dict(), "amp": amp.state_dict()}, path)
+    """,
     "AMP124: a resume before amp.initialize, by a function": """
         def resume(path):
             amp.load_state_dict(torch.load(path)["amp"])

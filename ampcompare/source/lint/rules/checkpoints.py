@@ -288,4 +288,7 @@ def _may_load_scale(module: LintModule, call: ast.Call) -> bool:
     assert isinstance(call.func, ast.Attribute)
     values = module.values_of(name_of(call.func.value), module.scope_of[call]) or []
     keys = [node.slice for node in ast.walk(call) if isinstance(node, ast.Subscript)]
-    return any(isinstance(value, ast.Starred) for value in values) or any(literal(key) is None for key in keys)
+    # An element of what a loop goes over; `model, optimizer = amp.initialize(...)` has none.
+    elements = [value for value in values if isinstance(value, ast.Starred)]
+    is_any = any(not isinstance(module.parent(value.value), ast.Assign) for value in elements)
+    return is_any or any(literal(key) is None for key in keys)

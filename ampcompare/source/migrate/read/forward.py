@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from ampcompare.source.migrate.read.names import Names
 from ampcompare.source.migrate.read.sites import Backward, Sites
 from ampcompare.source.module import Block, Function, Module
-from ampcompare.source.syntax import arguments, dotted_name, last_name, last_part, walk
+from ampcompare.source.syntax import arguments, bound_in, dotted_name, last_name, last_part, walk
 
 BARRIERS = ("backward", "step", "zero_grad")
 # Calls that compute nothing of which the type would matter.
@@ -164,6 +164,8 @@ class _Finder:
                 break
             if outer is None or isinstance(outer, ast.ClassDef):
                 break
+            if isinstance(outer, ast.For) and bound_in(outer.target) & visit[1]:  # one of several losses
+                needed |= _loads(outer.iter)
             current = outer
         if before is not None:
             self._marks = before

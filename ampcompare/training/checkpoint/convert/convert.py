@@ -204,6 +204,8 @@ def convert_file(
     """
     if legacy_layout and to != "apex":
         raise ConversionError("--save-apex-format is what an Apex script saves; it needs --to apex")
+    if target.suffix == ".safetensors":
+        raise ConversionError(f"{target} would be no safetensors file, but an archive of torch; name it *.pt")
     if target.exists() and source.exists() and target.samefile(source):
         raise ConversionError(f"{source} would be overwritten; name another file")
     root, left_out = load_any(source)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::ampcompare.apex.DeprecatedFeatu
 
 
 def test_what_cannot_be_converted_says_why(tmp_path: Path) -> None:
-    """Nothing to convert, the wanted kind already, no weights, and the same file twice."""
+    """Nothing to convert, the wanted kind already, no weights, the same file twice, and a name of another format."""
     with pytest.raises(ConversionError, match="a checkpoint of Apex already"):
         convert_state({"model": WEIGHTS, "amp": APEX}, "apex")
     with pytest.raises(ConversionError, match=r"a checkpoint of torch\.amp already"):
@@ -30,6 +30,8 @@ def test_what_cannot_be_converted_says_why(tmp_path: Path) -> None:
     torch.save({"model": WEIGHTS, "amp": APEX}, path)
     with pytest.raises(ConversionError, match="overwritten"):
         convert_file(path, path, "native")
+    with pytest.raises(ConversionError, match="no safetensors file"):
+        convert_file(path, tmp_path / "b.safetensors", "native")
 
 
 def test_objects_are_left_out_and_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
