@@ -292,8 +292,12 @@ def on_own_lines(module: Module, statements: Iterable[ast.stmt]) -> str:
                 edits[Edit(begin, start, module.newline + indent)] = None
         stop = module.end(near[-1])
         tail = module.text[stop : module.line_start((near[-1].end_lineno or 0) + 1)]
-        if near[-1] is block[-1] or tail.strip(" \t\r\n") == ";":
-            edits[Edit(stop, stop + len(tail) - len(tail.lstrip(" \t;")), "")] = None
+        rest = tail.lstrip(" \t;")
+        gap = tail.removesuffix(rest)
+        if rest.startswith("#"):  # the space before a comment stays
+            gap = gap[: gap.rfind(";") + 1]
+        if not rest or rest[0] in "#\r\n":
+            edits[Edit(stop, stop + len(gap), "")] = None
     return apply_edits(module.text, [tuple(edits)])[0]
 
 

@@ -91,7 +91,7 @@ class DistributedDataParallel(nn.Module):
     ) -> None:
         super().__init__()
         deprecated_warning(
-            "apex.parallel.DistributedDataParallel is deprecated and was removed from Apex in May 2025. Use "
+            "apex.parallel.DistributedDataParallel is deprecated and was removed from Apex in May 2025; use "
             "torch.nn.parallel.DistributedDataParallel."
         )
         if isinstance(message_size, Sequence):

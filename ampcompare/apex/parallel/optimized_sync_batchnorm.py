@@ -269,7 +269,7 @@ def convert_syncbn_model(
     left alone.
     """
     deprecated_warning(
-        "apex.parallel.convert_syncbn_model is deprecated and was removed from Apex in May 2025. Use "
+        "apex.parallel.convert_syncbn_model is deprecated and was removed from Apex in May 2025; use "
         "torch.nn.SyncBatchNorm.convert_sync_batchnorm."
     )
     return _convert(module, process_group, channel_last, {})

@@ -35,7 +35,10 @@ def point_at_migrate(settings: ExecSettings) -> None:
     if "apex" not in sys.modules or not settings.name.endswith(".py") or rank_of() != 0:
         return
     folder = os.path.dirname(settings.name)
-    files = [os.path.join(folder, each) for each in files_with_apex(settings.name)]
+    script = getattr(sys.modules["__main__"], "__file__", settings.name)  # of before any os.chdir
+    files = [os.path.join(folder, each) for each in files_with_apex(script)]
+    if not files:  # a record has imported it
+        return
     command = [
         "ampcompare",
         "migrate",
@@ -43,7 +46,4 @@ def point_at_migrate(settings: ExecSettings) -> None:
         settings.name,
         *(["--", *settings.arguments] * bool(settings.arguments)),
     ]
-    note(
-        f"to move {', '.join(files) or settings.name} to torch.amp, and check that it trains the same: "
-        f"{shlex.join(command)}"
-    )
+    note(f"to move {', '.join(files)} to torch.amp, and check that it trains the same: {shlex.join(command)}")

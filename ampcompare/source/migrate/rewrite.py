@@ -16,6 +16,7 @@ from ampcompare.source.migrate.read.sites import Unsure
 from ampcompare.source.migrate.replacement_table import IMPORTED, LAYERS, REMOVED
 from ampcompare.source.migrate.replacements import Replacements
 from ampcompare.source.module import Block, Module
+from ampcompare.source.object_kinds import ObjectKinds
 from ampcompare.source.syntax import SourceInvalid, argument, last_name
 
 WORD = re.compile(r"\bapex\b|\bamp_C\b|\bapex_C\b|\bamp\.scale_loss\(")
@@ -78,7 +79,13 @@ def migrate_text(text: str, around: Around = ALONE) -> Migration:
         return Migration(text, [])
     module = Module(text)
     names = Names(module, around.running(module))
-    used = [node for node, _ in names.uses] + [call for call, _ in module.methods("step", "backward")]
+    kinds = ObjectKinds(module)
+    called = [
+        call
+        for call, each in module.methods("step", "backward")
+        if kinds.of(each, module.scope_of[call]) != "scheduler"
+    ]
+    used = [node for node, _ in names.uses] + called
     crowded = [
         each for each in map(module.statement, used) if not module.is_alone(each) and not isinstance(each, ast.With)
     ]

@@ -164,11 +164,12 @@ PAIRS = {
                 self.net.backward(self.optimizer)
     """,
     "AMP122: a model that amp.initialize returns is loaded too": """
-        model, optimizer = amp.initialize(model, optimizer)
+        from apex import amp as mixed
+        model, optimizer = mixed.initialize(model, optimizer)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["opt"])
-        amp.load_state_dict(state["amp"])  # right
-        torch.save({"opt": optimizer.state_dict(), "amp": amp.state_dict()}, path)
+        mixed.load_state_dict(state["scale"])  # right
+        torch.save({"opt": optimizer.state_dict(), "scale": mixed.state_dict()}, path)
     """,
     "AMP124: a resume before amp.initialize, by a function": """
         def resume(path):

@@ -54,7 +54,8 @@ torch.save(model.state_dict(), weights)  # right
 def state_unsaved(module: LintModule) -> Iterator[Finding]:
     """Checkpoints with the state of an optimizer, in a module that saves no state of the loss scale."""
     source = module.code
-    apex = next(module.calls_of("apex.amp.initialize"), None)
+    saves_apex = next(module.calls_of("apex.amp.state_dict"), None) is not None
+    apex = None if saves_apex else next(module.calls_of("apex.amp.initialize"), None)
     scalers = [call for call in module.new_scalers if not is_off(call)]
     for code, maker, state in (("AMP119", apex, AMP_STATE), ("AMP226", scalers[0] if scalers else None, SCALER_STATE)):
         if maker is None or state.search(source) or _is_passed_to_saver(module):
@@ -283,7 +284,8 @@ def _loads_of_optimizer_alone(module: LintModule) -> list[ast.Call]:
 
 def _may_load_scale(module: LintModule, call: ast.Call) -> bool:
     """Return whether a call may load the state of a loss scale: by its words, or because it loads many objects."""
-    if re.search(r"(?i)scaler|\bamp", ast.unparse(call)):
+    of_apex = module.resolve(call.func) == "apex.amp.load_state_dict"
+    if of_apex or re.search(r"(?i)scaler|(?:\b|_)amp", ast.unparse(call)):
         return True
     assert isinstance(call.func, ast.Attribute)
     values = module.values_of(name_of(call.func.value), module.scope_of[call]) or []
