@@ -79,7 +79,7 @@ compare_option = options_of(CompareOptions)
 )
 @compare_option("--baseline", type=FILE, group=COMPARISON)
 @option("--strict", is_flag=True, group=COMPARISON, help="exit with 3 if any arm failed")
-@compare_option("--budget", metavar="TIME", group=COMPARISON, help="wall time limit of --seeds auto")
+@compare_option("--budget", metavar="TIME", group=COMPARISON, help="wall time limit of --seeds auto  [default: 30m]")
 @compare_option(
     "--sweep",
     multiple=True,
@@ -160,8 +160,8 @@ def answer_without_training(options: CompareOptions, parameters: dict[str, Any])
 def options_from(parameters: dict[str, Any]) -> CompareOptions:
     """Return what the parameters of the command ask for."""
     request = request_from({**parameters, "processes": count_processes(parameters)})
-    arms, budget = _arms(parameters), to_seconds("--budget", parameters["budget"])
-    options = options_by_name(CompareOptions, parameters, arms=arms, budget=budget, sweep=None)
+    budget = None if parameters["budget"] is None else to_seconds("--budget", parameters["budget"])
+    options = options_by_name(CompareOptions, parameters, arms=_arms(parameters), budget=budget, sweep=None)
     options.settings, options.sweep = request, tuple(map(parse_vary, parameters["sweep"]))
     options.strict = parameters["strict"]
     return options

@@ -82,7 +82,7 @@ def _sources(context: click.Context, name: str, options: list[str]) -> tuple[Set
     except click.UsageError as error:
         hint = "; the schema of files: ampcompare config schema" if "--schema" in options else ""
         raise click.UsageError(
-            f"{error.format_message()} What follows show are options of {name}{hint}.", context
+            f"{error.format_message().rstrip('.')}. What follows show are options of {name}{hint}.", context
         ) from None
     with made as inner:
         if name == "run":

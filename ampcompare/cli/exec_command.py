@@ -8,7 +8,7 @@ import click
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.rank_marks import CELL_FOLDER
-from ampcompare.cli.help import Command, option, options_of
+from ampcompare.cli.help import Command, option, options_of, refuse_given
 from ampcompare.cli.output import text_width
 from ampcompare.cli.values import FILE, LEVEL, Choice
 from ampcompare.script.legacy.settings import ExecSettings
@@ -58,11 +58,8 @@ def command(module: bool, ledger: bool, script: str, arguments: tuple[str, ...],
     arm, record = options["arm"], options["record"]
     if ledger and arm is None:
         raise ConfigError("--ledger follows a script under an arm: give --arm O2 in place of --opt-level O2")
-    seeded, limited = options["seed"] is not None, options["max_steps"] is not None
-    of_arm = {"--seed": seeded, "--twin": options["twin"], "--max-steps": limited}
-    if arm is None and any(of_arm.values()):
-        given = " and ".join(flag for flag, is_given in of_arm.items() if is_given)
-        raise ConfigError(f"only a script under an arm takes {given}; --arm script trains it as it is")
+    if arm is None:
+        refuse_given(("seed", "twin", "max_steps"), "is for a script under an arm; --arm script trains it as it is")
     if arm is not None and options["opt_level"] is not None:
         raise ConfigError(
             f"--arm {arm} already sets the opt level, and --opt-level {options['opt_level']} sets it too; give one of "

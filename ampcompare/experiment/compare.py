@@ -60,6 +60,7 @@ from ampcompare.results.report.junit import junit_xml
 from ampcompare.tasks.catalog import TASKS
 
 DEFAULT_SEEDS = "0-2"
+BUDGET_SECONDS = 1800.0
 PILOT_SIZES = {1: 5, 2: 8, 3: 8}  # by the number of arms besides the reference; MAX_PILOT for more arms
 MAX_PILOT = 10
 
@@ -123,6 +124,8 @@ class ComparisonOutcome:
 
 def plan_comparison(options: CompareOptions) -> PlannedComparison:
     """Check the options of a comparison and return its cells; nothing is written or started."""
+    if options.baseline is not None and not options.fail_on:
+        raise ConfigError('a baseline is what --fail-on compares with; add --fail-on "metric:worse", or leave it out')
     baseline = reload_comparison(options.baseline) if options.baseline is not None else None
     sources = collect_settings(options.settings)
     margins = (options.margin, sources.matrix.margin, Criteria.margin)
@@ -143,6 +146,8 @@ def plan_comparison(options: CompareOptions) -> PlannedComparison:
             f"a comparison needs a list of arms, but the settings have arm: {base.arm}; write arms: [...]"
         )
     seeds = requested_seeds(options, sources)
+    if options.budget_seconds is not None and seeds != "auto":
+        raise ConfigError(f"a budget limits --seeds auto, but the seeds are {seeds}; leave --budget out")
     first = pilot_seeds(len(rows) - 1) if seeds == "auto" else parse_seeds(seeds)
     plan = _make_plan(options, sources, rows, first)
     options.launch.check({cell.launcher for cell in plan.cells}, options.jobs)
@@ -207,9 +212,8 @@ def run_comparison(
     try:
         with launcher, hold, while_running(launcher):
             if requested_seeds(options, planned.sources) == "auto":
-                comparison = run_auto(
-                    planned.plan_for, folder, launcher, budget_seconds=options.budget_seconds, **shared
-                )
+                budget = BUDGET_SECONDS if options.budget_seconds is None else options.budget_seconds
+                comparison = run_auto(planned.plan_for, folder, launcher, budget_seconds=budget, **shared)
             else:
                 comparison = run_plan(plan, folder, launcher, **shared)
     except AllFailAlike as failure:

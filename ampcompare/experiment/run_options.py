@@ -148,7 +148,7 @@ class CompareOptions:
         objective: what the recommended arm improves while it keeps the accuracy.
         prefer: the former name of `objective`.
         tag: label of the report and its folder.
-        budget: wall time limit of seeds "auto": seconds, or a text such as "30m".
+        budget: wall time limit of seeds "auto": seconds, or a text such as "10m"; by default half an hour.
         jobs: cells that run in parallel; "auto": as many as there are GPUs, or cores for the threads of a cell;
             by default "auto" where several GPUs are visible, else one. Step times of cells that run in parallel are
             compared on equal GPUs only.
@@ -200,7 +200,7 @@ class CompareOptions:
         objective: Preference = Criteria.prefer,
         prefer: Preference | None = None,
         tag: str = Criteria.tag,
-        budget: float | str = "30m",
+        budget: float | str | None = None,
         jobs: int | Literal["auto"] | None = None,
         gpus: str | None = None,
         timing_rounds: int = 0,
@@ -232,7 +232,7 @@ class CompareOptions:
         self.arms = _texts(arms) or (SCRIPT_ARMS if script is not None else ())
         self.reference, self.tag = reference, tag
         self.seeds = seeds if isinstance(seeds, str) or seeds is None else ",".join(map(str, seeds))
-        self.budget_seconds = to_seconds("budget", budget)
+        self.budget_seconds = None if budget is None else to_seconds("budget", budget)
         self.sweep = tuple((find_setting(name, "sweep"), list(values)) for name, values in (sweep or {}).items())
         self.margin, self.time_margin, self.loss_margin = margin, time_margin, loss_margin
         self.looks, self.objective = looks, prefer or objective

@@ -58,7 +58,7 @@ def resolve_settings(layers: Sequence[Layer]) -> ResolvedSettings:
                 continue  # an empty group in a file removes nothing
             set_path(values, path, value)
             given[path] = layer.origins.get(path, layer.origin)
-    config = validate(RunConfig, values)
+    config = validate(RunConfig, values, given)
     return ResolvedSettings(config, _origins(config, given), given)
 
 

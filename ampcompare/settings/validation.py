@@ -13,18 +13,22 @@ MAX_FAULTS = 10
 MAX_NAMES = 15
 
 
-def validate(model: type[Model], values: Mapping[str, Any]) -> Model:
-    """Build `model` from `values`; one line of error names each bad field, the value seen and what it takes."""
+def validate(model: type[Model], values: Mapping[str, Any], given: Mapping[str, str] | None = None) -> Model:
+    """Build `model` from `values`; one line of error names each bad field, the value seen and what it takes.
+
+    Args:
+        given: where the value of a path came from, such as a flag or a file.
+    """
     try:
         return model.model_validate(values)
     except ValidationError as error:
         faults = error.errors()
-        said = [_explain(model, fault) for fault in faults[:MAX_FAULTS]]
+        said = [_explain(model, fault, given or {}) for fault in faults[:MAX_FAULTS]]
         more = [f"and {len(faults) - MAX_FAULTS} more"] if len(faults) > MAX_FAULTS else []
         raise ConfigError("; ".join([*said, *more])) from None
 
 
-def _explain(model: type[BaseModel], fault: Mapping[str, Any]) -> str:
+def _explain(model: type[BaseModel], fault: Mapping[str, Any], given: Mapping[str, str]) -> str:
     where = ".".join(str(part) for part in fault["loc"])
     if fault["type"] == "extra_forbidden":
         path = ".".join("N" if isinstance(part, int) else part for part in fault["loc"])
@@ -35,7 +39,8 @@ def _explain(model: type[BaseModel], fault: Mapping[str, Any]) -> str:
         text = f"it is a group of settings, {', '.join([*inside[:MAX_NAMES], *more])}"
     else:
         text = _plain(fault["msg"])
-    shown = "" if isinstance(fault["input"], dict) else f" (seen: {reprlib.repr(fault['input'])})"
+    origin = f" from {given[where]}" if where in given else ""
+    shown = "" if isinstance(fault["input"], dict) else f" (seen: {reprlib.repr(fault['input'])}{origin})"
     return f"{where}: {text}{shown}" if where else text
 
 

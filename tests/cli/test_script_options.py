@@ -69,8 +69,8 @@ def test_options_of_scripts_need_one(call: Any) -> None:
         (["compare", "--arm", "bf16", "-q", "train.py", "--data-path", "x"], "--arm bf16 -q -- train.py --data-path x"),
         (["run", "-m", "pkg.train"], "ampcompare run -- -m pkg.train"),
         (["diagnose", "train.py", "--epochs", "1"], "ampcompare diagnose -- train.py --epochs 1"),
-        (["exec", "--seed", "0", "train.py"], "only a script under an arm takes --seed; --arm script"),
-        (["exec", "--opt-level", "O2", "--max-steps", "3", "train.py"], "under an arm takes --max-steps"),
+        (["exec", "--seed", "0", "train.py"], "--seed is for a script under an arm; --arm script"),
+        (["exec", "--opt-level", "O2", "--max-steps", "3", "train.py"], "--max-steps is for a script under an arm"),
     ],
 )
 def test_what_was_meant_is_proposed(call: Any, words: list[str], line: str) -> None:

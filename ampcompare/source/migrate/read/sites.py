@@ -310,17 +310,25 @@ def _clips(node: ast.AST) -> bool:
 
 
 def _reads_grad(module: Module, node: ast.AST) -> bool:
-    if not (isinstance(node, ast.Attribute) and node.attr == "grad"):
+    if isinstance(node, ast.Attribute) and node.attr == "grad":
+        owner = node.value
+    elif isinstance(node, ast.Call) and _names_grad(node):
+        owner = node.args[0]
+    else:
         return False
-    if not isinstance(node.value, (ast.Name, ast.Attribute)):
+    if not isinstance(owner, (ast.Name, ast.Attribute)):
         return False
     statement = module.statement(node)
-    if dotted_name(node) in ("torch.autograd.grad", "autograd.grad") or _is_own_leaf(module, node.value):
+    if dotted_name(node) in ("torch.autograd.grad", "autograd.grad") or _is_own_leaf(module, owner):
         return False
     if isinstance(statement, ast.Assign) and node in statement.targets:
         return not is_literal(statement.value, None)
     test = module.parent(node)  # whether there is a gradient is no matter of its scale
     return not (isinstance(test, ast.Compare) and any(isinstance(each, (ast.Is, ast.IsNot)) for each in test.ops))
+
+
+def _names_grad(call: ast.Call) -> bool:
+    return dotted_name(call.func) == "getattr" and len(call.args) > 1 and is_literal(call.args[1], "grad")
 
 
 def _is_own_leaf(module: Module, owner: ast.Name | ast.Attribute) -> bool:
