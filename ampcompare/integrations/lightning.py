@@ -105,7 +105,7 @@ class AmpComparePrecision(_PrecisionPlugin):  # type: ignore[misc]
 
     Raises:
         ConfigError: there is no such arm, or mode of the guards.
-        UnsupportedCombination: the optimizer is LBFGS, whose closure runs several times in a step.
+        UnsupportedCombination: an arm of Fabric, or LBFGS, whose closure runs several times in a step.
         PreparationError: the arm cannot prepare the model or its optimizers, such as a model that DDP has wrapped.
     """
 
@@ -115,6 +115,10 @@ class AmpComparePrecision(_PrecisionPlugin):  # type: ignore[misc]
         if guards not in GUARDS:
             raise ConfigError(f"guards={guards!r} is none of {', '.join(GUARDS)}")
         self.arm = Arm.parse(arm)
+        if self.arm.backend == "fabric":
+            raise UnsupportedCombination(
+                f"{arm} sets a model up for a loop of Fabric, and a Trainer has its own; use {self.arm.runs}"
+            )
         self.steps = StepLog()
         self._mode, self._record = guards, record
         self._guards: Any = None
@@ -153,7 +157,7 @@ class AmpComparePrecision(_PrecisionPlugin):  # type: ignore[misc]
         return move(data, Tensor, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
 
     def _casts_weights(self) -> bool:
-        return self.arm.roles.weights != "fp32"
+        return self.arm.roles is not None and self.arm.roles.weights != "fp32"
 
     @contextlib.contextmanager
     def forward_context(self) -> Iterator[None]:

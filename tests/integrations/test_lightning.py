@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ampcompare.base.errors import CheckpointError, ConfigError
+from ampcompare.base.errors import CheckpointError, ConfigError, UnsupportedCombination
 
 pytest.importorskip("lightning", reason="not installed: pip install lightning")
 
@@ -94,12 +94,14 @@ def test_batches_get_the_type_of_the_weights(arm: str) -> None:
 
 
 def test_state_is_of_one_arm(tmp_path: Path) -> None:
-    """Loss scales of a checkpoint are refused by another arm, and guards of no such name."""
+    """Loss scales of a checkpoint are refused by another arm, as are guards of no such name, and arms of Fabric."""
     state = AmpComparePrecision("native:fp16").state_dict()
     with pytest.raises(CheckpointError, match=r"of native:fp16, and this training of apex:O1"):
         AmpComparePrecision("O1").load_state_dict(state)
     with pytest.raises(ConfigError, match="guards='loud' is none of"):
         trained(tmp_path, Module(), plugins=[AmpComparePrecision(guards="loud")])
+    with pytest.raises(UnsupportedCombination, match="a Trainer has its own; use native:bf16"):
+        AmpComparePrecision("fabric:bf16-mixed")
 
 
 @pytest.mark.parametrize("arm", ["native:fp16", "apex:O2"])
