@@ -67,7 +67,7 @@ CERTAIN: dict[str, tuple[str, tuple[str, ...], tuple[str, ...], int, str]] = {
     "a mistake of syntax": (script(setup="if 1 print()"), (), (), 3, "SyntaxError: invalid syntax (train.py, line 9)"),
     "a missing module": (script(setup="import nosuch"), (), (), 3, "No module named 'nosuch' (train.py:9)"),
     "a question": (script(setup="input('go on? ')"), (), (), 3, "the script reads from standard input"),
-    "no step": (script(setup="sys.exit()"), (), (), 3, "no module whose weights an optimizer of torch updates"),
+    "no step": (script(setup="sys.exit()"), (), (), 3, "no optimizer of torch has updated the weights of a module"),
     "a step that raises": (script(step="raise ValueError('labels')"), (), (), 3, "ValueError: labels (train.py:18)"),
     "half a number": (
         script(step="print('top 1,234')"), ("--metric", r"top=top (\d)"), (), 2, "metric top: its pattern takes 1 of 1",
