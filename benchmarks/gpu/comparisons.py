@@ -3,12 +3,11 @@
 Checked is that every run ends well; what the verdicts are is in the figures, and the pages lie next to them.
 """
 
-import json
 import shutil
 
 from benchmarks.gpu import ROOT
 from benchmarks.gpu.context import Context
-from benchmarks.gpu.report import Report
+from benchmarks.gpu.report import Report, describe_runs
 
 ARMS = "fp32,native:fp16,native:bf16,apex:O1,apex:O2,apex:O3,half:bn_fp32,half:bf16"
 CLAIMS = ROOT / "examples" / "claims" / "gpu.yaml"
@@ -30,16 +29,14 @@ def run(context: Context, report: Report) -> None:
             options = (*options, *REHEARSED) if "--config" in options else REHEARSED
         words = ("--device", context.device, "--seeds", f"0-{seeds - 1}", "--no-progress", "-q", "--json")
         done = context.ampcompare("compare", *options, *words, "-o", str(where))
-        try:
-            found = json.loads(done.out)
-        except ValueError:
+        if "arms" not in (found := done.document):
             report.check(name, False, done.reason)
             continue
         counted += len(found["arms"])
         report.figures[name] = {"arms": found["arms"], "conclusions": found["reading"]}
         for row in found["arms"]:
-            seen = f"{row['completed']} completed, {row['diverged']} diverged, {row['failed']} failed"
-            report.check(f"{name} with {row['arm']}", row["failed"] == 0 and row["completed"] > 0, seen)
+            held = row["failed"] == 0 and row["completed"] > 0
+            report.check(f"{name} with {row['arm']}", held, describe_runs(row))
         for kind in ("html", "md"):
             page = where / f"report.{kind}"
             report.check(f"{name} has {page.name}", page.is_file())

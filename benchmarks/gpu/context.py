@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import multiprocessing
 import os
 import subprocess
@@ -38,6 +39,15 @@ class Done:
         """What to show where it failed: exit code and last line."""
         lines = (self.error.strip() or self.out.strip()).splitlines()
         return f"exit code {self.code}: {lines[-1][:300] if lines else 'no message'}"
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """What it printed with `--json`; empty where that is no document."""
+        try:
+            found = json.loads(self.out)
+        except ValueError:
+            return {}
+        return found if isinstance(found, dict) else {}
 
 
 @dataclass

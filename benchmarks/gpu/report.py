@@ -6,6 +6,7 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,11 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
+
+
+def describe_runs(row: Mapping[str, Any]) -> str:
+    """Say how the runs of an arm ended, by its row in a comparison."""
+    return f"{row['completed']} completed, {row['diverged']} diverged, {row['failed']} failed"
 
 
 def environment(device: str, rehearse: bool) -> dict[str, Any]:

@@ -1,11 +1,10 @@
 """Whether a user's script goes through the arms on the device: one for Apex, and what `migrate` makes of it."""
 
-import json
 import shutil
 
 from benchmarks.gpu import ROOT
 from benchmarks.gpu.context import Context
-from benchmarks.gpu.report import Report
+from benchmarks.gpu.report import Report, describe_runs
 
 SCRIPT = ROOT / "examples" / "apex_digits" / "train.py"
 METRIC = ("--metric", r"top1:max=Acc@1 ([\d.]+)")
@@ -33,13 +32,11 @@ def run(context: Context, report: Report) -> None:
         where = ("-o", str(folder / f"{name}-runs"), "--device", context.device, "--no-progress", "-q", "--json")
         words = ("compare", "--arm", ",".join(used), *seeded, *METRIC, *where, "--", str(folder / name))
         done = context.ampcompare(*words, *epochs)
-        try:
-            answer = json.loads(done.out)
-        except ValueError:
+        if "arms" not in (answer := done.document):
             report.check(name, False, done.reason)
             continue
         for row in answer["arms"]:
-            seen = f"{row['completed']} completed, {row['diverged']} diverged, {row['failed']} failed; {done.reason}"
+            seen = f"{describe_runs(row)}; {done.reason}"
             report.check(f"{name} with {row['arm']}", row["completed"] == len(seeds), seen)
         paired = any(text.startswith("Paired:") for text in answer["reading"])
         report.check(f"{name}: equal weights and batches in all arms", paired, "; ".join(answer["reading"])[:300])

@@ -1,12 +1,11 @@
 """Whether everything runs at all: every arm, every way to train in parallel that one GPU allows, every command."""
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.gpu.context import Context, Done
-from benchmarks.gpu.report import Report
+from benchmarks.gpu.report import Report, describe_runs
 
 ARMS = (
     *("fp32", "fp32:tf32", "apex:O0", "apex:O1", "apex:O2", "apex:O3", "apex:O2,loss_scale=128"),
@@ -79,16 +78,13 @@ def installed_runs(context: Context, report: Report, runs: Mapping[str, tuple[st
 
 
 def _check_arms(report: Report, arms: Sequence[str], done: Done) -> None:
-    try:
-        rows = json.loads(done.out)["arms"]
-    except (ValueError, KeyError):
+    if (rows := done.document.get("arms")) is None:
         report.check("compare", False, done.reason)
         return
     seen = f"{len(rows)} of {len(arms)} arms, {done.reason}"
     report.check("compare", done.code == 0 and len(rows) == len(arms), seen)
     for row in rows:
-        seen = f"{row['completed']} completed, {row['diverged']} diverged, {row['failed']} failed"
-        report.check(f"arm {row['arm']}", row["completed"] == 1, seen)
+        report.check(f"arm {row['arm']}", row["completed"] == 1, describe_runs(row))
     report.figures["arms"] = rows
 
 

@@ -1,9 +1,7 @@
 """Whether every task trains on the device: each with the arms that people choose between, and what looks into a run."""
 
-import json
-
 from benchmarks.gpu.context import Context
-from benchmarks.gpu.report import Report
+from benchmarks.gpu.report import Report, describe_runs
 from benchmarks.gpu.smoke import installed_runs
 
 TASKS = ("lm", "segmentation", "detection", "gan", "regression")
@@ -32,14 +30,11 @@ def run(context: Context, report: Report) -> None:
         where = context.scratch / task
         words = ("compare", "--task", task, "--arm", arms, "--seeds", "0", *few, "--json", "-o", str(where))
         done = context.ampcompare(*words, most=150.0)
-        try:
-            rows = json.loads(done.out)["arms"]
-        except (ValueError, KeyError):
+        if (rows := done.document.get("arms")) is None:
             report.check(task, False, done.reason)
             continue
         for row in rows:
-            seen = f"{row['completed']} completed, {row['diverged']} diverged, {row['failed']} failed"
-            report.check(f"{task} with {row['arm']}", row["completed"] == 1, seen)
+            report.check(f"{task} with {row['arm']}", row["completed"] == 1, describe_runs(row))
         report.figures[task] = rows
     runs = installed_runs(context, report, RUNS if context.rehearse else {**RUNS, **ONLY_ON_GPUS})
     for number, (name, options) in enumerate(runs.items()):
