@@ -62,7 +62,7 @@ def command(
     if verify:
         if mode == "write":
             raise ConfigError("--verify changes no file; leave --write out, and write when you have seen its verdict")
-        from ampcompare.source.migrate.verify import verify_script
+        from ampcompare.experiment.verify import verify_script
 
         def check() -> None:
             from ampcompare.experiment.preflight import preflight_of
@@ -72,12 +72,12 @@ def command(
             preflight_of([RunConfig(arm="script", device="cpu", script=script_config(paths))], _say)
 
         first = check if preflight else lambda: None
-        return verify_script(paths[0], list(paths[1:]), steps=steps, say=click.echo, check=first)
+        if adapter:
+            refuse_given(("torch_version",), "is not for --adapter, whose file runs on all of them; leave it out")
+        return verify_script(paths[0], list(paths[1:]), steps=steps, say=click.echo, check=first, adapter=adapter)
     refuse_given(("steps", "preflight"), "is for --verify; add it")
     if adapter:
-        refuse_given(
-            ("torch_version",), "is not for --adapter, whose file runs on any torch from 1.10 on; leave it out"
-        )
+        refuse_given(("torch_version",), "is not for --adapter, whose file runs on all of them; leave it out")
         return _adapt(paths, write=mode == "write")
     return _migrate(paths, torch_version, write=mode == "write")
 

@@ -7,7 +7,7 @@ import pytest
 from ampcompare.cli import main
 
 SCRIPT = "import torch\nfrom apex.parallel import convert_syncbn_model\nmodel = convert_syncbn_model(model)\n"
-KEPT = "from apex import amp\n\n\ndef start(net, optimizer, options):\n    return amp.initialize(net, optimizer, **options)\n"
+KEPT = "from apex import amp\n\n\ndef start(net, optimizer, options):\n    amp.initialize(net, optimizer, **options)\n"
 LEFT = "from apex.fp16_utils import FP16_Optimizer\noptimizer = FP16_Optimizer(optimizer)\n"
 
 

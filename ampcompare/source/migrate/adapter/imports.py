@@ -104,9 +104,9 @@ def adapt_text(text: str, adapter: str = ADAPTER, *, exports: bool = False) -> M
     for node, full in names.uses:
         if twin(full) is not None and _root(node) in roots and isinstance(node, ast.Attribute):
             edits.replace(_root_node(node), ADAPTER)
-    for node, full in _lookups(module):
+    for text_node, full in _lookups(module):
         if twin(full) is not None:
-            edits.replace(node, repr(adapter).replace("'", '"'))
+            edits.replace(text_node, repr(adapter).replace("'", '"'))
     findings += [Finding.at(call, BY_HAND, ASKS) for call in _asked_versions(module)]
     return Migration(edits.result() if edits else text, sorted(set(findings)), len(names.uses), len(missing))
 

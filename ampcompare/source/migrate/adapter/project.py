@@ -119,7 +119,7 @@ def _import_root(path: Path, text: str) -> Path:
     """
     folders = _folders(path)
     for folder in folders:
-        if any(_has_module(folder, name, path) for name in _imported(text)):
+        if any(_has_module(folder, name, path) for name in _top_imports(text)):
             return folder
     if path.name != "__init__.py" and _is_script(path):
         return folders[0]
@@ -137,7 +137,7 @@ def _folders(path: Path) -> list[Path]:
     return folders
 
 
-def _imported(text: str) -> set[str]:
+def _top_imports(text: str) -> set[str]:
     """Return the first parts of the absolute imports of a module."""
     try:
         nodes = list(ast.walk(ast.parse(text)))
