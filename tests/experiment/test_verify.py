@@ -140,6 +140,8 @@ def test_a_rewrite_that_trains_as_o1_is_right_where_o2_trains_otherwise(
         asked: list[dict[str, object]] = []
 
         def run(*_: object, asked: Any = asked, runs: Any = runs, **how: object) -> Run:
+            if how.get("twin"):
+                return grown(0.001)
             asked.append(how)
             result: Run = next(runs)
             return result
@@ -427,7 +429,7 @@ for step in range(4):
 GUARDS = {
     "sys.modules": "fp16 = 'apex' in sys.modules",
     "find_spec": "fp16 = importlib.util.find_spec('apex') is not None",
-    "except": "try:\n    import apex.amp.lists\n    fp16 = True\nexcept ModuleNotFoundError:\n    fp16 = False",
+    "except": "try:\n    importlib.import_module('apex.amp')\n    fp16 = True\nexcept ModuleNotFoundError:\n    fp16 = False",
 }
 
 
