@@ -61,7 +61,7 @@ class _Seen:
     casts: tuple[torch.dtype, ...]
     error: BaseException | None
 
-    def reached(self) -> torch.dtype | None:
+    def result_type(self) -> torch.dtype | None:
         """Return the type in which the operation is computed, where that is seen."""
         floating = [one for one in self.results if one.is_floating_point or one.is_complex]
         return next(iter(floating), None) or (self.casts[-1] if self.casts else None)
@@ -117,7 +117,7 @@ def overload(name: str) -> Any:
     return getattr(getattr(getattr(torch.ops, namespace), packet, None), which or "default", None)
 
 
-def registered(device: str) -> set[str]:
+def operations_cast_on(device: str) -> set[str]:
     """Return the names of all operations that autocast for "CUDA" or "CPU" has a kernel for."""
     return set(torch._C._dispatch_get_registrations_for_dispatch_key(f"Autocast{device}"))
 
@@ -198,7 +198,7 @@ def _sample(function: Any, types: Sequence[torch.dtype]) -> tuple[list[Any], dic
 def find_cast(name: str, device: str = "cuda") -> Cast:
     """Return what autocast for a device does with an operation: `Cast.NONE` where it has no kernel for it."""
     function = overload(name)
-    if function is None or name not in registered(device.upper()):
+    if function is None or name not in operations_cast_on(device.upper()):
         return Cast.NONE
     half, full = torch.float16, torch.float32
     seen = []
@@ -207,7 +207,7 @@ def find_cast(name: str, device: str = "cuda") -> Cast:
         if sample is None:
             return Cast.NONE
         seen.append(_ask(device, half, function, *sample))
-    of_half, of_full, of_both = (each.reached() for each in seen)
+    of_half, of_full, of_both = (each.result_type() for each in seen)
     if of_full is half:
         return Cast.LOWER
     if of_half is full:
@@ -241,7 +241,7 @@ def _cast(values: Any, cast: Callable[[Tensor], Tensor]) -> Iterator[Any]:
             yield each
 
 
-def _called(function: Any, args: Any, kwargs: dict[str, Any], cast: Callable[[Tensor], Tensor]) -> Any:
+def _call_with(function: Any, args: Any, kwargs: dict[str, Any], cast: Callable[[Tensor], Tensor]) -> Any:
     """Return what an operation computes of arguments that are cast, with autocast off inside."""
     args = tuple(_cast(args, cast))
     if kwargs:
@@ -264,7 +264,7 @@ def _in_fp32(function: Any) -> _Rule:
     def rule(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if _has_type(args, kwargs):
             return _plainly(function, args, kwargs)
-        return _called(function, args, kwargs, Tensor.float)
+        return _call_with(function, args, kwargs, Tensor.float)
 
     return rule
 
@@ -272,26 +272,26 @@ def _in_fp32(function: Any) -> _Rule:
 def _in_lower(function: Any, *, cached: bool = True) -> _Rule:
     def rule(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         dtype = _type_now("cpu")
-        return _called(function, args, kwargs, lambda one: _cached_cast(one, dtype) if cached else one.to(dtype))
+        return _call_with(function, args, kwargs, lambda one: _cached_cast(one, dtype) if cached else one.to(dtype))
 
     return rule
 
 
-def _in_widest(function: Any, *, rounded: bool = False) -> _Rule:
+def _in_widest(function: Any, *, must_round: bool = False) -> _Rule:
     def rule(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         lower = _type_now("cpu")
         types = {one.dtype for one in _tensors((args, kwargs)) if one.is_floating_point()} - {torch.float64}
         if types - {torch.float32, lower}:  # the 16-bit type that autocast is not in
             _refuse(function, lower, args, kwargs)
         dtype = torch.float32 if torch.float32 in types else lower
-        if rounded and dtype is not torch.float32 and torch.float64 not in {one.dtype for one in _tensors(args)}:
-            return _rounded(function, tuple(_cast(args, lambda one: one.to(dtype))), kwargs, [dtype])
-        return _called(function, args, kwargs, lambda one: one.to(dtype))
+        if must_round and dtype is not torch.float32 and torch.float64 not in {one.dtype for one in _tensors(args)}:
+            return _round_results(function, tuple(_cast(args, lambda one: one.to(dtype))), kwargs, [dtype])
+        return _call_with(function, args, kwargs, lambda one: one.to(dtype))
 
     return rule
 
 
-def _refused(function: Any) -> _Rule:
+def _raise_refusal(function: Any) -> _Rule:
     def rule(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         _refuse(function, _type_now("cpu"), args, kwargs)
         return _plainly(function, args, kwargs)
@@ -374,20 +374,20 @@ def _without_cast(name: str, function: Any) -> _Rule:
                 plans[plan] = _types_on_cuda(function, plan[1], args, kwargs)
             results = plans[plan]
         if results is not None:
-            return _rounded(function, args, kwargs, results)
+            return _round_results(function, args, kwargs, results)
         return function.decompose(*args, **kwargs) if is_composed else _plainly(function, args, kwargs)
 
     return rule
 
 
-def _rounded(function: Any, args: Any, kwargs: dict[str, Any], types: Sequence[torch.dtype]) -> Any:
+def _round_results(function: Any, args: Any, kwargs: dict[str, Any], types: Sequence[torch.dtype]) -> Any:
     """Return the results of an operation in fp32, rounded to types in turn."""
-    leaves, spec = pytree.tree_flatten(_called(function, args, kwargs, _widened))
+    leaves, spec = pytree.tree_flatten(_call_with(function, args, kwargs, _widen))
     left = iter(types)
     return pytree.tree_unflatten([one.to(next(left)) if isinstance(one, Tensor) else one for one in leaves], spec)
 
 
-def _widened(one: Tensor) -> Tensor:
+def _widen(one: Tensor) -> Tensor:
     return one.float() if one.dtype in HALF_TYPES else one
 
 
@@ -414,29 +414,29 @@ def _fused_rms_norm(function: Any) -> _Rule:
     """Return the rule before it has a cast: the fused kernel of CUDA rounds to the type of the input."""
 
     def rule(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return _called(function, args, kwargs, Tensor.float).to(args[0].dtype)
+        return _call_with(function, args, kwargs, Tensor.float).to(args[0].dtype)
 
     return rule
 
 
-_RULES = {Cast.FP32: _in_fp32, Cast.LOWER: _in_lower, Cast.WIDEST: _in_widest, Cast.REFUSED: _refused}
+_RULES = {Cast.FP32: _in_fp32, Cast.LOWER: _in_lower, Cast.WIDEST: _in_widest, Cast.REFUSED: _raise_refusal}
 
 
 def _rule_of(name: str, function: Any) -> _Rule | None:
     """Return how an operation is cast; None where torch's own kernel for the CPU casts it so."""
     if name.removeprefix("aten::") in RECURRENT:
         return _in_lower(function, cached=False)
-    if name == "aten::rms_norm" and name not in registered("CUDA"):
+    if name == "aten::rms_norm" and name not in operations_cast_on("CUDA"):
         return _fused_rms_norm(function)
-    if name not in registered("CUDA"):
+    if name not in operations_cast_on("CUDA"):
         return _without_cast(name, function)
     cast = find_cast(name)
-    if name in registered("CPU"):
+    if name in operations_cast_on("CPU"):
         of_cpu = find_cast(name, "cpu")
         if cast is of_cpu:
             return None
         if cast is Cast.WIDEST and of_cpu is Cast.FP32:
-            return _in_widest(function, rounded=True)
+            return _in_widest(function, must_round=True)
     return _RULES[cast](function) if cast in _RULES else _without_cast(name, function)
 
 
@@ -488,7 +488,7 @@ def install() -> None:
     with _lock:
         if not _known:
             _library("_").fallback(torch.library.fallthrough_kernel, SPARE)
-        names = registered("CUDA") | registered("CPU")
+        names = operations_cast_on("CUDA") | operations_cast_on("CPU")
         names |= {f"aten::{name}" for name in RECURRENT}
         if overload("aten::_fused_rms_norm") is not None:
             names.add("aten::rms_norm")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from ampcompare.base.tensors.cuda_casts import SPARE, Cast, cuda_casts, find_cast, is_casting, registered
+from ampcompare.base.tensors.cuda_casts import SPARE, Cast, cuda_casts, find_cast, is_casting, operations_cast_on
 from ampcompare.training.precision.cpu_half import EmulatedHalf
 from tests.base.tensors.autocast_expressions import EXPRESSIONS, Tensors
 
@@ -76,11 +76,11 @@ def type_of(call: Callable[[], Any]) -> str:
 def test_each_cast_is_that_of_torchs_lists() -> None:
     """What is asked of torch's kernels is what its header says, for every operation of its lists."""
     listed = {f"aten::{name}": LISTS[macro] for macro, names in recorded()["lists"].items() for name in names}
-    known = {name: cast for name, cast in listed.items() if name in registered("CUDA")}
+    known = {name: cast for name, cast in listed.items() if name in operations_cast_on("CUDA")}
     assert len(known) > 100
     assert {name: find_cast(name) for name in known} == known
     assert find_cast("aten::binary_cross_entropy") is Cast.REFUSED
-    assert not [name for name in registered("CUDA") - set(listed) if not name.startswith(("aten::cudnn", "aten::_cudnn",
+    assert not [name for name in operations_cast_on("CUDA") - set(listed) if not name.startswith(("aten::cudnn", "aten::_cudnn",
                 "aten::binary_cross_entropy")) and name.startswith("aten::")]  # fmt: skip
 
 
