@@ -429,7 +429,7 @@ for step in range(4):
 GUARDS = {
     "sys.modules": "fp16 = 'apex' in sys.modules",
     "find_spec": "fp16 = importlib.util.find_spec('apex') is not None",
-    "except": "try:\n    importlib.import_module('apex.amp')\n    fp16 = True\nexcept ModuleNotFoundError:\n    fp16 = False",
+    "except": "fp16 = True\ntry:\n    importlib.import_module('apex')\nexcept ModuleNotFoundError:\n    fp16 = False",
 }
 
 
