@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ampcompare.api.migration import lint_paths, migrate_script
 from ampcompare.source.migrate.adapter.imports import ADAPTER, OFFERED, adapt_text, adapter_text
 
 SCRIPT = Path(__file__).with_name("scripts") / "train.py"
@@ -150,6 +151,14 @@ def test_is_one_short_file_on_torch_and_the_standard_library() -> None:
     named = {alias.name.split(".")[0] for node in imports for alias in node.names}
     named |= {str(node.module).split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert named <= {*sys.stdlib_module_names, "torch"}
+
+
+def test_is_no_finding_of_lint_or_migrate(tmp_path: Path) -> None:
+    (tmp_path / f"{ADAPTER}.py").write_text(adapter_text())
+    assert not lint_paths(tmp_path).findings
+    result = migrate_script(tmp_path / f"{ADAPTER}.py")
+    assert not result.changed
+    assert not result.rows()
 
 
 def test_has_every_name_that_imports_are_changed_to() -> None:
