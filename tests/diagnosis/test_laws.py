@@ -56,7 +56,9 @@ def test_twins_speak_of_the_prefix_alone() -> None:
         "twins differ by 5 % over these 100 steps, as any arm may, whatever they do later; "
         "--prefix 400 tells whether they come together again"
     )
-    assert outlook_of(Arm.parse("half:bf16"), _prefix(0.6, total=300), twin=0.05).why.endswith("compare the arm to the end")
+    assert outlook_of(Arm.parse("half:bf16"), _prefix(0.6, total=300), twin=0.05).why.endswith(
+        "compare the arm to the end"
+    )
 
 
 @pytest.mark.parametrize(

@@ -52,8 +52,9 @@ class ClipScaled(Detector):
     """Clipping of gradients that a GradScaler or a `scale_loss` block has scaled, or of O2's half copies.
 
     Silent if a backward pass since the last update did not use the scaler, because it is then unknown whose gradients
-    these are, and if `get_scale()` was called in between: the limit may have been scaled too. A function of the script's
-    own clips where it limits gradients by `clamp`: in place, or with a result that is the gradient when the scaler steps.
+    these are, and if `get_scale()` was called in between: the limit may have been scaled too. A function of the
+    script's own clips where it limits gradients by `clamp`: in place, or with a result that is the gradient when the
+    scaler steps.
     """
 
     guard = guard_of("clip-scaled")
