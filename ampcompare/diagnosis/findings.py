@@ -221,9 +221,9 @@ def _inexact(facts: StepFacts, wrong: Sequence[tuple[int, Event]]) -> Fault:
         if at_origin:
             text += f", and the gradient of {name} {_distance(worst)}"
     elif rounded is not None:
-        share = rough_percent(error_of(events[rounded]))
+        rounding = rough_percent(error_of(events[rounded]))
         text = (
-            f"{place_of(events[rounded].key).name} rounds its result by {share} % of its size, "
+            f"{place_of(events[rounded].key).name} rounds its result by {rounding} % of its size, "
             f"which {first} amplifies: {name} {_distance(worst)}"
         )
         origin = rounded

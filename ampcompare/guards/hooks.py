@@ -198,8 +198,8 @@ class GuardHooks:
             return result
 
         for name in ("clamp", "clip", "clamp_", "clip_"):
-            for owner in (Tensor, torch):
-                self._events.wrap(owner, name, clamp)
+            for place in (Tensor, torch):
+                self._events.wrap(place, name, clamp)
 
     def _read_state(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         self._notify("state_read")
