@@ -81,7 +81,7 @@ OTHER_VALUES: dict[str, Any] = {
     "recipe.label_smoothing": 0.5, "recipe.ema_decay": 0.5, "recipe.target": 90, "recipe.task": "module:factory",
     "script": {"name": "train.py"}, "eval_precision": "bf16", "recipe.tta": "flips", "recipe.compile": "inductor",
     "pin_memory": False, "arm": "half", "device": "cpu", "cpu_half": "native", "on_nan": "continue", "tf32": "off",
-    "guards": "off", "first_weights": "twin", "allow_writes": ("out",),
+    "guards": "off", "autocast_lists": "cpu", "first_weights": "twin", "allow_writes": ("out",),
     "parallel.kind": "ddp", "parallel.sync_bn": "apex", "parallel.backend": "gloo", "launcher": "spawn",
     "saving.format": "sharded", "saving.weights_format": "safetensors", "saving.resume": "auto",
 }  # fmt: skip
