@@ -196,6 +196,12 @@ class _NativeWeights(Half):
     def autocast(self) -> AbstractContextManager[None]:
         return _autocast(self)
 
+    def backward(
+        self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
+    ) -> None:
+        with as_on_cuda(self.device_type, self.autocast_lists):
+            super().backward(loss, optimizers, loss_id=loss_id, delay_unscale=delay_unscale)
+
     def scale_loss(
         self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
     ) -> AbstractContextManager[Tensor]:
