@@ -285,7 +285,11 @@ def _in_widest(function: Any, *, must_round: bool = False) -> _Rule:
         if types - {torch.float32, lower}:  # the 16-bit type that autocast is not in
             _refuse(function, lower, args, kwargs)
         dtype = torch.float32 if torch.float32 in types else lower
-        if must_round and dtype is not torch.float32 and torch.float64 not in {one.dtype for one in _tensors(args)}:
+        if (
+            must_round
+            and dtype is not torch.float32
+            and torch.float64 not in {one.dtype for one in _tensors((args, kwargs))}
+        ):
             return _round_results(function, tuple(_cast(args, lambda one: one.to(dtype))), kwargs, [dtype])
         return _call_with(function, args, kwargs, lambda one: one.to(dtype))
 
@@ -308,6 +312,9 @@ def _refuse(function: Any, lower: torch.dtype, args: Any, kwargs: Any) -> None:
 
 
 def _tensors(values: Any) -> list[Tensor]:
+    args, kwargs = values
+    if not kwargs and not any(isinstance(one, (list, tuple)) for one in args):  # nearly always, and far cheaper
+        return [one for one in args if isinstance(one, Tensor)]
     return [one for one in pytree.tree_leaves(values) if isinstance(one, Tensor)]
 
 
@@ -383,7 +390,10 @@ def _without_cast(name: str, function: Any) -> _Rule:
 
 def _round_results(function: Any, args: Any, kwargs: dict[str, Any], types: Sequence[torch.dtype]) -> Any:
     """Return the results of an operation in fp32, rounded to types in turn."""
-    leaves, spec = pytree.tree_flatten(_call_with(function, args, kwargs, _widen))
+    results = _call_with(function, args, kwargs, _widen)
+    if isinstance(results, Tensor):
+        return results.to(types[0])
+    leaves, spec = pytree.tree_flatten(results)
     left = iter(types)
     return pytree.tree_unflatten([one.to(next(left)) if isinstance(one, Tensor) else one for one in leaves], spec)
 
