@@ -102,7 +102,10 @@ def prepare_script(settings: ExecSettings, *, child: str | None = None) -> Prepa
             rows.recorder.before_close(CodeWatch(Path(cell), base).end)
         if rows is not None:
             # Before the watch, which may end the script at a row.
-            _ledgers.append(ScriptLedger(rows, "" if arm.backend == "script" else str(arm), emulated_type(half)))
+            under = "" if arm.backend == "script" else str(arm)
+            _ledgers.append(
+                ScriptLedger(rows, under, emulated_type(half), lambda one: _stand_ins[-1].torch_amp.masters(one))
+            )
             _ledgers[-1].install()
         if rows is not None and (settings.watch or settings.max_steps is not None):
             watch = Watch(rows.recorder, settings.max_steps, half)
