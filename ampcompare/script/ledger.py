@@ -287,9 +287,9 @@ class ScriptLedger:
             by["weights"] = f"{setters}, lifted by arm {self._arm}" if self._arm else setters
         if setters := self._setters_of(one for one in frozen if one.dtype in HALF):
             by["frozen"] = setters
-        made = [self._made_at[one] for one in self._look.stepped() or self._live() if one in self._made_at]
+        made = [self._made_at[one] for one in self._look.optimizers() or self._live() if one in self._made_at]
         if made:
-            by["state"] = _joined(made)
+            by["state"] = _join(made)
         return ledger.model_copy(update={"by": by})
 
     def _setters_of(self, weights: Iterable[Tensor]) -> str:
@@ -298,7 +298,7 @@ class ScriptLedger:
         for weight in weights:
             if (self._arm or weight.dtype in HALF) and (setter := self._set_by.get(weight)) is not None:
                 counts[setter] += weight.numel()
-        return _joined([setter for setter, _ in counts.most_common()])
+        return _join([setter for setter, _ in counts.most_common()])
 
     def _end(self) -> None:
         if (ledger := self.result()) is not None:
@@ -331,7 +331,7 @@ def _maker() -> FrameType | None:
     return found
 
 
-def _joined(setters: Sequence[str]) -> str:
+def _join(setters: Sequence[str]) -> str:
     names = list(dict.fromkeys(setters))
     more = len(names) - MAX_SETTERS
     return "; ".join(names[:MAX_SETTERS]) + (f"; and {more} more" if more > 0 else "")

@@ -126,7 +126,7 @@ class StepLook:
         found = [entry[0]() for key, entry in entries if (key in self._seen.trained) == trained]
         return [weight for weight in found if weight is not None]
 
-    def stepped(self) -> list[Optimizer]:
+    def optimizers(self) -> list[Optimizer]:
         """Return the optimizers that have got gradients."""
         places = {place for (place, _), counts in self._seen.groups.items() if counts["gradients"]}
         return [optimizer for place, optimizer in enumerate(self._order) if place in places]
@@ -222,7 +222,7 @@ class StepLook:
             counts = self._group(optimizer, number)
             elements = 0
             for param in group["params"]:
-                mastered = self._mastered(param, pairs, [] if id(param) in own else free)
+                mastered = self._weights_of(param, pairs, [] if id(param) in own else free)
                 if id(param) not in self._seen.stepped and not any(one.requires_grad for one in mastered or [param]):
                     continue  # it is frozen, or a master of what is, at least for now
                 elements += param.numel()
@@ -243,7 +243,7 @@ class StepLook:
         pairs = [*zip(*of_apex, strict=False), *self.masters(optimizer)]
         return {id(master): weight for weight, master in pairs}
 
-    def _mastered(self, param: Tensor, pairs: Mapping[int, Tensor], free: list[Tensor]) -> list[Tensor]:
+    def _weights_of(self, param: Tensor, pairs: Mapping[int, Tensor], free: list[Tensor]) -> list[Tensor]:
         """Return the weights that `param` is a master of; none if it is a weight itself.
 
         A master that the script keeps belongs to that 16-bit weight of `free`, of its shape, whose values are nearest,
