@@ -123,7 +123,7 @@ class Seeding:
             result = seed_with(seed)
             used = seed
             if self._offset and seed is not None and (kind == "global" or self._shifts == "all"):
-                used = self._shifted(seed, shift)
+                used = self._add_offset(seed, shift)
                 if used is not seed:
                     result = seed_with(used)
         finally:
@@ -132,7 +132,7 @@ class Seeding:
             self._record(function, kind, seed, used)
         return result
 
-    def _shifted(self, seed: Any, shift: Shift) -> Any:
+    def _add_offset(self, seed: Any, shift: Shift) -> Any:
         """Return a seed with the offset; itself where it has it already, or where it is another object that seeds."""
         if not isinstance(seed, str | bytes | bytearray) and np.ndim(seed) == 0 and int(seed) in self._used:
             return seed

@@ -200,10 +200,12 @@ drawn = [number.item() for number in loader]
 def test_replaced_names_are_as_torch_has_them() -> None:
     """Types stay what they are, for pickles, copies and checks of types; at the end all is torch's own again."""
     before = torch.manual_seed, torch.Generator, np.random.RandomState, random.seed
+    are_one = torch.manual_seed is torch.random.manual_seed  # until torch's compiler is imported
     seeding = Seeding(SEED_STRIDE, "all")
     seeding.install()
     try:
-        assert pickle.loads(pickle.dumps(torch.manual_seed)) is torch.manual_seed
+        assert pickle.loads(pickle.dumps(torch.random.manual_seed)) is torch.random.manual_seed
+        assert (torch.manual_seed is torch.random.manual_seed) == are_one
         generator = torch.Generator().manual_seed(2)
         assert isinstance(generator, torch.Generator)
         assert isinstance(torch.default_generator, torch.Generator)
