@@ -24,6 +24,7 @@ from ampcompare.results.analysis.pairing.learning import (
     idle_verdict,
     too_wide,
 )
+from ampcompare.results.analysis.pairing.seeding import why_alike
 from ampcompare.results.records.comparison import SEEDS_ITSELF, ArmSummary, Comparison
 from ampcompare.results.records.metric import Metric
 from ampcompare.results.records.run import RunRecord
@@ -61,7 +62,10 @@ def _warnings(comparison: Comparison) -> Iterable[str]:
             yield f"Changed after runs were seen: {'; '.join(look.changes)}."
     count = len(comparison.excluded)
     if comparison.only_copies:
-        yield f"{count} of the runs {'are copies' if count > 1 else 'is a copy'} of another seed's: {SEEDS_ITSELF}."
+        of_script = next((record for record in comparison.records if record.script is not None), None)
+        script = None if of_script is None else of_script.config.script
+        why = SEEDS_ITSELF if of_script is None or script is None else why_alike(script, of_script.script)
+        yield f"{count} of the runs {'are copies' if count > 1 else 'is a copy'} of another seed's: {why}."
     elif count and comparison.judged:
         yield f"{count} row{'s are copies' if count > 1 else ' is a copy'} of other runs, and not used."
     elif count:
@@ -84,6 +88,7 @@ def _answer_sentences(comparison: Comparison, by_arm: Mapping[str, Sequence[RunR
     wide = too_wide(by_arm.get(comparison.reference, []), comparison.reference, comparison.margin)
     chosen = [] if wide else recommended_arms(rows, comparison.prefer, comparison.metric)[:1]
     rest = [row for row in rows if row not in chosen]
+    yield from _contradictions(rows, comparison.metric)
     if wide:
         yield wide
     else:
@@ -94,6 +99,18 @@ def _answer_sentences(comparison: Comparison, by_arm: Mapping[str, Sequence[RunR
         comparison, [row for row in rows if row not in chosen or row.time.kind != "better"], everyone
     )
     yield from filter(None, [_memory_sentence(comparison, rest), _engines(comparison, by_arm)])
+
+
+def _contradictions(rows: Sequence[ArmSummary], metric: Metric) -> Iterable[str]:
+    """Yield which arms the metric and the training loss judge in opposite ways; a wrong direction shows so."""
+    opposite = [row for row in rows if {row.quality.kind, row.loss.kind} == {"better", "worse"}]
+    if opposite:
+        arms = ", ".join(f"{row.arm} is {row.loss.kind} in that" for row in opposite)
+        sign = "larger" if metric.better == "higher" else "smaller"
+        yield (
+            f"The training loss at the end contradicts {metric.name}, of which {sign} values are taken for the better "
+            f"ones: {arms}."
+        )
 
 
 def _nothing_to_compare(comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]) -> str:
