@@ -411,8 +411,9 @@ class PlainScript:
         if self._names.in_step is None:
             raise UnsupportedCombination(
                 here(
-                    "a backward pass runs inside of the step of an optimizer whose earlier steps had none, so that "
-                    f"{self._arm}, which scales the loss, has not prepared for it. Let the first step have one too"
+                    "a backward pass runs inside of the step of an optimizer whose step was taken for one by gradients "
+                    f"alone, as its first one was, so that {self._arm} has not prepared for it. Let the first step "
+                    "have one too, or pass a closure"
                 )
             )
 
@@ -527,14 +528,20 @@ class PlainScript:
         has_arguments = bool(args or kwargs)
         args, kwargs = _map_closures(self._follow, args, kwargs)
         passes = self._passes_in_step = 0
+
+        def run() -> Any:
+            try:
+                return step(*args, **kwargs)
+            finally:
+                self.stages.be_ignored(self._rows, False)
+
         self._close_casts()
         self._stepping = True
         try:
-            result = self.stages.step_with_passes(optimizer, lambda: step(*args, **kwargs))
+            result = self.stages.step_with_passes(optimizer, run)
         finally:
             self._stepping = self._repeats = False
             passes = self._passes_in_step
-            self.stages.be_ignored(self._rows, False)
             self._close_casts()
         self._refuse_without_effect()
         if not has_arguments:
