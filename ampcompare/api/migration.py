@@ -154,6 +154,7 @@ def convert_checkpoint(
     *,
     opt_level: Literal["O0", "O1", "O2", "O3", "O4", "O5"] | None = None,
     save_apex_format: bool = False,
+    static_scale: bool | None = None,
 ) -> Conversion:
     """Convert a checkpoint file between Apex and torch.amp. Imports torch.
 
@@ -164,6 +165,8 @@ def convert_checkpoint(
         to: "native" for torch.amp, "apex" for apex.amp.
         opt_level: level of the Apex side; by default inferred from the source, or O1 for the result.
         save_apex_format: write exactly what an Apex script saves, with `to="apex"`.
+        static_scale: True if the script of the source gave `loss_scale` a number, so that the GradScaler never grows;
+            by default what the numbers in the source show.
 
     Returns:
         What was converted: `source` and `level` that were inferred, and `changed` and `lost` as texts.
@@ -175,4 +178,11 @@ def convert_checkpoint(
     """
     from ampcompare.training.checkpoint.convert.convert import convert_file
 
-    return convert_file(Path(source), Path(target), to, opt_level=opt_level, legacy_layout=save_apex_format)
+    return convert_file(
+        Path(source),
+        Path(target),
+        to,
+        opt_level=opt_level,
+        legacy_layout=save_apex_format,
+        static_scale=static_scale,
+    )

@@ -27,7 +27,7 @@ def judge_table(
             known, seed, seconds and n, the runs behind a mean.
         reference: the arm that the others are compared with, in any case; by default fp32, or else the first.
         metric: column that holds the results; by default accuracy, else the only one.
-        better: direction of the metric; accuracy has its own.
+        better: direction of the metric; by default what its name tells, as of accuracy, BLEU or RMSE.
         sd: published standard deviation over seeds in the unit of the metric, for arms with fewer than three runs.
         margin: equivalence margin in the unit of the metric, or for accuracy a rule as for `compare`.
         time_margin: equivalence margin in percent of the time.

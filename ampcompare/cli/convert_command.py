@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 convert_option = options_of(convert_checkpoint)
 
+SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".tar", ".pkl", ".pickle")
+MAX_NAMED = 20
+
 
 @click.command(
     "convert",
@@ -33,6 +36,7 @@ convert_option = options_of(convert_checkpoint)
 @convert_option("--to", help="target format of OUT: torch.amp or apex.amp")
 @convert_option("--opt-level", type=LEVEL, help="level of the Apex side  [default: inferred from IN, else O1]")
 @convert_option("--save-apex-format", help="write exactly what an Apex script saves: model, optimizer, amp, epoch")
+@convert_option("--static-scale", help="with --to native: the loss scale of IN was a number, not dynamic")
 @option("--inspect", is_flag=True, help="show what IN contains, and write nothing")
 @json_option()
 def command(
@@ -41,6 +45,7 @@ def command(
     to: Target | None,
     opt_level: str | None,
     save_apex_format: bool,
+    static_scale: bool | None,
     inspect: bool,
     as_json: bool,
 ) -> int:
@@ -51,9 +56,9 @@ def command(
     be converted is reported. No code in IN is executed.
     """
     if source.is_dir():
-        raise ConfigError(f"{source} is a folder, but a checkpoint is a file; name one of its *.pt")
+        raise ConfigError(_describe_folder(source))
     if inspect:
-        if target is not None or to is not None or opt_level is not None or save_apex_format:
+        if target is not None or to is not None or opt_level is not None or save_apex_format or static_scale:
             raise click.UsageError("--inspect writes nothing: leave out OUT and the options of a conversion")
         from ampcompare.training.checkpoint.inspect import inspect_file, inspection_lines
 
@@ -65,7 +70,9 @@ def command(
     from ampcompare.training.checkpoint.convert.convert import convert_file
     from ampcompare.training.checkpoint.inspect import conversion_lines
 
-    result = convert_file(source, target, to, opt_level=opt_level, legacy_layout=save_apex_format)
+    result = convert_file(
+        source, target, to, opt_level=opt_level, legacy_layout=save_apex_format, static_scale=static_scale or None
+    )
     document = {
         "in": str(source),
         "out": str(target),
@@ -79,6 +86,25 @@ def command(
     }
     _show(document, conversion_lines(document), as_json)
     return 0
+
+
+def _describe_folder(folder: Path) -> str:
+    """Return that a checkpoint is a file, and the names of those in a folder, two levels deep."""
+    try:
+        files = sorted(path for pattern in ("*", "*/*") for path in folder.glob(pattern) if path.is_file())
+    except OSError as error:
+        return f"{folder} is a folder that cannot be read: {error.strerror}"
+    found = [str(path.relative_to(folder)) for path in files if path.name.endswith(SUFFIXES)]
+    if any(path.name.endswith(".distcp") for path in files):
+        return (
+            f"{folder} is a checkpoint of torch.distributed.checkpoint, of which each file is a part; make one file of "
+            f"it: python -m torch.distributed.checkpoint.format_utils dcp_to_torch {folder} one.pt"
+        )
+    if not found:
+        names = ", ".join(SUFFIXES)
+        return f"{folder} is a folder, but a checkpoint is a file, and none of {names} is in it"
+    more = f" and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
+    return f"{folder} is a folder, but a checkpoint is a file; name one of its {', '.join(found[:MAX_NAMED])}{more}"
 
 
 def _show(document: dict[str, Any], lines: list[str], as_json: bool) -> None:

@@ -14,6 +14,7 @@ from pydantic import Field, ValidationError, model_validator
 from ampcompare.base.environment.packages import find_module
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.secrets import hide, hide_names, reveal
+from ampcompare.settings.metric_direction import known_direction
 from ampcompare.settings.recipe import Frozen, PositiveInt
 
 LOSS = "training loss"
@@ -94,7 +95,10 @@ def _fill_in(word: str, values: dict[str, str]) -> str:
 
 
 def parse_metric(text: str) -> ScriptMetric:
-    r"""Read `NAME[:max|min][:last|best|first][:points][=REGEX]`, such as `top1:max=Acc@1 ([\d.]+)`."""
+    r"""Read `NAME[:max|min][:last|best|first][:points][=REGEX]`, such as `top1:max=Acc@1 ([\d.]+)`.
+
+    Without `max` or `min` the name must tell which values are better, as `val_loss` does.
+    """
     head, equals, pattern = text.partition("=")
     name, *words = head.split(":")
     given = {key: [word for word in words if word in known] for key, known in WORDS.items()}
@@ -104,8 +108,15 @@ def parse_metric(text: str) -> ScriptMetric:
             rf"--metric {text!r} is not NAME[:max|min][:last|best|first][:points][=REGEX], "
             r"as in 'top1:max=Acc@1 ([\d.]+)'"
         )
+    chosen = {key: found[0] for key, found in given.items() if found}
+    if "goal" not in chosen:
+        if not (goal := known_direction(name)):
+            raise ConfigError(
+                f"--metric {text!r}: the name does not tell which values are better; "
+                f"write {name}:max where larger ones are, or {name}:min"
+            )
+        chosen["goal"] = goal
     try:
-        chosen = {key: found[0] for key, found in given.items() if found}
         return ScriptMetric.model_validate({"name": name, "pattern": pattern or None, **chosen})
     except ValidationError as error:
         first = error.errors()[0]

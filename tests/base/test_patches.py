@@ -144,7 +144,7 @@ def test_compiled_code_has_no_subscribers(subscribe) -> None:
     assert step(torch.ones(1, 2)).shape == (1, 2)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_traced_code_has_no_subscribers(subscribe) -> None:
     """torch.jit.trace records what a module computes, and nothing that others compute around it."""
     around = subscribe(Layer.RECORD)

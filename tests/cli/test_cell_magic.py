@@ -84,7 +84,7 @@ def test_a_cell_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, for
     """A cell with a variable and a module next to the notebook trains under two arms; limits and failures raise."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "beside.py").write_text("SCORE = 7.5\n")
-    line = '--arm fp32,bf16 --seeds 0 --device cpu --quiet --with lr --metric "score=score ([0-9.]+)"'
+    line = '--arm fp32,bf16 --seeds 0 --device cpu --quiet --with lr --metric "score:max=score ([0-9.]+)"'
     assert run_cell(f"{line} --emit-cells cells.sh", CELL, {"lr": 0.5}) is None
     assert len(Path("cells.sh").read_text().splitlines()) == 2
     comparison = run_cell(line, CELL, {"lr": 0.5})

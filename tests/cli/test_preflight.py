@@ -70,7 +70,7 @@ CERTAIN: dict[str, tuple[str, tuple[str, ...], tuple[str, ...], int, str]] = {
     "no step": (script(setup="sys.exit()"), (), (), 3, "no optimizer of torch has updated the weights of a module"),
     "a step that raises": (script(step="raise ValueError('labels')"), (), (), 3, "ValueError: labels (train.py:18)"),
     "half a number": (
-        script(step="print('top 1,234')"), ("--metric", r"top=top (\d)"), (), 2, "metric top: its pattern takes 1 of 1",
+        script(step="print('f1 1,234')"), ("--metric", r"f1=f1 (\d)"), (), 2, "metric f1: its pattern takes 1 of 1",
     ),
     "no arm": (
         script(setup="import torch.optim.adamw; torch.set_default_dtype(torch.float64)"),

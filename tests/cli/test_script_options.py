@@ -38,6 +38,7 @@ def script(tmp_path: Path) -> str:
         (["--lr", "0.1"], "--lr is a setting of ampcompare's own training loop"),
         (["--sweep", "workers=0,1"], "--sweep is a setting of"),
         (["--metric", "top1=Acc"], "has 0 groups"),
+        (["--metric", r"gap=gap ([\d.]+)"], "write gap:max where larger ones are, or gap:min"),
         (["--arm", "accelerate"], "cannot replace amp in a script"),
         (["--metric", r"top1=Acc ([\d.]+)", "--margin", "0.5pp"], "percentage points, and differences of top1 are not"),
         (["--metric", r"top1=Acc ([\d.]+)", "--margin", "0"], "the margin is 0"),

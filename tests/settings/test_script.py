@@ -15,7 +15,9 @@ from ampcompare.settings.script import parse_metric, script_config
         (r"top1:max=Acc@1 ([\d.]+)", ("top1", "max", "last", r"Acc@1 ([\d.]+)")),
         ("val/loss:min:best", ("val/loss", "min", "best", None)),
         ("f1", ("f1", "max", "last", None)),
-        (r"x:first=a=([0-9]+)", ("x", "max", "first", "a=([0-9]+)")),
+        ("val_loss", ("val_loss", "min", "last", None)),
+        ("val_loss:max", ("val_loss", "max", "last", None)),
+        (r"x:first:max=a=([0-9]+)", ("x", "max", "first", "a=([0-9]+)")),
     ],
 )
 def test_a_metric_is_read(text: str, expected: tuple[str, ...]) -> None:
@@ -38,6 +40,7 @@ def test_a_metric_may_be_compared_by_differences() -> None:
         ("top1:up", "is not NAME"),
         ("=x", "is not NAME"),
         ("top1:max=", "is not NAME"),
+        ("x=a ([0-9]+)", "does not tell which values are better; write x:max .* or x:min"),
         ("top1=Acc ([", "is not a regular expression"),
         ("top1=Acc", "has 0 groups"),
         ("top1=(a)(b)", "has 2 groups"),
@@ -64,7 +67,7 @@ def test_what_is_no_script_is_refused(tmp_path: Path) -> None:
         ([], [], "no script after --"),
         (["-m"], [], "no script after --"),
         ([str(tmp_path / "absent.py")], [], "there is no script"),
-        (["-m", "train"], ["a", "a"], "twice"),
+        (["-m", "train"], ["f1", "f1"], "twice"),
     ):
         with pytest.raises(ConfigError, match=why):
             script_config(words, metrics=metrics)

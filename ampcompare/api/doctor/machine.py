@@ -14,6 +14,7 @@ from ampcompare.api.doctor.finding import Check
 from ampcompare.base.environment.fingerprint import THREAD_VARIABLES, fingerprint
 from ampcompare.base.environment.packages import installed_version
 from ampcompare.base.processes.call import Answer
+from ampcompare.base.version import NEWEST_TORCH
 
 GIB = 2**30
 MIN_MEMORY, MIN_DISK, MIN_SHARED = 2 * GIB, GIB, GIB // 2
@@ -130,6 +131,10 @@ def examine_torch(answer: Answer, *, has_gpu: bool) -> Check:
         reason = "this machine has an NVIDIA GPU that a CPU build of torch cannot use"
         remedy = ("pip uninstall -y torch torchvision && pip install torch torchvision",)
         return Check("Software", "torch", value, "problem", reason, remedy, facts)
+    tried = "{}.{}".format(*NEWEST_TORCH)
+    if _numbers(version) > NEWEST_TORCH:
+        reason = f"newer than {tried}, the last torch that ampcompare was tried with; deprecated names may be gone"
+        return Check("Software", "torch", value, "note", reason, facts=facts)
     return Check("Software", "torch", value, "ok", facts=facts)
 
 

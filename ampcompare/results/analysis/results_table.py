@@ -35,6 +35,7 @@ from ampcompare.results.analysis.summary import Line, conclude, decided_rows
 from ampcompare.results.records.comparison import ArmSummary, Comparison, JudgedTable
 from ampcompare.results.records.metric import MAX_NAME, TOP1, Metric
 from ampcompare.results.records.verdict import Verdict
+from ampcompare.settings.metric_direction import known_direction
 
 Better = Literal["higher", "lower"]
 MAX_BYTES = 16_000_000
@@ -164,7 +165,9 @@ def _metric_of(
     if column in ACCURACIES and better != "lower":
         return column, TOP1
     if better is None:
-        raise ConfigError(f"give the direction of {column}: --better higher or --better lower")
+        if not (goal := known_direction(head[column])):
+            raise ConfigError(f"give the direction of {column}: --better higher or --better lower")
+        better = "higher" if goal == "max" else "lower"
     return column, Metric(name=head[column][:MAX_NAME], better=better)
 
 

@@ -129,7 +129,7 @@ def _overview_legend(comparison: Comparison, shown: Collection[str]) -> list[str
     if comparison.look is not None and comparison.look > 1:
         rate = f"look {comparison.look} at these runs, {rate}"
     spread = f"; published sd {table.sd:g} {unit}".rstrip() if table and table.sd is not None else ""
-    direction = f" {sentence_start(quality)}: lower is better." if metric.better == "lower" else ""
+    direction = "" if metric.quality == "accuracy" else f" {sentence_start(quality)}: {metric.better} is better."
     against = f"against {printable(comparison.reference, 60)}, {_pairing_text(comparison)}"
     lines = [
         f"Δ and verdict: {against}; {interval}{rate}.{direction} "

@@ -5,10 +5,8 @@ backward functions of the script's own autograd functions.
 
 The autocast state for CUDA remains what the script sets and reads; the state for the CPU follows it.
 
-On the CPU, `torch.autocast` computes softmax, sums, norms, exponentials and powers in fp16. For CUDA it computes them
-in fp32, so without this a loss can round, or overflow, where it would not on a GPU. Others raise there for tensors of
-both types, which they widen for CUDA. The lists are those of torch's `ATen/autocast_mode.h`; functions for which torch
-has a cast on the CPU already keep it.
+Blocks of autocast for CUDA cast as they do on a GPU (`base/tensors/cuda_casts.py`), and those for the CPU as torch
+does there.
 
 Synchronized batch norm keeps torch's class, parameters and checkpoints; only `forward` is replaced.
 """
@@ -19,7 +17,7 @@ import functools
 import importlib
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import SimpleNamespace
 from typing import Any
@@ -31,8 +29,8 @@ from torch import Tensor, nn
 from torch.amp import autocast_mode
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _device
-from torch.utils import _pytree as pytree
 
+from ampcompare.base.tensors.cuda_casts import install, switch
 from ampcompare.script.legacy.stderr import note
 from ampcompare.script.legacy.torch_functions import gloo_for_nccl, keep_for_jit
 from ampcompare.training.precision.cpu_half import EmulatedHalf
@@ -55,24 +53,6 @@ _CUDNN_VERSION = 90100
 _NCCL_VERSION = (2, 20, 5)
 # The first capability with bfloat16; cuDNN refuses older ones.
 CAPABILITY = (8, 0)
-_LIBRARIES: list[torch.library.Library] = []  # torch forgets the casts of one that is gone
-FP32 = (
-    "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal", "rsqrt",
-    "sinh", "tan", "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "softplus", "layer_norm",
-    "native_layer_norm", "rms_norm", "group_norm", "frobenius_norm.dim", "nuclear_norm", "nuclear_norm.dim",
-    "cosine_similarity", "poisson_nll_loss", "cosine_embedding_loss", "nll_loss", "nll_loss2d",
-    "hinge_embedding_loss", "kl_div", "l1_loss", "smooth_l1_loss", "huber_loss", "mse_loss",
-    "margin_ranking_loss", "multilabel_margin_loss", "soft_margin_loss", "triplet_margin_loss",
-    "multi_margin_loss", "binary_cross_entropy_with_logits", "dist", "pdist", "cdist", "renorm", "logsumexp",
-    "prod", "prod.dim_int", "softmax.int", "log_softmax.int", "cumprod", "cumsum", "linalg_vector_norm",
-    "linalg_matrix_norm", "linalg_matrix_norm.str_ord", "sum", "sum.dim_IntList", "norm.Scalar",
-    "norm.ScalarOpt_dim",
-)  # fmt: skip
-LOWER = (
-    "prelu", "addmv", "addr", "mv", "einsum", "linalg_vecdot", "chain_matmul", "linalg_multi_dot",
-    "lstm_cell", "gru_cell",
-)  # fmt: skip
-WIDEST = ("addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "index_put", "scatter_add", "tensordot", "vdot")
 PARTS = ("_normalize", "_world_size", "_by_batch", "_track")  # of ampcompare's, which know torch's attributes
 
 
@@ -85,8 +65,12 @@ def is_cuda(device: Any) -> bool:
     return isinstance(device, int) and not isinstance(device, bool)
 
 
-def run_on_cpu(*, quiet: bool = False) -> None:
-    """Replace the functions, for the life of this process, with a line on stderr unless `quiet`."""
+def run_on_cpu(*, quiet: bool = False, autocast_lists: str = "cuda") -> None:
+    """Replace the functions, for the life of this process, with a line on stderr unless `quiet`.
+
+    Args:
+        autocast_lists: whose casts autocast for CUDA makes: those of "cuda", or of the "cpu".
+    """
     if not quiet:
         note(
             "--device cpu: CUDA calls run on the CPU; fp16 products are computed in fp32 and rounded once to fp16. "
@@ -98,7 +82,7 @@ def run_on_cpu(*, quiet: bool = False) -> None:
     _replace_tensor_methods()
     _replace_module_methods()
     _replace_loading()
-    _autocast_on_cpu()
+    _autocast_on_cpu(autocast_lists)
     gloo_for_nccl()
     _sync_batch_norm_on_cpu()
     mode = EmulatedHalf()
@@ -422,15 +406,16 @@ _ACCELERATOR: dict[str, Any] = {
 }
 
 
-def _autocast_on_cpu() -> None:
+def _autocast_on_cpu(lists: str) -> None:
     """Let autocast for CUDA act on CPU tensors, by whichever call it is enabled, for the life of this process."""
-    _LIBRARIES.append(cast_as_for_cuda())
-    _follow_setters()
+    if lists == "cuda":
+        install()
+    _follow_setters(switch if lists == "cuda" else _always(None))
     _keep_cpu_state()
     _cast_inputs_on_cpu()
 
 
-def _follow_setters() -> None:
+def _follow_setters(follow: Callable[[bool], Any]) -> None:
     set_enabled, set_dtype = torch.set_autocast_enabled, torch.set_autocast_dtype
 
     @functools.wraps(set_enabled)
@@ -438,6 +423,7 @@ def _follow_setters() -> None:
         set_enabled(*args)
         if len(args) == 1 or args[0] == "cuda":  # without a device, torch means CUDA
             set_enabled("cpu", args[-1])
+            follow(bool(args[-1]))
 
     @functools.wraps(set_dtype)
     def set_autocast_dtype(device_type: str, dtype: torch.dtype) -> None:
@@ -483,59 +469,6 @@ def _cast_inputs_on_cpu() -> None:
         return cast(value, "cpu" if device_type == "cuda" else device_type, dtype)
 
     autocast_mode._cast = cast_on_cpu
-
-
-def cast_as_for_cuda() -> torch.library.Library:
-    """Register the casts; they act where autocast for CUDA is enabled, while the result is alive."""
-    library = torch.library.Library("aten", "IMPL")
-    for name in (*FP32, *LOWER, *WIDEST):
-        packet, _, overload = name.partition(".")
-        function = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
-        if function is None or torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "AutocastCPU"):
-            continue
-        library.impl(name, _kernel(function, _TYPES.get(name, _lower)), "AutocastCPU")
-    return library
-
-
-def _fp32(values: Any) -> torch.dtype:
-    return torch.float32
-
-
-def _lower(values: Any) -> torch.dtype:
-    return torch.get_autocast_dtype("cuda")
-
-
-def _widest(values: Any) -> torch.dtype:
-    held = {each.dtype for each in pytree.tree_leaves(values) if isinstance(each, Tensor)}
-    return torch.float32 if torch.float32 in held else _lower(values)
-
-
-_TYPES = {**dict.fromkeys(FP32, _fp32), **dict.fromkeys(WIDEST, _widest)}
-
-
-def _kernel(function: Any, dtype_of: Callable[[Any], torch.dtype]) -> Callable[..., Any]:
-    """Return a function that calls another with autocast off, on arguments of the type that `dtype_of` returns."""
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
-
-    def kernel(*args: Any, **options: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(keys):
-            if torch.is_autocast_enabled("cuda") and options.get("dtype") is None:
-                to = dtype_of(args)
-                args = tuple(_cast(args, to))
-                options = dict(zip(options, _cast(options.values(), to), strict=True))
-            return function(*args, **options)
-
-    return kernel
-
-
-def _cast(values: Any, dtype: torch.dtype) -> Iterator[Any]:
-    for each in values:
-        if isinstance(each, torch.Tensor):
-            yield each.to(dtype) if each.is_floating_point() and each.dtype != torch.float64 else each
-        elif isinstance(each, (list, tuple)):
-            yield type(each)(_cast(each, dtype))
-        else:
-            yield each
 
 
 def _sync_batch_norm_on_cpu() -> None:

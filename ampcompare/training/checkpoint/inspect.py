@@ -57,12 +57,12 @@ class Inspection:
 def inspect_file(path: Path) -> Inspection:
     """Look into a checkpoint of any program without running anything in it."""
     contents = open_foreign(path)
-    with name_faults(path):
+    with name_faults(path), torch.no_grad():
         return _inspect(path, contents)
 
 
 def _inspect(path: Path, contents: Contents) -> Inspection:
-    root, objects = contents.plain()
+    root, objects, _ = contents.plain()
     parts = find_parts(root)
     level, because = guess_level(parts)
     inspection = Inspection(
@@ -192,15 +192,18 @@ def guess_level(parts: CheckpointContents) -> tuple[str | None, str]:
     if parts.wrappers:
         return None, "FP16_Optimizer has none; its masters are those of O2"
     weights = list(_weights(parts, of_norms=False))
-    rounded = is_rounded(iter(weights))
-    half = any(tensor.dtype is torch.float16 for tensor in weights)
+    half = next((kind for model in parts.models.values() if (kind := half_dtype(model)) is not None), None)
     if not parts.apex:
         if any(parts.masters):
             return None, "weights are 16-bit values with fp32 masters, as O2 trains them"
-        if half or rounded:
+        if half is torch.bfloat16:
+            return None, "weights are bf16 values: saved at O5, or by .bfloat16()"
+        if half is not None:
             return None, "weights are fp16 values: saved at O2 or O3, or by .half()"
         return None, ""
-    if rounded or half:
+    if half is torch.bfloat16:
+        return "O5", "weights are bf16 values"
+    if half is not None:
         norms = is_rounded(_weights(parts, of_norms=True))
         state = is_rounded(_moments(parts))
         if norms is False or state is False:
@@ -210,6 +213,9 @@ def guess_level(parts: CheckpointContents) -> tuple[str | None, str]:
         return "O2", "weights are fp16 values; O3 looks the same in this model"
     if _half_state(parts):
         return "O3", "optimizer state is fp16"
+    kinds = {str(tensor.dtype).removeprefix("torch.") for tensor in weights}
+    if kinds != {"float32"}:
+        return None, f"weights are {' and '.join(sorted(kinds)) or 'of other types'}, which no level trains"
     scales = [entry["loss_scale"] for state in parts.apex.values() for entry in state.values()]
     if all(scale == 1.0 for scale in scales):
         return "O0", "fp32 weights and a loss scale of 1"
@@ -239,13 +245,15 @@ def _traps(parts: CheckpointContents) -> Iterator[str]:
     )
     if rounded and not any(parts.masters):
         yield (
-            "weights are 16-bit values and no masters were saved: O2 resumes from rounded masters, and the first step "
-            "after the resume differs from an uninterrupted run"
+            "weights are 16-bit values and no masters were saved: O2 or O5 resumes from rounded masters, and the first "
+            "step after the resume differs from an uninterrupted run"
         )
     elif rounded and bare:
         yield f"{bare} weights in 16 bits have no fp32 master: a resume begins with their rounded values"
     if _half_state(parts):
         yield "optimizer state is fp16, rounded to 11 bits"
+    elif any(tensor.dtype is torch.bfloat16 for tensor in _moments(parts)):
+        yield "optimizer state is bf16, rounded to 8 bits"
     elif is_rounded(_moments(parts)):
         yield "optimizer state holds fp16 values only, so it is one step old or went through fp16 on a resume"
     if parts.optimizers and torch.float16 in kinds and not list(_scales(parts)):
@@ -265,7 +273,7 @@ def broken_values(parts: CheckpointContents) -> Iterator[str]:
     ]
     for place, entry in entries:
         counts = {
-            str(name): sum(int((~one.isfinite()).sum()) for one in _tensors([value]) if one.is_floating_point())
+            str(name): sum(_count_broken(one) for one in _tensors([value]) if one.is_floating_point())
             for name, value in entry.items()
         }
         bad = {name: count for name, count in counts.items() if count}
@@ -282,6 +290,15 @@ def broken_values(parts: CheckpointContents) -> Iterator[str]:
             yield f"the loss scale {scale['place']} is {value}, not a positive number: no gradient is usable with it"
         elif value < SMALLEST_NORMAL:
             yield f"the loss scale {scale['place']} is {value:g}, subnormal in fp32: steps have overflowed without end"
+
+
+def _count_broken(tensor: Tensor) -> int:
+    """Return how many elements are NaN or infinite; 0 for two 4-bit numbers in a byte, which have neither."""
+    if tensor.dtype.itemsize == 1:
+        if "float4" in str(tensor.dtype):
+            return 0
+        tensor = tensor.float()  # torch asks this of no 8-bit type
+    return int((~tensor.isfinite()).sum())
 
 
 def inspection_lines(inspection: Inspection) -> list[str]:

@@ -329,7 +329,7 @@ class TestCastGroups:
             assert torch.equal(layer(hidden), expected)
 
     @pytest.mark.usefixtures("as_on_cuda")
-    @pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning")
+    @pytest.mark.filterwarnings("ignore:.*torch.jit.trace")
     def test_a_trace_sees_single_casts(self) -> None:
         """A traced model holds casts that a file can hold, not calls of Python."""
         model, optimizer = start("O1", layers=4)

@@ -8,6 +8,7 @@ from ampcompare.api.doctor import machine
 from ampcompare.api.doctor.finding import ask
 from ampcompare.api.doctor.machine import examine_torch
 from ampcompare.base.processes.call import Answer
+from ampcompare.base.version import NEWEST_TORCH
 
 BUILD = {"version": "2.13.0", "cuda": "13.0", "hip": None, "cudnn": 91301}
 
@@ -26,3 +27,12 @@ def test_no_torch(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     finding = examine_torch(ask("torch_build", path=site.path), has_gpu=False)
     assert (finding.value, finding.verdict) == ("not installed", "problem")
     assert len(finding.remedy) == 2
+
+
+@pytest.mark.parametrize(("beyond", "verdict"), [(0, "ok"), (1, "note")])
+def test_a_torch_newer_than_what_was_tried(beyond: int, verdict: str) -> None:
+    """It is said to be so, and is no problem."""
+    version = f"{NEWEST_TORCH[0]}.{NEWEST_TORCH[1] + beyond}.3"
+    finding = examine_torch(Answer({**BUILD, "version": version}, "done"), has_gpu=True)
+    assert finding.verdict == verdict
+    assert ("newer than {}.{}".format(*NEWEST_TORCH) in finding.reason) == bool(beyond)

@@ -29,7 +29,8 @@ def test_pairs_of_a_published_table() -> None:
     assert (str(row.quality), str(row.time)) == ("equivalent (±0.5)", "better")
     assert row.quality.effect == pytest.approx(-0.1, abs=1e-9)
     assert row.time.effect == pytest.approx(0.3666, abs=1e-4)
-    worse = judge(read_table(GNMT.replace("BLEU", "loss"), better="lower"), terms=Criteria(margin=0.05))
+    assert read_table(GNMT).metric.better == "higher"
+    worse = judge(read_table(GNMT.replace("BLEU", "loss")), terms=Criteria(margin=0.05))
     assert (_row(worse, "fp16").quality.effect or 0) == pytest.approx(-0.1, abs=1e-9)
 
 
@@ -154,7 +155,7 @@ def test_what_is_no_table_of_results(text: str, words: str) -> None:
             "no column of numbers; write numbers without units",
         ),
         ("arm,bleu,chrf\nfp32,1,2\n", {}, "several columns of numbers; name one of bleu, chrf with --metric"),
-        ("arm,bleu\nfp32,1\n", {}, "direction of bleu"),
+        ("arm,gap\nfp32,1\n", {}, "direction of gap"),
         ("arm,bleu\nfp32,1\n", {"metric": "wer"}, "no column 'wer'"),
     ],
 )

@@ -1,47 +1,41 @@
 """Casts of autocast for CUDA, on the CPU."""
 
 import re
-from collections.abc import Iterator
 
 import pytest
+
+ON_CUDA = """
 import torch
-from torch.nn import functional
+from torch import nn
+from torch.nn import functional as F
 
-from ampcompare.script.legacy.cpu_device import cast_as_for_cuda
-
-
-@pytest.fixture
-def casts() -> Iterator[None]:
-    """The casts, and autocast for CUDA that acts on the CPU, for one test."""
-    library = cast_as_for_cuda()
-    torch.set_autocast_enabled("cuda", True)
-    with torch.autocast("cpu", dtype=torch.float16):
-        yield
-    torch.set_autocast_enabled("cuda", False)
-    library._destroy()
-
-
-def test_functions_run_in_the_type_that_they_have_on_a_gpu(casts: None) -> None:
-    """Sums, softmax, norms, exponentials and powers in fp32, products in fp16; the rest as its inputs."""
-    half = torch.ones(4, 8, dtype=torch.float16)
-    for full in (half.sum(), half.softmax(-1), half.exp(), half.pow(2), half.norm(), functional.layer_norm(half, (8,))):
-        assert full.dtype is torch.float32
-    assert torch.mv(torch.ones(2, 3), torch.ones(3)).dtype is torch.float16
-    assert functional.gelu(half).dtype is half.mean().dtype is torch.float16
-    assert torch.logsumexp(half.double(), -1).dtype is torch.float64
+half, full = torch.rand(4, 8).half().cuda(), torch.rand(4, 8).cuda()
+with torch.autocast("cuda"):
+    for wide in (half.sum(), half.softmax(-1), half.exp(), half.pow(2), half.norm(), F.layer_norm(half, (8,)),
+                 F.interpolate(half[None, None], scale_factor=2), torch.dot(half[0], full[0])):
+        assert wide.dtype is torch.float32, wide.dtype
+    for narrow in (torch.mv(full, full[0]), F.gelu(half), half.mean(), F.pad(half[None], (1, 1), mode="reflect"),
+                   F.avg_pool3d(half.reshape(1, 2, 2, 4, 2), 2), nn.GRU(8, 2).cuda()(full)[0]):
+        assert narrow.dtype is torch.float16, narrow.dtype
+    assert half.sum(dtype=torch.float16).dtype is torch.float16
+    assert half.double().logsumexp(-1).dtype is torch.float64
+with torch.autocast("cpu", dtype=torch.float16):  # the script means the CPU
+    assert half.exp().dtype is torch.float16
+    assert F.binary_cross_entropy(full, full).isfinite()
+assert half.exp().dtype is torch.float16
+print("as on a GPU")
+with torch.autocast("cuda"):
+    nn.BCELoss()(full, full)
+"""
 
 
-def test_tensors_of_both_types_become_fp32(casts: None) -> None:
-    """Where autocast for CUDA widens them: torch's spectral norm, and messages that a graph gathers."""
-    half, full, index = torch.ones(4, dtype=torch.float16), torch.ones(4), torch.arange(4)
-    assert torch.vdot(half, full).dtype is torch.dot(full, half).dtype is torch.float32
-    assert full.scatter_add(0, index, half).dtype is full.index_put((index,), half).dtype is torch.float32
-    assert torch.dot(half, half).dtype is torch.float16
-
-
-def test_a_type_that_is_asked_for_is_kept(casts: None) -> None:
-    """As torch does: no cast where `dtype` is given."""
-    assert torch.ones(4, dtype=torch.float16).sum(dtype=torch.float16).dtype is torch.float16
+def test_functions_run_in_the_type_that_they_have_on_a_gpu(write, legacy) -> None:
+    """What CUDA refuses is refused, in its words; blocks for the CPU are those of torch."""
+    write("train.py", ON_CUDA)
+    done = legacy("--device", "cpu", "train.py")
+    assert "as on a GPU" in done.stdout, done.stderr
+    assert "unsafe to autocast" in done.stderr
+    assert done.returncode != 0
 
 
 FP32_ALONE = """

@@ -381,7 +381,7 @@ def test_weights_that_thaw_have_masters(behind: Any) -> None:
     assert not torch.equal(judge.weight.detach().float(), start.half().float())
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_torchscript(behind: Any) -> None:
     """Its weights become 16-bit, and its state dict is fp32; under O1 it would train in fp32, so it is refused."""
 

@@ -127,3 +127,46 @@ def test_json_of_an_inspection(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert document["rows"][0] == {
         "place": "model", "kind": "weights", "entries": 1, "bytes": 36, "dtypes": {"float32": 1}
     }  # fmt: skip
+
+
+def _rounded(dtype: torch.dtype, *, as_fp32: bool = False) -> dict[str, torch.Tensor]:
+    held = torch.rand(8, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
+    return {"w": held.float() if as_fp32 else held}
+
+
+@pytest.mark.parametrize(
+    ("weights", "level", "because"),
+    [
+        (_rounded(torch.bfloat16), "O5", "weights are bf16 values"),
+        (_rounded(torch.bfloat16, as_fp32=True), "O5", "weights are bf16 values"),
+        (_rounded(torch.float16), "O2", "weights are fp16 values; O3 looks the same in this model"),
+        (_rounded(torch.float32), "O1", "fp32 weights and a loss scale"),
+        (_rounded(torch.float64), None, "weights are float64, which no level trains"),
+        (_rounded(torch.float8_e4m3fn), None, "weights are float8_e4m3fn, which no level trains"),
+    ],
+)
+def test_the_level_is_that_of_the_types_there_are(tmp_path: Path, weights: Any, level: Any, because: str) -> None:
+    """Weights of bf16 are no fp32 weights, and others are none of Apex."""
+    path = tmp_path / "a.pt"
+    torch.save({"model": weights, "amp": {"loss_scaler0": {"loss_scale": 64.0, "unskipped": 1}}}, path)
+    found = inspect_file(path)
+    assert (found.level, found.level_because) == (level, because)
+    torch.save({"model": weights}, path)
+    assert ("bf16" in inspect_file(path).level_because) == ("bf16" in because)
+
+
+@pytest.mark.parametrize("name", ["best_model", "model_best", "state_dict_ema", "teacher", "swa_model", "target_net"])
+def test_another_state_of_the_model_is_no_masters(tmp_path: Path, name: str) -> None:
+    """It may be equal to the weights by chance; the masters next to it are found all the same."""
+    full = torch.rand(8, 8)
+    state = {name: {"w": full.clone()}, "model": {"w": full.half()}}
+    torch.save(state, tmp_path / "a.pt")
+    rows = {row["place"]: row["kind"] for row in inspect_file(tmp_path / "a.pt").rows}
+    assert rows[name] in ("weights", "averaged weights")
+    assert rows["model"] == "weights"
+    torch.save({**state, "masters": [full]}, tmp_path / "a.pt")
+    rows = {row["place"]: row["kind"] for row in inspect_file(tmp_path / "a.pt").rows}
+    assert [kind for place, kind in rows.items() if place.startswith("masters")] == ["fp32 masters"]
+    torch.save({"best": {"model": {"w": full.half()}, "own": [full]}}, tmp_path / "a.pt")
+    rows = {row["place"]: row["kind"] for row in inspect_file(tmp_path / "a.pt").rows}
+    assert rows["best.own"] == "fp32 masters"

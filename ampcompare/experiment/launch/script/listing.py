@@ -14,6 +14,7 @@ from ampcompare.experiment.launch.script.output import COLOR, widen
 from ampcompare.experiment.launch.script.rows import read_rows
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
+from ampcompare.settings.metric_direction import known_direction
 
 BRIEFLY = 20
 MAX_LINES = 2000
@@ -39,7 +40,6 @@ ENTRY = re.compile(
 VALUE = r"([-+]?[\d.]+(?:[eE][-+]?\d+)?|nan|[-+]?inf)"
 OWNERS_MARKS = "[](){}:'\" "
 Place: TypeAlias = tuple[int, int]  # the line, and the first character
-LOWER = re.compile(r"loss|err|perplexity|ppl|mse|mae", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -176,6 +176,6 @@ def _without_apostrophe(pattern: str) -> str:
 
 
 def _option(name: str, pattern: str | None = None) -> str:
-    goal = "min" if LOWER.search(name) else "max"
+    goal = known_direction(name) or "MAX-OR-MIN"
     short = re.sub(r"[:=]", "_", name)[:40].strip()
     return f"--metric {shlex.quote(f'{short}:{goal}' + (f'={pattern}' if pattern else ''))}"

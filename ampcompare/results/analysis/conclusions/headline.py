@@ -84,6 +84,7 @@ def _answer_sentences(comparison: Comparison, by_arm: Mapping[str, Sequence[RunR
     wide = too_wide(by_arm.get(comparison.reference, []), comparison.reference, comparison.margin)
     chosen = [] if wide else recommended_arms(rows, comparison.prefer, comparison.metric)[:1]
     rest = [row for row in rows if row not in chosen]
+    yield from _contradictions(rows, comparison.metric)
     if wide:
         yield wide
     else:
@@ -94,6 +95,18 @@ def _answer_sentences(comparison: Comparison, by_arm: Mapping[str, Sequence[RunR
         comparison, [row for row in rows if row not in chosen or row.time.kind != "better"], everyone
     )
     yield from filter(None, [_memory_sentence(comparison, rest), _engines(comparison, by_arm)])
+
+
+def _contradictions(rows: Sequence[ArmSummary], metric: Metric) -> Iterable[str]:
+    """Yield which arms the metric and the training loss judge in opposite ways; a wrong direction shows so."""
+    opposite = [row for row in rows if {row.quality.kind, row.loss.kind} == {"better", "worse"}]
+    if opposite:
+        arms = ", ".join(f"{row.arm} is {row.loss.kind} in that" for row in opposite)
+        sign = "larger" if metric.better == "higher" else "smaller"
+        yield (
+            f"The training loss at the end contradicts {metric.name}, of which {sign} values are taken for the better "
+            f"ones: {arms}."
+        )
 
 
 def _nothing_to_compare(comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]) -> str:

@@ -117,8 +117,10 @@ def _scalers(state: Mapping[str, Any], was: Arm, level: str | None, result: Conv
             if name in was.options:
                 result.lost.append(f"{name} {was.options[name]:g}: GradScaler has none")
         given = was.options.get("loss_scale")
-        static = float(given) if given is not None and given != "dynamic" else None
-        return scalers_from_apex(state["amp"], level=level, static=static, lost=result.lost, changed=result.changed)
+        static = given is not None and given != "dynamic"
+        return scalers_from_apex(
+            state["amp"], level=level, static=static, lost=result.lost, changed=result.changed, for_arm=True
+        )
     if "scaler" in state:
         scalers = [dict(entry) for entry in as_list(state["scaler"])]
     else:

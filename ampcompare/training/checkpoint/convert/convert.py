@@ -1,6 +1,7 @@
 """Convert a checkpoint file from Apex to torch.amp and back, and list what is lost."""
 
 from collections.abc import Mapping
+from dataclasses import replace as replace_fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,11 +10,12 @@ import torch
 from ampcompare.base.errors import CheckpointError, ConversionError
 from ampcompare.base.formatting import printable
 from ampcompare.training.checkpoint.convert.between_arms import into_arm, native_twin, source_kind
-from ampcompare.training.checkpoint.convert.detect import CheckpointContents, find_parts
+from ampcompare.training.checkpoint.convert.detect import CheckpointContents, find_parts, is_scaler_state
 from ampcompare.training.checkpoint.convert.fp32_weights import (
     Conversion,
     at_place,
     copy_containers,
+    fuse,
     into_fp32,
     key_at,
     replace,
@@ -21,6 +23,7 @@ from ampcompare.training.checkpoint.convert.fp32_weights import (
 )
 from ampcompare.training.checkpoint.convert.masters import half_dtype, is_optimizer
 from ampcompare.training.checkpoint.convert.scalers import (
+    UNKNOWN_STATIC,
     apex_from_scalers,
     apex_state_of,
     grad_scalers_of,
@@ -31,40 +34,48 @@ from ampcompare.training.checkpoint.convert.scalers import (
     scalers_from_apex,
 )
 from ampcompare.training.checkpoint.inspect import broken_values, guess_level
-from ampcompare.training.checkpoint.reader.foreign import name_faults, open_foreign
+from ampcompare.training.checkpoint.reader.foreign import Plain, name_faults, open_foreign
 from ampcompare.training.checkpoint.store.file import read_checkpoint, write_checkpoint, write_pickle
 from ampcompare.training.checkpoint.store.layout import CONVERTED, TRAINER, apex_layout, one_or_list
 
 Target = Literal["native", "apex"]
 MAX_NAME = 120
-PROGRAMS = ("Lightning", "mmcv", "mmengine", "timm")  # name the entry themselves; scripts do it in others
+PROGRAMS = ("Lightning", "mmengine")  # read and name the entry themselves; of others scripts do it
 # key of an Apex state: key of a GradScaler's in checkpoints of the same program
-TWIN_KEYS = {"amp": "scaler", "apex_amp": "loss_scaler", "amp_scaling_state": "MixedPrecision"}
+TWIN_KEYS = {"apex_amp": "loss_scaler", "amp_scaling_state": "MixedPrecision"}
 MASTERS_LOST = "the last bits of the weights, when {} loads them: the layout of an Apex script has no masters"
 # where Lightning had the state of a GradScaler up to 1.5, and from 1.6 to 1.9
 LIGHTNING_BEFORE_2 = ("native_amp_scaling_state", "NativeMixedPrecisionPlugin")
 
 
-def convert_state(root: Mapping[str, Any], to: Target, *, opt_level: str | None = None) -> Conversion:
+def convert_state(
+    root: Mapping[str, Any], to: Target, *, opt_level: str | None = None, static_scale: bool | None = None
+) -> Conversion:
     """Convert a checkpoint in memory, of tensors and plain values; the source is untouched.
 
     `opt_level` is that of the Apex side. By default it is inferred from the numbers of a source, and O1 for a result.
+    `static_scale` says that the loss scale of an Apex source does not move; by default what the source shows.
     """
     parts = find_parts(root)
     if not parts.models:
         what = f"it is {parts.writer}, and there" if parts.writer.endswith(" alone") else "there"
         raise ConversionError(f"{what} are no weights in it; `ampcompare convert --inspect` shows its contents")
     if parts.wrappers or parts.loss_scales:
-        return _from_other_scalers(root, parts, to, opt_level or ("O2" if _half_dtypes(parts) else "O1"))
+        level = opt_level or ("O2" if _half_dtypes(parts) else "O1")
+        return _from_other_scalers(root, parts, to, level, static_scale)
     source = _kind(parts, to, opt_level if to == "native" else None)
     if source == to:
         raise ConversionError(f"it is a checkpoint of {'Apex' if to == 'apex' else 'torch.amp'} already")
+    if parts.arm is not None and static_scale:
+        raise ConversionError(f"its arm, {parts.arm}, says whether the loss scale is static; leave out --static-scale")
     if parts.arm is not None:
         return into_arm(root, native_twin(parts.arm) if to == "native" else f"apex:{opt_level or 'O1'}")
     result = Conversion(copy_containers(root), source, opt_level)
     if to == "native":
-        _to_native(parts, result, opt_level)
+        _to_native(parts, result, opt_level, static_scale)
     else:
+        if source == "16-bit weights":
+            into_fp32(parts, result, None)
         _to_apex(parts, result, opt_level or "O1")
     strip_prefix(parts, result)
     return result
@@ -75,10 +86,8 @@ def _kind(parts: CheckpointContents, to: Target, given_level: str | None) -> str
         return source_kind(parts.arm)
     if parts.apex or (given_level and not parts.scalers):
         return "apex"
-    if to == "native" and _half_dtypes(parts):
+    if _half_dtypes(parts):
         return "16-bit weights"
-    if not parts.scalers and guess_level(parts)[1]:
-        return "apex"
     if parts.scalers or to == "apex":
         return "native"
     raise ConversionError(
@@ -90,15 +99,16 @@ def _half_dtypes(parts: CheckpointContents) -> set[torch.dtype]:
     return {dtype for model in parts.models.values() if (dtype := half_dtype(model)) is not None}
 
 
-def _to_native(parts: CheckpointContents, result: Conversion, opt_level: str | None) -> None:
+def _to_native(parts: CheckpointContents, result: Conversion, opt_level: str | None, static_scale: bool | None) -> None:
     level = result.level = opt_level or guess_level(parts)[0]
     for place, state in parts.apex.items():
-        scalers = scalers_from_apex(state, level=level, static=None, lost=result.lost, changed=result.changed)
-        if parts.writer in PROGRAMS:
-            key = "amp_scaler" if parts.writer == "timm" else TWIN_KEYS.get(place[-1], "scaler")
-            replace(result.state, place, key, one_or_list(scalers))
+        scalers = scalers_from_apex(state, level=level, static=static_scale, lost=result.lost, changed=result.changed)
+        if parts.writer in PROGRAMS and place[-1] in TWIN_KEYS:
+            key = TWIN_KEYS[place[-1]]
+            result.changed.append(f"{'.'.join(place)}: under {key}, where {parts.writer} has the GradScaler")
+            _replace(result, place, key, one_or_list(scalers))
         else:
-            _put_scalers(result, place, scalers)
+            _put_scalers(result, place, scalers, "amp_scaler" if parts.writer == "timm" else "scaler")
     if parts.apex:
         result.lost.append("min_loss_scale and max_loss_scale, if they were set: no file has them, nor has GradScaler")
     elif not parts.scalers and torch.bfloat16 not in _half_dtypes(parts):
@@ -106,16 +116,19 @@ def _to_native(parts: CheckpointContents, result: Conversion, opt_level: str | N
     into_fp32(parts, result, level)
 
 
-def _put_scalers(result: Conversion, place: tuple[str, ...], scalers: list[dict[str, Any]]) -> None:
-    """Put GradScalers where a script had the state of Apex, which a migrated script reads, and under "scaler" too.
+def _put_scalers(result: Conversion, place: tuple[str, ...], scalers: list[dict[str, Any]], also: str) -> None:
+    """Put GradScalers where a script had the state of Apex, which a migrated script reads, and under `also` too.
 
     Of several scalers a migrated script reads the state of Apex: only it names them.
     """
     holder, name = at_place(result.state, place[:-1]), ".".join(place)
     own = key_at(holder, place[-1])
-    also = "scalers" if own == "scaler" else "scaler"
-    if not isinstance(holder, dict) or also in holder or (len(scalers) == 1 and own == "scaler"):
+    also = "scalers" if own == also else also
+    is_free = isinstance(holder, dict) and (also not in holder or _is_empty(holder[also]))
+    if not is_free or (len(scalers) == 1 and own == "scaler"):
         holder[own] = one_or_list(scalers)
+        what = "a list of GradScalers" if len(scalers) > 1 else "the state of a GradScaler"
+        result.changed.append(f"{name}: {what}, in place of that of Apex")
         return
     if len(scalers) > 1:
         result.changed.append(f"{name}: stays, for a script of `ampcompare migrate`; the GradScalers are under {also}")
@@ -124,32 +137,68 @@ def _put_scalers(result: Conversion, place: tuple[str, ...], scalers: list[dict[
     entries = list(holder.items())
     holder.clear()
     for key, value in entries:
+        if key == also:
+            continue
         holder[key] = scalers[0] if key == own and len(scalers) == 1 else value
         if key == own:
             holder[also] = one_or_list(scalers)
 
 
+def _is_empty(value: Any) -> bool:
+    """Return whether an entry is what scripts save in place of a scaler that they do not have."""
+    return value is None or value is False or (isinstance(value, Mapping | list | tuple | str) and not value)
+
+
 def _to_apex(parts: CheckpointContents, result: Conversion, level: str) -> None:
     result.level = level
-    scalers: list[Mapping[str, Any]] = list({id(scaler): scaler for scaler in parts.scalers.values()}.values())
-    state = apex_from_scalers(scalers, level=level, lost=result.lost, changed=result.changed)
+    into_groups = [(at_place(result.state, place), ".".join(place)) for place in parts.optimizers]
+    for optimizer, name in into_groups:
+        fuse(optimizer, name, result)
     back = {theirs: own for own, theirs in TWIN_KEYS.items()}
     if parts.writer == "timm":
         back["amp_scaler"] = "amp"
     if parts.writer == "Lightning":
         back |= dict.fromkeys(LIGHTNING_BEFORE_2, "amp_scaling_state")
-    for scaler_path in list(parts.scalers)[1:]:
-        at_place(result.state, scaler_path[:-1]).pop(scaler_path[-1], None)
-    disabled = next((key for key in ("scaler", "amp_scaler") if key in result.state), "amp")
-    scaler_path = next(iter(parts.scalers), (disabled,))
-    has_own_name = len(scalers) < len(parts.scalers)  # one state under two names: that of the script comes first
-    key = scaler_path[-1] if has_own_name else back.get(scaler_path[-1], "amp")
-    replace(result.state, scaler_path, key, state)
+    places = list(parts.scalers)
+    scalers: list[Mapping[str, Any]] = list({id(scaler): scaler for scaler in parts.scalers.values()}.values())
+    group = places[0][:-1] if places else ()  # of a list or a dict of scalers, and of nothing else
+    held = at_place(result.state, group) if group else ()
+    entries = list(held.values() if isinstance(held, Mapping) else held)
+    if entries and all(is_scaler_state(entry) or _is_empty(entry) for entry in entries):
+        inside = {place: scaler for place, scaler in parts.scalers.items() if place[:-1] == group}
+        others = [scaler for place, scaler in parts.scalers.items() if place not in inside]
+        scalers = [*(entry or {} for entry in entries), *others]
+        places = [group, *(place for place in places if place not in inside)]
+    if len(scalers) > 1:
+        names = ", ".join(".".join(place) for place in parts.scalers)
+        result.changed.append(f"{len(scalers)} GradScalers ({names}) become one state, in their order")
+    state = apex_from_scalers(scalers, level=level, lost=result.lost, changed=result.changed)
+    for place in reversed(places[1:]):
+        holder = at_place(result.state, place[:-1])
+        del holder[key_at(holder, place[-1])]
+    empty = next((key for key in ("scaler", "amp_scaler") if _is_empty(result.state.get(key, "none"))), "amp")
+    place = places[0] if places else (empty,)
+    has_own_name = len(scalers) < len(places)  # one state under two names: that of the script comes first
+    _replace(result, place, place[-1] if has_own_name else back.get(place[-1], "amp"), state)
     if level in ("O2", "O3", "O5"):
         result.lost.append(MASTERS_LOST.format(level))
 
 
-def _from_other_scalers(root: Mapping[str, Any], parts: CheckpointContents, to: Target, level: str) -> Conversion:
+def _replace(result: Conversion, place: tuple[str, ...], key: str, value: Any) -> None:
+    """Put an entry under another key, and name another that had this key."""
+    holder = at_place(result.state, place[:-1])
+    if isinstance(holder, list):
+        holder[int(place[-1])] = {key: value}
+        return
+    own = key_at(holder, place[-1])
+    if key in holder and (key != own or place[-1] not in holder) and not _is_empty(holder[key]):
+        result.lost.append(f"{'.'.join((*place[:-1], key))}: another entry has this key now")
+    replace(result.state, place, key, value)
+
+
+def _from_other_scalers(
+    root: Mapping[str, Any], parts: CheckpointContents, to: Target, level: str, static_scale: bool | None
+) -> Conversion:
     """Convert what a script with `FP16_Optimizer`, or with a loss scaler of its own, saved.
 
     The inner optimizer replaces one that wraps it; the scale goes where the file has it, or to the top.
@@ -169,6 +218,10 @@ def _from_other_scalers(root: Mapping[str, Any], parts: CheckpointContents, to: 
     inner = {place: place[:-1] if place[:-1] in parts.wrappers else place for place in parts.optimizers}
     parts.optimizers = {place: at_place(result.state, place) for place in inner.values()}
     scales |= {".".join(place): held_scale(state) for place, state in parts.loss_scales.items()}
+    if static_scale:
+        scales = {name: replace_fields(held, dynamic=False, interval=None) for name, held in scales.items()}
+    elif any(map(is_number, parts.loss_scales.values())):
+        result.lost.append(UNKNOWN_STATIC)
     for place, state in parts.loss_scales.items():
         if is_number(state):
             at_place(result.state, place[:-1]).pop(place[-1])
@@ -178,9 +231,10 @@ def _from_other_scalers(root: Mapping[str, Any], parts: CheckpointContents, to: 
     else:
         entry = apex_state_of(list(scales.values()), level=level, lost=result.lost, changed=result.changed)
     if of_parts is not None and len(scales) == 1:
-        replace(result.state, of_parts, of_parts[-1] if to == "native" else "amp", entry)
+        _replace(result, of_parts, of_parts[-1] if to == "native" else "amp", entry)
     elif scales:
-        result.state["scaler" if to == "native" else "amp"] = entry
+        key = "scaler" if to == "native" else "amp"
+        _replace(result, (key,), key, entry)
     else:
         result.lost.append("no loss scale was saved: the GradScaler starts at 65536 and skips its first steps")
     into_fp32(parts, result, None)
@@ -197,6 +251,7 @@ def convert_file(
     *,
     opt_level: str | None = None,
     legacy_layout: bool = False,
+    static_scale: bool | None = None,
 ) -> Conversion:
     """Convert a file. An ampcompare checkpoint stays one; any other keeps the layout of its program.
 
@@ -204,18 +259,21 @@ def convert_file(
     """
     if legacy_layout and to != "apex":
         raise ConversionError("--save-apex-format is what an Apex script saves; it needs --to apex")
+    if static_scale and to != "native":
+        raise ConversionError("--static-scale is said of a loss scale of Apex; it needs --to native")
     if target.suffix == ".safetensors":
         raise ConversionError(f"{target} would be no safetensors file, but an archive of torch; name it *.pt")
     if target.exists() and source.exists() and target.samefile(source):
         raise ConversionError(f"{source} would be overwritten; name another file")
-    root, left_out = load_any(source)
-    with name_faults(source):
+    root, left_out, changed = load_any(source)
+    with name_faults(source), torch.no_grad():
         parts = find_parts(root)
         if legacy_layout and parts.is_ours and "amp" in root:
             result = Conversion(dict(root), "apex", guess_level(parts)[0], parts.arm)
         else:
-            result = convert_state(root, to, opt_level=opt_level)
+            result = convert_state(root, to, opt_level=opt_level, static_scale=static_scale)
         result.notes += broken_values(parts)
+        result.changed += changed
         result.lost += [
             f"{printable(place, MAX_NAME, keep_end=49)} (no tensor and no plain value)" for place in left_out
         ]
@@ -231,16 +289,13 @@ def convert_file(
     return result
 
 
-def load_any(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """Read a checkpoint of any program into tensors and plain values; whole models become state dicts.
-
-    Returns it with place and class of each object that is left out.
-    """
+def load_any(path: Path) -> Plain:
+    """Read a checkpoint of any program into a dict of tensors and plain values; whole models become state dicts."""
     contents = open_foreign(path)
     if contents.comment.startswith(b"ampcompare checkpoint"):
-        return read_checkpoint(path), []
+        return Plain(read_checkpoint(path), [], [])
     with name_faults(path):
-        state, left_out = contents.plain()
-    if not isinstance(state, dict):
-        raise CheckpointError(f"{path} holds a {type(state).__name__}, not a checkpoint")
-    return state, left_out
+        plain = contents.plain()
+    if not isinstance(plain.value, dict):
+        raise CheckpointError(f"{path} holds a {type(plain.value).__name__}, not a checkpoint")
+    return plain

@@ -92,6 +92,18 @@ def _is_weights(value: Any) -> bool:
     return has_weights and 2 * len(tensors) >= len(value) and not any(_is_dict(entry) for entry in value.values())
 
 
+def _is_of_optimizer(place: Place) -> bool:
+    """Return whether a place lies in the state of an optimizer, by parameter; Composer has all it saves below `state`.
+
+    What is known as an optimizer's state dict is not walked; this is of those in another form.
+    """
+    held = [number for number, key in enumerate(place[:-1]) if key == "state"]
+    return any(
+        place[number + 1].isdigit() or any(word in key.lower() for key in place[:number] for word in ("opt", "adam"))
+        for number in held
+    )
+
+
 def _inner_key(value: Any, place: Place) -> str | None:
     """Return the key of the optimizer that another optimizer's state wraps; None if it is no such state.
 
@@ -140,7 +152,7 @@ def find_parts(root: Any) -> CheckpointContents:
             kind = parts.optimizers
         elif is_loss_scaler(value):
             kind = parts.loss_scales
-        elif _is_weights(value) and "state" not in place[:-1]:
+        elif _is_weights(value) and not _is_of_optimizer(place):
             averaged = place[0] == "parts" or any("ema" in key.lower() or "averag" in key.lower() for key in place)
             kind = parts.averages if averaged else parts.models
         if kind is not None:

@@ -1,6 +1,6 @@
 """Put the tensors of a checkpoint into fp32, whatever they were saved in, and say what that could not bring back."""
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +13,8 @@ from ampcompare.training.checkpoint.reader.placeholders import reading
 
 HALF_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
+NO_ADAM = frozenset({"grad_averaging", "max_grad_norm", "norm_type", "max_coeff", "trust_clip", "always_adapt"})
+"""Keys of groups of FusedLAMB and FusedNovoGrad, and of LAMB in DeepSpeed and timm; FusedAdam has none of them."""
 PREFIXES = ("module.", "_orig_mod.")
 
 
@@ -44,7 +46,12 @@ def copy_containers(root: Mapping[str, Any]) -> dict[str, Any]:
             if isinstance(value, list):
                 seen[id(value)] = [copy(item) for item in value]
             else:
-                seen[id(value)] = {key: copy(item) for key, item in value.items()}
+                made: dict[Any, Any] = OrderedDict() if isinstance(value, OrderedDict) else {}
+                made = Counter() if isinstance(value, Counter) else made
+                seen[id(value)] = made
+                made.update({key: copy(item) for key, item in value.items()})
+                if isinstance(made, OrderedDict):
+                    vars(made).update({key: copy(item) for key, item in vars(value).items()})
         return seen[id(value)]
 
     made: dict[str, Any] = copy(root)
@@ -114,17 +121,21 @@ def _full_optimizers(parts: CheckpointContents, result: Conversion) -> None:
             result.lost.append(f"the last bits of the state of {'.'.join(place)}: it was saved in {kind}")
         unflatten(optimizer, ".".join(place), parts, result)
         unfuse(optimizer, ".".join(place), result)
+        complete_adagrad(optimizer, ".".join(place), result)
 
 
 def unflatten(optimizer: dict[str, Any], name: str, parts: CheckpointContents, result: Conversion) -> None:
     """Give the state of flat parameters to the weights that lie in them, each with a number of its own.
 
     The weights are those of the flat fp32 copies; without these, all of the model in their order, if their elements are
-    as many.
+    as many. State is flat where all of the optimizer's is, for fewer parameters than there are weights: one parameter
+    with as many elements as some weights have together is no sign of it.
     """
     shapes = [_shapes(model) for model in parts.models.values()]
     layouts = [*parts.layouts, *((sum(shape.numel() for shape in model), model) for model in shapes)]
-    largest = max((shape.numel() for model in shapes for shape in model), default=0)
+    copies = {size for size, _ in parts.layouts}
+    if not _looks_flat(optimizer, [shape for model in shapes for shape in model], copies):
+        return
     state: dict[int, Any] = {}
     groups: list[list[int]] = []
     count = 0
@@ -135,8 +146,8 @@ def unflatten(optimizer: dict[str, Any], name: str, parts: CheckpointContents, r
             for number in group["params"]:
                 entry = optimizer["state"].get(number)
                 size = _flat_size(entry)
-                layout = next((held for held in layouts if held[0] == size and len(held[1]) > 1), None)
-                if layout is None and size > largest > 0:
+                layout = next((held for held in layouts if held[0] == size), None)
+                if layout is None and size:
                     result.lost.append(f"{name}: its state is flat, {size} elements in an order that is not known")
                 if layout is not None:
                     layouts.remove(layout)
@@ -163,9 +174,31 @@ def _shapes(model: Mapping[str, Any]) -> list[torch.Size]:
 
 
 def _flat_size(entry: Any) -> int:
-    """Return the elements of the one-dimensional state of a parameter; 0 if it has none."""
+    """Return the elements of the state of a parameter that has one dimension, as all of it has; 0 if not.
+
+    8-bit state has tables next to it, LBFGS has lists, and both belong to parameters as they are.
+    """
     values = entry.values() if isinstance(entry, Mapping) else ()
-    return next((value.numel() for value in values if isinstance(value, Tensor) and value.ndim == 1), 0)
+    if any(isinstance(value, Mapping | list) for value in values):
+        return 0
+    held = [value for value in values if isinstance(value, Tensor) and value.numel() > 1]
+    sizes = {value.numel() for value in held}
+    is_flat = len(sizes) == 1 and all(value.ndim == 1 and value.is_floating_point() for value in held)
+    return sizes.pop() if is_flat else 0
+
+
+def _looks_flat(optimizer: Mapping[str, Any], weights: list[torch.Size], copies: set[int]) -> bool:
+    """Return whether the parameters of an optimizer are flat: fewer than the weights, and of other shapes.
+
+    A group may hold a bias alone, where others are as large as flat copies of weights; `copies` has the sizes of these.
+    """
+    numbers = [number for group in optimizer["param_groups"] for number in group.get("params", ())]
+    entries = [optimizer["state"][number] for number in numbers if optimizer["state"].get(number)]
+    sizes = [_flat_size(entry) for entry in entries]
+    vectors = {shape.numel() for shape in weights if len(shape) == 1}
+    if not sizes or not all(sizes) or len(numbers) >= len(weights):
+        return False
+    return vectors.isdisjoint(sizes) or (not copies.isdisjoint(sizes) and (copies | vectors).issuperset(sizes))
 
 
 def _pieces(entry: Mapping[str, Any], shapes: list[torch.Size]) -> list[dict[str, Any]]:
@@ -184,20 +217,68 @@ def _pieces(entry: Mapping[str, Any], shapes: list[torch.Size]) -> list[dict[str
 
 
 def unfuse(optimizer: dict[str, Any], name: str, result: Conversion) -> None:
-    """Give the state of `apex.optimizers.FusedAdam` the step counts that torch keeps with each parameter."""
+    """Give the state of `apex.optimizers.FusedAdam` the step counts that torch keeps with each parameter.
+
+    The other fused optimizers with a step count in the group, and `FusedAdam` without bias correction, have no
+    counterpart in torch: a migrated script keeps them, and their state stays as it is.
+    """
     for number, group in enumerate(optimizer["param_groups"]):
         if not isinstance(group, dict) or "bias_correction" not in group or "step" not in group:
+            continue
+        if "amsgrad" in group and all("step" in entry for entry in _entries(optimizer, group)):  # see `fuse`
+            del group["step"], group["bias_correction"]
+            continue
+        if not group["bias_correction"] or not NO_ADAM.isdisjoint(group):
+            kind = "FusedAdam without bias correction" if NO_ADAM.isdisjoint(group) else "FusedLAMB or one like it"
+            result.changed.append(f"{name}: the state of {kind}, unchanged: torch has no such optimizer")
             continue
         with reading(name, "param_groups", number):
             step = group.pop("step")
             count = float(step.reshape(-1)[0]) if isinstance(step, Tensor) else float(step)
-            for index in group["params"]:
-                entry = optimizer["state"].get(index)
-                if isinstance(entry, dict) and "exp_avg" in entry and "step" not in entry:
+            entries = _entries(optimizer, group)
+            for entry in entries:
+                if "exp_avg" in entry and "step" not in entry:
                     entry["step"] = torch.tensor(count)
         result.changed.append(f"{name}: the step count of FusedAdam, {count:g}, with each parameter, as AdamW has it")
-        if not group.pop("bias_correction"):
-            result.lost.append(f"{name}: bias_correction=False: torch's Adam always corrects")
+        del group["bias_correction"]
+
+
+def _entries(optimizer: Mapping[str, Any], group: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the state of each parameter of a group that has any."""
+    held = (optimizer["state"].get(number) for number in group["params"])
+    return [entry for entry in held if isinstance(entry, dict) and entry]
+
+
+def complete_adagrad(optimizer: dict[str, Any], name: str, result: Conversion) -> None:
+    """Give the state of `apex.optimizers.FusedAdagrad` what torch's Adagrad reads too, at a decay of the rate of 0."""
+    for number, group in enumerate(optimizer["param_groups"]):
+        if not isinstance(group, dict) or "lr_decay" in group or "eps" not in group:
+            continue
+        with reading(name, "param_groups", number):
+            entries = _entries(optimizer, group)
+            if not entries or any(set(entry) != {"sum"} for entry in entries):
+                continue
+            for entry in entries:
+                entry["step"] = torch.tensor(0.0)
+        group |= {"lr_decay": 0.0, "initial_accumulator_value": 0.0}
+        result.changed.append(f"{name}: the state of FusedAdagrad, as Adagrad has it: with lr_decay 0 and a step count")
+
+
+def fuse(optimizer: dict[str, Any], name: str, result: Conversion) -> None:
+    """Give the groups of Adam's state the step count that `apex.optimizers.FusedAdam` keeps there; AdamW ignores it."""
+    for number, group in enumerate(optimizer["param_groups"]):
+        if not isinstance(group, dict) or not {"betas", "amsgrad"} <= set(group):
+            continue
+        with reading(name, "param_groups", number):
+            entries = _entries(optimizer, group)
+            if not entries or not all({"step", "exp_avg", "exp_avg_sq"} <= set(entry) for entry in entries):
+                continue
+            counts = {float(entry["step"]) for entry in entries}
+            if len(counts) > 1:
+                result.lost.append(f"{name}: different step counts by weight, for FusedAdam: it has one for each group")
+                continue
+            group |= {"step": int(counts.pop()), "bias_correction": True}
+            result.changed.append(f"{name}: the step count, {group['step']}, in its groups too, where FusedAdam has it")
 
 
 def replace(state: dict[str, Any], place: tuple[str, ...], key: str, value: Any) -> None:
@@ -221,6 +302,10 @@ def strip_prefix(parts: CheckpointContents, result: Conversion) -> None:
             entries = {name.removeprefix(prefix): value for name, value in model.items()}
             model.clear()
             model.update(entries)
+            if versions := getattr(model, "_metadata", None):  # of modules, by their names
+                held = {f"{name}.".removeprefix(prefix).removesuffix("."): value for name, value in versions.items()}
+                versions.clear()
+                versions.update(held)
             result.changed.append(f"{len(entries)} names of {'.'.join(place) or 'the weights'} without `{prefix}`")
 
 

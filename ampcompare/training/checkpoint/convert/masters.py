@@ -19,6 +19,8 @@ COMPARED_FIRST = 64
 MAX_DEPTH = 8
 MIN_TRIES = 1000
 MIN_ELEMENTS = 8
+OTHER_STATES = ("best", "ema", "averag", "swa", "teacher", "target")
+"""In the names of weights that are those of the model at another time, though they may be equal by chance."""
 
 
 @dataclass
@@ -82,7 +84,8 @@ def half_dtype(model: Mapping[str, Any]) -> torch.dtype | None:
     """
     weights = list(floating_entries(model, of_norms=False))
     held = next((weight.dtype for weight in weights if weight.dtype in HALF_DTYPES), None)
-    return held or next((dtype for dtype in HALF_DTYPES if is_rounded(iter(weights), dtype)), None)
+    narrowest_first = (torch.bfloat16, torch.float16)  # whose bits are among those of fp16
+    return held or next((dtype for dtype in narrowest_first if is_rounded(iter(weights), dtype)), None)
 
 
 def floating_entries(model: Mapping[str, Any], *, of_norms: bool) -> Iterator[Tensor]:
@@ -113,7 +116,7 @@ def find_masters(root: Any, models: Mapping[Place, Mapping[str, Any]], wrappers:
     every = free
     free = list(first.values())
     for bundle in _bundles(root, (), set()):
-        if not free or bundle.place in halves:
+        if not free or bundle.place in halves or _is_of_another_model(bundle.place, halves):
             continue
         matches = _matches(bundle, free)
         is_known = not bundle.is_state and (
@@ -132,13 +135,20 @@ def find_masters(root: Any, models: Mapping[Place, Mapping[str, Any]], wrappers:
             for at, piece in zip(match, pieces, strict=True):
                 weight = free[at]
                 found.by_model[weight.model][weight.name] = piece.reshape(weight.value.shape).float()
-            if len(match) > 1 and not tensor.reshape(-1)[sum(sizes) :].any():
+            is_flat = len(match) > 1 or (len(match) == 1 and tensor.shape != free[match[0]].value.shape)
+            if is_flat and not tensor.reshape(-1)[sum(sizes) :].any():
                 found.layouts.append((tensor.numel(), [free[at].value.shape for at in match]))
         taken = {at for match in matches for at in match}
         found.places[bundle.place] = len(taken)
         free = [weight for at, weight in enumerate(free) if at not in taken]
     _share(found, every)
     return found
+
+
+def _is_of_another_model(place: Place, halves: set[Place]) -> bool:
+    """Return whether a place is by its name that of another state of the model, such as the best so far."""
+    keys = {key for key in place if any(word in key.lower() for word in OTHER_STATES)}
+    return bool(keys) and not any(keys <= set(own) for own in halves)
 
 
 def _memory(value: Tensor) -> tuple[Any, ...]:
@@ -295,8 +305,8 @@ def _is_copy(master: Tensor, weight: Tensor) -> bool:
     """Return whether a weight is the master in 16 bits; a script may have made it fp32 again, or kept it in fp32."""
     for count in (COMPARED_FIRST, None):
         full, value = master.reshape(-1)[:count], weight.reshape(-1)[:count]
-        if value.dtype in HALF_DTYPES:
-            is_equal = _equal(full.to(value.dtype), value)
+        if value.dtype not in FULL_DTYPES:
+            is_equal = _equal(full.to(value.dtype).float(), value.float())
         else:
             is_equal = _equal(full, value) or any(_equal(full.to(dtype), value) for dtype in HALF_DTYPES)
         if not is_equal:

@@ -5,6 +5,7 @@ of `apex.fp16_utils`, and `torch.amp.GradScaler.state_dict` of torch 2.4 to 2.13
 """
 
 import math
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,10 @@ FIRST_SCALE = 65536.0
 APEX_FACTOR, APEX_BACKOFF, APEX_INTERVAL, APEX_MAX = 2.0, 0.5, 2000, 2.0**24
 NEVER = 2**31 - 1
 MEGATRON_INTERVAL = 1000
+UNKNOWN_STATIC = (
+    "whether the scale is static: the file does not say so, and it is taken for a dynamic one, which grows; with "
+    "--static-scale (static_scale=True in Python) it never does"
+)
 SMALLEST_NORMAL = 2.0**-126
 SCALE_KEYS = ("cur_scale", "_loss_scale", "_host_scale", "loss_scale", "scale", "_scale")
 """Its names in `fp16_utils`, DeepSpeed and mmcv; in Apex; in ampcompare; in fairseq and Apex; in Megatron and torch."""
@@ -162,30 +167,41 @@ def lost_flags(state: Mapping[str, Any]) -> Iterator[str]:
 
 
 def scalers_from_apex(
-    state: Mapping[str, Any], *, level: str | None, static: float | None, lost: list[str], changed: list[str]
+    state: Mapping[str, Any],
+    *,
+    level: str | None,
+    static: bool | None,
+    lost: list[str],
+    changed: list[str],
+    for_arm: bool = False,
 ) -> list[dict[str, Any]]:
     """Return one `GradScaler` state for each Apex scaler, in order.
 
-    `static` is the static scale, if it is known that there is one. `lost` and `changed` get a line for each value that
-    is lost, and for each that is written in another form; so they do below.
+    `static` is whether the scale is a static one, if that is known: no state of Apex says so, and only some show it by
+    their numbers. `lost` and `changed` get a line for each value that is lost, and for each that is written in another
+    form; so they do below. For `for_arm` see `grad_scalers_of`.
     """
     scales: dict[str, HeldScale] = {}
     for name, entry in state.items():
         scale = parse_scale(entry["loss_scale"], f"the scale of {name}")
         clean = parse_count(entry["unskipped"], f"unskipped of {name}")
-        is_static = static is not None or clean >= APEX_INTERVAL or (level in STATIC_LEVELS and scale == 1.0)
+        is_one = level in STATIC_LEVELS and scale == 1.0
+        is_power = math.frexp(scale)[0] == 0.5  # as 65536 is, and what doubling and halving make of it
+        is_static = static or clean >= APEX_INTERVAL or is_one or (static is None and not is_power)
         if is_static and scale == 1.0 and level == "O3":
             is_static, scale, clean = False, FIRST_SCALE, 0
             changed.append(f"{name}: O3 scaled nothing, so the GradScaler begins as a new one")
         scales[name] = HeldScale(scale, not is_static, clean, None if is_static else APEX_INTERVAL)
-    return grad_scalers_of(scales, lost=lost, changed=changed)
+    if static is None and any(held.dynamic for held in scales.values()):
+        lost.append(UNKNOWN_STATIC)
+    return grad_scalers_of(scales, lost=lost, changed=changed, for_arm=for_arm)
 
 
 def apex_from_scalers(
     scalers: Sequence[Mapping[str, Any]], *, level: str, lost: list[str], changed: list[str]
 ) -> dict[str, dict[str, Any]]:
     """Return an `amp.state_dict()` with one entry for each `GradScaler`; `level` will load it."""
-    made: dict[str, dict[str, Any]] = {}
+    made: dict[str, dict[str, Any]] = OrderedDict()  # as Apex returns it
     for index, state in enumerate(scalers or [{}]):
         name = f"loss_scaler{index}"
         if not state:
@@ -205,7 +221,9 @@ def apex_from_scalers(
             if factor != apex_value:
                 lost.append(f"{key} {factor:g}: Apex always has {apex_value:g}")
         interval = parse_count(state["growth_interval"], "growth_interval")
-        if interval != APEX_INTERVAL:
+        if interval >= NEVER:
+            changed.append(f"{name}: a scale that never grows; give loss_scale={scale:g} to amp.initialize too")
+        elif interval != APEX_INTERVAL:
             lost.append(f"growth_interval {interval}: Apex always has {APEX_INTERVAL}")
         if clean >= APEX_INTERVAL:
             lost.append(f"_growth_tracker {clean}: Apex never grows from there, so unskipped is {APEX_INTERVAL - 1}")
@@ -216,13 +234,20 @@ def apex_from_scalers(
     return made
 
 
-def grad_scalers_of(scales: Mapping[str, HeldScale], *, lost: list[str], changed: list[str]) -> list[dict[str, Any]]:
-    """Return one `GradScaler` state for each loss scaler."""
+def grad_scalers_of(
+    scales: Mapping[str, HeldScale], *, lost: list[str], changed: list[str], for_arm: bool = False
+) -> list[dict[str, Any]]:
+    """Return one `GradScaler` state for each loss scaler.
+
+    A static scale of 1 is for an arm the empty state of a disabled GradScaler. A script's GradScaler need not be
+    disabled, and refuses that: it gets one that leaves losses as they are.
+    """
     made: list[dict[str, Any]] = []
     for name, held in scales.items():
         if not held.dynamic and held.scale == 1.0:
-            made.append({})
-            changed.append(f"{name}: static scale 1 becomes a disabled GradScaler")
+            made.append({} if for_arm else _grad_scaler(held))
+            becomes = "a disabled GradScaler" if for_arm else "a GradScaler of scale 1 that never grows"
+            changed.append(f"{name}: static scale 1 becomes {becomes}")
             continue
         if not held.dynamic:
             changed.append(
@@ -255,7 +280,7 @@ def apex_state_of(
     scales: Sequence[HeldScale], *, level: str, lost: list[str], changed: list[str]
 ) -> dict[str, dict[str, Any]]:
     """Return an `amp.state_dict()` for `level`, with one entry for the loss scaler of each `FP16_Optimizer`."""
-    made: dict[str, dict[str, Any]] = {}
+    made: dict[str, dict[str, Any]] = OrderedDict()  # as Apex returns it
     for index, held in enumerate(scales):
         name = f"loss_scaler{index}"
         if not held.dynamic:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import datetime
 import io
 import os
 import struct
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
 from itertools import count
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any, NamedTuple
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -28,13 +31,29 @@ from ampcompare.training.checkpoint.reader.placeholders import (
     describe_fault,
     holds_only_data,
 )
-from ampcompare.training.checkpoint.reader.unpickler import require_bounded, storage_of, unpickle
+from ampcompare.training.checkpoint.reader.unpickler import (
+    HeldDefaults,
+    HeldQueue,
+    require_bounded,
+    storage_of,
+    unpickle,
+)
 
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 LEGACY_PROTOCOL = 1001
 MAX_DEPTH = 64
 LONGEST_SHOWN = 80
 MAX_SHOWN = 20
+MAX_SIBLINGS = 3  # of one class in one container that are named one by one
+LONGEST_LINE = 300
+
+
+class Plain(NamedTuple):
+    """What a file holds, of tensors and values that `torch.load` reads with its defaults."""
+
+    value: Any
+    left_out: list[str]  # place and class of each object that no such value stands for
+    changed: list[str]  # places, class and new form of what is held as another class
 
 
 @dataclass(frozen=True)
@@ -52,57 +71,118 @@ class Contents:
         """Of the file, in bytes."""
         return self.path.stat().st_size
 
-    def plain(self) -> tuple[Any, list[str]]:
-        """Return what the file holds as tensors and plain values, and place and class of what is left out.
+    def plain(self) -> Plain:
+        """Return what the file holds as tensors and plain values: nothing else passes `torch.load(weights_only=True)`.
 
         Classes that only hold values, such as `argparse.Namespace`, become dicts of what they hold, and pickled models
         their state dicts.
         """
-        left_out: dict[str, str] = {}
-        plain = self._convert(self.root, None, left_out, {}, 0)
-        return plain, [f"{place}: {name}" for place, name in left_out.items()]
+        reader = _PlainReader(self.path, self.size)
+        value = reader.convert(self.root, None, 0)
+        left_out = [f"{_as_text(place)}: {name}" for place, name in reader.left_out]
+        return Plain(value, left_out, list(_changes(reader.changed)))
 
-    def _convert(self, value: Any, place: Place, left_out: dict[str, str], seen: dict[int, Any], depth: int) -> Any:
-        """Return a value as tensors and plain values, each container once."""
+
+class _PlainReader:
+    """Turns what `unpickle` gives into tensors and plain values, each container once, and notes what changes."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        self.path, self.size = path, size
+        self.left_out: list[tuple[Place, str]] = []
+        self.changed: list[tuple[Place, str, str]] = []  # place, class, form
+        self.seen: dict[int, Any] = {}
+        self.open: set[int] = set()
+
+    def convert(self, value: Any, place: Place, depth: int) -> Any:
+        """Return a value of the file as tensors and plain values."""
         if depth > MAX_DEPTH:
             raise CheckpointError(f"{self.path} holds values nested deeper than {MAX_DEPTH}; it is not read")
         if isinstance(value, Global):
-            left_out[_as_text(place)] = value.name
+            self.left_out.append((place, value.name))
             return None
         if isinstance(value, Tensor):
-            return value.resolve_conj().resolve_neg()
+            return value.resolve_conj().resolve_neg() if value.is_conj() or value.is_neg() else value
         if not isinstance(value, dict | list | tuple | set | frozenset | Opaque):
             return value
-        if id(value) not in seen:
-            seen[id(value)] = None  # of what holds itself, the inner one is left out
-
-            def part(item: Any, *names: Any) -> Any:
-                return self._convert(item, (place, *names) if names else place, left_out, seen, depth + 1)
-
-            made: Any
-            if isinstance(value, dict):
-                made = {
-                    key if isinstance(key, str | int | float | bool | bytes | None) else str(key): part(item, key)
-                    for key, item in value.items()
-                }
-            elif not isinstance(value, Opaque):
-                made = [part(item, index) for index, item in enumerate(value)]
-                made = tuple(made) if isinstance(value, tuple) else made
-            elif value.value is not None:
-                made = value.value
-            elif _is_module(value):
-                made = {name: part(item, name) for name, item in self._state_dict(value, "", count())}
-            elif not holds_only_data(value.name):
-                left_out[_as_text(place)] = value.name
-                made = None
-            elif isinstance(value.state, dict):
-                made = part(value.state)
-            elif value.name.startswith("pathlib.") and all(isinstance(item, str) for item in value.arguments):
-                made = "/".join(value.arguments)
+        if id(value) in self.open:
+            self.left_out.append((place, "what it lies in, once more"))
+            return None
+        if id(value) not in self.seen:
+            self.open.add(id(value))
+            if isinstance(value, Opaque):
+                self.seen[id(value)] = self._object(value, place, depth + 1)
             else:
-                made = [part(item) for item in value.arguments]
-            seen[id(value)] = made
-        return seen[id(value)]
+                self.seen[id(value)] = self._container(value, place, depth + 1)
+            self.open.remove(id(value))
+        return self.seen[id(value)]
+
+    def _container(self, value: Any, place: Place, depth: int) -> Any:
+        if isinstance(value, dict):
+            made = self._mapping(value, place, depth)
+            if isinstance(value, HeldDefaults):
+                self.changed.append((place, "collections.defaultdict", "a dict"))
+            elif isinstance(value, Counter):
+                return Counter(made)
+            elif isinstance(value, OrderedDict):
+                held = OrderedDict(made)
+                # the versions of modules, `_metadata`, which a state dict carries and `load_state_dict` reads
+                vars(held).update(self._mapping(vars(value), (place, "(attributes)"), depth))
+                return held
+            return made
+        items = [self.convert(item, (place, index), depth) for index, item in enumerate(value)]
+        if isinstance(value, torch.Size):
+            return value
+        if isinstance(value, tuple):
+            return tuple(items)
+        if isinstance(value, list):
+            if isinstance(value, HeldQueue):
+                self.changed.append((place, "collections.deque", "a list"))
+            return items
+        if not all(isinstance(item, Hashable) and _is_key(item) for item in items):
+            self.changed.append((place, type(value).__name__, "a list"))
+            return items
+        if isinstance(value, frozenset):
+            self.changed.append((place, "frozenset", "a set"))
+        return set(items)
+
+    def _mapping(self, value: Mapping[Any, Any], place: Place, depth: int) -> dict[Any, Any]:
+        made: dict[Any, Any] = {}
+        for key, item in value.items():
+            own = key if _is_key(key) else self.convert(key, (place, "(a key)"), depth)
+            if not _is_key(own):
+                own = str(key)
+                self.changed.append(((place, own), f"a key of class {_class_of(key)}", "text"))
+            if own in made:
+                self.left_out.append(((place, own), f"a second entry, under a key of class {_class_of(key)}"))
+                continue
+            made[own] = self.convert(item, (place, own), depth)
+        return made
+
+    def _object(self, value: Opaque, place: Place, depth: int) -> Any:
+        if value.value is not None:
+            made = value.value
+            if isinstance(made, numpy.dtype):
+                made = made.str
+            made = self.convert(made, place, depth)
+            self.changed.append((place, value.name, _form_of(made)))
+            return made
+        if _is_module(value):
+            made = {
+                name: self.convert(item, (place, name), depth) for name, item in self._state_dict(value, "", count())
+            }
+            self.changed.append((place, value.name, "its state dict"))
+            return made
+        if not holds_only_data(value.name):
+            self.left_out.append((place, value.name))
+            return None
+        if isinstance(value.state, dict):
+            made = self.convert(value.state, place, depth)
+        else:
+            made = _data_of(value.name, value.arguments)
+            if made is None:
+                made = [self.convert(item, place, depth) for item in value.arguments]
+        self.changed.append((place, value.name, _form_of(made)))
+        return made
 
     def _state_dict(self, module: Opaque, prefix: str, visits: Iterator[int]) -> Iterator[tuple[str, Any]]:
         """Yield what `state_dict` of a pickled module has: parameters and persistent buffers, with their names."""
@@ -120,6 +200,7 @@ class Contents:
 
 Place = tuple[Any, Any] | None
 """Where something lies: the place of what holds it, and its key there. Joined only to be shown, as places are many."""
+KEY_CLASSES = (str, int, float, bool, bytes, complex, torch.dtype, torch.device, torch.Size)
 
 
 def _as_text(place: Place) -> str:
@@ -140,6 +221,72 @@ def _is_module(value: Any) -> bool:
         and isinstance(value.state, dict)
         and all(isinstance(value.state.get(key), dict) for key in ("_parameters", "_buffers", "_modules"))
     )
+
+
+def _is_key(value: Any) -> bool:
+    """Return whether a value is kept as it is where a dict or a set needs one that can be hashed."""
+    if type(value) is tuple:
+        return all(map(_is_key, value))
+    return value is None or type(value) in KEY_CLASSES
+
+
+def _class_of(value: Any) -> str:
+    return value.name if isinstance(value, Opaque) else type(value).__name__
+
+
+def _form_of(value: Any) -> str:
+    names = {dict: "a dict", OrderedDict: "a dict", list: "a list", str: "text", set: "a set", bool: "a bool"}
+    if isinstance(value, Tensor):
+        return "a plain parameter" if isinstance(value, torch.nn.Parameter) else "a plain tensor"
+    return names.get(type(value), "a number")
+
+
+def _data_of(name: str, arguments: tuple[Any, ...]) -> str | float | None:
+    """Return the value of an object of the standard library as text or a number; None if it is of another kind."""
+    kind = name.rpartition(".")[2]
+    try:
+        if name.startswith("pathlib."):
+            return str((PureWindowsPath if "Windows" in kind else PurePosixPath)(*arguments))
+        if kind in ("Decimal", "Fraction"):
+            return "/".join(map(str, arguments))
+        if kind == "timedelta":
+            return datetime.timedelta(*arguments).total_seconds()
+        if kind == "timezone":
+            return str(_zone(arguments[0]))
+        if kind in ("date", "time", "datetime"):
+            packed = arguments[0].encode("latin-1") if isinstance(arguments[0], str) else bytes(arguments[0])
+            zone = [_zone(item.arguments[0]) for item in arguments[1:] if item.name == "datetime.timezone"]
+            if len(zone) < len(arguments) - 1:
+                return None
+            made: Any = getattr(datetime, kind)(packed, *zone)
+            return str(made.isoformat())
+    except (AttributeError, IndexError, OverflowError, TypeError, ValueError):
+        return None
+    return None
+
+
+def _zone(offset: Any) -> datetime.timezone:
+    return datetime.timezone(datetime.timedelta(*offset.arguments))
+
+
+def _changes(changed: list[tuple[Place, str, str]]) -> Iterator[str]:
+    """Yield lines that name all places of what is held as another class; many siblings by what holds them."""
+    siblings = Counter((id(place[0]) if place else 0, name, form) for place, name, form in changed)
+    shown: dict[tuple[str, str], dict[str, None]] = {}
+    for place, name, form in changed:
+        number = siblings[id(place[0]) if place else 0, name, form]
+        text = _as_text(place)
+        if place and number > MAX_SIBLINGS:
+            text = f"{number} values in {_as_text(place[0])}"
+        shown.setdefault((name, form), {})[text] = None
+    for (name, form), places in shown.items():
+        line = ""
+        for text in places:
+            if line and len(line) + len(text) > LONGEST_LINE:
+                yield f"{line}: {name} as {form}"
+                line = ""
+            line += f", {text}" if line else text
+        yield f"{line}: {name} as {form}"
 
 
 @contextmanager
@@ -199,12 +346,12 @@ def _open_archive(path: Path) -> Contents:
     if f"{folder}/constants.pkl" in members:
         raise CheckpointError(f"{path} is a TorchScript program; give the checkpoint that it was made from")
     order = f"{folder}/byteorder"
-    if order in members and archive.read(order) != sys.byteorder.encode():
+    if order in members and _read_member(path, archive, order) != sys.byteorder.encode():
         raise CheckpointError(
             f"{path} was saved on a machine with the other byte order, which cannot be read here; "
             f"save it again on a machine like this one"
         )
-    pickled = archive.read(descriptions[0])
+    pickled = _read_member(path, archive, descriptions[0])
 
     def load(read: Callable[[str], Tensor]) -> tuple[Any, list[str]]:
         storages: dict[str, Tensor] = {}
@@ -222,7 +369,29 @@ def _open_archive(path: Path) -> Contents:
         return torch.empty(members[name].file_size, dtype=torch.uint8, device="meta")
 
     require_bounded(lambda: load(outline), path.stat().st_size)
-    return Contents(path, "torch archive", *load(lambda name: as_tensor(archive.read(name))), comment=archive.comment)
+    root, calls = load(lambda name: as_tensor(_read_member(path, archive, name)))
+    return Contents(path, "torch archive", root, calls, comment=archive.comment)
+
+
+def _read_member(path: Path, archive: zipfile.ZipFile, name: str) -> bytes:
+    """Return the bytes of a member of an archive, with the check of their checksum, if the archive has checksums."""
+    if not any(info.CRC for info in archive.infolist()):  # torch.serialization.set_crc32_options(False)
+        info = archive.getinfo(name)
+        with path.open("rb") as file:
+            file.seek(info.header_offset + 26)
+            name_size, extra_size = struct.unpack("<HH", file.read(4))
+            file.seek(name_size + extra_size, os.SEEK_CUR)
+            content = file.read(info.file_size)
+        if len(content) != info.file_size:
+            raise CheckpointError(f"{path} was cut off: it ends before the last byte of {name}")
+        return content
+    try:
+        return archive.read(name)
+    except zipfile.BadZipFile as error:
+        part = "the values of a tensor" if "/data/" in name else "its description of what it holds"
+        raise CheckpointError(
+            f"{path} is damaged in {part} ({name}): {describe_fault(error)}; take the checkpoint before it"
+        ) from None
 
 
 def _read_stream(path: Path, device: str) -> tuple[str, Any, list[str]]:

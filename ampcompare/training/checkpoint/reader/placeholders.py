@@ -22,7 +22,12 @@ DATA_ONLY = frozenset(
         "pathlib._local.PosixPath",
         "pathlib._local.WindowsPath",
         "datetime.datetime",
+        "datetime.date",
+        "datetime.time",
         "datetime.timedelta",
+        "datetime.timezone",
+        "decimal.Decimal",
+        "fractions.Fraction",
     }
 )
 

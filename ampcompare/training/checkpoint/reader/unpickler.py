@@ -10,16 +10,19 @@ Names and arguments are those that torch 1.0 to 2.13, NumPy 1 and 2 and Python 2
 import math
 import os
 import pickle
+import re
 import signal
 import warnings
-from collections import OrderedDict
+import zipfile
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import IO, Any
 
 import numpy
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from ampcompare.base.errors import AmpCompareError
 from ampcompare.training.checkpoint.reader.placeholders import Global, NotPickled, Opaque
 
 STORAGES = {
@@ -36,7 +39,12 @@ STORAGES = {
     "ComplexFloatStorage": torch.complex64,
     "ComplexDoubleStorage": torch.complex128,
     "UntypedStorage": torch.uint8,
+    "QInt8Storage": torch.int8,
+    "QUInt8Storage": torch.uint8,
+    "QInt32Storage": torch.int32,
 }
+QUANTIZED = {torch.int8: "qint8", torch.uint8: "quint8", torch.int32: "qint32"}
+"""The quantized type of the elements of a storage. torch is about to drop these types."""
 FREE_ELEMENTS = 1 << 20  # of a tensor that repeats what is stored
 MIN_BYTES = 256 << 20
 BYTES_PER_BYTE = 5
@@ -53,8 +61,8 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         full = f"{module}.{name}"
-        if module == "torch" and isinstance(dtype := getattr(torch, name, None), torch.dtype):
-            return dtype
+        if module == "torch" and isinstance(kind := getattr(torch, name, None), torch.dtype | torch.qscheme):
+            return kind
         if full not in self.globals:
             self.globals[full] = Global(
                 full, (Opaque,), {"name": full, "builder": BUILDERS.get(full), "calls": self.calls}
@@ -77,8 +85,8 @@ def unpickle(file: IO[bytes], persistent: Callable[[Any], Any] | None = None) ->
     unpickler = _Unpickler(file, persistent)
     try:
         root = unpickler.load()
-    except (MemoryError, NotPickled):
-        raise
+    except (AmpCompareError, MemoryError, NotPickled, zipfile.BadZipFile):
+        raise  # of what lies outside of the pickle, or said already
     except Exception as error:  # pickle lets through what its own steps raise on bytes that are none
         raise NotPickled(f"its pickle is broken ({type(error).__name__})") from None
     return root, list(unpickler.calls)
@@ -147,13 +155,71 @@ def _tensor_of_dtype(
         raise NotPickled(f"a tensor reaches beyond its {held.nbytes} stored bytes")
     view = held.as_strided(shape, stride, offset)
     view = view.conj() if metadata and metadata.get("conj") else view
-    return torch._neg_view(view) if metadata and metadata.get("neg") else view
+    view = torch._neg_view(view) if metadata and metadata.get("neg") else view
+    return view.requires_grad_() if grad is True and (view.is_floating_point() or view.is_complex()) else view
+
+
+def _parameter(data: Any, grad: Any = True, hooks: Any = None) -> Any:
+    if not isinstance(data, Tensor):
+        return data
+    return nn.Parameter(data.detach(), grad is True and (data.is_floating_point() or data.is_complex()))
+
+
+def _parameter_with_attributes(data: Any, grad: Any, hooks: Any, state: Any) -> Any:
+    return _hold_as(_parameter(data, grad), "torch.nn.Parameter with attributes")
+
+
+def _tensor_of_class(function: Any, kind: Any, arguments: Any, state: Any) -> Any:
+    """Return a tensor of a class of its own, or with attributes of its own, as a plain one; the class is noted."""
+    made = function(*arguments)
+    name = kind.name if isinstance(kind, Global) else type(kind).__name__
+    if name not in ("torch.Tensor", "torch.nn.parameter.Parameter"):
+        return _hold_as(made, name)
+    return _hold_as(made, f"{name} with attributes") if state else made
+
+
+def _hold_as(made: Any, name: str) -> Any:
+    """Return what stands for an object of a class that is read as another: as which is its value."""
+    if isinstance(made, Opaque):
+        return made
+    holder = Opaque.of(name, ())
+    holder.value = made
+    return holder
+
+
+def _quantized_tensor(
+    storage: Tensor, offset: int, shape: Any, stride: Any, quantizer: Any, grad: Any = False, hooks: Any = None
+) -> Any:
+    view = _tensor(storage, offset, shape, stride)  # checks that it lies within the storage
+    kind = getattr(torch, QUANTIZED[storage.dtype], None)
+    if kind is None or storage.device.type == "meta":
+        return Opaque.of("torch._utils._rebuild_qtensor", ())
+    scheme, *values = quantizer
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # both types are deprecated, and a file may hold them all the same
+        if scheme is torch.per_tensor_affine:
+            made = torch._empty_affine_quantized(view.shape, scale=values[0], zero_point=values[1], dtype=kind)
+        else:
+            scales, zeros, axis = values
+            made = torch._empty_per_channel_affine_quantized(
+                view.shape, scales=scales, zero_points=zeros, axis=axis, dtype=kind
+            )
+        typed = torch.storage.TypedStorage(wrap_storage=storage.untyped_storage(), dtype=kind, _internal=True)
+        return made.set_(typed, offset, tuple(shape), tuple(stride))
+
+
+class HeldDefaults(OrderedDict[Any, Any]):
+    """What stands for a `defaultdict`, until pickle has filled it."""
+
+
+class HeldQueue(list[Any]):
+    """What stands for a `deque`, until pickle has filled it."""
 
 
 def _numpy_dtype(*arguments: Any) -> Any:
     code = arguments[0]
     made = Opaque.of("numpy.dtype", arguments)
-    if isinstance(code, str) and len(code) == 2 and code[0] in "fiub" and code[1] in "1248":
+    if isinstance(code, str) and re.fullmatch("[fiub][1248]|c8|c16", code):
         made.value = numpy.dtype(code)
         made.receive = _byte_order
     return made
@@ -167,7 +233,7 @@ def _byte_order(made: Opaque, state: Any) -> None:
 def _numpy_scalar(kind: Any, data: Any) -> Any:
     if kind.value is None or len(data) != kind.value.itemsize:
         return Opaque.of("numpy.scalar", (kind, data))
-    return numpy.frombuffer(_bytes(data), kind.value)[0].item()
+    return _hold_as(numpy.frombuffer(_bytes(data), kind.value)[0].item(), f"numpy.{kind.value.name}")
 
 
 def _numpy_array(*arguments: Any) -> Any:
@@ -195,35 +261,32 @@ def _bytes(data: Any) -> bytes:
     return data.encode("latin-1") if isinstance(data, str) else bytes(memoryview(data))
 
 
-def _first_argument(value: Any, *others: Any) -> Any:
-    return value
-
-
 BUILDERS: dict[str, Callable[..., Any]] = {
     "torch._utils._rebuild_tensor": _tensor,
     "torch._utils._rebuild_tensor_v2": _tensor,
     "torch._utils._rebuild_tensor_v3": _tensor_of_dtype,
-    "torch._utils._rebuild_parameter": _first_argument,
-    "torch._utils._rebuild_parameter_with_state": _first_argument,
-    "torch.nn.parameter.Parameter": _first_argument,
-    "torch._tensor._rebuild_from_type_v2": lambda function, kind, arguments, state: function(*arguments),
-    "torch.Size": lambda sizes=(): tuple(sizes),
-    "torch.device": lambda *parts: ":".join(map(str, parts)),
+    "torch._utils._rebuild_qtensor": _quantized_tensor,
+    "torch._utils._rebuild_parameter": _parameter,
+    "torch._utils._rebuild_parameter_with_state": _parameter_with_attributes,
+    "torch.nn.parameter.Parameter": _parameter,
+    "torch._tensor._rebuild_from_type_v2": _tensor_of_class,
+    "torch.Size": lambda sizes=(): torch.Size(sizes),
+    "torch.device": torch.device,
     "collections.OrderedDict": OrderedDict,
-    "collections.Counter": OrderedDict,
-    "collections.defaultdict": lambda factory=None, *items: OrderedDict(*items),
-    "collections.deque": lambda items=(), longest=None: list(items),
+    "collections.Counter": Counter,
+    "collections.defaultdict": lambda factory=None, *items: HeldDefaults(*items),
+    "collections.deque": lambda items=(), longest=None: HeldQueue(items),
     "_codecs.encode": lambda text, encoding="latin1": _bytes(text),
     **{
         f"{module}.{name}": build
         for module in ("builtins", "__builtin__")
         for name, build in (
-            ("dict", OrderedDict),
+            ("dict", dict),
             ("list", list),
-            ("set", list),
-            ("frozenset", list),
-            ("bytearray", lambda data=b"", encoding="": _bytes(data)),
-            ("complex", lambda *parts: list(map(float, parts))),
+            ("set", set),
+            ("frozenset", frozenset),
+            ("bytearray", lambda data=b"", encoding="": bytearray(_bytes(data))),
+            ("complex", complex),
         )
     },
     **{f"{module}._reconstructor": lambda kind, base, state: kind() for module in ("copyreg", "copy_reg")},

@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ def step(optimizer: int = 0, applied: bool = True, seconds: float | None = 0.1) 
 
 
 def config_of(*metrics: str, arm: str = "fp32", **settings: Any) -> RunConfig:
-    script = ScriptConfig(name="train.py", metrics=tuple(map(parse_metric, metrics)))
+    given = [text if ":m" in text else re.sub("^[^:=]+", r"\g<0>:max", text) for text in metrics]
+    script = ScriptConfig(name="train.py", metrics=tuple(map(parse_metric, given)))
     return RunConfig(arm=arm, script=script, warmup_steps=1, **settings)
 
 
@@ -111,7 +113,7 @@ def test_output_is_read_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("ampcompare.experiment.launch.script.output.MAX_LOG_BYTES", limit)
     noise = b"x" * 2**16 + b"\n"
     text = b"Acc 1.5\rAcc 2.5 Acc oops\n" + noise * (limit // len(noise) + 2) + b"Acc 3.5%"
-    reader = OutputReader(io.BufferedReader(io.BytesIO(text)), tmp_path / "log.txt", [parse_metric(r"a=Acc (\S+)")])  # type: ignore[arg-type]
+    reader = OutputReader(io.BufferedReader(io.BytesIO(text)), tmp_path / "log.txt", [parse_metric(r"a:max=Acc (\S+)")])  # type: ignore[arg-type]
     reader.pump()
     assert reader.values == {"a": [1.5, 2.5, 3.5]}
     assert (tmp_path / "log.txt").stat().st_size < limit + 100

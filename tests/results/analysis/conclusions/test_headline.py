@@ -241,3 +241,17 @@ def test_a_judged_metric_where_less_is_better() -> None:
         .headline[0]
         .startswith("Use half: better WER than fp32 (Δ -2.0, -2.2 to -1.8).")
     )
+
+
+@pytest.mark.parametrize(("loss", "is_said"), [(2.0, True), (0.5, False)])
+def test_a_metric_that_the_training_loss_contradicts(loss: float, is_said: bool) -> None:
+    """An arm that is better in the metric and worse in the loss is named: the direction may be wrong."""
+    records = [
+        make_record(arm, seed, top1=top1 + seed / 1000, loss_tail=tail * (1 + seed / 1e4), loss_tail_steps=20)
+        for arm, top1, tail in (("fp32", 0.5, 1.0), ("half", 0.9, loss))
+        for seed in range(5)
+    ]
+    found = summarize(records, arms=["fp32", "half"], reference="fp32", terms=Criteria())
+    assert found.arms[1].quality.kind == "better"
+    said = "The training loss at the end contradicts top-1, of which larger values are taken for the better ones: half"
+    assert any(said in sentence for sentence in found.headline) == is_said

@@ -26,7 +26,11 @@ def test_the_command_converts_and_says_what_was_lost(
     assert main(["convert", str(path), str(tmp_path / "native.pt"), "--to", "native", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["from"], document["to"], document["opt_level"]) == ("apex", "native", "O2")
-    assert len(document["lost"]) == 2
+    assert [line.split(",")[0].split(":")[0] for line in document["lost"]] == [
+        "whether the scale is static",
+        "min_loss_scale and max_loss_scale",
+        "the last bits of the weights",
+    ]
     assert NativeScript().load(torch.load(tmp_path / "native.pt")) is None
 
 
@@ -45,3 +49,30 @@ def test_wrong_calls_of_the_command(arguments: list[str], says: str, capsys: pyt
     """Usage errors and missing files are one line and exit code 2."""
     assert main(["convert", *arguments]) == 2
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        (["model.safetensors", "optimizer.pt", "scaler.pt", "training_args.bin", "trainer_state.json"],
+         "name one of its model.safetensors, optimizer.pt, scaler.pt, training_args.bin"),
+        (["pytorch_model-00001-of-00002.bin", "pytorch_model.bin.index.json"], "pytorch_model-00001-of-00002.bin"),
+        (["latest", "global_step5/mp_rank_00_model_states.pt"], "global_step5/mp_rank_00_model_states.pt"),
+        ([".metadata", "__0_0.distcp"], "dcp_to_torch"),
+        (["notes.txt"], "none of .pt"),
+        ([f"epoch_{number:02}.pth" for number in range(30)], "and 10 more"),
+    ],
+    ids=["Trainer", "shards", "DeepSpeed", "torch.distributed", "nothing", "many"],
+)  # fmt: skip
+def test_a_folder_names_its_files(
+    names: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Checkpoints of every suffix in it, one level below too, or the command that makes one file of many."""
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert main(["convert", str(tmp_path), "--inspect"]) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert "json" not in error
+    assert "latest" not in error

@@ -76,7 +76,7 @@ def test_what_scripts_save_is_read_without_running_anything(
     saved = everything()
     torch.save(saved, path, _use_new_zipfile_serialization=as_archive, pickle_protocol=protocol)
     contents = open_foreign(path)
-    found, left_out = contents.plain()
+    found, left_out, changed = contents.plain()
     assert (contents.format, contents.calls, left_out) == (format, [], [])
     for name, tensor in saved["model"].items():
         assert found["model"][name].dtype is tensor.dtype
@@ -84,13 +84,16 @@ def test_what_scripts_save_is_read_without_running_anything(
         assert found["model"][name].stride() == tensor.stride() or tensor.is_neg()
     found["model"]["weight"].zero_()
     assert not found["model"]["rows"].any(), "tensors that shared memory share it again"
+    assert isinstance(found["parameter"], torch.nn.Parameter)
     assert torch.equal(found["parameter"], torch.ones(2))
     assert found["args"] == {"lr": 0.1, "out": "a/b", "nested": {"x": [1, (2, None)]}}
     assert torch.equal(found["table"], torch.arange(6.0, dtype=torch.float64).reshape(2, 3))
-    assert (found["metric"], found["defaults"], found["names"]) == (0.5, {1: b"two"}, ["only"])
-    assert (found["device"], found["dtype"], found["size"]) == ("cpu", torch.float16, (1, 2))
-    assert (found["big"], found["text"], found["complex"]) == (2**80, "ä\udc80", [1.0, 2.0])
-    assert found["when"] == [1, 0, 0]
+    assert (found["metric"], found["defaults"], found["names"]) == (0.5, {1: b"two"}, {"only"})
+    assert (found["device"], found["dtype"], found["size"]) == (torch.device("cpu"), torch.float16, torch.Size([1, 2]))
+    assert (found["big"], found["text"], found["complex"]) == (2**80, "ä\udc80", 1 + 2j)
+    assert found["when"] == 86400.0
+    named = {name.partition(".")[0] for line in changed for name in line.partition(":")[0].split(", ")}
+    assert named == {"args", "metric", "table", "defaults", "when"}
 
 
 @pytest.mark.parametrize("as_archive", [True, False])
@@ -101,7 +104,8 @@ def test_objects_are_named_by_place_and_left_out(tmp_path: Path, as_archive: boo
     holder = {"epoch": 3, "net": [net], "hook": os.getcwd, "opt": collections.Counter("aab")}
     torch.save(holder, path, _use_new_zipfile_serialization=as_archive)
     contents = open_foreign(path)
-    found, left_out = contents.plain()
+    found, left_out, changed = contents.plain()
+    assert changed == ["net.0: torch.nn.modules.linear.Linear as its state dict"]
     assert left_out == [f"hook: {os.getcwd.__module__}.getcwd"]
     assert contents.calls == ["torch.nn.modules.linear.Linear"]
     assert torch.equal(found["net"].pop()["weight"], net.weight)
@@ -194,8 +198,8 @@ def test_what_holds_itself_and_what_explodes(tmp_path: Path) -> None:
     path = tmp_path / "a.pt"
     path.write_bytes(pickle.dumps({"loop": loop, "laughs": laughs}))
     contents = open_foreign(path)
-    found, left_out = contents.plain()
-    assert (found["loop"], left_out) == ([1, None], [])
+    found, left_out, _ = contents.plain()
+    assert (found["loop"], left_out) == ([1, None], ["loop.1: what it lies in, once more"])
     path.write_bytes(b"\x80\x02" + b")" + b"\x85" * 100_000 + b".")
     with pytest.raises(CheckpointError, match="nested deeper"):
         open_foreign(path).plain()

@@ -1,0 +1,567 @@
+"""The casts of `torch.autocast` on a GPU, for tensors on a CPU: what each operation computes in, asked of torch itself.
+
+On a CPU `torch.autocast` has lists of its own: softmax, norms, sums, exponentials and powers stay in 16 bits, 3D pools
+and padding go to fp32, and `binary_cross_entropy` is computed where a GPU refuses it. While `cuda_casts` is on, blocks
+of `torch.autocast("cpu")` cast as those for CUDA do.
+
+Which operations have a cast is what torch's dispatcher has registered for CUDA. What the cast is follows from calling
+that kernel on a tensor without memory whose device says CUDA: the types that reach the operation are seen, and nothing
+is computed. An operation is asked about when it is first called. Nothing here names an operation, except those that a
+GPU treats otherwise below autocast.
+
+The casts are registered for the dispatch key of a device that torch does not have, so `torch.autocast` outside of
+`cuda_casts` meets torch's own kernels. The key is on for a thread exactly where the state of autocast is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+SPARE = "AutocastIPU"
+HALF_TYPES = (torch.float16, torch.bfloat16)
+# cuDNN computes whole layers, and torch casts what it gets to the 16-bit type. These operations are such a layer.
+RECURRENT = ("lstm.input", "lstm.data", "gru.input", "gru.data", "rnn_tanh.input", "rnn_tanh.data", "rnn_relu.input",
+             "rnn_relu.data")  # fmt: skip
+# Kernels of CUDA refuse 16-bit types here as those of a CPU do, which no tensor without memory shows: no LAPACK has
+# them, and neither has `ctc_loss`. `index_copy` wants one type, `cat` and `stack` promote by themselves, and a padded
+# convolution is one of the products.
+AS_ON_CPU = ("cholesky", "geqrf", "inverse", "linalg_", "lu_", "_lu_", "orgqr", "ormqr", "pinverse", "qr", "svd",
+             "triangular_solve", "ctc_loss", "index_copy", "cat", "stack", "conv")  # fmt: skip
+_SAMPLES: dict[str, Any] = {
+    "str": "ij,jk->ik", "int": 1, "SymInt": 1, "float": 1.0, "number": 1.0, "bool": False,
+}  # fmt: skip
+
+
+class Cast(Enum):
+    """What autocast does with the tensors that an operation gets."""
+
+    LOWER = "in the 16-bit type"
+    FP32 = "in fp32"
+    WIDEST = "in the widest type of its inputs"
+    REFUSED = "refused"
+    NONE = "not cast"
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What was seen of a call: the types of its results, the casts of what it got, and the error, if any."""
+
+    results: tuple[torch.dtype, ...]
+    casts: tuple[torch.dtype, ...]
+    error: BaseException | None
+
+    def result_type(self) -> torch.dtype | None:
+        """Return the type in which the operation is computed, where that is seen."""
+        floating = [one for one in self.results if one.is_floating_point or one.is_complex]
+        return next(iter(floating), None) or (self.casts[-1] if self.casts else None)
+
+
+class _WithoutMemory(Tensor):
+    """A tensor without memory that claims to be on a device, so that autocast for that device casts it."""
+
+    meta: Tensor
+    casts: list[torch.dtype]
+
+    @staticmethod
+    def __new__(cls, meta: Tensor, device: str, casts: list[torch.dtype]) -> _WithoutMemory:
+        made: _WithoutMemory = torch.Tensor._make_wrapper_subclass(
+            cls, meta.size(), strides=meta.stride(), dtype=meta.dtype, device=torch.device(device)
+        )
+        made.meta, made.casts = meta, casts
+        return made
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # torch's stub has no place for the function
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        own = next(one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, _WithoutMemory))
+        if func is torch.ops.aten._to_copy.default and kwargs.get("dtype") is not None:
+            own.casts.append(kwargs["dtype"])
+
+        def without(value: Any) -> Any:
+            return value.meta if isinstance(value, _WithoutMemory) else _META if _is_device(value) else value
+
+        result = func(*pytree.tree_map(without, args), **pytree.tree_map(without, kwargs))
+        device = own.device.type
+        return pytree.tree_map(
+            lambda one: _WithoutMemory(one, device, own.casts) if isinstance(one, Tensor) else one, result
+        )
+
+
+_META = torch.device("meta")
+
+
+def _is_device(value: Any) -> bool:
+    return isinstance(value, torch.device)
+
+
+# Asking torch.
+
+
+def overload(name: str) -> Any:
+    """Return the operation of a name such as `aten::sum.dim_IntList`; None if Python cannot call it."""
+    namespace, _, rest = name.partition("::")
+    packet, _, which = rest.partition(".")
+    return getattr(getattr(getattr(torch.ops, namespace), packet, None), which or "default", None)
+
+
+def operations_cast_on(device: str) -> set[str]:
+    """Return the names of all operations that autocast for "CUDA" or "CPU" has a kernel for."""
+    return set(torch._C._dispatch_get_registrations_for_dispatch_key(f"Autocast{device}"))
+
+
+def _in_new_thread(function: Callable[[], Any]) -> Any:
+    """Call a function where no mode, transform or autocast of the caller is on."""
+    box: list[Any] = []
+    thread = threading.Thread(target=lambda: box.append(function()))
+    thread.start()
+    thread.join()
+    return box[0]
+
+
+def _ask(device: str, dtype: torch.dtype | None, function: Any, args: Any, kwargs: Any) -> _Seen:
+    """Call an operation on tensors without memory, under autocast for a device unless `dtype` is None."""
+
+    def call() -> _Seen:
+        casts: list[torch.dtype] = []
+        result, error = None, None
+        fake_args, fake_kwargs = pytree.tree_map(
+            lambda one: _WithoutMemory(one, device, casts) if isinstance(one, Tensor) else one, (args, kwargs)
+        )
+        try:
+            with torch.no_grad(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                if dtype is not None:
+                    torch._C.set_autocast_dtype(device, dtype)
+                    torch._C.set_autocast_enabled(device, True)
+                try:
+                    result = function(*fake_args, **fake_kwargs)
+                finally:
+                    torch._C.set_autocast_enabled(device, False)
+        except Exception as raised:  # of any kind: what torch says is the answer
+            error = raised.with_traceback(None)
+            error.__context__ = None
+        types = tuple(one.dtype for one in pytree.tree_leaves(result) if isinstance(one, Tensor))
+        return _Seen(types, tuple(casts), error)
+
+    return _in_new_thread(call)  # type: ignore[no-any-return]
+
+
+def _sample(function: Any, types: Sequence[torch.dtype]) -> tuple[list[Any], dict[str, Any]] | None:
+    """Return arguments of an operation by its schema, with tensors of the types in turn; None for unknown kinds.
+
+    Casts come first, so that the shapes need not fit one another.
+    """
+    left = list(types)
+
+    def tensor() -> Tensor:
+        return torch.empty(3, 3, dtype=left.pop(0) if len(left) > 1 else left[0], device="meta")
+
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for argument in function._schema.arguments:
+        kind = str(argument.type)
+        is_optional = kind.startswith("Optional")
+        if argument.has_default_value() or (is_optional and "Tensor" not in kind):
+            value = argument.default_value if argument.has_default_value() else None
+        elif kind in ("Tensor", "Optional[Tensor]"):
+            value = None if is_optional else tensor()
+        elif kind == "List[Tensor]":
+            value = [tensor(), tensor()]
+        elif kind == "List[Optional[Tensor]]":
+            value = [torch.empty(3, dtype=torch.long, device="meta")]
+        elif kind.startswith("List["):
+            value = [1] * (argument.N or 1) if "int" in kind.lower() else [False] * (argument.N or 1)
+        elif kind in _SAMPLES:
+            value = _SAMPLES[kind]
+        else:
+            return None
+        if argument.kwarg_only:
+            kwargs[argument.name] = value
+        else:
+            args.append(value)
+    return args, kwargs
+
+
+def find_cast(name: str, device: str = "cuda") -> Cast:
+    """Return what autocast for a device does with an operation: `Cast.NONE` where it has no kernel for it."""
+    function = overload(name)
+    if function is None or name not in operations_cast_on(device.upper()):
+        return Cast.NONE
+    half, full = torch.float16, torch.float32
+    seen = []
+    for types in ([half], [full], [half, full]):
+        sample = _sample(function, types)
+        if sample is None:
+            return Cast.NONE
+        seen.append(_ask(device, half, function, *sample))
+    of_half, of_full, of_both = (each.result_type() for each in seen)
+    if of_full is half:
+        return Cast.LOWER
+    if of_half is full:
+        return Cast.FP32
+    if not any(each.casts or each.results for each in seen):
+        sample = _sample(function, [full])
+        assert sample is not None
+        return Cast.REFUSED if _ask(device, None, function, *sample).error is None else Cast.NONE
+    return Cast.WIDEST if seen[2].casts or of_both is full else Cast.NONE
+
+
+# Casting on a CPU.
+
+_KEY = getattr(torch._C.DispatchKey, SPARE)
+_ONLY_KEY = torch._C.DispatchKeySet(_KEY)
+_KEYS = _ONLY_KEY | torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+_without = torch._C._ExcludeDispatchKeyGuard
+# Those of torch itself: scripts and arms replace what `torch` shows.
+_is_enabled, _type_now = torch._C.is_autocast_enabled, torch._C.get_autocast_dtype
+_Rule = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+
+
+def _cast(values: Any, cast: Callable[[Tensor], Tensor]) -> Iterator[Any]:
+    """Yield arguments with the floating-point tensors cast that autocast casts: not those in float64."""
+    for each in values:
+        if isinstance(each, Tensor):
+            yield cast(each) if each.is_floating_point() and each.dtype is not torch.float64 else each
+        elif isinstance(each, (list, tuple)):
+            yield type(each)(_cast(each, cast))
+        else:
+            yield each
+
+
+def _call_with(function: Any, args: Any, kwargs: dict[str, Any], cast: Callable[[Tensor], Tensor]) -> Any:
+    """Return what an operation computes of arguments that are cast, with autocast off inside."""
+    args = tuple(_cast(args, cast))
+    if kwargs:
+        kwargs = dict(zip(kwargs, _cast(kwargs.values(), cast), strict=True))
+    with _without(_KEYS):
+        return function(*args, **kwargs)
+
+
+def _plainly(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    with _without(_KEYS):
+        return function(*args, **kwargs)
+
+
+def _has_type(args: Any, kwargs: dict[str, Any]) -> bool:
+    """Return whether a call says in which type it is to be computed."""
+    return kwargs.get("dtype") is not None or any(isinstance(each, torch.dtype) for each in args)
+
+
+def _in_fp32(function: Any) -> _Rule:
+    def rule(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if _has_type(args, kwargs):
+            return _plainly(function, args, kwargs)
+        return _call_with(function, args, kwargs, Tensor.float)
+
+    return rule
+
+
+def _in_lower(function: Any, *, cached: bool = True) -> _Rule:
+    def rule(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        dtype = _type_now("cpu")
+        return _call_with(function, args, kwargs, lambda one: _cached_cast(one, dtype) if cached else one.to(dtype))
+
+    return rule
+
+
+def _in_widest(function: Any, *, must_round: bool = False) -> _Rule:
+    def rule(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        lower = _type_now("cpu")
+        types = {one.dtype for one in _tensors((args, kwargs)) if one.is_floating_point()} - {torch.float64}
+        if types - {torch.float32, lower}:  # the 16-bit type that autocast is not in
+            _refuse(function, lower, args, kwargs)
+        dtype = torch.float32 if torch.float32 in types else lower
+        if must_round and dtype is not torch.float32 and torch.float64 not in {one.dtype for one in _tensors(args)}:
+            return _round_results(function, tuple(_cast(args, lambda one: one.to(dtype))), kwargs, [dtype])
+        return _call_with(function, args, kwargs, lambda one: one.to(dtype))
+
+    return rule
+
+
+def _raise_refusal(function: Any) -> _Rule:
+    def rule(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        _refuse(function, _type_now("cpu"), args, kwargs)
+        return _plainly(function, args, kwargs)
+
+    return rule
+
+
+def _refuse(function: Any, lower: torch.dtype, args: Any, kwargs: Any) -> None:
+    """Raise what torch raises for such arguments on a GPU, if it does."""
+    error = _ask("cuda", lower, function, *_metas((args, kwargs))).error
+    if error is not None:
+        raise error
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [one for one in pytree.tree_leaves(values) if isinstance(one, Tensor)]
+
+
+def _metas(values: Any, *, widen: bool = False) -> Any:
+    """Return arguments with tensors without memory in the place of others, 16-bit ones in fp32 if they are widened."""
+
+    def meta(one: Any) -> Any:
+        if not isinstance(one, Tensor):
+            return one
+        sizes = [size if isinstance(size, int) else size.node.hint for size in one.shape]
+        dtype = torch.float32 if widen and one.dtype in HALF_TYPES else one.dtype
+        return torch.empty(sizes, dtype=dtype, device="meta")
+
+    return pytree.tree_map(meta, values)
+
+
+def _cached_cast(one: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a tensor in the type of autocast, a weight by the cache that torch's own casts fill and clear.
+
+    A weight that two operations of a block use has one copy, in which its gradients meet. Nothing returns that copy,
+    but a product keeps it for its backward pass; this product has no columns.
+    """
+    if (
+        one.dtype is not torch.float32
+        or not one.requires_grad
+        or not one.is_leaf
+        or not one.dim()
+        or type(one) not in (Tensor, torch.nn.Parameter)
+        or not torch.is_autocast_cache_enabled()
+        or torch._C._functorch.is_functorch_wrapped_tensor(one)
+        or one._is_view()
+    ):
+        return one.to(dtype)
+    with _without(_ONLY_KEY), torch.autograd.graph.saved_tensors_hooks(_same, _same):
+        product = torch.matmul(one, torch.empty(one.shape[-1], 0, dtype=dtype, requires_grad=True))
+        node = product.grad_fn
+        while node is not None:
+            saved = getattr(node, "_saved_self", None)
+            if isinstance(saved, Tensor) and saved.numel() == one.numel() and saved.dtype is dtype:
+                return saved.reshape(one.shape)
+            node = node.next_functions[0][0] if node.next_functions else None
+    return one.to(dtype)  # without a graph there is nothing to keep
+
+
+def _same(value: Tensor) -> Tensor:
+    return value
+
+
+def _without_cast(name: str, function: Any) -> _Rule:
+    """Return the rule of an operation that the CPU casts and CUDA does not: in fp32, each result rounded once.
+
+    Not every kernel of a CPU knows 16-bit types, or adds in fp32. What a function is composed of may have casts of its
+    own; then it is computed by its parts, as on CUDA.
+    """
+    is_composed = torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
+    is_plain = _is_view(function) or name.partition("::")[2].startswith(AS_ON_CPU)
+    plans: dict[Any, tuple[torch.dtype, ...] | None] = {}
+
+    def rule(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        types = tuple(one.dtype for one in _tensors((args, kwargs)))
+        results = None
+        if not is_plain and any(one in HALF_TYPES for one in types):
+            plan = (types, _type_now("cpu"))
+            if plan not in plans:
+                plans[plan] = _types_on_cuda(function, plan[1], args, kwargs)
+            results = plans[plan]
+        if results is not None:
+            return _round_results(function, args, kwargs, results)
+        return function.decompose(*args, **kwargs) if is_composed else _plainly(function, args, kwargs)
+
+    return rule
+
+
+def _round_results(function: Any, args: Any, kwargs: dict[str, Any], types: Sequence[torch.dtype]) -> Any:
+    """Return the results of an operation in fp32, rounded to types in turn."""
+    leaves, spec = pytree.tree_flatten(_call_with(function, args, kwargs, _widen))
+    left = iter(types)
+    return pytree.tree_unflatten([one.to(next(left)) if isinstance(one, Tensor) else one for one in leaves], spec)
+
+
+def _widen(one: Tensor) -> Tensor:
+    return one.float() if one.dtype in HALF_TYPES else one
+
+
+def _is_view(function: Any) -> bool:
+    """Return whether a result shares the memory of an argument."""
+    return any(one.alias_info is not None for one in function._schema.returns)
+
+
+def _types_on_cuda(function: Any, lower: torch.dtype, args: Any, kwargs: Any) -> tuple[torch.dtype, ...] | None:
+    """Return the types of an operation's results on a GPU; None where a part of it is cast, or they are not shown.
+
+    Raises:
+        RuntimeError: torch refuses 16-bit types there.
+    """
+    seen = _ask("cuda", lower, function, *_metas((args, kwargs)))
+    if seen.error is None:
+        return None if seen.casts else seen.results
+    if _ask("cuda", lower, function, *_metas((args, kwargs), widen=True)).error is None:
+        raise seen.error
+    return None
+
+
+def _fused_rms_norm(function: Any) -> _Rule:
+    """Return the rule before it has a cast: the fused kernel of CUDA rounds to the type of the input."""
+
+    def rule(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return _call_with(function, args, kwargs, Tensor.float).to(args[0].dtype)
+
+    return rule
+
+
+_RULES = {Cast.FP32: _in_fp32, Cast.LOWER: _in_lower, Cast.WIDEST: _in_widest, Cast.REFUSED: _raise_refusal}
+
+
+def _rule_of(name: str, function: Any) -> _Rule | None:
+    """Return how an operation is cast; None where torch's own kernel for the CPU casts it so."""
+    if name.removeprefix("aten::") in RECURRENT:
+        return _in_lower(function, cached=False)
+    if name == "aten::rms_norm" and name not in operations_cast_on("CUDA"):
+        return _fused_rms_norm(function)
+    if name not in operations_cast_on("CUDA"):
+        return _without_cast(name, function)
+    cast = find_cast(name)
+    if name in operations_cast_on("CPU"):
+        of_cpu = find_cast(name, "cpu")
+        if cast is of_cpu:
+            return None
+        if cast is Cast.WIDEST and of_cpu is Cast.FP32:
+            return _in_widest(function, must_round=True)
+    return _RULES[cast](function) if cast in _RULES else _without_cast(name, function)
+
+
+def _kernel(name: str, function: Any) -> Callable[..., Any]:
+    rule: _Rule | None = None
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        nonlocal rule
+        if not _is_enabled("cpu"):  # inside of an operation that is cast, or of a block that switches autocast off
+            return _plainly(function, args, kwargs)
+        if rule is None:
+            rule = _rule_of(name, function)
+            if rule is None:
+                _leave_to_torch(name)
+                rule = functools.partial(_by_torch, function)
+        return rule(args, kwargs)
+
+    return kernel
+
+
+def _by_torch(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    with _without(_ONLY_KEY):
+        return function(*args, **kwargs)
+
+
+def _leave_to_torch(name: str) -> None:
+    """Let calls of an operation pass by without a detour through Python."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a kernel is replaced
+        _library(name).impl(name.partition("::")[2], torch.library.fallthrough_kernel, SPARE)
+
+
+_libraries: dict[str, torch.library.Library] = {}  # torch forgets the kernels of one that is gone
+_lock = threading.RLock()
+
+
+def _library(name: str) -> torch.library.Library:
+    namespace = name.partition("::")[0]
+    if namespace not in _libraries:
+        _libraries[namespace] = torch.library.Library(namespace, "IMPL")
+    return _libraries[namespace]
+
+
+_known: set[str] = set()
+
+
+def install() -> None:
+    """Register the casts, for the life of this process; nothing reaches them until the key is on for a thread."""
+    with _lock:
+        if not _known:
+            _library("_").fallback(torch.library.fallthrough_kernel, SPARE)
+        names = operations_cast_on("CUDA") | operations_cast_on("CPU")
+        names |= {f"aten::{name}" for name in RECURRENT}
+        if overload("aten::_fused_rms_norm") is not None:
+            names.add("aten::rms_norm")
+        for name in sorted(names - _known):
+            function = overload(name)
+            if function is not None:
+                _library(name).impl(name.partition("::")[2], _kernel(name, function), SPARE)
+        _known.update(names)
+
+
+def switch(on: bool) -> None:
+    """Cast on this thread as for CUDA, or no longer; autocast for the CPU must be in the same state."""
+    torch._C._dispatch_tls_set_dispatch_key_included(_KEY, on)
+    torch._C._dispatch_tls_set_dispatch_key_excluded(_KEY, not on)
+
+
+class _Follower:
+    """Switches the casts with the state of autocast for the CPU, in some threads of this process or in all of them."""
+
+    def __init__(self) -> None:
+        self._blocks = self._everywhere = 0
+        self._here = threading.local()
+        self._setter: Any = None
+
+    def is_on(self) -> bool:
+        return bool(self._everywhere or getattr(self._here, "blocks", 0))
+
+    def enter(self, everywhere: bool) -> None:
+        install()
+        with _lock:
+            if not self._blocks:
+                self._setter = torch.set_autocast_enabled
+                torch.set_autocast_enabled = self._set_enabled  # type: ignore[assignment]
+            self._blocks += 1
+            self._everywhere += everywhere
+        self._here.blocks = getattr(self._here, "blocks", 0) + 1
+
+    def leave(self, everywhere: bool) -> None:
+        self._here.blocks -= 1
+        with _lock:
+            self._blocks -= 1
+            self._everywhere -= everywhere
+            if not self._blocks:
+                torch.set_autocast_enabled = self._setter
+        if not self.is_on():
+            switch(False)
+
+    def _set_enabled(self, *args: Any) -> None:
+        self._setter(*args)
+        if args[0] == "cpu" and self.is_on():
+            switch(bool(args[1]))
+
+
+_follower = _Follower()
+
+
+class cuda_casts(contextlib.ContextDecorator):  # a context, such as torch.autocast
+    """Let blocks of `torch.autocast("cpu")` that are entered inside cast as those for CUDA do.
+
+    Args:
+        everywhere: in all threads, not in this one alone.
+    """
+
+    def __init__(self, *, everywhere: bool = False) -> None:
+        self._everywhere = everywhere
+
+    def __enter__(self) -> None:
+        _follower.enter(self._everywhere)
+
+    def __exit__(self, *exception: object) -> None:
+        _follower.leave(self._everywhere)
+
+
+def is_casting() -> bool:
+    """Return whether blocks of autocast for the CPU that this thread enters cast as those for CUDA do."""
+    return _follower.is_on()
