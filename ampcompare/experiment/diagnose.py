@@ -148,6 +148,7 @@ def watched_settings(config: RunConfig, arm: Arm, folder: Path) -> dict[str, Any
         "engine": "nvidia" if arm.options.get("engine") == "nvidia" else "compat",
         "arm": str(arm),
         "seed": seed,
+        "shift_seeds": script.shift_seeds,
         "record": str(folder / CellFile.SCRIPT),
         "device": "cpu" if config.device == "cpu" else None,
         "compat_torch": script.compat_torch,

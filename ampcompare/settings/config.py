@@ -51,6 +51,7 @@ LATER_SETTINGS: dict[str, dict[str, Any]] = {
 }
 # The same for settings of a run outside of the recipe, at which `settings_digest` leaves them out.
 LATER_RUN_SETTINGS: dict[str, Any] = {"script": None, "eval_precision": [], "first_weights": "seed"}
+LATER_SCRIPT_SETTINGS: dict[str, Any] = {"shift_seeds": None}
 NO_DEFAULT = object()
 
 
@@ -467,10 +468,16 @@ def settings_digest(values: Mapping[str, Any]) -> str:
     recipe = values.get("recipe")
     if isinstance(recipe, Mapping):
         numeric["recipe"] = _known_to_all(recipe)
+    if isinstance(script := values.get("script"), Mapping):
+        numeric["script"] = _without_defaults(script, LATER_SCRIPT_SETTINGS)
     saving = values.get("saving")
     if isinstance(saving, Mapping) and saving.get("resume") and saving.get("resume_into_other_arm"):
         numeric["resume_into_other_arm"] = True
     return hashlib.sha256(json.dumps(numeric, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _without_defaults(values: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if later.get(name, NO_DEFAULT) != value}
 
 
 def _known_to_all(recipe: Mapping[str, Any]) -> dict[str, Any]:
@@ -479,7 +486,7 @@ def _known_to_all(recipe: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in recipe.items():
         later = LATER_SETTINGS.get(name, {})
         if isinstance(value, Mapping) and later:
-            value = {inner: item for inner, item in value.items() if later.get(inner, NO_DEFAULT) != item}
+            value = _without_defaults(value, later)
         if LATER_SETTINGS[""].get(name, NO_DEFAULT) != value:
             known[OLDER_TARGET if name == "target" else name] = value
     return known

@@ -238,11 +238,32 @@ class Resumption(FrozenRecord):
         return {**values, "machine": [note for note in values.get("notes", []) if OLDER_MACHINE.fullmatch(str(note))]}
 
 
+class SeedCall(FrozenRecord):
+    """A line of a script that seeds a generator, or takes weights or the state of a generator from elsewhere."""
+
+    place: str = Field(description="file and line of the script, also where a library that it calls does this")
+    function: str
+    seed: str = Field(
+        "", description="the first one as written; empty for the system's entropy, and where there is none"
+    )
+    used: str = Field("", description="what the generator was seeded with, where an offset was added")
+    kind: Literal["global", "own", "load", "state"] = Field(
+        "global", description="whose generator; load: weights that it takes; state: that of a generator, which it sets"
+    )
+    calls: int = 1
+
+
 class ScriptFacts(FrozenRecord):
     """What a user's script showed while an arm replaced its calls of amp."""
 
     weights: list[str] = Field([], description="hash of the parameters at each initialize, before any cast")
     batches: list[str] = Field([], description="hashes of what entered the model first")
+    draws: list[str] = Field(
+        [], description="hashes of the generators before those of the first forward passes that draw random numbers"
+    )
+    seeds: list[SeedCall] | None = Field(
+        None, description="where the script seeds generators; older records do not say it"
+    )
     files: list[str] = Field([], description="files that it wrote; they lie in `written` in the folder of the cell")
     resumed: list[str] = Field([], description="files of an earlier attempt in the folder of the cell that it read")
     notes: list[str] = Field([], description="in what the arm departs from what the script asks for")

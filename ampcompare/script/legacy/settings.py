@@ -1,6 +1,7 @@
 """What `ampcompare exec` was asked to do; plain data, which spawned processes get too."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -12,6 +13,7 @@ class ExecSettings:
         opt_level: override the script's opt level.
         arm: run the script under this arm: fp32, bf16, native:fp16, half, O2.
         seed: seed Python, NumPy and torch before the script starts; with --arm.
+        shift_seeds: add an offset for the seed to what the script seeds: global generators alone, or all; with --seed.
         twin: change each weight that an optimizer gets by one part in 512; with --arm.
         max_steps: end after N steps; with --arm.
         watch: record also first weights and batches, scalars, memory and the files that the script writes.
@@ -28,6 +30,7 @@ class ExecSettings:
     opt_level: str | None = None
     arm: str | None = None
     seed: int | None = None
+    shift_seeds: Literal["global", "all"] | None = None
     twin: bool = False
     max_steps: int | None = None
     watch: bool = False

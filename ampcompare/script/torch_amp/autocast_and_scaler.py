@@ -103,10 +103,14 @@ class TorchAmpStandIn:
         steps_copies: optimizers step other tensors than the weights of models: masters, or copies made for a step.
         widens: the type of the outputs of modules that become fp32; None where the arm does that itself, or not at all.
         in_step: the optimizer whose step evaluates losses by itself at present, with gradients scaled for it.
+        outputs: the type that the outputs of models get where the arm casts; None if they keep theirs.
+        num_blocks: autocast blocks that were entered, of an arm with `outputs`.
     """
 
     needs_scaler = casts_loss = casts_weights = steps_copies = False
     widens: torch.dtype | None = None
+    outputs: torch.dtype | None = None
+    num_blocks = 0
 
     def __init__(self, initialized: Callable[[], bool]) -> None:
         self._initialized = initialized

@@ -94,6 +94,7 @@ class PlainScript:
         self._has_loss = False  # recorded since the last step
         self._mode = _Mode.UNKNOWN
         self._casts = arm.backend not in ("fp32", "script") and arm.options.get("opt_level") != "O0"
+        self._is_fp32 = not self._casts and arm.backend != "script"
         self._optimizers = ScriptOptimizers(names)
         self.stages = GradientStages(arm, names, self._optimizers)
         self._trained: dict[int, tuple[weakref.ref[nn.Module], bool]] = {}  # by the id of a module
@@ -259,11 +260,15 @@ class PlainScript:
     # The forward pass.
 
     def _on_call(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if not self._lifted.types:
+        if not self._lifted.types and not self._is_in_place_of_autocast():
             return self._call(original, module, args, kwargs)
         given, (args, kwargs) = (args, kwargs), self._fitting(module, args, kwargs)
         result = self._call(original, module, args, kwargs)
         return result if self._casts else self._lifted.fit_result(result, given, (args, kwargs))
+
+    def _is_in_place_of_autocast(self) -> bool:
+        """Return whether the arm does not cast where the script's own blocks would, so that inputs may not fit."""
+        return self._is_fp32 and self._names.has_autocast
 
     def _call(self, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
         if self._inside:
@@ -285,14 +290,24 @@ class PlainScript:
             part = self._names.input_type(module)
             is_cast = part is None and self._names.casts_now()
             if is_cast or (module not in self._outermost and (part is None or not _has_fp32((args, kwargs)))):
-                return original(module, *args, **kwargs)
+                result = original(module, *args, **kwargs)
+                return self._cast_output(module, result)
         self._outermost.add(module)
         self._inside = True
+        blocks = self._names.num_blocks
         try:
-            return self._forward(mode, original, module, args, kwargs)
+            result = self._forward(mode, original, module, args, kwargs)
+            is_cast = self._names.casts_now() or self._names.num_blocks > blocks
+            return self._cast_output(module, result) if is_cast else result
         finally:
             self._inside = False
             self._casting += self._has_cast
+
+    def _cast_output(self, module: nn.Module, output: Any) -> Any:
+        """Return what a module that the script itself calls returns, in the type that an option of the arm asks for."""
+        outputs = self._names.outputs
+        is_own = outputs is None or module not in self._outermost or self._names.is_by_apex()  # which casts it
+        return output if is_own or outputs is None else cast_floating(output, outputs)
 
     def _fitting(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Return the arguments of a module in the type of its weights, as far as the arm does not cast them itself."""
@@ -300,6 +315,11 @@ class PlainScript:
             self._lifted.lift_thawed()
         inside_of_cast = self._inside and self._names.casts_weights
         narrows = not self._casts or (self._names.casts_weights and not self._inside)
+        if self._is_in_place_of_autocast() and not any(one is not None for one in module._parameters.values()):
+            types = {one.dtype for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, Tensor)}
+            is_model = not self._inside and next(module.parameters(), None) is not None
+            if not types.isdisjoint(HALF) and (is_model or torch.float32 in types):
+                return map_tree((args, kwargs), lambda one: one.float() if one.dtype in HALF else one)
         return self._lifted.fit(module, (args, kwargs), narrows=narrows, widens=not inside_of_cast)
 
     @contextlib.contextmanager
