@@ -18,6 +18,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError
 from ampcompare.base.files.loaded_code import CodeWatch
 from ampcompare.base.rank_marks import CELL_FOLDER, mark_output
+from ampcompare.base.tensors.cuda_casts import cuda_casts
 from ampcompare.results.records.evaluation import emulated_type
 from ampcompare.results.records.ledger import Ledger
 from ampcompare.results.records.run import SeedCall
@@ -104,6 +105,8 @@ def prepare_script(settings: ExecSettings, *, child: str | None = None) -> Prepa
     def stand_in(rows: Rows | None) -> bool:
         half, emulation = _cpu_half(arm, settings)
         emulation.__enter__()  # until the process ends
+        if settings.autocast_lists == "cuda" and (settings.device == "cpu" or not torch.cuda.is_available()):
+            cuda_casts(everywhere=True).__enter__()  # likewise: also for blocks that name the CPU
         watch = None
         if rows is not None and settings.watch and (cell := os.environ.get(CELL_FOLDER)):
             # Of the environment: a process that the script starts may have another working directory.
@@ -153,7 +156,7 @@ def _cpu_half(arm: Arm, settings: ExecSettings) -> tuple[str | None, AbstractCon
     if settings.device == "cpu":  # the replaced device computes so already
         return (None if dtype is None else f"{'bf16' if dtype is torch.bfloat16 else 'fp16'} emulated"), nullcontext()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return cpu_half("auto", dtype, device)
+    return cpu_half("auto", dtype, device, settings.autocast_lists)
 
 
 def prepare_child(values: dict[str, Any], name: str) -> None:
