@@ -37,6 +37,7 @@ USAGE = 2  # the exit code of argparse and click for an argument that they do no
 @exec_option("--record", type=FILE)
 @exec_option("--ledger")
 @exec_option("--device", type=Choice(["cpu"]))
+@exec_option("--autocast-lists", type=Choice(["cuda", "cpu"]))
 @exec_option("--compat-torch")
 @option("--strict-guards", "guards", flag_value="strict", help="treat mistakes in the use of amp as errors")
 @option("--no-guards", "guards", flag_value="off", help="do not check for mistakes in the use of amp")

@@ -151,6 +151,7 @@ def watched_settings(config: RunConfig, arm: Arm, folder: Path) -> dict[str, Any
         "shift_seeds": script.shift_seeds,
         "record": str(folder / CellFile.SCRIPT),
         "device": "cpu" if config.device == "cpu" else None,
+        "autocast_lists": config.autocast_lists,
         "compat_torch": script.compat_torch,
         "guards": "off",
         "name": script.name,

@@ -18,6 +18,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError
 from ampcompare.base.files.loaded_code import CodeWatch
 from ampcompare.base.rank_marks import CELL_FOLDER, mark_output
+from ampcompare.base.tensors.cuda_casts import cuda_casts
 from ampcompare.results.records.evaluation import emulated_type
 from ampcompare.results.records.ledger import Ledger
 from ampcompare.results.records.run import SeedCall
@@ -104,6 +105,8 @@ def prepare_script(settings: ExecSettings, *, child: str | None = None) -> Prepa
     def stand_in(rows: Rows | None) -> bool:
         half, emulation = _cpu_half(arm, settings)
         emulation.__enter__()  # until the process ends
+        if settings.autocast_lists == "cuda" and (settings.device == "cpu" or not torch.cuda.is_available()):
+            cuda_casts(everywhere=True).__enter__()  # likewise: also for blocks that name the CPU
         watch = None
         if rows is not None and settings.watch and (cell := os.environ.get(CELL_FOLDER)):
             # Of the environment: a process that the script starts may have another working directory.
@@ -111,7 +114,10 @@ def prepare_script(settings: ExecSettings, *, child: str | None = None) -> Prepa
             rows.recorder.before_close(CodeWatch(Path(cell), base).end)
         if rows is not None:
             # Before the watch, which may end the script at a row.
-            _ledgers.append(ScriptLedger(rows, "" if arm.backend == "script" else str(arm), emulated_type(half)))
+            under = "" if arm.backend == "script" else str(arm)
+            _ledgers.append(
+                ScriptLedger(rows, under, emulated_type(half), lambda one: _stand_ins[-1].torch_amp.masters(one))
+            )
             _ledgers[-1].install()
         if rows is not None and (settings.watch or settings.max_steps is not None):
             watch = Watch(rows.recorder, settings.max_steps, half)
@@ -150,7 +156,7 @@ def _cpu_half(arm: Arm, settings: ExecSettings) -> tuple[str | None, AbstractCon
     if settings.device == "cpu":  # the replaced device computes so already
         return (None if dtype is None else f"{'bf16' if dtype is torch.bfloat16 else 'fp16'} emulated"), nullcontext()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return cpu_half("auto", dtype, device)
+    return cpu_half("auto", dtype, device, settings.autocast_lists)
 
 
 def prepare_child(values: dict[str, Any], name: str) -> None:

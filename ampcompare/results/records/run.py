@@ -23,7 +23,7 @@ from ampcompare.results.records.evaluation import EpochResult, PrecisionResult
 from ampcompare.results.records.ledger import Ledger
 from ampcompare.results.records.metric import TOP1, TOP5, Metric
 from ampcompare.results.records.step import StepRecord
-from ampcompare.settings.config import RunConfig
+from ampcompare.settings.config import RunConfig, former_autocast_lists
 
 __all__ = [
     "EngineInfo",
@@ -318,7 +318,14 @@ class RunRecord(Shown, FrozenRecord):
     @model_validator(mode="before")
     @classmethod
     def _older(cls, data: Any) -> Any:
-        """Read records that held the library behind an arm, and why it ran another precision, apart."""
+        """Read records that held the library behind an arm, and why it ran another precision, apart.
+
+        Those from before `autocast_lists` have trained by the lists of their device.
+        """
+        config = data.get("config") if isinstance(data, dict) else None
+        if isinstance(config, dict) and "autocast_lists" not in config:
+            lists = former_autocast_lists(config, str((data.get("environment") or {}).get("device", "")))
+            data = {**data, "config": {**config, "autocast_lists": lists}}
         ran = data.get("effective") if isinstance(data, dict) else None
         if not isinstance(ran, dict) or not {"library", "version"} <= ran.keys():
             return data

@@ -20,6 +20,8 @@ class ExecSettings:
         record: record every backward pass and step, for `ampcompare report FILE`.
         ledger: show in which types it trained, and which lines set them; with --arm.
         device: run the script's CUDA calls on the CPU: a smoke test.
+        autocast_lists: what torch.autocast casts on a CPU, with --arm or --device cpu: what it casts on cuda, or the
+            lists of the cpu.
         compat_torch: restore removed and changed APIs of torch, numpy and Python.
         guards: what happens on mistakes in the use of mixed precision: "warn", "strict" (an error) or "off".
         name: the script or module, for the record, like the next.
@@ -37,6 +39,7 @@ class ExecSettings:
     record: str | None = None
     ledger: bool = False
     device: str | None = None
+    autocast_lists: str = "cuda"
     compat_torch: bool = False
     guards: str = "warn"
     name: str = ""

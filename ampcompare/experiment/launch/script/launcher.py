@@ -221,6 +221,8 @@ def script_command(config: RunConfig, script: ScriptConfig, folder: Path) -> lis
         options += ["--max-steps", str(script.max_steps)]
     if config.device == "cpu":
         options += ["--device", "cpu"]
+    if config.autocast_lists == "cpu":
+        options += ["--autocast-lists", "cpu"]
     if script.compat_torch:
         options.append("--compat-torch")
     engine = config.parsed_arm.options.get("engine")

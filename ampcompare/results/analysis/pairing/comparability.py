@@ -29,7 +29,7 @@ NO_WORK = (*SPLIT, "recipe.data.download")
 # Settings outside of the recipe that change what is computed.
 POLICY = (
     "on_nan", "rollback_every", "max_rollbacks", "stop_loss_scale", "max_skipped", "nan_patience", "tf32", "cpu_half",
-    "parallel.sync_bn",
+    "autocast_lists", "parallel.sync_bn",
 )  # fmt: skip
 # Settings that change how long a step takes, or what it holds in memory.
 SPEED = (
