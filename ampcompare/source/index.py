@@ -20,7 +20,7 @@ from typing import Generic, NamedTuple, TypeAlias, TypeVar, cast
 from ampcompare.source.amp_names import STARS, WRAPPERS, public_name
 from ampcompare.source.module import Module, Scope
 from ampcompare.source.project import Project
-from ampcompare.source.syntax import argument_values, dotted_name, last_name
+from ampcompare.source.syntax import argument_values, child_nodes, dotted_name, last_name
 
 T = TypeVar("T")
 MAX_DEPTH = 24
@@ -977,7 +977,7 @@ def nodes_of(scope: Scope) -> Iterator[ast.AST]:
         if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
             continue
         yield each
-        waiting += ast.iter_child_nodes(each)
+        waiting += child_nodes(each)
 
 
 def _answer(found: list[Function | Imported | _Nothing]) -> Callee:

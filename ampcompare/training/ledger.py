@@ -179,7 +179,11 @@ class StepLook:
         self._seen.largest.append(largest.max())
         is_good = largest.isfinite().all()  # else the step is skipped, here or on the device
         self._stepped[id(optimizer)] = [
-            (p.detach(), None if is_over else _sample(p).clone(), _moves(p.grad, is_good) if group["lr"] else None)
+            (
+                p.detach(),
+                None if is_over else _sample(p).clone(),
+                _moves(p.grad, is_good) if group.get("lr", 1.0) else None,
+            )
             for group in optimizer.param_groups
             for p in group["params"]
         ]
