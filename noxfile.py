@@ -41,7 +41,7 @@ def make_session(name: str) -> None:
         free = shutil.disk_usage(".").free / 1e9
         if free < GIGABYTES and not glob.glob(f"{session.virtualenv.location}/lib/python*/site-packages/torch"):
             session.error(f"{free:.1f} GB are free here, and an environment takes {GIGABYTES} GB: free some space")
-        session.install("-e", ".[html,test]", *pins)
+        session.install("-e", ".[torch,html,test]", *pins)
         session.env.update(OMP_NUM_THREADS="1")
         pytest = ["python", "-m", "pytest", "-n", "2", "-q", "-p", "no:cacheprovider"]
         session.run(*pytest, "--unit", "--dist", "worksteal", *session.posargs)

@@ -3,15 +3,12 @@
 The public names below are imported when first used: `import ampcompare` itself loads neither torch nor numpy.
 """
 
-from __future__ import annotations
-
-# Before any import, since a file of the user could shadow the imported module.
-from ampcompare.base.environment.oldest import require_python, require_torch  # isort: skip
+# Before any import, since a file of the user could shadow the imported module. An old Python must be able to read this
+# file, hence no import from __future__.
+from ampcompare.base.environment.oldest import require_python  # isort: skip
 
 require_python()
 import ampcompare.base.environment.first_path  # noqa: E402, F401  # isort: skip
-
-require_torch()
 
 import importlib  # noqa: E402
 
@@ -118,7 +115,7 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     """Import a public name's module on first use.
 
     Raises:

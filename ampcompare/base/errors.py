@@ -11,6 +11,7 @@ __all__ = [
     "ConversionError",
     "Ended",
     "EnvironmentUnfit",
+    "ExtraMissing",
     "GateFailed",
     "GuardError",
     "LaunchError",
@@ -65,6 +66,10 @@ class EnvironmentUnfit(AmpCompareError):
 
 class BackendUnavailable(EnvironmentUnfit):
     """A backend, engine or package is not installed, or cannot work here."""
+
+
+class ExtraMissing(BackendUnavailable, ImportError):
+    """Packages of an extra such as `ampcompare[torch]` are not installed, or too old; an ImportError too."""
 
 
 class PreparationError(AmpCompareError):

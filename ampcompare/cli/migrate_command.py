@@ -50,7 +50,10 @@ def command(
     if verify:
         if mode == "write":
             raise ConfigError("--verify changes no file; leave --write out, and write when you have seen its verdict")
+        from ampcompare.base.environment.extras import require_torch
         from ampcompare.source.migrate.verify import verify_script
+
+        require_torch()
 
         def check() -> None:
             from ampcompare.experiment.preflight import preflight_of

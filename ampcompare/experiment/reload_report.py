@@ -11,6 +11,7 @@ from pathlib import Path
 from filelock import Timeout
 
 from ampcompare.backends.arm import Arm
+from ampcompare.base.environment.extras import require_stats
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit, RecordError, close_matches
 from ampcompare.base.files.read import FileFault, read_json
 from ampcompare.experiment.interim_analyses import Journal
@@ -59,6 +60,7 @@ def reload_comparison(path: Path, *, reference: str | None = None) -> Comparison
         ConfigError: no row is named like the reference, or the look cannot be recorded because the folder is in use.
     """
     if os.path.isdir(path):
+        require_stats()
         return _from_folder(RunDirectory(path), reference)
     if not os.path.exists(path):
         raise RecordError(f"there is no {path}; name a run directory, a record.json or a report.json")
